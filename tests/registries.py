@@ -13,6 +13,6 @@ __all__ = ["restore"]
 
 def restore(registry: Registry[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is registered from here on is forgotten with the test."""
-    dict(registry.items())  # this package's own are filled in when they are first asked for
-    for table in ("_values", "_aliases"):
+    dict(registry.items())  # this package's own are filled in when they are first asked for, and what is installed
+    for table in ("_values", "_aliases", "_offers", "broken"):
         monkeypatch.setattr(registry, table, dict(getattr(registry, table)))

@@ -13,7 +13,6 @@ from . import scaling as scaling
 from . import text as text
 from ._version import __version__ as __version__
 from .attention import KVCache, attend
-from .checkpoints.swap import swap
 from .embedding import InputEmbedding, SegmentEmbedding, TokenEmbedding
 from .engines.gguf import encoding_from_gguf
 from .errors import InputError, LocantError, RangeError, ShapeError
@@ -50,6 +49,7 @@ from .positions import (
     register_encoding,
 )
 from .probing.probe import probe
+from .swapping import swap
 from .text import Tokenizer, TokenStore, Windows
 from .text.prepare import prepare
 

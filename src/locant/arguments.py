@@ -55,11 +55,7 @@ def real(
     below: Real = math.inf,
     remedy: str,
 ) -> Real:
-    """A number from `low` to `high`, above and below others where these are given, and finite in float32.
-
-    >>> real("base", 10_000, above=0, remedy="base=10_000.0"), real("dropout", 0.1, low=0, below=1, remedy="0.1")
-    (10000, 0.1)
-    """
+    """A number from `low` to `high`, above and below others where these are given, and finite in float32."""
     number = _float(value)
     if number is None or not (low <= number <= high and above < number < below):  # NaN is in no range
         ends = {"of at least": low, "above": above, "of at most": high, "below": below}
@@ -82,19 +78,13 @@ def flag(name: str, value: Any) -> bool:
 
 
 def one_of(name: str, value: Any, names: Iterable[str], remedy: str = "") -> str:
-    """One of these names; `remedy` where there is more to say than the nearest of them.
-
-    >>> one_of("layout", "halff", ("half", "interleaved"))
-    Traceback (most recent call last):
-    ...
-    locant.errors.RangeError: got 'halff' for layout, expected 'half' or 'interleaved'; try: layout='half'
-    """
+    """One of these names; `remedy` where there is more to say than the nearest of them."""
     names = tuple(names)
     if isinstance(value, str) and value in names:
         return value
-    known = " or ".join(filter(None, (", ".join(map(repr, names[:-1])), repr(names[-1]))))
+    expected = " or ".join(filter(None, (", ".join(map(repr, names[:-1])), repr(names[-1]))))
     near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.0)[0] if isinstance(value, str) else names[0]
-    raise RangeError(f"got {shown(value)} for {name}, expected {known}", remedy or f"{name}={near!r}")
+    raise RangeError(f"got {shown(value)} for {name}, expected {expected}", remedy or f"{name}={near!r}")
 
 
 def entries(name: str, value: Any, remedy: str) -> tuple[Any, ...]:
@@ -123,8 +113,8 @@ def shown(value: object) -> str:
 
 
 def _integer(value: Any) -> Any:
-    # Sizes that torch.compile and torch.export keep open are of a type that torch alone knows. An index of one would
-    # settle it for good, so it stays what it is; so does an int, which Dynamo takes such a size for.
+    # Sizes that torch.compile and torch.export keep open are of a type that torch alone knows, or are taken for an
+    # int. An index of one would settle it for good.
     if type(value) is int or type(value).__name__ == "SymInt":
         return value
     if _is_no_number(value):

@@ -35,13 +35,6 @@ def replacing(path: Path | str) -> Generator[Path]:
     """A temporary path, with the suffix of `path`, that becomes `path` if the block succeeds and vanishes if it fails.
 
     What the block writes itself, it gets the system's own errors of.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> with replacing(folder / "a.txt") as temporary:
-    ...     _ = temporary.write_text("whole")
-    >>> (folder / "a.txt").read_text(), len(list(folder.iterdir()))
-    ('whole', 1)
     """
     path = Path(path)
     handle, temporary = _beside(path)
@@ -69,9 +62,8 @@ class NewFile:
     """A file that is written piece by piece, and takes its place when it is whole.
 
     `settle` brings it to the disk, `publish` gives it its name; until then it is a temporary file, which `discard`, or
-    an exception in the ``with`` block, removes. So several files can be settled before the first is published.
+    the end of the ``with`` block, removes. So several files can be settled before the first is published.
 
-    >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> with NewFile(folder / "a.txt") as file:
     ...     file.write(b"?hole")
@@ -168,32 +160,25 @@ def new_folder(path: Path, *, force: bool = False) -> Generator[Path]:
 
     The caller has to flush what it writes into it, as `write_whole` and `NewFile` do. With `force`, a folder that is
     there is replaced by the whole new one, and is itself gone only then.
-
-    >>> import tempfile
-    >>> place = Path(tempfile.mkdtemp())
-    >>> with new_folder(place / "new") as folder:
-    ...     write_whole(folder / "a.txt", "whole")
-    >>> [path.name for path in place.iterdir()]
-    ['new']
     """
     replaces = force and path.is_dir()
     if not replaces:
         require_new(path)
     place = path.resolve()
-    made, old = (place.with_name(f".{place.name}.{secrets.token_hex(4)}") for _ in range(2))
+    new, old = (place.with_name(f".{place.name}.{secrets.token_hex(4)}") for _ in range(2))
     with _refusing(path):
-        made.mkdir()
+        new.mkdir()
     try:
-        yield made
+        yield new
         with _refusing(path):
             if replaces:
                 place.replace(old)
-            made.replace(place)
+            new.replace(place)
             flush(place.parent)
     finally:
         if old.exists() and not place.exists():
             old.replace(place)
-        for rest in (made, old):
+        for rest in (new, old):
             shutil.rmtree(rest, ignore_errors=True)
 
 
@@ -260,14 +245,11 @@ def _refusing(path: Path) -> Generator[None]:
 def json_text(value: Any) -> str:
     """JSON for programs that people can read too: a line for every record and every flat list.
 
-    >>> print(json_text({"a": [1, 2], "b": [{"c": [3]}, {"c": [4]}]}), end="")
-    {
-     "a": [1, 2],
-     "b": [
-      {"c": [3]},
-      {"c": [4]}
-     ]
-    }
+    >>> print(json_text([{"a": [1, 2]}, {"a": [3]}]), end="")
+    [
+     {"a": [1, 2]},
+     {"a": [3]}
+    ]
     """
     return _json(value, "\n") + "\n"
 
@@ -290,7 +272,7 @@ def _depth(value: Any) -> int:
 
 
 def read_json(path: Path) -> Any:
-    """What a file of JSON holds, as `write_whole` left it; ``None`` where there is none, or something else in it."""
+    """What a file of JSON holds; ``None`` where there is none, or something else in it."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -302,10 +284,7 @@ class FaultError(Exception):
 
 
 def strict_json(content: bytes, what: str) -> dict[str, Any]:
-    """The object that `what` holds in JSON, of which no two readers differ.
-
-    Raises:
-        FaultError: no object, not UTF-8, not JSON (as NaN is not), or a name that occurs twice.
+    """The object that `what` holds in JSON; a `FaultError` where two readers may differ, and of all else.
 
     >>> strict_json(b'{"a": 1, "a": 2}', "it")
     Traceback (most recent call last):

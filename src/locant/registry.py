@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from locant.arguments import entries, shown
 from locant.errors import InputError, LocantError, RangeError
 
-__all__ = ["Registry"]
+__all__ = ["Registry", "key_of"]
 
 T = TypeVar("T")
 
@@ -32,8 +32,6 @@ class Registry(Generic[T]):
 
     >>> fruits = Registry("fruit", "example.fruits", lambda name, value: None)
     >>> fruits.register("apple", 1, aliases=("pomme",))
-    >>> fruits.find("Pomme")
-    1
     >>> fruits.find("aple")
     Traceback (most recent call last):
     ...
@@ -71,32 +69,30 @@ class Registry(Generic[T]):
             if not isinstance(each, str) or not re.fullmatch(r"\w[\w .+-]*", each):
                 cause = f"got {shown(each)} as a name of {self.kind}s, expected letters, digits, '_', '-', '+' and '.'"
                 raise RangeError(cause, "'my_name'")
-            taken = self._aliases.get(_key(each))
+            taken = self._aliases.get(key_of(each))
             if taken is not None and (taken != name or self._values[taken] is not value):
                 raise RangeError(f"got {self.kind} {each!r}, which is already registered", "another name")
         self._values[name] = value
-        self._aliases |= {_key(each): name for each in (name, *aliases)}
+        self._aliases |= {key_of(each): name for each in (name, *aliases)}
 
     def find(self, name: str) -> T:
         """The value of this name or alias; case, ``-`` and ``_`` make no difference.
 
-        Raises:
-            RangeError: an unknown name, with the nearest known one.
-            InputError: the name of an installed package's value that cannot be loaded.
+        A `RangeError`: an unknown name, with the nearest one; an `InputError`: an installed package's cannot be loaded.
         """
         self._fill()
-        key = _key(name) if isinstance(name, str) else ""
+        key = key_of(name) if isinstance(name, str) else ""
         if key not in self._aliases:
             if key in self._offered():
                 return self._load(key)
             self._load_all()  # it may be an alias of one that is not loaded yet
         if key in self._aliases:
             return self._values[self._aliases[key]]
-        known = {**self._aliases, **{offer: entry.name for offer, entry in self._offered().items()}}
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+        names = {**self._aliases, **{offer: entry.name for offer, entry in self._offered().items()}}
+        near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
         raise RangeError(
-            f"got {self.kind} {shown(name)}, expected one of {', '.join(dict.fromkeys(known.values()))}",
-            repr(known[near[0]]) if near else f"one of these {self.kind}s",
+            f"got {self.kind} {shown(name)}, expected one of {', '.join(dict.fromkeys(names.values()))}",
+            repr(names[near[0]]) if near else f"one of these {self.kind}s",
         )
 
     def items(self) -> Iterator[tuple[str, T]]:
@@ -107,7 +103,7 @@ class Registry(Generic[T]):
 
     def aliases(self, name: str) -> tuple[str, ...]:
         """The other names of a value, as `find` reads them."""
-        return tuple(alias for alias, value in self._aliases.items() if value == name and alias != _key(name))
+        return tuple(alias for alias, value in self._aliases.items() if value == name and alias != key_of(name))
 
     def _fill(self) -> None:
         if self._own is not None:
@@ -118,7 +114,7 @@ class Registry(Generic[T]):
         if self._offers is None:
             self._offers = {}
             for entry in entry_points(group=self.group):
-                key = _key(entry.name)
+                key = key_of(entry.name)
                 if key in self._aliases or key in self._offers:
                     self.broken[entry.name] = f"{self._source(entry)} is not used: the name is already taken"
                 else:
@@ -151,5 +147,6 @@ class Registry(Generic[T]):
         return self._values[entry.name]
 
 
-def _key(name: str) -> str:
+def key_of(name: str) -> str:
+    """A name as it is compared."""
     return name.strip().lower().replace("-", "_").replace(" ", "_")

@@ -17,17 +17,12 @@ from locant.kernels.transforms import is_batched
 
 __all__ = ["bounds", "has_float64", "has_values", "readable", "require_arithmetic", "require_tensor"]
 
-
 FLOAT64 = {"cpu": True, "cuda": True, "meta": True}
 """Which types of devices have it; others are asked once."""
 
 
 def has_float64(device: torch.device) -> bool:
-    """Whether a device computes in float64: Apple's GPUs and some NPUs do not.
-
-    >>> has_float64(torch.device("cpu"))
-    True
-    """
+    """Whether a device computes in float64: Apple's GPUs and some NPUs do not."""
     if device.type not in FLOAT64:
         try:
             FLOAT64[device.type] = bool(torch.ones(1, dtype=torch.float64, device=device).add(1).eq(2).item())

@@ -28,6 +28,7 @@ from locant import (
 from locant.positions import ContinuousGridBias, ModelShape
 from locant.positions.registry import encodings
 from tests import oracles
+from tests.tolerances import assert_close
 
 __all__ = [
     "ARRANGEMENTS",
@@ -87,6 +88,10 @@ class Arrangement:
         wide, keys = self.positions.expand(BATCH), self.keys.expand(BATCH)
         places = (wide.index.numpy(), wide.document.numpy(), keys.index.numpy(), keys.document.numpy())
         return oracles.is_allowed(*places, causal=self.causal, window=self.window)
+
+    def blind(self) -> Tensor:
+        """Which queries see nothing, ``batch heads query``."""
+        return ~torch.from_numpy(self.seen()).any(2)[:, None].expand(BATCH, HEADS, -1)
 
 
 LEFT = torch.tensor([[0] * 6 + [1] * 13, [0] * 2 + [1] * 17])
@@ -176,6 +181,19 @@ class Inputs:
                 if part is not None:
                     gradients[name] = gradients.get(name, 0) + part
         return torch.from_numpy(y), gradients
+
+    def require_numpys(self, arrangement: Arrangement, encoding: PositionEncoding | None, backend: str) -> Tensor:
+        """The output, which is NumPy's, as every gradient is for a random cotangent; zeros of what sees nothing."""
+        y = self.through(arrangement, encoding, backend)
+        cotangent = torch.randn_like(y)
+        expected, gradients = self.expected(arrangement, encoding, cotangent)
+        assert_close(y, expected)
+        leaves = {"q": self.q, "k": self.k, "v": self.v, **parameters_of(encoding)}
+        found = torch.autograd.grad(y, [leaves[name] for name in gradients], cotangent, retain_graph=True)
+        for gradient, wanted in zip(found, gradients.values(), strict=True):
+            assert_close(gradient, wanted)
+        assert not y[arrangement.blind()].any()
+        return y
 
     def terms_of_gradients(
         self, arrangement: Arrangement, encoding: PositionEncoding, cotangent: Tensor, scale: float = HEAD_DIM**-0.5

@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 import torch
-from torch import Tensor
 
 from locant import ALiBi, KVCache, PositionEncoding, Positions, Rotary, ShapeError, T5Bias, attend
 from tests import oracles
@@ -19,7 +18,6 @@ from tests.attention.arrangements import (
     KV_HEADS,
     Arrangement,
     Inputs,
-    parameters_of,
     read,
     shaken,
 )
@@ -30,29 +28,13 @@ BACKENDS = ["sdpa", "tiled", "eager"]
 
 
 def holds(arrangement: Arrangement, encoding_name: str, backend: str, kv_heads: int = KV_HEADS) -> None:
-    """Output and every gradient are NumPy's, for a random cotangent."""
-    encoding = shaken(encoding_name)
-    inputs = Inputs.draw(arrangement, kv_heads=kv_heads)
-    y = inputs.through(arrangement, encoding, backend)
-    cotangent = torch.randn_like(y)
-    y.backward(cotangent)
-    expected, gradients = inputs.expected(arrangement, encoding, cotangent)
-    assert_close(y, expected)
-    found = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **parameters_of(encoding)}
-    for name, wanted in gradients.items():
-        gradient = found[name].grad
-        assert gradient is not None, f"no gradient for {name}"
-        assert_close(gradient, wanted)
+    Inputs.draw(arrangement, kv_heads=kv_heads).require_numpys(arrangement, shaken(encoding_name), backend)
 
 
 FAST = {
-    "window",
-    "packed",
-    "chunk with a window",
-    "behind caches of two lengths",
-    "queries that see nothing",
+    "window", "packed", "chunk with a window", "behind caches of two lengths", "queries that see nothing",
     "keys all later",
-}
+}  # fmt: skip
 LACKING_KEYS = {"keys out of reach", "fewer keys than queries"}
 """Of which keys between another and a query are missing: refused for encodings that need them."""
 SIMPLE = {"none", "alibi", "t5, both ways"}
@@ -173,29 +155,6 @@ def test_packed_and_padded_rows_are_each_document_alone(backend: str, encoding_n
     assert not y[:, :, 15:].any()
 
 
-@pytest.mark.parametrize("encoding_name", ["none", "rotary", "alibi", "t5"])
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_padded_rows_are_the_unpadded_rows(backend: str, side: str, encoding_name: str) -> None:
-    """For any values at padding, huge numbers included."""
-    encoding = Rotary(HEAD_DIM) if encoding_name == "rotary" else shaken(encoding_name)
-    lengths, width = [5, 8], 11
-    mask = torch.stack([torch.arange(width) < n for n in lengths])
-    mask = mask.flip(1) if side == "left" else mask
-    x = torch.randn(BATCH, HEADS, width, HEAD_DIM, dtype=torch.float64)
-    x = torch.where(mask[:, None, :, None], x, 1e30)
-
-    def through(x: Tensor, positions: Positions) -> Tensor:
-        q, k = (x, x) if encoding is None else encoding.rotate(x, x, positions)
-        return attend(q, k, x, encoding=encoding, positions=positions, backend=backend)
-
-    y = through(x, Positions.from_mask(mask))
-    for row, n in enumerate(lengths):
-        alone = through(x[row : row + 1][:, :, mask[row]], Positions.arange(n))
-        assert_close(y[row][:, mask[row]], alone[0])
-        assert torch.equal(y[row][:, ~mask[row]], torch.zeros(HEADS, width - n, HEAD_DIM, dtype=torch.float64))
-
-
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("encoding_name", ["none", "t5", "fire", "cope"])
@@ -208,7 +167,7 @@ def test_queries_that_attend_to_nothing_give_zeros_and_no_gradient(
 ) -> None:
     arrangement, encoding = ARRANGEMENTS[arrangement_name], shaken(encoding_name, dtype)
     inputs = Inputs.draw(arrangement, dtype)
-    blind = ~torch.from_numpy(arrangement.seen()).any(2)[:, None].expand(BATCH, HEADS, -1)
+    blind = arrangement.blind()
     assert bool(blind.any())
     y = inputs.through(arrangement, encoding, backend)
     assert not y[blind].any()
@@ -259,11 +218,8 @@ def test_dropout_drops_that_share_and_scales_the_rest(encoding_name: str, backen
     n, p = 64, 0.25
     q = torch.randn(2, 4, n, n)
     v = torch.eye(n).expand(2, 4, n, n)
-    options = {
-        "encoding": ALiBi(4) if encoding_name == "alibi" else None,
-        "positions": Positions.arange(n),
-        "causal": False,
-    }
+    encoding = ALiBi(4) if encoding_name == "alibi" else None
+    options = {"encoding": encoding, "positions": Positions.arange(n), "causal": False}
     plain = attend(q, q, v, backend=backend, **options)
     dropped = attend(q, q, v, backend=backend, dropout_p=p, **options)
     solid = plain > 1e-12  # beyond that, exp underflows and zero is not a sign of dropout
@@ -277,9 +233,6 @@ def test_dropout_drops_that_share_and_scales_the_rest(encoding_name: str, backen
     torch.manual_seed(7)
     assert torch.equal(first, attend(q, q, v, backend=backend, dropout_p=p, **options))
     assert not torch.equal(first, dropped)
-
-
-# ---------------------------------------------------------------------- decoding
 
 
 ROTARY = {"rotary": lambda: Rotary(6), "interleaved": lambda: Rotary(6, layout="interleaved"), "nope": PositionEncoding}
@@ -320,41 +273,6 @@ def test_decoding_through_a_cache_equals_one_shot(
             assert torch.equal(keys, rotated_k[:, :, : len(cache)])
             steps.append(attend(new_q, keys, values, positions=where, k_positions=k_positions, **options))
     assert_close(torch.cat(steps, dim=2), at_once)
-
-
-@pytest.mark.parametrize("side", ["left", "right", "holes"])
-@pytest.mark.parametrize("encoding_name", ["rotary", "alibi", "t5"])
-def test_padded_prompts_decode_as_each_row_alone(encoding_name: str, side: str) -> None:
-    """Padding, cache and chunks at once."""
-    lengths, width, more, d, encoding = [3, 7], 9, 4, 6, decoded(encoding_name)
-    mask = torch.stack([torch.arange(width) < n for n in lengths])
-    mask = {"left": mask.flip(1), "right": mask, "holes": mask[:, torch.tensor([8, 0, 7, 1, 2, 3, 4, 5, 6])]}[side]
-    rows = [torch.randn(1, 6, n + more, d) for n in lengths]
-    prompt = torch.full((2, 6, width, d), 9.0)
-    for b, n in enumerate(lengths):
-        prompt[b][:, mask[b]] = rows[b][0, :, :n]
-
-    def step(x: Tensor, cache: KVCache, positions: Positions) -> Tensor:
-        q, k = encoding.rotate(x, x, positions)
-        keys, values, k_positions = cache.append(k, x, positions)
-        return attend(q, keys, values, encoding=encoding, positions=positions, k_positions=k_positions)
-
-    with torch.no_grad():
-        cache = KVCache(max_len=width + more)
-        first = step(prompt, cache, Positions.from_mask(mask))
-        together = []
-        for chunk in (slice(0, 1), slice(1, 4)):
-            x = torch.cat([rows[b][:, :, lengths[b] :][:, :, chunk] for b in range(2)])
-            where = cache.next_positions(x.shape[2])
-            assert where.index[:, 0].tolist() == [n + chunk.start for n in lengths]
-            together.append(step(x, cache, where))
-        for b, n in enumerate(lengths):
-            alone = step(rows[b], KVCache(), Positions.arange(n + more))
-            assert_close(first[b][:, mask[b]], alone[0, :, :n])
-            assert_close(torch.cat(together, 2)[b], alone[0, :, n:])
-
-
-# ---------------------------------------------------------------------- what is refused
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:

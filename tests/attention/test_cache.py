@@ -53,20 +53,12 @@ def test_memory_doubles_where_it_is_not() -> None:
     assert moves == 6
 
 
-def test_later_tokens_do_not_change_what_was_returned() -> None:
-    cache = KVCache(max_len=9)
-    keys, _, _ = cache.append(tokens(4), tokens(4), Positions.arange(4))
-    before = keys.clone()
-    cache.append(tokens(5), tokens(5), cache.next_positions(5))
-    assert torch.equal(keys, before)
-
-
-def test_the_cache_keeps_its_own_copy() -> None:
-    k = tokens(4)
-    cache = KVCache()
+def test_what_was_returned_is_neither_the_caller_s_nor_changed_by_later_tokens() -> None:
+    cache, k = KVCache(max_len=9), tokens(4)
     keys, _, _ = cache.append(k, k, Positions.arange(4))
     before = keys.clone()
     k.zero_()
+    cache.append(tokens(5), tokens(5), cache.next_positions(5))
     assert torch.equal(keys, before)
 
 
@@ -109,9 +101,6 @@ def test_numbers_of_8_bits_are_stored_as_they_are_and_padding_as_zeros(dtype: to
     assert torch.equal(stored.float(), expected)
 
 
-# ---------------------------------------------------------------------- the position of the next token
-
-
 def filled(positions: Positions, batch: int = 2) -> KVCache:
     cache, n = KVCache(), positions.seq_len
     cache.append(tokens(n, batch=batch), tokens(n, batch=batch), positions)
@@ -151,14 +140,11 @@ def test_the_next_token_belongs_to_the_last_document() -> None:
     assert (cache.next_positions().index.tolist(), cache.next_positions().document.tolist()) == ([[2], [4]], [[1], [0]])
 
 
-def test_a_row_of_nothing_but_padding_starts_at_zero() -> None:
-    cache = filled(Positions.from_mask(torch.tensor([[0, 0, 0], [1, 1, 0]])))
-    assert cache.next_positions(2).index.tolist() == [[0, 1], [2, 3]]
-
-
-def test_an_empty_padded_prompt_starts_at_zero() -> None:
-    cache = filled(Positions.from_mask(torch.ones(2, 0)))
-    assert cache.next_positions(2).index.expand(2, 2).tolist() == [[0, 1], [0, 1]]
+def test_where_there_is_no_token_yet_it_starts_at_zero() -> None:
+    following = filled(Positions.from_mask(torch.tensor([[0, 0, 0], [1, 1, 0]]))).next_positions(2)
+    assert following.index.tolist() == [[0, 1], [2, 3]]
+    following = filled(Positions.from_mask(torch.ones(2, 0))).next_positions(2)
+    assert following.index.expand(2, 2).tolist() == [[0, 1], [0, 1]]
 
 
 def test_the_next_token_sees_all_of_its_document_where_the_order_is_not_the_index() -> None:
@@ -179,9 +165,6 @@ def test_one_row_of_positions_serves_the_batch_and_meets_rows_of_their_own() -> 
     cache = filled(Positions.arange(3))
     _, _, k_positions = cache.append(tokens(1), tokens(1), Positions.of([[3], [7]]))
     assert k_positions.index.tolist() == [[0, 1, 2, 3], [0, 1, 2, 7]]
-
-
-# ---------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(
@@ -239,12 +222,7 @@ def test_what_is_no_keys_values_and_positions_is_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.unchecked
 @pytest.mark.parametrize(
-    ("padding", "max_len", "mode"),
-    [
-        (0, None, torch.no_grad),
-        (4, None, torch.inference_mode),
-        (0, 64, torch.no_grad),
-    ],
+    ("padding", "max_len", "mode"), [(0, None, torch.no_grad), (4, None, torch.inference_mode), (0, 64, torch.no_grad)]
 )
 def test_four_compiled_programs_serve_every_length(padding: int, max_len: int | None, mode: Any) -> None:
     """A prompt, the first step, and all others: those that find room, and those for which the cache grows."""
@@ -293,15 +271,3 @@ def test_a_window_over_plain_positions_needs_no_program_for_each_length(encoding
             positions = ours.next_positions()
     assert len(ours) == 34
     assert programs.frame_count <= 5
-
-
-def test_what_inference_mode_stored_is_written_to_outside_of_it() -> None:
-    cache = KVCache()
-    with torch.inference_mode():
-        x = torch.randn(1, 2, 3, 8)
-        cache.append(x, x, Positions.arange(3))
-    one = torch.randn(1, 2, 1, 8)
-    for step in range(5):
-        keys, values, _ = cache.append(one, one, Positions.after(3 + step, 1))
-    assert torch.equal(keys, values)
-    assert torch.equal(keys, torch.cat([x, one.expand(-1, -1, 5, -1)], 2))

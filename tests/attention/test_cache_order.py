@@ -41,13 +41,6 @@ def test_text_behind_an_image_attends_as_in_one_piece() -> None:
     assert_close(torch.cat(steps, dim=2), at_once)
 
 
-def test_every_token_sees_itself_and_what_came_before() -> None:
-    cache = filled(Positions.grid(2, 2))
-    where = text(2, 3)
-    _, _, k_positions = cache.append(tokens(3), tokens(3), where)
-    assert where.mask(k_positions)[0, 0].sum(-1).tolist() == [5, 6, 7]
-
-
 @pytest.mark.parametrize(
     ("cached", "new"),
     [
@@ -94,9 +87,6 @@ def test_no_device_is_asked() -> None:
     assert len(cache) == 8
 
 
-# ---------------------------------------------------------------------- documents, and what is known beforehand
-
-
 @pytest.mark.parametrize("document", [-2, -100, 2**31])
 def test_a_document_that_is_neither_one_nor_padding_is_refused(document: int) -> None:
     with refuses(RangeError, str(document), "-1"):
@@ -138,9 +128,6 @@ def test_the_bounds_are_known_where_values_cannot_be_read() -> None:
     cache.append(part, part, cached)
     following = cache.next_positions(2)
     assert (following.min_index, following.max_index) == (0, 4)
-
-
-# ---------------------------------------------------------------------- inference mode
 
 
 @pytest.mark.parametrize("max_len", [None, 9])

@@ -188,9 +188,6 @@ def test_the_widest_of_keys_and_values_counts() -> None:
     assert flex.obstacle(dataclasses.replace(wide, v=narrow.v)) is None
 
 
-# ---------------------------------------------------------------------- what `attend` hands to the choice
-
-
 def handed_over(monkeypatch: pytest.MonkeyPatch, x: Tensor = X, **options: object) -> AttentionInputs:
     seen: list[AttentionInputs] = []
     monkeypatch.setattr(

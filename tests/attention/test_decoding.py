@@ -14,12 +14,12 @@ from locant.attention import StaticKVCache
 from locant.attention.choice import choose_backend
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask
-from locant.kernels import distance_decoding, native
+from locant.kernels import distance_attention, native
 from tests.tolerances import assert_close
 
 HEADS, KV_HEADS, KEYS, WIDTH = 4, 2, 50, 16
 needs_library = pytest.mark.skipif(
-    native.function(distance_decoding.FUNCTION) is None, reason=f"native kernels are {native.status()}"
+    native.function(distance_attention.FUNCTION) is None, reason=f"native kernels are {native.status()}"
 )
 
 

@@ -16,7 +16,7 @@ from locant.attention.backends import tiled
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask, Segment
 from locant.kernels import distance_attention as kernel
-from tests.attention.arrangements import BATCH, HEAD_DIM, HEADS, Arrangement, Inputs, parameters_of, shaken
+from tests.attention.arrangements import HEAD_DIM, HEADS, Arrangement, Inputs, shaken
 from tests.tolerances import assert_close
 
 BY_DISTANCE = ["none", "alibi", "alibi, learned", "t5, both ways", "kerple", "sandwich"]
@@ -68,19 +68,8 @@ def test_outputs_and_all_gradients_are_those_of_numpy(
     turn = [*ROWS].index(kind) + [*BY_DISTANCE].index(encoding_name) + OPTIONS.index(options)
     kv_heads = (2, HEADS)[turn % 2]
     arrangement, encoding = dataclasses.replace(Arrangement(ROWS[kind]), **options), shaken(encoding_name)
-    inputs = Inputs.draw(arrangement, kv_heads=kv_heads)
-    y = inputs.through(arrangement, encoding, "tiled")
+    Inputs.draw(arrangement, kv_heads=kv_heads).require_numpys(arrangement, encoding, "tiled")
     assert len(taken) == 1
-    cotangent = torch.randn_like(y)
-    y.backward(cotangent)
-    expected, gradients = inputs.expected(arrangement, encoding, cotangent)
-    assert_close(y, expected)
-    found = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **parameters_of(encoding)}
-    for name, wanted in gradients.items():
-        assert found[name].grad is not None
-        assert_close(found[name].grad, wanted)
-    blind = ~torch.from_numpy(arrangement.seen()).any(2)[:, None].expand(BATCH, HEADS, -1)
-    assert not y[blind].any()
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=2, max_size=2), st.integers(0, 3))

@@ -234,9 +234,6 @@ def test_vmap_does_not_hide_that_a_gradient_is_wanted_behind_a_cache_of_ones_own
     assert bool(torch.autograd.grad(vmap(run)(k).sum(), k)[0].isfinite().all())
 
 
-# ---------------------------------------------------------------------- a backward pass inside autocast
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("encoding_name", ["none", "alibi", "alibi, learned"])
 @pytest.mark.parametrize("arrangement", [Positions.arange(400), Positions.packed([200, 180], length=400)], ids=str)
@@ -254,9 +251,6 @@ def test_autocast_does_not_reach_into_a_backward_pass_by_table(
     with torch.autocast("cpu", torch.bfloat16):
         within = torch.autograd.grad(y, leaves, y.detach())
     assert all(torch.equal(a, b) for a, b in zip(plain, within, strict=True))
-
-
-# ---------------------------------------------------------------------- compiled
 
 
 @pytest.mark.unchecked

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from locant import ALiBi, Deberta, PositionEncoding, Positions, Shaw, attend
 from locant.attention.backends import flex
-from locant.kernels.distance_gradient import Biases, Pairs, op
+from locant.kernels import distance_gradient
+from locant.kernels.distance_gradient import Biases, Pairs
 from tests.attention.arrangements import ARRANGEMENTS, HEADS, Inputs, parameters_of, shaken
 from tests.kernels.interpreted import interpreted
 from tests.tolerances import assert_close
@@ -57,7 +58,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Pairs]:
         return tuple(torch.empty(0) if x is None else x for x in found)
 
     monkeypatch.setattr(kernels, "BLOCKS", {2: 16, 4: 16})
-    monkeypatch.setattr(op, "distance_gradient", in_the_interpreter)
+    monkeypatch.setattr(distance_gradient, "distance_gradient", in_the_interpreter)
     monkeypatch.setattr(flex, "obstacle", lambda inputs: None)
     monkeypatch.setattr(flex, "_filled_up", lambda inputs: inputs)
     monkeypatch.setattr(flex, "_run", plainly)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import weakref
+from unittest import mock
 
 import pytest
 import torch
@@ -39,17 +40,23 @@ def blocks_of(mask: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return tiles.any(4).any(2), tiles.all(4).all(2)
 
 
+def require_blocks(mask: AttentionMask, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The blocks of the mask, and those of the rule for every pair, which they may not fall short of."""
+    some, every = mask.blocks()
+    visible = mask.queries.mask(mask.keys, causal=mask.causal, window=mask.window)[:, 0]
+    holds_some, holds_all = blocks_of(visible, size)
+    assert bool((some | ~holds_some).all()), "a block with a visible pair is skipped"
+    assert bool((holds_all | ~every).all()), "a block with a hidden pair counts as full"
+    return some, every, holds_some, holds_all
+
+
 @pytest.mark.parametrize("window", [None, 1, 60, 200])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("case_name", CASES)
 def test_no_visible_pair_is_lost_and_no_hidden_one_let_in(case_name: str, causal: bool, window: int | None) -> None:
     positions, k_positions = CASES[case_name]
     keys = positions if k_positions is None else k_positions
-    some, every = AttentionMask(positions, keys, causal, window).blocks()
-    visible = positions.mask(keys, causal=causal, window=window)[:, 0]
-    holds_some, holds_all = blocks_of(visible, module.BLOCK)
-    assert bool((some | ~holds_some).all()), "a block with a visible pair is skipped"
-    assert bool((holds_all | ~every).all()), "a block with a hidden pair counts as full"
+    some, every, holds_some, holds_all = require_blocks(AttentionMask(positions, keys, causal, window), module.BLOCK)
     assert bool((some | ~every).all())
     if positions.start is not None and keys.start is not None:
         assert torch.equal(some, holds_some), "a block is visited for nothing"
@@ -99,7 +106,6 @@ def test_keys_may_be_missing_where_the_mask_says_nothing_of_an_order() -> None:
 
 @given(st.data())
 def test_any_documents_and_orders(data: st.DataObject) -> None:
-    size = 4
     sides = []
     for _ in range(2):
         n = data.draw(st.integers(1, 13))
@@ -107,15 +113,8 @@ def test_any_documents_and_orders(data: st.DataObject) -> None:
         documents = st.lists(st.integers(-1, 2), min_size=n, max_size=n)
         sides.append(Positions.of(data.draw(row), data.draw(documents)))
     causal, window = data.draw(st.booleans()), data.draw(st.sampled_from([None, 1, 3]))
-    before = module.BLOCK
-    module.BLOCK = size
-    try:
-        some, every = AttentionMask(*sides, causal, window).blocks()
-    finally:
-        module.BLOCK = before
-    holds_some, holds_all = blocks_of(sides[0].mask(sides[1], causal=causal, window=window)[:, 0], size)
-    assert bool((some | ~holds_some).all())
-    assert bool((holds_all | ~every).all())
+    with mock.patch.object(module, "BLOCK", 4):
+        require_blocks(AttentionMask(*sides, causal, window), 4)
 
 
 @pytest.mark.parametrize("case_name", CASES)
@@ -142,9 +141,6 @@ def test_it_says_what_torchs_own_says_or_more(case_name: str) -> None:
     assert bool((ours | ~torchs).all())
     if positions.start is not None:
         assert torch.equal(ours, torchs)
-
-
-# ---------------------------------------------------------------------- once for all layers
 
 
 def made(positions: Positions, k_positions: Positions | None = None, **options: object) -> object:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from locant import ALiBi, Kerple, PositionEncoding, Positions, attend
-from locant.attention.backends import sdpa
+from locant.attention.backends import dense
 from locant.attention.choice import choose_backend
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask
@@ -63,7 +63,7 @@ class Masks:
 @pytest.fixture
 def masks(monkeypatch: pytest.MonkeyPatch) -> Masks:
     masks = Masks()
-    monkeypatch.setattr(sdpa.F, "scaled_dot_product_attention", masks)
+    monkeypatch.setattr(dense.F, "scaled_dot_product_attention", masks)
     return masks
 
 

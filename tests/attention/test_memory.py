@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -60,17 +61,31 @@ def test_the_ruler_sees_a_matrix() -> None:
         assert training_step(T5Bias(HEADS), Positions.arange(LENGTH), backend).largest >= MATRIX
 
 
-@pytest.mark.parametrize("window", [None, 100])
-@pytest.mark.parametrize("encoding_name", BY_DISTANCE)
-def test_by_distance_only_a_head_of_a_tile_is_held(encoding_name: str, window: int | None) -> None:
-    seen = training_step(BY_DISTANCE[encoding_name](), Positions.arange(LENGTH), "tiled", window)
-    assert seen.largest <= MATRIX / 8
-    assert seen.peak < MATRIX / 2
+KINDS: dict[str, tuple[Positions, int | None]] = {
+    "causal": (Positions.arange(LENGTH), None),
+    "window": (Positions.arange(LENGTH), 100),
+    "packed": (Positions.packed([600, 424]), None),
+}
+BESIDE: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "sinks": {"sinks": torch.zeros(HEADS)},
+    "softcap": {"softcap": 30.0},
+    "both": {"sinks": torch.zeros(HEADS), "softcap": 30.0},
+}
 
 
-@pytest.mark.parametrize("encoding_name", BY_DISTANCE)
-def test_nor_is_more_where_rows_are_packed(encoding_name: str) -> None:
-    seen = training_step(BY_DISTANCE[encoding_name](), Positions.packed([600, 424]), "tiled")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("encoding_name", "backend", "beside"),
+    [
+        *((name, "tiled", "nothing") for name in BY_DISTANCE),
+        ("t5", "auto", "nothing"),
+        *itertools.product(("none", "t5"), ("auto",), ("sinks", "softcap", "both")),
+    ],
+)
+def test_by_distance_only_a_head_of_a_tile_is_held(encoding_name: str, backend: str, beside: str, kind: str) -> None:
+    positions, window = KINDS[kind]
+    seen = training_step(BY_DISTANCE[encoding_name](), positions, backend, window, **BESIDE[beside])
     assert seen.largest <= MATRIX / 8
     assert seen.peak < MATRIX / 2
 
@@ -83,24 +98,6 @@ def test_otherwise_a_tile_is_held(encoding_name: str, monkeypatch: pytest.Monkey
     seen = training_step(encoding, Positions.packed([100] * 10, length=LENGTH), "tiled")
     assert seen.largest <= MATRIX / 16
     assert seen.peak < MATRIX
-
-
-BESIDE: dict[str, dict[str, Any]] = {
-    "sinks": {"sinks": torch.zeros(HEADS)},
-    "softcap": {"softcap": 30.0},
-    "both": {"sinks": torch.zeros(HEADS), "softcap": 30.0},
-}
-
-
-@pytest.mark.parametrize("encoding_name", ["none", "t5"])
-@pytest.mark.parametrize("kind", ["causal", "window", "packed"])
-@pytest.mark.parametrize("beside", BESIDE)
-def test_sinks_and_soft_caps_need_no_matrix_either(beside: str, kind: str, encoding_name: str) -> None:
-    positions = Positions.packed([600, 424]) if kind == "packed" else Positions.arange(LENGTH)
-    window = 100 if kind == "window" else None
-    seen = training_step(BY_DISTANCE[encoding_name](), positions, "auto", window, **BESIDE[beside])
-    assert seen.largest <= MATRIX / 8
-    assert seen.peak < MATRIX / 2
 
 
 NO_TABLE: dict[str, Callable[[], PositionEncoding]] = {
@@ -163,7 +160,3 @@ def plain_causal() -> int:
 def test_forward_it_takes_1_3_times_what_plain_causal_attention_takes(case: str, plain_causal: int) -> None:
     encoding, positions, options = FORWARD[case]
     assert held_forward(encoding(), positions, **options) <= 1.3 * plain_causal
-
-
-def test_auto_takes_it_where_a_matrix_would_be_large() -> None:
-    assert training_step(T5Bias(HEADS), Positions.arange(LENGTH), "auto").largest <= MATRIX / 8

@@ -83,10 +83,11 @@ def drawn() -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def with_tilt(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    slopes = torch.tensor([2.0**-4, 2.0**-8], dtype=torch.float64)
+def with_tilt(q: Tensor, k: Tensor, v: Tensor, tilt: int = 1, times: int = 1) -> Tensor:
+    """Attention from its definition; `times` the bias of ALiBi, and so often the tilt."""
+    slopes = torch.tensor([2.0**-4, 2.0**-8], dtype=torch.float64)[:, None, None]
     i, j = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
-    scores = q.double() @ k.double().mT * HEAD_DIM**-0.5 - slopes[:, None, None] * (i - j).abs() + j % 3
+    scores = q.double() @ k.double().mT * HEAD_DIM**-0.5 - times * slopes * (i - j).abs() + tilt * (j % 3)
     return scores.masked_fill(j > i, float("-inf")).softmax(-1) @ v.double()
 
 
@@ -166,10 +167,7 @@ def test_a_bias_counts_wherever_it_was_written(
         monkeypatch.setattr(Late, "bias", lambda self, q, k, p, keys=None: 3 * ALiBi.bias(self, q, k, p, keys))
     (q, k, v), where = drawn(), Positions.arange(LENGTH)
     y = attend(q, k, v, encoding=kind(HEADS), positions=where, backend=backend)
-    slopes = torch.tensor([2.0**-4, 2.0**-8], dtype=torch.float64)[:, None, None]
-    i, j = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
-    scores = q.double() @ k.double().mT * HEAD_DIM**-0.5 - 3 * slopes * (i - j).abs()
-    assert_close(y, scores.masked_fill(j > i, float("-inf")).softmax(-1) @ v.double(), torch.float32)
+    assert_close(y, with_tilt(q, k, v, tilt=0, times=3), torch.float32)
 
 
 def test_one_of_the_two_is_written() -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from locant import ALiBi, KVCache, Positions, Shaw, attend
-from locant.attention.backends import tiled
 from locant.attention.inputs import AttentionInputs, zero_padding
 from locant.attention.mask import AttentionMask
 from locant.positions.documents import PADDING
@@ -37,12 +36,6 @@ PADDED: dict[str, Arrangement] = {
     "cross attention": Arrangement(Positions.arange(7), PADDED_KEYS, causal=False),
     "chunk": Arrangement(PADDED_KEYS.slice(3, 8), PADDED_KEYS),
 }
-
-
-@pytest.fixture
-def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiled, "TILE_BYTES", 0)
-    monkeypatch.setattr(tiled, "FEWEST_ROWS", 4)
 
 
 def poisoned(x: Tensor, positions: Positions, poison: float) -> Tensor:
@@ -77,7 +70,7 @@ def agrees(arrangement: Arrangement, encoding_name: str, backend: str, poison: f
         assert not gradient.transpose(1, 2)[where.expand(BATCH).document == PADDING].any()
 
 
-@pytest.mark.usefixtures("_small_tiles")
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("poison", [float("nan"), pytest.param(float("-inf"), marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "encoding_name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in ENCODINGS]
@@ -156,9 +149,6 @@ def test_nothing_but_padding(length: int, backend: str) -> None:
     assert of_slopes is None or not of_slopes.any()
 
 
-# ---------------------------------------------------------------------- behind a cache
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("max_len", [None, 20])
 def test_a_cache_stores_padding_as_zeros(max_len: int | None, backend: str) -> None:
@@ -199,7 +189,7 @@ def test_the_places_of_a_cache_do_not_vouch_for_other_tensors(backend: str) -> N
         assert not KVCache().append(odd.k.detach(), odd.k.detach(), places)[0].isnan().any()
 
 
-@pytest.mark.usefixtures("_small_tiles")
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("kind", ["one document", "short documents"])
 def test_without_gradients_tiles_are_cleared_one_by_one(kind: str) -> None:
     """Tiles of one document have so many keys to a query that alone they would count as decoding."""
@@ -218,8 +208,6 @@ def test_without_gradients_tiles_are_cleared_one_by_one(kind: str) -> None:
     assert torch.equal(clean, odd)
     assert bool(clean.isfinite().all())
 
-
-# ---------------------------------------------------------------------- behind a cache of one's own
 
 STEP = Arrangement(Positions.after([2, 0], 1), Positions.from_mask(torch.tensor([[0] * 13 + [1] * 3, [0] * 15 + [1]])))
 
@@ -281,13 +269,10 @@ def test_there_finite_numbers_at_padding_change_nothing(
     assert_close(y, inputs.expected(STEP, encoding, torch.zeros_like(y))[0])
 
 
-@pytest.mark.usefixtures("_small_tiles")
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
 def test_and_with_a_gradient_nan_changes_nothing(backend: str) -> None:
     agrees(STEP, "alibi, learned", backend, float("nan"), torch.float64)
-
-
-# ---------------------------------------------------------------------- what it costs, and who else looks
 
 
 @pytest.mark.parametrize(

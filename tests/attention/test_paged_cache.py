@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from locant import KVCache, LocantError, Positions, RangeError, Rotary, ShapeError, attend
+from locant import LocantError, Positions, RangeError, Rotary, ShapeError, attend
 from locant.attention import PagedKVCache
 from tests.refusal import refuses
-from tests.tolerances import DECODED
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 4, 2, 8, 4
 TABLE = torch.tensor([[6, 1, 3], [0, 5, -1]])
@@ -43,34 +42,6 @@ def step(
     return y, keys, values
 
 
-def alone(cache: KVCache, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    where = cache.next_positions(q.shape[2])
-    q, k = ROTARY.rotate(q, kv, where)
-    keys, values, k_positions = cache.append(k, kv, where)
-    return attend(q, keys, values, encoding=ROTARY, positions=where, k_positions=k_positions), keys, values
-
-
-def test_rows_of_other_lengths_decode_as_each_alone() -> None:
-    """Prompts of 7 and 3 tokens, padded on the left and on the right; then token by token across a block's end."""
-    masks = {"left": [[1] * 7, [0] * 4 + [1] * 3], "right": [[1] * 7, [1] * 3 + [0] * 4]}
-    for mask in masks.values():
-        real = torch.tensor(mask).bool()
-        cache, caches, cached = written_over(pool()), [KVCache(), KVCache()], torch.zeros(2, dtype=torch.int64)
-        for n in (7, 1, 1, 1, 1):
-            where = Positions.from_mask(real) if n == 7 else Positions.after(cached, n, max_index=cache.max_index)
-            q, kv = tokens(n, heads=HEADS), tokens(n)
-            y, keys, values = step(cache, q, kv, where, TABLE, cached)
-            taken = where.expand(2).document != -1
-            cached = cached + taken.sum(1)
-            for row in range(2):
-                mine = taken[row]
-                expected = alone(caches[row], q[row : row + 1, :, mine], kv[row : row + 1, :, mine])
-                filled = int(cached[row])
-                assert torch.equal(keys[row, :, :filled], expected[1][0])
-                assert torch.equal(values[row, :, :filled], expected[2][0])
-                torch.testing.assert_close(y[row][:, mine], expected[0][0], rtol=0, atol=DECODED)
-
-
 def test_a_common_prefix_is_stored_once() -> None:
     """Two rows that share their first block and go on in blocks of their own."""
     cache, kv = pool(), tokens(6, 1)
@@ -81,13 +52,6 @@ def test_a_common_prefix_is_stored_once() -> None:
         assert torch.equal(keys[row, :, :6], torch.cat([kv[0, :, :4], more[row]], dim=1))
     assert k_positions.document.tolist() == [[0] * 6 + [-1] * 2] * 2
     assert k_positions.index[:, :6].tolist() == [list(range(6))] * 2
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
-def test_narrow_numbers_are_stored_as_they_are(dtype: torch.dtype) -> None:
-    cache, k = pool(dtype=dtype), tokens(5).to(dtype)
-    keys, _, _ = cache.append(k, k, Positions.arange(5), TABLE, torch.zeros(2, dtype=torch.int64))
-    assert torch.equal(keys[:, :, :5].float(), k.float())
 
 
 @pytest.mark.unchecked
@@ -121,8 +85,6 @@ def test_a_device_is_asked_nothing() -> None:
     y = attend(x, keys, values, positions=where, k_positions=k_positions, backend="eager")
     assert (y.device.type, keys.shape) == ("meta", (2, KV_HEADS, 12, HEAD_DIM))
 
-
-# ---------------------------------------------------------------------- what is refused
 
 NONE = torch.zeros(2, dtype=torch.int64)
 
@@ -163,13 +125,6 @@ def test_tokens_and_positions_it_was_not_made_for() -> None:
         pool().append(k, k, Positions.after(32, 1), TABLE, NONE)
     with refuses(LocantError, "gradient"):
         pool().append(k.requires_grad_(), k, Positions.arange(1), TABLE, NONE)
-
-
-@pytest.mark.parametrize("name", ["num_blocks", "block_size", "kv_heads", "head_dim", "value_dim"])
-def test_sizes_of_nothing(name: str) -> None:
-    sizes = {"num_blocks": 2, "block_size": 2, "kv_heads": 1, "head_dim": 2, "value_dim": 2, name: 0}
-    with refuses(RangeError, f"got 0 for {name}"):
-        PagedKVCache(**sizes)  # type: ignore[arg-type]
 
 
 def test_a_block_hands_nothing_of_its_last_sequence_on() -> None:

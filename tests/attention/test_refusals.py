@@ -136,9 +136,6 @@ def test_a_flag_is_true_or_false(name: str, odd: Any) -> None:
         attend(X, X, X, positions=WHERE, **{name: odd})
 
 
-# ---------------------------------------------------------------------- FlexAttention
-
-
 def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.exc import InductorError
 
@@ -161,9 +158,6 @@ def test_padding_is_made_where_the_tokens_are(monkeypatch: pytest.MonkeyPatch) -
     with torch.device("meta"):
         y = attend(X, X, X, positions=WHERE, backend="flex")
     assert (given[0].shape[2], given[0].device.type, y.device.type) == (128, "cpu", "cpu")
-
-
-# ---------------------------------------------------------------------- weights
 
 
 def test_weights_are_those_before_dropout() -> None:

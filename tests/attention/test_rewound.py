@@ -7,6 +7,7 @@ values, positions and bias bit for bit, outputs up to rounding.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -159,9 +160,14 @@ def require_alone(driven: Driven, encoding: PositionEncoding, rows: list[list[in
         torch.testing.assert_close(y[row, :, -1], alone[0, :, -1], rtol=0, atol=DECODED)
 
 
-def prompted(driven: Driven, encoding: PositionEncoding) -> list[list[int]]:
-    rows = [[0, 1, 2, 3], [4, 5], [6, 7, 8]]
-    padded = torch.tensor([[NOTHING] * (4 - len(row)) + row for row in rows])
+LEFT_PADDED, WITH_HOLES = ([2, 3, 4, 5], [4, 5], [3, 4, 5]), ([0, 2, 3, 5], [0, 1], [1, 4, 5])
+"""Which of six slots hold a row's tokens."""
+
+
+def prompted(driven: Driven, encoding: PositionEncoding, slots: tuple[list[int], ...]) -> list[list[int]]:
+    rows, padded = [[0, 1, 2, 3], [4, 5], [6, 7, 8]], torch.full((3, 6), NOTHING)
+    for row, numbers, places in zip(padded, rows, slots, strict=True):
+        row[places] = torch.tensor(numbers)
     step(driven, encoding, padded, Positions.from_mask(padded != NOTHING))
     return rows
 
@@ -176,46 +182,29 @@ def drafted(driven: Driven, encoding: PositionEncoding, rows: list[list[int]], a
         history += numbers[row, :count].tolist()
 
 
+Steps = list[tuple[list[int] | None, list[int]]]
+DRAFTS: Steps = [(None, [2, 0, 3]), (None, [0, 0, 0]), (None, [3, 1, 2]), (None, [1, 1, 1])]
+BEAMS: Steps = [([0, 0, 1], [3, 2, 3]), ([2, 1, 1], [1, 3, 2]), ([1, 1, 1], [3, 3, 3]), ([2, 0, 1], [0, 1, 3])]
+MORE_ROWS_AND_FEWER: Steps = [([0, 0, 1, 2, 2], [1, 2, 3, 0, 1]), ([3, 1], [1, 2])]
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("encoding_name", ENCODINGS)
-@pytest.mark.parametrize("cache_name", CACHES)
-def test_rows_that_took_drafts_back_are_rows_that_had_none(cache_name: str, encoding_name: str) -> None:
+@pytest.mark.parametrize(
+    ("cache_name", "encoding_name", "steps"),
+    [*itertools.product(CACHES, ENCODINGS, (DRAFTS, BEAMS)), ("growing", "rotary", MORE_ROWS_AND_FEWER)],
+)
+def test_rows_that_took_drafts_back_and_beams_are_rows_of_their_own(
+    cache_name: str, encoding_name: str, steps: Steps
+) -> None:
+    """Behind a padded prompt, each step puts rows in an order, and says how many of three drafts each keeps."""
     encoding = ENCODINGS[encoding_name]()
     driven = CACHES[cache_name](encoding)
-    rows = prompted(driven, encoding)
-    for accepted in ([2, 0, 3], [0, 0, 0], [3, 1, 2], [1, 1, 1]):
+    rows = prompted(driven, encoding, LEFT_PADDED if steps is DRAFTS else WITH_HOLES)
+    for order, accepted in steps:
+        if order is not None:
+            driven.reorder(order)
+            rows = [list(rows[row]) for row in order]
         drafted(driven, encoding, rows, accepted)
-    require_alone(driven, encoding, rows)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("encoding_name", ENCODINGS)
-@pytest.mark.parametrize("cache_name", CACHES)
-def test_beams_are_rows_of_their_own(cache_name: str, encoding_name: str) -> None:
-    encoding = ENCODINGS[encoding_name]()
-    driven = CACHES[cache_name](encoding)
-    rows = prompted(driven, encoding)
-    for order, accepted in (
-        ([0, 0, 1], [3, 2, 3]),
-        ([2, 1, 1], [1, 3, 2]),
-        ([1, 1, 1], [3, 3, 3]),
-        ([2, 0, 1], [0, 1, 3]),
-    ):
-        driven.reorder(order)
-        rows = [list(rows[row]) for row in order]
-        drafted(driven, encoding, rows, accepted)
-    require_alone(driven, encoding, rows)
-
-
-@torch.no_grad()
-def test_a_growing_cache_takes_more_rows_and_fewer() -> None:
-    encoding = Rotary(HEAD_DIM)
-    driven = CACHES["growing"](encoding)
-    rows = prompted(driven, encoding)
-    for order in ([0, 0, 1, 2, 2], [3, 1]):
-        driven.reorder(order)
-        rows = [list(rows[row]) for row in order]
-        drafted(driven, encoding, rows, [1, 2, 3, 0, 1][: len(rows)])
     require_alone(driven, encoding, rows)
 
 
@@ -288,9 +277,6 @@ def test_modes_may_change_in_between(cache_name: str) -> None:
             driven.reorder([1, 1, 0])
 
 
-# ---------------------------------------------------------------------- in one graph
-
-
 @pytest.mark.unchecked
 def test_drafting_is_one_graph_compiled_once() -> None:
     torch._dynamo.reset()
@@ -340,9 +326,6 @@ def test_memory_stays_and_a_device_is_asked_nothing() -> None:
     assert later.document.data_ptr() == positions.document.data_ptr()
 
 
-# ---------------------------------------------------------------------- blocks
-
-
 def test_the_beam_with_the_most_tokens_keeps_a_block_and_full_ones_are_shared() -> None:
     cache = PagedKVCache(9, block_size=4, **SIZES)
     table, free = torch.tensor([[7, 2], [1, -1]]), torch.tensor([5, 6, 8])
@@ -374,9 +357,6 @@ def test_rows_without_a_block_hold_padding() -> None:
         assert table.shape[0] == len(cached) == 3
         with refuses(RangeError, "1 tokens" if not table.shape[1] else "row 0", "block"):
             cache.append(k[:, :, :1], k[:, :, :1], Positions.arange(1), table[:2], none)
-
-
-# ---------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.unchecked

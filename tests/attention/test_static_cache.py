@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from locant import ALiBi, KVCache, LocantError, PositionEncoding, Positions, RangeError, Rotary, ShapeError, attend
-from locant.attention import StaticKVCache
+from locant.attention import PagedKVCache, StaticKVCache
 from tests.refusal import refuses
 from tests.tolerances import DECODED
 
@@ -90,27 +90,6 @@ def test_its_memory_stays_where_it_is() -> None:
     assert len(places) == 1
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
-def test_narrow_numbers_are_stored_as_they_are(dtype: torch.dtype) -> None:
-    cache, k = static(dtype=dtype), tokens(3).transpose(0, 1).contiguous().transpose(0, 1)
-    keys, _, _ = cache.append(k.to(dtype), k.to(dtype), Positions.from_mask(torch.tensor([[0, 1, 1], [1, 1, 1]])))
-    expected = k.to(dtype).float() * torch.tensor([[0.0, 1.0, 1.0], [1.0] * 3])[:, None, :, None]
-    assert torch.equal(keys[:, :, :3].float(), expected)
-
-
-def test_it_is_written_to_in_and_outside_of_inference_mode() -> None:
-    with torch.inference_mode():
-        cache = static()
-        cache.append(tokens(2), tokens(2), Positions.arange(2))
-    cache.append(tokens(1), tokens(1), cache.next_positions())
-    with torch.inference_mode():
-        cache.append(tokens(1), tokens(1), cache.next_positions())
-    assert len(cache) == 4
-
-
-# ---------------------------------------------------------------------- compiled, and on devices
-
-
 @pytest.mark.unchecked
 @pytest.mark.parametrize("prompt", ["plain", "left padding"])
 @pytest.mark.parametrize("encoding_name", ENCODINGS)
@@ -165,9 +144,6 @@ def test_a_device_is_asked_nothing() -> None:
         len(cache)
 
 
-# ---------------------------------------------------------------------- what is refused
-
-
 def test_one_token_too_many() -> None:
     """Inside, at the edge, one past."""
     cache = static()
@@ -193,12 +169,15 @@ def test_positions_it_was_not_made_for() -> None:
             static().append(tokens(2), tokens(2), where)
 
 
-@pytest.mark.parametrize("name", ["max_len", "batch", "kv_heads", "head_dim", "value_dim"])
 @pytest.mark.parametrize("size", [0, -1])
-def test_sizes_of_nothing(size: int, name: str) -> None:
-    sizes = {"max_len": 4, "batch": 1, "kv_heads": 1, "head_dim": 2, "value_dim": 2, name: size}
-    with refuses(RangeError, f"got {size} for {name}"):
-        StaticKVCache(**sizes)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("kind", "sizes"), [(StaticKVCache, ("max_len", "batch")), (PagedKVCache, ("num_blocks", "block_size"))]
+)
+def test_sizes_of_nothing(kind: type[StaticKVCache | PagedKVCache], sizes: tuple[str, str], size: int) -> None:
+    good = dict.fromkeys((*sizes, "kv_heads", "head_dim", "value_dim"), 2)
+    for name in good:
+        with refuses(RangeError, f"got {size} for {name}"):
+            kind(**{**good, name: size})  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from locant import DistanceBias, PositionEncoding, Positions, T5Bias, attend
+from locant import DistanceBias, Positions, attend
 from locant.attention.backends import tiled
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask
 from locant.positions.offset_bias import HeadTable
-from tests import oracles
+from locant.positions.registry import encodings
 from tests.attention.arrangements import (
     ARRANGEMENTS,
     ENCODINGS,
     HEAD_DIM,
     HEADS,
+    Arrangement,
     Inputs,
+    parameters_of,
     read,
     shaken,
 )
 from tests.tolerances import assert_close
+
+BESIDE = {"return_lse": True}
+"""With sinks."""
+BESIDE_A_CAP = {**BESIDE, "softcap": 0.7}
 
 
 @pytest.mark.parametrize(
@@ -33,43 +40,33 @@ from tests.tolerances import assert_close
 @pytest.mark.parametrize("window", [None, 40])
 def test_odd_lengths_and_the_edges_of_tiles(window: int | None, encoding_name: str, length: int) -> None:
     """In float32, at the true size of the tiles."""
-    encoding = shaken(encoding_name, torch.float32)
-    q = torch.randn(1, HEADS, length, HEAD_DIM, requires_grad=True)
-    k = torch.randn(1, 1, length, HEAD_DIM, requires_grad=True)
-    positions = Positions.arange(length)
-    y = attend(q, k, k, encoding=encoding, positions=positions, window=window, backend="tiled")
-    q_array, k_array = q.detach().double().numpy(), k.detach().double().numpy()
-    bias = np.zeros((1, HEADS, length, length))
-    if encoding is not None:
-        bias = bias + encoding.bias(q, k, positions).detach().double().numpy()
-    i, j = np.ogrid[:length, :length]
-    seen = ((j <= i) & (True if window is None else i - j < window))[None]
-    inputs = (q_array, k_array, k_array, bias, seen, HEAD_DIM**-0.5)
-    assert_close(y, torch.from_numpy(oracles.attention(*inputs)[0]), torch.float32)
+    arrangement, encoding = Arrangement(Positions.arange(length), window=window), shaken(encoding_name, torch.float32)
+    inputs = Inputs.draw(arrangement, torch.float32, kv_heads=1)
+    y = inputs.through(arrangement, encoding, "tiled")
     cotangent = torch.randn_like(y) / length**0.5
-    y.backward(cotangent)
-    expected = oracles.attention_gradients(*inputs, cotangent.double().numpy())
-    assert_close(q.grad, torch.from_numpy(expected.q), torch.float32)
-    assert_close(k.grad, torch.from_numpy(expected.k + expected.v), torch.float32)
-
-
-# ---------------------------------------------------------------------- dropout, checkpoints, autocast, compiling
+    expected, gradients = inputs.expected(arrangement, encoding, cotangent)
+    assert_close(y, expected, torch.float32)
+    for name, found in zip("qkv", torch.autograd.grad(y, [inputs.q, inputs.k, inputs.v], cotangent), strict=True):
+        assert_close(found, gradients[name], torch.float32)
 
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("encoding_name", ["alibi", "fire"])
-def test_the_backward_pass_drops_what_the_forward_pass_dropped(encoding_name: str) -> None:
+@pytest.mark.parametrize("beside", [False, True])
+def test_the_backward_pass_drops_what_the_forward_pass_dropped(beside: bool, encoding_name: str) -> None:
     """The output is linear in v, whatever was dropped: its derivative at v is the output itself."""
-    x = torch.randn(2, HEADS, 19, HEAD_DIM, dtype=torch.float64)
-    v = torch.randn(2, HEADS, 19, HEAD_DIM, dtype=torch.float64, requires_grad=True)
-    options = {"encoding": shaken(encoding_name), "positions": Positions.arange(19), "backend": "tiled"}
-    y = attend(x, x, v, dropout_p=0.4, **options)
+    x, v = torch.randn(2, 2, HEADS, 19, HEAD_DIM, dtype=torch.float64)
+    v.requires_grad_()
+    options: dict[str, Any] = {"encoding": shaken(encoding_name), "positions": Positions.arange(19), "backend": "tiled"}
+    options |= {"sinks": torch.randn(HEADS, dtype=torch.float64), "return_lse": True} if beside else {}
+    outputs = [attend(x, x, v, dropout_p=p, **options) for p in (0.4, 0.0)]
+    (y, lse), (plain, expected_lse) = outputs if beside else [(y, x) for y in outputs]
     torch.rand(3)  # the generator has moved on when the tiles are computed again
     cotangent = torch.randn_like(y)
     y.backward(cotangent)
     assert_close((v.grad * v.detach()).sum(), (cotangent * y.detach()).sum())
-    plain = attend(x, x, v, **options)
     assert not torch.allclose(plain, y)
+    assert_close(lse, expected_lse)
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -110,37 +107,38 @@ def test_autocast_leaves_the_bias_its_precision(encoding_name: str) -> None:
         assert torch.equal(found, wanted)
 
 
-COMPILED = [("tiled", "window", "t5")]
+COMPILED = [("tiled", "window", "t5", {}), ("tiled", "window", "t5", BESIDE), ("tiled", "window", "t5", BESIDE_A_CAP)]
 COMPILED_SLOWLY = [
-    ("sdpa", "packed", "t5"),
-    ("sdpa", "window", "fire"),
-    *(("tiled", "packed", name) for name in ("alibi", "fire")),
-    ("tiled", "window", "none"),
-    ("tiled", "causal", "fire"),
-]
+    ("sdpa", "packed", "t5", {}), ("sdpa", "window", "fire", {}), ("tiled", "packed", "alibi", {}),
+    ("tiled", "packed", "fire", {}), ("tiled", "window", "none", {}), ("tiled", "causal", "fire", {}),
+    ("tiled", "packed", "alibi", BESIDE_A_CAP), ("tiled", "causal", "fire", BESIDE),
+    ("auto", "packed", "t5", BESIDE_A_CAP),
+]  # fmt: skip
 
 
 @pytest.mark.unchecked
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize(
-    ("backend", "arrangement_name", "encoding_name"),
+    ("backend", "arrangement_name", "encoding_name", "beside"),
     [*COMPILED, *(pytest.param(*each, marks=pytest.mark.slow) for each in COMPILED_SLOWLY)],
 )
-def test_compiles_as_one_graph(backend: str, arrangement_name: str, encoding_name: str) -> None:
+def test_compiles_as_one_graph(
+    backend: str, arrangement_name: str, encoding_name: str, beside: dict[str, object]
+) -> None:
     arrangement, encoding = ARRANGEMENTS[arrangement_name], shaken(encoding_name)
-    inputs = Inputs.draw(arrangement)
-    leaves = [inputs.q, inputs.k, inputs.v, *([] if encoding is None else encoding.parameters())]
+    inputs, sinks = Inputs.draw(arrangement), torch.randn(HEADS, dtype=torch.float64, requires_grad=True)
+    leaves = [inputs.q, inputs.k, inputs.v, sinks, *parameters_of(encoding).values()]
 
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return Inputs(q, k, v).through(arrangement, encoding, backend)
+    def run(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, ...]:
+        options = {**beside, "sinks": sinks} if beside else {}
+        y = Inputs(q, k, v).through(arrangement, encoding, backend, **options)
+        return y if isinstance(y, tuple) else (y,)
 
     torch._dynamo.reset()  # what earlier tests compiled counts against the limit
-    expected = run(*leaves[:3])
-    y = torch.compile(run, fullgraph=True, backend="aot_eager")(*leaves[:3])
-    assert_close(y, expected)
-    cotangent = torch.randn_like(y)
-    found, wanted = (torch.autograd.grad(each, leaves, cotangent, allow_unused=True) for each in (y, expected))
-    for ours, truth in zip(found, wanted, strict=True):
+    expected, found = run(*leaves[:4]), torch.compile(run, fullgraph=True, backend="aot_eager")(*leaves[:4])
+    cotangents = [torch.randn_like(each) for each in expected]
+    wanted, gradients = (torch.autograd.grad(y, leaves, cotangents, allow_unused=True) for y in (expected, found))
+    for ours, truth in zip((*found, *gradients), (*expected, *wanted), strict=True):
         assert (ours is None) == (truth is None)
         if ours is not None:
             assert_close(ours, truth)
@@ -172,9 +170,6 @@ def test_memory_that_holds_nan_changes_nothing(
     assert all(torch.equal(a, b) for a, b in zip(clean, poisoned, strict=True))
 
 
-# ---------------------------------------------------------------------- who may be asked for a table
-
-
 @pytest.mark.parametrize("encoding_name", ENCODINGS)
 def test_the_bias_of_equal_distances_is_equal_where_that_is_promised(encoding_name: str) -> None:
     """Bit for bit, wherever the two stand and whatever the tokens are; where it is not promised, it does not hold."""
@@ -193,12 +188,8 @@ def test_the_bias_of_equal_distances_is_equal_where_that_is_promised(encoding_na
 
 
 def test_every_encoding_with_a_bias_is_asked() -> None:
-    from locant.positions.registry import encodings
-
     biased = {kind for kind in encodings().values() if "bias" in kind.doors()}
     assert biased == {type(build()) for name, build in ENCODINGS.items() if name != "none"}
-    assert isinstance(ENCODINGS["t5"](), PositionEncoding)
-    assert isinstance(ENCODINGS["t5"](), T5Bias)
 
 
 @pytest.mark.parametrize(
@@ -207,4 +198,4 @@ def test_every_encoding_with_a_bias_is_asked() -> None:
 def test_tiles_are_as_large_as_a_device_needs_and_its_memory_allows(device: str, keys: int, rows: int) -> None:
     q, k = torch.empty(1, 32, 1, 8, device=device), torch.empty(1, 1, 1, 8, device=device).expand(1, 32, keys, 8)
     where = Positions.after(keys - 1, 1, device=device), Positions.arange(keys, device=device)
-    assert tiled._rows(AttentionInputs(q, k, k, AttentionMask(*where))) == rows
+    assert tiled._rows_of_tile(AttentionInputs(q, k, k, AttentionMask(*where))) == rows

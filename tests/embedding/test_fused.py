@@ -21,13 +21,11 @@ from locant import (
     Positions,
     RangeError,
     Rotary,
-    SegmentEmbedding,
     ShapeError,
     Sinusoidal,
-    TokenEmbedding,
 )
-from locant.embedding.deferred_errors import Asked, DeferredErrors
-from locant.embedding.fused import why_plain
+from locant.embedding.input import why_plain
+from locant.embedding.table import DeferredErrors
 from tests.gpu_without_gpu.device import pretended
 from tests.refusal import refuses
 from tests.tolerances import assert_close
@@ -119,9 +117,6 @@ def test_few_roundings_are_better_than_many() -> None:
     assert errors[0] < 0.85 * errors[1]
 
 
-# ---------------------------------------------------------------------- dropout
-
-
 def test_dropout_is_that_of_the_generator_and_only_in_training() -> None:
     fused, plain = pair(encoding=Sinusoidal(WIDTH), norm="layer_norm", dropout=0.25)
     ids = torch.randint(VOCAB, (50, LENGTH))
@@ -150,9 +145,6 @@ def test_recomputing_drops_the_same() -> None:
     torch.randn(9)
     found = torch.autograd.grad(y, list(fused.parameters()), cotangent)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
-# ---------------------------------------------------------------------- which path
 
 
 class Whispering(Learned):
@@ -232,10 +224,8 @@ def test_hooks_see_what_they_are_there_for() -> None:
         embedding(torch.zeros(1, 2, dtype=torch.long))
     finally:
         everywhere.remove()
-    assert (
-        seen == ["norm", "TokenEmbedding", "PositionEncoding", "LayerNorm", "Dropout", "InputEmbedding"][:1] + seen[1:]
-    )
-    assert {"TokenEmbedding", "LayerNorm"} <= set(seen)
+    assert seen[0] == "norm"
+    assert {"TokenEmbedding", "LayerNorm"} <= set(seen[1:])
 
 
 def test_autocast_decides_for_narrow_tables_only() -> None:
@@ -267,19 +257,11 @@ def test_a_graph_that_leaves_the_package_has_no_operation_of_ours() -> None:
     assert not [node for node in program.graph.nodes if "locant" in str(node.target)]
 
 
-def test_an_unknown_backend_is_refused() -> None:
-    with refuses(RangeError, "got 'fast' for backend", "'auto', 'fused' or 'plain'"):
-        InputEmbedding(VOCAB, WIDTH, backend="fast")  # type: ignore[arg-type]
-
-
 def test_the_state_is_the_same_and_copies_work() -> None:
     fused, plain = pair(encoding=Learned(9, WIDTH), num_segments=2, norm="layer_norm")
     assert list(fused.state_dict()) == list(plain.state_dict())
     ids = torch.randint(VOCAB, (BATCH, LENGTH))
     assert torch.equal(copy.deepcopy(fused)(ids), fused(ids))
-
-
-# ---------------------------------------------------------------------- mistakes
 
 
 ASKED: list[tuple[type[LocantError], tuple[Any, ...]]] = [
@@ -312,17 +294,17 @@ def test_mistakes_are_told_in_the_same_words(kind: type[LocantError], arguments:
         assert words[0] == words[1]
 
 
-def asked(ids: Tensor) -> Asked:
-    return Asked(ids=ids, layer="TokenEmbedding", limit="vocab_size=29", num_rows=29)
+def asked(ids: Tensor) -> tuple[Tensor, int, str]:
+    return ids, 29, "TokenEmbedding has vocab_size=29"
 
 
 def test_an_error_that_comes_late() -> None:
     deferred = DeferredErrors()
-    assert not deferred.watch(asked(torch.tensor([[3, 4], [0, 28]]))).any()
-    assert deferred.watch(asked(torch.zeros(0, 3, dtype=torch.long))).shape == (0, 3)
+    assert not deferred.watch(*asked(torch.tensor([[3, 4], [0, 28]]))).any()
+    assert deferred.watch(*asked(torch.zeros(0, 3, dtype=torch.long))).shape == (0, 3)
     deferred.raise_arrived()
     for ids in ([[3, 4], [99, 98]], [[3, -1], [-2, 0]]):
-        wrong = deferred.watch(asked(torch.tensor(ids)))
+        wrong = deferred.watch(*asked(torch.tensor(ids)))
         assert wrong.tolist() == [[not 0 <= each < 29 for each in row] for row in ids]
     assert not copy.deepcopy(deferred)._notes
     assert not pickle.loads(pickle.dumps(deferred))._notes  # noqa: S301  # our own bytes
@@ -344,7 +326,7 @@ def test_an_error_that_comes_late() -> None:
 def test_an_error_that_comes_late_names_no_id_of_a_later_batch(refill: Callable[[Tensor], object]) -> None:
     """Ids of one batch after another are copied into the same memory, as for CUDA graphs."""
     deferred, ids = DeferredErrors(), torch.tensor([[0, 99]])
-    deferred.watch(asked(ids))
+    deferred.watch(*asked(ids))
     refill(ids)
     with refuses(RangeError, "a bad id at (0, 1) in an earlier call", "TokenEmbedding has vocab_size=29"):
         deferred.raise_all()
@@ -354,7 +336,7 @@ def test_an_error_that_comes_late_for_ids_of_inference_mode() -> None:
     """Nobody counts what is written into those."""
     with torch.inference_mode():
         deferred, ids = DeferredErrors(), torch.tensor([[0, 99]])
-        deferred.watch(asked(ids))
+        deferred.watch(*asked(ids))
         with refuses(RangeError, "a bad id at (0, 1)"):
             deferred.raise_all()
 
@@ -362,7 +344,7 @@ def test_an_error_that_comes_late_for_ids_of_inference_mode() -> None:
 def test_nothing_is_raised_before_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     deferred = DeferredErrors()
-    deferred.watch(asked(torch.tensor([[99]])))
+    deferred.watch(*asked(torch.tensor([[99]])))
     event = mock.Mock()
     event.query.return_value = False
     object.__setattr__(deferred._notes[0], "arrived", event)
@@ -376,16 +358,13 @@ def test_a_capture_is_not_ended_by_asking_for_errors_of_earlier_calls(monkeypatc
     """CUDA refuses questions about events while a stream is captured, and drops the graph."""
     deferred, event = DeferredErrors(), mock.Mock()
     event.query.side_effect = RuntimeError("CUDA error: operation not permitted when stream is capturing")
-    deferred.watch(asked(torch.tensor([[99]])))
+    deferred.watch(*asked(torch.tensor([[99]])))
     object.__setattr__(deferred._notes[0], "arrived", event)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     deferred.raise_arrived()
     event.query.assert_not_called()
     with refuses(RangeError, "id 99"):
         deferred.raise_all()
-
-
-# ---------------------------------------------------------------------- compiled
 
 
 @pytest.mark.unchecked
@@ -426,13 +405,6 @@ def test_compiled_code_takes_no_row_before_the_offset_for_a_position(backend: An
     for bad in (-1, -2, -3, 9):
         with pytest.raises((RangeError, IndexError), match=r"position id|out of range"):
             compiled(torch.tensor([[0, bad, 1]]))
-
-
-def test_the_parts_work_alone_as_before() -> None:
-    token, segment = TokenEmbedding(VOCAB, WIDTH), SegmentEmbedding(2, WIDTH)
-    ids = torch.randint(2, (BATCH, LENGTH))
-    assert torch.equal(token(ids), token.weight[ids])
-    assert torch.equal(segment(ids), segment.weight[ids])
 
 
 @pytest.mark.gpu

@@ -148,9 +148,6 @@ def test_dropout_waits_for_training(tmp_path: Path) -> None:
     assert embedding.token.weight.grad is not None
 
 
-# ---------------------------------------------------------------------- folders that cannot be read
-
-
 def change_config(folder: Path, **changes: Any) -> None:
     facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps({**facts, **changes}), encoding="utf-8")

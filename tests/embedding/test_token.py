@@ -11,7 +11,6 @@ from transformers import GemmaConfig
 from transformers.models.gemma.modeling_gemma import GemmaModel
 
 from locant import RangeError, SegmentEmbedding, ShapeError, TokenEmbedding
-from locant.embedding import table_sizes
 from tests.refusal import refuses
 from tests.tolerances import DRAWN, ONE_ROUNDING, assert_close
 
@@ -38,9 +37,6 @@ def test_gradients_are_counted_once_per_use() -> None:
         for s in range(3):
             expected[ids[b, s]] += 2.5 * cotangent[b, s]
     assert_close(embedding.weight.grad, expected)
-
-
-# ---------------------------------------------------------------------- scale
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -81,44 +77,21 @@ def test_the_factor_is_rounded_only_where_that_is_asked_for(dtype: torch.dtype) 
         assert bool(((out.double() - exact).abs() <= half_a_step).all()), scale
 
 
-def test_the_two_policies_differ_in_bfloat16_at_width_3072() -> None:
-    """The twin of the tests above: they would not see the wrong policy otherwise."""
-    first = TokenEmbedding(11, 3072, scale="sqrt_d_model").bfloat16()
-    second = TokenEmbedding(11, 3072, scale="sqrt_d_model_rounded").bfloat16()
-    second.load_state_dict(first.state_dict())
-    assert not torch.equal(first(torch.arange(11)), second(torch.arange(11)))
-
-
-@pytest.mark.parametrize("scale", [None, 1.0, 0.5, 3.0, "sqrt_d_model", "sqrt_d_model_rounded"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_what_comes_out_is_the_declared_scale_times_the_row(scale: float | str | None, dtype: torch.dtype) -> None:
-    """Once, not twice, not divided: in units of root mean square."""
-    embedding = TokenEmbedding(101, 64, scale=scale).to(dtype)
-    ids = torch.arange(101)
-    declared = 8.0 if isinstance(scale, str) else 1.0 if scale is None else scale
-    ratio = _rms(embedding(ids)) / _rms(embedding.weight)
-    assert ratio == pytest.approx(declared, rel=ONE_ROUNDING[dtype], abs=0)
-
-
 def _rms(x: Tensor) -> float:
     return float(x.detach().double().pow(2).mean().sqrt())
 
 
 def test_rows_begin_with_length_one_and_scaled_entries_with_variance_one() -> None:
     torch.manual_seed(0)
-    assert _rms(TokenEmbedding(2003, 64).weight) == pytest.approx(64**-0.5, rel=DRAWN, abs=0)
-    assert _rms(TokenEmbedding(2003, 64, scale="sqrt_d_model")(torch.arange(2003))) == pytest.approx(
-        1.0, rel=DRAWN, abs=0
-    )
+    for scale, expected in ((None, 64**-0.5), ("sqrt_d_model", 1.0)):
+        rows = TokenEmbedding(2003, 64, scale=scale)(torch.arange(2003))
+        assert _rms(rows) == pytest.approx(expected, rel=DRAWN, abs=0)
 
 
 @pytest.mark.parametrize("scale", ["sqrt", "", "sqrt_d", "2.0", "nan", "inf", "double"])
 def test_an_unknown_scale_is_refused(scale: str) -> None:
     with refuses(RangeError, f"got {scale!r} for scale", "'sqrt_d_model'", "'sqrt_d_model_rounded'"):
         TokenEmbedding(11, 7, scale=scale)
-
-
-# ---------------------------------------------------------------------- padding
 
 
 @pytest.mark.parametrize("padding_idx", [0, 3, 10, -1, -11])
@@ -160,9 +133,6 @@ def test_a_padding_row_outside_the_table_is_refused(padding_idx: int) -> None:
         TokenEmbedding(11, 7, padding_idx=padding_idx)
 
 
-# ---------------------------------------------------------------------- resize
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_resizing_keeps_every_old_row_byte_for_byte(dtype: torch.dtype) -> None:
     embedding = TokenEmbedding(11, 64).to(dtype)
@@ -180,20 +150,14 @@ def test_resizing_keeps_every_old_row_byte_for_byte(dtype: torch.dtype) -> None:
         embedding(torch.tensor([4099]))
 
 
-def test_resizing_to_the_same_size_changes_nothing() -> None:
+def test_resizing_keeps_a_frozen_table_frozen_and_a_meta_table_on_meta_and_the_same_size_as_it_is() -> None:
     embedding = TokenEmbedding(11, 7)
-    weight = embedding.weight
+    weight = embedding.weight.requires_grad_(False)
     embedding.resize(11)
     assert embedding.weight is weight
-
-
-def test_resizing_keeps_a_frozen_table_frozen_and_a_meta_table_on_meta() -> None:
-    embedding = TokenEmbedding(11, 7)
-    embedding.weight.requires_grad_(False)
     embedding.resize(13)
     assert not embedding.weight.requires_grad
-    with torch.device("meta"):
-        large = TokenEmbedding(11, 7)
+    large = TokenEmbedding(11, 7).to("meta")
     large.resize(13)
     assert (large.weight.device.type, large.vocab_size) == ("meta", 13)
 
@@ -205,9 +169,6 @@ def test_a_table_never_shrinks(vocab_size: int) -> None:
     with refuses(RangeError, f"got {vocab_size} for vocab_size", "11 or more", "never dropped"):
         embedding.resize(vocab_size)
     assert torch.equal(embedding.weight, before)
-
-
-# ---------------------------------------------------------------------- the tied head
 
 
 @pytest.mark.parametrize("scale", [None, "sqrt_d_model"])
@@ -238,9 +199,6 @@ def test_the_head_is_the_same_parameter_and_learns_from_both_uses() -> None:
 def test_hidden_states_of_another_width_are_refused() -> None:
     with refuses(ShapeError, "x of shape", "d_model=7"):
         TokenEmbedding(11, 7).logits(torch.zeros(2, 8))
-
-
-# ---------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize("bad", [-1, 11, 2**31, 2**63 - 1, -(2**63)])
@@ -278,26 +236,3 @@ def test_ids_on_another_device_are_refused() -> None:
             embedding(torch.zeros(2, 3, dtype=torch.long, device="meta"))
         with refuses(ShapeError, "meta", "cpu"):
             embedding.to("meta")(torch.zeros(2, 3, dtype=torch.long))
-
-
-@pytest.mark.parametrize("sizes", [(0, 7), (11, 0), (-1, 7)])
-def test_sizes_below_one_are_refused(sizes: tuple[int, int]) -> None:
-    rows, (number,) = sizes[0], [size for size in sizes if size < 1]
-    with refuses(RangeError, f"got {number} for {'vocab_size' if rows < 1 else 'd_model'}"):
-        TokenEmbedding(*sizes)
-    with refuses(RangeError, f"got {number} for {'num_segments' if rows < 1 else 'd_model'}"):
-        SegmentEmbedding(*sizes)
-
-
-# ---------------------------------------------------------------------- what tables weigh
-
-
-def test_published_tables_have_their_published_sizes() -> None:
-    """On the meta device: nothing is allocated."""
-    with torch.device("meta"):
-        gpt2, llama = TokenEmbedding(50_257, 768), TokenEmbedding(32_000, 4_096)
-    assert [size.num_parameters for size in table_sizes(gpt2)] == [38_597_376]
-    (size,) = table_sizes(llama)
-    assert size.num_parameters == 131_072_000
-    assert size.num_bytes(torch.bfloat16) == size.num_bytes(torch.float16) == 250 * 2**20
-    assert size.num_bytes(torch.float32) == 500 * 2**20

@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F
 
 from locant import InputEmbedding, Learned
-from locant.embedding.fused import why_plain
+from locant.embedding.input import why_plain
 from tests.tolerances import assert_close
 
 VOCAB, WIDTH, LENGTH = 11, 6, 5

@@ -9,13 +9,13 @@ import pytest
 
 from locant.checkpoints.explanation import layer_strip
 from locant.checkpoints.extension import extend
-from locant.checkpoints.swap import swap
 from locant.errors import InputError
 from locant.explore.answers import answer
 from locant.explore.session import Session
 from locant.models.registry import presets
 from locant.positions import ALiBi
 from locant.positions.registry import encoding
+from locant.swapping import swap
 from tests.refusal import refuses
 
 transformers = pytest.importorskip("transformers", reason="the independent code beside ours")

@@ -34,7 +34,7 @@ def rotate(
     out = torch.empty_like(q), torch.empty_like(k)
     triton._LAUNCHES.clear()  # in the eyes of tensors all these devices are one
     with device(capability):
-        return launches(triton.rotate_, q, k, index, tables, layout, rotary_dim, *out, False)
+        return launches(triton.rotate_, q, k, *out, index, tables, layout, False)
 
 
 def gradient_of_biases(

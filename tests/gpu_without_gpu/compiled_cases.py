@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from locant import ALiBi, Kerple, PositionEncoding, Positions, attend
-from locant.attention.backends import sdpa
+from locant.attention.backends import dense
 from locant.positions import ModelShape, constant
 from locant.positions.hidden_bias import HiddenBias
 from locant.positions.offset_bias import OffsetBias
@@ -105,7 +105,7 @@ def of_a_graph(case: Case, lengths: tuple[int, ...], backend: str) -> list[induc
 
     with (
         mock.patch.object(constant.Constant, "_copy", copied_and_kept),
-        mock.patch.object(sdpa.F, "scaled_dot_product_attention", with_a_mask_of_its_dtype),
+        mock.patch.object(dense.F, "scaled_dot_product_attention", with_a_mask_of_its_dtype),
     ):
         return inductor.compiled(call)
 

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from locant import Positions, Rotary
-from locant.kernels.rotary import choice, op
+from locant.kernels.rotary import op
 from locant.kernels.rotary import triton as kernel
 from tests.gpu_without_gpu import launcher
 
@@ -80,7 +80,7 @@ def contenders(batch: int) -> dict[str, Callable[[], object]]:
     return {
         "the least launch there is": lambda: copy[(4,)](q, outs[0], q.numel(), BLOCK=1_024),
         "the usual kernel, on q and on k": lambda: (usual(q, cos), usual(k, cos)),
-        "our launch for q and k": lambda: kernel.rotate_(q, k, where.index, tables, "half", 128, *outs, False),
+        "our launch for q and k": lambda: kernel.rotate_(q, k, *outs, where.index, tables, "half", False),
         "Rotary.rotate": lambda: rotary.rotate(q, k, where),
         "Rotary.rotate, in place": lambda: rotary.rotate(q, k, where, inplace=True),
         "Rotary.rotate, with gradients": lambda: rotary.rotate(*leaves, where),
@@ -101,12 +101,10 @@ def main() -> None:
 def _nothing(*_: object) -> None: ...
 
 
-def _choose(*given: Any) -> choice.KernelChoice:
+def _choose(*given: Any) -> op.KernelChoice:
     """As on a GPU, where this is asked in every call."""
     reason = kernel.unsupported(*given)
-    return (
-        choice.KernelChoice("triton", "q is on a GPU") if reason is None else choice.KernelChoice("reference", reason)
-    )
+    return op.KernelChoice("triton", "q is on a GPU") if reason is None else op.KernelChoice("reference", reason)
 
 
 if __name__ == "__main__":

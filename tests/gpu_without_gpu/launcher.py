@@ -81,8 +81,13 @@ class _Launcher:
 
     def __call__(self, *given: Any) -> None:
         grid, kernel, arguments = given[:3], given[4], given[9:]
-        addresses = tuple(x.data_ptr() if hasattr(x, "data_ptr") else x for x in arguments)
-        _LAUNCHED.append(Launch(self.name, grid, addresses, outcomes.of(kernel)))
+        _LAUNCHED.append(Launch(self.name, grid, _addresses(arguments), outcomes.of(kernel)))
+
+
+def _addresses(argument: Any) -> Any:
+    if isinstance(argument, tuple):
+        return tuple(map(_addresses, argument))
+    return argument.data_ptr() if hasattr(argument, "data_ptr") else argument
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from locant import attend
-from locant.attention.backends import flex, sdpa
+from locant.attention.backends import dense, flex
 from locant.positions import constant
 from tests.gpu_without_gpu import inductor
 from tests.gpu_without_gpu.compiled_cases import (
@@ -114,7 +114,7 @@ def keeps_still(name: str, backend: str) -> None:
     with ExitStack() as stack:
         for module, attribute, stands_in in (
             (flex, "_run", nothing),
-            (sdpa.F, "scaled_dot_product_attention", nothing),
+            (dense.F, "scaled_dot_product_attention", nothing),
             (constant, "is_watched", lambda: False),
             (constant.Constant, "_copy", copied_and_kept),
         ):

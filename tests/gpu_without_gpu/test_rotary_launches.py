@@ -41,29 +41,29 @@ def calls() -> dict[str, tuple[Any, ...]]:
     """Each differs from the first in one thing."""
     q, k, index, tables = tokens(2, 4, 3), tokens(2, 2, 3), torch.zeros(2, 3, dtype=torch.long), exact(levels=2)
     axes = exact(levels=2, axis_of_pair=torch.zeros(DIM // 2, dtype=torch.long))
-    first = (q, k, index, tables, "half", DIM, torch.empty_like(q), torch.empty_like(k), False)
+    first = (q, k, torch.empty_like(q), torch.empty_like(k), index, tables, "half", False)
     changed: dict[str, dict[int, Any]] = {
         "nothing": {},
-        "batch": {0: tokens(1, 4, 3), 1: tokens(1, 2, 3), 2: index[:1], 6: tokens(1, 4, 3), 7: tokens(1, 2, 3)},
-        "heads": {0: tokens(2, 3, 3), 6: tokens(2, 3, 3)},
+        "batch": {0: tokens(1, 4, 3), 1: tokens(1, 2, 3), 2: tokens(1, 4, 3), 3: tokens(1, 2, 3), 4: index[:1]},
+        "heads": {0: tokens(2, 3, 3), 2: tokens(2, 3, 3)},
         "strides of q": {0: tokens(2, 3, 4).transpose(1, 2)},
         "strides of k": {1: tokens(2, 3, 2).transpose(1, 2)},
-        "strides of the result": {6: tokens(2, 3, 4).transpose(1, 2)},
-        "dtype": {place: x.half() for place, x in enumerate(first) if place in (0, 1, 6, 7)},
+        "strides of the result": {2: tokens(2, 3, 4).transpose(1, 2)},
+        "dtype": {place: x.half() for place, x in enumerate(first[:4])},
         "address": {0: apart(q)},
-        "address of the positions": {2: apart(index)},
-        "one row of positions": {2: index[:1]},
-        "strides of the positions": {2: torch.zeros(3, 2, dtype=torch.long).T},
-        "narrow positions": {2: index.int()},
-        "several axes": {2: torch.zeros(2, 3, 2, dtype=torch.long), 3: axes},
-        "levels": {3: exact(levels=4)},
-        "attention factor": {3: exact(levels=2, attention_factor=1.5)},
-        "angles": {3: Tables(torch.empty(DIM // 2))},
-        "layout": {4: "interleaved"},
-        "part of a head": {3: Tables(torch.empty(4, 256, 4, 2, dtype=torch.float64), 2), 5: 8},
-        "in place": {6: q, 7: k},
-        "q alone": {1: None, 7: None},
-        "backward": {8: True},
+        "address of the positions": {4: apart(index)},
+        "one row of positions": {4: index[:1]},
+        "strides of the positions": {4: torch.zeros(3, 2, dtype=torch.long).T},
+        "narrow positions": {4: index.int()},
+        "several axes": {4: torch.zeros(2, 3, 2, dtype=torch.long), 5: axes},
+        "levels": {5: exact(levels=4)},
+        "attention factor": {5: exact(levels=2, attention_factor=1.5)},
+        "angles": {5: Tables(torch.empty(DIM // 2))},
+        "layout": {6: "interleaved"},
+        "part of a head": {5: Tables(torch.empty(4, 256, 4, 2, dtype=torch.float64), 2)},
+        "in place": {2: q, 3: k},
+        "q alone": {1: None, 3: None},
+        "backward": {7: True},
     }
     return {name: tuple(new.get(place, x) for place, x in enumerate(first)) for name, new in changed.items()}
 
@@ -105,7 +105,7 @@ def remembered(limit: int, kinds: int) -> int:
     with mock.patch.object(triton, "MAX_LAUNCHES", limit):
         for seq in range(1, kinds + 1):
             q = tokens(1, 1, seq)
-            triton.rotate_(q, None, torch.zeros(1, seq, dtype=torch.long), exact(), "half", DIM, q, None, False)
+            triton.rotate_(q, None, q, None, torch.zeros(1, seq, dtype=torch.long), exact(), "half", False)
     return len(triton._LAUNCHES)
 
 

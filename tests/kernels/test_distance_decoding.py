@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from locant.kernels import distance_decoding as decoding
 from locant.kernels import native
-from locant.kernels.distance_decoding import decode, takes
+from locant.kernels.distance_attention import FUNCTION, decode, takes
 from tests.tolerances import assert_close
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -27,7 +26,7 @@ PART = 1_024
 @pytest.fixture(scope="module", autouse=True, params=native.runnable())
 def variant(request: pytest.FixtureRequest) -> Iterator[str]:
     of_library = native.function
-    if of_library(decoding.FUNCTION) is None:
+    if of_library(FUNCTION) is None:
         pytest.skip(f"native kernels are {native.status()}")
 
     def function(name: str) -> Any:

@@ -79,11 +79,12 @@ WATCHED = """
 import sys
 from pathlib import Path
 import pytest
-from locant.kernels.native import build, library
+from locant.kernels import native
+from locant.kernels.native import build
 folder, flags, best, *options = sys.argv[1:]
 build.HERE, build.FLAGS, build.VARIANTS = Path(folder), tuple(flags.split()), {best: ""}
-library.variants = lambda: (best,)
-assert library.status() == f"used, for {best}", library.status()
+native.variants = lambda: (best,)
+assert native.status() == f"used, for {best}", native.status()
 sys.exit(pytest.main(options))
 """
 

@@ -14,38 +14,20 @@ from torch import Tensor, nn
 from locant import (
     ALiBi,
     ContinuousGridBias,
-    Cope,
-    Deberta,
-    Fire,
-    Kerple,
     Learned,
     LearnedGrid,
     PositionEncoding,
     Positions,
     Rotary,
     Sandwich,
-    Shaw,
     Sinusoidal,
     T5Bias,
-    TransformerXL,
     XPos,
 )
 from locant.positions import ModelShape, Pairs, RotaryByClass, Temperature
 from locant.positions.registry import encodings
 from locant.positions.rotary_by_class import products
-from locant.positions.scaling import (
-    KINDS,
-    NTK,
-    DynamicNTK,
-    Linear,
-    Llama3,
-    LongRoPE,
-    MixedNTK,
-    Proportional,
-    Resonance,
-    Scaling,
-    YaRN,
-)
+from locant.positions.scaling import KINDS, NTK, Linear, Resonance, Scaling
 
 __all__ = ["CONSTANT", "EVERY", "HEADS", "ROTARY_OPTIONS", "WIDTH", "Build", "differences", "queries", "rotary", "use"]
 
@@ -55,24 +37,9 @@ HEADS, WIDTH = 4, 16
 
 PAIRS = WIDTH // 2
 SCALINGS: dict[str, Scaling] = {
-    "linear": Linear(factor=4.0),
-    "ntk": NTK(factor=4.0),
-    "ntk of base": NTK(factor=4.0, form="base"),
-    "dynamic ntk": DynamicNTK(factor=2.0, original_max_seq_len=2048),
-    "yarn": YaRN(factor=4.0, original_max_seq_len=2048),
-    "longrope": LongRoPE(
-        short_factor=(1.0,) * PAIRS, long_factor=(1.5,) * PAIRS, original_max_seq_len=2048, factor=4.0
-    ),
-    "llama3": Llama3(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=2048),
-    "proportional": Proportional(rotated_share=0.5, factor=2.0),
-    "mixed ntk": MixedNTK(factor=4.0),
-    "resonance": Resonance(scaling=Linear(factor=4.0)),
+    kind.info.name: kind.by_factor(4.0, 2048, WIDTH, 10_000.0) for kind in KINDS.values() if kind.info.name
 }
-SCALINGS |= {
-    kind.info.name: kind.by_factor(4.0, 2048, WIDTH, 10_000.0)
-    for kind in KINDS.values()
-    if kind.info.name and kind not in map(type, SCALINGS.values())
-}
+SCALINGS |= {"ntk of base": NTK(factor=4.0, form="base"), "resonance": Resonance(scaling=Linear(factor=4.0))}
 ROTARY_OPTIONS: dict[str, dict[str, Any]] = {
     "rotary": {},
     "rotary interleaved": {"layout": "interleaved"},
@@ -123,15 +90,8 @@ CONSTANT: dict[str, Build] = {
 
 EVERY: dict[str, Build] = {
     **CONSTANT,
-    "nope": PositionEncoding,
     "learned": _building(Learned, 4096, WIDTH),
     "learned_grid": _building(LearnedGrid, 1, 4096, WIDTH),
-    "kerple": _building(Kerple, HEADS),
-    "fire": _building(Fire, HEADS),
-    "cope": _building(Cope, WIDTH),
-    "shaw": _building(Shaw, WIDTH),
-    "transformer_xl": _building(TransformerXL, HEADS, HEADS * WIDTH),
-    "deberta": _building(Deberta, HEADS, WIDTH),
     "continuous_grid_bias": _building(ContinuousGridBias, HEADS, 1, 4096, hidden=1),
 }
 SHAPE = ModelShape(d_model=HEADS * WIDTH, num_heads=HEADS, max_seq_len=4096)
@@ -140,7 +100,7 @@ del EVERY["convolutional"]  # whose documents have to be whole
 
 
 DISTINCT = (
-    "rotary", "rotary float32 interleaved", "rotary partial", "rotary axial", "rotary dynamic ntk", "rotary yarn",
+    "rotary", "rotary float32 interleaved", "rotary partial", "rotary axial", "rotary dynamic", "rotary yarn",
     "sinusoidal", "alibi", "t5 bidirectional", "nope", "learned",
 )  # fmt: skip
 """Some whose code differs, for checks that take long."""

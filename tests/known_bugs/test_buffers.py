@@ -129,10 +129,11 @@ def test_27_checkpoints_load_with_and_without_old_buffers() -> None:
         for key in LEGACY:
             said = refused(model, {**own, f"1.0.{key}": torch.full((WIDTH // 2,), 9.0)})
             assert not said, f"with the old buffer: {said}"
+            assert not refused(encoding, {**encoding.state_dict(), key: torch.ones(1)}), "with it in a file of its own"
             assert not differences(before, some(encoding)), "the old buffer replaced what the configuration says"
         assert "bogus" in refused(model, {**own, "1.0.bogus": torch.ones(1)}), "any key at all is taken"
 
-    ours = EVERY["rotary"], EVERY["rotary dynamic ntk"], EVERY["rotary float32 yarn"]
+    ours = EVERY["rotary"], EVERY["rotary dynamic"], EVERY["rotary float32 yarn"]
     exhibit(check, *ours, twin=BufferRotary, because="(?s)with the old buffer: .*Unexpected key")
     because = "(?s)without the old buffer: .*Missing key"
     exhibit(check, *ours, twin=lambda: BufferRotary(persistent=True), because=because)
@@ -254,5 +255,5 @@ def test_35_a_forward_pass_leaves_no_trace(way: str) -> None:
         traces = sorted(path for path, *_ in set(kept(encoding)) ^ before)
         assert not traces, f"the forward pass changed {traces}"
 
-    ours = SOME_OF_EACH if way == "eager" else [EVERY["rotary dynamic ntk"], EVERY["t5"]]
+    ours = SOME_OF_EACH if way == "eager" else [EVERY["rotary dynamic"], EVERY["t5"]]
     exhibit(check, *ours, twin=Lazy, because=r"the forward pass changed \['._buffers\[inv_freq\]'")

@@ -25,6 +25,9 @@ def ours(layout: str = "half", **options: Any) -> Rotate:
     return lambda x, positions: rotary.rotate(x, x, positions)[0]
 
 
+BOTH = [ours(layout) for layout in LAYOUTS]
+
+
 def truth(x: Tensor, positions: Positions, layout: str = "half", sign: int = 1) -> Tensor:
     """The paper's matrices, row by row, at angles of sixty digits."""
     rows = []
@@ -106,8 +109,7 @@ def test_65_inputs_stay_as_they_were() -> None:
         copy = x.contiguous()
         return kernel(copy.clone(), positions, copy)
 
-    ours_of_both = [ours(layout) for layout in LAYOUTS]
-    exhibit(check, *ours_of_both, twin=in_a_copy_or_not, because=r"strides \(90, 30, 6, 1\) was overwritten")
+    exhibit(check, *BOTH, twin=in_a_copy_or_not, because=r"strides \(90, 30, 6, 1\) was overwritten")
 
 
 def test_66_a_single_head_is_rotated() -> None:
@@ -151,8 +153,7 @@ def test_67_gradients_arrive() -> None:
         q, _ = Rotary(HEAD_DIM).rotate(x * 1, x * 1, positions, inplace=True)
         return q
 
-    ours_of_both = [ours(layout) for layout in LAYOUTS]
-    exhibit(check, *ours_of_both, in_place, twin=raw, because="requires no gradient")
+    exhibit(check, *BOTH, in_place, twin=raw, because="requires no gradient")
 
 
 def test_68_the_backward_rotates_the_other_way() -> None:
@@ -202,5 +203,4 @@ def test_71_nothing_is_rotated_to_nothing() -> None:
             raise RuntimeError("invalid configuration argument")
         return kernel(x, positions, x.clone())
 
-    ours_of_both = [ours(layout) for layout in LAYOUTS]
-    exhibit(check, *ours_of_both, twin=launches, because="cannot be rotated: invalid configuration argument")
+    exhibit(check, *BOTH, twin=launches, because="cannot be rotated: invalid configuration argument")

@@ -171,13 +171,8 @@ def test_74_one_query_behind_a_cache_has_the_last_row() -> None:
     With one query the bias was of one query and one key, 0, and broadcast over all keys in the cache. Every other bias
     is asked the same where it is tested, and every model in `tests/lab/test_decoder.py`.
     """
-    ours = ALiBi(alone.HEADS), T5Bias(alone.HEADS)
-    exhibit(
-        same_alone("cached one by one"),
-        *ours,
-        twin=OnlyTheNewTokens(alone.HEADS),
-        because="bias is not what the row alone gets",
-    )
+    ours, twin = (ALiBi(alone.HEADS), T5Bias(alone.HEADS)), OnlyTheNewTokens(alone.HEADS)
+    exhibit(same_alone("cached one by one"), *ours, twin=twin, because="bias is not what the row alone gets")
 
 
 def test_75_the_newest_token_is_at_distance_0() -> None:

@@ -31,6 +31,10 @@ def ours(config: Config) -> tuple[Tensor, float]:
     return frequencies, scaling.effective_attention_factor
 
 
+def frequencies_of(config: Config) -> Tensor:
+    return ours(config)[0]
+
+
 def with_rope(name: str, **changes: Any) -> dict[str, Any]:
     """A published configuration with some rope parameters changed; ``None`` takes one away."""
     config = dict(PUBLISHED[name])
@@ -194,11 +198,8 @@ def test_45_the_ramp_ends_where_truncate_says() -> None:
     lie beyond: with base 10 000 and 131 072 tokens it is at 35 of 32 pairs.
     """
 
-    def read(config: Config) -> Tensor:
-        return ours(config)[0]
-
     def never_truncates(config: Config) -> Tensor:
-        return read({**config, "rope_scaling": {"truncate": False, **config["rope_scaling"]}})
+        return frequencies_of({**config, "rope_scaling": {"truncate": False, **config["rope_scaling"]}})
 
     def ends_at_the_last_pair(config: Config) -> Tensor:
         said = config["rope_scaling"]
@@ -212,8 +213,10 @@ def test_45_the_ramp_ends_where_truncate_says() -> None:
             off = float((frequencies(config) / on_a_ramp(64, base, 32.0, *ends) - 1).abs().max())
             assert off <= FREQUENCY, f"base {base:g}, {original} tokens, truncate {truncate}: off by {off:.2g}"
 
-    exhibit(check, read, twin=never_truncates, because="base 150000, 4096 tokens, truncate None: off by 0.")
-    exhibit(check, read, twin=ends_at_the_last_pair, because="base 10000, 131072 tokens, truncate None: off by")
+    exhibit(check, frequencies_of, twin=never_truncates, because="base 150000, 4096 tokens, truncate None: off by 0.")
+    exhibit(
+        check, frequencies_of, twin=ends_at_the_last_pair, because="base 10000, 131072 tokens, truncate None: off by"
+    )
 
 
 LLAMA_3 = {"Llama-3.1-8B": (128, 8.0), "Llama-3.3-70B": (128, 8.0), "Llama-3.2-1B": (64, 32.0)}
@@ -245,14 +248,11 @@ def test_50_the_scaling_of_every_llama_3_is_its_own() -> None:
     29 000 tokens the text became gibberish.
     """
 
-    def read(config: Config) -> Tensor:
-        return ours(config)[0]
-
     def without(config: Config) -> Tensor:
-        return read({key: value for key, value in config.items() if key != "rope_scaling"})
+        return frequencies_of({key: value for key, value in config.items() if key != "rope_scaling"})
 
     def factor_of_another(config: Config) -> Tensor:
-        return read({**config, "rope_scaling": {**config["rope_scaling"], "factor": 8.0}})
+        return frequencies_of({**config, "rope_scaling": {**config["rope_scaling"], "factor": 8.0}})
 
     def check(frequencies: Callable[[Config], Tensor]) -> None:
         for name in LLAMA_3:
@@ -260,8 +260,10 @@ def test_50_the_scaling_of_every_llama_3_is_its_own() -> None:
             off = float((frequencies(PUBLISHED[name]) * 29_000 - truth * 29_000).abs().max())
             assert off <= DOUBLE * 29_000, f"{name}: {off:.2g} radians off at position 29 000"
 
-    exhibit(check, read, twin=without, because="Llama-3.1-8B: [0-9.e+]+ radians off at position 29 000")
-    exhibit(check, read, twin=factor_of_another, because="Llama-3.2-1B: [0-9.]+ radians off at position 29 000")
+    exhibit(check, frequencies_of, twin=without, because="Llama-3.1-8B: [0-9.e+]+ radians off at position 29 000")
+    exhibit(
+        check, frequencies_of, twin=factor_of_another, because="Llama-3.2-1B: [0-9.]+ radians off at position 29 000"
+    )
 
 
 def test_51_a_base_that_is_not_there_is_missed() -> None:

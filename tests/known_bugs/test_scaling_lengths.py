@@ -91,7 +91,7 @@ def test_38_keys_in_a_cache_follow_a_base_that_changes() -> None:
 
     The base follows from the length of the sequence, which grows with every token; the keys in the cache had been
     rotated with the bases of earlier steps, and no query meets them at the distance it should. A rotary that was told
-    a smaller length refuses: `tests/positions/encodings/test_rotary_sections.py`.
+    a smaller length refuses: `tests/positions/encodings/test_rotary.py`.
     """
     follows(DYNAMIC)
 

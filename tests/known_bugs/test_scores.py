@@ -10,14 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from locant import (
-    ALiBi,
-    InputEmbedding,
-    Positions,
-    Rotary,
-    TokenEmbedding,
-    attend,
-)
+from locant import ALiBi, InputEmbedding, Positions, Rotary, TokenEmbedding, attend
 from locant.kernels.rotary import rotate_pairs
 from tests.known_bugs.exhibit import exhibit, same_alone
 from tests.known_bugs.subjects import WIDTH
@@ -214,11 +207,9 @@ def test_22_attention_keeps_far_distances_apart(backend: str, autocast: bool, dt
 class StepByStep(Rotary):
     """The next angle from the one before, by one more rotation: every step adds its rounding."""
 
-    def rotate(
-        self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    def rotate(self, q, k, positions, k_positions=None, *, inplace=False):
         keys = positions if k_positions is None else k_positions
-        return tuple(rotate_pairs(x, *self.steps(where), "half") for x, where in ((q, positions), (k, keys)))  # type: ignore[return-value]
+        return tuple(rotate_pairs(x, *self.steps(where), "half") for x, where in ((q, positions), (k, keys)))
 
     def steps(self, positions: Positions) -> tuple[Tensor, Tensor]:
         first, one = self.cos_sin(positions.slice(0, 1)), self.cos_sin(Positions.after(1, 1))

@@ -25,8 +25,7 @@ from locant.text.prepare import prepare
 from locant.text.store import ShardWriter, TokenStore, token_dtype
 from locant.text.store.formats.shards import read_index
 from tests.known_bugs.exhibit import exhibit
-from tests.text.store.large import MARKS, make_large
-from tests.text.store.made import TOKENS, index_of, make
+from tests.text.store.made import MARKS, TOKENS, index_of, make, make_large
 
 # ------------------------------------------------------------------ 84a: ids that wrap
 
@@ -83,10 +82,6 @@ def test_84a_ids_neither_wrap_nor_turn_negative() -> None:
 # ------------------------------------------------------------------ 84b: offsets of 32 bits
 
 
-def by_the_store(prefix: Path, place: int) -> int:
-    return TokenStore(prefix, format="megatron")[place]
-
-
 def with_offsets_of_32_bits(prefix: Path, place: int) -> int:
     tokens = np.memmap(prefix.with_suffix(".bin"), dtype=np.uint16, mode="r")
     return int(tokens[int(np.array(place).astype(np.int32))])
@@ -108,6 +103,9 @@ def test_84b_places_beyond_32_bits_are_the_right_ones(large: Path) -> None:
         for place, mark in MARKS.items():
             got = read(large / "shard-00000", place)
             assert got == mark, f"got {got} at place {place}, which holds {mark}"
+
+    def by_the_store(prefix: Path, place: int) -> int:
+        return TokenStore(prefix, format="megatron")[place]
 
     exhibit(check, by_the_store, twin=with_offsets_of_32_bits, because="got 0 at place 2147483648")
 
@@ -287,17 +285,19 @@ def with_new_file(path: Path, content: bytes) -> None:
         file.publish()
 
 
-def in_place(path: Path, content: bytes) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_TRUNC)
+def written(path: Path, content: bytes, flags: int) -> None:
+    handle = os.open(path, os.O_WRONLY | flags)
     os.write(handle, content)
     os.close(handle)
+
+
+def in_place(path: Path, content: bytes) -> None:
+    written(path, content, os.O_TRUNC)
 
 
 def removed_first(path: Path, content: bytes) -> None:
     path.rename(f"{path}.old")
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT)
-    os.write(handle, content)
-    os.close(handle)
+    written(path, content, os.O_CREAT)
 
 
 def test_84f_a_file_is_the_old_one_or_the_new_one_at_every_moment(
@@ -367,28 +367,19 @@ def test_84k_nothing_that_is_opened_runs(tmp_path: Path) -> None:
                 assert not trace.exists(), f"{path.name} ran what it held"
             path.write_bytes(before)
 
-    def as_a_store(_: Path) -> None:
-        TokenStore(folder).verify()
-
-    def as_tokens(path: Path) -> None:
-        TokenStore(path, format="nanogpt", dtype="uint8").verify()
-
-    def as_an_index(path: Path) -> None:
-        read_index(path)
+    ours = (
+        lambda path: TokenStore(folder).verify(),
+        lambda path: TokenStore(path, format="nanogpt", dtype="uint8").verify(),
+        read_index,
+    )
 
     def as_a_checkpoint(path: Path) -> None:
         pickle.loads(path.read_bytes())  # noqa: S301  # this is the bug
 
-    exhibit(check, as_a_store, as_tokens, as_an_index, twin=as_a_checkpoint, because="ran what it held")
+    exhibit(check, *ours, twin=as_a_checkpoint, because="ran what it held")
 
 
 # ------------------------------------------------------------------ 84l: headers
-
-Lengths = Callable[[Path], np.ndarray]
-
-
-def our_index(path: Path) -> np.ndarray:
-    return read_index(path).sequences
 
 
 def believed(path: Path) -> np.ndarray:
@@ -407,7 +398,7 @@ def test_84l_a_count_is_held_against_the_file_before_memory_is_taken(tmp_path: P
     """
     path, sound = tmp_path / "a.idx", index_of([3, 0, 5])
 
-    def check(read: Lengths) -> None:
+    def check(read: Callable[[Path], np.ndarray]) -> None:
         path.write_bytes(sound)
         assert read(path).tolist() == [3, 0, 5]
         for count in (10_000_000, 2**61, 2**62 + 3, 2**63, 2**64 - 1):
@@ -424,4 +415,6 @@ def test_84l_a_count_is_held_against_the_file_before_memory_is_taken(tmp_path: P
                 tracemalloc.stop()
             assert taken < 100_000, f"{taken} bytes were taken for a file of {len(sound)}"
 
-    exhibit(check, our_index, twin=believed, because="4000.* bytes were taken for a file of")
+    exhibit(
+        check, lambda path: read_index(path).sequences, twin=believed, because="4000.* bytes were taken for a file of"
+    )

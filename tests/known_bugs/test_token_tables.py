@@ -17,8 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional as F
 
 from locant import RangeError, TokenEmbedding
-from locant.embedding.deferred_errors import DeferredErrors
-from locant.embedding.table import require_ids
+from locant.embedding.table import DeferredErrors, require_ids
 from locant.parallel.vocabulary import LocalRows, SplitTable
 from tests.kernels.input_embedding.embedded import threads
 from tests.known_bugs.exhibit import exhibit

@@ -28,9 +28,7 @@ class BufferRotary(PositionEncoding):
         angle = positions.index[..., None].to(self.inv_freq.dtype) * self.inv_freq
         return angle.cos(), angle.sin()
 
-    def rotate(
-        self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    def rotate(self, q, k, positions, k_positions=None, *, inplace=False):
         cos, sin = (table.to(torch.promote_types(q.dtype, torch.float32)) for table in self.cos_sin(positions))
         return rotate_pairs(q, cos, sin, "half"), rotate_pairs(k, cos, sin, "half")
 

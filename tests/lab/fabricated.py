@@ -1,14 +1,27 @@
-"""Results of a comparison that never ran, in the form of `Results.to_dict()`, with numbers chosen by the test."""
+"""Results of a comparison that never ran, in the form of `Results.to_dict()`, with numbers chosen by the test.
+
+And, for one that does run, a text of random ids and the smallest settings.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 Losses = Mapping[str, Sequence[Sequence[float | None]]]
 """For every encoding, for every seed, a loss for every length."""
 
 LENGTHS = (64, 128, 256, 512)
+
+VOCAB = 17
+SMALL = {"train_length": 5, "num_steps": 3, "batch_size": 4, "d_model": 16, "num_layers": 1, "num_heads": 2}
+
+
+def ids(count: int = 900) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, VOCAB, count)
+
 
 THE_FIELD: Losses = {
     "nope": [(3.60, 3.62, 3.70, 3.80), (3.64, 3.66, 3.72, 3.86)],
@@ -31,6 +44,11 @@ def results(
     the windows of every length of an encoding.
     """
     by_position, windows = by_position or {}, windows or {}
+
+    def by_window(name: str, loss: float | None, length: int) -> list[float | None]:
+        added = windows.get(name, [0.0] * (10 * lengths[-1] // length))
+        return [None if loss is None else loss + each for each in added]
+
     records = [
         {
             "encoding": name,
@@ -39,8 +57,7 @@ def results(
             "loss_by_length": {str(length): loss for length, loss in zip(lengths, row, strict=True)},
             "loss_by_position": list(by_position.get(name, [row[0]] * lengths[-1])),
             "loss_by_window": {
-                str(length): by_window(loss, length, lengths[-1], windows.get(name))
-                for length, loss in zip(lengths, row, strict=True)
+                str(length): by_window(name, loss, length) for length, loss in zip(lengths, row, strict=True)
             },
             "train_loss": row[0] if train_loss is None else train_loss,
             "num_parameters": 1000,
@@ -57,12 +74,6 @@ def results(
         "environment": {"locant": "0.0.1", "torch": "9.8.7"},
         "records": records,
     }
-
-
-def by_window(loss: float | None, length: int, longest: int, added: Sequence[float] | None) -> list[float | None]:
-    """10 windows of the longest length, and as many of the others as these are long; or as many as are added to."""
-    extra = [0.0] * (10 * longest // length) if added is None else added
-    return [None if loss is None else loss + more for more in extra]
 
 
 def settings(losses: Losses, lengths: Sequence[int]) -> dict[str, Any]:

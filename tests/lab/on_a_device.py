@@ -18,23 +18,24 @@ from locant.lab.evaluation import EvaluationSettings, evaluate_model
 from locant.lab.factor_search import search_factors
 from tests.gpu_without_gpu import other_device
 
-__all__: list[str] = []
+__all__ = ["SMALL", "TEXT", "small_model"]
 
 TEXT = "the cat sat on the mat; the rat sat on the cat. a dog saw both of them and went away. " * 60
 WAYS = ("own", "exact", "nope", "yarn:4", "dynamic:2", "self-extend:4", "alibi", "learned", "cope")
-TUNED = {"way": "kerple", "num_steps": 4, "batch_size": 2, "learning_rate": 1e-2}
+SMALL = {"num_steps": 4, "batch_size": 2, "learning_rate": 1e-2}
+TUNED = {"way": "kerple", **SMALL}
 
 
-def made(folder: Path) -> tuple[str, list[str]]:
-    """A model with dropout, and a text."""
+def small_model(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[str, list[str]]:
+    """A model with dropout, trained at 16 tokens as it says, and a text."""
     (folder / "text.txt").write_text(TEXT)
     tokenizer = locant.Tokenizer.train([TEXT], 290)
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, attention_dropout=0.1,
-        vocab_size=tokenizer.vocab_size, max_position_embeddings=16, initializer_range=0.3,
+        vocab_size=tokenizer.vocab_size, max_position_embeddings=16, initializer_range=0.3, dtype=dtype,
     )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    LlamaForCausalLM(config).to(dtype).save_pretrained(folder / "model")
     tokenizer.save(folder / "model" / "tokenizer.json")
     return str(folder / "model"), [str(folder / "text.txt")]
 
@@ -63,7 +64,7 @@ def main(device: str, folder: Path) -> dict[str, Any]:
     """What there was found, on the CPU and on the device."""
     if device == other_device.OTHER:
         other_device.register()
-    model, files = made(folder)
+    model, files = small_model(folder)
     asked = {"lengths": (16, 64), "ways": WAYS, "windows": 4, "keys": 1}
     extension = extend(read_source(model), to=64, method="longrope")
     found: dict[str, Any] = {}

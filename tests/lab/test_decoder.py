@@ -55,7 +55,7 @@ def test_packed_documents_are_as_if_alone(name):
     assert_close(together, torch.cat([model(first), model(second)], dim=1))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "nope"])
+@pytest.mark.parametrize("name", NAMES)
 def test_the_order_of_tokens_matters(name):
     """Even to the last token, whose own place is the same: without positions it sees a bag of tokens, in one layer."""
     encoding = find(name).for_model(SHAPE)
@@ -65,15 +65,11 @@ def test_the_order_of_tokens_matters(name):
     ids = torch.arange(LENGTH)[None]
     swapped = ids.clone()
     swapped[0, [2, 9]] = ids[0, [9, 2]]
-    assert (model(ids)[0, -1] - model(swapped)[0, -1]).abs().max() > 1e-4
-
-
-def test_without_positions_one_layer_sees_a_bag_of_tokens():
-    model = Decoder(VOCAB, find("nope").for_model(SHAPE), d_model=24, num_layers=1, num_heads=3).eval()
-    ids = torch.arange(LENGTH)[None]
-    swapped = ids.clone()
-    swapped[0, [2, 9]] = ids[0, [9, 2]]
-    assert_close(model(ids)[0, -1], model(swapped)[0, -1])
+    before, after = model(ids)[0, -1], model(swapped)[0, -1]
+    if name == "nope":
+        assert_close(before, after)
+    else:
+        assert (before - after).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("name", NAMES)

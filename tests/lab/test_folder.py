@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from locant.errors import InputError
+from locant.lab.evaluation import EvaluationSettings, evaluate_model
 from locant.lab.results import BY_LENGTH, BY_POSITION, PAGE, ResultsFolder
 from tests.lab.fabricated import results
+from tests.lab.on_a_device import small_model
 
 
 def names(folder: Path) -> list[str]:
@@ -35,9 +37,11 @@ def test_an_earlier_report_stays_until_the_first_result(tmp_path: Path) -> None:
     assert names(tmp_path) == ["results.json"]
 
 
-def test_a_folder_of_other_things_is_refused_and_with_force_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"settings": 1}', "\x00"])
+def test_a_folder_of_other_things_is_refused_and_with_force_kept(tmp_path: Path, content: str) -> None:
+    """A file that only has the name of results is no report."""
     (tmp_path / "thesis.txt").write_text("mine")
-    (tmp_path / "results.json").write_text('{"mine": 1}')
+    (tmp_path / "results.json").write_text(content)
     with pytest.raises(InputError, match=r"holds other things than a report; try: -o .*-report, or --force"):
         ResultsFolder(tmp_path)
     forced = ResultsFolder(tmp_path, force=True)
@@ -45,13 +49,6 @@ def test_a_folder_of_other_things_is_refused_and_with_force_kept(tmp_path: Path)
     assert names(tmp_path) == ["results.json", "thesis.txt"]
     forced.write(results())
     assert (tmp_path / "thesis.txt").read_text() == "mine"
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"settings": 1}', "\x00"])
-def test_a_file_that_only_has_the_name_of_results_is_no_report(tmp_path: Path, content: str) -> None:
-    (tmp_path / "results.json").write_text(content)
-    with pytest.raises(InputError, match="other things"):
-        ResultsFolder(tmp_path)
 
 
 def test_a_file_in_the_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
@@ -63,8 +60,22 @@ def test_a_file_in_the_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
 
 def test_folders_made_for_nothing_are_removed_and_others_are_not(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
-    ResultsFolder(tmp_path / "old" / "new" / "newer").remove_if_empty()
+    with ResultsFolder(tmp_path / "old" / "new" / "newer"):
+        pass
     assert names(tmp_path) == ["old"]
     assert names(tmp_path / "old") == []
-    ResultsFolder(tmp_path / "old").remove_if_empty()
+    with ResultsFolder(tmp_path / "old"):
+        pass
     assert names(tmp_path) == ["old"]
+
+
+def test_records_of_another_version_are_measured_anew(tmp_path: Path) -> None:
+    model, files = small_model(tmp_path)
+    settings = EvaluationSettings(lengths=(16,), ways=("own",), windows=2, keys=0, device="cpu")
+    found = evaluate_model(model, files, settings, output=tmp_path / "out")
+    for version, is_reused in ((found["environment"]["locant"], True), ("0.0.1", False)):
+        marked = [{**found["records"][0], "seconds": -1}]
+        earlier = {**found, "environment": {**found["environment"], "locant": version}, "records": marked}
+        (tmp_path / "out" / "results.json").write_text(json.dumps(earlier))
+        again = evaluate_model(model, files, settings, output=tmp_path / "out")["records"][0]
+        assert (again["seconds"] == -1) is is_reused

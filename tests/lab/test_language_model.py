@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from locant.lab import language_model
 from locant.lab.language_model import AsDecoder, Head, fingerprint
-from tests.checkpoints.swap.families import Family, tiny
 from tests.largest import Largest
+from tests.swapping.families import Family, tiny
 from tests.tolerances import LOGITS
 
 BEHIND = [

@@ -18,41 +18,30 @@ import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import locant
 from locant import files
 from locant.checkpoints import load_swapped
 from locant.errors import InputError
-from locant.lab import TuneSettings, resume, tune, tuning
+from locant.lab import TuneSettings, results, tune, tuning
 from locant.text.windows.loader import BatchSampler
+from tests.lab.on_a_device import SMALL, TEXT, small_model
 from tests.refusal import refuses
 from tests.tolerances import LOGITS, SHORT_SUM, assert_close
 
-TEXT = "the cat sat on the mat; the rat sat on the cat. a dog saw both of them and went away. " * 60
-SMALL = {"num_steps": 4, "batch_size": 2, "learning_rate": 1e-2}
-
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, trained at 16 tokens as it says, and a text."""
-    folder = tmp_path_factory.mktemp("made")
-    (folder / "text.txt").write_text(TEXT)
-    tokenizer = locant.Tokenizer.train([TEXT], 290)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, attention_dropout=0.1,
-        vocab_size=tokenizer.vocab_size, max_position_embeddings=16, initializer_range=0.3, dtype="bfloat16",
-    )  # fmt: skip
-    LlamaForCausalLM(config).bfloat16().save_pretrained(folder / "model")
-    tokenizer.save(folder / "model" / "tokenizer.json")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("original")
+    small_model(folder, torch.bfloat16)
     return folder
 
 
 @pytest.fixture
-def here(made: Path, tmp_path: Path) -> Path:
-    """Such a folder, to be written into."""
-    return shutil.copytree(made, tmp_path / "here")
+def here(original: Path, tmp_path: Path) -> Path:
+    """A folder with a model and a text, to be written into."""
+    return shutil.copytree(original, tmp_path / "here")
 
 
 def tuned(here: Path, way: str, name: str = "out", force: bool = False, **settings: Any) -> dict[str, Any]:
@@ -218,7 +207,7 @@ import os, signal, sys
 from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM  # once for all
-from locant.lab import TuneSettings, resume, tune, tuning
+from locant.lab import TuneSettings, results, tune, tuning
 
 torch.set_num_threads(1)
 tuning.SAVE_SECONDS = 0.0
@@ -240,13 +229,13 @@ def half(tensors, path, metadata):
         die()
     save(tensors, path, metadata)
 
-save = resume.save_file
+save = results.save_file
 if point == "state":
-    resume.save_file = half
+    results.save_file = half
 if point == "folder":
     tuning.write_whole = die
 if point == "end":
-    resume.StateFolder.remove = die
+    results.StateFolder.remove = die
 chosen = TuneSettings(way="alibi", num_steps=4, batch_size=2, learning_rate=1e-2)
 tune(here / "model", [str(here / "text.txt")], chosen, output=here / "out",
      on_step=lambda done, total, said: done == 2 and point == "step" and die())
@@ -276,7 +265,7 @@ def test_a_training_that_goes_astray_says_so_and_a_full_disk_keeps_what_there_is
     def full(*_: object) -> None:
         raise SafetensorError("No space left on device")
 
-    monkeypatch.setattr(resume, "save_file", full)
+    monkeypatch.setattr(results, "save_file", full)
     with refuses(InputError, "cannot write", "No space left", "the same command goes on"):
         tuned(here, "own", force=True)
     monkeypatch.undo()
@@ -291,8 +280,13 @@ def test_a_training_that_goes_astray_says_so_and_a_full_disk_keeps_what_there_is
     assert sorted(each.name for each in here.iterdir()) == ["model", "out", "text.txt"]
 
 
-def test_nothing_of_anothers_is_overwritten(here: Path) -> None:
-    with resume.StateFolder(here / "out"), refuses(InputError, "another run"):
+def test_what_cannot_be_written_in_the_end_is_refused_before_the_training(here: Path) -> None:
+    (here / "model" / "tokenizer_config.json").write_text("[]")
+    with refuses(InputError, "tokenizer_config.json, which holds a list"):
+        tuned(here, "own")
+    assert not (here / "out-unfinished").exists()
+    (here / "model" / "tokenizer_config.json").unlink()
+    with results.StateFolder(here / "out"), refuses(InputError, "another run"):
         tuned(here, "own")
     (here / "out").mkdir()
     (here / "out" / "config.json").write_text("{}")  # a model, but the text lies in it
@@ -301,13 +295,6 @@ def test_nothing_of_anothers_is_overwritten(here: Path) -> None:
     with refuses(InputError, "lies in the input"):
         tune(here / "model", [text], TuneSettings(way="own", **SMALL), output=here / "out", force=True)
     assert (here / "out" / "text.txt").exists()
-
-
-def test_what_is_copied_in_the_end_is_read_before_the_training(here: Path) -> None:
-    (here / "model" / "tokenizer_config.json").write_text("[]")
-    with refuses(InputError, "tokenizer_config.json, which holds a list"):
-        tuned(here, "own")
-    assert not (here / "out-unfinished").exists()
 
 
 def test_another_run_is_not_gone_on_with(here: Path) -> None:
@@ -330,11 +317,11 @@ def test_another_run_is_not_gone_on_with(here: Path) -> None:
 
 
 def test_weights_that_were_saved_in_place_are_of_another_run(here: Path) -> None:
-    tuned(here, "own")
+    tuned(here, "own", num_steps=1)
     file = here / "model" / "model.safetensors"
     size, trained = file.stat().st_size, LlamaForCausalLM.from_pretrained(here / "model")
     trained.lm_head.weight.data *= 1.5
     trained.save_pretrained(here / "model")
     assert file.stat().st_size == size
     with refuses(InputError, "not empty", "a new folder"):
-        tuned(here, "own")
+        tuned(here, "own", num_steps=1)

@@ -1,7 +1,4 @@
-"""The rotary modules of `transformers`, found, built from their own default configurations and run.
-
-``python -m tests.models.rotary_modules`` prints for each whether `Rotary.from_config` rotates as it does.
-"""
+"""The rotary modules of `transformers`, found, built from their own default configurations and run."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import importlib.util
 import inspect
 import pathlib
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
@@ -395,23 +391,3 @@ SPECIAL: dict[str, Callable[[Case], tuple[Tensor, Turn]]] = {
     "MusicFlamingo": _music_flamingo,
     "VJEPA2": _v_jepa_2,
 }
-
-
-def main() -> None:
-    counts: Counter[str] = Counter()
-    worst: Counter[str] = Counter()
-    order = ("same bits", "equal", "refused", "differs", "cannot be built")
-    for folder in folders():
-        found = cases(folder)
-        verdicts = ["cannot be built"] if not found else []
-        for case in found:
-            result = outcome(case)
-            verdicts.append(result.verdict)
-            print(f"{folder:28} {case.name:75} {result.verdict:10} {result.detail}")  # noqa: T201
-        counts.update(verdicts)
-        worst[max(verdicts, key=order.index)] += 1
-    print(f"modules: {dict(counts)}\nfolders, by their worst: {dict(worst)}")  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()

@@ -23,7 +23,6 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from locant import ALiBi, InputError, Learned, PositionEncoding, Positions, Rotary, T5Bias
 from locant.models import encoding_from_config, layer_types
-from locant.models.registry import ARCHITECTURES
 from locant.positions.encodings.deberta import Deberta
 from locant.positions.encodings.shaw import Shaw
 from tests.models.configurations import is_told_or_refused
@@ -59,33 +58,6 @@ def test_a_preset_says_the_same_as_the_object_that_transformers_makes_of_it() ->
             theirs = encoding_from_config(config, layer_type=kind)
             assert repr(ours) == repr(theirs), name
             assert set(layer_types(config)) == set(layer_types(facts))
-
-
-REQUIRED = (
-    "llama", "mistral", "qwen2", "qwen2_vl", "qwen3", "phi", "phi3", "gemma", "gemma3_text", "gpt_neox", "gptj",
-    "deepseek_v3", "gpt_oss", "falcon", "mpt", "bloom", "t5", "bert", "roberta", "gpt2", "opt", "deberta-v2",
-)  # fmt: skip
-
-
-def test_the_architectures_that_were_promised_are_known() -> None:
-    assert set(REQUIRED) <= {name for name, _ in ARCHITECTURES.items()}
-
-
-def test_rotary_models_are_read_as_rotary_reads_them() -> None:
-    config = PRESETS["llama-3.1-8b"]
-    encoding = encoding_from_config(config, angles="float32")
-    assert isinstance(encoding, Rotary)
-    assert repr(encoding) == repr(Rotary.from_config(config, angles="float32"))
-
-
-def test_layer_types_of_gemma_3_have_to_be_named() -> None:
-    gemma = PRESETS["gemma-3-4b"]
-    assert layer_types(gemma) == ("full_attention", "sliding_attention")
-    with refuses(InputError, "full_attention", "sliding_attention"):
-        encoding_from_config(gemma)
-    full = encoding_from_config(gemma, layer_type="full_attention")
-    assert isinstance(full, Rotary)
-    assert full.base == 1_000_000.0
 
 
 # ------------------------------------------------------------------ against the models' own code
@@ -158,18 +130,19 @@ def loaded(encoding: PositionEncoding, weight: Tensor) -> Learned:
     return encoding
 
 
-def test_bert_has_the_rows_of_its_own_table() -> None:
-    config = AutoConfig.for_model("bert", hidden_size=16, num_attention_heads=2, max_position_embeddings=32)
-    table = BertEmbeddings(config).position_embeddings.weight
-    embedded = loaded(encoding_from_config(config), table).embed(torch.zeros(1, TOKENS, 16), POSITIONS)
-    assert torch.equal(embedded[0], table[:TOKENS])
-
-
-def test_gpt_2_has_the_rows_of_its_own_table() -> None:
-    config = AutoConfig.for_model("gpt2", n_embd=16, n_head=2, n_layer=1, n_positions=32)
-    table = GPT2Model(config).wpe.weight
-    embedded = loaded(encoding_from_config(config), table).embed(torch.zeros(1, TOKENS, 16), POSITIONS)
-    assert torch.equal(embedded[0], table[:TOKENS])
+@pytest.mark.parametrize(
+    ("kind", "sizes", "table"),
+    [
+        ("bert", {"hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 32}, "position_embeddings"),
+        ("gpt2", {"n_embd": 16, "n_head": 2, "n_layer": 1, "n_positions": 32}, "wpe"),
+    ],
+)
+def test_a_table_has_the_rows_of_the_models_own(kind: str, sizes: dict[str, Any], table: str) -> None:
+    config = AutoConfig.for_model(kind, **sizes)
+    theirs = BertEmbeddings(config) if kind == "bert" else GPT2Model(config)
+    weight = theirs.get_submodule(table).weight
+    embedded = loaded(encoding_from_config(config), weight).embed(torch.zeros(1, TOKENS, 16), POSITIONS)
+    assert torch.equal(embedded[0], weight[:TOKENS])
 
 
 def test_roberta_begins_behind_its_padding_row() -> None:

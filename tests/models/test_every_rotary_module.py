@@ -13,16 +13,21 @@ from locant.models import encoding_from_config, with_defaults
 from locant.models.config_values import HEADS, WIDTHS
 from locant.models.registry import read
 from locant.positions import UnequalAngles
+from tests.models.configurations import ROTARY_KEYS
 from tests.models.rotary_modules import Case, cases, folders, outcome, said, theirs
 from tests.tolerances import DIFFERENT, LENGTH
 
 NO_ROTATION = {"hunyuan_vl": "by different axes: no rotation", "vjepa2": "by different frequencies: no rotation"}
 """Folders whose module is refused, and a part of the reason."""
 
+OFTEN = {name.removesuffix("_text") for name in ROTARY_KEYS}
+"""Those of the most used models; the fast suite has no others."""
+
 
 @pytest.mark.filterwarnings("ignore:hy_v4 pairs:UserWarning")  # its code is what is measured here
-@pytest.mark.slow
-@pytest.mark.parametrize("folder", folders())
+@pytest.mark.parametrize(
+    "folder", [folder if folder in OFTEN else pytest.param(folder, marks=pytest.mark.slow) for folder in folders()]
+)
 def test_every_rotary_module_of_a_folder_is_equal_or_refused_for_what_it_is(folder: str) -> None:
     """And what is not said is taken from the defaults of its class."""
     found = cases(folder)

@@ -41,6 +41,9 @@ def test_a_missing_length_or_width_of_latent_attention_is_told() -> None:
     deepseek = {key: value for key, value in PUBLISHED["DeepSeek-V3"].items() if key != "qk_rope_head_dim"}
     is_told_or_refused(deepseek, "qk_rope_head_dim")
     is_told_or_refused({**OLMO_3_TOP, "layer_types": ["sliding_attention"]}, "rope_theta", "full_attention")
+    for read in (Rotary.from_config, encoding_from_config):
+        with refuses(InputError, "layer_type='full_attention'"):  # which layers are meant comes first
+            read(OLMO_3_TOP)
 
 
 @pytest.mark.unchecked  # checks of shapes stand between the caller and us

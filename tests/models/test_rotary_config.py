@@ -13,7 +13,6 @@ from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
 
 from locant import InputError, LocantError, Positions, Rotary
 from locant.models import layer_types
-from locant.models.rotary_to_config import rotary_to_config
 from locant.positions.scaling import (
     DynamicNTK,
     Linear,
@@ -173,11 +172,6 @@ def test_layer_types_have_a_base_and_a_scaling_each() -> None:
     assert (local.base, local.scaling) == (10_000.0, Unscaled())
 
 
-def test_layers_that_share_one_encoding_may_be_named() -> None:
-    config = llama(layer_types=["full_attention", "sliding_attention"])
-    assert fields(Rotary.from_config(config, layer_type="sliding_attention")) == fields(Rotary.from_config(config))
-
-
 def test_full_attention_of_gemma_4_has_wider_heads() -> None:
     config = AutoConfig.for_model("gemma4_text", head_dim=64, global_head_dim=128, num_hidden_layers=6)
     full = Rotary.from_config(config, layer_type="full_attention")
@@ -223,12 +217,6 @@ def test_phi_3_has_older_names_for_longrope(old: str) -> None:
     config = {**PUBLISHED["Phi-3-mini-128k"]}
     config["rope_scaling"] = {**config["rope_scaling"], "type": old}
     assert fields(Rotary.from_config(config)) == fields(Rotary.from_config(PUBLISHED["Phi-3-mini-128k"]))
-
-
-def test_rotary_has_both_ways_as_methods() -> None:
-    rotary = Rotary.from_config(PUBLISHED["Llama-3.1-8B"], angles="float32")
-    assert rotary.angles.mode == "float32"
-    assert rotary.to_config() == rotary_to_config(rotary)
 
 
 def test_a_subclass_gets_itself() -> None:

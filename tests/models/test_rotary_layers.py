@@ -17,7 +17,7 @@ from transformers.models.mistral4 import modeling_mistral4 as mistral4
 from locant import InputError, PositionEncoding, Positions, RangeError, Rotary, ShapeError, attend
 from locant.models import encoding_from_config, layer_types
 from locant.positions import Pairs, Temperature
-from locant.positions.encodings.tempered import Tempered
+from locant.positions.temperature import Tempered
 from tests.models.configurations import is_told_or_refused
 from tests.positions import claims
 from tests.refusal import refuses

@@ -23,7 +23,7 @@ from locant.positions.scaling import (
     Unscaled,
     YaRN,
 )
-from tests.models.configurations import ROTARY_KEYS, fields
+from tests.models.configurations import fields
 from tests.positions.published import PUBLISHED, layer_type_of
 from tests.refusal import refuses
 from tests.tolerances import FORMULA
@@ -75,12 +75,6 @@ def test_ntk_is_written_as_the_base_that_it_is() -> None:
         assert isinstance(again.scaling, Unscaled)
         pairs = zip(again.angles.frequencies, rotary.angles.frequencies, strict=True)
         assert max(abs(float(a / b - 1)) for a, b in pairs) < FORMULA
-
-
-def test_weights_without_effect_are_not_written() -> None:
-    lone = Rotary(64, scaling=YaRN(factor=4.0, original_max_seq_len=2048, mscale=0.7))
-    again = Rotary.from_config(lone.to_config())
-    assert again.scaling.effective_attention_factor == lone.scaling.effective_attention_factor
 
 
 @pytest.mark.parametrize("form", ["rope_parameters", "rope_scaling"])
@@ -137,20 +131,10 @@ def test_a_share_that_a_float_rounds_down_is_written_rounded_up(head_dim: int, r
     assert StableLmRotaryEmbedding(theirs).inv_freq.shape == (rotary_dim // 2,)
 
 
-def test_a_share_can_round_down() -> None:
-    # The case above is one: without it, it would prove nothing.
-    assert int(44 * (30 / 44)) == 29
-
-
 @pytest.mark.parametrize("length", [0, -1, 2**31, 1.5, "8192", True])
 def test_a_longest_sequence_is_a_number_of_tokens(length: Any) -> None:
     with refuses(RangeError, "max_seq_len"):
         Rotary(64).to_config(max_seq_len=length)
-
-
-def test_sections_are_written() -> None:
-    rotary = Rotary(128, sections=(16, 24, 24))
-    assert fields(Rotary.from_config(rotary.to_config())) == fields(rotary)
 
 
 def test_frequencies_of_images_are_not_written_as_those_of_text() -> None:
@@ -206,10 +190,6 @@ def test_a_scaling_that_no_configuration_knows_is_refused() -> None:
 
     with refuses(InputError, "Own"):
         Rotary(64, scaling=Own()).to_config()
-
-
-def test_every_known_architecture_has_a_layout() -> None:
-    assert {keys.layout for keys in ROTARY_KEYS.values()} == {"half", "interleaved"}
 
 
 @pytest.mark.parametrize("form", ["rope_parameters", "rope_scaling"])

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -86,22 +85,6 @@ def _trained(vocabulary: int, shape: tuple[int, ...], name: str, norm_type: floa
     return {"off": off, "norms": norms, "saved": len(saved.get("state", {}))}
 
 
-def _refused(vocabulary: int, world: int) -> list[str]:
-    """What torch's own functions say to such a model."""
-    model, rows = _split(vocabulary, (world,))
-    clip, told = partial(nn.utils.clip_grad_norm_, foreach=None), []
-    for attempt in (
-        lambda: _step(model, rows, 0, clip, 2.0),
-        lambda: OPTIMIZERS["AdamW, fused"](model.parameters()).step(),
-        lambda: OPTIMIZERS["AdamW, foreach"](model.parameters()).step(),
-    ):
-        try:
-            attempt()
-        except RuntimeError as error:
-            told.append(str(error))
-    return told
-
-
 def find_out(cases: list[tuple[int, tuple[int, ...], str, float]]) -> dict[str, Any]:
     """The work of one process."""
-    return {str(case): _trained(*case) for case in cases} | {"torch's own": _refused(11, dist.get_world_size())}
+    return {str(case): _trained(*case) for case in cases}

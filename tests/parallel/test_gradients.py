@@ -24,8 +24,6 @@ def trained_as_one(world: int, cases: list[tuple[Any, ...]]) -> None:
             assert result["off"] <= OVER_RANKS, f"rank {rank}, {case}: off by {result['off']}"
             assert max(result["norms"]) > MAX_NORM, "nothing was clipped"
             assert result["saved"] > 0
-        assert len(found["torch's own"]) == 3, "torch takes such a model by now"
-        assert all("mixed torch.Tensor and DTensor" in told for told in found["torch's own"])
 
 
 @pytest.mark.slow

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from locant import ALiBi, Learned, PositionEncoding, Positions, Rotary, Sinusoidal, T5Bias
 
-__all__ = ["ARRANGEMENTS", "ENCODINGS", "HEADS", "HEAD_DIM", "CountsSlots", "require_same_alone", "three_rows"]
+__all__ = [
+    "ARRANGEMENTS", "ENCODINGS", "HEADS", "HEAD_DIM", "CountsSlots", "encodings_of", "require_same_alone", "three_rows",
+]  # fmt: skip
 
 HEADS, KV_HEADS, HEAD_DIM, D_MODEL = 6, 2, 14, 11
 LENGTHS = [24, 1, 40]
@@ -121,18 +123,25 @@ ARRANGEMENTS: dict[str, Callable[[], Iterator[tuple[Side, Side]]]] = {
     "chunked": chunked,
     "sharded zigzag over 4": sharded,
 }
-ENCODINGS: dict[str, Callable[[], PositionEncoding]] = {
-    "nope": PositionEncoding,
-    "learned": lambda: Learned(max(LENGTHS), D_MODEL),
-    "sinusoidal": lambda: Sinusoidal(D_MODEL),
-    "rotary half": lambda: Rotary(HEAD_DIM),
-    "rotary interleaved": lambda: Rotary(HEAD_DIM, layout="interleaved"),
-    "rotary partial": lambda: Rotary(HEAD_DIM, rotary_dim=6),
-    "rotary float32": lambda: Rotary(HEAD_DIM, angles="float32"),
-    "alibi": lambda: ALiBi(HEADS),
-    "t5": lambda: T5Bias(HEADS),
-    "t5 both ways": lambda: T5Bias(HEADS, bidirectional=True),
-}
+
+
+def encodings_of(heads: int, head_dim: int, d_model: int, rows: int) -> dict[str, Callable[[], PositionEncoding]]:
+    """One of each kind, for these sizes; a learned table has so many rows."""
+    return {
+        "nope": PositionEncoding,
+        "learned": lambda: Learned(rows, d_model),
+        "sinusoidal": lambda: Sinusoidal(d_model),
+        "rotary": lambda: Rotary(head_dim),
+        "rotary interleaved": lambda: Rotary(head_dim, layout="interleaved"),
+        "rotary partial": lambda: Rotary(head_dim, rotary_dim=4),
+        "rotary float32": lambda: Rotary(head_dim, angles="float32"),
+        "alibi": lambda: ALiBi(heads),
+        "t5": lambda: T5Bias(heads),
+        "t5 both ways": lambda: T5Bias(heads, bidirectional=True),
+    }
+
+
+ENCODINGS = encodings_of(HEADS, HEAD_DIM, D_MODEL, max(LENGTHS))
 
 
 def laid_out(tokens: list[Tensor], side: Side, axis: int) -> Tensor:

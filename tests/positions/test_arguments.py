@@ -36,7 +36,6 @@ from locant import (
 )
 from locant.errors import LocantError, RangeError
 from locant.positions import abacus, coupled, randomized
-from locant.positions.heads import heads_of
 from locant.positions.registry import encodings
 from locant.positions.scaling import Linear, LongRoPE, YaRN
 from tests.odd import FLAG, POSITIVE, REAL, parameters, require_refused
@@ -173,23 +172,6 @@ def test_no_class_is_forgotten() -> None:
     assert {"Positions.arange", "Positions.after", "Positions.packed", "Positions.of", "grid"} <= BUILDS.keys()
     own = {"Unscaled", "Linear", "NTK", "DynamicNTK", "YaRN", "LongRoPE", "Llama3", "Proportional", "MixedNTK"}
     assert own | {"Resonance"} <= {kind.__name__ for kind in SCALINGS}
-
-
-class Careless(PositionEncoding):
-    """Checks one of its two numbers."""
-
-    def __init__(self, num_heads: int, reach: int = 8) -> None:
-        super().__init__()
-        self.num_heads, self.reach = heads_of(num_heads), reach
-
-
-def test_a_parameter_without_a_check_is_seen() -> None:
-    sizes = dict(parameters(Careless, SAMPLE))
-    require_refused(Careless, sizes["num_heads"], "num_heads", ())
-    with pytest.raises((pytest.fail.Exception, jaxtyping.TypeCheckError)):
-        require_refused(Careless, sizes["reach"], "reach", ())
-    with pytest.raises(KeyError, match="unheard_of"):
-        list(parameters(lambda unheard_of: unheard_of, SAMPLE))
 
 
 # ---------------------------------------------------------------------- what is large

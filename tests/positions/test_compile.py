@@ -9,23 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
-from locant import ALiBi, InputEmbedding, Learned, PositionEncoding, Positions, Rotary, Sinusoidal, T5Bias, attend
+from locant import InputEmbedding, PositionEncoding, Positions, Rotary, Sinusoidal, attend
 from tests.known_bugs.subjects import EVERY, differences, queries, use
+from tests.positions.alone import encodings_of
 from tests.positions.doors import D_MODEL, HEAD_DIM, HEADS, LENGTHS, PLACES, Doors, require_same, tokens
 from tests.tolerances import ANGLE
 
-ENCODINGS: dict[str, Callable[[], PositionEncoding]] = {
-    "nope": PositionEncoding,
-    "learned": lambda: Learned(256, D_MODEL),
-    "sinusoidal": lambda: Sinusoidal(D_MODEL),
-    "rotary": lambda: Rotary(HEAD_DIM),
-    "rotary interleaved": lambda: Rotary(HEAD_DIM, layout="interleaved"),
-    "rotary partial": lambda: Rotary(HEAD_DIM, rotary_dim=4),
-    "rotary float32": lambda: Rotary(HEAD_DIM, angles="float32"),
-    "alibi": lambda: ALiBi(HEADS),
-    "t5": lambda: T5Bias(HEADS),
-    "t5 both ways": lambda: T5Bias(HEADS, bidirectional=True),
-}
+ENCODINGS = encodings_of(HEADS, HEAD_DIM, D_MODEL, rows=256)
 
 pytestmark = pytest.mark.unchecked
 
@@ -165,15 +155,6 @@ def test_decoding_token_by_token_takes_three_compilations(name: str) -> None:
         where = Positions.after(cached, 1), Positions.arange(cached + 1)
         assert torch.equal(compiled(q, k, *where), step(q, k, *where))
     assert 1 <= counter.frame_count <= 3
-
-
-def test_the_counter_sees_code_that_compiles_again_for_every_length() -> None:
-    """The twin: a Python list as long as the sequence."""
-    counter = CompileCounter()
-    compiled = torch.compile(lambda x: x + torch.tensor([1.0] * int(x.shape[1])), fullgraph=True, backend=counter)
-    for n in range(3, 8):
-        compiled(torch.zeros(2, n))
-    assert counter.frame_count > 2
 
 
 def test_forward_keeps_nothing() -> None:

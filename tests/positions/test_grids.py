@@ -79,10 +79,7 @@ def test_grids_of_other_sizes_are_joined() -> None:
 def test_beside_tokens_outside_of_grids_no_place_is_known() -> None:
     joined = Positions.cat([Positions.grid(2, 2), Positions.of([[[2, 2]]])])
     assert (joined.grids, joined.place_or_none) == ((), None)
-
-
-def test_sizes_may_be_lists_as_processors_of_transformers_give_them() -> None:
-    assert Positions.packed_grids([[2, 3], [4, 1]]) == Positions.packed_grids([(2, 3), (4, 1)])
+    assert Positions.packed_grids([[2, 3], [4, 1]]) == Positions.packed_grids([(2, 3), (4, 1)]), "as processors give it"
 
 
 def test_sides_without_a_common_multiple_that_fits_are_refused_by_name() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from locant import RangeError, Rotary
 from locant.positions.scaling import YaRN
-from locant.positions.scaling.mrrope import MrRoPE
+from locant.scaling import MrRoPE
 from tests.positions.test_scaling import CLAIMS, TRAINED, Build, Formula, cosines_are_exact, plain
 from tests.refusal import refuses
 

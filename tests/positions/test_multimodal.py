@@ -52,12 +52,8 @@ def theirs(name: str, rows: list[list[Any]], positions: Positions) -> tuple[Tens
         kinds.append([])
         for part in row:
             count = part if isinstance(part, int) else part[0] * part[1] * part[2] // 4
-            is_video = isinstance(part, tuple) and (
-                part[0] > 1 or (rows is BY_FRAME and part in ((1, 4, 8), (1, 2, 4)))
-            )
-            kinds[-1] += [TEXT if isinstance(part, int) else MOVIE if is_video else IMAGE] * (
-                count // merged if is_video else count
-            )
+            kind = TEXT if isinstance(part, int) else IMAGE if part in IMAGES else MOVIE
+            kinds[-1] += [kind] * (count // merged if kind == MOVIE else count)
     real = positions.document >= 0
     types = torch.zeros(real.shape, dtype=torch.int64)
     for place, row in enumerate(kinds):
@@ -66,15 +62,8 @@ def theirs(name: str, rows: list[list[Any]], positions: Positions) -> tuple[Tens
     videos = [grid for grid in grids if grid[0] > 1] if rows is not BY_FRAME else [(3, 4, 8), (6, 2, 4)]
     images = [grid for grid in grids if grid in IMAGES]
     seconds = {"second_per_grid_ts": torch.tensor(SECONDS)} if name == "Qwen2.5-VL" else {}
-    found, ahead = model.get_rope_index(
-        stand_in,
-        types,
-        types.clone(),
-        torch.tensor(images),
-        torch.tensor(videos),
-        attention_mask=real.long(),
-        **seconds,
-    )
+    sizes = torch.tensor(images), torch.tensor(videos)
+    found, ahead = model.get_rope_index(stand_in, types, types.clone(), *sizes, attention_mask=real.long(), **seconds)
     return found.movedim(0, -1), ahead[:, 0]
 
 
@@ -83,9 +72,7 @@ def parts_of(name: str) -> list[list[Any]]:
     if name != "Qwen2.5-VL":
         return rows
     seconds = iter(SECONDS)
-    return [
-        [(*p, 25 * next(seconds)) if isinstance(p, tuple) and p[0] > 1 else p for p in row] for row in rows
-    ]  # fmt: skip
+    return [[(*p, 25 * next(seconds)) if isinstance(p, tuple) and p[0] > 1 else p for p in row] for row in rows]
 
 
 @pytest.mark.parametrize("padding", ["left", "right"])

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from locant import KVCache, LocantError, Positions, RangeError, ShapeError, attend
 from locant.positions import PoPE
-from tests.positions import claims
 from tests.refusal import refuses
 from tests.tolerances import assert_close
 
@@ -41,24 +39,6 @@ def test_scores_are_the_formula_at_the_scale_of_the_old_width() -> None:
         angle = apart[..., None] * frequencies + shift[head // 2]
         expected = (lengths * np.cos(angle)).sum(-1) / np.sqrt(WIDTH)
         assert_close(ours[:, head].detach(), torch.from_numpy(expected), torch.float32)
-
-
-def test_gradients_are_those_of_float64() -> None:
-    claims.passes_gradcheck(PoPE(4, 1), 2, 4)
-
-
-@pytest.mark.parametrize("dtype", claims.DTYPES, ids=str)
-def test_packed_padded_and_cached_are_the_bits_of_the_row_alone(dtype: torch.dtype) -> None:
-    pope = encoding()
-    q, k = (torch.randn(1, heads, 12, WIDTH).to(dtype) for heads in (HEADS, KV_HEADS))
-    with torch.no_grad():
-        for where in (Positions.packed([5, 7]), Positions.from_mask(torch.tensor([[0] * 4 + [1] * 8]))):
-            rotated = pope.rotate(q, k, where)
-            for slots in (slice(5, 12), slice(4, 5)):
-                places = Positions.of(where.index[:, slots])
-                alone = pope.rotate(q[:, :, slots], k[:, :, slots], places)
-                assert all(torch.equal(a[:, :, slots], b) for a, b in zip(rotated, alone, strict=True))
-                assert alone[0].dtype == dtype
 
 
 def test_a_cache_goes_on_token_by_token() -> None:

@@ -13,18 +13,14 @@ from locant import Positions, ShapeError
 from tests.refusal import refuses
 
 
-def test_arange_counts_every_row_from_zero() -> None:
+def test_every_row_counts_from_zero_or_goes_on() -> None:
     positions = Positions.arange(5, batch=3)
     assert positions.index.tolist() == [[0, 1, 2, 3, 4]] * 3
     assert positions.document.tolist() == [[0] * 5] * 3
     assert (positions.batch, positions.seq_len, positions.axes) == (3, 5, 1)
     assert (positions.min_index, positions.max_index) == (0, 4)
-
-
-def test_after_an_int_goes_on_counting() -> None:
-    positions = Positions.after(7, 3)
-    assert positions.index.tolist() == [[7, 8, 9]]
-    assert (positions.min_index, positions.max_index) == (7, 9)
+    behind = Positions.after(7, 3)
+    assert (behind.index.tolist(), behind.min_index, behind.max_index) == ([[7, 8, 9]], 7, 9)
 
 
 @pytest.mark.parametrize("lengths", [[3, 0, 11], (3, 0, 11), torch.tensor([3, 0, 11]), torch.tensor([3, 0, 11]).int()])
@@ -33,11 +29,7 @@ def test_after_a_length_per_row_goes_on_counting_row_by_row(lengths: object) -> 
     assert positions.index.tolist() == [[3, 4], [0, 1], [11, 12]]
     assert positions.index.dtype == torch.int64
     assert (positions.min_index, positions.max_index) == (0, 12)
-
-
-def test_after_can_be_told_the_largest_index_instead_of_reading_it() -> None:
-    positions = Positions.after(torch.tensor([3, 11]), 2, max_index=40)
-    assert positions.max_index == 40
+    assert Positions.after(lengths, 2, max_index=40).max_index == 40, "told instead of read"
 
 
 MASKS = {
@@ -59,23 +51,14 @@ def test_from_mask_counts_the_real_tokens(name: str, dtype: torch.dtype) -> None
     assert positions.document[0].tolist() == document
     assert int(positions.index.min()) >= 0, "padding has to have a row in any table"
     assert positions.max_index == max(len(real) - 1, 0)
-
-
-def test_from_mask_takes_one_row_without_a_batch() -> None:
-    assert Positions.from_mask(torch.tensor([0, 1])) == Positions.from_mask(torch.tensor([[0, 1]]))
-
-
-def test_packed_starts_every_document_at_zero_and_counts_empty_ones() -> None:
-    positions = Positions.packed([5, 0, 1, 3])
-    assert positions.index.tolist() == [[0, 1, 2, 3, 4, 0, 0, 1, 2]]
-    assert positions.document.tolist() == [[0, 0, 0, 0, 0, 2, 3, 3, 3]]
-    assert positions.max_index == 4
+    assert positions == Positions.from_mask(torch.tensor(mask).to(dtype)), "a row without a batch"
 
 
 def test_packed_rows_are_filled_up_with_padding() -> None:
     positions = Positions.packed([[2, 1], [1], []], length=4)
     assert positions.document.tolist() == [[0, 0, 1, -1], [0, -1, -1, -1], [-1] * 4]
     assert positions.index.tolist() == [[0, 1, 0, 0], [0, 0, 0, 0], [0] * 4]
+    assert Positions.packed([5, 0, 1, 3]).max_index == 4
 
 
 @given(st.lists(st.integers(0, 4), max_size=6))
@@ -92,21 +75,14 @@ def test_grid_gives_every_token_its_coordinates_in_row_major_order() -> None:
     assert positions.order.tolist() == [list(range(30))]
 
 
-def test_grid_of_one_axis_is_a_line() -> None:
-    assert Positions.grid(4).index.squeeze(-1).tolist() == [[0, 1, 2, 3]]
-
-
 def test_of_takes_any_integers() -> None:
     positions = Positions.of([[3, -2, 3]], document=[[0, 1, -1]])
     assert positions.index.tolist() == [[3, -2, 3]]
     assert positions.document.tolist() == [[0, 1, -1]]
     assert (positions.min_index, positions.max_index) == (-2, 3)
     assert Positions.of(torch.tensor([1, 2], dtype=torch.int16)).index.dtype == torch.int64
-
-
-def test_of_several_axes_is_ordered_by_slot() -> None:
-    positions = Positions.of(torch.zeros(2, 3, 2, dtype=torch.long))
-    assert (positions.axes, positions.order.tolist()) == (2, [[0, 1, 2]] * 2)
+    several = Positions.of(torch.zeros(2, 3, 2, dtype=torch.long))
+    assert (several.axes, several.order.tolist()) == (2, [[0, 1, 2]] * 2), "ordered by slot"
 
 
 def test_cat_joins_along_the_sequence() -> None:

@@ -97,14 +97,16 @@ def test_position_ids_in_place_of_positions_are_refused_with_the_way_to_make_the
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
 def test_whole_numbers_are_not_rotated(dtype: torch.dtype) -> None:
     x = torch.ones(1, 1, 3, 8, dtype=dtype)
-    with refuses(ShapeError, "floating-point"):
-        Rotary(8).rotate(x, x, Positions.arange(3))
-    with refuses(ShapeError, "floating-point"):
-        Sinusoidal(8).embed(x[0], Positions.arange(3))
-    with refuses(ShapeError, "floating-point"):
-        Learned(8, 8).embed(x[0], Positions.arange(3))
-    with refuses(ShapeError, "floating-point"):
-        attend(x, x, x, positions=Positions.arange(3))
+    where = Positions.arange(3)
+    calls = [
+        lambda: Rotary(8).rotate(x, x, where),
+        lambda: Sinusoidal(8).embed(x[0], where),
+        lambda: Learned(8, 8).embed(x[0], where),
+        lambda: attend(x, x, x, positions=where),
+    ]
+    for call in calls:
+        with refuses(ShapeError, "floating-point"):
+            call()
 
 
 @pytest.mark.parametrize("window", [1.5, True, 0])

@@ -1,6 +1,9 @@
-"""What is refused as positions, and how."""
+"""What is refused as positions, and how; odd values of single arguments are in `test_arguments.py`."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,19 +19,38 @@ def test_the_last_position_is_two_to_the_31_minus_one() -> None:
     assert Positions.of([2**31 - 1, -(2**31) + 1]).max_index == 2**31 - 1
 
 
-BEYOND = {
-    "after": lambda: Positions.after(2**31 - 1, 2),
-    "after, per row": lambda: Positions.after(torch.tensor([2**31]), 1),
-    "of": lambda: Positions.of([2**31]),
-    "of, negative": lambda: Positions.of([-(2**31)]),
-    "of, bound given": lambda: Positions.of([1], max_index=2**31),
-}
+Call = Callable[[], object]
+
+BEYOND: list[Call] = [
+    lambda: Positions.after(2**31 - 1, 2),
+    lambda: Positions.after(torch.tensor([2**31]), 1),
+    lambda: Positions.of([2**31]),
+    lambda: Positions.of([-(2**31)]),
+    lambda: Positions.of([1], max_index=2**31),
+]
+REFUSED: list[tuple[Call, type[LocantError], tuple[str, ...]]] = [
+    *((call, RangeError, ("2147483648", "2**31 - 1")) for call in BEYOND),
+    (lambda: Positions.after([3, -2], 2), RangeError, ("-2", "cache_len")),
+    (lambda: Positions.after(torch.tensor([[1, 2]]), 2), ShapeError, ("cache_len", "(1, 2)")),
+    (lambda: Positions.of(torch.zeros((), dtype=torch.long)), ShapeError, ("()", "(batch, seq)")),
+    (lambda: Positions.of(torch.zeros((2, 2, 2, 2), dtype=torch.long)), ShapeError, ("(2, 2, 2, 2)", "(batch, seq)")),
+    (lambda: Positions.of([0, 1, 2], document=[0, 0]), ShapeError, ("document", "(1, 2)", "(1, 3)")),
+    (lambda: Positions.of([0, 1, 2], order=[0, 0]), ShapeError, ("order", "(1, 2)", "(1, 3)")),
+    (lambda: Positions.packed([3, 4], length=6), ShapeError, ("7 tokens", "row of 6")),
+    (lambda: Positions.packed([3, [4]]), ShapeError, ("[3, [4]]",)),  # type: ignore[list-item]
+    (lambda: Positions.packed([2, -1]), RangeError, ("-1", "0 or more")),
+    (lambda: Positions.grid(2, True), RangeError, ("True", "0 or more")),
+    (lambda: Positions.from_mask(torch.ones(1, 1, 3, 3)), ShapeError, ("(1, 1, 3, 3)",)),
+    (Positions.grid, ShapeError, ("grid",)),
+    (lambda: Positions.cat([]), ShapeError, ("join",)),
+    (lambda: Positions.cat([Positions.arange(2), Positions.grid(1, 2)]), ShapeError, ("[1, 2] axes",)),
+]
 
 
-@pytest.mark.parametrize("name", BEYOND)
-def test_a_position_beyond_the_last_is_refused(name: str) -> None:
-    with refuses(RangeError, "2147483648", "2**31 - 1"):
-        BEYOND[name]()
+@pytest.mark.parametrize(("call", "kind", "words"), REFUSED)
+def test_what_are_no_positions_is_refused(call: Call, kind: type[LocantError], words: tuple[str, ...]) -> None:
+    with refuses(kind, *words):
+        call()
 
 
 @pytest.mark.parametrize("index", [[0.5, 1.0], [1.0], [True, False], [1j]])
@@ -39,66 +61,10 @@ def test_an_index_that_is_no_integer_is_refused(index: list[object]) -> None:
         Positions.after(torch.tensor(index), 1)
 
 
-@pytest.mark.parametrize("n", [-1, 2.0, True, None])
-def test_a_length_that_is_no_count_is_refused(n: object) -> None:
-    for build in (Positions.arange, lambda n: Positions.after(3, n), lambda n: Positions.after([3], n),
-                  lambda n: Positions.packed([2, n]), lambda n: Positions.grid(2, n)):  # fmt: skip
-        with refuses(RangeError, repr(n), "0 or more"):
-            build(n)
-
-
-def test_a_negative_cache_is_refused() -> None:
-    with refuses(RangeError, "got -1 for cache_len"):
-        Positions.after(-1, 2)
-    with refuses(RangeError, "-2", "cache_len"):
-        Positions.after([3, -2], 2)
-
-
-@pytest.mark.parametrize("shape", [(), (2, 2, 2, 2)])
-def test_an_index_of_the_wrong_rank_is_refused(shape: tuple[int, ...]) -> None:
-    with refuses(ShapeError, str(shape), "(batch, seq)"):
-        Positions.of(torch.zeros(shape, dtype=torch.long))
-
-
-@pytest.mark.parametrize("name", ["document", "order"])
-def test_rows_that_do_not_fit_the_index_are_refused(name: str) -> None:
-    with refuses(ShapeError, name, "(1, 2)", "(1, 3)"):
-        Positions.of([0, 1, 2], **{name: [0, 0]})
-
-
-def test_a_cache_length_per_row_has_one_axis() -> None:
-    with refuses(ShapeError, "cache_len", "(1, 2)"):
-        Positions.after(torch.tensor([[1, 2]]), 2)
-
-
-def test_documents_longer_than_their_row_are_refused() -> None:
-    with refuses(ShapeError, "7 tokens", "row of 6"):
-        Positions.packed([3, 4], length=6)
-
-
-def test_lengths_and_rows_are_not_mixed() -> None:
-    with refuses(ShapeError, "[3, [4]]"):
-        Positions.packed([3, [4]])
-
-
 @pytest.mark.parametrize("value", [-1.0, 0.5, 2.0, float("-inf"), float("nan")])
 def test_an_additive_mask_is_refused(value: float) -> None:
     with refuses(RangeError, "other than 0 and 1", "additive"):
         Positions.from_mask(torch.tensor([[1.0, value]]))
-
-
-def test_a_four_dimensional_mask_is_refused() -> None:
-    with refuses(ShapeError, "(1, 1, 3, 3)"):
-        Positions.from_mask(torch.ones(1, 1, 3, 3))
-
-
-def test_a_grid_without_sizes_and_a_join_of_nothing_are_refused() -> None:
-    with refuses(ShapeError, "grid"):
-        Positions.grid()
-    with refuses(ShapeError, "join"):
-        Positions.cat([])
-    with refuses(ShapeError, "[1, 2] axes"):
-        Positions.cat([Positions.arange(2), Positions.grid(1, 2)])
 
 
 @pytest.mark.parametrize("limit", [4, 5])
@@ -126,12 +92,21 @@ def test_unsigned_indices_do_not_wrap() -> None:
 
 
 @pytest.mark.unchecked
-@pytest.mark.parametrize("index", [10, [0, 1], range(3), np.arange(3), 2.5], ids=str)
-def test_a_length_or_a_list_is_no_index(index: object) -> None:
+@pytest.mark.parametrize(
+    "index", [10, [0, 1], (0, 1), range(3), np.arange(3), 2.5, "a", torch.tensor(3), torch.arange(3)], ids=str
+)
+def test_what_is_no_index_of_rows_is_refused_at_once(index: Any) -> None:
     """It was taken, and failed in its repr."""
     with refuses(
-        LocantError, "index of Positions", "Positions.arange(10)" if isinstance(index, int) else "Positions.of(index)"
+        ShapeError if isinstance(index, torch.Tensor) else LocantError,
+        "index",
+        "Positions.arange(10)" if isinstance(index, int) else "Positions.of(index)",
     ):
-        Positions(index)  # type: ignore[arg-type]
-    shapes = tree_map(lambda x: x.dim() if isinstance(x, torch.Tensor) else x, Positions.packed([2, 1]))
-    assert (shapes.index, shapes.document_or_none) == (2, 2), "a tree of anything else is still one"
+        Positions(index)
+
+
+@pytest.mark.unchecked
+def test_a_tree_of_anything_else_is_still_one() -> None:
+    for positions in (Positions.packed([2, 1]), Positions.of([0, 1], [0, 1], max_index=9)):
+        shapes = tree_map(lambda x: x.dim() if isinstance(x, torch.Tensor) else x, positions)
+        assert (shapes.index, shapes.document_or_none) == (2, 2)

@@ -14,7 +14,6 @@ from torch import Tensor
 import locant
 from locant import ALiBi, InputError, LocantError, PositionEncoding, Positions, RangeError, Rotary, encoding
 from locant.positions import EncodingInfo, ModelShape, registry
-from locant.positions.base import DOORS
 from locant.positions.registry import FIRST, SCALINGS, broken_encodings, encodings, find
 from locant.registry import Registry
 from tests.refusal import refuses
@@ -57,7 +56,7 @@ class WideForAModel(Wide):
 
 
 def test_every_file_of_the_package_holds_encodings_that_are_found() -> None:
-    files = {path.stem for path in Path(registry.own.__file__).parent.glob("*.py")} - {"__init__", "tempered"}
+    files = {path.stem for path in Path(registry.own.__file__).parent.glob("*.py")} - {"__init__"}
     assert {kind.__module__.rsplit(".", 1)[-1] for kind in encodings().values()} == files | {"base"}
     assert list(encodings())[: len(FIRST)] == list(FIRST)
 
@@ -69,21 +68,13 @@ def test_every_encoding_says_everything_of_itself_and_is_built_for_a_model(name:
     said = (info.kind, info.parameters, info.cost_of_tokens, info.cost_of_pairs, info.extrapolation, info.used_by)
     assert info.name == name
     assert all((*said, info.paper))
+    assert info.kind != "absolute" or kind.doors() == ("embed",) or name == "fope", "no rotation, but a mixture"
     assert type(kind.for_model(SHAPE)) is kind
     assert bool(list(kind.for_model(SHAPE).parameters())) == (info.parameters != "none")
     built = kind.for_model(SHAPE)
     assert type(encoding(name, **{size: getattr(built, size) for size in kind.sizes()})) is kind
     for alias in info.aliases:
         assert find(alias) is kind
-
-
-@pytest.mark.parametrize("name", encodings())
-def test_doors_are_the_methods_that_are_overridden(name: str) -> None:
-    kind = find(name)
-    assert kind.doors() == tuple(door for door in DOORS if getattr(kind, door) is not getattr(PositionEncoding, door))
-    assert (
-        "absolute" not in kind.info.kind or kind.doors() == ("embed",) or name == "fope"
-    )  # no rotation, but a mixture
 
 
 def test_what_is_told_of_a_class_is_not_inherited() -> None:

@@ -20,7 +20,7 @@ from locant import (
     ShapeError,
     attend,
 )
-from locant.attention.backends import eager
+from locant.attention.backends import dense
 from locant.positions import RotaryByClass, Temperature, randomized
 from locant.positions.rotary_by_class import products
 from locant.positions.scaling import YaRN
@@ -147,7 +147,7 @@ def test_no_matrix_of_all_pairs_is_made(monkeypatch: pytest.MonkeyPatch) -> None
             largest = max([largest, *(x.untyped_storage().nbytes() for x in found)])
             return out
 
-    monkeypatch.setattr(eager, "eager_attention", None)
+    monkeypatch.setattr(dense, "eager_attention", None)
     where, q = Positions.arange(4096), torch.randn(1, 1, 4096, WIDTH)
     for encoding in (SelfExtend(Rotary(WIDTH), 8, 512), DualChunk(Rotary(WIDTH), 768, 128)):
         with torch.no_grad(), Watched():

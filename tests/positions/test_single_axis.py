@@ -8,26 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import locant
 from locant import InputEmbedding, Learned, PositionEncoding, Positions, Rotary, Sinusoidal, attend
+from locant.positions import ModelShape
+from locant.positions.registry import find
 
 BATCH, HEADS, LENGTH, DIM = 3, 2, 3, 8  # as many rows as tokens: what is broadcast then fits, and is wrong
-OPTIONS: dict[str, dict[str, Any]] = {
-    "nope": {},
-    "sinusoidal": {"d_model": DIM},
-    "learned": {"max_seq_len": 20, "d_model": DIM},
-    "rotary": {"head_dim": DIM},
-    "xpos": {"head_dim": DIM},
-    "alibi": {"num_heads": HEADS},
-    "t5": {"num_heads": HEADS},
-    "kerple": {"num_heads": HEADS},
-    "fire": {"num_heads": HEADS},
-    "sandwich": {"num_heads": HEADS},
-    "cope": {"head_dim": DIM},
-    "shaw": {"head_dim": DIM},
-    "transformer_xl": {"num_heads": HEADS, "d_model": 16, "head_dim": DIM},
-    "deberta": {"num_heads": HEADS, "head_dim": DIM},
-}
+NAMES = (
+    "nope", "sinusoidal", "learned", "rotary", "xpos", "alibi", "t5", "kerple", "fire", "sandwich", "cope", "shaw",
+    "transformer_xl", "deberta",
+)  # fmt: skip
+SHAPE = ModelShape(d_model=DIM, num_heads=HEADS, head_dim=DIM, max_seq_len=20)
 
 
 def spellings() -> list[tuple[Positions, Positions]]:
@@ -53,9 +43,9 @@ def doors(encoding: PositionEncoding, q: Tensor, k: Tensor, positions: Positions
     ]
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_door_of_every_encoding_takes_it(name: str) -> None:
-    encoding = locant.encoding(name, **OPTIONS[name])
+    encoding = find(name).for_model(SHAPE)
     for parameter in encoding.parameters():
         nn.init.normal_(parameter)
     q, k = torch.randn(2, BATCH, HEADS, LENGTH, DIM)
@@ -79,7 +69,6 @@ def test_input_embeddings_take_it(encoding: PositionEncoding, backend: Any) -> N
 def test_a_rotary_of_one_section_takes_it() -> None:
     q, k = torch.randn(2, BATCH, HEADS, LENGTH, DIM)
     for with_axis, without in spellings():
-        for x, expected in zip(
-            Rotary(DIM, sections=(4,)).rotate(q, k, with_axis), Rotary(DIM).rotate(q, k, without), strict=True
-        ):
-            assert torch.equal(x, expected)
+        ours, expected = Rotary(DIM, sections=(4,)).rotate(q, k, with_axis), Rotary(DIM).rotate(q, k, without)
+        for x, other in zip(ours, expected, strict=True):
+            assert torch.equal(x, other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -31,17 +32,11 @@ def rows(encoding: Rotary) -> dict[tuple[int, int], tuple[int, float]]:
 
 
 def measured(report: RotationReport) -> dict[tuple[int, int], tuple[int, float]]:
-    found: dict[tuple[int, int], tuple[int, float]] = {}
-    for block in report.queries.blocks:
-        (axis,) = block.axes
-        (one, other), each = block.dims, block.frequencies[axis]
-        found[(one, other) if each > 0 else (other, one)] = (axis, abs(each))
-    return found
+    table = [(block.dims, axis, block.frequencies[axis]) for block in report.queries.blocks for axis in block.axes]
+    return {dims if each > 0 else dims[::-1]: (axis, abs(each)) for dims, axis, each in table}
 
 
 def code_of(case: Case) -> Any:
-    import importlib
-
     return importlib.import_module(f"transformers.models.{case.folder}.modeling_{case.folder}")
 
 
@@ -121,15 +116,12 @@ def probed(case: Case, expected: Rotary | None) -> RotationReport:
     axes = 3 if "VJEPA2" in name else None if expected is None else expected.pairs.num_axes
     call = next((make for part, make in CALLED.items() if part in name), None)
     target = case.cls(case.config) if call is None else call(case)
-    found = locant.probe(
-        target,
-        config=case.config,
-        layer_type=case.layer_type,
+    report = locant.probe(
+        target, config=case.config, layer_type=case.layer_type, axes=axes,
         head_dim=width or case.config.hidden_size // 16,
-        axes=axes,
-    )
-    assert isinstance(found, RotationReport)
-    return found
+    )  # fmt: skip
+    assert isinstance(report, RotationReport)
+    return report
 
 
 @pytest.mark.filterwarnings("ignore:hy_v4 pairs:UserWarning")  # its code is what is measured here
@@ -268,9 +260,3 @@ def test_a_table_of_all_positions_is_not_asked_for_one_of_gigabytes() -> None:
     report = locant.probe(table, head_dim=16)
     assert repr(report.encoding) == repr(Rotary(16, angles="float32"))
     assert max(asked) < 2**21
-
-
-@pytest.mark.parametrize("wrong", [3, "llama", None, lambda: None, lambda x, positions: 3])
-def test_what_cannot_be_probed_is_refused(wrong: Any) -> None:
-    with refuses(InputError, "in any way of calling", "locant.probe(lambda x, positions:"):
-        locant.probe(wrong)

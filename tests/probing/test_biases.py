@@ -12,9 +12,10 @@ from torch import Tensor
 import locant
 from locant import ALiBi, T5Bias
 from locant.probing.bias import BiasReport
+from tests.tolerances import ROTATED_TOKEN, SIX_DIGITS
 
 
-def probed(bias: Callable[[int, int], Tensor]) -> BiasReport:
+def probed(bias: Callable[..., Tensor]) -> BiasReport:
     report = locant.probe(bias)
     assert isinstance(report, BiasReport)
     return report
@@ -63,15 +64,30 @@ def test_t5_of_transformers_is_told_with_a_cache_too() -> None:
     from transformers.models.t5.configuration_t5 import T5Config
     from transformers.models.t5.modeling_t5 import T5Attention
 
-    for num_buckets, max_distance in ((16, 128), (64, 256)):
+    for num_buckets, max_distance, is_decoder in ((16, 128, True), (32, 128, False), (64, 256, True)):
         config = T5Config(
-            num_heads=4, d_model=16, d_kv=4, is_decoder=True, relative_attention_num_buckets=num_buckets,
+            num_heads=4, d_model=16, d_kv=4, is_decoder=is_decoder, relative_attention_num_buckets=num_buckets,
             relative_attention_max_distance=max_distance,
         )  # fmt: skip
-        found = locant.probe(T5Attention(config, has_relative_attention_bias=True, layer_idx=0))
-        assert isinstance(found.encoding, T5Bias)
-        assert (found.encoding.num_buckets, found.encoding.max_distance) == (num_buckets, max_distance)
-        assert found.warnings == ()  # its queries are told how many tokens came before
+        report = probed(T5Attention(config, has_relative_attention_bias=True, layer_idx=0))
+        assert isinstance(report.encoding, T5Bias)
+        settings = (report.encoding.num_buckets, report.encoding.max_distance, report.encoding.bidirectional)
+        assert settings == (num_buckets, max_distance, not is_decoder)
+        assert report.agrees is not None
+        assert report.agrees <= ROTATED_TOKEN
+        assert report.of_distance
+        assert report.warnings == ()  # its queries are told how many tokens came before
+
+
+def test_alibi_of_transformers_is_told_up_to_a_constant_per_row() -> None:
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+    def bloom(query_len: int, key_len: int) -> Tensor:
+        return build_alibi_tensor(torch.ones(1, key_len), 6, torch.float32).expand(-1, query_len, -1)
+
+    report = probed(bloom)
+    assert (report.of_distance, report.up_to_rows) == (False, True), "it counts keys from the first one"
+    assert report.slopes == pytest.approx(ALiBi(6).slopes.tolist(), rel=SIX_DIGITS, abs=0)
 
 
 def test_settings_that_share_values_out_alike_are_all_said() -> None:

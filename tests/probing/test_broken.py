@@ -1,4 +1,4 @@
-"""`probe` names what is wrong with code that has one bug each, most of them from `tests/known_bugs`."""
+"""What `probe` says of code that has one bug each, most from `tests/known_bugs`, or that fails or does nothing."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import locant
-from locant import ALiBi, Positions, Rotary, T5Bias
+from locant import ALiBi, InputError, Positions, Rotary, T5Bias
 from locant.kernels.rotary import rotate_pairs
-from locant.probing.bias import BiasReport
 from tests.known_bugs.subjects import WIDTH as TWIN
 from tests.known_bugs.twins import BufferRotary, GrowingRotary, coarsely_reduced
-from tests.tolerances import ROTATED_TOKEN, SIX_DIGITS
+from tests.refusal import refuses
 
 WIDTH = 32
 INV_FREQ = 10_000.0 ** -(torch.arange(0, WIDTH, 2) / WIDTH)
@@ -165,29 +164,62 @@ def test_a_bug_of_a_bias_is_named(bug: str) -> None:
     assert any(named in warning for warning in warnings), warnings
 
 
-def test_biases_are_those_of_transformers() -> None:
-    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
-    from transformers.models.t5.configuration_t5 import T5Config
-    from transformers.models.t5.modeling_t5 import T5Attention
+def missing(key: str) -> Any:
+    raise KeyError(key)
 
-    config = T5Config(num_heads=4, d_model=16, d_kv=4)
-    decoder = T5Attention(T5Config(num_heads=4, d_model=16, d_kv=4, is_decoder=True), has_relative_attention_bias=True)
-    encoder = T5Attention(config, has_relative_attention_bias=True)
-    for module, bidirectional in ((encoder, True), (decoder, False)):
-        found = locant.probe(module)
-        assert isinstance(found, BiasReport)
-        assert isinstance(found.encoding, T5Bias)
-        assert found.encoding.bidirectional is bidirectional
-        assert (found.encoding.num_buckets, found.encoding.max_distance) == (32, 128)
-        assert found.agrees is not None
-        assert found.agrees <= ROTATED_TOKEN
-        assert found.of_distance
 
-    def bloom(query_len: int, key_len: int) -> Tensor:
-        return build_alibi_tensor(torch.ones(1, key_len), 6, torch.float32).expand(-1, query_len, -1)
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        *((wrong, "; try: locant.probe(lambda x, positions:") for wrong in (3, "llama", None, int, lambda: None)),
+        (lambda x, positions: 1 / 0, "f(x, positions) and f(q, k) and f(query_len, key_len) raised ZeroDivisionError"),
+        (lambda x: missing("table"), "f(x) raised KeyError: 'table'"),
+        (lambda q, k, positions: missing("table"), "f(q, k, positions) raised KeyError: 'table'"),
+        (lambda x, positions: None, "gave None, which is no tensor"),
+        (lambda x: None, "f(x) gave None, which is no tensor"),
+        (lambda x, positions: x * torch.nan, "f(x, positions) gave NaN"),
+        (lambda x, positions: x[..., :4], "f(x, positions) gave shape [1, 2, 3, 4] for tokens of shape [1, 2, 3, 32]"),
+    ],
+)  # fmt: skip
+def test_a_call_that_fails_is_named_with_its_own_error(target: Any, said: str) -> None:
+    with refuses(InputError, "in any way of calling that is known", said):
+        locant.probe(target, head_dim=WIDTH)
 
-    found = locant.probe(bloom)
-    assert isinstance(found, BiasReport)
-    assert not found.of_distance  # it counts keys from the first one: the same but for a constant per row
-    assert found.up_to_rows
-    assert found.slopes == pytest.approx(ALiBi(6).slopes.tolist(), rel=SIX_DIGITS, abs=0)
+
+def test_the_error_of_the_code_is_the_cause() -> None:
+    with pytest.raises(InputError) as caught:
+        locant.probe(lambda x, positions: 1 / 0, head_dim=WIDTH)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_what_is_random_is_refused_before_it_is_measured() -> None:
+    def bias(query_len: int, key_len: int) -> Tensor:
+        return torch.randn(2, query_len, key_len)
+
+    class Dropped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout = nn.Dropout(0.1)
+
+        def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+            return self.dropout(x)
+
+    for target in (lambda x: torch.randn_like(x), lambda q, k, positions: (q, torch.rand_like(k)), Dropped(), bias):
+        with refuses(InputError, "two equal calls", ".eval()"):
+            locant.probe(target, head_dim=WIDTH)
+    assert locant.probe(Dropped().eval(), head_dim=WIDTH).encoding is None
+
+
+def test_what_does_nothing_is_not_said_to_count() -> None:
+    assert locant.probe(lambda x, positions: x, head_dim=WIDTH).warnings == (
+        "It does nothing that depends on positions.",
+    )
+
+
+def test_the_encoding_that_is_named_rounds_as_was_found_and_says_how_far_it_was_compared() -> None:
+    from transformers import LlamaConfig
+
+    found = str(locant.probe(LlamaConfig(hidden_size=64, num_attention_heads=2)))
+    assert "what explains it: float32(position) x float32(frequency)." in found
+    assert "The same as Rotary(head_dim=32, base=10000, layout='half', angles='float32'), to " in found
+    assert " on random tokens at positions up to 61." in found

@@ -114,7 +114,3 @@ class TestReadTexts:
         monkeypatch.setattr(Path, "read_bytes", refuse)
         with pytest.raises(InputError, match=r"cannot read .*a\.txt: Permission denied; try: a file that you may read"):
             read_texts(tmp_path / "a.txt")
-
-    def test_the_corpora_come_back_byte_for_byte(self, corpora: Path) -> None:
-        for name in ("the-verdict.txt", "shakespeare.txt"):
-            assert read_texts(corpora / name)[0].encode() == (corpora / name).read_bytes()

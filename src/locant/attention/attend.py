@@ -12,17 +12,16 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from locant.arguments import flag
-from locant.attention.backends.eager import eager_attention
+from locant.arguments import flag, real
+from locant.attention.backends.dense import eager_attention, sdpa_attention
 from locant.attention.backends.flex import flex_attention
-from locant.attention.backends.sdpa import sdpa_attention
 from locant.attention.backends.tiled import tiled_attention
 from locant.attention.choice import BackendName, choose_backend
 from locant.attention.inputs import (
     Attended,
     AttentionInputs,
-    dropout_of,
     factor_of,
+    joined,
     require_encoding,
     require_keys_between,
     require_tensors,
@@ -147,9 +146,11 @@ def attend(
     mask.keys.require_fits(k.shape[0], k.shape[2], k.device, "k")
     require_keys_between(encoding, mask)
     column, wants_lse = sinks_of(sinks, q), flag("return_lse", return_lse)
+    factor = factor_of(scale, q.shape[-1])
+    dropout_p = real("dropout_p", dropout_p, low=0, below=1, remedy="dropout_p=0.0 outside training")
     inputs = AttentionInputs(
-        q, k, v, mask, encoding, factor_of(scale, q.shape[-1]), dropout_of(dropout_p),
-        flag("return_weights", return_weights), softcap_of(softcap), wants_lse or column is not None,
+        q, k, v, mask, encoding, factor, dropout_p, flag("return_weights", return_weights), softcap_of(softcap),
+        needs_lse=wants_lse or column is not None,
     )  # fmt: skip
     with _full_precision(q):
         classes = None if encoding is None else encoding.pair_classes(mask.queries, mask.k_positions)
@@ -166,10 +167,9 @@ def _require_no_context_parallel() -> None:
         return
     module = getattr(F.scaled_dot_product_attention, "__module__", None) or ""
     if module.startswith("torch.distributed.tensor"):
-        raise LocantError(
-            "got attend inside torch's context_parallel, which replaces torch's attention and knows no Positions",
-            "locant.parallel.attend(..., group=mesh, positions=positions.shard(rank, world)), outside of it",
-        )
+        got = "got attend inside torch's context_parallel, which replaces torch's attention and knows no Positions"
+        remedy = "locant.parallel.attend(..., group=mesh, positions=positions.shard(rank, world)), outside of it"
+        raise LocantError(got, remedy)
 
 
 def _by_class(backend: BackendName, classes: Sequence[PairClass], inputs: AttentionInputs) -> Attended:
@@ -182,24 +182,17 @@ def _by_class(backend: BackendName, classes: Sequence[PairClass], inputs: Attent
         raise LocantError(got, "encoding.rotary in its place")
     by_rows: dict[int, list[Attended]] = {}
     for pairs in classes:
-        part = _computed(backend, _of_class(pairs, inputs))
+        q, k = pairs.rotated(inputs.q, inputs.k)
+        v = inputs.v[:, :, slice(*pairs.columns)]
+        mask = AttentionMask(pairs.queries, pairs.keys, pairs.causal, pairs.window)
+        of_class = dataclasses.replace(inputs, q=q, k=k, v=v, mask=mask, encoding=None, needs_lse=True)
+        part = _computed(backend, of_class)
         if part.weights is not None:
             before = pairs.columns[0]
             behind = inputs.k.shape[2] - before - part.weights.shape[-1]
             part = part._replace(weights=F.pad(part.weights, (before, behind)))
         by_rows.setdefault(pairs.rows[0], []).append(part)
-    joined = [_of_classes(parts) for parts in by_rows.values()]
-    if len(joined) == 1:
-        return joined[0]
-    y, lse, weights = ([x for x in each if x is not None] for each in zip(*joined, strict=True))
-    return Attended(torch.cat(y, 2), torch.cat(lse, 2), torch.cat(weights, 2) if weights else None)
-
-
-def _of_class(pairs: PairClass, inputs: AttentionInputs) -> AttentionInputs:
-    q, k = pairs.rotated(inputs.q, inputs.k)
-    mask = AttentionMask(pairs.queries, pairs.keys, pairs.causal, pairs.window)
-    v = inputs.v[:, :, slice(*pairs.columns)]
-    return dataclasses.replace(inputs, q=q, k=k, v=v, mask=mask, encoding=None, needs_lse=True)
+    return joined([_of_classes(parts) for parts in by_rows.values()], dim=2)
 
 
 def _of_classes(parts: Sequence[Attended]) -> Attended:

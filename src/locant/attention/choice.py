@@ -11,16 +11,15 @@ from typing import Literal, get_args
 import torch
 
 from locant.arguments import one_of
-from locant.attention.backends import eager, flex, sdpa, tiled
+from locant.attention.backends import flex, tiled
+from locant.attention.backends.dense import sdpa_obstacle
 from locant.attention.inputs import AttentionInputs
 from locant.errors import LocantError
-from locant.kernels.distance_decoding import takes
+from locant.kernels.distance_attention import takes
 
 __all__ = ["BackendChoice", "BackendName", "choose_backend"]
 
 BackendName = Literal["auto", "sdpa", "flex", "tiled", "eager"]
-
-BACKENDS = {"sdpa": sdpa, "flex": flex, "tiled": tiled, "eager": eager}
 
 SMALL = 2**20
 """Scores, over all heads, below which a matrix for mask and bias costs less than computing without one."""
@@ -52,7 +51,8 @@ def choose_backend(backend: str, inputs: AttentionInputs) -> BackendChoice:
     """
     if one_of("backend", backend, get_args(BackendName)) == "auto":
         return _chosen(inputs)
-    if (obstacle := BACKENDS[backend].obstacle(inputs)) is not None:
+    obstacles = {"sdpa": sdpa_obstacle, "flex": flex.obstacle, "tiled": tiled.obstacle}
+    if backend != "eager" and (obstacle := obstacles[backend](inputs)) is not None:
         plain = tiled.obstacle(inputs) is not None
         remedy = "backend='eager', which is made of plain operations" if plain else "backend='tiled'"
         raise LocantError(f"got backend={backend!r}, {obstacle}", remedy)
@@ -65,15 +65,14 @@ def _chosen(inputs: AttentionInputs) -> BackendChoice:
     if inputs.is_transformed:
         return BackendChoice("eager", "torch.func and forward mode know no fused kernels")
     if torch.compiler.is_exporting():
-        fused = sdpa.obstacle(inputs) is None
-        return BackendChoice("sdpa" if fused else "eager", "an exported program is for every length and any engine")
+        plain = sdpa_obstacle(inputs) is None
+        return BackendChoice("sdpa" if plain else "eager", "an exported program is for every length and any engine")
     if inputs.q.device.type == "cpu" and inputs.is_decoding and takes(inputs.q, inputs.v):
         way = tiled.way_of(inputs)
         if way.name == "table":
-            return BackendChoice(
-                "tiled", "a few queries read every key and value once, for all heads that share it", way
-            )
-    fused = sdpa.obstacle(inputs) is None
+            reason = "a few queries read every key and value once, for all heads that share it"
+            return BackendChoice("tiled", reason, way)
+    fused = sdpa_obstacle(inputs) is None
     if fused and inputs.mask.is_plain and inputs.bias is None:
         return BackendChoice("sdpa", "there is no bias and no mask to hold")
     on_cuda = inputs.q.device.type == "cuda"
@@ -83,24 +82,14 @@ def _chosen(inputs: AttentionInputs) -> BackendChoice:
         return BackendChoice("flex", "the bias keeps its float32 beside 16-bit queries")
     if inputs.scores < SMALL and fused:
         return BackendChoice("sdpa", "mask and bias are small enough to be held")
-    if inputs.scores < SMALL and not _reads_cache(inputs):
-        return BackendChoice("eager", f"{_beside(inputs)} in no fused kernel, and scores are small enough to be held")
+    if inputs.scores < SMALL and not (inputs.is_decoding and tiled.way_of(inputs).name == "table"):
+        what = "softcap" if inputs.softcap is not None else "the log-sum-exp"
+        return BackendChoice("eager", f"{what} is in no fused kernel, and scores are small enough to be held")
     if through_flex:
         return BackendChoice("flex", "the bias goes into the kernel as a function")
     way = tiled.way_of(inputs)
     held = inputs.q.device.type == "cpu" or inputs.scores <= LARGE
     if way.name == "tiles" and torch.compiler.is_compiling() and held:
-        return BackendChoice(
-            "sdpa" if fused else "eager", "tiles would be compiled one by one, and anew for every length"
-        )
+        reason = "tiles would be compiled one by one, and anew for every length"
+        return BackendChoice("sdpa" if fused else "eager", reason)
     return BackendChoice("tiled", way.reason if not_flex is None else f"{way.reason}; not flex, {not_flex}", way)
-
-
-def _reads_cache(inputs: AttentionInputs) -> bool:
-    """Whether this is decoding that `tiled` does without a copy of keys and values."""
-    return inputs.is_decoding and tiled.way_of(inputs).name == "table"
-
-
-def _beside(inputs: AttentionInputs) -> str:
-    """What no kernel of `sdpa` has."""
-    return "softcap is" if inputs.softcap is not None else "the log-sum-exp is"

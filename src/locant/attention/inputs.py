@@ -16,7 +16,7 @@ where there are 16 keys or more to a query, and nothing is differentiated, keys 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ from locant.positions.score_bias import ScoreBias
 from locant.tensors import bounds, require_arithmetic, require_tensor
 
 __all__ = [
-    "Attended", "AttentionInputs", "dropout_of", "factor_of", "require_encoding", "require_keys_between",
+    "Attended", "AttentionInputs", "factor_of", "joined", "require_encoding", "require_keys_between",
     "require_tensors", "sinks_of", "softcap_of", "zero_padding",
 ]  # fmt: skip
 
@@ -60,6 +60,14 @@ class Attended(NamedTuple):
     """The log-sum-exp of the scores of every query, in float32 at least; where `needs_lse` asks for it."""
     weights: Float[Tensor, "batch heads query key"] | None = None
     """Before dropout, in float32 at least; where `return_weights` asks for them."""
+
+
+def joined(parts: Sequence[Attended], dim: int) -> Attended:
+    """What was computed of other rows, or of other queries, as one."""
+    if len(parts) == 1:
+        return parts[0]
+    y, *others = ([x for x in each if x is not None] for each in zip(*parts, strict=True))
+    return Attended(torch.cat(y, dim), *(torch.cat(each, dim) if each else None for each in others))
 
 
 @dataclass(frozen=True)
@@ -93,9 +101,8 @@ class AttentionInputs:
         """What the encoding adds to the scores; asked once."""
         if self.encoding is None:
             return None
-        if torch.compiler.is_compiling():
-            return bias_of(self.encoding, self.q, self.k, self.mask.queries, self.mask.keys)
-        memo = vars(self)  # not `functools.cached_property`, whose lock the compiler cannot follow
+        # Not `functools.cached_property`, whose lock the compiler cannot follow; a graph computes it once anyway.
+        memo = {} if torch.compiler.is_compiling() else vars(self)
         if "asked" not in memo:
             memo["asked"] = bias_of(self.encoding, self.q, self.k, self.mask.queries, self.mask.keys)
         return memo["asked"]
@@ -109,8 +116,6 @@ class AttentionInputs:
         mask, keys = self.mask.tile(start, stop)
         q, k, v = self.q[:, :, start:stop], self.k[:, :, keys], self.v[:, :, keys]
         return dataclasses.replace(self, q=q, k=k, v=v, mask=mask)
-
-    # ------------------------------------------------------------------ derivatives
 
     @property
     def sources(self) -> tuple[Tensor, ...]:
@@ -127,8 +132,6 @@ class AttentionInputs:
         """Whether a derivative is wanted otherwise than by ``backward``: in forward mode, or by `torch.func`."""
         return is_differentiated(*self.sources)
 
-    # ------------------------------------------------------------------ padding
-
     def without_padding(self) -> AttentionInputs:
         """With zeros for queries, keys and values at padding; in decoding, with keys and values as they are."""
         return self.in_order().cleared()
@@ -141,9 +144,7 @@ class AttentionInputs:
         """Zeros at padding, whatever the order in memory."""
         return self._where_documents(lambda positions, x: zero_padding(positions, x)[0], is_decoding)
 
-    def _where_documents(
-        self, change: Callable[[Positions, Tensor], Tensor], is_decoding: bool | None
-    ) -> AttentionInputs:
+    def _where_documents(self, change: Callable[..., Tensor], is_decoding: bool | None) -> AttentionInputs:
         q, k, v = self.q, self.k, self.v
         if self.mask.queries.document_or_none is not None:
             q = change(self.mask.queries, q)
@@ -187,9 +188,6 @@ def _filled(x: Tensor, padding: Tensor) -> Tensor:
     return x.view(torch.uint8).masked_fill(padding, 0).view(x.dtype)
 
 
-# ---------------------------------------------------------------------- arguments of `attend`
-
-
 def require_tensors(q: Any, k: Any, v: Any) -> None:
     """Raise unless these are queries, keys and values that belong together."""
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -198,28 +196,20 @@ def require_tensors(q: Any, k: Any, v: Any) -> None:
             raise ShapeError(f"got {name} as a {kind} tensor, expected a dense one", DENSE.get(kind, "x.to_dense()"))
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not q.ndim == k.ndim == v.ndim == 4:
-        raise ShapeError(
-            f"got {shapes}, expected (batch, heads, seq, head_dim) each",
-            "x.view(batch, seq, heads, -1).transpose(1, 2)",
-        )
+        got = f"got {shapes}, expected (batch, heads, seq, head_dim) each"
+        raise ShapeError(got, "x.view(batch, seq, heads, -1).transpose(1, 2)")
     if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3] or q.shape[-1] != k.shape[-1]:
-        raise ShapeError(
-            f"got {shapes}, expected one batch, one length for k and v, one head_dim for q and k",
-            "keys and values of the same tokens",
-        )
+        got = f"got {shapes}, expected one batch, one length for k and v, one head_dim for q and k"
+        raise ShapeError(got, "keys and values of the same tokens")
     if q.shape[-1] == 0:
         raise ShapeError(f"got {shapes}, expected a head_dim of 1 or more", "head_dim = d_model // num_heads")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ShapeError(
-            f"got {q.shape[1]} query heads for {k.shape[1]} key heads, expected a multiple",
-            "num_heads % num_kv_heads == 0",
-        )
+        got = f"got {q.shape[1]} query heads for {k.shape[1]} key heads, expected a multiple"
+        raise ShapeError(got, "num_heads % num_kv_heads == 0")
     if q.dtype not in DTYPES or len({q.dtype, k.dtype, v.dtype}) > 1 or len({q.device, k.device, v.device}) > 1:
-        raise ShapeError(
-            f"got q, k, v of {q.dtype}, {k.dtype}, {v.dtype} on {q.device}, {k.device}, {v.device}, "
-            "expected one dtype, floating-point of 16 bits or more, and one device",
-            "k.to(q), v.to(q)" if q.dtype in DTYPES else "q.bfloat16()",
-        )
+        got = f"got q, k, v of {q.dtype}, {k.dtype}, {v.dtype} on {q.device}, {k.device}, {v.device}"
+        expected = "expected one dtype, floating-point of 16 bits or more, and one device"
+        raise ShapeError(f"{got}, {expected}", "k.to(q), v.to(q)" if q.dtype in DTYPES else "q.bfloat16()")
 
 
 def _unusual(x: Tensor) -> str | None:
@@ -249,11 +239,8 @@ def require_keys_between(encoding: PositionEncoding | None, mask: AttentionMask)
     if encoding is not None and encoding.needs_all_keys and mask.skips_tokens:
         name = type(encoding).__name__
         got = f"got k_positions {mask.keys} for {mask.queries}, and {name} counts all keys from a key to its query"
-        remedy = (
-            "all keys in one call, in place of parts for merge; or Positions.of(index, order=...) with an order that "
-            "counts the tokens there are"
-        )
-        raise RangeError(got, remedy)
+        remedy = "all keys in one call, in place of parts for merge; or Positions.of(index, order=...) with an order"
+        raise RangeError(got, f"{remedy} that counts the tokens there are")
 
 
 def factor_of(scale: Any, head_dim: int) -> Real:
@@ -261,11 +248,6 @@ def factor_of(scale: Any, head_dim: int) -> Real:
     if isinstance(scale, Tensor) and scale.requires_grad:
         raise RangeError("got a scale that requires a gradient, which it would not get", "attend(q * scale, scale=1.0)")
     return scale_of(scale, float(head_dim) ** -0.5)
-
-
-def dropout_of(probability: Any) -> Real:
-    """The probability of dropping a weight."""
-    return real("dropout_p", probability, low=0, below=1, remedy="dropout_p=0.0 outside training")
 
 
 def softcap_of(softcap: Any) -> Real | None:

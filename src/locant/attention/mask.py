@@ -67,8 +67,6 @@ class AttentionMask:
         """The index of the first query minus that of the first key, where both are known to count one by one."""
         return None if self.queries.start is None or self.keys.start is None else self.queries.start - self.keys.start
 
-    # ------------------------------------------------------------------ known beforehand
-
     @property
     def is_full(self) -> bool:
         """Whether every query is known to attend to every key."""
@@ -125,8 +123,6 @@ class AttentionMask:
         whole = (given.gather(1, last) == own) & (stretch.gather(1, first) == stretch.gather(1, last))
         return bool((attends & ~whole).any())
 
-    # ------------------------------------------------------------------ a matrix
-
     def dense(self) -> Dense:
         """The mask as a matrix, where one is needed.
 
@@ -142,10 +138,7 @@ class AttentionMask:
         blind = ~allowed.any(-1, keepdim=True)
         return Dense(allowed | blind, blind)
 
-    # ------------------------------------------------------------------ bounds
-
     def distance_bounds(self, offset: int) -> tuple[int, int]:
-        """`distance_bounds` of these queries and keys."""
         return distance_bounds(offset, self.queries.seq_len, self.keys.seq_len, self.causal, self.window)
 
     def key_bounds(self) -> tuple[int, int]:
@@ -173,11 +166,7 @@ class AttentionMask:
         low, high = rows.key_bounds()
         return AttentionMask(rows.queries, self.keys.slice(low, high), self.causal, self.window), slice(low, high)
 
-    # ------------------------------------------------------------------ blocks, for FlexAttention
-
-    def blocks(
-        self,
-    ) -> tuple[Bool[Tensor, "batch q_blocks k_blocks"], Bool[Tensor, "batch q_blocks k_blocks"]]:
+    def blocks(self) -> tuple[Bool[Tensor, "batch q_blocks k_blocks"], Bool[Tensor, "batch q_blocks k_blocks"]]:
         """Which pairs of blocks may hold an allowed pair of tokens, and in which every pair is allowed.
 
         torch's `create_block_mask` evaluates the rule for every pair of tokens. Here each block has the range of its
@@ -205,10 +194,11 @@ class AttentionMask:
     def block_mask(self) -> object:
         """FlexAttention's `BlockMask`, made once for all layers: kept as long as its positions are.
 
-        Where both sides count one by one, the last `KEPT` are kept: each layer's cache has positions of its own. Not in
-        a graph, compiled or captured, whose calls may be given other positions in the same memory.
+        Where both sides count one by one, some `RECENT` ones are kept: each layer's cache has positions of its own. Not
+        in a graph, compiled or captured, whose calls may be given other positions in the same memory.
         """
-        if torch.compiler.is_compiling() or _is_capturing(self.queries.device):
+        captures = self.queries.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if torch.compiler.is_compiling() or captures:
             return self._block_mask()
         if self.offset is not None and not is_watched():
             sizes = (max(self.offset, 0), self.queries.seq_len, max(-self.offset, 0), self.keys.seq_len)
@@ -216,14 +206,14 @@ class AttentionMask:
         versions = _versions(self.queries), _versions(self.keys)
         if None in versions:
             return self._block_mask()
-        if self.queries not in MADE:
-            MADE[self.queries] = WeakIdKeyDictionary()
-        by_keys, kind = MADE[self.queries], (self.causal, self.window, torch.is_inference_mode_enabled())
-        made: dict[tuple[object, ...], tuple[object, object]] = by_keys.get(self.keys, {})
-        if kind not in made or made[kind][0] != versions:
-            made[kind] = versions, self._block_mask()
-        by_keys[self.keys] = made
-        return made[kind][1]
+        if self.queries not in BLOCK_MASKS:
+            BLOCK_MASKS[self.queries] = WeakIdKeyDictionary()
+        by_keys, kind = BLOCK_MASKS[self.queries], (self.causal, self.window, torch.is_inference_mode_enabled())
+        by_kind: dict[tuple[object, ...], tuple[object, object]] = by_keys.get(self.keys, {})
+        if kind not in by_kind or by_kind[kind][0] != versions:
+            by_kind[kind] = versions, self._block_mask()
+        by_keys[self.keys] = by_kind
+        return by_kind[kind][1]
 
     def _block_mask(self) -> object:
         from torch.nn.attention.flex_attention import BlockMask
@@ -236,8 +226,6 @@ class AttentionMask:
             BLOCK_SIZE=(BLOCK, BLOCK),
             mask_mod=self.queries.mask_mod(self.keys, causal=self.causal, window=self.window),
         )
-
-    # ------------------------------------------------------------------ packed documents
 
     def packed_documents(self) -> list[list[Segment]] | None:
         """The documents and the padding of each row, in their order; one row where all rows are the same.
@@ -260,8 +248,8 @@ class AttentionMask:
             return None
         alike = bool((document == document[:1]).all())
         rows = [_segments(document[row], first[row]) for row in range(1 if alike else where.batch)]
-        found = [row for row in rows if row is not None]
-        return found if len(found) == len(rows) and any(part.is_document for row in found for part in row) else None
+        whole = [row for row in rows if row is not None]
+        return whole if len(whole) == len(rows) and any(part.is_document for row in whole for part in row) else None
 
 
 class Dense(NamedTuple):
@@ -287,10 +275,7 @@ class Dense(NamedTuple):
 def distance_bounds(offset: int, queries: int, keys: int, causal: bool, window: int | None) -> tuple[int, int]:
     """The first and the last value of ``i - j + keys - 1`` that is allowed, for the slots i and j of a query and a key.
 
-    Args:
-        offset: from `AttentionMask.offset`.
-        queries, keys: how many there are.
-        causal, window: as in `attend`.
+    `offset` is that of `AttentionMask`; `queries` and `keys` are how many there are.
     """
     same = keys - 1 - offset  # the value for a query and a key of one index
     first, last = 0, queries + keys - 2
@@ -299,13 +284,13 @@ def distance_bounds(offset: int, queries: int, keys: int, causal: bool, window: 
     return max(first, same) if causal else first, last
 
 
-KEPT = 16
+RECENT = 16
 """Block masks of tokens that count one by one, the most recent ones; a row of 131 072 has 12 MiB."""
-MADE: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Of other queries, and for each of their keys, the block masks by what else is asked for."""
+BLOCK_MASKS: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Of other queries, and for each of their keys, by what else is asked for."""
 
 
-@functools.lru_cache(maxsize=KEPT)
+@functools.lru_cache(maxsize=RECENT)
 def _counting(
     start: int, queries: int, k_start: int, keys: int, causal: bool, window: int | None, device: torch.device,
     inference: bool,
@@ -319,10 +304,6 @@ def _versions(positions: Positions) -> tuple[int, ...] | None:
     """How often their memory was written, as a static cache's is; ``None`` of inference mode, which does not count."""
     tensors = [x for x in (positions.index, positions.document_or_none, positions.order_or_none) if x is not None]
     return None if any(x.is_inference() for x in tensors) else tuple(x._version for x in tensors)
-
-
-def _is_capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 class _Blocks(NamedTuple):

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.arguments import MAX_INT32, shape_error, whole
@@ -16,10 +16,17 @@ from locant.positions.documents import PADDING
 from locant.positions.positions import require_positions
 from locant.tensors import bounds, readable, require_tensor
 
-__all__ = ["Cache", "FixedCache", "Length", "as_bytes", "following"]
+__all__ = [
+    "Cache", "FixedCache", "Keys", "Length", "NewKeys", "NewValues", "Values", "as_bytes", "following", "lengths_of",
+    "new_memory", "padded", "require_numbers", "require_rows",
+]  # fmt: skip
 
 Length = int | Int[Tensor, " batch"]
 """Of all rows, or of each."""
+NewKeys = Float[Tensor, "batch kv_heads new head_dim"]
+NewValues = Float[Tensor, "batch kv_heads new value_dim"]
+Keys = Float[Tensor, "batch kv_heads key head_dim"]
+Values = Float[Tensor, "batch kv_heads key value_dim"]
 
 
 class Cache:
@@ -36,40 +43,45 @@ class Cache:
         """Where keys and values are stored; nothing before there are any."""
         raise NotImplementedError
 
-    def _require_tokens(self, k: Tensor, v: Tensor, positions: Positions) -> None:
-        """Raise unless these are tokens of the kind that is stored."""
-        require_tokens(k, v, positions)
-        for name, store, new in zip(("keys", "values"), self._pair, (k, v), strict=False):
-            require_alike(name, self._like(store, new), new, self.REMEDY)
-
     def _like(self, store: Tensor, new: Tensor) -> Tensor:
         """What is stored, in the shape in which new tokens come."""
         return store
+
+    def _require_tokens(self, k: Tensor, v: Tensor, positions: Positions) -> None:
+        """Raise unless these are keys, values and positions of the same tokens, and of the kind that is stored."""
+        for name, x in (("k", k), ("v", v)):
+            require_tensor(name, x)
+            if x.ndim != 4:
+                raise shape_error(name, x, "(batch, kv_heads, new, head_dim)", f"{name}[None]")
+        if k.dtype != v.dtype or not k.is_floating_point():
+            raise ShapeError(f"got keys of {k.dtype} and values of {v.dtype}, expected one floating dtype", "v.to(k)")
+        if k.shape[:3] != v.shape[:3]:
+            got = f"got keys {tuple(k.shape)} and values {tuple(v.shape)}, expected the same tokens"
+            raise ShapeError(got, "cache.append(k, v, positions) with k and v of the same layer and step")
+        require_positions(positions)
+        read = positions.read.of_key
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (k, v, read)):
+            got = "got keys or values that require a gradient, the cache keeps none"
+            raise LocantError(got, "with torch.no_grad():, or attend() without a cache")
+        positions.require_fits(k.shape[0], k.shape[2], k.device, "k")
+        for name, store, new in zip(("keys", "values"), self._pair, (k, v), strict=False):
+            like = self._like(store, new)
+            same = like.shape[:2] == new.shape[:2] and like.shape[3] == new.shape[3]
+            if not same or like.dtype != new.dtype or like.device != new.device:
+                held = f"the cache holds {tuple(like.shape)} {like.dtype} on {like.device}"
+                raise ShapeError(f"got {name} {tuple(new.shape)} {new.dtype} on {new.device}, {held}", self.REMEDY)
 
 
 class FixedCache(Cache):
     """Memory that is taken once: keys, values, positions and what was read, of `tokens` in two dimensions.
 
-    Args:
-        tokens: rows and slots, or blocks and places.
-        heads_at: which dimension of keys and values is that of heads.
-        max_index: no position is larger.
-        kv_heads, head_dim, value_dim, dtype, device, encoding: as caches are given them.
+    These are rows and slots, or blocks and places; behind `heads_at` of them comes the dimension of heads.
     """
 
     def __init__(
-        self,
-        tokens: tuple[int, int],
-        heads_at: int,
-        max_index: int,
-        *,
-        kv_heads: int,
-        head_dim: int,
-        value_dim: int | None,
-        dtype: torch.dtype,
-        device: torch.device | str | None,
-        encoding: PositionEncoding | None,
-    ) -> None:
+        self, tokens: tuple[int, int], heads_at: int, max_index: int, *, kv_heads: int, head_dim: int,
+        value_dim: int | None, dtype: torch.dtype, device: torch.device | str | None, encoding: PositionEncoding | None,
+    ) -> None:  # fmt: skip
         kv_heads = whole("kv_heads", kv_heads, 1, remedy="the number of key heads")
         head_dim = whole("head_dim", head_dim, 1, remedy="the width of a key")
         value_dim = whole("value_dim", head_dim if value_dim is None else value_dim, 1, remedy="the width of a value")
@@ -79,7 +91,7 @@ class FixedCache(Cache):
         self._values = new_memory((*of_heads, value_dim), dtype, device)
         self._index = new_memory(tokens, torch.int64, device)
         self._document = new_memory(tokens, torch.int64, device).fill_(PADDING)
-        self._read = None if encoding is None else memory_of_read(encoding, *tokens, device)
+        self._read = None if encoding is None else _memory_of_read(encoding, tokens, device)
 
     @property
     def _pair(self) -> tuple[Tensor, ...]:
@@ -93,11 +105,17 @@ class FixedCache(Cache):
 
     def _require_tokens(self, k: Tensor, v: Tensor, positions: Positions) -> None:
         super()._require_tokens(k, v, positions)
-        require_plain(positions, self._read is not None)
-        require_index(positions, self.max_index)
-
-
-# ---------------------------------------------------------------------- memory
+        if positions.axes != 1 or positions.order_or_none is not None:
+            got = f"got positions of {positions.axes} axes with an order of their own, expected one axis and none"
+            raise LocantError(got, "KVCache(), which takes them")
+        if positions.read.of_key is None and self._read is not None:
+            raise LocantError("got positions of which no encoding has read", "encoding.read(x, positions)")
+        if positions.read.of_key is not None and self._read is None:
+            got = "got positions with what an encoding has read of hidden states"
+            raise LocantError(got, "KVCache(), or encoding=encoding where the cache is made")
+        if positions.max_index is not None and positions.max_index > self.max_index:
+            got = f"got positions up to {positions.max_index} for a cache of max_index={self.max_index}"
+            raise RangeError(got, f"max_index={positions.max_index}")
 
 
 def new_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
@@ -111,15 +129,15 @@ def new_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device 
     return memory
 
 
-def memory_of_read(
-    encoding: PositionEncoding, batch: int, max_len: int, device: torch.device | str | None
+def _memory_of_read(
+    encoding: PositionEncoding, tokens: tuple[int, int], device: torch.device | str | None
 ) -> Tensor | None:
-    """Memory for what is read of `max_len` keys, as one of them has it; ``None`` where nothing is."""
+    """Memory for what is read of so many keys, as one of them has it; ``None`` where nothing is."""
     with torch.no_grad():
         where = next(encoding.parameters(), torch.empty(0)).device
         one = torch.zeros(1, 1, getattr(encoding, "d_model", 1), device=where)
         read = encoding.read(one, Positions.arange(1, device=one.device)).read.of_key
-    return None if read is None else new_memory((batch, max_len, *read.shape[2:]), read.dtype, device)
+    return None if read is None else new_memory((*tokens, *read.shape[2:]), read.dtype, device)
 
 
 def as_bytes(x: Tensor) -> Tensor:
@@ -130,9 +148,6 @@ def as_bytes(x: Tensor) -> Tensor:
 def padded(store: Tensor, padding: Tensor) -> None:
     """Zeros in all heads where there is padding."""
     as_bytes(store).masked_fill_(padding[:, None, :, None], 0)
-
-
-# ---------------------------------------------------------------------- tokens
 
 
 def following(cached: Positions, n: int) -> Positions:
@@ -146,74 +161,19 @@ def following(cached: Positions, n: int) -> Positions:
     slots = torch.arange(cached.seq_len, device=cached.device)
     last = torch.where(real, slots, 0).amax(1, keepdim=True)
     steps, parts = torch.arange(1, n + 1, device=cached.device), cached.denominator
-    known, last_document = real.any(1, keepdim=True), cached.document.gather(1, last)
+    has_tokens, document = real.any(1, keepdim=True), cached.document.gather(1, last)
     if cached.axes == 1:
         index = cached.index.gather(1, last)
     else:
-        index = torch.where(cached.document == last_document, cached.index.amax(2), -parts).amax(1, keepdim=True)
-    document = torch.where(known, last_document, 0).expand(-1, n)
+        index = torch.where(cached.document == document, cached.index.amax(2), -parts).amax(1, keepdim=True)
+    index = torch.where(has_tokens, index, -parts) + steps * parts
+    index = index if cached.axes == 1 else index[..., None].expand(-1, -1, cached.axes)
     order = None if cached.order_or_none is None else cached.order.amax(1, keepdim=True) + steps
     low = None if cached.min_index is None else min(cached.min_index, 0)
     high = None if cached.max_index is None else max(cached.max_index, -1) + n * parts
-    index = torch.where(known, index, -parts) + steps * parts
-    index = index if cached.axes == 1 else index[..., None].expand(-1, -1, cached.axes)
     following = Positions.of(index, order=order, max_index=high, denominator=parts)
+    document = torch.where(has_tokens, document, 0).expand(-1, n)
     return dataclasses.replace(following, document_or_none=document, min_index=low)
-
-
-def require_tokens(k: Any, v: Any, positions: Any) -> None:
-    """Raise unless these are keys, values and positions of the same tokens, without a gradient."""
-    for name, x in (("k", k), ("v", v)):
-        require_tensor(name, x)
-        if x.ndim != 4:
-            raise shape_error(name, x, "(batch, kv_heads, new, head_dim)", f"{name}[None]")
-    if k.dtype != v.dtype or not k.is_floating_point():
-        raise ShapeError(f"got keys of {k.dtype} and values of {v.dtype}, expected one floating dtype", "v.to(k)")
-    if k.shape[:3] != v.shape[:3]:
-        raise ShapeError(
-            f"got keys {tuple(k.shape)} and values {tuple(v.shape)}, expected the same tokens",
-            "cache.append(k, v, positions) with k and v of the same layer and step",
-        )
-    require_positions(positions)
-    kept = [k, v] if positions.read.of_key is None else [k, v, positions.read.of_key]
-    if torch.is_grad_enabled() and any(x.requires_grad for x in kept):
-        raise LocantError(
-            "got keys or values that require a gradient, the cache keeps none",
-            "with torch.no_grad():, or attend() without a cache",
-        )
-    positions.require_fits(k.shape[0], k.shape[2], k.device, "k")
-
-
-def require_alike(name: str, store: Tensor, new: Tensor, remedy: str) -> None:
-    """Raise unless `new` has the batch, heads, width, dtype and device of what is stored."""
-    same = store.shape[:2] == new.shape[:2] and store.shape[3] == new.shape[3]
-    if not same or store.dtype != new.dtype or store.device != new.device:
-        raise ShapeError(
-            f"got {name} {tuple(new.shape)} {new.dtype} on {new.device}, "
-            f"the cache holds {tuple(store.shape)} {store.dtype} on {store.device}",
-            remedy,
-        )
-
-
-def require_plain(positions: Positions, keeps_read: bool = False) -> None:
-    """Raise where the order of the tokens is another than that of their index, or what was read of them has no room."""
-    if positions.axes != 1 or positions.order_or_none is not None:
-        raise LocantError(
-            f"got positions of {positions.axes} axes with an order of their own, expected one axis and none",
-            "KVCache(), which takes them",
-        )
-    if positions.read.of_key is None and keeps_read:
-        raise LocantError("got positions of which no encoding has read", "encoding.read(x, positions)")
-    if positions.read.of_key is not None and not keeps_read:
-        got = "got positions with what an encoding has read of hidden states"
-        raise LocantError(got, "KVCache(), or encoding=encoding where the cache is made")
-
-
-def require_index(positions: Positions, limit: int) -> None:
-    """Raise where a position is known to be larger than the cache was told."""
-    if positions.max_index is not None and positions.max_index > limit:
-        got = f"got positions up to {positions.max_index} for a cache of max_index={limit}"
-        raise RangeError(got, f"max_index={positions.max_index}")
 
 
 def require_numbers(name: str, x: Any, count: int | None, device: torch.device) -> None:

@@ -52,10 +52,10 @@ def merge(parts: Sequence[tuple[Output, LogSumExp]]) -> tuple[Output, LogSumExp]
     True
     """
     outputs, logarithms = _required(parts)
-    found, lse = shares(logarithms)
-    y = outputs[0] * found[0]
-    for output, share in zip(outputs[1:], found[1:], strict=True):
-        y = y + output * share
+    portions, lse = shares(logarithms)
+    y = outputs[0] * portions[0]
+    for output, portion in zip(outputs[1:], portions[1:], strict=True):
+        y = y + output * portion
     return y.to(outputs[0].dtype), lse
 
 
@@ -89,9 +89,7 @@ def _required(parts: object) -> tuple[list[Tensor], list[Tensor]]:
         if lse.shape != output.shape[:3]:
             raise shape_error("a log-sum-exp", lse, f"{tuple(output.shape[:3])}, as the output has it", remedy)
         if output.dtype != given[0][0].dtype or {output.device, lse.device} != {given[0][0].device}:
-            raise ShapeError(
-                f"got an output of {output.dtype} on {output.device} with a log-sum-exp on {lse.device}, "
-                f"expected {given[0][0].dtype} on {given[0][0].device} in every part",
-                "part.to(...) first",
-            )
+            got = f"got an output of {output.dtype} on {output.device} with a log-sum-exp on {lse.device}"
+            expected = f"expected {given[0][0].dtype} on {given[0][0].device} in every part"
+            raise ShapeError(f"{got}, {expected}", "part.to(...) first")
     return [output for output, _ in given], [lse.to(torch.promote_types(lse.dtype, torch.float32)) for _, lse in given]

@@ -13,16 +13,27 @@ reads through tables would spare.
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from locant.arguments import MAX_INT32, shape_error, whole
 from locant.attention.inputs import zero_padding
-from locant.attention.memory import FixedCache, Length, as_bytes, lengths_of, require_numbers, require_rows
+from locant.attention.memory import (
+    FixedCache,
+    Keys,
+    Length,
+    NewKeys,
+    NewValues,
+    Values,
+    as_bytes,
+    lengths_of,
+    require_numbers,
+    require_rows,
+)
 from locant.errors import RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import PADDING
-from locant.positions.pytree import Read
+from locant.positions.fields import Read
 from locant.tensors import bounds, readable, require_tensor
 
 __all__ = ["PagedKVCache"]
@@ -87,12 +98,12 @@ class PagedKVCache(FixedCache):
 
     def append(
         self,
-        k: Float[Tensor, "batch kv_heads new head_dim"],
-        v: Float[Tensor, "batch kv_heads new value_dim"],
+        k: NewKeys,
+        v: NewValues,
         positions: Positions,
         table: Int[Tensor, "batch blocks"],
         cached: Int[Tensor, " batch"],
-    ) -> tuple[Float[Tensor, "batch kv_heads key head_dim"], Float[Tensor, "batch kv_heads key value_dim"], Positions]:
+    ) -> tuple[Keys, Values, Positions]:
         """Store new tokens behind the `cached` ones of every row; returns the rows' slots and their positions.
 
         Padding among the new tokens takes no slot, so rows may have different numbers of them. Slots behind the last
@@ -113,14 +124,10 @@ class PagedKVCache(FixedCache):
         if not table.shape[1]:
             return self._gathered(table, lengths)  # rows without a block, of padding alone
         places = self._places(real, table, cached)
-        new_keys, new_values = zero_padding(positions, k.detach(), v.detach())
-        for store, new in ((self._keys, new_keys), (self._values, new_values)):
-            tokens = as_bytes(new.transpose(1, 2).flatten(0, 1))
-            as_bytes(store).flatten(0, 1).index_copy_(0, places, tokens)
-        for store, new in ((self._index, rows.index), (self._document, rows.document)):
-            store.view(-1).index_copy_(0, places, new.flatten())
-        if self._read is not None and rows.read.of_key is not None:
-            self._read.flatten(0, 1).index_copy_(0, places, rows.read.of_key.detach().flatten(0, 1))
+        pair = (as_bytes(x.transpose(1, 2)) for x in zero_padding(positions, k.detach(), v.detach()))
+        read = () if rows.read.of_key is None else (rows.read.of_key.detach(),)
+        for store, new in zip(self._stores, (*pair, rows.index, rows.document, *read), strict=True):
+            store.flatten(0, 1).index_copy_(0, places, new.flatten(0, 1))
         return self._gathered(table, lengths)
 
     def positions_of(self, table: Int[Tensor, "batch blocks"], cached: Int[Tensor, " batch"]) -> Positions:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,18 +22,12 @@ from torch import Tensor
 from locant.arguments import shown
 from locant.checkpoints.config_source import CONFIG, read_json
 from locant.errors import InputError
-from locant.files import require_new
+from locant.files import NewFile, flush, new_folder, require_new
 
 __all__ = [
-    "DTYPES",
-    "Header",
-    "TensorEntry",
-    "TensorFolder",
-    "companions",
-    "headers_of",
-    "read_header",
-    "require_output",
-]
+    "DTYPES", "Header", "TensorEntry", "TensorFolder", "companions", "headers_of", "read_header", "require_output",
+    "rewritten",
+]  # fmt: skip
 
 INDEX = "model.safetensors.index.json"
 WHOLE = ("model.safetensors", "adapter_model.safetensors")
@@ -174,6 +170,32 @@ def companions(folder: Path, weights: Mapping[str, object]) -> tuple[tuple[str, 
         if path.is_file() and (path.suffix in COMPANIONS or path.stem.upper() in ("LICENSE", "NOTICE"))
     ]
     return tuple(belong), tuple(path.name for path in others if path.name not in belong)
+
+
+@contextmanager
+def rewritten(
+    folder: Path,
+    output: Path,
+    headers: Mapping[str, Header],
+    write: Callable[[str, Header, NewFile], object],
+    copied: Iterable[str],
+    *,
+    force: bool = False,
+) -> Generator[Path, None, None]:
+    """A new folder with each file of weights as `write` writes it, and copies of other files.
+
+    It has its name when what is written besides is on the disk as well.
+    """
+    with new_folder(output, force=force) as new:
+        for name, header in headers.items():
+            with NewFile(new / name) as target:
+                write(name, header, target)
+                target.settle()
+                target.publish()
+        for name in copied:
+            shutil.copyfile(folder / name, new / name)
+            flush(new / name)
+        yield new
 
 
 def require_output(output: Path, *, force: bool) -> None:

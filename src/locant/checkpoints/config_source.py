@@ -12,7 +12,7 @@ from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.registry import presets
 
-__all__ = ["CONFIG", "read_json", "read_source", "require_no_code"]
+__all__ = ["CONFIG", "as_json", "read_json", "read_source", "require_no_code"]
 
 CONFIG = "config.json"
 LARGEST = 2**28
@@ -48,6 +48,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f"got {path}, which holds a {type(value).__name__}", "a fresh copy of it, a JSON object")
     return value
+
+
+def as_json(config: Mapping[str, Any]) -> str:
+    """The text of a configuration."""
+    return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
 
 
 def require_no_code(source: object, config: Mapping[str, Any]) -> None:

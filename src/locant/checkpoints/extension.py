@@ -7,7 +7,6 @@ seen; how much is lost, and how much a little training gives back, is for a meas
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from locant.arguments import one_of, whole
-from locant.checkpoints.config_source import CONFIG, read_source
+from locant.checkpoints.config_source import CONFIG, as_json, read_source
 from locant.checkpoints.explanation import trained_length
 from locant.checkpoints.rotary_settings import RotarySettings, pair_settings, rotary_settings
 from locant.errors import InputError, RangeError
@@ -153,7 +152,7 @@ def write_extension(
     path = extension_path(source, to=to, method=method, output=output)
     extension = extend(read_source(source), to=to, method=method, factors=factors)
     with NewFile(path) as file:
-        file.write((json.dumps(extension.config, indent=2, ensure_ascii=False) + "\n").encode())
+        file.write(as_json(extension.config).encode())
         file.settle()
         beside(extension)
         file.publish()

@@ -7,18 +7,16 @@ change, so a header is written as it was read, byte for byte; what a byte of a t
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from locant.checkpoints.checkpoint_folder import Header, TensorEntry, companions, headers_of
-from locant.checkpoints.config_source import CONFIG, read_json
+from locant.checkpoints.checkpoint_folder import Header, TensorEntry, companions, headers_of, rewritten
+from locant.checkpoints.config_source import CONFIG, as_json, read_json
 from locant.checkpoints.layout import LayoutChange, row_order
 from locant.errors import InputError
-from locant.files import NewFile, flush, new_folder, require_new, write_whole
+from locant.files import NewFile, require_new, write_whole
 from locant.kernels.rotary import Layout
 from locant.models.weights import HeadRows
 
@@ -77,21 +75,19 @@ def convert_folder(
     copied, left_out = companions(folder, headers)
     total = sum(tensor.num_bytes for header in headers.values() for tensor in header.tensors)
     done = 0
-    with new_folder(output) as made:
-        for name, header in headers.items():
-            with (folder / name).open("rb") as file, NewFile(made / name) as target:
-                if file.read(len(header.raw)) != header.raw:
-                    raise InputError(f"{folder / name} changed while it was read", "a checkpoint that nobody writes to")
-                for num_bytes in write_reordered(file, target, header, moves, to):
-                    done += num_bytes
-                    progress(done, total)
-                target.settle()
-                target.publish()
-        for name in copied:
-            shutil.copyfile(folder / name, made / name)
-            flush(made / name)
+
+    def write(name: str, header: Header, target: NewFile) -> None:
+        nonlocal done
+        with (folder / name).open("rb") as file:
+            if file.read(len(header.raw)) != header.raw:
+                raise InputError(f"{folder / name} changed while it was read", "a checkpoint that nobody writes to")
+            for num_bytes in write_reordered(file, target, header, moves, to):
+                done += num_bytes
+                progress(done, total)
+
+    with rewritten(folder, output, headers, write, copied) as new:
         if (folder / CONFIG).exists():
-            write_whole(made / CONFIG, json.dumps(_with_layout(facts, change), indent=2, ensure_ascii=False) + "\n")
+            write_whole(new / CONFIG, as_json(_with_layout(facts, change)))
     return Conversion(
         folder=str(folder), output=str(output), architecture=change.architecture, source=change.source, to=to,
         files=tuple(headers), copied=copied, left_out=left_out, bytes=total,

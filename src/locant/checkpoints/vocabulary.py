@@ -8,7 +8,6 @@ rows.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +27,11 @@ from locant.checkpoints.checkpoint_folder import (
     companions,
     headers_of,
     require_output,
+    rewritten,
 )
-from locant.checkpoints.config_source import CONFIG, read_json
+from locant.checkpoints.config_source import CONFIG, as_json, read_json
 from locant.errors import InputError
-from locant.files import NewFile, flush, new_folder, require_apart, write_whole
+from locant.files import NewFile, require_apart, write_whole
 from locant.models.config_values import required
 from locant.models.registry import read_known
 from locant.text import Tokenizer
@@ -195,28 +195,24 @@ class _Source:
         moved = {old: new for new, old in enumerate(kept.tolist())}
         copied, left_out = companions(self.folder, self.headers)
         stale = {name for name in copied if name in OTHER_TOKENIZERS}
-        generator, total = torch.Generator().manual_seed(seed), 0
-        with new_folder(output, force=force) as made:
-            for name, header in self.headers.items():
-                with NewFile(made / name) as target:
-                    total += self._write_file(target, name, header, kept, fresh, generator)
-                    target.settle()
-                    target.publish()
-            for name in copied:
-                if name not in {*stale, TOKENIZER, TOKENIZER_CONFIG, GENERATION, INDEX}:
-                    shutil.copyfile(self.folder / name, made / name)
-                    flush(made / name)
+        generator, sizes = torch.Generator().manual_seed(seed), list[int]()
+
+        def write(name: str, header: Header, target: NewFile) -> None:
+            sizes.append(self._write_file(target, name, header, kept, fresh, generator))
+
+        same = [name for name in copied if name not in {*stale, TOKENIZER, TOKENIZER_CONFIG, GENERATION, INDEX}]
+        with rewritten(self.folder, output, self.headers, write, same, force=force) as made:
             edited.tokenizer.save(made / TOKENIZER)
             written = {CONFIG: _with_rows(self.facts, rows, self.rows)}
             for name in (GENERATION, TOKENIZER_CONFIG):
                 if (self.folder / name).exists():
                     written[name] = read_json(self.folder / name)
             for name, facts in written.items():
-                write_whole(made / name, _json(_moved(facts, moved, edited.added)))
+                write_whole(made / name, as_json(_moved(facts, moved, edited.added)))
             if (self.folder / INDEX).exists():
                 index = read_json(self.folder / INDEX)
-                index["metadata"] = {**index.get("metadata", {}), "total_size": total}
-                write_whole(made / INDEX, _json(index))
+                index["metadata"] = {**index.get("metadata", {}), "total_size": sum(sizes)}
+                write_whole(made / INDEX, as_json(index))
         return Change(
             output=str(output), before=self.rows, rows=rows, tokens=edited.tokenizer.vocab_size,
             tensors=tuple(sorted(self.by_token)), left_out=(*sorted(stale), *left_out),
@@ -316,7 +312,3 @@ def _moved(
         else:
             changed[key] = value
     return changed
-
-
-def _json(facts: Mapping[str, Any]) -> str:
-    return json.dumps(facts, indent=2, ensure_ascii=False) + "\n"

@@ -15,7 +15,8 @@ from locant.cli.options import as_json, only_given, output, tokenizer_options
 from locant.errors import InputError
 from locant.text import Tokenizer
 from locant.text.prepare import Estimate, estimate, finalize, prepare
-from locant.text.prepare.request import FIELD, ContentOptions
+from locant.text.prepare.plan import ContentOptions
+from locant.text.prepare.sources import FIELD
 from locant.text.store import TokenStore
 from locant.text.tokenizer.engine import EngineName
 

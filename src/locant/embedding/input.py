@@ -1,26 +1,41 @@
-"""The input of a transformer: token + segment + position, in this order, then optionally a norm and dropout."""
+"""The input of a transformer: token + segment + position, in this order, then optionally a norm and dropout.
+
+The plain path, module after module, is the definition. On a CPU one pass does it all where it can, see `why_plain`: in
+float32 without norm and dropout bit for bit the same; a norm's sums are added in another order, and narrower tables are
+rounded once. Which is taken depends on the modules, their hooks and dtypes and never on how many tokens there are: a
+token alone gets the bits it gets in a batch.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
+from torch.nn.modules import module as hooks
 
 from locant.arguments import MAX_WIDTH, one_of, real, shape_error, shown, whole
-from locant.embedding.fused import EmbeddingModules, embed, why_plain
+from locant.embedding.table import RaisesLater, Table, require_ids
 from locant.embedding.token import Scale, SegmentEmbedding, TokenEmbedding, require_segments
 from locant.errors import LocantError, RangeError
+from locant.kernels.input_embedding import input_embedding
+from locant.kernels.transforms import in_forward_mode, is_exporting, is_graph_transformed, is_transforming
 from locant.positions import PositionEncoding, Positions
 from locant.positions.positions import require_positions
 from locant.tensors import require_tensor
 
-__all__ = ["InputEmbedding"]
+__all__ = ["InputEmbedding", "why_plain"]
+
+Backend = Literal["auto", "fused", "plain"]
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # no public API
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+MAX_DROPOUT = 1 - 2.0**-16  # of 16 random bits, one value at least has to be kept
 
 
-class InputEmbedding(EmbeddingModules):
+class InputEmbedding(RaisesLater):
     """Turns ids into the vectors that enter the first layer.
 
     GPT-2 is ``InputEmbedding(50_257, 768, encoding=Learned(1024, 768), dropout=0.1)``; BERT adds
@@ -63,10 +78,10 @@ class InputEmbedding(EmbeddingModules):
         norm: nn.Module | Literal["layer_norm"] | None = None,
         dropout: float = 0.0,
         padding_idx: int | None = None,
-        backend: Literal["auto", "fused", "plain"] = "auto",
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        one_of("backend", backend, ("auto", "fused", "plain"))
+        one_of("backend", backend, get_args(Backend))
         dropout = real("dropout", dropout, low=0, below=1, remedy="dropout=0.1, a probability")
         num_segments = whole("num_segments", num_segments, 0, remedy="num_segments=2, or 0 for none")
         if not (norm is None or isinstance(norm, nn.Module) or (isinstance(norm, str) and norm == "layer_norm")):
@@ -84,7 +99,7 @@ class InputEmbedding(EmbeddingModules):
         self.segment = SegmentEmbedding(num_segments, d_model) if num_segments else None
         self.norm = nn.LayerNorm(int(d_model)) if isinstance(norm, str) else norm
         self.dropout = nn.Dropout(dropout)
-        self.backend: Literal["auto", "fused", "plain"] = backend
+        self.backend: Backend = backend
 
     @classmethod
     def from_pretrained(cls, folder: Path | str, *, dtype: torch.dtype | None = None) -> InputEmbedding:
@@ -96,12 +111,12 @@ class InputEmbedding(EmbeddingModules):
 
         >>> InputEmbedding.from_pretrained("MiniLM-L6")(torch.tensor([[101, 2332, 102]]))  # doctest: +SKIP
         """
-        from locant.checkpoints.pretrained_input import read_pretrained_input
+        from locant.checkpoints.pretrained import read_pretrained_input
 
-        found = read_pretrained_input(folder, dtype)
+        pretrained = read_pretrained_input(folder, dtype)
         with torch.device("meta"):
-            embedding = cls(**found.options)
-        embedding.load_state_dict(found.tensors, assign=True)
+            embedding = cls(**pretrained.options)
+        embedding.load_state_dict(pretrained.tensors, assign=True)
         return embedding.eval()
 
     def forward(
@@ -117,7 +132,7 @@ class InputEmbedding(EmbeddingModules):
         if self.backend != "plain":
             why = why_plain(self)
             if why is None:
-                return embed(self, ids, positions, segments)
+                return _in_one_pass(self, ids, positions, segments)
             if self.backend == "fused":
                 raise LocantError(f"got backend='fused', but {why}", "backend='auto'")
         return self.combine(self.token(ids), positions, segments)
@@ -170,3 +185,115 @@ def _position_width(encoding: PositionEncoding) -> int:
         got = f"got combine='concat' with {type(encoding).__name__}, expected an encoding that adds vectors"
         raise RangeError(got, "encoding=Sinusoidal(64)")
     return width
+
+
+def why_plain(embedding: InputEmbedding) -> str | None:
+    """Why this embedding cannot be computed in one pass, or ``None`` where it can.
+
+    >>> why_plain(InputEmbedding(11, 6, norm=nn.RMSNorm(6)))
+    'the norm is a RMSNorm'
+    >>> why_plain(InputEmbedding(11, 6, norm="layer_norm")) is None
+    True
+    """
+    return _why_these_modules(embedding) or _why_these_tensors(embedding) or _why_now(embedding)
+
+
+def _why_these_modules(embedding: InputEmbedding) -> str | None:
+    norm, encoding = embedding.norm, embedding.encoding
+    if embedding.combine_by != "add":
+        return "position is concatenated"
+    if type(embedding.token) is not TokenEmbedding or type(embedding.token.table) is not Table:
+        return "the token table is split or of another kind"
+    if embedding.segment is not None and type(embedding.segment) is not SegmentEmbedding:
+        return f"the segments are a {type(embedding.segment).__name__}"
+    adds_nothing = type(encoding).embed is PositionEncoding.embed
+    if not (adds_nothing or _adds_rows(type(encoding))):
+        return f"the encoding is a {type(encoding).__name__}"
+    if norm is not None and (type(norm) is not nn.LayerNorm or norm.normalized_shape != (embedding.token.d_model,)):
+        return f"the norm is a {type(norm).__name__}"
+    if type(embedding.dropout) is not nn.Dropout or embedding.dropout.p >= MAX_DROPOUT:
+        return f"the dropout is {embedding.dropout}"
+    if not adds_nothing and getattr(encoding, "d_model", None) != embedding.token.d_model:
+        return "the encoding is of another width"
+    if adds_nothing and embedding.segment is None and norm is None:
+        return "there is nothing to add to the token rows"
+    return next((why for part in embedding.children() if (why := _why_called(part))), None)
+
+
+def _adds_rows(kind: type[PositionEncoding]) -> bool:
+    """Whether this very class says which rows of a table its `embed` adds."""
+    return "added_rows" in vars(kind)
+
+
+_adds_rows._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in `locant.kernels.transforms`
+
+
+def _why_called(part: nn.Module) -> str | None:
+    """Hooks run when a module is called, and so does a `forward` that was put into it."""
+    if any(part.__dict__.get(name) for name in HOOKS) or "forward" in part.__dict__ or "embed" in part.__dict__:
+        return f"the {type(part).__name__} has hooks or a forward of its own"
+    return None
+
+
+def _why_these_tensors(embedding: InputEmbedding) -> str | None:
+    weight = embedding.token.weight
+    for table in embedding.parameters():
+        if type(table) not in (Tensor, nn.Parameter):
+            return f"a table is a {type(table).__name__}"
+        if table.dtype != weight.dtype or table.device != weight.device:
+            return "the tables differ in dtype or device"
+    if weight.dtype not in DTYPES:
+        return f"the tables are of dtype {weight.dtype}"
+    if weight.device.type != "cpu":
+        return f"there is no kernel for {weight.device.type}"
+    return None
+
+
+def _why_now(embedding: InputEmbedding) -> str | None:
+    weight = embedding.token.weight
+    if weight.dtype.itemsize < 4 and torch.is_autocast_enabled(weight.device.type):
+        return "autocast chooses dtypes between the modules"
+    if is_exporting():
+        return "the graph leaves this package"
+    if is_graph_transformed():
+        return "a transform of functions is at work"
+    if torch.compiler.is_compiling():
+        return None
+    if hooks._has_any_global_hook():  # pyright: ignore[reportPrivateUsage]  # it has no public API
+        return "there are hooks on every module"
+    if in_forward_mode() or is_transforming():
+        return "a transform of functions is at work"
+    return None
+
+
+def _in_one_pass(
+    embedding: InputEmbedding,
+    ids: Integer[Tensor, "batch seq"],
+    positions: Positions | None,
+    segments: Integer[Tensor, "batch seq"] | None,
+) -> Float[Tensor, "batch seq d_model"]:
+    """The result of the plain path; `why_plain` has to be ``None``."""
+    token, norm, segment = embedding.token, embedding.norm, embedding.segment
+    weight = token.weight
+    ids = require_ids(ids, token.vocab_size, "TokenEmbedding", "vocab_size", weight.device)
+    positions = Positions.arange(ids.shape[1], device=ids.device) if positions is None else positions
+    require_positions(positions)
+    positions.require_fits(ids.shape[0], ids.shape[1], ids.device, "the input")
+    if positions.start is not None and positions.batch > 1:
+        positions = Positions.after(positions.start, positions.seq_len, device=ids.device)  # one row for all
+    index, rows = embedding.encoding.added_rows(
+        positions, ids.numel(), torch.promote_types(weight.dtype, torch.float32)
+    )
+    require_segments(segment, segments, ids.shape)
+    if segment is not None and segments is not None:
+        num_segments = segment.weight.shape[0]
+        segments = require_ids(segments, num_segments, "SegmentEmbedding", "num_segments", weight.device)
+    p = embedding.dropout.p if embedding.dropout.training else 0.0
+    y, _, _ = input_embedding(
+        ids, weight, index, rows, segments, None if segment is None else segment.weight,
+        norm.weight if isinstance(norm, nn.LayerNorm) else None,
+        norm.bias if isinstance(norm, nn.LayerNorm) else None,
+        torch.randint(2**63 - 1, (1,), device=ids.device) if p else None,
+        token.factor(), token.padding_idx, norm.eps if isinstance(norm, nn.LayerNorm) else None, p,
+    )  # fmt: skip
+    return y

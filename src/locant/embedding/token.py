@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, entries, one_of, real, shape_error, shown, whole
-from locant.embedding.deferred_errors import RaisesLater
-from locant.embedding.table import Table, WholeTable, require_ids, rows_of
+from locant.embedding.table import RaisesLater, Table, require_ids, rows_of
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.tensors import require_tensor
 
@@ -86,7 +85,7 @@ class TokenEmbedding(RaisesLater):
         remedy = f"None, or a row of the {rows}"
         row = None if padding_idx is None else whole("padding_idx", padding_idx, -rows, rows - 1, remedy=remedy)
         self.padding_idx = None if row is None else row % rows
-        self.table: Table = WholeTable()
+        self.table = Table()
         self.weight = nn.Parameter(torch.empty(rows, width))
         self.reset_parameters()
 
@@ -108,12 +107,12 @@ class TokenEmbedding(RaisesLater):
         >>> TokenEmbedding.from_pretrained("MiniLM-L6")  # doctest: +SKIP
         TokenEmbedding(vocab_size=30522, d_model=384, padding_idx=0)
         """
-        from locant.checkpoints.pretrained_input import read_pretrained_token
+        from locant.checkpoints.pretrained import read_pretrained_token
 
-        found = read_pretrained_token(folder, dtype)
+        pretrained = read_pretrained_token(folder, dtype)
         with torch.device("meta"):
-            embedding = cls(**found.options)
-        embedding.load_state_dict(found.tensors, assign=True)
+            embedding = cls(**pretrained.options)
+        embedding.load_state_dict(pretrained.tensors, assign=True)
         return embedding.eval()
 
     def reset_parameters(self) -> None:
@@ -188,17 +187,13 @@ class TokenEmbedding(RaisesLater):
         except (TypeError, ValueError, RuntimeError):
             got = f"got {shown(ids_or_vector)} for ids_or_vector, expected ids or vectors"
             raise ShapeError(got, "tokenizer.id_of(word), or locant.embedding.Words, which takes words") from None
-        remedy = "exclude=[0]"
-        ids = [
-            whole("an id in exclude", each, 0, self.vocab_size - 1, remedy=remedy)
-            for each in entries("exclude", exclude, remedy)
-        ]
+        remedy, last = "exclude=[0]", self.vocab_size - 1
+        ids = [whole("an id in exclude", x, 0, last, remedy=remedy) for x in entries("exclude", exclude, remedy)]
         outside = torch.tensor(ids, dtype=torch.long, device=self.weight.device)
         if given.is_floating_point():
             if not given.ndim or given.shape[-1] != self.d_model:
-                raise shape_error(
-                    "a vector", given, f"a last dimension of d_model={self.d_model}", "a row of the table"
-                )
+                expected = f"a last dimension of d_model={self.d_model}"
+                raise shape_error("a vector", given, expected, "a row of the table")
             batch, vectors = given.shape[:-1], given.reshape(-1, self.d_model)
             left_out = outside.expand(len(vectors), -1)
         else:

@@ -20,6 +20,7 @@ backward of 4096 tokens in 1.1 times, and in 1.1 to 1.3 times with a gradient fo
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,17 +31,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from locant.errors import LocantError
-from locant.kernels.distance_decoding import decode, takes
+from locant.kernels import native
 from locant.kernels.transforms import is_differentiated, wants_result_alone
 
-__all__ = ["distance_attention"]
+__all__ = ["decode", "distance_attention", "takes"]
 
 TILE = 768
 """Queries at a time; from here on torch's kernel takes them in its largest steps."""
-NARROW_TILE = 256
-"""The same where queries attend to few keys, or scores or their bias are held."""
-HELD = 2**19
-"""Where scores of a head are held, no more of them than this."""
+NARROW_TILE = 256  # where queries attend to few keys, or scores or their bias are held
+HELD = 2**19  # where scores of a head are held, no more of them than this
 
 EAGER = "backend='eager', which is made of plain operations"
 
@@ -106,11 +105,6 @@ class Tile:
     entry: int
     """Of the table that is read backwards, for the last query and the first key."""
 
-    @property
-    def diagonals(self) -> int:
-        """How many entries of the table it has to do with."""
-        return self.rows.stop - self.rows.start + self.keys.stop - self.keys.start - 1
-
 
 class Backwards:
     """The table read backwards, with minus infinity for what the mask hides; and its gradient."""
@@ -131,41 +125,36 @@ class Backwards:
 
     def add_to(self, scores: Float[Tensor, "rows keys"], factor: float, tile: Tile, head: int) -> None:
         """``scores * factor`` and the bias of one head, in the place of the scores."""
-        torch.add(self.of(tile)[0, self._row(head)], scores, alpha=factor, out=scores)
+        torch.add(self.of(tile)[0, head % len(self.table)], scores, alpha=factor, out=scores)
 
     def learn(self, tile: Tile, head: int, skewed: Float[Tensor, " numbers"]) -> None:
-        """Add the gradient of one head's scores, whose row r begins at ``r * (diagonals + 1)``.
+        """Add the gradient of one head's scores, whose row r begins at ``r * (rows + keys)``.
 
         Read at a stride that is one shorter, what was a diagonal is a column.
         """
         rows = tile.rows.stop - tile.rows.start
-        along = skewed[: rows * tile.diagonals].view(rows, tile.diagonals).sum(0)
-        self.gradient[self._row(head), tile.entry : tile.entry + tile.diagonals] += along
-
-    def _row(self, head: int) -> int:
-        return head if len(self.table) > 1 else 0
+        diagonals = rows + tile.keys.stop - tile.keys.start - 1
+        along = skewed[: rows * diagonals].view(rows, diagonals).sum(0)
+        self.gradient[head % len(self.table), tile.entry : tile.entry + diagonals] += along
 
 
-def _tiles(queries: int, keys: int, first: int, last: int, size: int) -> Iterator[Tile]:
-    """Queries without a key are in none of them."""
+def _tiles(queries: int, keys: int, first: int, last: int, by_hand: bool) -> Iterator[Tile]:
+    """Few queries in each where something is held for each of their keys; those without a key are in none."""
     end = min(queries, last + 1) if first <= last else 0
+    span = max(1, min(last - first + 1, keys))
+    size = NARROW_TILE if span < 4 * TILE or queries < TILE else TILE
+    if by_hand:
+        size = max(1, min(NARROW_TILE, HELD // span))
     for start in range(max(0, first - keys + 1), end, size):
         stop = min(start + size, end)
         low, high = max(start + keys - 1 - last, 0), min(stop + keys - 1 - first, keys)
         yield Tile(slice(start, stop), slice(low, high), queries - stop + low)
 
 
-def _size(queries: int, keys: int, first: int, last: int, by_hand: bool) -> int:
-    """Queries of a tile: few where something is held for each of their keys."""
-    span = max(1, min(last - first + 1, keys))
-    if by_hand:
-        return max(1, min(NARROW_TILE, HELD // span))
-    return NARROW_TILE if span < 4 * TILE or queries < TILE else TILE
-
-
-def _rows_together(x: Tensor) -> Tensor:
-    """The kernel reads a vector as one piece of memory."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+def _in_rows(x: Tensor) -> Tensor:
+    """With the last dimension side by side in memory, as kernels read it; torch keeps zeros without memory."""
+    x = x.resolve_neg()
+    return x if x.stride(-1) == 1 and x.data_ptr() else torch.empty(x.shape, dtype=x.dtype).copy_(x)
 
 
 # ---------------------------------------------------------------------- what torch knows of it
@@ -178,13 +167,13 @@ def _computed(
     """The output, and the logarithm of every query's sum of exponentials; in `onto`, unless one query is all."""
     if takes(q, v):
         return decode(q, k, v, table, first, last, scale, softcap)
-    q, k, v = (_rows_together(x) for x in (q, k, v))
+    q, k, v = (_in_rows(x) for x in (q, k, v))
     if onto is None:
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
         onto = out, table.new_full(q.shape[:3], float("-inf"))  # and so they stay for queries without a key
     out, sums = onto
     bias, span = Backwards(table, first, last), (q.shape[2], k.shape[2], first, last)
-    for tile in _tiles(*span, _size(*span, softcap is not None)):
+    for tile in _tiles(*span, by_hand=softcap is not None):
         part = (q[:, :, tile.rows].flip(2), k[:, :, tile.keys], v[:, :, tile.keys])
         _attend_tile(*part, bias, tile, scale, softcap, out[:, :, tile.rows], sums[:, :, tile.rows])
     return out, sums
@@ -194,7 +183,7 @@ def _attend_tile(
     q: Tensor, k: Tensor, v: Tensor, bias: Backwards, tile: Tile, scale: float, softcap: float | None, out: Tensor,
     sums: Tensor,
 ) -> None:  # fmt: skip
-    """One tile. A function of its own, so that nothing of a tile is held while the next is computed."""
+    """A function of its own, so that nothing of a tile is held while the next is computed."""
     if softcap is None:
         y, total = FLASH(q, k, v, attn_mask=bias.of(tile), scale=scale)
     else:
@@ -249,13 +238,13 @@ def _attend_backward(
     first: int, last: int, scale: float, softcap: float | None, of_bias: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """The gradients of q, k, v and, if asked for, of the table; else a tensor of nothing in its place."""
-    grad, q, k, v = (_rows_together(x) for x in (grad, q, k, v))
+    grad, q, k, v = (_in_rows(x) for x in (grad, q, k, v))
     bias, wide = Backwards(table, first, last), torch.promote_types(q.dtype, torch.float32)
     grad_q = torch.zeros_like(q, memory_format=torch.contiguous_format)
     grad_k, grad_v = k.new_zeros(k.shape, dtype=wide), v.new_zeros(v.shape, dtype=wide)
-    by_hand, span = of_bias or softcap is not None or grad_sums is not None, (q.shape[2], k.shape[2], first, last)
+    by_hand = of_bias or softcap is not None or grad_sums is not None
     with torch.autocast("cpu", enabled=False):  # gradients are often asked for where it is on
-        for tile in _tiles(*span, _size(*span, by_hand)):
+        for tile in _tiles(q.shape[2], k.shape[2], first, last, by_hand):
             at, there = (slice(None), slice(None), tile.rows), (slice(None), slice(None), tile.keys)
             part, onto = (grad[at].flip(2), q[at].flip(2), k[there], v[there]), (grad_k[there], grad_v[there])
             total = sums[at].flip(2)
@@ -275,9 +264,9 @@ def _attend_backward(
 
 @_attend_backward.register_fake
 def _(
-    grad: Tensor, grad_sums: Tensor | None, q: Tensor, k: Tensor, v: Tensor, table: Tensor, out: Tensor, sums: Tensor,
-    first: int, last: int, scale: float, softcap: float | None, of_bias: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    grad: Tensor, grad_sums: Tensor | None, q: Tensor, k: Tensor, v: Tensor, table: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
+    *_, of_bias = rest
     gradients = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     return *gradients, torch.empty_like(table) if of_bias else table.new_empty(0)
 
@@ -348,3 +337,45 @@ def _no_second(ctx: Any, *_: Tensor | None) -> tuple[None, ...]:
 
 
 _attend_backward.register_autograd(_no_second)
+
+
+# ---------------------------------------------------------------------- few queries over many keys
+
+# By ``native/decode.c``: every key and value is read once for all query heads that share it, in one parallel region of
+# torch's own threads, with scores, softmax and sums in float32. Results do not depend on the number of threads.
+
+FUNCTION = "locant_decode"
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+MOST_QUERIES = 8  # with more, matrix products that hold a tile of scores are faster
+FEWEST_KEYS = 16  # for each query
+WIDEST = 1_024  # of a head
+
+pack = struct.Struct("=24q2d6q").pack
+"""``Task`` in C."""
+
+
+def takes(q: Tensor, v: Tensor) -> bool:
+    """Whether it is the way for queries and values like these, on a CPU."""
+    few = q.shape[2] <= MOST_QUERIES and FEWEST_KEYS * q.shape[2] <= v.shape[2]
+    return few and q.dtype in DTYPES and max(q.shape[3], v.shape[3]) <= WIDEST and native.has(FUNCTION)
+
+
+def decode(
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor, first: int, last: int, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """What `distance_attention` says of these: the output, and every query's log-sum-exp."""
+    q, k, v, table = (_in_rows(x) for x in (q, k, v, table))
+    (batch, heads, queries, head_dim), (_, kv_heads, keys, value_dim) = q.shape, v.shape
+    out, sums = q.new_empty(batch, heads, queries, value_dim), table.new_empty(batch, heads, queries)
+    size = q.element_size()
+    steps = [size * step for x in (q, k, v, out) for step in x.stride()[:3]]
+    table_step = table.stride(0) if len(table) > 1 else 0
+    packed = pack(
+        native.threads(), native.DTYPES[q.dtype],
+        batch, kv_heads, heads // kv_heads, queries, keys, head_dim, value_dim,
+        *steps, table_step, first, last, scale, softcap or 0.0,
+        *(x.data_ptr() for x in (q, k, v, out, table, sums)),
+    )  # fmt: skip
+    if native.function(FUNCTION)(packed):
+        raise MemoryError("no memory for parts of attention")
+    return out, sums

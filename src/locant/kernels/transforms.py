@@ -15,20 +15,10 @@ from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeA
 from torch.autograd import forward_ad
 
 __all__ = [
-    "hides_gradient",
-    "holds_several",
-    "in_forward_mode",
-    "is_batched",
-    "is_differentiated",
-    "is_exporting",
-    "is_functionalizing",
-    "is_graph_transformed",
-    "is_mapping",
-    "is_transforming",
-    "is_watched",
-    "untransformed",
+    "hides_gradient", "holds_several", "in_forward_mode", "is_batched", "is_differentiated", "is_exporting",
+    "is_functionalizing", "is_graph_transformed", "is_mapping", "is_transforming", "is_watched", "untransformed",
     "wants_result_alone",
-]
+]  # fmt: skip
 
 
 def is_transforming() -> bool:
@@ -103,7 +93,7 @@ def is_differentiated(*tensors: Tensor) -> bool:
         return _is_graph_differentiated() or forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
     if in_forward_mode() and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
         return True
-    return is_transforming() and any(_is_tracked(tensor) for tensor in tensors)
+    return is_transforming() and any(functorch.is_gradtrackingtensor(x) for tensor in tensors for x in _layers(tensor))
 
 
 def is_graph_transformed() -> bool:
@@ -111,10 +101,6 @@ def is_graph_transformed() -> bool:
     if not torch.compiler.is_compiling():
         return False
     return _has_graph_levels() or forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
-
-
-def _is_tracked(tensor: Tensor) -> bool:
-    return any(functorch.is_gradtrackingtensor(layer) for layer in _layers(tensor))
 
 
 def _layers(tensor: Tensor) -> Iterator[Tensor]:

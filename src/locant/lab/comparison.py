@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-import math
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -12,7 +11,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from jaxtyping import Int
 
 from locant.errors import InputError
 from locant.lab.decoder import Decoder
-from locant.lab.results import Record, Results, ResultsFolder
+from locant.lab.results import Record, Results, ResultsFolder, finite
 from locant.lab.settings import VOCAB_SIZE, Settings
 from locant.lab.training import Contestant, build, evaluate, fit, num_steps, shape, split_off, timed, unigram_loss
 from locant.text.corpus import Corpus, read_corpus
@@ -37,14 +36,6 @@ class Progress:
     loss: float
     done: int
     total: int
-
-
-class Trained(NamedTuple):
-    """A trained model, its training loss, and the seconds it took."""
-
-    model: Decoder
-    loss: float
-    seconds: float
 
 
 def compare(
@@ -103,11 +94,9 @@ def compare(
         began = time.perf_counter()
         model = build(Contestant(encoding), seed, vocab_size, chosen)
         loss = fit(model, training, chosen, seed=seed, on_step=report)
-        trained = Trained(model, loss, time.perf_counter() - began)
-        return {
-            contestant: _measured(trained, contestant, seed, held_out, chosen)
-            for contestant in contestants if contestant.encoding == encoding
-        }  # fmt: skip
+        facts: dict[str, Any] = {"seed": seed, "train_loss": finite(loss), "seconds": time.perf_counter() - began}
+        of_it = [each for each in contestants if each.encoding == encoding]
+        return {contestant: _measured(model, contestant, held_out, chosen, **facts) for contestant in of_it}
 
     text = {
         "tokens": len(ids), "train_tokens": len(training), "held_out_tokens": len(held_out),
@@ -134,6 +123,27 @@ def compare(
     return results
 
 
+def _measured(
+    model: Decoder, contestant: Contestant, held_out: np.ndarray, settings: Settings, *,
+    seed: int = 0, train_loss: float | None = None, seconds: float = 0.0,
+) -> Record:  # fmt: skip
+    """The losses of a trained model; `seconds` is how long the training took."""
+    began, plain, losses = time.perf_counter(), model.embedding.encoding, {}
+    for length in settings.lengths:
+        model.embedding.encoding = contestant.at_length(plain, length, settings.train_length, shape(settings))
+        losses[length] = evaluate(model, held_out, length)
+    model.embedding.encoding = plain
+    return Record.of(
+        losses,
+        encoding=contestant.name,
+        seed=seed,
+        train_length=settings.train_length,
+        train_loss=train_loss,
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        seconds=round(seconds + time.perf_counter() - began, 3),
+    )
+
+
 def _seconds(encoding: str, training: np.ndarray, held_out: np.ndarray, vocab_size: int, settings: Settings) -> float:
     """About how long one training and all that is measured with it will take: some steps and one window are timed."""
     model, step = timed(encoding, training, vocab_size, settings)
@@ -142,7 +152,7 @@ def _seconds(encoding: str, training: np.ndarray, held_out: np.ndarray, vocab_si
     for _ in range(2):  # the first use of an operation takes longer
         began = time.perf_counter()
         for contestant in contestants:
-            _measured(Trained(model, 0.0, 0.0), contestant, 0, held_out[: longest + 1], settings)
+            _measured(model, contestant, held_out[: longest + 1], settings)
         window = time.perf_counter() - began
     return step * settings.steps_for(len(training)) + window * (len(held_out) - 1) / longest
 
@@ -200,49 +210,22 @@ def compare_files(
         raise InputError("got both steps and minutes", "--steps or --minutes alone")
     settings = Settings(**options)
     corpus = read_corpus(files, usual_vocab_size=VOCAB_SIZE, **text)
-    place = ResultsFolder(folder, force=force)
     so_far: dict[str, Any] = {}
+    with ResultsFolder(folder, force=force) as place:
 
-    def keep(results: Results) -> None:
-        so_far.update(dataclasses.replace(results, text={**corpus.facts(), **results.text}).to_dict())
-        place.write(so_far)
-        watcher.record(so_far)
+        def keep(results: Results) -> None:
+            so_far.update(dataclasses.replace(results, text={**corpus.facts(), **results.text}).to_dict())
+            place.write(so_far)
+            watcher.record(so_far)
 
-    complete = False
-    try:
-        watcher.begin(corpus, settings, place)
-        compare(
-            corpus.ids, corpus.tokenizer.vocab_size, settings,
-            on_plan=watcher.plan, on_progress=watcher.advance, on_record=keep,
-        )  # fmt: skip
-        complete = True
-    finally:
+        complete = False
         try:
-            watcher.end(so_far, place, complete=complete)
+            watcher.begin(corpus, settings, place)
+            compare(
+                corpus.ids, corpus.tokenizer.vocab_size, settings,
+                on_plan=watcher.plan, on_progress=watcher.advance, on_record=keep,
+            )  # fmt: skip
+            complete = True
         finally:
-            place.remove_if_empty()
+            watcher.end(so_far, place, complete=complete)
     return so_far
-
-
-def _measured(trained: Trained, contestant: Contestant, seed: int, held_out: np.ndarray, settings: Settings) -> Record:
-    began, embedding = time.perf_counter(), trained.model.embedding
-    plain, losses = embedding.encoding, {}
-    for length in settings.lengths:
-        embedding.encoding = contestant.at_length(plain, length, settings.train_length, shape(settings))
-        losses[length] = evaluate(trained.model, held_out, length)
-    embedding.encoding = plain
-    return Record(
-        encoding=contestant.name,
-        seed=seed,
-        train_length=settings.train_length,
-        loss_by_length={length: _finite(loss.mean) for length, loss in losses.items()},
-        loss_by_position=[_finite(loss) for loss in losses[settings.lengths[-1]].by_position],
-        loss_by_window={length: [_finite(each) for each in loss.by_window] for length, loss in losses.items()},
-        train_loss=_finite(trained.loss),
-        num_parameters=sum(parameter.numel() for parameter in trained.model.parameters()),
-        seconds=round(trained.seconds + time.perf_counter() - began, 3),
-    )
-
-
-def _finite(loss: float) -> float | None:
-    return loss if math.isfinite(loss) else None

@@ -25,8 +25,6 @@ import torch
 from torch import Tensor
 
 from locant.arguments import one_of, real, whole
-from locant.checkpoints.swap import swap
-from locant.checkpoints.swap.rotary_point import rotary_points
 from locant.errors import InputError
 from locant.lab.language_model import (
     DTYPES,
@@ -35,16 +33,26 @@ from locant.lab.language_model import (
     device_of,
     fingerprint,
     load_model,
+    num_windows,
     require_positions,
-    require_rows,
     trained_length,
-)
-from locant.lab.results import RESULTS, ResultsFolder, environment
-from locant.lab.resume import changed, earlier, random_numbers_kept
+)  # fmt: skip
+from locant.lab.results import (
+    RESULTS,
+    Record,
+    ResultsFolder,
+    changed,
+    earlier,
+    environment,
+    plain_settings,
+    random_numbers_kept,
+)  # fmt: skip
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.training import evaluate
 from locant.lab.ways import Way
 from locant.positions.base import PositionEncoding
+from locant.swapping import swap
+from locant.swapping.rotary_point import rotary_points
 from locant.text.corpus import Corpus, read_corpus
 from locant.text.tokenizer import Tokenizer
 
@@ -113,7 +121,8 @@ def evaluate_model(
 ) -> dict[str, Any]:
     """Measure a model with each encoding; returns what is in `results.json`, which is written anew after each.
 
-    Encodings that an earlier call with the same model, text and settings finished are taken from there.
+    Encodings that an earlier call with the same model, text, settings and version of this package finished are taken
+    from there.
     """
     model = load_model(folder, device=settings.device, dtype=settings.dtype)
     trained, longest = trained_length(model.config), settings.lengths[-1]
@@ -121,28 +130,27 @@ def evaluate_model(
     with random_numbers_kept(torch.device(settings.device)):
         encodings = {way: _drawn(way, model, trained, longest) for way in settings.ways}
     corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
-    count = min(settings.windows, (len(corpus.ids) - 1) // longest)
-    if not count:
-        got = f"got a text of {len(corpus.ids):,} tokens, too short for a window of {longest:,}"
-        raise InputError(got, f"a text of more than {longest:,} tokens, or shorter --lengths")
-    require_rows(model, int(corpus.ids.max()))
-    before, records = _earlier(output)
-    results = _results(settings, _facts(folder, corpus, count, trained))
+    count = num_windows(model, corpus, longest, settings.windows)
+    name = Path(folder).name
+    text = {**corpus.facts(), "tokenizer": name, "model": name, "model_sha256": fingerprint(folder),
+            "trained_length": trained, "windows": count}  # fmt: skip
+    results: dict[str, Any] = {
+        "settings": plain_settings(settings, text), "environment": environment(settings.device), "records": [],
+    }  # fmt: skip
+    windows, finished = _earlier(output, results)
     if settings.minutes is not None:
-        planned = _planned(before, results["settings"])
-        count = planned or min(count, _fitting(model, corpus.ids[: longest + 1], settings, settings.minutes))
-        results["settings"]["text"]["windows"] = count
-    finished = records if _same(before, results["settings"]) else {}
-    place = ResultsFolder(output, force=force)
-    steps = len(settings.lengths) * (1 + (len(TASKS) * len(DEPTHS) if settings.keys else 0))
-    done = 0
+        count = windows or min(count, _fitting(model, corpus.ids[: longest + 1], settings, settings.minutes))
+        text["windows"] = count
+    if windows != count:
+        finished = {}
+    steps, done = len(settings.lengths) * (1 + (len(TASKS) * len(DEPTHS) if settings.keys else 0)), 0
 
     def step() -> None:
         nonlocal done
         done += 1
         on_step(done, steps * len(encodings))
 
-    try:
+    with ResultsFolder(output, force=force) as place:
         for way, encoding in encodings.items():
             if way in finished:
                 done += steps
@@ -151,8 +159,6 @@ def evaluate_model(
                     finished[way] = _measured(model, way, trained, corpus, count * longest + 1, settings, step)
             results["records"].append(finished[way])
             place.write(results)
-    finally:
-        place.remove_if_empty()
     return results
 
 
@@ -168,37 +174,17 @@ def _drawn(way: str, model: Any, trained: int, longest: int) -> PositionEncoding
     return encoding
 
 
-def _results(settings: EvaluationSettings, text: dict[str, Any]) -> dict[str, Any]:
-    """As `Results.to_dict`, without a record."""
-    said = {name: [*value] if isinstance(value, tuple) else value for name, value in vars(settings).items()}
-    return {"settings": {**said, "text": text}, "environment": environment(settings.device), "records": []}
-
-
-def _facts(folder: str, corpus: Corpus, count: int, trained: int) -> dict[str, Any]:
-    name = Path(folder).name
-    return {**corpus.facts(), "tokenizer": name, "model": name, "model_sha256": fingerprint(folder),
-            "trained_length": trained, "windows": count}  # fmt: skip
-
-
-def _earlier(output: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of a report that an earlier call left in the folder, and its records by their encodings."""
-    report = earlier(output / RESULTS)
+def _earlier(output: Path, results: Mapping[str, Any]) -> tuple[int | None, dict[str, Any]]:
+    """How many windows an earlier call read that differs in its encodings at most, and its records by encoding."""
+    report, settings = earlier(output / RESULTS), results["settings"]
     try:
-        return dict(report["settings"]), {record["encoding"]: record for record in report["records"]}
-    except (ValueError, LookupError, TypeError):
-        return {}, {}
-
-
-def _same(before: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Whether all but the encodings that were asked for is as it was."""
-    return {*changed(before, settings)} <= {"ways"}
-
-
-def _planned(before: Mapping[str, Any], settings: Mapping[str, Any]) -> int | None:
-    """The windows that an earlier call with these settings chose, so that it can be gone on with."""
-    text = before.get("text")
-    count = text.get("windows") if isinstance(text, dict) else None
-    return count if _same(before, {**settings, "text": {**settings["text"], "windows": count}}) else None
+        windows, version = report["settings"]["text"]["windows"], report["environment"]["locant"]
+        records = {record["encoding"]: record for record in report["records"]}
+    except (LookupError, TypeError):
+        return None, {}
+    others = changed(report["settings"], {**settings, "text": {**settings["text"], "windows": windows}})
+    is_same = {*others} <= {"ways"} and version == results["environment"]["locant"]
+    return (windows, records) if is_same else (None, {})
 
 
 def _fitting(model: Any, ids: np.ndarray, settings: EvaluationSettings, minutes: float) -> int:
@@ -221,22 +207,19 @@ def _measured(
     for length in settings.lengths:
         losses[length] = evaluate(AsDecoder(model), corpus.ids[:tokens], length)
         step()
-    return {
-        "encoding": way,
-        "seed": 0,
-        "train_length": trained,
-        "loss_by_length": {str(length): _finite(loss.mean) for length, loss in losses.items()},
-        "loss_by_position": [_finite(loss) for loss in losses[settings.lengths[-1]].by_position],
-        "loss_by_window": {str(length): [*map(_finite, loss.by_window)] for length, loss in losses.items()},
-        "interval_by_length": {str(length): interval_of_mean(loss.by_window) for length, loss in losses.items()},
-        **{
-            task: _recalled(model, corpus.tokenizer, hide, settings.lengths, settings.keys, step)
-            for task, hide in TASKS.items()
-        },
-        "train_loss": None,
-        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "seconds": round(time.perf_counter() - began, 3),
+    recalled = {
+        task: _recalled(model, corpus.tokenizer, hide, settings.lengths, settings.keys, step)
+        for task, hide in TASKS.items()
     }
+    return {
+        **Record.of(
+            losses, encoding=way, seed=0, train_length=trained, train_loss=None,
+            num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+            seconds=round(time.perf_counter() - began, 3),
+        ).to_dict(),
+        "interval_by_length": {str(length): interval_of_mean(loss.by_window) for length, loss in losses.items()},
+        **recalled,
+    }  # fmt: skip
 
 
 def pass_key(tokenizer: Tokenizer, length: int, depth: float, seed: int) -> Row | None:
@@ -287,7 +270,7 @@ def _recalled(
     model: Any, tokenizer: Tokenizer, hide: Hide, lengths: Sequence[int], count: int, step: Callable[[], None]
 ) -> list[dict[str, Any]]:
     """How many of `count` numbers are recalled at each depth of each length."""
-    head, found = Head(model), list[dict[str, Any]]()
+    head, recalled = Head(model), list[dict[str, Any]]()
     for length in lengths if count else ():
         for depth in DEPTHS:
             rows = [hide(tokenizer, length, depth, seed) for seed in range(count)]
@@ -296,13 +279,13 @@ def _recalled(
                 torch.equal(head.of_last(ids[None, :-1], answer)[0].argmax(-1).cpu(), ids[-answer:])
                 for ids, answer in fit
             )
-            found += [{"length": length, "depth": depth, "recalled": right, "asked": len(fit)}]
+            recalled += [{"length": length, "depth": depth, "recalled": right, "asked": len(fit)}]
             step()
-    return found
+    return recalled
 
 
 def _encoded(tokenizer: Tokenizer, text: str) -> list[int]:
-    return [*map(int, tokenizer.encode(text))]
+    return tokenizer.encode(text).tolist()
 
 
 def interval_of_mean(values: Sequence[float]) -> list[float] | None:
@@ -323,7 +306,3 @@ def interval_of_mean(values: Sequence[float]) -> list[float] | None:
     drawn = (starts[..., None] + np.arange(block)).reshape(RESAMPLES, -1)[:, :count] % count
     low, high = np.quantile(numbers[drawn].mean(1), [0.025, 0.975])
     return [float(low), float(high)]
-
-
-def _finite(loss: float) -> float | None:
-    return loss if math.isfinite(loss) else None

@@ -15,20 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from locant.arguments import whole
 from locant.checkpoints.extension import Extension, LongFactors
-from locant.checkpoints.swap import swap
 from locant.errors import InputError
 from locant.files import json_text, write_whole
-from locant.lab.language_model import AsDecoder, device_of, fingerprint, load_model, require_rows
-from locant.lab.resume import changed, earlier
+from locant.lab.language_model import AsDecoder, device_of, fingerprint, load_model, num_windows
+from locant.lab.results import changed, earlier, finite
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.training import evaluate
-from locant.positions.base import PositionEncoding
-from locant.positions.encodings.rotary import Rotary
-from locant.text.corpus import Corpus, read_corpus
+from locant.swapping import swap
+from locant.text.corpus import read_corpus
 
 __all__ = ["search_factors"]
 
@@ -66,73 +63,61 @@ def search_factors(
     Costs one forward pass over these windows for each of some ``3 + 12 * generations`` sets of factors.
     """
     generations = whole("generations", generations, 0, remedy="--generations 8")
-    where = device_of(device)
+    windows = whole("windows", windows, 1, remedy="--windows 4")
+    where, length = device_of(device), extension.to
     model = load_model(folder, device=where)
     corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
-    count = min(whole("windows", windows, 1, remedy="--windows 4"), (len(corpus.ids) - 1) // extension.to)
-    if not count:
-        got = f"got a text of {len(corpus.ids):,} tokens, too short for a window of {extension.to:,}"
-        raise InputError(got, f"a text of more than {extension.to:,} tokens")
-    require_rows(model, int(corpus.ids.max()))
-    ids = corpus.ids[: count * extension.to + 1]
-    loss_of = _Losses(model, ids, extension, record, _identity(folder, corpus, extension, count, where))
-    first = _first(extension)
-    total, done = len(first) + (VARIED + CROSSED) * generations, 0
-    known: dict[Factors, float] = {}
+    count = num_windows(model, corpus, length, windows)
+    identity = {
+        "model_sha256": fingerprint(folder), "tokenizer_fingerprint": corpus.tokenizer.fingerprint,
+        "text_sha256": corpus.sha256, "to": length, "windows": count,
+        "config": extension.config, "device": where.type,
+    }  # fmt: skip
+    loss_of = _Losses(model, corpus.ids[: count * length + 1], extension, record, identity)
+    first, largest = _first(extension), LARGEST * length / extension.trained
+    total = len(first) + (VARIED + CROSSED) * generations
+    losses: dict[Factors, float] = {}
+    done = 0
     for generation in range(generations + 1):
         draw = np.random.default_rng((seed, generation))
-        best = sorted(known, key=lambda factors: known[factors])[:PARENTS]
-        largest = LARGEST * extension.to / extension.trained
+        best = sorted(losses, key=lambda factors: losses[factors])[:PARENTS]
         for factors in first if generation == 0 else [*_children(best, largest, draw)]:
-            known[factors] = loss_of(factors)
+            losses[factors] = loss_of(factors)
             done += 1
             on_step(done, total)
-    found = min(known, key=lambda factors: known[factors])
+    lowest = min(losses, key=lambda factors: losses[factors])
     return LongFactors(
-        values=found,
-        origin=f"the long factors were searched on {corpus.name}, {count} windows of {extension.to:,} tokens: loss "
-        f"{known[first[0]]:.4f} with those of YaRN's ramp, {known[found]:.4f} with these, the best of {len(known)} "
+        values=lowest,
+        origin=f"the long factors were searched on {corpus.name}, {count} windows of {length:,} tokens: loss "
+        f"{losses[first[0]]:.4f} with those of YaRN's ramp, {losses[lowest]:.4f} with these, the best of {len(losses)} "
         f"that {record} holds; the short ones are 1",
     )
 
 
-def _identity(folder: str, corpus: Corpus, extension: Extension, count: int, device: torch.device) -> dict[str, Any]:
-    """What a measurement depends on, beside the factors."""
-    return {
-        "model_sha256": fingerprint(folder), "tokenizer_fingerprint": corpus.tokenizer.fingerprint,
-        "text_sha256": corpus.sha256, "to": extension.to, "windows": count,
-        "config": extension.config, "device": device.type,
-    }  # fmt: skip
-
-
 class _Losses:
-    """The loss with some factors; measured once, and written down."""
+    """The loss with some factors; measured once, and written down beside what it depends on."""
 
     def __init__(self, model: Any, ids: Any, extension: Extension, record: Path, identity: dict[str, Any]) -> None:
         self.model, self.ids, self.extension, self.record = model, ids, extension, record
-        self.found = {**identity, "measured": _measured_before(record, identity)}
-        self.known = {tuple(each["factors"]): each["loss"] for each in self.found["measured"]}
-        write_whole(record, json_text(self.found))  # where nothing can be written, nothing is measured
+        self.report = {**identity, "measured": _measured_before(record, identity)}
+        self.losses = {tuple(each["factors"]): each["loss"] for each in self.report["measured"]}
+        self._write()  # where nothing can be written, nothing is measured
 
     def __call__(self, factors: Factors) -> float:
-        if factors not in self.known:
-            with swap(self.model, layers=self._layers(factors)):
-                length = self.extension.to
-                loss = evaluate(AsDecoder(self.model), self.ids, length).mean
-            self.known[factors] = loss if math.isfinite(loss) else None
-            self.found["measured"].append({"factors": [*factors], "loss": self.known[factors]})
-            write_whole(self.record, json_text(self.found))
-        loss = self.known[factors]
+        if factors not in self.losses:
+            kind, own = self.extension.layer_type, self.extension.rotary[1]
+            scaling: Any = own.scaling  # LongRoPE, as the extension is one by it
+            rotary = own.alike(scaling=replace(scaling, long_factor=factors))
+            with swap(self.model, layers=lambda index, layer_type: rotary if kind in (None, layer_type) else None):
+                loss = finite(evaluate(AsDecoder(self.model), self.ids, self.extension.to).mean)
+            self.losses[factors] = loss
+            self.report["measured"].append({"factors": [*factors], "loss": loss})
+            self._write()
+        loss = self.losses[factors]
         return math.inf if loss is None else loss
 
-    def _layers(self, factors: Factors) -> Callable[[int, str | None], PositionEncoding | None]:
-        rotary, kind = _longrope(self.extension.rotary[1], factors), self.extension.layer_type
-        return lambda index, layer_type: rotary if kind in (None, layer_type) else None
-
-
-def _longrope(rotary: Rotary, factors: Factors) -> Rotary:
-    scaling: Any = rotary.scaling  # LongRoPE, as the extension is one by it
-    return rotary.alike(scaling=replace(scaling, long_factor=factors))
+    def _write(self) -> None:
+        write_whole(self.record, json_text(self.report))
 
 
 def _measured_before(record: Path, identity: dict[str, Any]) -> list[dict[str, Any]]:

@@ -23,20 +23,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import shown
+from locant.checkpoints import load_swapped
 from locant.checkpoints.checkpoint_folder import headers_of
 from locant.checkpoints.config_source import CONFIG, read_json, require_no_code
-from locant.checkpoints.swap import load_swapped
-from locant.checkpoints.swap.embedding_point import own_tables
-from locant.checkpoints.swap.weightless import Weightless
 from locant.errors import InputError, RangeError
-from locant.lab.resume import random_numbers_kept
+from locant.lab.results import random_numbers_kept
 from locant.models.config_values import HEADS, WIDTHS, integer
 from locant.models.registry import with_defaults
 from locant.models.rope_parameters import stated_trained_length
+from locant.swapping.added_point import own_tables
+from locant.swapping.plan import Weightless
+from locant.text.corpus import Corpus
 
 __all__ = [
-    "CAUSAL", "DTYPES", "AsDecoder", "Head", "at_once", "auto_class", "device_of", "fingerprint", "load_config",
-    "load_model", "one_line", "quiet", "require_positions", "require_rows", "stated_length", "trained_length",
+    "CAUSAL", "DTYPES", "AsDecoder", "Head", "auto_class", "device_of", "fingerprint", "load_config",
+    "load_model", "num_windows", "quiet", "require_positions", "require_rows", "stated_length", "trained_length",
     "without_weights",
 ]  # fmt: skip
 
@@ -50,9 +51,6 @@ MOST = {
 
 ADAPTER = "adapter_config.json"
 SWAPPED = "locant"
-LOGITS = 2**27
-"""Of one batch that is trained on, unless a single window has more: they are what memory goes to."""
-
 HELD = 2**25
 """Logits that are held at once where nothing is trained."""
 
@@ -73,10 +71,10 @@ def device_of(name: str) -> torch.device:
     Raises:
         RangeError: a device that torch does not find on this machine.
     """
-    there, found = ["cpu"], torch.accelerator.current_accelerator(check_available=True)
-    count = 0 if found is None else torch.accelerator.device_count()
-    if found is not None:
-        there += [found.type, *(f"{found.type}:{index}" for index in range(count))]
+    there, accelerator = ["cpu"], torch.accelerator.current_accelerator(check_available=True)
+    count = 0 if accelerator is None else torch.accelerator.device_count()
+    if accelerator is not None:
+        there += [accelerator.type, *(f"{accelerator.type}:{index}" for index in range(count))]
     if name == "auto":
         name = "cuda" if "cuda" in there else "cpu"
     if name not in there:
@@ -97,7 +95,7 @@ def load_config(folder: str | Path) -> Any:
         got = f"got {path}, an adapter, which changes a model in another folder"
         raise InputError(got, "the model with its adapter merged: model.merge_and_unload().save_pretrained(folder)")
     headers_of(path)
-    with one_line(path) as transformers:
+    with _one_line(path) as transformers:
         return transformers.AutoConfig.from_pretrained(path, local_files_only=True)
 
 
@@ -125,7 +123,7 @@ def load_model(
     config = load_config(path) if config is None else config
     _require_its_size(path, config)
     options: Any = {"local_files_only": True, "use_safetensors": True, "dtype": dtype}
-    with one_line(path) as transformers:
+    with _one_line(path) as transformers:
         if hasattr(config, SWAPPED):
             return _that_runs(path, load_swapped(path, **options), torch.device(device))
         load = transformers.AutoModelForCausalLM.from_pretrained
@@ -157,7 +155,7 @@ def without_weights(config: Mapping[str, Any]) -> Any:
     if "locant" in config:
         raise InputError("got the configuration of a model that is swapped already", "that of the model as it was")
     require_likely(with_defaults(config))
-    with one_line(f"a configuration of {shown(kind)}", "a config.json as save_pretrained writes it") as transformers:
+    with _one_line(f"a configuration of {shown(kind)}", "a config.json as save_pretrained writes it") as transformers:
         plain = transformers.AutoConfig.for_model(**config)
         if (auto := auto_class(plain)) is not None:
             with Weightless():
@@ -177,7 +175,7 @@ def auto_class(config: Any) -> str | None:
 def _that_runs(path: Path, model: Any, device: torch.device) -> Any:
     """The model, after one token: some values of a configuration are first met there, or where dropout is drawn."""
     model.to(device)
-    with one_line(path), random_numbers_kept(device):
+    with _one_line(path), random_numbers_kept(device):
         model.train()(torch.zeros(1, 1, dtype=torch.long, device=device), use_cache=False)
     return model.eval()
 
@@ -225,7 +223,7 @@ def quiet() -> Generator[None]:
 
 
 @contextmanager
-def one_line(what: object, remedy: str = "a model in safetensors, as save_pretrained writes it") -> Generator[Any]:
+def _one_line(what: object, remedy: str = "a model in safetensors, as save_pretrained writes it") -> Generator[Any]:
     """transformers, and whatever it says of a folder or a configuration as one error."""
     with quiet():
         import transformers
@@ -248,10 +246,10 @@ def trained_length(config: Any) -> int:
 
 def stated_length(config: Any) -> int:
     """How many tokens a model is made for, by its configuration."""
-    found = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if found is None:
+    length = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if length is None:
         raise InputError(f"got {type(config).__name__} without max_position_embeddings", "a model that states it")
-    return integer("max_position_embeddings", found)
+    return integer("max_position_embeddings", length)
 
 
 def fingerprint(folder: str | Path) -> str:
@@ -274,9 +272,22 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def require_rows(model: Any, largest: int) -> None:
+def num_windows(model: Any, corpus: Corpus, length: int, most: int) -> int:
+    """How many windows of a length a model can be measured in, `most` at most.
+
+    Raises:
+        InputError: a text shorter than one, or with ids that the model has no rows for.
+    """
+    if len(corpus.ids) <= length:
+        got = f"got a text of {len(corpus.ids):,} tokens, too short for a window of {length:,}"
+        raise InputError(got, f"a text of more than {length:,} tokens, or a shorter length")
+    require_rows(model, corpus)
+    return min(most, (len(corpus.ids) - 1) // length)
+
+
+def require_rows(model: Any, corpus: Corpus) -> None:
     """Raise where a text has an id that the model has no row for."""
-    if largest >= model.config.get_text_config().vocab_size:
+    if (largest := int(corpus.ids.max())) >= model.config.get_text_config().vocab_size:
         raise InputError(f"got a tokenizer with id {largest}, which the model has no row for", "the model's tokenizer")
 
 
@@ -286,11 +297,6 @@ def require_positions(model: Any, longest: int) -> None:
     if rows and longest > min(rows):
         got = f"got windows of {longest:,} tokens for {type(model).__name__}, whose table has {min(rows):,} positions"
         raise InputError(got, f"windows of at most {min(rows):,} tokens, or a model without such a table")
-
-
-def at_once(model: Any) -> int:
-    """Tokens that are trained on at once."""
-    return LOGITS // model.config.get_text_config().vocab_size
 
 
 class AsDecoder(nn.Module):
@@ -311,11 +317,11 @@ class AsDecoder(nn.Module):
         hidden = head.hidden(ids.long())
         targets = targets.to(hidden.device)
         size = max(1, HELD // self.model.config.get_text_config().vocab_size)
-        found = [
+        losses = [
             F.cross_entropy(head.logits(some[None]).transpose(1, 2), aims[None], reduction="none")[0]
             for some, aims in zip(hidden.flatten(0, 1).split(size), targets.flatten().split(size), strict=True)
         ]
-        return torch.cat(found).view(targets.shape)
+        return torch.cat(losses).view(targets.shape)
 
 
 class Head:
@@ -329,14 +335,14 @@ class Head:
         self.model = model
 
     def hidden(self, ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_model"]:
-        kept: list[Tensor] = []
+        states: list[Tensor] = []
 
-        def keep(hidden: Tensor) -> Tensor:
-            kept.append(hidden)
+        def last(hidden: Tensor) -> Tensor:
+            states.append(hidden)
             return hidden[:, -1:]
 
-        self._logits(ids, keep)
-        return kept[0]
+        self._logits(ids, last)
+        return states[0]
 
     def logits(self, hidden: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq vocab"]:
         """The layers are given one token for this."""

@@ -1,44 +1,52 @@
-"""What a comparison found, with what it was made, the command that makes it again, and the folder it is written to."""
+"""What an experiment found: its records, what they were made with, and how a run that was ended goes on.
+
+What decides the outcome stands beside what was measured, so a run of something else is told apart by `changed`. A
+training that can be killed at any moment keeps how far it is in one file of safetensors, replaced as a whole: weights,
+the moments of the optimizer, the state of the random numbers and, in its header, what is not a tensor, as JSON.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import fcntl
+import glob
+import json
+import math
 import os
 import platform
 import shlex
-from collections.abc import Mapping
+import shutil
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
 from locant._version import __version__
 from locant.errors import InputError
-from locant.files import json_text, write_whole
-from locant.lab.resume import earlier
+from locant.files import FaultError, json_text, replacing, strict_json, write_whole
 from locant.lab.settings import Settings
 
 __all__ = [
-    "BY_LENGTH",
-    "BY_POSITION",
-    "PAGE",
-    "RECORD",
-    "RESULTS",
-    "Record",
-    "Results",
-    "ResultsFolder",
-    "command",
-    "environment",
-]
+    "BY_LENGTH", "BY_POSITION", "PAGE", "RECORD", "RESULTS", "Losses", "Record", "Results", "ResultsFolder",
+    "StateFolder", "changed", "command", "earlier", "environment", "finite", "plain_settings", "random_numbers_kept",
+    "refusing_to_lose",
+]  # fmt: skip
 
 RESULTS = "results.json"
 RECORD = "tuning.json"
 """What `tune` writes, into the folder of the model."""
 
 PAGE, BY_LENGTH, BY_POSITION = DRAWN = ("report.html", "loss_by_length.png", "loss_by_position.png")
+
+WEIGHT, RANDOM, RANDOM_THERE = "weight", "random", "random_there"
+"""What tensors of an unfinished run are called; moments of the optimizer have its names for them."""
 
 
 def environment(device: str = "cpu") -> dict[str, str | int]:
@@ -58,6 +66,14 @@ def environment(device: str = "cpu") -> dict[str, str | int]:
     }
 
 
+class Losses(NamedTuple):
+    """Nats per token: over all targets, at each position of the window, and in each window."""
+
+    mean: float
+    by_position: list[float]
+    by_window: list[float]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """One measured model. Losses are nats per token on held-out text; ``None`` where one was not finite."""
@@ -75,6 +91,26 @@ class Record:
     num_parameters: int
     seconds: float
 
+    @classmethod
+    def of(cls, losses: Mapping[int, Losses], **facts: Any) -> Record:
+        """Of what was measured at each length, the longest last."""
+        return cls(
+            loss_by_length={length: finite(loss.mean) for length, loss in losses.items()},
+            loss_by_position=[finite(loss) for loss in losses[max(losses)].by_position],
+            loss_by_window={length: [finite(each) for each in loss.by_window] for length, loss in losses.items()},
+            **facts,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON: lengths become strings."""
+        by_length = ("loss_by_length", "loss_by_window")
+        return vars(self) | {name: {str(key): loss for key, loss in getattr(self, name).items()} for name in by_length}
+
+
+def finite(loss: float) -> float | None:
+    """As JSON can hold it."""
+    return loss if math.isfinite(loss) else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
@@ -87,16 +123,18 @@ class Results:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings, ready for JSON: lengths become strings, and `text` one of the settings."""
-        records = [dataclasses.asdict(record) for record in self.records]
-        for record in records:
-            for name in ("loss_by_length", "loss_by_window"):
-                record[name] = {str(length): loss for length, loss in record[name].items()}
-        plain = dataclasses.asdict(self.settings).items()
-        settings = {name: list(value) if isinstance(value, tuple) else value for name, value in plain}
-        return {"settings": {**settings, "text": self.text}, "environment": self.environment, "records": records}
+        records = [record.to_dict() for record in self.records]
+        return {"settings": plain_settings(self.settings, self.text), "environment": self.environment,
+                "records": records}  # fmt: skip
 
 
-SHORTER = {"num_steps": "steps", "batch_size": "batch"}
+def plain_settings(settings: object, text: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of an experiment, ready for JSON, with the facts about its text."""
+    values = {name: [*value] if isinstance(value, tuple) else value for name, value in vars(settings).items()}
+    return {**values, "text": text}
+
+
+OTHER_NAMES = {"num_steps": "steps", "batch_size": "batch"}
 """Settings whose option of ``locant compare`` has another name; `minutes` only chose the number of steps."""
 
 
@@ -115,7 +153,7 @@ def command(settings: Mapping[str, Any]) -> str:
         words += ["--vocab-size", str(text["asked_vocab_size"])]
     for name, value in settings.items():
         if name not in ("text", "minutes"):
-            words += [f"--{SHORTER.get(name, name).replace('_', '-')}"]
+            words += [f"--{OTHER_NAMES.get(name, name).replace('_', '-')}"]
             words += [",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)]
     return shlex.join(words)
 
@@ -124,7 +162,7 @@ class ResultsFolder:
     """A folder to write results into, made if it is not there; what a comparison did not write is never changed.
 
     An earlier report stays until the first result of the new one. Any other folder with something in it is refused,
-    unless `force` allows to write beside what is there.
+    unless `force` allows to write beside what is there. As a context it vanishes again if nothing was written into it.
     """
 
     def __init__(self, path: Path | str, *, force: bool = False) -> None:
@@ -137,7 +175,7 @@ class ResultsFolder:
         if self.path.is_dir() and any(self.path.iterdir()) and not (self.holds_earlier or force):
             remedy = f"{elsewhere}, or --force to write beside them"
             raise InputError(f"{self.path} holds other things than a report", remedy)
-        self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        self._new = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -152,9 +190,145 @@ class ResultsFolder:
             (self.path / name).unlink(missing_ok=True)
         self._stale = ()
 
-    def remove_if_empty(self) -> None:
-        """Remove the folders that were made here, if nothing was written into them."""
-        for folder in self._made:
+    def __enter__(self) -> ResultsFolder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for folder in self._new:
             if any(folder.iterdir()):
                 return
             folder.rmdir()
+
+
+def earlier(path: Path) -> dict[str, Any]:
+    """What a run wrote into a file of JSON; nothing where there is no such file, or none that can be read."""
+    try:
+        return strict_json(path.read_bytes(), path.name)
+    except (OSError, FaultError):
+        return {}
+
+
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The names of what decides the outcome of a run, and is not as it was; `before` was read from JSON.
+
+    >>> changed({"seed": 0, "lengths": [8, 16]}, {"seed": 1, "lengths": (8, 16)})
+    ['seed']
+    """
+    plain = json.loads(json.dumps(now))
+    return [name for name in {**plain, **before} if before.get(name, ...) != plain.get(name, ...)]
+
+
+@contextmanager
+def random_numbers_kept(device: torch.device) -> Generator[None]:
+    """What is drawn in the block leaves no trace in torch's generators."""
+    before = _random_numbers(device)
+    try:
+        yield
+    finally:
+        _set_random_numbers(before, device)
+
+
+def _random_numbers(device: torch.device) -> dict[str, Tensor]:
+    """The states of the generators that a training on a device draws from: the host's, and its own."""
+    states = {RANDOM: torch.get_rng_state()}
+    if device.type != "cpu":
+        states[RANDOM_THERE] = torch.get_device_module(device).get_rng_state(*_numbered(device))
+    return states
+
+
+def _set_random_numbers(states: Mapping[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[RANDOM])
+    if device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(states[RANDOM_THERE], *_numbered(device))
+
+
+def _numbered(device: torch.device) -> tuple[torch.device, ...]:
+    """A device with a number; the functions of a kind of which there is only one (mps) take none."""
+    return () if device.index is None else (device,)
+
+
+@contextmanager
+def refusing_to_lose(path: Path) -> Generator[None]:
+    """What the system says where it cannot write, as one line; how far the run was stays as it is."""
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        got = f"cannot write {path}: {getattr(error, 'strerror', None) or error}"
+        raise InputError(got, "a disk with room that you may write to; then the same command goes on") from error
+
+
+class StateFolder:
+    """The folder of a run that is not finished, beside the one that it will write.
+
+    As a context it is this process's alone. It vanishes with the context where there is no state in it.
+    """
+
+    def __init__(self, output: Path, device: torch.device | str = "cpu") -> None:
+        self.output, self.device = output.resolve(), torch.device(device)
+        self.path = self.output.with_name(f"{self.output.name}-unfinished")
+        self.file = self.path / "state.safetensors"
+
+    def __enter__(self) -> StateFolder:
+        with refusing_to_lose(self.path):
+            self.path.mkdir(exist_ok=True)
+            self._lock = (self.path / "lock").open("wb")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which ends with the process, however that ends
+        except BlockingIOError:
+            self._lock.close()
+            got = f"got {self.output}, which another run is about to write"
+            raise InputError(got, "another -o, or the same when that one has ended") from None
+        except OSError:  # a file system without locks
+            pass
+        for half in self.path.glob(f".{self.file.stem}.*"):  # of a run that was killed
+            half.unlink()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self.file.exists():
+            shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+    def facts(self) -> dict[str, Any] | None:
+        """What is not a tensor; ``None`` where there is no state."""
+        if not self.file.is_file():
+            return None
+        try:
+            with safe_open(self.file, framework="pt") as file:
+                return json.loads(file.metadata()["locant"])
+        except (SafetensorError, KeyError, TypeError, ValueError):
+            got = f"got {self.file}, which is no state of an unfinished run"
+            raise InputError(got, f"--force, which begins anew, or rm -r {self.path}") from None
+
+    def write(
+        self, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, facts: Mapping[str, Any]
+    ) -> None:
+        """Replace the state by that of a moment between two steps."""
+        tensors = {f"{WEIGHT}.{name}": each.detach() for name, each in parameters.items()}
+        for name, parameter in parameters.items():
+            tensors |= {f"{moment}.{name}": each for moment, each in optimizer.state.get(parameter, {}).items()}
+        tensors |= _random_numbers(self.device)
+        with refusing_to_lose(self.file), replacing(self.file) as temporary:
+            whole = {name: each.cpu().contiguous() for name, each in tensors.items()}
+            save_file(whole, temporary, {"locant": json.dumps(facts)})
+
+    @torch.no_grad()
+    def read(self, parameters: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+        """Put the state into weights and optimizer, and into the random numbers of torch."""
+        random: dict[str, Tensor] = {}
+        with safe_open(self.file, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118  # not a dictionary
+                kind, _, name = key.partition(".")
+                if kind in (RANDOM, RANDOM_THERE):
+                    random[kind] = file.get_tensor(key)
+                elif kind == WEIGHT:
+                    parameters[name].copy_(file.get_tensor(key))
+                else:
+                    optimizer.state[parameters[name]][kind] = file.get_tensor(key).to(parameters[name].device)
+        _set_random_numbers(random, self.device)
+
+    def remove(self) -> None:
+        """Forget the run, and what a killed one had begun to write of its output."""
+        self.file.unlink(missing_ok=True)
+        for half in self.output.parent.glob(f".{glob.escape(self.output.name)}.{8 * '[0-9a-f]'}"):
+            shutil.rmtree(half, ignore_errors=True)

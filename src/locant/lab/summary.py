@@ -125,8 +125,7 @@ class Summary:
 
     def best(self, length: int) -> Row | None:
         """The encoding with the lowest mean loss at this length."""
-        first = self.ranked(length)[0]
-        return first if first.by_length.get(length) else None
+        return next(iter(self.measured(length)), None)
 
     def measured(self, length: int) -> list[Row]:
         """Those with a finite loss at this length, the lowest first."""

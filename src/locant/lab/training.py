@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from locant.arguments import one_of, shown
 from locant.errors import InputError, RangeError
 from locant.lab.decoder import Decoder
+from locant.lab.results import Losses
 from locant.lab.settings import VOCAB_SIZE, Settings
 from locant.positions import PositionEncoding
 from locant.positions.base import ModelShape
@@ -30,8 +31,8 @@ from locant.positions.scaling import EXTENDING, SCALINGS, DynamicNTK, scaling_by
 from locant.text import Tokenizer, Windows
 
 __all__ = [
-    "CLIP_NORM", "HELD_OUT", "Contestant", "Losses", "build", "evaluate", "fit", "num_steps", "optimizer_of",
-    "schedule", "split_off", "timed", "train", "unigram_loss",
+    "HELD_OUT", "Contestant", "build", "evaluate", "fit", "num_steps", "optimizer_of", "schedule", "split_off",
+    "timed", "train", "unigram_loss", "update",
 ]  # fmt: skip
 
 HELD_OUT = 0.1
@@ -166,17 +167,14 @@ def fit(
     windows, steps = Windows(ids, settings.train_length, stride=1), settings.steps_for(len(ids))
     order = torch.Generator().manual_seed(seed)
     optimizer = optimizer_of(model.parameters(), settings.learning_rate)
+    optimizer.zero_grad()
     losses = []
     model.train()
     for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * schedule(step, steps)
         batch = windows.__getitems__(torch.randint(len(windows), (settings.batch_size,), generator=order).tolist())
         loss = F.cross_entropy(model(batch["ids"], batch["positions"]).flatten(0, 1), batch["targets"].flatten())
-        optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-        optimizer.step()
+        update(model.parameters(), optimizer, settings.learning_rate * schedule(step, steps))
         losses.append(loss.item())
         if on_step is not None:
             on_step(step + 1, losses[-1])
@@ -195,11 +193,9 @@ def split_off(ids: Int[np.ndarray, " tokens"], longest: int) -> tuple[np.ndarray
 def unigram_loss(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray, " more"], vocab_size: int) -> float:
     """What counting alone knows: nats per token of a held-out text, by how often each token is in the training text.
 
-    Nothing of what stands before a token is used, so a model that learned anything of the order is below. The targets
-    are those of `evaluate`, at any length.
-
-    Tokens that do not occur share what Witten & Bell (1991, method C) leave them: as much as if each of those that do
-    had once been new.
+    Nothing of what stands before a token is used. The targets are those of `evaluate`, at any length. Tokens that do
+    not occur share what Witten & Bell (1991, method C) leave them: as much as if each of those that do had once been
+    new.
 
     >>> round(unigram_loss(np.array([0, 0, 0, 1]), np.array([1, 0, 1]), 2), 4)  # shares of 4/6 and 2/6
     0.752
@@ -208,14 +204,6 @@ def unigram_loss(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray,
     new = np.count_nonzero(counts)
     shares = (counts + new / vocab_size) / (len(training) + new)
     return float(-np.log(shares[held_out[1:]]).mean())
-
-
-class Losses(NamedTuple):
-    """Nats per token: over all targets, at each position of the window, and in each window."""
-
-    mean: float
-    by_position: list[float]
-    by_window: list[float]
 
 
 @torch.no_grad()
@@ -247,13 +235,9 @@ def num_steps(ids: Int[np.ndarray, " tokens"], vocab_size: int, settings: Settin
     """
     if settings.minutes is None:
         return settings.steps_for(len(ids))
-
-    def seconds_of_a_step(encoding: str) -> float:
-        return timed(encoding, ids, vocab_size, settings)[1]
-
     encodings = {Contestant.of(name).encoding for name in settings.encodings}
     with ThreadPoolExecutor(at_once) as pool:
-        seconds = statistics.fmean(pool.map(seconds_of_a_step, encodings))
+        seconds = statistics.fmean(pool.map(lambda each: timed(each, ids, vocab_size, settings)[1], encodings))
     rounds = math.ceil(len(encodings) * len(settings.seeds) / at_once)
     return max(1, int(0.85 * settings.minutes * 60 / (seconds * rounds)))
 
@@ -273,6 +257,15 @@ def optimizer_of(parameters: Iterable[nn.Parameter], learning_rate: float) -> to
     matrices = {"params": [each for each in given if each.ndim >= 2], "weight_decay": WEIGHT_DECAY}
     vectors = {"params": [each for each in given if each.ndim < 2], "weight_decay": 0.0}
     return torch.optim.AdamW([matrices, vectors], lr=learning_rate, betas=(0.9, 0.95), fused=True)
+
+
+def update(parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """One step with the gradients that there are, clipped; none are left."""
+    nn.utils.clip_grad_norm_(parameters, CLIP_NORM)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 def schedule(step: int, num_steps: int) -> float:

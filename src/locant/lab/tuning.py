@@ -5,8 +5,8 @@ length; DroPE's (Gelberg et al. 2025, arXiv 2512.12167) no positions at all and 
 
 A run can be killed at any moment, and the same call goes on: the weights it ends with are those of a run that was not
 interrupted, to the bit, on the same machine with as many threads; on another device than the CPU as far as torch's
-operators there add up in one order. So nothing depends on the clock but the number of
-steps, which `minutes` decides before the first of them.
+operators there add up in one order. So nothing depends on the clock but the number of steps, which `minutes` decides
+before the first of them.
 """
 
 from __future__ import annotations
@@ -15,26 +15,25 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from locant.arguments import flag, one_of, real, whole
 from locant.checkpoints.checkpoint_folder import INDEX, companions, headers_of, require_output
 from locant.checkpoints.config_source import read_json, read_source
 from locant.checkpoints.extension import extend
-from locant.checkpoints.swap import swap
 from locant.errors import InputError
 from locant.files import flush, json_text, new_folder, require_apart, write_whole
 from locant.lab.language_model import (
     AsDecoder,
-    at_once,
     device_of,
     fingerprint,
     load_config,
@@ -45,11 +44,20 @@ from locant.lab.language_model import (
     stated_length,
     trained_length,
 )
-from locant.lab.results import RECORD, environment
-from locant.lab.resume import StateFolder, changed, earlier, random_numbers_kept, refusing_to_lose
+from locant.lab.results import (
+    RECORD,
+    Losses,
+    StateFolder,
+    changed,
+    earlier,
+    environment,
+    random_numbers_kept,
+    refusing_to_lose,
+)
 from locant.lab.settings import VOCAB_SIZE
-from locant.lab.training import CLIP_NORM, Losses, evaluate, optimizer_of, schedule, split_off
+from locant.lab.training import evaluate, optimizer_of, schedule, split_off, update
 from locant.lab.ways import Way
+from locant.swapping import swap
 from locant.text.corpus import Corpus, read_corpus
 from locant.text.windows import Windows
 
@@ -63,10 +71,12 @@ RATES = {"all": 2e-5, "new": 1e-3, "lora": 2e-4}
 STEPS = 400
 """YaRN's."""
 
-HELD_OUT_WINDOWS = 16
-HELD_OUT_TIMES = 10
-"""The held-out loss is measured before the first step, and so many times after, or fewer where that would be to read
-more windows than are trained on."""
+HELD_OUT_WINDOWS, HELD_OUT_TIMES = 16, 10
+"""What the held-out loss is measured on, and how often after the first step; less often where more windows would be
+read for it than are trained on."""
+
+LOGITS = 2**27
+"""Of tokens that are trained on at once, unless a single window has more: they are what memory goes to."""
 
 SHORTEST = 16
 """Tokens of a window, of which the loss is told apart."""
@@ -176,7 +186,7 @@ def tune(
     length = settings.length or (way.stretched(trained) if way.stretches else stated_length(config))
     corpus = read_corpus(files, tokenizer=str(folder), usual_vocab_size=VOCAB_SIZE)
     asked = _asked(source, settings, length, corpus)
-    _stated_by_tokenizer(source / TOKENIZER_CONFIG)  # what cannot be read is better said before the training
+    _said_by_tokenizer(source)  # what cannot be read is better said before the training
     state = StateFolder(output, settings.device)
     if (finished := earlier(output / RECORD)).get("settings") == asked:
         if state.path.exists():
@@ -187,8 +197,12 @@ def tune(
         require_apart(output, read)
     require_output(output, force=force)
     training, held_out = split_off(corpus.ids, length)
-    model = load_model(source, _stretched(source, config, way, trained), device=settings.device)
-    require_rows(model, int(corpus.ids.max()))
+    if way.stretches:
+        if (to := way.stretched(trained)) <= trained:
+            raise InputError(f"got {way.name}:{way.factor:g}, which stretches nothing", f"--with {way.name}:4")
+        config = type(config).from_dict(extend(read_source(source), to=to, method=way.name).config)
+    model = load_model(source, config, device=settings.device)
+    require_rows(model, corpus)
     require_positions(model, length)
     with state, random_numbers_kept(state.device):
         so_far = _begun(state, asked, force=force)
@@ -214,15 +228,6 @@ def _begun(state: StateFolder, asked: Mapping[str, Any], *, force: bool) -> dict
     return so_far
 
 
-def _stretched(source: Path, config: Any, way: Way, trained: int) -> Any:
-    """The configuration with the scaling in it, where the way is one."""
-    if not way.stretches:
-        return config
-    if (to := way.stretched(trained)) <= trained:
-        raise InputError(f"got {way.name}:{way.factor:g}, which stretches nothing", f"--with {way.name}:4")
-    return type(config).from_dict(extend(read_source(source), to=to, method=way.name).config)
-
-
 def _asked(source: Path, settings: TuneSettings, length: int, corpus: Corpus) -> dict[str, Any]:
     """Everything that decides the outcome, ready for JSON."""
     text = {**corpus.facts(), "tokenizer": source.name}
@@ -242,11 +247,21 @@ def _prepared(model: Any, way: Way, settings: TuneSettings, length: int) -> Any:
     new = [name for name, _ in model.named_parameters() if ".locant." in f".{name}"]
     if settings.train == "new" and not new:
         raise InputError(f"got train=new for {settings.way}, which has no parameters", "--train all or --train lora")
-    if settings.train == "lora":
-        return _with_adapters(model, settings, bool(new))
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(settings.train == "all" or name in new)
-    return model
+    if settings.train != "lora":
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(settings.train == "all" or name in new)
+        return model
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise InputError("adapters are made by peft, which is not installed", "pip install peft") from None
+    encodings: dict[str, Any] = {"modules_to_save": ["locant"], "exclude_modules": r"(.*\.)?locant(\..*)?"}
+    config = LoraConfig(
+        r=settings.rank, lora_alpha=2 * settings.rank, target_modules="all-linear", task_type="CAUSAL_LM",
+        **(encodings if new else {}),
+    )  # fmt: skip
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # between peft and transformers
+        return get_peft_model(model, config)
 
 
 def _state_length(config: Any, length: int) -> None:
@@ -256,20 +271,6 @@ def _state_length(config: Any, length: int) -> None:
     scaled = any(each.get("rope_type", "default") != "default" for each in ropes)
     if getattr(config, "max_position_embeddings", length) < length and not scaled:
         config.max_position_embeddings = length
-
-
-def _with_adapters(model: Any, settings: TuneSettings, has_new: bool) -> Any:
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError:
-        raise InputError("adapters are made by peft, which is not installed", "pip install peft") from None
-    encodings: dict[str, Any] = {"modules_to_save": ["locant"], "exclude_modules": r"(.*\.)?locant(\..*)?"}
-    config = LoraConfig(
-        r=settings.rank, lora_alpha=2 * settings.rank, target_modules="all-linear", task_type="CAUSAL_LM",
-        **(encodings if has_new else {}),
-    )  # fmt: skip
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # between peft and transformers
-        return get_peft_model(model, config)
 
 
 class _Run:
@@ -301,7 +302,7 @@ class _Run:
             so_far = {"settings": dict(asked), "environment": environment(self.settings.device), "num_steps": steps,
                       "train_loss": [], "held_out": [[0, before.mean]], "before": before.by_window,
                       "before_by_length": _by_length(before)}  # fmt: skip
-            state.write(self.parameters, self.optimizer, self._with_place(so_far))
+            self._save(state, so_far)
         else:
             state.read(self.parameters, self.optimizer)
             self.loader.load_state_dict(so_far.pop("place"))
@@ -328,34 +329,23 @@ class _Run:
         times = min(HELD_OUT_TIMES, max(1, steps * self.batch_size // len(so_far["before"])))
         every = -(-steps // times)
         self.model.train()
-        for batch in self._batches(steps - len(losses)):
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.rate * schedule(len(losses), steps)
-            losses.append(self._finite(self._gradients(batch)))
-            nn.utils.clip_grad_norm_(self.parameters.values(), CLIP_NORM)
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+        for batch in islice(chain.from_iterable(repeat(self.loader)), steps - len(losses)):  # epoch after epoch
+            rate = self.rate * schedule(len(losses), steps)
+            losses.append(self._gradients(batch))
+            self._require_finite(losses[-1])
+            update(self.parameters.values(), self.optimizer, rate)
             done = len(losses)
             if done % every == 0 and done < steps:
                 held_out.append([done, self._measured().mean])
                 said = f"held-out {held_out[-1][1]:.3f}"
             if done == steps or time.perf_counter() - saved >= SAVE_SECONDS:
-                state.write(self.parameters, self.optimizer, self._with_place(so_far))
+                self._save(state, so_far)
                 saved = time.perf_counter()
             on_step(done, steps, f"training {losses[-1]:.3f}, {said}")
 
-    def _batches(self, count: int) -> Iterator[Any]:
-        """So many batches, epoch after epoch."""
-        while count > 0:
-            for batch in self.loader:
-                yield batch
-                count -= 1
-                if count <= 0:
-                    return
-
     def _gradients(self, batch: Mapping[str, Tensor]) -> float:
         """The mean loss over a batch, whose gradients are left in the parameters; part by part."""
-        part = max(1, at_once(self.model) // self.length)
+        part = max(1, LOGITS // self.model.config.get_text_config().vocab_size // self.length)
         loss = 0.0
         for ids, targets in zip(batch["ids"].split(part), batch["targets"].split(part), strict=True):
             logits = AsDecoder(self.model)(ids, None)
@@ -366,19 +356,18 @@ class _Run:
         return loss
 
     def _measured(self) -> Losses:
-        found = evaluate(AsDecoder(self.model), self.held_out, self.length)
+        losses = evaluate(AsDecoder(self.model), self.held_out, self.length)
         self.model.train()
-        self._finite(found.mean)
-        return found
+        self._require_finite(losses.mean)
+        return losses
 
-    def _finite(self, loss: float) -> float:
+    def _require_finite(self, loss: float) -> None:
         if not math.isfinite(loss):
             got = f"got a loss of {loss} with a learning rate of {self.rate:g}: the training went astray"
             raise InputError(got, f"learning_rate={self.rate / 10:g}, and --force to begin anew")
-        return loss
 
-    def _with_place(self, so_far: Mapping[str, Any]) -> dict[str, Any]:
-        return {**so_far, "place": self.loader.state_dict()}
+    def _save(self, state: StateFolder, so_far: Mapping[str, Any]) -> None:
+        state.write(self.parameters, self.optimizer, {**so_far, "place": self.loader.state_dict()})
 
     def _fitting(self, seconds: float) -> int:
         """How many steps fit; what is timed leaves no trace."""
@@ -403,27 +392,23 @@ def _by_length(losses: Losses) -> dict[str, float]:
 
 def _write(model: Any, source: Path, output: Path, record: Mapping[str, Any], *, force: bool) -> None:
     """The folder of the tuned model, with what belongs to the old one, such as its tokenizer."""
-    with refusing_to_lose(output), new_folder(output, force=force) as made, quiet():
-        model.save_pretrained(made)
+    with refusing_to_lose(output), new_folder(output, force=force) as new, quiet():
+        model.save_pretrained(new)
         if record["settings"]["adapter"]:
-            model.get_base_model().config.save_pretrained(made)
+            model.get_base_model().config.save_pretrained(new)
         belong, _ = companions(source, headers_of(source))
         for name in belong:
-            if name not in (INDEX, RECORD) and not (made / name).exists():
-                shutil.copyfile(source / name, made / name)
-        _let_through(made / TOKENIZER_CONFIG, record["settings"]["length"])
-        for file in made.iterdir():
+            if name not in (INDEX, RECORD) and not (new / name).exists():
+                shutil.copyfile(source / name, new / name)
+        said = _said_by_tokenizer(new)
+        limit, length = said.get("model_max_length"), record["settings"]["length"]
+        if isinstance(limit, int) and limit < length:  # the tokenizer of transformers warns of longer texts
+            (new / TOKENIZER_CONFIG).write_text(json_text({**said, "model_max_length": length}), encoding="utf-8")
+        for file in new.iterdir():
             flush(file)
-        write_whole(made / RECORD, json_text(record))
+        write_whole(new / RECORD, json_text(record))
 
 
-def _let_through(path: Path, length: int) -> None:
-    """The tokenizer of `transformers` warns of texts that are longer than it says the model reads."""
-    said = _stated_by_tokenizer(path)
-    stated = said.get("model_max_length")
-    if isinstance(stated, int) and stated < length:
-        path.write_text(json_text({**said, "model_max_length": length}), encoding="utf-8")
-
-
-def _stated_by_tokenizer(path: Path) -> dict[str, Any]:
+def _said_by_tokenizer(folder: Path) -> dict[str, Any]:
+    path = folder / TOKENIZER_CONFIG
     return read_json(path) if path.is_file() else {}

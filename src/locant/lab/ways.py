@@ -12,30 +12,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from locant.arguments import one_of, real
-from locant.checkpoints.swap.rotary_point import rotary_points
 from locant.errors import InputError
 from locant.positions.base import ModelShape, PositionEncoding
-from locant.positions.encodings.dual_chunk import DualChunk
-from locant.positions.encodings.rerope import ReRoPE
 from locant.positions.encodings.rotary import Rotary
-from locant.positions.encodings.self_extend import SelfExtend
-from locant.positions.registry import encodings, find
-from locant.positions.rotary_by_class import RotaryByClass
+from locant.positions.registry import encoding, encodings, find
 from locant.positions.scaling import EXTENDING, SCALINGS
+from locant.swapping.rotary_point import rotary_points
 
 __all__ = ["NUMBERED", "USUAL_FACTOR", "Way"]
 
 PLAIN = ("own", "exact", "nope")
 ALIASES = {"drope": "nope"}
 STRETCHES = tuple(sorted(EXTENDING, key=("linear", "ntk", "yarn").__contains__, reverse=True))  # the usual ones first
-BY_CLASS: dict[str, Callable[[float, int, Rotary], RotaryByClass]] = {
-    "self-extend": lambda group, trained, own: SelfExtend(own, int(group), max(1, trained // 4)),
-    "rerope": lambda _, trained, own: ReRoPE(own, max(1, trained // 2)),
-    "dual-chunk": lambda _, trained, own: DualChunk(own, max(2, trained * 3 // 4), trained // 16),
+BY_CLASS: dict[str, Callable[[int, int], dict[str, int]]] = {
+    "self-extend": lambda group, trained: {"group": group, "neighbours": max(1, trained // 4)},
+    "rerope": lambda _, trained: {"window": max(1, trained // 2)},
+    "dual-chunk": lambda _, trained: {"chunk_size": max(2, trained * 3 // 4), "local_size": trained // 16},
 }
-"""Of a group size, the trained length and the model's own encoding: its distances near by, bounded far away."""
-OF_ROTARY = (PositionEncoding, Rotary, SelfExtend, ReRoPE, DualChunk)
-"""What has another name here."""
+"""The model's own distances near by, bounded ones far away: the sizes for a group size and the trained length."""
+OTHERWISE = {"nope", "rotary", *(name.replace("-", "_") for name in BY_CLASS)}
+"""Encodings that have another name here."""
 
 NUMBERED = (*STRETCHES, "self-extend")
 USUAL_FACTOR = {"dynamic": 1.0, "self-extend": 8.0}
@@ -74,8 +70,7 @@ class Way:
     @staticmethod
     def names() -> tuple[str, ...]:
         """All of them; those of `NUMBERED` take a number behind a colon."""
-        known = [name for name, kind in encodings().items() if kind not in OF_ROTARY]
-        return (*PLAIN, *STRETCHES, *BY_CLASS, *known)
+        return (*PLAIN, *STRETCHES, *BY_CLASS, *(name for name in encodings() if name not in OTHERWISE))
 
     @property
     def stretches(self) -> bool:
@@ -109,7 +104,8 @@ class Way:
         if self.name in PLAIN:
             return PositionEncoding() if self.name == "nope" else None
         if self.name in BY_CLASS:
-            return BY_CLASS[self.name](self.factor or 1.0, trained, self._own(model, layer_type))
+            sizes = BY_CLASS[self.name](int(self.factor or 1), trained)
+            return encoding(self.name.replace("-", "_"), rotary=self._own(model, layer_type), **sizes)
         if self.factor is not None:
             rotary = self._own(model, layer_type)
             scaling = SCALINGS[self.name].by_factor(self.factor, trained, rotary.rotary_dim, rotary.base)
@@ -117,14 +113,14 @@ class Way:
         config = model.config.get_text_config()
         if not hasattr(config, "num_attention_heads"):
             raise InputError(f"got {self.name} for {type(model).__name__}, which has no attention heads", "own")
-        sizes = ModelShape(
+        shape = ModelShape(
             d_model=config.hidden_size,
             num_heads=config.num_attention_heads,
             num_kv_heads=getattr(config, "num_key_value_heads", None),
             head_dim=getattr(config, "head_dim", None) or 0,
             max_seq_len=longest,
         )
-        return find(self.name).for_model(sizes)
+        return find(self.name).for_model(shape)
 
     def _own(self, model: Any, layer_type: str | None) -> Rotary:
         points = rotary_points(model, angles="exact")

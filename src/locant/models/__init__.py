@@ -1,8 +1,8 @@
 """Published models: how their configurations describe positions, one row per architecture.
 
-To read another architecture, add a row to its family (`llama`, `gemma`, `phi`, `deepseek`, `gpt`, `bert`,
-`biases`, ...): an `Architecture` under its ``model_type``, with the keys that differ from Llama's. From outside of this
-package, `register_architecture` does the same. `Rotary.from_config`, `encoding_from_config`, `convert_layout`,
+To read another architecture, add a row to its family (`llama`, `layered`, `deepseek`, `gpt`, `added`, `vision`, ...):
+an `Architecture` under its ``model_type``, with the keys that differ from Llama's. From outside of this package,
+`register_architecture` does the same. `Rotary.from_config`, `encoding_from_config`, `convert_layout`,
 `InputEmbedding.from_pretrained`, ``locant explain`` and ``locant extend`` read from the rows alone.
 """
 

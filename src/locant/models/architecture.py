@@ -20,9 +20,10 @@ from locant.models.weights import InputTables, RowOrder
 from locant.positions.base import PositionEncoding
 from locant.positions.pair_table import Pairs
 
-__all__ = ["SHARE", "UNKNOWN", "WHOLE", "Architecture", "LayerKind", "PairsOf", "RotaryKeys", "rotary_row"]
+__all__ = ["SHARE", "UNKNOWN", "WHOLE", "Architecture", "LayerKind", "PairsOf", "RotaryKeys", "rotary_row", "warn_if"]
 
 PairsOf = Callable[[Config, Config, int], Pairs]
+Remark = Callable[[Config, PositionEncoding], str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +170,7 @@ class Architecture:
     inputs: InputTables = field(default_factory=InputTables)
     projections: Mapping[str, RowOrder] = field(default_factory=dict[str, RowOrder])
     key_heads: Callable[[Config, int], int | None] | None = None
-    warnings: tuple[str | Callable[[Config, PositionEncoding], str | None], ...] = ()
+    warnings: tuple[str | Remark, ...] = ()
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     extend_methods: tuple[str, ...] | None = None
     vllm: bool = False
@@ -251,6 +252,11 @@ def rotary_row(
     defaults = {key: value for key, value in sizes.items() if value is not None} | row.pop("defaults", {})
     keys = keys if share is None or keys.share_keys else replace(keys, share_keys=SHARE)
     return Architecture(rotary=keys, defaults=defaults, **row)
+
+
+def warn_if(test: Callable[[Config, PositionEncoding], bool], text: str) -> Remark:
+    """A warning for the configurations and encodings for which this holds, with what of them it names in braces."""
+    return lambda config, encoding: text.format(config=config, encoding=encoding) if test(config, encoding) else None
 
 
 UNKNOWN = RotaryKeys(layout=None, share_keys=("partial_rotary_factor", "rotary_pct", "rotary_dim"), per_layer=True)

@@ -1,27 +1,25 @@
-"""Speech and sound: encoders that rotate as Llama or GPT-J does, with keys of their own."""
+"""Speech and sound: encoders that rotate as Llama or GPT-J does, with keys of their own, or convolve."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
-from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import SHARE, Architecture, RotaryKeys, rotary_row
-from locant.models.config_values import Config, number
+from locant.models.config_values import WIDTHS, Config, flag_at, number, one_named, required
 from locant.positions.base import PositionEncoding
+from locant.positions.encodings.convolutional import Convolutional
 from locant.positions.pair_table import Pairs
 
 __all__ = ["ARCHITECTURES"]
 
 
-def _conformer(config: Config, layer_type: str | None) -> PositionEncoding | None:
+def _conformer(config: Config, layer_type: str | None) -> None:
     """Rotary positions, if ``position_embeddings_type`` says so; by default they are other ones."""
-    kind = config.get("position_embeddings_type")
-    if kind != "rotary":
-        got = f"got position_embeddings_type={shown(kind)} for {config['model_type']}, expected 'rotary'"
-        raise InputError(got, "Rotary.from_config(config) for the rotary positions of such a model")
-    return None
+    remedy = "Rotary.from_config(config) for the rotary positions of such a model"
+    one_named(config, "position_embeddings_type", ("rotary",), remedy=remedy)
 
 
 def _of_seconds(config: Config, rope: Config, rotary_dim: int) -> Pairs:
@@ -38,6 +36,24 @@ def _of_seconds(config: Config, rope: Config, rotary_dim: int) -> Pairs:
     )
 
 
+def _speech(config: Config, layer_type: str | None) -> PositionEncoding:
+    if flag_at(config, "conv_pos_batch_norm"):
+        got = "got conv_pos_batch_norm=True, a norm over batches, in which rows depend on each other"
+        raise InputError(got, "'conv_pos_batch_norm': False, as most have it")
+    return _convolutional(config, kernel_size=required(config, "num_conv_pos_embeddings"))
+
+
+def _data2vec(config: Config, layer_type: str | None) -> PositionEncoding:
+    kernel_size, depth = (required(config, key) for key in ("conv_pos_kernel_size", "num_conv_pos_embeddings"))
+    return _convolutional(config, kernel_size=kernel_size, depth=depth, norm="layer")
+
+
+def _convolutional(config: Config, **options: Any) -> PositionEncoding:
+    released = "'feat_extract_activation': 'gelu', as released models have it"
+    one_named(config, "feat_extract_activation", ("gelu",), "gelu", released)
+    return Convolutional(required(config, *WIDTHS), groups=required(config, "num_conv_pos_embedding_groups"), **options)
+
+
 EMBEDDED = (
     "features of sound are rotated before they enter the model, as one head: a position is (frame x window, "
     "frame x place in the window), with frames of 4 x audio_frame_step seconds"
@@ -45,6 +61,7 @@ EMBEDDED = (
 CONFORMER = RotaryKeys(base_key="rotary_embedding_base")
 PART = RotaryKeys(share_keys=SHARE)
 INTERLEAVED = RotaryKeys(layout="interleaved")
+KERNEL = {"num_conv_pos_embeddings": 128, "num_conv_pos_embedding_groups": 16, "feat_extract_activation": "gelu"}
 LLAMA_3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_factor": 0.125, "high_freq_factor": 0.5,
     "original_max_position_embeddings": 1024,
@@ -92,5 +109,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     **dict.fromkeys(
         ("wav2vec2-bert", "wav2vec2-conformer"),
         Architecture(rotary=CONFORMER, encoding=_conformer, defaults={"rotary_embedding_base": 10000.0}),
+    ),
+    **dict.fromkeys(
+        ("wav2vec2", "hubert", "wavlm", "unispeech", "unispeech-sat"), Architecture(encoding=_speech, defaults=KERNEL)
+    ),
+    "data2vec-audio": Architecture(
+        encoding=_data2vec, defaults={**KERNEL, "conv_pos_kernel_size": 19, "num_conv_pos_embeddings": 5}
     ),
 }  # fmt: skip

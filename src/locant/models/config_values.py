@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from locant import arguments
@@ -10,8 +10,9 @@ from locant.arguments import Real, shown
 from locant.errors import InputError, LocantError
 
 __all__ = [
-    "HEADS", "LENGTHS", "TRAINED", "WIDTHS", "Config", "agreed", "config_dict", "flag", "integer", "integer_at",
-    "layer_types_in", "missing", "number", "of_single_layers", "patches", "required", "value_at", "width_per_head",
+    "HEADS", "LENGTHS", "TRAINED", "WIDTHS", "Config", "agreed", "config_dict", "flag", "flag_at", "integer",
+    "integer_at", "layer_types_in", "missing", "number", "of_single_layers", "one_named", "patches", "required",
+    "sections_in", "stated", "value_at", "width_per_head",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -69,6 +70,23 @@ def required(config: Config, *keys: str, low: int = 1) -> int:
     return value
 
 
+def stated(config: Config, key: str, remedy: str) -> Any:
+    """The value under this key, which has to be there."""
+    if key not in config:
+        raise missing(config, key, remedy)
+    return config[key]
+
+
+def one_named(config: Config, key: str, names: Sequence[str], default: str | None = None, remedy: str = "") -> str:
+    """The name under this key, which has to be one of these."""
+    name = config.get(key, default)
+    if not isinstance(name, str) or name not in names:
+        expected = " or ".join(map(repr, names))
+        got = f"got {key}={shown(name)} for {config.get('model_type')}, expected {expected}"
+        raise InputError(got, remedy or f"{key!r}: {names[0]!r}")
+    return name
+
+
 def missing(config: Config, key: str, remedy: str) -> InputError:
     """The error for a configuration without this key."""
     return InputError(f"got a {config.get('model_type', '')} configuration without {key}".replace("  ", " "), remedy)
@@ -92,14 +110,29 @@ def patches(config: Config) -> tuple[int, int]:
     for key, (down, across) in sizes.items():
         if down is None or across is None:
             raise InputError(f"got {key}={shown(config.get(key))}, expected a size in pixels", f"{key!r}: 224")
-    return integer("image_size", height) // integer("patch_size", patch_height), integer(
-        "image_size", width
-    ) // integer("patch_size", patch_width)
+    return (
+        integer("image_size", height) // integer("patch_size", patch_height),
+        integer("image_size", width) // integer("patch_size", patch_width),
+    )
+
+
+def sections_in(rope: Config, default: Sequence[int] = (16, 24, 24), axes: int | None = 3) -> tuple[int, ...]:
+    """The pairs of each axis in ``mrope_section``, or what the modeling code takes without it."""
+    sections = rope.get("mrope_section", default)
+    if not isinstance(sections, (list, tuple)) or axes not in (None, len(sections)):
+        got = f"got mrope_section={shown(sections)}, expected a list of pairs for each of time, height, width"
+        raise InputError(got, f"{list(default)}")
+    return tuple(integer("mrope_section", section, 0) for section in sections)
 
 
 def flag(key: str, value: object) -> bool:
     """`value`, if it is true or false; the text "false" is neither."""
     return _checked(lambda: arguments.flag(key, value), f"{key!r}: true or false")
+
+
+def flag_at(config: Config, key: str, *, default: bool = False) -> bool:
+    """Whether this key holds true."""
+    return flag(key, config.get(key, default))
 
 
 def number(key: str, value: object, **ends: Real) -> float:

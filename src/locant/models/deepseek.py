@@ -7,21 +7,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from locant.models.architecture import SHARE, Architecture, LayerKind, RotaryKeys, rotary_row
+from locant.models.architecture import SHARE, Architecture, RotaryKeys, rotary_row, warn_if
 from locant.models.config_values import TRAINED, Config, required
-from locant.models.layered import listed_layers, none_without
-from locant.models.weights import HeadRows, HeadShape, InputTables, query_rows
+from locant.models.layered import listed_layers, none_without, of_types, rope
+from locant.models.weights import HeadRows, InputTables, query_rows
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.pair_table import Pairs
 from locant.positions.scaling import YaRN
 
 __all__ = ["ARCHITECTURES"]
-
-
-def _latent_keys(shape: HeadShape) -> tuple[HeadRows, ...]:
-    """What keys and values are made of, then the part of the keys that is rotated, once for all heads."""
-    return HeadRows(count=1, width=shape.latent), HeadRows(count=1, width=shape.rotated, rotated=shape.rotated)
 
 
 def _latent_attention(config: Config, encoding: PositionEncoding) -> str | None:
@@ -34,8 +29,10 @@ def _latent_attention(config: Config, encoding: PositionEncoding) -> str | None:
 
 
 def _scale_of_scores(config: Config, encoding: PositionEncoding) -> str | None:
-    scaling = encoding.scaling if isinstance(encoding, Rotary) and "qk_nope_head_dim" in config else None
-    if not isinstance(encoding, Rotary) or not isinstance(scaling, YaRN) or not scaling.mscale_all_dim:
+    if not isinstance(encoding, Rotary) or "qk_nope_head_dim" not in config:
+        return None
+    scaling = encoding.scaling
+    if not isinstance(scaling, YaRN) or not scaling.mscale_all_dim:
         return None
     width = required(config, "qk_nope_head_dim") + encoding.head_dim
     weight = 0.1 * scaling.mscale_all_dim * math.log(scaling.factor) + 1
@@ -63,17 +60,16 @@ MISTRAL_YARN = {
 }  # fmt: skip
 
 
+GROWING_QUERIES = warn_if(
+    lambda config, encoding: getattr(encoding, "temperature", None) is not None,
+    "the temperature multiplies whole queries: encoding.temperature.grown(q, positions) for what is not rotated",
+)
+
+
 def _trailing(config: Config, rope: Config, rotary_dim: int) -> Pairs:
     """The last dimensions of a head (DeepSeek-V4)."""
     start = required(config, "head_dim") - rotary_dim
-    dims = [(start + i, start + j) for i, j in Pairs.of(rotary_dim, layout="interleaved").dims]
-    return Pairs(dims=dims)
-
-
-def _growing_queries(config: Config, encoding: PositionEncoding) -> str | None:
-    if not isinstance(encoding, Rotary) or encoding.temperature is None:
-        return None
-    return "the temperature multiplies whole queries: encoding.temperature.grown(q, positions) for what is not rotated"
+    return Pairs(dims=[(start + i, start + j) for i, j in Pairs.of(rotary_dim, layout="interleaved").dims])
 
 
 ROTATED_BACK = "the key is the value, and the output of attention is rotated back by the position of its query"
@@ -83,7 +79,14 @@ LEARNED_FREQUENCIES = (
 LATENT = RotaryKeys(layout="interleaved", head_dim_key="qk_rope_head_dim")
 EITHER_LAYOUT = replace(LATENT, interleave_key=True)
 OF_DEEPSEEK: Mapping[str, Any] = {
-    "projections": {"q_b_proj": lambda shape: (query_rows(shape),), "kv_a_proj_with_mqa": _latent_keys},
+    "projections": {
+        "q_b_proj": lambda shape: (query_rows(shape),),
+        # What keys and values are made of, then the part of the keys that is rotated, once for all heads.
+        "kv_a_proj_with_mqa": lambda shape: (
+            HeadRows(count=1, width=shape.latent),
+            HeadRows(count=1, width=shape.rotated, rotated=shape.rotated),
+        ),
+    },
     "vllm": True,
 }
 """The names of the weights, which are not known of others with latent attention."""
@@ -95,11 +98,6 @@ def _latent(
     """Multi-head latent attention, of which so many dimensions of a head are rotated."""
     warnings, defaults = (_latent_attention, _scale_of_scores), {"qk_rope_head_dim": width}
     return rotary_row(base, max_seq_len, keys=keys, defaults=defaults, warnings=warnings, **row)
-
-
-def _shares(share: float, **bases: float) -> dict[str, Any]:
-    """Rope parameters of layer types with a base each."""
-    return {name: {"rope_type": "default", "rope_theta": base, SHARE[0]: share} for name, base in bases.items()}
 
 
 V3 = _latent(1e4, 4096, keys=EITHER_LAYOUT, **OF_DEEPSEEK)
@@ -116,23 +114,20 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         keys=replace(LATENT, per_layer=True, share_keys=SHARE),
         defaults={
             "head_dim": 256, "qk_rope_head_dim": 64, "max_position_embeddings": 524288,
-            "rope_parameters": _shares(0.25, sliding_attention=5e4, indexed_attention=8e7),
+            "rope_parameters": {"sliding_attention": rope(5e4, 0.25), "indexed_attention": rope(8e7, 0.25)},
         },
         warnings=(_latent_attention,),
     ),
     "deepseek_v4": rotary_row(
         keys=RotaryKeys(
-            layout="interleaved", pairs=_trailing,
-            not_converted="which rotates the last dimensions of its one key, and values with it", per_layer=True,
-            layer_kinds={
-                "main": LayerKind(base_key="rope_theta"), "compress": LayerKind(base_key="compress_rope_theta"),
-            },
-            share_keys=SHARE, other_keys=("qk_rope_head_dim",),
+            layout="interleaved", pairs=_trailing, share_keys=SHARE, other_keys=("qk_rope_head_dim",), per_layer=True,
+            layer_kinds=of_types(main="rope_theta", compress="compress_rope_theta"),
+            not_converted="which rotates the last dimensions of its one key, and values with it",
         ),
         inputs=InputTables(tokens="embed"),
         defaults={
             "head_dim": 512, "max_position_embeddings": 1048576,
-            "rope_parameters": _shares(0.125, main=1e4, compress=1.6e5),
+            "rope_parameters": {"main": rope(1e4, 0.125), "compress": rope(1.6e5, 0.125)},
         },
         warnings=(ROTATED_BACK,),
     ),
@@ -163,7 +158,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
                 **MISTRAL_YARN, "rope_theta": 1e4, "factor": 128.0, TRAINED: 8192, "partial_rotary_factor": 0.5,
             },
         },
-        warnings=(_latent_attention, _scale_of_scores, _growing_queries),
+        warnings=(_latent_attention, _scale_of_scores, GROWING_QUERIES),
     ),
     "mistral_large4_text": rotary_row(
         keys=LATENT, encoding=none_without, layer_types=listed_layers(),

@@ -65,8 +65,9 @@ def _encoding(
     config: Config | object, layer_type: str | None, angles: AngleMode, layout: Layout | None, allow_no_rotation: bool
 ) -> PositionEncoding:
     values, architecture = read_measurable(config)
-    kinds = _layer_types(values, architecture)
     chosen = architecture.default_layer_type if layer_type is None else layer_type
+    named = () if chosen is not None else tuple(architecture.rotary_keys.layer_kinds)  # whatever else is missing
+    kinds = named or _layer_types(values, architecture)
     shared = () if kinds else (None, *layer_types_in(values))
     if chosen not in (*kinds, *shared):
         got = f"got layer_type={shown(layer_type)} for {values['model_type']}, expected "

@@ -8,12 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from locant.models.architecture import SHARE, Architecture, LayerKind, RotaryKeys, rotary_row
-from locant.models.config_values import Config, flag, missing, number, required
-from locant.models.layered import listed_layers, none_without, nope_in_full_attention, windowed_layers
+from locant.models.architecture import SHARE, Architecture, LayerKind, RotaryKeys, rotary_row, warn_if
+from locant.models.config_values import Config, flag, number, required, stated
+from locant.models.layered import (
+    listed_layers,
+    none_of_granite,
+    none_of_zamba,
+    none_without,
+    nope_in_full_attention,
+    windowed_layers,
+)
 from locant.models.weights import InputTables
 from locant.positions.base import PositionEncoding
-from locant.positions.encodings.tempered import Tempered
+from locant.positions.temperature import Tempered
 
 __all__ = ["ARCHITECTURES"]
 
@@ -23,42 +30,23 @@ def _llama_4(config: Config, layer_type: str | None) -> PositionEncoding | None:
     if layer_type != "without":
         return None
     key = "attn_temperature_tuning"
-    if key not in config:
-        raise missing(config, key, "true beside floor_scale and attn_scale, or false, as the model was trained with")
-    if not flag(key, config[key]):
+    remedy = "true beside floor_scale and attn_scale, or false, as the model was trained with"
+    if not flag(key, stated(config, key, remedy)):
         return PositionEncoding()
-    if "attn_scale" not in config:
-        raise missing(config, "attn_scale", "'attn_scale': 0.1, usually")
-    return Tempered(required(config, "floor_scale"), number("attn_scale", config["attn_scale"]))
+    scale = stated(config, "attn_scale", "'attn_scale': 0.1, usually")
+    return Tempered(required(config, "floor_scale"), number("attn_scale", scale))
 
 
-def _growing_queries(config: Config, encoding: PositionEncoding) -> str | None:
-    if not isinstance(encoding, Tempered):
-        return None
-    weight, step = encoding.temperature.weight, encoding.temperature.step
-    return (
-        f"attn_temperature_tuning: queries are multiplied by 1 + {weight:g} log(1 + floor((n + 1) / {step:,})) at "
-        "position n, which changes nothing in the first ones; keys stay as they are, and nothing is rotated"
-    )
-
-
-def _granite_hybrid(config: Config, layer_type: str | None) -> PositionEncoding | None:
-    """Rotary positions if ``position_embedding_type`` says so; none where it is null, as it is by default."""
-    return None if config.get("position_embedding_type") == "rope" else PositionEncoding()
-
-
-def _zamba_2(config: Config, layer_type: str | None) -> PositionEncoding | None:
-    if "use_mem_rope" not in config:
-        raise missing(config, "use_mem_rope", "'use_mem_rope': false, unless the model was trained with it")
-    return None if flag("use_mem_rope", config["use_mem_rope"]) else PositionEncoding()
-
-
-def _unread_rotary_dim(config: Config, encoding: PositionEncoding) -> str | None:
-    rotated = getattr(encoding, "rotary_dim", None)
-    if config.get("rotary_dim") in (None, rotated):
-        return None
-    return f"rotary_dim={config['rotary_dim']} is not read by its code, which rotates {rotated} dimensions of a head"
-
+GROWING = warn_if(
+    lambda config, encoding: isinstance(encoding, Tempered),
+    "attn_temperature_tuning: queries are multiplied by 1 + {encoding.temperature.weight:g} log(1 + floor((n + 1) / "
+    "{encoding.temperature.step:,})) at position n, which changes nothing in the first ones; keys stay as they are, "
+    "and nothing is rotated",
+)
+UNREAD = warn_if(
+    lambda config, encoding: config.get("rotary_dim") not in (None, getattr(encoding, "rotary_dim", None)),
+    "rotary_dim={config[rotary_dim]} is not read by its code, which rotates {encoding.rotary_dim} dimensions of a head",
+)
 
 PART = RotaryKeys(share_keys=SHARE)
 INTERLEAVED = RotaryKeys(layout="interleaved")
@@ -98,17 +86,17 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "llama4_text": rotary_row(
         5e5, 131072, 128, keys=INTERLEAVED, encoding=_llama_4, layer_types=listed_layers(default_interval=4),
         defaults={"no_rope_layer_interval": 4, "attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.1},
-        warnings=(_growing_queries,), vllm=True,
+        warnings=(GROWING,), vllm=True,
     ),
     "mistral": rotary_row(1e4, 131072, presets={"mistral-7b": MISTRAL_7B}, vllm=True),
     "ministral": rotary_row(1e4, 131072),
     "mixtral": rotary_row(1e6, 131072, vllm=True),
-    "arcee": rotary_row(1e4, 4096, vllm=True),
+    **dict.fromkeys(("arcee", "olmoe", "starcoder2"), rotary_row(1e4, 4096, vllm=True)),
     "apertus": rotary_row(
         None, 65536, defaults={"rope_parameters": {"rope_type": "llama3", "rope_theta": 12000000.0, **LLAMA_3_1}},
         vllm=True,
     ),
-    "bitnet": rotary_row(5e5, 2048),
+    **dict.fromkeys(("bitnet", "csm"), rotary_row(5e5, 2048)),
     "cohere": rotary_row(5e5, 8192, keys=INTERLEAVED, vllm=True),
     "cohere2": rotary_row(
         1e4, 8192, keys=INTERLEAVED, encoding=nope_in_full_attention(rotary_without_windows=False),
@@ -123,7 +111,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     **dict.fromkeys(("glm", "glm4"), rotary_row(1e4, 131072, 128, 0.5, keys=INTERLEAVED, vllm=True)),
     "glm4_moe": rotary_row(1e4, 131072, None, 0.5, keys=RotaryKeys(rounds_down=True), vllm=True),
     **dict.fromkeys(("granite", "granitemoe", "olmo", "olmo2"), rotary_row(1e4, 2048, vllm=True)),
-    "olmoe": rotary_row(1e4, 4096, vllm=True),
     "olmo3": rotary_row(5e5, 2048, keys=OLMO_3, full_attention_every=4, vllm=True),
     "helium": rotary_row(1e5, 4096, 128, keys=INTERLEAVED),
     "nemotron": rotary_row(1e4, 4096, None, 0.5, vllm=True),
@@ -133,13 +120,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         vllm=True,
     ),
     "stablelm": rotary_row(1e4, 4096, None, 0.25, vllm=True),
-    "starcoder2": rotary_row(1e4, 4096, vllm=True),
-    "aria_text": rotary_row(1e4, 2048),
     "bamba": rotary_row(1e4, 262144, None, 0.5),
     "blt_global_transformer": rotary_row(5e5, 4096, keys=INTERLEAVED),
     **dict.fromkeys(("blt_local_decoder", "blt_local_encoder"), rotary_row(5e5, 24576, keys=INTERLEAVED)),
     "blt_patcher": rotary_row(1e4, 8192, keys=INTERLEAVED),
-    "csm": rotary_row(5e5, 2048),
     "csm_depth_decoder_model": rotary_row(5e5, 33),
     "cwm": rotary_row(
         defaults={
@@ -150,33 +134,33 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "dbrx": rotary_row(1e4, defaults={"max_seq_len": 2048}, inputs=InputTables(tokens="wte")),
     **dict.fromkeys(("deepseek_ocr2_encoder", "granite_docling_text", "unlimited_ocr_text"), rotary_row(1e4, 32768)),
     **dict.fromkeys(
-        ("deepseek_ocr2_text", "diffllama", "doge", "dots1", "granite4_vision_text", "granitemoeshared", "hyperclovax",
-         "idefics"),
+        ("aria_text", "deepseek_ocr2_text", "diffllama", "doge", "dots1", "esmc", "granite4_vision_text",
+         "granitemoeshared", "hyperclovax", "idefics"),
         rotary_row(1e4, 2048),
     ),
     "emu3_text_model": rotary_row(1e6, 9216),
     "evolla": rotary_row(5e5, 8192),
-    **dict.fromkeys(("falcon_h1", "jais2"), rotary_row(1e4, 8192)),
-    "chameleon": rotary_row(1e4, 4096),
+    **dict.fromkeys(("eurobert", "falcon_h1", "jais2"), rotary_row(1e4, 8192)),
     "flex_olmo": rotary_row(5e5, 4096),
     "gpt_neox_japanese": rotary_row(1e4, 2048, keys=PART, inputs=InputTables(tokens="embed_in", padding=False)),
-    "granitemoehybrid": rotary_row(1e4, 2048, encoding=_granite_hybrid),
+    "granitemoehybrid": rotary_row(1e4, 2048, encoding=none_of_granite),
     "hrm_text": rotary_row(1e4, 2048, 128, inputs=InputTables(scale_key="embedding_scale")),
     "hy_v3": rotary_row(11158840.0, 131072, 128),
     "jetmoe": rotary_row(1e4, 4096, keys=RotaryKeys(head_dim_key="kv_channels"), defaults={"kv_channels": 128}),
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), rotary_row(1e4, 2048, keys=HUNYUAN)),
+    "chameleon": rotary_row(1e4, 4096),
     **dict.fromkeys(("lfm2", "lfm2_moe"), rotary_row(1e6, 128000)),
     "minimax": rotary_row(1e6, 131072),
     "minimax_m2": rotary_row(5e6, 196608, 128, keys=RotaryKeys(share_keys=(*SHARE, "rotary_dim"))),
     "minimax_m3_vl_text": rotary_row(
-        5e6, 524288, 128, keys=RotaryKeys(share_keys=SHARE, other_keys=("rotary_dim",)), warnings=(_unread_rotary_dim,),
+        5e6, 524288, 128, keys=RotaryKeys(share_keys=SHARE, other_keys=("rotary_dim",)), warnings=(UNREAD,),
     ),
     "mllama_text_model": rotary_row(5e5, 131072),
     "muse_glimmer_assistant": rotary_row(5e5, 131072, 128),
     "solar_open": rotary_row(1e6, 131072, 128, keys=PART),
     "zamba2": rotary_row(
-        1e4, 4096, keys=RotaryKeys(head_dim_key="attention_head_dim", other_keys=("use_mem_rope",)), encoding=_zamba_2,
-        defaults={"use_mem_rope": False},
+        1e4, 4096, keys=RotaryKeys(head_dim_key="attention_head_dim", other_keys=("use_mem_rope",)),
+        encoding=none_of_zamba, defaults={"use_mem_rope": False},
     ),
     "qwen2": rotary_row(1e4, 32768, presets={"qwen2.5-7b": QWEN_2_5_7B}, vllm=True),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), rotary_row(1e4, 32768, vllm=True)),

@@ -11,7 +11,8 @@ from dataclasses import replace
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import SHARE, Architecture, PairsOf, RotaryKeys, rotary_row
-from locant.models.config_values import HEADS, Config, integer, number, required
+from locant.models.config_values import HEADS, Config, integer, number, required, sections_in
+from locant.models.layered import rope
 from locant.models.weights import RMS_NORMED
 from locant.positions.pair_table import Pairs
 
@@ -19,15 +20,6 @@ __all__ = ["ARCHITECTURES", "axes_in_turns"]
 
 TIME, ROW, COLUMN = 0, 1, 2
 MROPE = {"mrope": "default"}
-
-
-def _sections(rope: Config, default: tuple[int, ...]) -> tuple[int, ...]:
-    """``mrope_section``, or what the modeling code takes without it."""
-    sections = rope.get("mrope_section", default)
-    if not isinstance(sections, (list, tuple)) or len(sections) != 3:
-        got = f"got mrope_section={shown(sections)}, expected a list of pairs for each of time, height, width"
-        raise InputError(got, f"{list(default)}")
-    return tuple(integer("mrope_section", section, 0) for section in sections)
 
 
 def axes_in_turns(pairs: int, rows: int, columns: int) -> list[int]:
@@ -43,7 +35,7 @@ def _by_stride(*default: int) -> PairsOf:
         if rope.get("mrope_interleaved") is False:
             got = f"got mrope_interleaved=false for {config['model_type']}, whose code always deals pairs out in turns"
             raise InputError(got, "the configuration without it")
-        _, rows, columns = _sections(rope, default)
+        _, rows, columns = sections_in(rope, default)
         axes = axes_in_turns((rotary_dim + 1) // 2, rows, columns)
         return replace(Pairs.of(rotary_dim), axes=axes, num_axes=3)
 
@@ -52,7 +44,7 @@ def _by_stride(*default: int) -> PairsOf:
 
 def _rows_and_columns_in_turns(config: Config, rope: Config, rotary_dim: int) -> Pairs:
     """Rows and columns take turns, and the slowest pairs are time's (ERNIE 4.5 VL)."""
-    rows, columns, frames = _sections(rope, (22, 22, 20))
+    rows, columns, frames = sections_in(rope, (22, 22, 20))
     if rows != columns or 2 * (rows + columns + frames) != rotary_dim:
         got = f"got mrope_section={[rows, columns, frames]} for {rotary_dim // 2} pairs"
         raise InputError(got, "[22, 22, 20]: as many for columns as for rows, and the rest for time")
@@ -76,27 +68,6 @@ def _in_sections_of_dimensions(member: int) -> PairsOf:
         return replace(Pairs.of(head_dim), axes=axes[member * half :][:half], num_axes=len(counts))
 
     return pairs
-
-
-def _even_and_odd(config: Config, rope: Config, rotary_dim: int) -> Pairs:
-    """Even pairs are rotated by rows, odd ones by columns; a position is (row, column) (NeoMME)."""
-    return replace(Pairs.of(rotary_dim), axes=[pair % 2 for pair in range(rotary_dim // 2)], num_axes=2)
-
-
-def _backwards(config: Config, rope: Config, rotary_dim: int) -> Pairs:
-    """Llama's pairs, rotated in the other direction (nanochat)."""
-    return Pairs(dims=[(j, i) for i, j in Pairs.of(rotary_dim).dims])
-
-
-def _one_head(config: Config, rope: Config, rotary_dim: int) -> Pairs:
-    """The first head alone is rotated (the diffusion transformer of Qwen2.5-Omni)."""
-    return replace(Pairs.of(rotary_dim, layout="interleaved"), num_heads=1)
-
-
-def _clvp(config: Config, rope: Config, head_dim: int) -> Pairs:
-    """A part of a head that follows from the width that speech and text are projected to, and is 32 at least."""
-    rotary_dim = max(required(config, "projection_dim") // (2 * required(config, *HEADS)), 32)
-    return Pairs.of(rotary_dim)
 
 
 def _atoms(config: Config, rope: Config, head_dim: int) -> Pairs:
@@ -124,8 +95,12 @@ GLM_INTERLEAVED = replace(GLM, layout="interleaved")
 ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2_5_omni_text": rotary_row(1e6, 32768, keys=BLOCKS),
     "qwen2_5_omni_talker": rotary_row(1e6, 32768, 128, keys=BLOCKS),
-    "qwen2_5_omni_dit": rotary_row(
-        1e4, 32768, 64, keys=RotaryKeys(layout="interleaved", pairs=_one_head, not_converted="which rotates one head"),
+    "qwen2_5_omni_dit": rotary_row(  # a diffusion transformer
+        1e4, 32768, 64,
+        keys=RotaryKeys(
+            layout="interleaved", not_converted="which rotates one head",
+            pairs=lambda config, rope, rotary_dim: replace(Pairs.of(rotary_dim, layout="interleaved"), num_heads=1),
+        ),
     ),
     "paddleocr_vl_text": rotary_row(5e5, 131072, 128, keys=BLOCKS),
     "glm4v_text": rotary_row(1e4, 32768, keys=GLM_INTERLEAVED),
@@ -144,13 +119,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         5e5, 131072, keys=RotaryKeys(layout="interleaved", rope_types=MROPE, pairs=_rows_and_columns_in_turns),
     ),
     "neomme": rotary_row(
-        None, 16384, 64, keys=RotaryKeys(per_layer=True, pairs=_even_and_odd, share_keys=SHARE),
-        defaults={
-            "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
-                "full_attention": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
-            },
-        },
+        None, 16384, 64,  # even pairs are rotated by rows, odd ones by columns; a position is (row, column)
+        keys=RotaryKeys(
+            per_layer=True, share_keys=SHARE,
+            pairs=lambda config, rope, rotary_dim: replace(
+                Pairs.of(rotary_dim), axes=[pair % 2 for pair in range(rotary_dim // 2)], num_axes=2
+            ),
+        ),
+        defaults={"rope_parameters": {"sliding_attention": rope(1e4, 1.0), "full_attention": rope(1e6, 0.25)}},
     ),
     "hunyuan_vl_text": Architecture(
         rotary=RotaryKeys(
@@ -161,13 +137,19 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         )
     ),
     "nanochat": rotary_row(
-        1e4, 2048, keys=RotaryKeys(pairs=_backwards, not_converted="which rotates in the other direction"),
+        1e4, 2048,
+        keys=RotaryKeys(
+            not_converted="which rotates in the other direction",
+            pairs=lambda config, rope, rotary_dim: Pairs(dims=[(j, i) for i, j in Pairs.of(rotary_dim).dims]),
+        ),
         inputs=RMS_NORMED,
     ),
     "clvp_encoder": Architecture(
         rotary=RotaryKeys(
-            fixed_base=10_000.0, pairs=_clvp, not_converted="which rotates values too",
-            other_keys=("use_rotary_embedding",),
+            fixed_base=10_000.0, not_converted="which rotates values too", other_keys=("use_rotary_embedding",),
+            pairs=lambda config, rope, head_dim: Pairs.of(  # of the width that speech and text are projected to
+                max(required(config, "projection_dim") // (2 * required(config, *HEADS)), 32)
+            ),
         ),
         warnings=(VALUES_TOO,),
     ),

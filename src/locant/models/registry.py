@@ -9,14 +9,14 @@ from typing import Any
 
 from locant.arguments import shown
 from locant.errors import InputError, RangeError
-from locant.models import audio, bert, biases, deepseek, encoders, gemma, gpt, layered, llama, multimodal, phi, vision
+from locant.models import added, audio, deepseek, gpt, layered, llama, multimodal, vision
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import LENGTHS, Config, config_dict, of_single_layers
 from locant.registry import Registry
 
 __all__ = ["ARCHITECTURES", "presets", "read", "read_known", "register_architecture", "with_defaults"]
 
-FAMILIES = (llama, layered, gemma, phi, deepseek, gpt, bert, biases, audio, vision, encoders, multimodal)
+FAMILIES = (llama, layered, deepseek, gpt, added, audio, vision, multimodal)
 
 
 def _require_architecture(name: str, architecture: Architecture) -> None:

@@ -224,7 +224,9 @@ def _settle_longrope(given: dict[str, Any], longest: int | None) -> None:
 
 def rope_of_layers(config: Config, architecture: Architecture, layer_type: str | None) -> Config:
     """The dictionary of rope parameters for these layers."""
-    nested = ropes_by_layer(config, architecture.rotary_keys)
+    keys = architecture.rotary_keys
+    unnamed = layer_type is None and keys.layer_kinds  # whatever else is missing
+    nested = dict.fromkeys(keys.layer_kinds) if unnamed else ropes_by_layer(config, keys)
     if nested is None:
         if layer_type is not None and layer_type not in layer_types_in(config):
             got = f"got layer_type={shown(layer_type)} for a configuration whose layers share one encoding"

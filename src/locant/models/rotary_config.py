@@ -28,6 +28,7 @@ from locant.models.config_values import (
     number,
     of_single_layers,
     required,
+    sections_in,
     value_at,
     width_per_head,
 )
@@ -193,18 +194,14 @@ def rotary_dim_of(config: Config, rope: Config, architecture: Architecture, head
 
 def _sections(config: Config, rope: Config, keys: RotaryKeys) -> tuple[int, ...] | None:
     """Pairs per position axis, for models that read images or video."""
-    sections, name = rope.get("mrope_section"), config.get("model_type")
     without = "the configuration without it, if all positions are those of text"
     if rope.get("mrope_interleaved"):
         raise InputError("got mrope_interleaved, expected a section of pairs for each axis", without)
-    if sections is None:
+    if rope.get("mrope_section") is None:
         return keys.default_sections
     if keys.layout is not None and keys.default_sections is None:
-        raise InputError(f"got mrope_section for {name}: its code does not read it", without)
-    if not isinstance(sections, (list, tuple)) or (keys.default_sections is not None and len(sections) != 3):
-        got = f"got mrope_section={shown(sections)}, expected a list of pairs for each of time, height, width"
-        raise InputError(got, "[16, 24, 24]")
-    return tuple(integer("mrope_section", section, 0) for section in sections)
+        raise InputError(f"got mrope_section for {config.get('model_type')}: its code does not read it", without)
+    return sections_in(rope, axes=None if keys.default_sections is None else 3)
 
 
 def _layout(config: Config, keys: RotaryKeys, layout: Layout | None) -> Layout:

@@ -1,19 +1,35 @@
-"""Encoders of images: a row and a column for each patch, each with a ladder of frequencies for half of the head.
+"""Encoders of images: rotation by row and column, biases of rows and columns, or a learned grid.
 
-What differs is the order of their pairs. A position is ``(row, column)``, or ``(frame, row, column)``, from 0, unless
-the family says otherwise.
+Rotation has a ladder of frequencies for each axis, and what differs is the order of the pairs. A position is
+``(row, column)``, or ``(frame, row, column)``, from 0, unless the family says otherwise. Biases have SAM and ViTDet,
+Swin and its kin by stages, and BEiT. Swin's layers attend within windows (`locant.positions.GridWindows`), and so do
+most of SAM's and ViTDet's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from locant.arguments import shown
 from locant.errors import InputError
-from locant.models.architecture import Architecture, PairsOf, RotaryKeys, rotary_row
-from locant.models.config_values import HEADS, WIDTHS, Config, number, patches, required
+from locant.models.architecture import Architecture, PairsOf, RotaryKeys, rotary_row, warn_if
+from locant.models.config_values import (
+    HEADS,
+    WIDTHS,
+    Config,
+    flag_at,
+    integer,
+    number,
+    patches,
+    required,
+    stated,
+    width_per_head,
+)
 from locant.positions.base import PositionEncoding
+from locant.positions.encodings.grid_bias import ContinuousGridBias, DecomposedBias, GridBias
+from locant.positions.encodings.learned import LearnedGrid
 from locant.positions.pair_table import Pairs
 
 __all__ = ["ARCHITECTURES"]
@@ -27,33 +43,31 @@ def _ladders(*axes: int, interleaved: bool = False, in_turns: bool = False) -> P
     def pairs(config: Config, rope: Config, head_dim: int) -> Pairs:
         count = head_dim // 2 // len(axes)
         places = [(axis, rung) for axis in axes for rung in range(count)]
-        places = [(axis, rung) for rung in range(count) for axis in axes] if in_turns else places
-        return Pairs(
-            dims=Pairs.of(2 * count * len(axes), layout="interleaved" if interleaved else "half").dims,
-            axes=[axis for axis, _ in places],
-            rungs=[(2 * count, rung) for _, rung in places],
+        return _table(
+            Pairs.of(2 * count * len(axes), layout="interleaved" if interleaved else "half").dims,
+            sorted(places, key=lambda place: place[1]) if in_turns else places,
+            2 * count,
         )
 
     return pairs
 
 
+def _table(dims: Any, places: Sequence[tuple[int, int]], ladder: int) -> Pairs:
+    """Pairs with an axis each, and a rung of a ladder over so many dimensions."""
+    return Pairs(dims=dims, axes=[axis for axis, _ in places], rungs=[(ladder, rung) for _, rung in places])
+
+
 def _half_by_half(config: Config, rope: Config, head_dim: int) -> Pairs:
     """A head within the head for each axis, in the layout half (Gemma 4)."""
     count = head_dim // 4
-    return Pairs(
-        dims=[(start + i, start + i + count) for start in (0, 2 * count) for i in range(count)],
-        axes=[axis for axis in (ROW, COLUMN) for _ in range(count)],
-        rungs=[(2 * count, rung) for _ in (ROW, COLUMN) for rung in range(count)],
-    )
+    dims = [(start + i, start + i + count) for start in (0, 2 * count) for i in range(count)]
+    return _table(dims, [(axis, rung) for axis in (ROW, COLUMN) for rung in range(count)], 2 * count)
 
 
 def _every_other_rung(config: Config, rope: Config, head_dim: int) -> Pairs:
     """One ladder over the whole head: rows take the even rungs, then columns the odd ones (Pixtral)."""
-    return Pairs(
-        dims=Pairs.of(head_dim).dims,
-        axes=[axis for axis in (ROW, COLUMN) for _ in range(head_dim // 4)],
-        rungs=[(head_dim, 2 * rung + axis) for axis in (ROW, COLUMN) for rung in range(head_dim // 4)],
-    )
+    places = [(axis, 2 * rung + axis) for axis in (ROW, COLUMN) for rung in range(head_dim // 4)]
+    return _table(Pairs.of(head_dim).dims, places, head_dim)
 
 
 def _every_other_angle(member: int) -> PairsOf:
@@ -61,11 +75,8 @@ def _every_other_angle(member: int) -> PairsOf:
 
     def pairs(config: Config, rope: Config, head_dim: int) -> Pairs:
         count = head_dim // 3 // 2
-        return Pairs(
-            dims=[(2 * pair, 2 * pair + 1) for pair in range(3 * count)],
-            axes=[axis for axis in range(3) for _ in range(count)],
-            rungs=[(2 * count, (2 * rung + member) % count) for _ in range(3) for rung in range(count)],
-        )
+        places = [(axis, (2 * rung + member) % count) for axis in range(3) for rung in range(count)]
+        return _table([(2 * pair, 2 * pair + 1) for pair in range(3 * count)], places, 2 * count)
 
     return pairs
 
@@ -77,11 +88,8 @@ def _over_the_width(config: Config, rope: Config, head_dim: int) -> Pairs:
     if 2 * ladder != head_dim:
         got = f"got partial_rotary_factor={share:g}, which gives {ladder} pairs for a width of {head_dim}"
         raise InputError(got, f"'partial_rotary_factor': {required(config, *HEADS) / 2:g}")
-    return Pairs(
-        dims=Pairs.of(head_dim, layout="interleaved").dims,
-        axes=[axis for _ in range(ladder // 2) for axis in (ROW, COLUMN)],
-        rungs=[(ladder, rung) for rung in range(ladder // 2) for _ in (ROW, COLUMN)],
-    )
+    places = [(axis, rung) for rung in range(ladder // 2) for axis in (ROW, COLUMN)]
+    return _table(Pairs.of(head_dim, layout="interleaved").dims, places, ladder)
 
 
 def _from_the_centre(config: Config, rope: Config, head_dim: int) -> Pairs:
@@ -129,6 +137,107 @@ MEMORY = _axial(
 )
 CENTRED = rotary_row(100.0, keys=RotaryKeys(pairs=_from_the_centre), warnings=(_size_of_image,))
 
+
+# ---------------------------------------------------------------------- without rotation
+
+
+def _stages(config: Config) -> tuple[str, ...]:
+    """``stage1``, ``stage2``, ...: each has a number of heads of its own."""
+    return tuple(f"stage{number + 1}" for number in range(len(_by_stage(config, "num_heads"))))
+
+
+def _by_stage(config: Config, key: str) -> tuple[Any, ...]:
+    values = stated(config, key, f"{key!r}: a number for each stage")
+    if not isinstance(values, (list, tuple)) or not values:
+        raise InputError(f"got {key}={shown(values)}, expected a number for each stage", f"{key!r}: [3, 6, 12, 24]")
+    return tuple(values)
+
+
+def _of_stage(config: Config, key: str, layer_type: str | None, low: int = 1) -> int:
+    values, stage = _by_stage(config, key), _stages(config).index(layer_type or "stage1")
+    if stage >= len(values):
+        raise InputError(f"got {key} of {len(values)} stages for {len(_stages(config))}", f"{key!r}: one for each")
+    return integer(key, values[stage], low)
+
+
+def _swin(config: Config, layer_type: str | None) -> PositionEncoding:
+    window = required(config, "window_size")
+    return GridBias(_of_stage(config, "num_heads", layer_type), window, window)
+
+
+def _swin_v2(config: Config, layer_type: str | None) -> PositionEncoding:
+    """Windows are no larger than what is left of the image at a stage."""
+    heads, stage = _of_stage(config, "num_heads", layer_type), _stages(config).index(layer_type or "stage1")
+    window = min(required(config, "window_size"), *(max(side >> stage, 1) for side in patches(config)))
+    sizes = config.get("pretrained_window_sizes")
+    trained = 0 if sizes is None else _of_stage(config, "pretrained_window_sizes", layer_type, low=0)
+    encoding = ContinuousGridBias(heads, trained or window, trained or window)
+    return encoding.at(window, window)
+
+
+def _beit(config: Config, layer_type: str | None) -> PositionEncoding:
+    keys = ("use_relative_position_bias", "use_shared_relative_position_bias")
+    if not any(flag_at(config, key) for key in keys):
+        got = f"got a {config['model_type']} configuration without {' or '.join(keys)}, so without a bias"
+        grid = "locant.LearnedGrid(height, width, d_model, prefix=1)"
+        raise InputError(got, f"{grid} for use_absolute_position_embeddings")
+    return GridBias(required(config, *HEADS), *patches(config), prefix=True)
+
+
+def _kinds(config: Config) -> tuple[str, ...]:
+    """Layers that attend to the whole image, and those that attend within windows, where there are some."""
+    return ("global", "window") if integer("window_size", config.get("window_size", 0), 0) else ()
+
+
+def _decomposed(key: str) -> Any:
+    """SAM's and ViTDet's, where this key says that they have it."""
+
+    def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
+        if not flag_at(config, key):
+            got = f"got a {config['model_type']} configuration without {key}, so without a bias"
+            raise InputError(got, "locant.LearnedGrid(height, width, d_model) for its positions")
+        window = integer("window_size", config.get("window_size", 0), 0)
+        sides = (window, window) if layer_type == "window" else patches(config)
+        return DecomposedBias(width_per_head(config), *sides)
+
+    return encoding
+
+
+def _grid(prefix: int, **how: Any) -> Callable[[Config, str | None], PositionEncoding]:
+    """A table of as many cells as an image of the trained size has patches."""
+
+    def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
+        return LearnedGrid(*patches(config), required(config, *WIDTHS), prefix=prefix, **how)
+
+    return encoding
+
+
+def _siglip2(config: Config, layer_type: str | None) -> PositionEncoding:
+    """A square table of so many patches, for images of any size."""
+    side = math.isqrt(required(config, "num_patches"))
+    return LearnedGrid(side, side, required(config, *WIDTHS), mode="bilinear", antialias=True)
+
+
+IMAGE = {"image_size": 224, "patch_size": 16}
+TABLES = ("use_absolute_embeddings", "use_absolute_position_embeddings", "use_abs_pos")
+AT_THE_INPUT = warn_if(
+    lambda config, encoding: any(flag_at(config, key) for key in TABLES),
+    "its input has learned positions besides: locant.LearnedGrid",
+)
+COSINES = (
+    "Swin v2 attends to normalised queries and keys, and each head has a learned factor: attend with scale=1.0 to "
+    "F.normalize(q, dim=-1) * factor and F.normalize(k, dim=-1)"
+)
+SWIN = Architecture(
+    encoding=_swin, layer_types=_stages, default_layer_type="stage1", defaults={"window_size": 7},
+    warnings=(AT_THE_INPUT,),
+)  # fmt: skip
+BEIT = Architecture(encoding=_beit, defaults=IMAGE, warnings=(AT_THE_INPUT,))
+SAM = Architecture(
+    encoding=_decomposed("use_rel_pos"), layer_types=_kinds, default_layer_type="global",
+    defaults={"image_size": 1024, "patch_size": 16, "window_size": 14, "use_rel_pos": True}, warnings=(AT_THE_INPUT,),
+)  # fmt: skip
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     **dict.fromkeys(
         (
@@ -169,4 +278,22 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         ),
         defaults={"partial_rotary_factor": 4.0}, warnings=(BEFORE_HEADS,),
     ),
+    **dict.fromkeys(("sam_vision_model", "sam_hq_vision_model"), SAM),
+    **dict.fromkeys(("swin", "donut-swin", "maskformer-swin"), SWIN),
+    "swinv2": Architecture(
+        encoding=_swin_v2, layer_types=_stages, default_layer_type="stage1",
+        defaults={"window_size": 7, **IMAGE, "patch_size": 4}, warnings=(COSINES, AT_THE_INPUT),
+    ),
+    **dict.fromkeys(("beit", "data2vec-vision"), BEIT),
+    "vitdet": Architecture(
+        encoding=_decomposed("use_relative_position_embeddings"), layer_types=_kinds, default_layer_type=None,
+        defaults=IMAGE, warnings=(AT_THE_INPUT,),
+    ),
+    "vit": Architecture(encoding=_grid(1), defaults=IMAGE),
+    "deit": Architecture(encoding=_grid(2), defaults=IMAGE),
+    "clip_vision_model": Architecture(encoding=_grid(1), defaults={**IMAGE, "patch_size": 32}),
+    "dinov2": Architecture(encoding=_grid(1), defaults={**IMAGE, "patch_size": 14}),
+    "dinov2_with_registers": Architecture(encoding=_grid(1, antialias=True), defaults=IMAGE),
+    "siglip_vision_model": Architecture(encoding=_grid(0), defaults=IMAGE),
+    "siglip2_vision_model": Architecture(encoding=_siglip2, defaults={"num_patches": 256}),
 }  # fmt: skip

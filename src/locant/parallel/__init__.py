@@ -7,6 +7,6 @@ groups; they are those of `torch.distributed`.
 from locant.parallel.context import attend as attend
 from locant.parallel.context import gather_positions as gather_positions
 from locant.parallel.context import head_slice as head_slice
-from locant.parallel.gradients import clip_grad_norm_ as clip_grad_norm_
-from locant.parallel.gradients import parameter_groups as parameter_groups
 from locant.parallel.vocabulary import VocabularyParallel as VocabularyParallel
+from locant.parallel.vocabulary import clip_grad_norm_ as clip_grad_norm_
+from locant.parallel.vocabulary import parameter_groups as parameter_groups

@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
@@ -103,24 +103,19 @@ def attend(
     one_of("method", method, get_args(Method))
     require_positions(positions)
     mesh = _mesh(group, positions.device)
-    _require_all_keys(encoding, method)
+    reads = encoding is not None and has_bias(encoding) and any(x is not None for x in positions.read)
+    _require_method(method, encoding, reads, dropout_p)
     positions.require_fits(q.shape[0], q.shape[2], q.device, "q")
     sinks = sinks_of(sinks, q)
     everyone = gather_positions(positions, group=mesh) if k_positions is None else k_positions
     _require_all_tokens(everyone, positions, mesh)
-    if encoding is not None and has_bias(encoding) and any(x is not None for x in positions.read):
-        _require_whole_heads(encoding, method)
+    if encoding is not None and reads:
         positions, everyone = _as_read(mesh, encoding, positions, everyone)
     options: dict[str, Any] = {
         "encoding": encoding, "causal": causal, "window": window, "scale": scale, "softcap": softcap,
         "backend": backend,
     }  # fmt: skip
     if method == "ring":
-        if dropout_p:
-            raise RangeError(
-                f"got dropout_p={dropout_p} for method='ring', which computes weights again in the backward pass",
-                "method='gather', or dropout_p=0.0",
-            )
         y, lse = ring_attention(Ring(mesh.get_group()), q, k, v, positions, everyone, options)
         if sinks is not None:
             y, lse = merge([(y, lse), (torch.zeros_like(y), sinks.to(lse)[None, :, None].expand_as(lse))])
@@ -156,10 +151,8 @@ def gather_positions(positions: Positions, *, group: Group = None) -> Positions:
     if len(axes) > 1:
         return Positions.of(torch.stack(axes, dim=-1), document, order=order)
     (index,) = axes
-    if readable(index) and not bool(document.any()) and index.numel():
-        first = int(index[0, 0])
-        if first >= 0 and torch.equal(index, torch.arange(first, first + index.shape[1]).expand_as(index)):
-            return Positions.after(first, index.shape[1]).expand(len(index))
+    if readable(index) and not bool(document.any()) and index.numel() and _counts_on(index):
+        return Positions.after(int(index[0, 0]), index.shape[1]).expand(len(index))
     return Positions.of(index, document, order=None if positions.order_or_none is None else order)
 
 
@@ -176,28 +169,23 @@ def head_slice(num_heads: int, *, group: Group = None) -> slice:
     """
     mesh = _mesh(group, torch.device("cpu"))
     num_heads = whole("num_heads", num_heads, 1, remedy="the number of query heads")
-    _require_divisible(num_heads, mesh.size())
-    here = num_heads // mesh.size()
-    return slice(mesh.get_local_rank() * here, (mesh.get_local_rank() + 1) * here)
-
-
-# ---------------------------------------------------------------------- the ranks
+    if num_heads % mesh.size():
+        got = f"got {num_heads} heads for method='ulysses' on {mesh.size()} ranks, expected a multiple"
+        raise ShapeError(got, "method='ring', which cuts no heads")
+    here, rank = num_heads // mesh.size(), mesh.get_local_rank()
+    return slice(rank * here, (rank + 1) * here)
 
 
 def _mesh(group: Group, device: torch.device) -> DeviceMesh:
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
-            raise ShapeError(
-                f"got a mesh of {group.ndim} dimensions, a row is spread over one",
-                "the part for context parallelism, mesh['cp']",
-            )
+            got = f"got a mesh of {group.ndim} dimensions, a row is spread over one"
+            raise ShapeError(got, "the part for context parallelism, mesh['cp']")
         return group
     group = dist.group.WORLD if group is None and dist.is_initialized() else group
     if not isinstance(group, ProcessGroup):
-        raise LocantError(
-            f"got {shown(group)} for group, expected one that torch.distributed has initialised, or a mesh",
-            "torchrun, and torch.distributed.init_process_group()",
-        )
+        got = f"got {shown(group)} for group, expected one that torch.distributed has initialised, or a mesh"
+        raise LocantError(got, "torchrun, and torch.distributed.init_process_group()")
     return DeviceMesh.from_group(group, device.type)
 
 
@@ -207,32 +195,28 @@ def _moved(x: Tensor, mesh: DeviceMesh, source: Placement, target: Placement) ->
     return whole.to_local(grad_placements=[Partial() if target == Replicate() else target])
 
 
-# ---------------------------------------------------------------------- positions
-
-
 def _require_all_tokens(everyone: Positions, positions: Positions, mesh: DeviceMesh) -> None:
     """Raise unless these are the positions of all ranks, in their order, as far as this rank's own tell."""
     require_positions(everyone)
     n, first = positions.seq_len, mesh.get_local_rank() * positions.seq_len
-    known, rows = readable(positions.index) and readable(everyone.index), max(positions.batch, everyone.batch)
+    rows, is_readable = max(positions.batch, everyone.batch), readable(positions.index) and readable(everyone.index)
     own = everyone.slice(first, first + n).expand(rows)
-    if everyone.seq_len != n * mesh.size() or (known and own != positions.expand(rows)):
-        raise ShapeError(
-            f"got {everyone} for k_positions, expected those of {mesh.size()} ranks with {n} each, in their order",
-            "k_positions=locant.parallel.gather_positions(positions, group=group)",
-        )
+    if everyone.seq_len != n * mesh.size() or (is_readable and own != positions.expand(rows)):
+        got = f"got {everyone} for k_positions, expected those of {mesh.size()} ranks with {n} each, in their order"
+        raise ShapeError(got, "k_positions=locant.parallel.gather_positions(positions, group=group)")
 
 
-def _require_all_keys(encoding: PositionEncoding | None, method: Method) -> None:
+def _require_method(method: Method, encoding: PositionEncoding | None, reads: bool, dropout_p: Real) -> None:
+    """Raise where the method cannot compute what is asked for; `reads`: the bias is made from hidden states."""
+    name = type(encoding).__name__
     if method == "ring" and encoding is not None and encoding.needs_all_keys:
-        name = type(encoding).__name__
         got = f"got {name} with method='ring', which shows a query one shard of the keys at a time; {name} needs all"
         raise LocantError(got, "method='gather', or method='ulysses'")
-
-
-def _require_whole_heads(encoding: PositionEncoding, method: Method) -> None:
-    if method == "ulysses":
-        got = f"got {type(encoding).__name__} with method='ulysses', whose ranks need what others read for other heads"
+    if method == "ring" and dropout_p:
+        got = f"got dropout_p={dropout_p} for method='ring', which computes weights again in the backward pass"
+        raise RangeError(got, "method='gather', or dropout_p=0.0")
+    if method == "ulysses" and reads:
+        got = f"got {name} with method='ulysses', whose ranks need what others read for other heads"
         raise LocantError(got, "method='gather', or method='ring'")
 
 
@@ -280,15 +264,11 @@ def _require_own_tokens(document: Tensor, order: Tensor, world: int) -> None:
         return
     if bool(again.any()):
         row, place = again.nonzero()[0].tolist()
-        slot = int(slots[row, place])
-        raise RangeError(
-            f"{message}: position {int(order[row, slot])} of document {int(document[row, slot])} is on ranks "
-            f"{int(rank[slot])} and {int(rank[slots[row, place + 1]])}",
-            "positions=whole_row.shard(rank, world), with Positions.arange(length_of_the_row) for one document",
-        )
-
-
-# ---------------------------------------------------------------------- heads over ranks
+        slot, other = slots[row, place : place + 2].tolist()
+        token = f"position {int(order[row, slot])} of document {int(document[row, slot])}"
+        got = f"{message}: {token} is on ranks {int(rank[slot])} and {int(rank[other])}"
+        remedy = "positions=whole_row.shard(rank, world), with Positions.arange(length_of_the_row) for one document"
+        raise RangeError(got, remedy)
 
 
 def _by_heads(
@@ -298,27 +278,19 @@ def _by_heads(
     """Every rank computes a part of the heads, over tokens in the order of the row where that allows fast paths."""
     mine = head_slice(q.shape[1], group=mesh)
     options = {**options, "encoding": _of_heads(options["encoding"], q.shape[1], mine)}
-    more = mesh.size() // math.gcd(k.shape[1], mesh.size())  # ranks without a key head of their own get a copy
-    k, v = (x if more == 1 else x.repeat_interleave(more, dim=1) for x in (k, v))
+    copies = mesh.size() // math.gcd(k.shape[1], mesh.size())  # for ranks without a key head of their own
+    k, v = (x if copies == 1 else x.repeat_interleave(copies, dim=1) for x in (k, v))
     q, k, v = (_moved(x, mesh, SEQUENCE, HEADS) for x in (q, k, v))
     row, slots = _in_row_order(everyone)
     if slots is not None:
         q, k, v = (x[:, :, slots] for x in (q, k, v))
-    found = attend_here(q, k, v, positions=row, sinks=None if sinks is None else sinks[mine], **options)
-    outputs = found if isinstance(found, tuple) else (found,)
+    result = attend_here(q, k, v, positions=row, sinks=None if sinks is None else sinks[mine], **options)
+    outputs = result if isinstance(result, tuple) else (result,)
     if slots is not None:
         back = slots.argsort()
         outputs = tuple(x[:, :, back] for x in outputs)
     outputs = tuple(_moved(x, mesh, HEADS, SEQUENCE) for x in outputs)
-    return outputs if isinstance(found, tuple) else outputs[0]
-
-
-def _require_divisible(num_heads: int, world: int) -> None:
-    if num_heads % world:
-        raise ShapeError(
-            f"got {num_heads} heads for method='ulysses' on {world} ranks, expected a multiple",
-            "method='ring', which cuts no heads",
-        )
+    return outputs if isinstance(result, tuple) else outputs[0]
 
 
 class HeadsOf(PositionEncoding):
@@ -342,10 +314,9 @@ def _of_heads(encoding: PositionEncoding | None, num_heads: int, mine: slice) ->
     first = 0 if len(heads) == num_heads else mine.start
     is_theirs = heads.mine.step != 1 or (heads.mine.start - first) % num_heads == 0
     if heads.num_heads < num_heads or len(heads) not in (num_heads, here) or not is_theirs:
-        raise ShapeError(
-            f"got {type(encoding).__name__}({heads}) for heads {mine.start} to {mine.stop - 1} of {num_heads}",
-            f"an encoding of all {num_heads} heads, or head_slice=locant.parallel.head_slice({num_heads}, group=group)",
-        )
+        got = f"got {type(encoding).__name__}({heads}) for heads {mine.start} to {mine.stop - 1} of {num_heads}"
+        remedy = f"head_slice=locant.parallel.head_slice({num_heads}, group=group)"
+        raise ShapeError(got, f"an encoding of all {num_heads} heads, or {remedy}")
     return encoding if len(heads) == here else HeadsOf(encoding, mine)
 
 
@@ -357,7 +328,12 @@ def _in_row_order(everyone: Positions) -> tuple[Positions, Tensor | None]:
     if not readable(index) or len(index) > 1 or not index.numel() or bool((document != document[0, 0]).any()):
         return everyone, None
     row, slots = index[0].sort()
-    first = int(row[0])
-    if int(document[0, 0]) == PADDING or first < 0 or not torch.equal(row, torch.arange(first, first + len(row))):
+    if int(document[0, 0]) == PADDING or not _counts_on(row[None]):
         return everyone, None
-    return Positions.after(first, len(row)), slots
+    return Positions.after(int(row[0]), len(row)), slots
+
+
+def _counts_on(index: Int[Tensor, "batch seq"]) -> bool:
+    """Whether all rows count one by one, from one index that is not negative."""
+    first = int(index[0, 0])
+    return first >= 0 and torch.equal(index, torch.arange(first, first + index.shape[1]).expand_as(index))

@@ -81,9 +81,9 @@ class Call:
     @property
     def learned(self) -> list[Tensor]:
         """Parameters, and what was read of hidden states, of which every rank has that of all keys."""
-        encoding = self.options["encoding"]
-        read = [x for x in (self.positions.read.of_query, self.everyone.read.of_key) if x is not None]
-        return [x for x in (*read, *(() if encoding is None else encoding.parameters())) if x.requires_grad]
+        encoding, read = self.options["encoding"], (self.positions.read.of_query, self.everyone.read.of_key)
+        parameters = () if encoding is None else encoding.parameters()
+        return [x for x in (*read, *parameters) if x is not None and x.requires_grad]
 
     def detached(self) -> Call:
         """The same call, in which what was read is a leaf: queries and keys may have been read together."""
@@ -102,8 +102,7 @@ class Call:
     def part(self, q: Tensor, k: Tensor, v: Tensor, owner: int) -> tuple[Tensor, Tensor]:
         """The output over the keys of one shard, and its log-sum-exp."""
         where = {"positions": self.positions, "k_positions": self.shard(owner)}
-        y, lse = attend(q, k, v, return_lse=True, **where, **self.options)
-        return y, lse
+        return attend(q, k, v, return_lse=True, **where, **self.options)
 
 
 def ring_attention(

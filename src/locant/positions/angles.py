@@ -9,9 +9,8 @@ The tables hold float64 values whose angles were reduced in 96-bit fixed point, 
 float32 result (3e-8). The last byte is signed. Bytes known to be zero are skipped: T[0] is exactly 1. Where a device
 has no float64, each number is the sum of two of float32: of four million results one had another last bit.
 
-Cost: 16 KiB of tables per pair (1 MiB for a 128-dimensional head), made in a few milliseconds, and once for all layers
-with the same frequencies; two row look-ups and four products per angle below 65 536, up to twice that above. Nothing
-grows with the length of the sequence.
+Cost: 16 KiB of tables per pair, made in a few milliseconds, once for all layers with the same frequencies; two row
+look-ups and four products per angle below 65 536, up to twice that above. Nothing grows with the sequence.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.arguments import one_of
-from locant.kernels.rotary.reference import Tables, cos_sin
-from locant.kernels.rotary.two_floats import two_floats
+from locant.kernels.rotary.reference import Tables, cos_sin, two_floats
 from locant.kernels.transforms import is_watched
 from locant.positions.constant import Constant
 from locant.positions.frequencies import PRECISION, TWO_PI
@@ -80,10 +78,7 @@ class Angles:
         min_index: int | None = 0,
         dtype: torch.dtype = torch.float32,
     ) -> tuple[Float[Tensor, "*tokens pairs"], Float[Tensor, "*tokens pairs"]]:
-        """The cosine and sine of every index times every frequency, in float32 or float64.
-
-        Bounds that are known on the host, `max_index` and `min_index`, save work and change no bit.
-        """
+        """The cosine and sine of every index times every frequency; bounds save work and change no bit."""
         return cos_sin(index, self.tables(index.device, max_index, min_index), dtype)
 
     def tables(
@@ -112,7 +107,6 @@ def _num_bytes(min_index: int | None, max_index: int | None) -> int:
 
 
 _TABLES: WeakValueDictionary[tuple[Decimal, ...], Constant] = WeakValueDictionary()
-"""Those of all layers that there are, by their frequencies."""
 
 
 def _exact_table(frequencies: tuple[Decimal, ...]) -> Constant:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from locant.arguments import shape_error, whole
@@ -97,11 +97,7 @@ class PositionEncoding(nn.Module):
         x = encoding.embed(x, positions)                     # once, after the token embedding
         q, k = encoding.rotate(q, k, positions)              # in every layer, before the KV cache
         y = attend(q, k, v, encoding=encoding, positions=positions)
-
-    and where the rotated key is the value, too::
-
-        y = attend(q, k, k, encoding=encoding, positions=positions)
-        y = encoding.unrotate(y, positions)
+        y = encoding.unrotate(y, positions)                  # where values are rotated, as keys are
 
     .. math:: b_{ij} = 0
 
@@ -188,14 +184,14 @@ class PositionEncoding(nn.Module):
 
         Overridden where the constructor requires something else than sizes of a `ModelShape`.
         """
-        known: dict[str, Any] = {size: getattr(shape, size) for size in cls.sizes() if hasattr(shape, size)}
-        if "num_heads" in known and "bias" not in cls.doors():  # what turns queries and keys counts the heads of keys
-            known["num_heads"] = shape.num_kv_heads or shape.num_heads
-        known |= options
-        if foreign := [size for size in cls.sizes() if size not in known]:
+        sizes: dict[str, Any] = {size: getattr(shape, size) for size in cls.sizes() if hasattr(shape, size)}
+        if "num_heads" in sizes and "bias" not in cls.doors():  # what turns queries and keys counts the heads of keys
+            sizes["num_heads"] = shape.num_kv_heads or shape.num_heads
+        sizes |= options
+        if foreign := [size for size in cls.sizes() if size not in sizes]:
             got = f"got {cls.__name__}, which requires {' and '.join(foreign)}: no size of a model"
             raise LocantError(got, "a default for it, or a classmethod for_model(cls, shape, **options)")
-        return build(cls, known)
+        return build(cls, sizes)
 
     def forward(
         self, x: Float[Tensor, "batch seq d_model"], positions: Positions | None = None
@@ -215,6 +211,15 @@ class PositionEncoding(nn.Module):
     def embed(self, x: Float[Tensor, "batch seq d_model"], positions: Positions) -> Float[Tensor, "batch seq d_model"]:
         """Token embeddings with position added."""
         return x
+
+    def added_rows(
+        self, positions: Positions, num_tokens: int, dtype: torch.dtype
+    ) -> tuple[Int[Tensor, "#batch seq"] | None, Float[Tensor, "rows d_model"] | None]:
+        """Which row of which table `embed` adds to each of `num_tokens` tokens, for an input embedding in one pass.
+
+        Not inherited: a subclass without it is called like any other. `dtype` is that of rows that are computed.
+        """
+        return None, None
 
     def rotate(
         self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
@@ -238,8 +243,8 @@ class PositionEncoding(nn.Module):
         """The output of attention over rotated values, turned back by the positions of its queries.
 
         Rotated values are the rotated keys themselves (DeepSeek-V4), or values rotated as the keys are (GTA, Miyato
-        et al. 2023, arXiv 2310.10375). Turned back, what a key contributes depends on its distance to the query, and
-        no longer on where it stands. Where values are not rotated, it is not called.
+        et al. 2023, arXiv 2310.10375). Turned back, what a key contributes depends on its distance to the query. Where
+        values are not rotated, it is not called.
         """
         return y
 
@@ -261,10 +266,10 @@ class PositionEncoding(nn.Module):
         A subclass overrides this where what is read of a token depends on tokens before it, which other ranks have.
 
         Args:
-            queries: what was read of this rank's tokens, as queries.
-            keys: what every rank has read of its tokens, as keys, in the order of the ranks.
-            everyone: where they stand.
-            rank, ranks: this one, and how many there are; their parts are equal.
+            queries: what this rank has read of its tokens, as queries.
+            keys: what all ranks have read of theirs, as keys, one equal part after another.
+            everyone: where these stand.
+            rank, ranks: this one, and how many there are.
         """
         return queries, keys
 
@@ -387,7 +392,7 @@ def require_tokens(
 
 
 def require_embeddings(owner: PositionEncoding, x: Tensor, positions: Positions, d_model: int) -> None:
-    """Raise unless token embeddings and positions of one axis fit each other and an encoding that is added to them."""
+    """The same of tokens of a text, whose positions have one axis."""
     require_width(owner, x, positions, d_model)
     positions.require_single_axis(type(owner).__name__)
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from locant.arguments import MAX_INT32, entries, shape_error, shown, whole
-from locant.errors import RangeError, ShapeError
-from locant.tensors import readable
+from locant.errors import LocantError, RangeError, ShapeError
+from locant.tensors import has_values, readable
 
-__all__ = ["index_bound", "integers", "known_device", "padding_mask", "row_of", "rows_of", "token_count"]
+__all__ = [
+    "index_bound", "index_of", "integers", "known_device", "lengths_of", "on_device", "padding_mask", "require_bounds",
+    "require_index", "row_of", "rows_of", "token_count",
+]  # fmt: skip
+
+AXES = "(batch, seq) or (batch, seq, axes)"
 
 
 def token_count(name: str, value: Any, remedy: str = "a length in tokens") -> int:
@@ -37,6 +43,29 @@ def known_device(value: Any) -> torch.device | None:
         raise RangeError(f"got {shown(value)} for device, expected a device of torch", "device='cpu'") from error
 
 
+def on_device(device: Any, *arrays: np.ndarray) -> tuple[Tensor, ...]:
+    """Arrays as tensors on this device."""
+    return tuple(torch.from_numpy(array).to(known_device(device) or "cpu") for array in arrays)
+
+
+def require_bounds(*bounds: int | None) -> None:
+    """Raise where positions with these bounds do not fit 32 bits."""
+    for bound in bounds:
+        if bound is not None and abs(bound) > MAX_INT32:
+            got = f"got position {bound}, expected at most 2**31 - 1 = {MAX_INT32} in size"
+            raise RangeError(got, "Positions.packed(lengths), which counts each document from 0")
+
+
+def require_index(index: object) -> None:
+    """Raise where what a caller gave to `Positions` itself is no index of tokens."""
+    if isinstance(index, Tensor):
+        if index.ndim not in (2, 3) and has_values(index):
+            raise shape_error("index", index, AXES, "Positions.of(index)")
+    elif type(index) in (int, float, str, list, tuple, range, np.ndarray):
+        remedy = f"Positions.arange({index})" if type(index) is int else "Positions.of(index)"
+        raise LocantError(f"got {shown(index)} for the index of Positions, expected a tensor", remedy)
+
+
 def rows_of(name: str, lengths: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
     """One list per row, from a list per row or the list of the only row."""
     rows = entries(name, lengths, "[5, 3], or [[5, 3], [8]]")
@@ -56,6 +85,23 @@ def integers(name: str, value: object, device: torch.device | str | None = None)
     if tensor.dtype == torch.uint64 and readable(tensor) and bool((tensor.long() < 0).any()):
         raise RangeError(f"got {name} of 2**63 or more, expected {MAX_INT32} at most", "counting from 0")
     return tensor.long()
+
+
+def index_of(value: object) -> Int[Tensor, "batch seq"] | Int[Tensor, "batch seq axes"]:
+    """An index in memory of its own: the caller may write into its tensor later. One axis is never written."""
+    index = integers("index", value).clone()
+    index = index[None] if index.ndim == 1 else index
+    if index.ndim not in (2, 3):
+        raise shape_error("index", index, AXES, "Positions.of([[0, 1, 2]])")
+    return index.squeeze(2) if index.ndim == 3 and index.shape[2] == 1 else index
+
+
+def lengths_of(name: str, value: object, device: torch.device | None) -> Int[Tensor, " batch"]:
+    """A length for every row."""
+    lengths = integers(name, value, device)
+    if lengths.ndim != 1:
+        raise shape_error(name, lengths, "(batch,), one number per row", f"{name}[:, 0]")
+    return lengths
 
 
 def row_of(name: str, value: object, index: Tensor) -> Int[Tensor, "batch seq"] | None:

@@ -2,10 +2,8 @@
 
 Angle tables, ALiBi's slopes and T5's buckets follow from the configuration alone. As buffers they would be cast by
 ``.half()``, shared by DDP, sharded by FSDP, left uninitialised by ``to_empty`` and expected in checkpoints; each of
-these has broken released models. A `Constant` is none of that: a CPU tensor made once, and a copy per device.
-
-A graph that was compiled takes the copy as an input. Were it made inside of the graph, every call would copy it from
-the host again, and CUDA graphs would be skipped.
+these has broken released models. A `Constant` is a CPU tensor made once, and a copy per device, which a compiled graph
+takes as an input: made inside of the graph, every call would copy it again, and CUDA graphs would be skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from locant.tensors import has_float64
 __all__ = ["Constant"]
 
 CONSTANTS: WeakSet[Constant] = WeakSet()
-"""All that there are."""
 
 
 class Constant:
@@ -71,7 +68,7 @@ class Constant:
 
 
 def copy_all(device: torch.device) -> bool:
-    """Copy every constant to this device, so that one graph serves all layers: it is compiled for these or those."""
+    """Copy every constant to this device, so that one graph serves all layers."""
     for constant in list(CONSTANTS):
         if constant.dtype == torch.float64 and not has_float64(device):
             continue

@@ -65,12 +65,8 @@ class DistanceBias(PositionEncoding):
     def operands(self, q: Tensor, largest: int | None) -> dict[str, Any]:
         """What `of_distance` gets by name, made once per call: constants on the device of `q`, parameters in float32.
 
-        Only where it matters: a copy from another device inside the score function would end a CUDA graph.
-
-        Args:
-            q: the queries, or some of them.
-            largest: no two tokens are farther apart than this; ``None`` where that is unknown, or where there are
-                more such distances than pairs.
+        A copy from another device inside the score function would end a CUDA graph. No two tokens are farther apart
+        than `largest`; ``None`` where that is unknown, or where there are more such distances than pairs.
         """
         return {}
 

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from locant.arguments import MAX_INT32, whole
 from locant.errors import RangeError, ShapeError
+from locant.positions.checks import token_count
 from locant.tensors import bounds
 
 __all__ = [
-    "PADDING", "MaskMod", "cu_seqlens", "is_allowed", "joined_orders", "pack", "require_documents", "shard_slots",
-    "window_of",
+    "PADDING", "MaskMod", "cu_seqlens", "document_or_none", "is_allowed", "pack", "require_documents", "row_width",
+    "shard_slots", "window_of",
 ]  # fmt: skip
 
 PADDING = -1
@@ -55,14 +56,20 @@ def require_documents(document: Int[Tensor, "batch seq"]) -> None:
             raise RangeError(f"got document {number}, expected 0 to {MAX_INT32}, or -1 for padding", "0, 1, 2, ...")
 
 
-def pack(
-    rows: Sequence[Sequence[int]], width: int | None
-) -> tuple[Int[np.ndarray, "rows width"], Int[np.ndarray, "rows width"]]:
-    """The index and document of every slot of rows made of documents of these lengths, padded to `width`."""
-    longest = max((sum(row) for row in rows), default=0)
-    width = longest if width is None else width
+def row_width(what: str, lengths: Sequence[int], length: Any) -> int:
+    """How long rows that hold so many tokens are; `length` is what the caller wants."""
+    longest = max([0, *lengths])
+    width = longest if length is None else token_count("length", length)
     if width < longest:
-        raise ShapeError(f"got documents of {longest} tokens for a row of {width}", f"length={longest}")
+        raise ShapeError(f"got {what} of {longest} tokens for a row of {width}", f"length={longest}")
+    return width
+
+
+def pack(
+    rows: Sequence[Sequence[int]], length: Any
+) -> tuple[Int[np.ndarray, "rows width"], Int[np.ndarray, "rows width"]]:
+    """The index and document of every slot of rows made of documents of these lengths, padded to `length`."""
+    width = row_width("documents", [sum(row) for row in rows], length)
     index = np.zeros((len(rows), width), dtype=np.int64)
     document = np.full((len(rows), width), PADDING, dtype=np.int64)
     for i, row in enumerate(rows):
@@ -73,14 +80,9 @@ def pack(
     return index, document
 
 
-def joined_orders(parts: Sequence[Int[Tensor, "batch _"]]) -> Int[Tensor, "batch seq"]:
-    """The orders of several parts as one: a part whose order begins at 0 goes on where the parts before it ended."""
-    joined = parts[0]
-    for order in parts[1:]:
-        if joined.shape[1] and order.shape[1]:
-            order = order + torch.where(order.amin(1) == 0, joined.amax(1) + 1, 0)[:, None]
-        joined = torch.cat([joined, order], dim=1)
-    return joined
+def document_or_none(document: Int[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"] | None:
+    """``None`` where all tokens belong to the first document."""
+    return document if bool((document != 0).any()) else None
 
 
 def cu_seqlens(document: Int[Tensor, "batch seq"]) -> Int[Tensor, " documents_plus_1"]:

@@ -1,7 +1,4 @@
-"""Inverse frequencies, made in decimals of 50 digits: a rounded one, times a far position, is a wrong angle.
-
-Costs about 20 microseconds a frequency, once for a width and a base.
-"""
+"""Inverse frequencies, made in decimals of 50 digits: a rounded one, times a far position, is a wrong angle."""
 
 from __future__ import annotations
 
@@ -18,8 +15,6 @@ MAX_DIM = 2**18
 """The most dimensions that have angles: their tables take 2 GiB, and several times that while they are made."""
 
 PRECISION = decimal.Context(prec=50)
-"""The arithmetic in which frequencies are computed."""
-
 TWO_PI = Decimal("6.28318530717958647692528676655900576839433879875021164195")
 
 

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from locant.arguments import MAX_INT32, flag, shape_error, whole
+from locant.arguments import flag, shape_error, whole
 from locant.errors import RangeError
 from locant.positions.checks import integers, known_device, rows_of
-from locant.positions.documents import PADDING
+from locant.positions.documents import PADDING, document_or_none
 from locant.positions.positions import Device, Numbers, Positions, require_positions
 
 __all__ = ["abacus", "coupled", "randomized"]
@@ -38,8 +38,8 @@ def randomized(
     >>> randomized(4, 100, seed=3).index
     tensor([[ 8, 17, 23, 78]])
     """
-    whole_row = isinstance(lengths, (int, np.integer)) and not isinstance(lengths, bool)
-    counted = Positions.packed([lengths] if whole_row else lengths, length=length)  # type: ignore[list-item]
+    one_document = isinstance(lengths, (int, np.integer)) and not isinstance(lengths, bool)
+    counted = Positions.packed([lengths] if one_document else lengths, length=length)  # type: ignore[list-item]
     seed, index = whole("seed", seed, 0, 2**62, remedy="seed=0"), counted.index.clone()
     max_seq_len = whole("max_seq_len", max_seq_len, 1, remedy="a length beyond all that will be seen")
     for row, documents in enumerate(counted.document):
@@ -47,8 +47,7 @@ def randomized(
             tokens = documents == number
             if number != PADDING:
                 index[row, tokens] = _drawn(int(tokens.sum()), max_seq_len, [seed, row, number])
-    document = counted.document if bool((counted.document != 0).any()) else None
-    positions = Positions.checked(index, document, counted.index, 0, max_seq_len - 1)
+    positions = Positions.checked(index, document_or_none(counted.document), counted.index, 0, max_seq_len - 1)
     return positions.to(known_device(device) or "cpu")
 
 
@@ -107,9 +106,8 @@ def coupled(
     index = torch.zeros_like(counted.index)
     for place, row in enumerate(rows):
         index[place, : len(row)] = torch.tensor(row, dtype=torch.int64)
-    document = counted.document if bool((counted.document != 0).any()) else None
     largest = max((max(row) for row in rows if row), default=0)
-    positions = Positions.checked(index, document, counted.index, 0, largest)
+    positions = Positions.checked(index, document_or_none(counted.document), counted.index, 0, largest)
     return positions.to(known_device(device) or "cpu")
 
 
@@ -139,11 +137,9 @@ def _coupled_number(digits: Sequence[int], start: int, reverse: bool) -> list[in
     The most significant digit of the longest operand is at ``start + 1``, units are together, signs one behind them.
     """
     units = start + max(digits[:-1] or digits)
-    low = units - max(digits) + 1
-    if low < 0:
+    if units - max(digits) + 1 < 0:
         raise RangeError(f"got start={start}, from which a number of {max(digits)} digits reaches below 0", "start=1")
-    whole("the last index from start", units + 1, 0, MAX_INT32, remedy="start=1")
-    rows = [[*range(units - count + 1, units + 1)] for count in digits]
-    *operands, result = rows
+    whole("the last index from start", units + 1, 0, remedy="start=1")
+    *operands, result = ([*range(units - count + 1, units + 1)] for count in digits)
     signed = [place for operand in operands for place in (*operand, units + 1)]
     return [*signed, *(reversed(result) if reverse else result)]

@@ -65,10 +65,10 @@ def rows_of_grids(grids: Any, prefix: Any) -> list[list[Grid]]:
     rows = rows if nested else [rows]
     if not any(rows) or (nested and len(nested) < len(rows)):
         raise ShapeError(f"got {shown(grids)} for grids, expected (height, width) of each, or a list per row", remedy)
-    found = [[grid_of(entries("one of grids", sizes, remedy), prefix) for sizes in row] for row in rows]
-    if len(numbers := {len(grid.sizes) for grid in itertools.chain(*found)}) > 1:
+    checked = [[grid_of(entries("one of grids", sizes, remedy), prefix) for sizes in row] for row in rows]
+    if len(numbers := {len(grid.sizes) for grid in itertools.chain(*checked)}) > 1:
         raise ShapeError(f"got grids of {sorted(numbers)} axes, expected the same number", remedy)
-    return found
+    return checked
 
 
 def cells(grids: Sequence[Grid], device: Device = None) -> Int[Tensor, "places axes"]:
@@ -77,41 +77,37 @@ def cells(grids: Sequence[Grid], device: Device = None) -> Int[Tensor, "places a
     >>> cells([Grid((1, 2), prefix=1)]).tolist()
     [[-1, -1], [0, 0], [0, 1]]
     """
-    return torch.cat([_laid_out(_counted(grid, device), grid.prefix, -1) for grid in grids])
+    return torch.cat([_laid_out(grid, device, of_prefix=-1) for grid in grids])
 
 
-def indices(grids: Sequence[Grid], centred: bool, device: Device = None) -> tuple[Int[Tensor, "places axes"], int]:
+def _indices(grids: Sequence[Grid], centred: bool, device: Device) -> tuple[Int[Tensor, "places axes"], int]:
     """The index at each place, 0 on all axes of a prefix token, and the denominator that it is over."""
     if not centred:
-        return torch.cat([_laid_out(_counted(grid, device), grid.prefix, 0) for grid in grids]), 1
+        return torch.cat([_laid_out(grid, device) for grid in grids]), 1
     sides = {max(size, 1) for grid in grids for size in grid.sizes}
     if (over := math.lcm(*sides)) > MAX_INT32:
         got = f"got centred grids of sides {shown(sorted(sides))}, whose least common multiple is past {MAX_INT32}"
         raise RangeError(got, "Positions.grid(height, width, centred=True) for one image at a time")
-    parts = []
-    for grid in grids:
-        axes = [(2 * axis + 1 - len(axis)) * (over // max(len(axis), 1)) for axis in _counted(grid, device)]
-        parts.append(_laid_out(axes, grid.prefix, 0))
-    return torch.cat(parts), over
+    return torch.cat([_laid_out(grid, device, over) for grid in grids]), over
 
 
-def _counted(grid: Grid, device: Device) -> list[Int[Tensor, " _"]]:
-    return [torch.arange(size, device=device) for size in grid.sizes]
-
-
-def _laid_out(axes: list[Int[Tensor, " _"]], prefix: int, of_prefix: int) -> Int[Tensor, "places axes"]:
+def _laid_out(grid: Grid, device: Device, over: int | None = None, of_prefix: int = 0) -> Int[Tensor, "places axes"]:
+    """The coordinates at each place: of the first corner of a cell, or in parts `over` of its middle, -1 .. 1."""
+    axes = [torch.arange(size, device=device) for size in grid.sizes]
+    if over is not None:
+        axes = [(2 * axis + 1 - len(axis)) * (over // max(len(axis), 1)) for axis in axes]
     inside = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).reshape(-1, len(axes))
-    return torch.cat([inside.new_full((prefix, len(axes)), of_prefix), inside]) if prefix else inside
+    return torch.cat([inside.new_full((grid.prefix, len(axes)), of_prefix), inside]) if grid.prefix else inside
 
 
-def pack_grids(rows: Sequence[Sequence[Grid]], width: int | None) -> tuple[tuple[Grid, ...], Slots, Slots, Slots]:
+def pack_grids(rows: Sequence[Sequence[Grid]], length: Any) -> tuple[tuple[Grid, ...], Slots, Slots, Slots]:
     """The different grids in these rows, and the place, order and document of every slot.
 
     Each grid is a document; padding is at place 0.
     """
     grids = tuple(dict.fromkeys(itertools.chain(*rows)))
     begins = dict(zip(grids, itertools.accumulate((grid.num_tokens for grid in grids), initial=0), strict=False))
-    order, document = pack([[grid.num_tokens for grid in row] for row in rows], width)
+    order, document = pack([[grid.num_tokens for grid in row] for row in rows], length)
     place = order.copy()
     for number, row in enumerate(rows):
         place[number] += np.array([*(begins[grid] for grid in row), 0])[document[number]]  # the last is that of -1
@@ -126,7 +122,7 @@ def fields_of_grids(
     document: Int[Tensor, "rows width"] | None,
 ) -> dict[str, Any]:
     """The fields of `Positions` of tokens at these places, in their order."""
-    index, denominator = indices(grids, centred, place.device)
+    index, denominator = _indices(grids, centred, place.device)
     index = index[place]
     largest = max([0, *(size - 1 for grid in grids for size in grid.sizes)])
     low, high = (-denominator, denominator) if centred else (0, largest)
@@ -150,11 +146,11 @@ def joined_places(
 
     Parts of the same grids are parts of the same images, or others of the same sizes: their places stay.
     """
-    known = [place for place in places if place is not None]
-    if not known or len(known) < len(places):
+    shifted = [place for place in places if place is not None]
+    if not shifted or len(shifted) < len(places):
         return (), None
-    if len({*grids}) > 1:
-        before = itertools.accumulate((sum(grid.num_tokens for grid in each) for each in grids), initial=0)
-        known = [place + first for place, first in zip(known, before, strict=False)]
-        return tuple(itertools.chain(*grids)), torch.cat(known, dim=1)
-    return grids[0], torch.cat(known, dim=1)
+    if len({*grids}) == 1:
+        return grids[0], torch.cat(shifted, dim=1)
+    before = itertools.accumulate((sum(grid.num_tokens for grid in each) for each in grids), initial=0)
+    shifted = [place + first for place, first in zip(shifted, before, strict=False)]
+    return tuple(itertools.chain(*grids)), torch.cat(shifted, dim=1)

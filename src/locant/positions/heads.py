@@ -1,7 +1,6 @@
 """Which heads a module holds: all of them, or the share of one rank under tensor parallelism.
 
-An encoding with anything per head draws its parameters for all heads, and keeps those that it holds: ranks with one
-seed hold slices of one and the same model.
+Parameters are drawn for all heads, and kept of those that it holds: ranks with one seed hold slices of one model.
 """
 
 from __future__ import annotations
@@ -28,11 +27,7 @@ def heads_of(num_heads: Any) -> int:
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of a model, and those that live here.
-
-    >>> Heads.of(8, slice(2, 4))
-    Heads(num_heads=8, mine=range(2, 4))
-    """
+    """The heads of a model, and those that live here."""
 
     num_heads: int
     mine: range

@@ -1,8 +1,7 @@
 """`HiddenBias`: the base of encodings whose bias follows from the hidden states of the tokens.
 
 What such an encoding has to know of a token is read once, by `read`, and goes with its position: into the cache, into
-a slice, to another rank. So the bias of a query and a key is a function of two tokens, as any other, and nothing the
-size of ``query x key`` is kept.
+a slice, to another rank. So nothing the size of ``query x key`` is kept.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from locant.errors import LocantError
 from locant.kernels.transforms import is_transforming
 from locant.positions.base import Keys, PositionEncoding, Queries, bias_dtype, require_embeddings, require_tokens
 from locant.positions.documents import PADDING
+from locant.positions.fields import Read
 from locant.positions.heads import Heads
 from locant.positions.pairs import exact_dot
 from locant.positions.positions import Positions
-from locant.positions.pytree import Read
 from locant.positions.score_bias import Pairwise, ScoreBias
 
 __all__ = ["HiddenBias", "OfTokens", "projected"]
@@ -75,24 +74,16 @@ class HiddenBias(PositionEncoding):
     ) -> OfTokens:
         """What is read of every token, as a query and as a key: a subclass writes this.
 
-        What is read for keys is kept in the cache beside them, and has to be all that `past` is asked for.
-
-        Args:
-            x: zeros at padding.
-            positions: as many rows as `x` has.
-            past: of the cached tokens, with what was read of them; ``None`` where there are none.
+        What is read for keys is kept in the cache beside them, and has to be all that `past` is asked for: the cached
+        tokens, with what was read of them, or ``None``. `x` is zero at padding, and has as many rows as `positions`.
         """
         raise LocantError(f"{type(self).__name__} does not define of_hidden", "def of_hidden(self, x, positions, past)")
 
     def of_pair(self, queries: Tensor | None, keys: Tensor | None, head: Tensor) -> Tensor:
         """What is added to the score of every query and key: a subclass writes this, with plain operations of torch.
 
-        Attention asks for some heads, of some queries and keys, at a time.
-
-        Args:
-            queries: what was read of them, ``#batch heads query 1 *``.
-            keys: ``#batch heads 1 key *``.
-            head: which of those that are here, ``heads 1 1``.
+        Attention asks for some heads, of some queries and keys, at a time: what was read of queries is ``#batch heads
+        query 1 *``, of keys ``#batch heads 1 key *``, and `head`, which of those that are here, ``heads 1 1``.
         """
         raise LocantError(f"{type(self).__name__} does not define of_pair", "def of_pair(self, queries, keys, head)")
 
@@ -134,10 +125,8 @@ class HiddenBias(PositionEncoding):
         read = queries.read.of_query, keys.read.of_key
         for x in read:
             if x is not None and x.shape[2] != len(self.heads):
-                got = (
-                    f"got positions of which {x.shape[2]} heads were read, {type(self).__name__} has {len(self.heads)}"
-                )
-                raise LocantError(got, REMEDY)
+                had = f"{type(self).__name__} has {len(self.heads)}"
+                raise LocantError(f"got positions of which {x.shape[2]} heads were read, {had}", REMEDY)
         of_query, of_key = (None if x is None else x.transpose(1, 2)[:, heads or slice(None)] for x in read)
         return of_query, of_key
 
@@ -157,7 +146,7 @@ def projected(
 ) -> Float[Tensor, "batch seq out"]:
     """`exact_dot` of every token with every row: for some tokens at a time, and anew in the backward pass.
 
-    So what is held, and kept, is small beside the hidden states, which the projections of queries and keys keep anyway.
+    What is held is small beside the hidden states.
     """
     if torch.compiler.is_compiling() or is_transforming() or x.numel() <= AT_ONCE:
         return _product(x, weight, dtype)

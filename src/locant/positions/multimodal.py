@@ -16,19 +16,15 @@ from jaxtyping import Int
 
 from locant.arguments import MAX_INT32, Real, one_of, real, shown, whole
 from locant.errors import RangeError, ShapeError
-from locant.positions.checks import token_count
-from locant.positions.documents import PADDING
+from locant.positions.checks import on_device, token_count
+from locant.positions.documents import PADDING, document_or_none, row_width
 
-__all__ = ["GOES_ON", "Counting", "Parts", "Rows", "rows_of_parts"]
+__all__ = ["Counting", "Parts", "fields_of_parts"]
 
 Part = int | tuple[Real, ...]
 Parts = Sequence[Part] | Sequence[Sequence[Part]] | Sequence[Sequence[Sequence[Part]]]
 
 Sizes = int | tuple[int, int, int, np.float32 | int]
-Rows = tuple[Int[np.ndarray, "rows width 3"], Int[np.ndarray, "rows width"], Int[np.ndarray, "rows width"]]
-"""Index, document and order of every slot."""
-
-GOES_ON = ("largest", "sides")
 EXAMPLE = "Positions.multimodal([5, (1, 4, 6), 3])"
 
 
@@ -44,14 +40,14 @@ class Counting:
     def __post_init__(self) -> None:
         for name in ("merge", "merge_frames", "denominator"):
             object.__setattr__(self, name, whole(name, getattr(self, name), 1, remedy=f"{name}=1"))
-        one_of("goes_on", self.goes_on, GOES_ON)
+        one_of("goes_on", self.goes_on, ("largest", "sides"))
 
     def document(self, parts: Sequence[Any]) -> Int[np.ndarray, "tokens 3"]:
         """The index of every token of one document."""
         sizes = [self._sizes(part) for part in parts]
         starts = self._starts(sizes)  # which refuses what no array could hold
-        found = [self._indices(size) + start for size, start in zip(sizes, starts, strict=True)]
-        return np.concatenate([np.zeros((0, 3), dtype=np.int64), *found])
+        indices = [self._indices(size) + start for size, start in zip(sizes, starts, strict=True)]
+        return np.concatenate([np.zeros((0, 3), dtype=np.int64), *indices])
 
     def _starts(self, sizes: Sequence[Sizes]) -> list[int]:
         """The index at which each part begins; raises where there are more tokens, or larger indices, than allowed."""
@@ -65,10 +61,9 @@ class Counting:
             times = int(type(tick)(frames - 1) * tick) + self.denominator
             tokens, end = tokens + frames * rows * columns, max(end, start + max(sides, times))
             start += sides if self.goes_on == "sides" else max(sides, times)
-        if end > MAX_INT32:
-            raise RangeError(f"got parts that reach position {end}, expected 2**31 - 1 at most", "fewer parts")
-        if tokens > MAX_INT32:
-            raise RangeError(f"got parts of {tokens} tokens, expected 2**31 - 1 at most", "fewer parts")
+        for got, number in ((f"that reach position {end}", end), (f"of {tokens} tokens", tokens)):
+            if number > MAX_INT32:
+                raise RangeError(f"got parts {got}, expected 2**31 - 1 at most", "fewer parts")
         return starts
 
     def _sizes(self, part: Part) -> Sizes:
@@ -111,14 +106,11 @@ class Counting:
         return round(ticks)
 
 
-def rows_of_parts(parts: Any, counting: Counting, length: int | None, padding: str) -> Rows:
-    """The rows that a list of parts stands for: one document, several in one row, or several rows of them."""
+def fields_of_parts(parts: Any, counting: Counting, length: Any, padding: str, device: Any) -> dict[str, Any]:
+    """The fields of `Positions` of one document, of several in one row, or of several rows of them."""
     one_of("padding", padding, ("right", "left"))
     rows = [[counting.document(document) for document in row] for row in _nested(parts)]
-    longest = max((sum(map(len, row)) for row in rows), default=0)
-    width = longest if length is None else token_count("length", length)
-    if width < longest:
-        raise ShapeError(f"got parts of {longest} tokens for a row of {width}", f"length={longest}")
+    width = row_width("parts", [sum(map(len, row)) for row in rows], length)
     index = np.zeros((len(rows), width, 3), dtype=np.int64)
     document = np.full((len(rows), width), PADDING, dtype=np.int64)
     order = np.zeros((len(rows), width), dtype=np.int64)
@@ -128,7 +120,15 @@ def rows_of_parts(parts: Any, counting: Counting, length: int | None, padding: s
             slots = slice(first, first + len(one))
             index[place, slots], document[place, slots], order[place, slots] = one, number, np.arange(len(one))
             first += len(one)
-    return index, document, order
+    where, documents, orders = on_device(device, index, document, order)
+    return {
+        "index": where,
+        "document_or_none": document_or_none(documents),
+        "order_or_none": orders,
+        "min_index": 0,
+        "max_index": int(index.max(initial=0)),
+        "denominator": counting.denominator,
+    }
 
 
 def _nested(parts: Any) -> Iterator[list[Any]]:

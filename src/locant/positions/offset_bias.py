@@ -44,9 +44,9 @@ class Table(NamedTuple):
 class OffsetBias(PositionEncoding):
     """A bias by the rows and the columns between query and key, looked up in what a subclass gives as `tables`.
 
-    Positions have two axes, as those of `Positions.grid`. Those with one index stand in one row of the grid. Offsets
-    that the grid does not have are refused, as far as the host knows them. Prefix tokens have no offset: what is added
-    for them is nothing, unless a subclass says otherwise.
+    Positions have two axes, as those of `Positions.grid`, or one, for tokens in one row of the grid. Offsets that the
+    grid does not have are refused, as far as the host knows them. Nothing is added for prefix tokens, which have no
+    offset, unless a subclass says otherwise.
 
     Args:
         height, width: of the grid, or of a window of it, in tokens.
@@ -69,8 +69,8 @@ class OffsetBias(PositionEncoding):
         if "width" not in options and shape.max_seq_len > MAX_SIDE:
             got = f"got {cls.__name__} for a text of {shape.max_seq_len} tokens, and its tables have {MAX_SIDE} places"
             raise RangeError(got, "an encoding of texts, such as alibi")
-        known = {size: getattr(shape, size) for size in cls.sizes() if hasattr(shape, size)}
-        return build(cls, {**known, "height": 1, "width": shape.max_seq_len} | options)
+        sizes = {size: getattr(shape, size) for size in cls.sizes() if hasattr(shape, size)}
+        return build(cls, {**sizes, "height": 1, "width": shape.max_seq_len} | options)
 
     def tables(self, dtype: torch.dtype) -> Sequence[Table]:
         """What is added up for the offset of each query from each key, in this dtype: a subclass writes this."""
@@ -101,9 +101,9 @@ class OffsetBias(PositionEncoding):
         of_query, sources = q if self.of_products else None, (*self.parameters(), *self.buffers())
         return Lookup(q=q, queries=queries, keys=keys, sources=sources, make=make, of_query=of_query)
 
-    def _require(self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None) -> Positions:
-        """Raise unless queries, keys and positions fit each other and the grid; returns those of the keys."""
-        keys, name = positions if k_positions is None else k_positions, type(self).__name__
+    def _require(self, q: Tensor, k: Tensor, positions: Positions, keys: Positions) -> None:
+        """Raise unless queries, keys and positions fit each other and the grid."""
+        name = type(self).__name__
         for what, x, where in (("q", q, positions), ("k", k, keys)):
             require_heads(what, x, where, getattr(self, "head_dim", None))
             if where.axes > 2 or where.denominator != 1 or where.axes != keys.axes:
@@ -112,7 +112,6 @@ class OffsetBias(PositionEncoding):
                 raise ShapeError(got, "Positions.grid(height, width), for queries and keys")
         if not self._surely_holds(positions, keys) and has_values(positions.index) and has_values(keys.index):
             self._require_offsets(positions, keys)
-        return keys
 
     def _surely_holds(self, positions: Positions, keys: Positions) -> bool:
         """Whether the host knows that the grid has every offset."""
@@ -129,9 +128,8 @@ class OffsetBias(PositionEncoding):
     def _require_offsets(self, positions: Positions, keys: Positions) -> None:
         if not positions.index.numel() or not keys.index.numel():
             return
-        sizes = {"rows": self.height, "columns": self.width}
-        if positions.axes == 1:
-            del sizes["rows"]
+        sizes = {"rows": self.height} if positions.axes == 2 else {}
+        sizes["columns"] = self.width
         low, high = (
             torch.stack([extreme(each.index.reshape(-1, len(sizes)), 0) for each in (positions, keys)])
             for extreme in (torch.amin, torch.amax)
@@ -147,9 +145,8 @@ class HeadTable(OffsetBias):
     """A bias with a number for each head and offset, whatever the tokens are.
 
     Args:
-        num_heads: the number of query heads.
+        num_heads, head_slice: as in `DistanceBias`.
         height, width: of the grid, or of a window of it, in tokens.
-        head_slice: the heads of this rank under tensor parallelism; default: all.
     """
 
     def __init__(self, num_heads: int, height: int, width: int, *, head_slice: slice | None = None) -> None:
@@ -205,10 +202,9 @@ def _entries(table: Table, queries: Positions, keys: Positions) -> Entries:
         values = F.pad(values, (0, 3)) if table.of_prefix is None else torch.cat([values, table.of_prefix], -1)
 
         def entry_of(offset: Tensor) -> Tensor:  # a prefix token is farther than cells are
-            behind = torch.where(
-                offset > 2 * beyond + middle + 1, last + 2, torch.where(offset > beyond, last + 1, last)
-            )
-            return torch.where(offset > middle, behind, offset + middle)
+            of_one = torch.where(offset > beyond, last + 1, last)
+            of_prefix = torch.where(offset > 2 * beyond + middle + 1, last + 2, of_one)
+            return torch.where(offset > middle, of_prefix, offset + middle)
 
     q_at, k_at = (Positions(code.to(torch.int32)) for code in (q_code, k_code))
     of_head, of_query = (values, None) if table.of_head is not None else (None, values.T)

@@ -86,19 +86,14 @@ class Pairs:
             if rows is not None and len(rows) != count:
                 raise RangeError(f"got {len(rows)} {name} for {count} pairs", f"{count} {name}, one for each pair")
         last = max(self.axes or (), default=0) + 1
-        known = last if self.num_axes is None else whole("num_axes", self.num_axes, last, MAX_AXES, remedy=f"{last}")
-        settle("num_axes", known)
+        num_axes = last if self.num_axes is None else self.num_axes
+        settle("num_axes", whole("num_axes", num_axes, last, MAX_AXES, remedy=f"{last}"))
         if self.num_heads is not None:
             settle("num_heads", whole("num_heads", self.num_heads, 1, remedy="1, or None for all heads"))
 
     @classmethod
     def of(
-        cls,
-        rotary_dim: int,
-        *,
-        layout: Layout = "half",
-        sections: Sequence[int] | None = None,
-        axial: bool = False,
+        cls, rotary_dim: int, *, layout: Layout = "half", sections: Sequence[int] | None = None, axial: bool = False
     ) -> Pairs:
         """The table that `Rotary` writes of these; an odd `rotary_dim` leaves its last pair half empty.
 

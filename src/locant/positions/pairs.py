@@ -33,11 +33,7 @@ def distances(positions: Positions, keys: Positions) -> Int[Tensor, "batch query
 def distance_mod(q: Tensor, positions: Positions, keys: Positions) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The same for one pair: ``(batch, query, key) -> query index minus key index``, all three broadcast."""
     q_index, k_index = (index_mod(each.expand(q.shape[0])) for each in (positions, keys))
-
-    def distance(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return q_index(batch, query) - k_index(batch, key)
-
-    return distance
+    return lambda batch, query, key: q_index(batch, query) - k_index(batch, key)
 
 
 def exact_dot(
@@ -50,14 +46,8 @@ def exact_dot(
     and coarse enough that float64 holds every partial sum without rounding. Such sums have no order. Gradients pass
     the grid unchanged. Costs a float64 matrix product, and two passes over the vectors.
 
-    Args:
-        a, b: rows of vectors, of any dtype.
-        dtype: what the result is for. For float32 each entry moves by at most 2**-22 of the largest one of its row
-            (for 128 dimensions or fewer). For float64 there is no grid, and the last bits may depend on the shapes.
-
-    >>> q = torch.randn(40, 64)
-    >>> torch.equal(exact_dot(q, q, torch.float32)[:1], exact_dot(q[:1], q, torch.float32))
-    True
+    `dtype` is what the result is for. For float32 each entry moves by at most 2**-22 of the largest one of its row (for
+    128 dimensions or fewer). For float64 there is no grid, and the last bits may depend on the shapes.
     """
     if dtype == torch.float64:
         return a.double() @ b.double().transpose(-1, -2)

@@ -1,8 +1,7 @@
 """`Positions`: the position of every token, as one immutable object.
 
-Position ids, padding masks, document boundaries and cache offsets are usually passed side by side, and most
-position bugs are two of them disagreeing. Here they come from one place. Attention masks follow from document and
-order, by the rule in `locant.positions.documents.is_allowed`. Costs one or two integers a token.
+Position ids, padding masks, document boundaries and cache offsets are usually passed side by side, and most position
+bugs are two of them disagreeing. Here they come from one place. Costs one or two integers a token.
 """
 
 from __future__ import annotations
@@ -17,16 +16,14 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from locant.arguments import MAX_INT32, entries, flag, shape_error, shown, whole
+from locant.arguments import entries, flag, whole
 from locant.errors import LocantError, RangeError, ShapeError
-from locant.positions import documents, slot_functions
+from locant.positions import checks, documents, slot_functions
 from locant.positions.batches import batch_of, fields_of_batch
-from locant.positions.checks import index_bound, integers, known_device, padding_mask, row_of, rows_of, token_count
 from locant.positions.documents import PADDING, MaskMod, is_allowed, window_of
+from locant.positions.fields import NOT_READ, Read, flat, joined, register_pytree, unflat
 from locant.positions.grids import Grid, fields_of_grids, grid_of, pack_grids, rows_of_grids
-from locant.positions.joining import joined_fields
-from locant.positions.multimodal import Counting, Parts, rows_of_parts
-from locant.positions.pytree import NOT_READ, Read, flat, register_pytree, unflat
+from locant.positions.multimodal import Counting, Parts, fields_of_parts
 from locant.tensors import bounds, has_values, readable
 
 __all__ = ["Positions", "require_positions"]
@@ -37,9 +34,7 @@ Numbers = Tensor | np.ndarray | Sequence[object]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Positions:
-    """The position of every token: an index, a document and an order.
-
-    Use the named constructors; the plain one checks nothing but that it is given a tensor.
+    """The position of every token: an index, a document and an order. The named constructors check what they take.
 
     Args:
         index: how far each token is into its document; on a grid, its coordinates.
@@ -68,17 +63,12 @@ class Positions:
     grids: tuple[Grid, ...] = ()
 
     def __post_init__(self) -> None:
-        index: object = self.index
-        if isinstance(index, Tensor) or self.min_index is not None:  # what is mapped over a tree may hold anything
-            return
-        if type(index) in (int, float, list, range, np.ndarray):
-            remedy = f"Positions.arange({index})" if type(index) is int else "Positions.of(index)"
-            raise LocantError(f"got {shown(index)} for the index of Positions, expected a tensor", remedy)
+        checks.require_index(self.index)
 
     @classmethod
     def arange(cls, seq_len: int, *, batch: int = 1, device: Device = None) -> Positions:
         """0, 1, ..., seq_len - 1 in every row."""
-        return cls._counting(0, token_count("seq_len", seq_len), batch, device)
+        return cls._counting(0, checks.token_count("seq_len", seq_len), batch, device)
 
     @classmethod
     def after(
@@ -91,13 +81,11 @@ class Positions:
         >>> Positions.after([3, 5], 2).index.tolist()
         [[3, 4], [5, 6]]
         """
-        device, max_index, n = known_device(device), index_bound(max_index), token_count("n", n)
+        device, max_index, n = checks.known_device(device), checks.index_bound(max_index), checks.token_count("n", n)
         if isinstance(cache_len, (int, np.integer)):
-            cache_len = token_count("cache_len", cache_len, "the number of tokens already cached")
+            cache_len = checks.token_count("cache_len", cache_len, "the number of tokens already cached")
             return cls._counting(cache_len, n, 1, device)
-        lengths = integers("cache_len", cache_len, device)
-        if lengths.ndim != 1:
-            raise shape_error("cache_len", lengths, "(batch,), one number per row", "cache_len[:, 0]")
+        lengths = checks.lengths_of("cache_len", cache_len, device)
         index = lengths[:, None] + torch.arange(n, device=lengths.device)
         low, high = bounds(index) if max_index is None else (0, max_index)
         if low is not None and low < 0:
@@ -114,7 +102,7 @@ class Positions:
         >>> Positions.from_mask(torch.tensor([[0, 0, 1, 1]])).document
         tensor([[-1, -1,  0,  0]])
         """
-        real = padding_mask(attention_mask)
+        real = checks.padding_mask(attention_mask)
         if readable(real) and bool(real.all()):
             return cls.arange(real.shape[1], batch=real.shape[0], device=real.device)
         index = (real.long().cumsum(1) - 1).clamp(min=0)
@@ -133,27 +121,26 @@ class Positions:
         >>> Positions.packed([[2, 1], [1]]).document.tolist()
         [[0, 0, 1], [0, -1, -1]]
         """
-        rows = rows_of("lengths", lengths)
-        packed = documents.pack(rows, None if length is None else token_count("length", length))
-        index, document = (torch.from_numpy(each).to(known_device(device) or "cpu") for each in packed)
+        rows = checks.rows_of("lengths", lengths)
+        index, document = checks.on_device(device, *documents.pack(rows, length))
         return cls.checked(index, document, None, 0, max([1, *itertools.chain.from_iterable(rows)]) - 1)
 
     @classmethod
     def grid(cls, *sizes: int, centred: bool = False, prefix: int = 0, device: Device = None) -> Positions:
         """The coordinates of a grid, row-major: ``grid(h, w)`` for an image, ``grid(t, h, w)`` for a video.
 
-        With `centred` each axis goes from -1 to 1 over the whole grid, and a token is in the middle of its cell
-        (DINOv3): index over `denominator`, at which angles stay exact.
-
-        `prefix` tokens (class token, registers) stand before the cells. Their index is 0 on all axes, which no rotation
-        turns; encodings of grids tell them from cells by `place_or_none`, which begins with them.
+        Args:
+            centred: each axis goes from -1 to 1 over the whole grid, and a token is in the middle of its cell (DINOv3):
+                index over `denominator`, at which angles stay exact.
+            prefix: so many tokens (class token, registers) before the cells. Their index is 0 on all axes, which no
+                rotation turns; encodings of grids tell them from cells by their places, which come first.
 
         >>> Positions.grid(2, 2).index.tolist()
         [[[0, 0], [0, 1], [1, 0], [1, 1]]]
         >>> Positions.grid(1, 4, centred=True, prefix=1)
         Positions(1x5x2, index -4..4, over 4, grid 1x4 behind 1)
         """
-        grid, device = grid_of(sizes, prefix), known_device(device)
+        grid, device = grid_of(sizes, prefix), checks.known_device(device)
         place, order = (torch.arange(grid.num_tokens, device=device)[None] for _ in range(2))
         return cls.checked(**fields_of_grids((grid,), flag("centred", centred), place, order, None))
 
@@ -169,17 +156,15 @@ class Positions:
     ) -> Positions:
         """Several images in one row, each as in `grid` and a document of its own; or one such list per row.
 
-        A tuple holds the sizes of an image, ``(height, width)``. Rows are filled up with padding to `length` (default:
-        the longest row), so a batch of images of different sizes has one list for each (SigLIP 2, NaFlex). With
-        `centred`, all sides in one call need a common multiple below 2^31.
+        A tuple holds the sizes of an image, ``(height, width)``; rows are filled up as in `packed`. With `centred`, all
+        sides in one call need a common multiple below 2^31.
 
         >>> Positions.packed_grids([(1, 2), (2, 1)], prefix=1).index[0].tolist()
         [[0, 0], [0, 0], [0, 1], [0, 0], [0, 0], [1, 0]]
         """
         rows = rows_of_grids(grids, prefix)
-        different, *slots = pack_grids(rows, None if length is None else token_count("length", length))
-        place, order, document = (torch.from_numpy(each).to(known_device(device) or "cpu") for each in slots)
-        return cls.checked(**fields_of_grids(different, flag("centred", centred), place, order, document))
+        different, *slots = pack_grids(rows, length)
+        return cls.checked(**fields_of_grids(different, flag("centred", centred), *checks.on_device(device, *slots)))
 
     @classmethod
     def multimodal(
@@ -197,15 +182,15 @@ class Positions:
         """Text with images and videos, ``(time, row, column)`` each, as vision-language models count them.
 
         Args:
-            parts: of a document, in order: a number of text tokens, or a grid ``(frames, rows, columns)`` of patches;
-                a fourth number is the step of the first axis from frame to frame (Qwen2.5-VL: ``tokens_per_second`` x
-                seconds per frame). Or a list of documents that are packed in one row; or a list of such rows.
+            parts: of a document: a number of text tokens, or a grid ``(frames, rows, columns)`` of patches; a fourth
+                number is the step from frame to frame (Qwen2.5-VL: ``tokens_per_second`` x seconds per frame). Or a
+                list of documents that are packed in one row; or a list of such rows.
             merge: blocks of so many by so many patches are one token.
             merge_frames: so many frames of a video are one (ERNIE-4.5-VL); a single one stays one.
             goes_on: text after a grid begins behind its ``"largest"`` index, frames included (as these models were
                 published), or behind its ``"sides"``, rows and columns (`transformers` 5).
-            denominator: in how many parts a position is divided, for steps that are fractions (Qwen3-Omni). With 1,
-                the time of a frame is cut off to a whole number.
+            denominator: of a position, for steps that are fractions (Qwen3-Omni). With 1, the time of a frame is cut
+                off to a whole number.
             length: of every row; default: the longest.
             padding: on which side of a row, ``"right"`` or ``"left"``.
 
@@ -213,10 +198,7 @@ class Positions:
         [[0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 2, 3], [4, 4, 4]]
         """
         counting = Counting(merge=merge, merge_frames=merge_frames, goes_on=goes_on, denominator=denominator)
-        made = rows_of_parts(parts, counting, length, padding)
-        index, document, order = (torch.from_numpy(each).to(known_device(device) or "cpu") for each in made)
-        padded = document if bool((made[1] != 0).any()) else None
-        return cls.checked(index, padded, order, 0, int(made[0].max(initial=0)), None, counting.denominator)
+        return cls.checked(**fields_of_parts(parts, counting, length, padding, device))
 
     @classmethod
     def of(
@@ -235,17 +217,13 @@ class Positions:
             document: ``seq`` or ``batch seq``; -1 is padding; default: one document.
             order: ``seq`` or ``batch seq``; default: the index, or the slot in the row where there are several axes.
             max_index: as in `after`.
-            denominator: an index counts such parts of a position: ``3`` over 2 is position 1.5. `Rotary` has exact
-                angles there, too; what counts whole tokens refuses it. The order is then the slot in the row.
+            denominator: of an index: ``3`` over 2 is position 1.5. `Rotary` has exact angles there, too; what counts
+                whole tokens refuses it. The order is then the slot in the row.
         """
-        max_index = index_bound(max_index)
+        max_index = checks.index_bound(max_index)
         denominator = whole("denominator", denominator, 1, remedy="denominator=1")
-        where = integers("index", index).clone()  # the caller may write into its tensor later
-        where = where[None] if where.ndim == 1 else where
-        if where.ndim not in (2, 3):
-            raise shape_error("index", where, "(batch, seq) or (batch, seq, axes)", "Positions.of([[0, 1, 2]])")
-        where = _without_single_axis(where)
-        document_ids, orders = row_of("document", document, where), row_of("order", order, where)
+        where = checks.index_of(index)
+        document_ids, orders = checks.row_of("document", document, where), checks.row_of("order", order, where)
         if document_ids is not None:
             documents.require_documents(document_ids)
         if (where.ndim == 3 or denominator > 1) and orders is None:
@@ -257,14 +235,13 @@ class Positions:
     def cat(cls, parts: Sequence[Positions]) -> Positions:
         """Join along the sequence: an image between two texts, a cache and the tokens after it.
 
-        The same document number is the same document, before and after. An order that begins at 0, as that of a grid
-        does, goes on where the part before it ended. What was read of tokens is joined for keys alone, as a cache keeps
-        it, and where it was read of all parts.
+        The same document number is the same document. An order that begins at 0, as that of a grid does, goes on where
+        the part before it ended. What was read of all parts is joined for keys alone, as a cache keeps it.
         """
         parts = entries("parts", parts, "Positions.cat([text, image])")
         for part in parts:
             require_positions(part)
-        return cls(**joined_fields(parts))
+        return cls(**joined(parts))
 
     @classmethod
     def from_batch(cls, batch: Mapping[str, Any]) -> Positions:
@@ -285,18 +262,15 @@ class Positions:
 
     @classmethod
     def _counting(cls, start: int, n: int, batch: int, device: Device) -> Positions:
-        batch = token_count("batch", batch, "a number of rows")
-        index = torch.arange(start, start + n, device=known_device(device)).expand(batch, n)
+        batch = checks.token_count("batch", batch, "a number of rows")
+        index = torch.arange(start, start + n, device=checks.known_device(device)).expand(batch, n)
         return cls.checked(index, None, None, start, max(start + n - 1, start), start)
 
     @classmethod
     def checked(cls, *fields: Any, **named: Any) -> Positions:
         """Positions of these fields, whose bounds fit 32 bits."""
         positions = cls(*fields, **named)
-        for bound in (positions.min_index, positions.max_index):
-            if bound is not None and abs(bound) > MAX_INT32:
-                got = f"got position {bound}, expected at most 2**31 - 1 = {MAX_INT32} in size"
-                raise RangeError(got, "Positions.packed(lengths), which counts each document from 0")
+        checks.require_bounds(positions.min_index, positions.max_index)
         return positions
 
     @property
@@ -336,8 +310,8 @@ class Positions:
         if self.batch == batch:
             return self
         if self.batch != 1:
-            remedy = f"Positions made for {batch} rows, or for one row"
-            raise ShapeError(f"got positions for {self.batch} rows, expected 1 or {batch}", remedy)
+            got = f"got positions for {self.batch} rows, expected 1 or {batch}"
+            raise ShapeError(got, f"Positions made for {batch} rows, or for one row")
         return self._map(lambda tensor: tensor.expand(batch, *tensor.shape[1:]), self.start)
 
     def slice(self, start: int, stop: int) -> Positions:
@@ -358,7 +332,7 @@ class Positions:
     def shard(self, rank: int, world: int, zigzag: bool = True) -> Positions:
         """This rank's part of the sequence, for context parallelism: the tokens at `shard_slots`.
 
-        Before an encoding reads hidden states, of this rank's tokens: a running sum of the whole row is refused.
+        An encoding reads hidden states after it, of this rank's tokens.
 
         >>> Positions.packed([4, 4]).shard(0, 2).index
         tensor([[0, 3, 0, 3]])
@@ -371,9 +345,9 @@ class Positions:
     def shard_slots(self, rank: int, world: int, zigzag: bool = True) -> Int[Tensor, " n"]:
         """Which slots of the row belong to this rank: ``tokens[:, slots]`` are its tokens.
 
-        Each document is cut on its own, so that every rank has an equal part of its causal work: into ``world``
-        parts, or with `zigzag` into ``2 * world`` of which a rank gets the ``rank``-th from both ends. Padding is
-        cut like a document. Reads the documents on the host.
+        Each document, and each stretch of padding, is cut on its own, so that ranks have equal parts of its causal
+        work: into ``world`` parts, or with `zigzag` into ``2 * world``, of which a rank gets the ``rank``-th from both
+        ends. Reads the documents on the host.
         """
         world = whole("world", world, 1, remedy="the number of ranks")
         rank = whole("rank", rank, 0, world - 1, remedy=f"0 to {world - 1}, the rank within its group")
@@ -416,14 +390,13 @@ class Positions:
     def paired(self, k_positions: Positions | None) -> tuple[Positions, Positions]:
         """Queries and keys, with as many rows as the larger of the two has."""
         keys = self if k_positions is None else k_positions
-        rows = max(self.batch, keys.batch)
-        return self.expand(rows), keys.expand(rows)
+        batch = max(self.batch, keys.batch)
+        return self.expand(batch), keys.expand(batch)
 
     def cu_seqlens(self) -> Int[Tensor, " documents_plus_1"]:
-        """Cumulative sequence lengths, int32, for varlen kernels: where each document begins, and the end.
+        """Where each document of ``tokens[positions.document >= 0]`` begins, and the end: int32, for varlen kernels.
 
-        They count the tokens ``tokens[positions.document >= 0]``. The number of documents is data, so an accelerator
-        is asked for it once.
+        The number of documents is data, so an accelerator is asked for it once.
 
         >>> Positions.packed([2, 3], length=6).cu_seqlens()
         tensor([0, 2, 5], dtype=torch.int32)
@@ -446,20 +419,11 @@ class Positions:
         return batch_of(self.index, self.document)
 
     def require_within(self, low: int, high: int, owner: str, remedy: str) -> None:
-        """Raise unless every index lies in ``low .. high``; asks the device only where the bounds leave a doubt.
-
-        In a graph such a doubt is left standing.
-        """
-        if (
-            self.min_index is not None
-            and self.max_index is not None
-            and low <= self.min_index <= self.max_index <= high
-        ):
+        """Raise unless every index lies in ``low .. high``; where bounds leave a doubt, a graph does, too."""
+        smallest, largest = self.min_index, self.max_index
+        if smallest is not None and largest is not None and low <= smallest <= largest <= high:
             return
-        if not self.index.numel() or not has_values(self.index):
-            return
-        outside = ((self.index < low) | (self.index > high)).nonzero()
-        if len(outside):
+        if has_values(self.index) and len(outside := ((self.index < low) | (self.index > high)).nonzero()):
             place = tuple(outside[0].tolist())
             got = f"got position {int(self.index[place])} at {place}, {owner} is defined for {low}..{high}"
             raise RangeError(got, remedy)
@@ -475,8 +439,7 @@ class Positions:
 
     def require_fits(self, batch: int, seq_len: int, device: torch.device, what: str) -> None:
         """Raise unless these are the positions of `what`, which has this batch, length and device."""
-        rows, length, *_ = self.index.shape
-        if length != seq_len or rows not in (1, batch):
+        if self.seq_len != seq_len or self.batch not in (1, batch):
             got = f"got positions for {self.batch} x {self.seq_len} tokens, {what} has {batch} x {seq_len}"
             raise ShapeError(got, f"Positions.arange({seq_len})")
         if self.device != device:
@@ -486,8 +449,8 @@ class Positions:
         """Whether every token has the same index, document, order and place in grids of the same sizes."""
         if not isinstance(other, Positions):
             return NotImplemented
-        known = [(each.denominator, each.device, each.grids) for each in (self, other)]
-        if known[0] != known[1] or not torch.equal(self.index, other.index):
+        of_host = [(each.denominator, each.device, each.grids) for each in (self, other)]
+        if of_host[0] != of_host[1] or not torch.equal(self.index, other.index):
             return False
         place, others = self.place_or_none, other.place_or_none
         if place is not None and others is not None and not torch.equal(place, others):
@@ -501,15 +464,10 @@ class Positions:
         shape = f"{self.batch}x{self.seq_len}" + (f"x{self.axes}" if self.axes > 1 else "")
         if self.start is not None:
             return f"Positions({shape}, {self.start}..{self.start + self.seq_len - 1})"
-        documents = "" if self.document_or_none is None else ", with documents"
-        parted = "" if self.denominator == 1 else f", over {self.denominator}"
+        over = "" if self.denominator == 1 else f", over {self.denominator}"
+        document = "" if self.document_or_none is None else ", with documents"
         grids = "".join(f", grid {grid}" for grid in self.grids)
-        return f"Positions({shape}, index {self.min_index}..{self.max_index}{parted}{documents}{grids})"
-
-
-def _without_single_axis(index: Tensor) -> Tensor:
-    """An index of one axis is always written as ``batch seq``."""
-    return index.squeeze(2) if index.ndim == 3 and index.shape[2] == 1 else index
+        return f"Positions({shape}, index {self.min_index}..{self.max_index}{over}{document}{grids})"
 
 
 def require_positions(positions: object) -> None:

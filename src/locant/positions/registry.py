@@ -17,7 +17,7 @@ from locant.errors import RangeError
 from locant.positions import encodings as own
 from locant.positions.base import PositionEncoding, build
 from locant.positions.scaling import SCALINGS
-from locant.registry import Registry
+from locant.registry import Registry, key_of
 
 __all__ = ["broken_encodings", "encoding", "encodings", "find", "register_encoding"]
 
@@ -59,15 +59,14 @@ def find(name: str) -> Kind:
     try:
         return ENCODINGS.find(name)
     except RangeError:
-        given = name.strip().lower().replace("-", "_") if isinstance(name, str) else ""
-        scaling = given.rpartition("+")[2]
+        scaling = key_of(name).rpartition("+")[2] if isinstance(name, str) else ""
         kind = next((kind for name, kind in SCALINGS.items() if scaling in (name, *kind.info.aliases)), None)
         if kind is None:
             raise
     example = kind.by_factor(4.0, trained=4096, dim=64, base=10_000.0)
     required = [field.name for field in fields(example) if field.default is MISSING]  # type: ignore[arg-type]  # all are dataclasses
-    values = {name: getattr(example, name) for name in required}
-    given = ", ".join(f"{name}={'...' if isinstance(value, tuple) else value}" for name, value in values.items())
+    values = [(name, getattr(example, name)) for name in required]
+    given = ", ".join(f"{name}={'...' if isinstance(value, tuple) else value}" for name, value in values)
     raise RangeError(
         f"got encoding {name!r}, which is a scaling of rotary",
         f"locant.encoding('rotary', head_dim=64, scaling=locant.scaling.{type(example).__name__}({given}))",
@@ -112,13 +111,13 @@ def _require_encoding(name: str, value: Any) -> None:
 
 
 def _register_own(registry: Registry[Kind]) -> None:
-    found = {PositionEncoding.info.name: PositionEncoding}
+    by_name = {PositionEncoding.info.name: PositionEncoding}
     for file in pkgutil.iter_modules(own.__path__):
         module = importlib.import_module(f"{own.__name__}.{file.name}")
         kinds = (getattr(module, name) for name in module.__all__)
-        found |= {kind.info.name: kind for kind in kinds if hasattr(kind, "info") and kind.info.name}
-    for name in sorted(found, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name)):
-        registry.register(name, found[name])
+        by_name |= {kind.info.name: kind for kind in kinds if hasattr(kind, "info") and kind.info.name}
+    for name in (*FIRST, *sorted({*by_name} - {*FIRST})):
+        registry.register(name, by_name[name])
 
 
 ENCODINGS: Registry[Kind] = Registry(

@@ -21,17 +21,15 @@ __all__ = ["RowBias"]
 class RowBias(PositionEncoding):
     """A bias made of products of tokens with the rows of a table; every distance has a row.
 
-    A subclass writes `row_of` and `vectors`, and sets in its constructor what is declared here.
+    A subclass writes `row_of` and `vectors`, and sets in its constructor what is declared here: the scale of the
+    products, whether queries, and keys, have any, and `ends`, the distances beyond which all have the row of these.
     """
 
     head_dim: int
     scale: float
-    """Of the products."""
     ends: tuple[int, int]
-    """Distances before the first and behind the second have the row of these."""
     of_queries: bool = True
     of_keys: bool = False
-    """Whether queries, and keys, have products."""
 
     def rows(self, distance: Int[Tensor, "*pairs"]) -> Int[Tensor, "*pairs"]:
         """The table's row for every distance (query index minus key index)."""

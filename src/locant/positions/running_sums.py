@@ -29,9 +29,7 @@ class RunningSums(HiddenBias):
     cached have the same bits as alone. Each number has an error of at most 2**-31, also summed: 3e-5 in 65 536 tokens.
 
     Args:
-        num_heads: the number of query heads.
-        d_model: the width of the hidden states.
-        head_slice: the heads of this rank under tensor parallelism; default: all.
+        num_heads, d_model, head_slice: as in `HiddenBias`.
 
     >>> class Falling(RunningSums):
     ...     '''By the square of the product.'''

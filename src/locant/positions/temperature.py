@@ -13,10 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from locant.arguments import MAX_INT32, Real, real, whole
-from locant.positions.base import Queries
+from locant.positions.base import Keys, PositionEncoding, Queries, require_heads
 from locant.positions.positions import Positions
 
-__all__ = ["Temperature"]
+__all__ = ["Temperature", "Tempered"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,3 +55,29 @@ class Temperature:
         factor = self.of(positions, torch.promote_types(q.dtype, torch.float32))
         grown = (q * factor[:, None, :, None]).to(q.dtype)
         return q.copy_(grown) if inplace else grown
+
+
+class Tempered(PositionEncoding):
+    """Queries that grow with their position, without any rotation: the other layers of Llama 4.
+
+    The query at position n is multiplied by ``1 + weight * log(1 + floor((n + 1) / step))``; keys stay as they are.
+
+    >>> q = k = torch.ones(1, 1, 2, 4)
+    >>> q_grown, _ = Tempered().rotate(q, k, Positions.of([0, 8191]))
+    >>> q_grown[0, 0, :, 0]
+    tensor([1.0000, 1.0693])
+    """
+
+    def __init__(self, step: int = 8192, weight: float = 0.1) -> None:
+        super().__init__()
+        self.temperature = Temperature(step=step, weight=weight, shift=1)
+
+    def rotate(
+        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
+    ) -> tuple[Queries, Keys]:
+        """Scaled queries in the dtype they came in, and the keys unchanged."""
+        require_heads("q", q, positions)
+        return self.temperature.grown(q, positions, inplace=inplace), k
+
+    def extra_repr(self) -> str:
+        return f"step={self.temperature.step}, weight={self.temperature.weight:g}"

@@ -1,7 +1,4 @@
-"""What two published models do to pairs of dimensions, and is no rotation: each member has an angle of its own.
-
-HunYuan-VL takes the two angles from different axes, V-JEPA 2 from different frequencies. Both were trained so.
-"""
+"""What two published models do to pairs of dimensions, and is no rotation: each member has an angle of its own."""
 
 from __future__ import annotations
 
@@ -9,21 +6,20 @@ import torch
 from torch import Tensor
 
 from locant.errors import RangeError
-from locant.positions.base import Keys, PositionEncoding, Queries
 from locant.positions.constant import Constant
-from locant.positions.encodings.rotary import Rotary
+from locant.positions.encodings.rotary import Rotary, RotatedAlike
 from locant.positions.positions import Positions
 
 __all__ = ["UnequalAngles"]
 
 
-class UnequalAngles(PositionEncoding):
+class UnequalAngles(RotatedAlike):
     r"""The first member of each pair as one table rotates it, and the second as another does.
 
     .. math:: x_a' = x_a \cos\alpha - x_b \sin\alpha, \qquad x_b' = x_b \cos\beta + x_a \sin\beta
 
-    Lengths change, by up to :math:`\sqrt{1 + |\sin(\alpha - \beta)|}`, and scores depend on more than distances. Costs
-    twice what `Rotary` does.
+    HunYuan-VL takes the two angles from different axes, V-JEPA 2 from different frequencies. Lengths change, by up to
+    :math:`\sqrt{1 + |\sin(\alpha - \beta)|}`, and scores depend on more than distances. Costs twice what `Rotary` does.
 
     Args:
         first, second: two encodings of the same dimensions.
@@ -46,30 +42,17 @@ class UnequalAngles(PositionEncoding):
         of_second[[b for _, b in first.pairs.dims]] = True
         self._of_second = Constant(of_second)
 
-    def rotate_one(self, x: Queries, positions: Positions) -> Queries:
-        """One tensor, queries or keys."""
+    def _rotated(self, name: str, x: Tensor, positions: Positions) -> Tensor:
         first, second = self.first.rotate_one(x, positions), self.second.rotate_one(x, positions)
         return torch.where(self._of_second.on(x.device), second, first)
 
-    def rotate(
-        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
-    ) -> tuple[Queries, Keys]:
-        """Both, in the dtype they came in."""
-        keys = positions if k_positions is None else k_positions
-        turned = self.rotate_one(q, positions), self.rotate_one(k, keys)
-        return (q.copy_(turned[0]), k.copy_(turned[1])) if inplace else turned
-
     def stretch(self, positions: Positions) -> tuple[float, float]:
-        """By what factors these positions change the length of a pair: the smallest, and the largest.
-
-        Both are 1 for a rotation.
-        """
-        (cos, sin), (other_cos, other_sin) = self._angles(positions)
+        """By what factors these positions change the length of a pair: the smallest, and the largest."""
+        (cos, sin), (other_cos, other_sin) = (
+            one.cos_sin(positions, torch.float64) for one in (self.first, self.second)
+        )
         apart = float((sin * other_cos - cos * other_sin).abs().max()) if positions.seq_len else 0.0
         return (1 - apart) ** 0.5, (1 + apart) ** 0.5
-
-    def _angles(self, positions: Positions) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        return self.first.cos_sin(positions, torch.float64), self.second.cos_sin(positions, torch.float64)
 
     def _call_of(self, door: str) -> str:
         return super()._call_of(door) + ", or encoding.rotate_one(x, positions) for one tensor"

@@ -26,16 +26,9 @@ from locant.probing.rotation import NEAR, Rotation, is_recognised, wrapped
 from locant.probing.subject import FAILED, HEADS, Subject, refuse_unsteady
 
 __all__ = [
-    "CAST_UP_TO",
-    "EXACT",
-    "FLOAT32",
-    "UNHARMED",
-    "Arrangement",
-    "arrangement_of",
-    "precision_of",
-    "shifts_of",
+    "CAST_UP_TO", "EXACT", "FLOAT32", "UNHARMED", "Arrangement", "arrangement_of", "precision_of", "shifts_of",
     "steady",
-]
+]  # fmt: skip
 
 FAR = (1, 257, 1025, 4097, 16_385, 65_537, 2**20 + 1, 2**24 + 1, 2**28 + 1, MAX_INT32)
 """One past powers of two, which narrow numbers round away."""
@@ -49,11 +42,8 @@ MOST_ELEMENTS = 2**23
 EXPLAINED = 4e-6
 """How far angles may be from those of the rounding that explains them; an angle read off float32 is good for 1e-7."""
 
-READ_OFF = 5e-7
-"""How far an angle that is read off float32 may be from what it was."""
-
-READ_OFF_NARROW = 1.2e-2
-"""The same read off bfloat16."""
+READ_OFF, READ_OFF_NARROW = 5e-7, 1.2e-2
+"""How far an angle that is read off float32 may be from what it was, and one read off bfloat16."""
 
 EXACT = "exact"
 FLOAT32 = "float32(position) x float32(frequency)"
@@ -177,15 +167,9 @@ def _uneven(
 
 
 def _rounding(
-    angles: Tensor,
-    index: Tensor,
-    rotation: Rotation,
-    frequencies: Tensor,
-    within: float = EXPLAINED,
-    *,
-    is_measured: bool = False,
-    is_scaled: bool = False,
-) -> str | None:
+    angles: Tensor, index: Tensor, rotation: Rotation, frequencies: Tensor, within: float = EXPLAINED, *,
+    is_measured: bool = False, is_scaled: bool = False,
+) -> str | None:  # fmt: skip
     """What gives these angles, ``[positions, pairs]``: ``"exact"``, one of `ROUNDINGS`; ``None``: none of them.
 
     Cosines of narrow angles are narrow too, which moves the angle that is read off them. Frequencies that were measured
@@ -254,9 +238,7 @@ class Arrangement:
         """That of queries and that of keys in one."""
         if self == keys:
             return self
-        either: dict[str, Any] = {
-            each.name: getattr(self, each.name) or getattr(keys, each.name) for each in fields(self)
-        }
+        either = {each.name: getattr(self, each.name) or getattr(keys, each.name) for each in fields(self)}
         begins = [each for each in (self.grows_at, keys.grows_at) if each is not None]
         of = "keys" if self == Arrangement() else "queries" if keys == Arrangement() else None
         return replace(self, **{**either, "grows_at": min(begins, default=None), "of": of})

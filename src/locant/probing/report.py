@@ -245,10 +245,9 @@ class RotationReport(Report):
             yield f"It is no rotation of pairs: groups of {side.mixed} dimensions depend on each other."
         odd = [block for block in side.blocks if not block.is_rotation]
         if odd:
-            speeds = (
-                f"{_per_axis(odd[0].frequencies)} and the second {_per_axis(odd[0].of_second)} radians per position"
-            )
+            speeds = f"{_per_axis(odd[0].frequencies)} and the second {_per_axis(odd[0].of_second)}"
             told = f"the two members of {len(odd)} pairs get different angles, the first of pair {odd[0].dims} {speeds}"
+            told = f"{told} radians per position"
             yield f"It is no rotation: {told}."
         if side.change > FACTOR and not self.reciprocal:
             yield f"Lengths are not kept: up to position {NEAR[-1]} that of a pair changes by up to {side.change:.1%}."

@@ -149,9 +149,8 @@ def subject_of(
         try:
             if all(side.isfinite().all() for side in _sides_of(subject.rotate(x, index), x.shape, 2)):
                 with contextlib.suppress(*FAILED):
-                    subject = replace(
-                        subject, original=copy.deepcopy(target) if isinstance(target, nn.Module) else None
-                    )
+                    if isinstance(target, nn.Module):
+                        return replace(subject, original=copy.deepcopy(target))
                 return subject
             remedy = "return finite numbers for tokens of ones at positions 0, 1 and 2"
             failure: Exception = UnusableError("gave NaN or infinite numbers", remedy)
@@ -190,7 +189,10 @@ def _is_axial(target: Any) -> bool:
 def _required(target: Any) -> int:
     """How many arguments a call has to have, or has before those that have a name of their own."""
     call = target.forward if isinstance(target, nn.Module) else target
-    names = [*inspect.signature(call).parameters.values()]
+    try:
+        names = [*inspect.signature(call).parameters.values()]
+    except ValueError:  # of what is written in C, such as int
+        return 0
     asked = [one for one in names if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     needed = [one for one in asked if one.default is one.empty]
     return len(needed) + any(word in one.name for one in asked[len(needed) :] for word in ("pos", "index", "offset"))
@@ -257,10 +259,6 @@ def _with_offset(target: Any, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]
     return _both(torch.cat([torch.cat([rotated(*row, place) for place in range(x.shape[2])], 2) for row in rows]))
 
 
-def _by_encoding(target: PositionEncoding, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    return target.rotate(x, x.clone(), Positions.of(index if index.shape[-1] > 1 else index[..., 0]))
-
-
 BY_ARGUMENTS = {
     1: (Way("f(x): it counts tokens from 0", _counted(lambda target, x: _both(target(x))), given=False),),
     2: (
@@ -274,7 +272,10 @@ BY_NAME = Way(
     _counted(lambda target, x: target.rotate_queries_and_keys(x, x.clone())), given=False,
 )  # fmt: skip
 WITH_OFFSET = Way("module.rotate_queries_or_keys(x, offset=...)", _with_offset)
-ENCODING = Way("encoding.rotate(q, k, positions)", _by_encoding)
+ENCODING = Way(
+    "encoding.rotate(q, k, positions)",
+    lambda target, x, index: target.rotate(x, x.clone(), Positions.of(index if index.shape[-1] > 1 else index[..., 0])),
+)
 
 FORMS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, ...]]] = {
     "x, ids [batch, seq]": lambda x, index: (x[:, 0], *index.unbind(-1)) if index.shape[-1] == 1 else (),
@@ -365,6 +366,6 @@ def refuse_unsteady(target: Any, one: Tensor, again: Tensor) -> None:
     """Of two equal calls the same is expected, up to the last digits."""
     apart = float((one - again).nan_to_num().abs().max())
     if apart > 1e-4:
-        got = f"got {name_of(target)}, which is random or keeps a state"
-        got = f"{got}: two equal calls give numbers up to {apart:.2g} apart"
+        got = f"two equal calls give numbers up to {apart:.2g} apart"
+        got = f"got {name_of(target)}, which is random or keeps a state: {got}"
         raise InputError(got, ".eval() on its module, which turns dropout off, or leave the random part out")

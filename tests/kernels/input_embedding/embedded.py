@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from locant.kernels.input_embedding import Operands, cpu, dropout, native
+from locant.kernels.input_embedding import Operands, cpu, native
 
 __all__ = ["LEARNED", "Answer", "Kernel", "answer", "operands", "poisoned", "threads"]
 
@@ -129,7 +129,7 @@ class Kernel:
 
     def kept(self, o: Operands) -> Tensor:
         with poisoned():
-            return dropout.kept(o)
+            return cpu.kept(o)
 
     def both(self, grad: Tensor, o: Operands, needs: list[bool] | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         with torch.no_grad(), poisoned():

@@ -137,25 +137,6 @@ def test_any_number_of_threads_gives_the_same_bits(kernel: Kernel, width: int, d
             assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
-@pytest.mark.slow
-def test_a_hundred_backward_passes_give_the_same_bits() -> None:
-    """Few hot ids, on one thread and on two, with everything that an input embedding has."""
-    ids = torch.randint(3, (8, 256)).where(torch.rand(8, 256) < 0.95, 22)
-    index = torch.randint(37, (8, 256))
-    for dtype in (torch.float32, torch.bfloat16):
-        parts = {"ids": ids, "position_index": index, "segments": torch.randint(3, (8, 256))}
-        o = learning(operands((8, 256), 64, dtype=dtype, **parts, seed=torch.tensor([5]), p=0.1))
-        cotangent = torch.randn(8, 256, 64).to(dtype)
-        tables = [getattr(o, name) for name in LEARNED]
-        first = None
-        for count in (1, 2):
-            with threads(count):
-                for _ in range(25):
-                    found = torch.autograd.grad(input_embedding(*values(o))[0], tables, cotangent)
-                    first = found if first is None else first
-                    assert all(torch.equal(a, b) for a, b in zip(first, found, strict=True))
-
-
 def test_nothing_as_large_as_the_result_is_kept_for_the_backward_pass() -> None:
     o = learning(operands((16, 64), 64, seed=torch.tensor([5]), p=0.1))
     held = []

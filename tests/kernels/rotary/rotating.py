@@ -82,7 +82,7 @@ def rotate_pairs(
     index = case.index.to(place.device)
     module = place.load(KERNEL)
     assert module.unsupported(q, index, there) is None
-    module.rotate_(q, k, index, there, case.layout, case.rotary_dim, *into, inverse)
+    module.rotate_(q, k, *into, index, there, case.layout, inverse)
     return into[0].cpu(), None if into[1] is None else into[1].cpu()
 
 
@@ -100,6 +100,6 @@ def launch(q: Tensor, k: Tensor, *, layout: str = "half", rotary_dim: int | None
 
     rotary_dim = q.shape[-1] if rotary_dim is None else rotary_dim
     with mock.patch.object(module, "_rotate_kernel", Launches()):
-        module.rotate_(q, k, torch.arange(q.shape[2])[None], tables(rotary_dim, **of), layout, rotary_dim, q, k, False)
+        module.rotate_(q, k, q, k, torch.arange(q.shape[2])[None], tables(rotary_dim, **of), layout, False)
     (arguments,) = taken
     return arguments

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from locant.kernels import native as kernels
-from locant.kernels.rotary import cpu, native, reference
+from locant.kernels.rotary import cpu, reference
 from locant.kernels.rotary.reference import Tables
 from tests.kernels.rotary.rotating import far_positions, tables, truth
 from tests.tolerances import assert_close
@@ -31,7 +31,7 @@ SIZES = [2, 40, 72, 80, 96, 128, 192, 256]
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
     """Which code rotates, in all that is tested here."""
     of_library = kernels.function
-    if request.param != "torch" and of_library(native.FUNCTION) is None:
+    if request.param != "torch" and of_library(cpu.FUNCTION) is None:
         pytest.skip(f"native kernels are {kernels.status()}")
 
     def function(name: str) -> Any:
@@ -49,18 +49,20 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-def rotate_(q: Tensor, k: Tensor | None, index: Tensor, of: Tables, *rest: Any) -> None:
+def rotate_(
+    q: Tensor, k: Tensor | None, out_q: Tensor, out_k: Tensor | None, index: Tensor, of: Tables, *how: Any
+) -> None:
     """By the native kernel, if one is tested and it takes these tensors."""
-    kernel = cpu if native.unsupported(q, index, of) else native
-    kernel.rotate_(q, k, index, of, *rest)
+    kernel = cpu.rotate_by_torch_ if cpu.why_not_native(q, index, of) else cpu.rotate_natively_
+    kernel(q, k, out_q, out_k, index, of, *how)
 
 
 def rotated(q: Tensor, k: Tensor | None, index: Tensor, of: Tables, layout: Any, inverse: bool = False) -> Any:
     """Into fresh memory full of NaN, and again in place: both have to be the same bits."""
     out = [None if x is None else torch.full_like(x, torch.nan) for x in (q, k)]
-    rotate_(q, k, index, of, layout, 2 * of.pairs(), out[0], out[1], inverse)
+    rotate_(q, k, out[0], out[1], index, of, layout, inverse)
     same = [None if x is None else x.clone() for x in (q, k)]
-    rotate_(same[0], same[1], index, of, layout, 2 * of.pairs(), same[0], same[1], inverse)
+    rotate_(*same, *same, index, of, layout, inverse)
     for fresh, overwritten in zip(out, same, strict=True):
         assert fresh is None or torch.equal(fresh, overwritten)
     return out
@@ -79,15 +81,11 @@ def assert_same_bits(
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_head_is_rotated_as_the_paper_says(layout: str, dtype: torch.dtype) -> None:
     for head_dim in SIZES:
-        is_rotated_as_the_paper_says(head_dim, layout, dtype)
-
-
-def is_rotated_as_the_paper_says(head_dim: int, layout: str, dtype: torch.dtype) -> None:
-    q, k = torch.randn(2, 3, 5, head_dim).to(dtype), torch.randn(2, 1, 5, head_dim).to(dtype)
-    for index, sign in ((far_positions(2, 5), 1), (torch.arange(3, 8)[None], -1)):
-        ours = rotated(q, k, index, tables(head_dim), layout, inverse=sign < 0)
-        for x, before in zip(ours, (q, k), strict=True):
-            assert_close(x, truth(before, index, layout, head_dim, sign))
+        q, k = torch.randn(2, 3, 5, head_dim).to(dtype), torch.randn(2, 1, 5, head_dim).to(dtype)
+        for index, sign in ((far_positions(2, 5), 1), (torch.arange(3, 8)[None], -1)):
+            ours = rotated(q, k, index, tables(head_dim), layout, inverse=sign < 0)
+            for x, before in zip(ours, (q, k), strict=True):
+                assert_close(x, truth(before, index, layout, head_dim, sign))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -154,7 +152,7 @@ def test_memory_laid_out_otherwise_gives_the_same_bits(pairs: int, dtype: torch.
     assert_same_bits(sparse, shifted, index, of, layout)
     one = q[:, :1].expand(2, 3, 5, dim)
     out = torch.full((2, 3, 5, dim), torch.nan, dtype=dtype)
-    rotate_(one, None, index, of, layout, dim, out, None)
+    rotate_(one, None, out, None, index, of, layout, False)
     assert torch.equal(out, reference.rotate(one, None, index, of, layout)[0])
 
 
@@ -168,10 +166,10 @@ def test_what_is_not_rotated_is_handed_through_and_what_lies_between_is_left_alo
     x.copy_(torch.randn(2, 3, 5, 45))
     before, index, of = x.clone(), torch.arange(5)[None], tables(32)
     out = torch.full_like(before, torch.nan)
-    rotate_(x, None, index, of, layout, 32, out, None)
+    rotate_(x, None, out, None, index, of, layout, False)
     assert torch.equal(out[..., 32:], before[..., 32:])
     assert torch.equal(x, before)
-    rotate_(x, None, index, of, layout, 32, x, None)
+    rotate_(x, None, x, None, index, of, layout, False)
     assert torch.equal(x, out)
     assert bool(around[..., :3].isnan().all())
     assert bool(around[..., 48:].isnan().all())
@@ -216,6 +214,6 @@ def test_blocks_and_angles_cut_anywhere_change_no_bit(monkeypatch: pytest.Monkey
         for angles, block in ((1, 1), (32 * 3 * 7, 64 * 41), (2**17, 64 * 41 * 4), (100, 2**19)):
             monkeypatch.setattr(cpu, "ANGLES", angles)
             monkeypatch.setattr(cpu, "BLOCK", max(block, 64 * 41))
-            monkeypatch.setattr(native, "ANGLES", angles)
+            monkeypatch.setattr(cpu, "NATIVE_ANGLES", angles)
             for x, wanted in zip(rotated(q.to(dtype), k.to(dtype), index, of, layout), expected, strict=True):
                 assert torch.equal(x, wanted)

@@ -130,10 +130,10 @@ GUISES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("guise", GUISES)
-def test_the_same_elements_are_rotated_once(guise: str) -> None:
-    x = torch.randn(1, 2, 5, DIM)
-    expected = rotated(x, None)[0]
+@pytest.mark.parametrize(("guise", "grad"), [*((guise, False) for guise in GUISES), ("itself", True), ("slice", True)])
+def test_the_same_elements_are_rotated_once(guise: str, grad: bool) -> None:
+    x = torch.randn(1, 2, 5, DIM, requires_grad=grad) * 1
+    expected = rotated(x.clone(), None)[0]
     for out in rotated(x, GUISES[guise](x), inplace=True):
         assert torch.equal(out, expected)
     assert torch.equal(x, expected)
@@ -192,6 +192,9 @@ def test_a_tensor_that_overlaps_itself_is_refused() -> None:
         rotated(q, None, inplace=True)
     with untouched(memory), refuses(ShapeError, "repeats", "contiguous"):
         rotated(torch.randn(1, 1, 5, DIM), q, inplace=True)
+    one = torch.randn(1, 1, 5, DIM)
+    with untouched(one), refuses(ShapeError, "stride 0", "contiguous"):
+        rotated(one.expand(1, 3, 5, DIM), one, inplace=True)
     odd = memory.as_strided((1, 1, 5, DIM), (100, 100, 13, 2))  # in no order of size, and apart all the same
     expected = rotated(odd, None)[0]
     assert torch.equal(rotated(odd, None, inplace=True)[0], expected)

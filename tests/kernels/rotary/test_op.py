@@ -16,9 +16,9 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
-from locant import LocantError, Positions, Rotary, ShapeError
+from locant import LocantError, Positions, Rotary
 from locant.kernels import native
-from locant.kernels.rotary import Tables, choice, choose_kernel, op, rotate
+from locant.kernels.rotary import Tables, choose_kernel, cpu, op, rotate
 from tests.kernels.rotary.rotating import far_positions, tables, truth
 from tests.refusal import refuses
 from tests.tolerances import assert_close
@@ -198,25 +198,6 @@ def test_a_leaf_is_not_overwritten(through: Callable[[Tensor], Tensor]) -> None:
     assert not torch.equal(q, before[0])
 
 
-def test_what_repeats_in_memory_is_not_overwritten() -> None:
-    one = torch.randn(2, 1, 5, DIM)
-    before = one.clone()
-    with refuses(ShapeError, "stride 0", "contiguous"):
-        rotating("half", inplace=True)(one.expand(2, 3, 5, DIM), one)
-    assert torch.equal(one, before)
-
-
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("view", [lambda x: x, lambda x: x[:]])
-def test_one_tensor_as_both_is_rotated_once(view: Callable[[Tensor], Tensor], grad: bool) -> None:
-    x = torch.randn(2, 3, 5, DIM, requires_grad=grad) * 1
-    expected = rotating("half")(x.clone(), None)[0]
-    q, k = rotating("half", inplace=True)(x, view(x))
-    assert torch.equal(q, expected)
-    assert torch.equal(k, expected)
-    assert torch.equal(x, expected)
-
-
 def test_in_inference_mode() -> None:
     with torch.inference_mode():
         q, k = torch.randn(1, 3, 5, DIM), torch.randn(1, 1, 5, DIM)
@@ -241,6 +222,22 @@ def test_the_operators_pass_opcheck(grad: bool, axes: int) -> None:
     torch.library.opcheck(op._rotate_, (q.detach(), None, *rest))
 
 
+def require_same_bits(
+    compiled: Callable[..., Any], plain: Callable[..., Any], lengths: tuple[int, ...], grad: bool
+) -> None:
+    """Results, and gradients if asked for."""
+    for n in lengths:
+        q, k = (torch.randn(2, heads, n, DIM, requires_grad=grad) for heads in (3, 1))
+        cotangents = torch.randn_like(q), torch.randn_like(k)
+        results = []
+        for function in (compiled, plain):
+            out = function(q, k, Positions.arange(n))
+            results.append([*out, *(torch.autograd.grad(out, (q, k), cotangents) if grad else ())])
+        for ours, expected in zip(*results, strict=True):
+            assert torch.equal(ours, expected)
+    torch._dynamo.reset()
+
+
 @pytest.mark.unchecked
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("grad", [False, True])
@@ -252,17 +249,8 @@ def test_compiled_code_is_one_graph_with_the_same_bits(grad: bool, inplace: bool
         return rotary.rotate(q * 1, k * 1, positions, inplace=inplace)
 
     compiled = torch.compile(use, fullgraph=True, backend=counter)
-    for n in (5, 6, 9, 31, 64):
-        q, k = torch.randn(2, 3, n, DIM, requires_grad=grad), torch.randn(2, 1, n, DIM, requires_grad=grad)
-        cotangents = torch.randn_like(q), torch.randn_like(k)
-        results = []
-        for function in (compiled, functools.partial(use, inplace=False)):
-            out = function(q, k, Positions.arange(n))
-            results.append([*out, *(torch.autograd.grad(out, (q, k), cotangents) if grad else ())])
-        for ours, expected in zip(*results, strict=True):
-            assert torch.equal(ours, expected)
+    require_same_bits(compiled, functools.partial(use, inplace=False), (5, 6, 9, 31, 64), grad)
     assert 1 <= counter.frame_count <= 2
-    torch._dynamo.reset()
 
 
 @pytest.mark.unchecked
@@ -278,17 +266,7 @@ def test_the_real_compiler_changes_no_bit(layout: str, inplace: bool) -> None:
         rotated = rotary.rotate(q * 2, k * 2, positions, inplace=inplace)
         return rotated[0] + 1, rotated[1] + 1
 
-    compiled = torch.compile(use, fullgraph=True)
-    for n in (5, 6, 31):
-        q, k = (torch.randn(2, heads, n, DIM, requires_grad=True) for heads in (3, 1))
-        cotangents = torch.randn_like(q), torch.randn_like(k)
-        results = []
-        for function in (compiled, use):
-            out = function(q, k, Positions.arange(n))
-            results.append([*out, *torch.autograd.grad(out, (q, k), cotangents)])
-        for ours, expected in zip(*results, strict=True):
-            assert torch.equal(ours, expected)
-    torch._dynamo.reset()
+    require_same_bits(torch.compile(use, fullgraph=True), use, (5, 6, 31), grad=True)
 
 
 @pytest.mark.parametrize("inplace", [False, True])
@@ -324,7 +302,7 @@ def test_the_choice_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     with mock.patch.object(native, "function", return_value=None):
         assert chosen("cpu") == ("cpu", f"native kernels are {native.status()}")
     assert chosen("meta") == ("reference", "there is no kernel for meta")
-    monkeypatch.setattr(choice, "has_triton", lambda: False)
+    monkeypatch.setattr(op, "_has_triton", lambda: False)
     assert choose_kernel(torch.ones(1, 1, 1, 2), index, of).kernel in ("cpu", "native")
 
 
@@ -335,19 +313,19 @@ def test_plain_tensors_on_a_gpu_reach_the_kernel_without_an_operator(
 ) -> None:
     """The operator of ours would take longer than the launch."""
     pytest.importorskip("triton", reason="there is no Triton for this platform")
-    from locant.kernels.rotary import cpu, triton
+    from locant.kernels.rotary import triton
 
     launched = []
 
     def rotate_(*arguments: Any) -> None:
         launched.append(arguments[-1])
-        cpu.rotate_(*arguments)
+        cpu.rotate_by_torch_(*arguments)
 
     def refuse(*_: object) -> None:
         raise AssertionError("an operator was called")
 
     monkeypatch.setattr(Tensor, "device", property(lambda _: torch.device("cuda")))
-    monkeypatch.setattr(op, "choose_kernel", lambda *_: choice.KernelChoice("triton", "q is on a GPU"))
+    monkeypatch.setattr(op, "choose_kernel", lambda *_: op.KernelChoice("triton", "q is on a GPU"))
     monkeypatch.setattr(triton, "rotate_", rotate_)
     monkeypatch.setattr(op, "_rotate", refuse)
     monkeypatch.setattr(op, "_rotate_", refuse)

@@ -176,5 +176,6 @@ def test_fifty_lengths_compile_once_on_a_device(monkeypatch: pytest.MonkeyPatch)
     of = tables(44, "cuda", levels=2)
     for seq in LENGTHS:
         x = torch.randn(1, 5, seq, 44, device="cuda")
-        module.rotate_(x, x[:, :3], torch.arange(seq, device="cuda")[None], of, "half", 44, x, x[:, :3], seq % 2 == 0)
+        index = torch.arange(seq, device="cuda")[None]
+        module.rotate_(x, x[:, :3], x, x[:, :3], index, of, "half", seq % 2 == 0)
     assert len(made) <= 1

@@ -1,7 +1,8 @@
-"""ALiBi, against the paper and BLOOM."""
+"""ALiBi, against the paper and BLOOM; and a bias of its own for each of 131 072 distances."""
 
 from __future__ import annotations
 
+import mpmath
 import pytest
 import torch
 from hypothesis import given
@@ -9,19 +10,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
-from locant import ALiBi, Positions, RangeError, ShapeError
+from locant import ALiBi, Positions
 from locant.positions.encodings.alibi import alibi_slopes
+from locant.positions.heads import for_query_heads
 from tests import oracles
-from tests.refusal import refuses
-from tests.tolerances import MULTIPLIED_UP, POWER_IN_DOUBLE, TOLERANCES, assert_close
+from tests.positions.claims import FAR, alibi_row, all_differ
+from tests.positions.oracles_of_biases import alibi_slopes_of_the_paper
+from tests.tolerances import MULTIPLIED_UP, SHORT_SUM, assert_close
 
 
-def bias(
-    encoding: ALiBi, queries: Positions, keys: Positions | None = None, dtype: torch.dtype = torch.float32
-) -> Tensor:
+def bias(encoding: ALiBi, queries: Positions, keys: Positions | None = None) -> Tensor:
     other = queries if keys is None else keys
-    q = torch.zeros(queries.batch, encoding.num_heads, queries.seq_len, 2, dtype=dtype)
-    return encoding.bias(q, torch.zeros(other.batch, 1, other.seq_len, 2, dtype=dtype), queries, keys)
+    q = torch.zeros(queries.batch, encoding.num_heads, queries.seq_len, 2)
+    return encoding.bias(q, torch.zeros(other.batch, 1, other.seq_len, 2), queries, keys)
 
 
 def test_slopes_for_four_heads_and_the_first_row() -> None:
@@ -33,13 +34,6 @@ def test_slopes_are_blooms() -> None:
     for num_heads in range(1, 65):
         two_keys = build_alibi_tensor(torch.ones(1, 2), num_heads, torch.float32)
         torch.testing.assert_close(torch.tensor(alibi_slopes(num_heads)), two_keys[:, 0, 1], rtol=MULTIPLIED_UP, atol=0)
-
-
-def test_slopes_are_the_papers() -> None:
-    for num_heads in range(1, 257):
-        slopes = alibi_slopes(num_heads)
-        assert len(slopes) == num_heads
-        assert slopes == pytest.approx(oracles.alibi_slopes(num_heads), rel=POWER_IN_DOUBLE, abs=0)
 
 
 @pytest.mark.parametrize("num_heads", [1, 4, 11, 12])
@@ -66,56 +60,46 @@ def test_the_bias_depends_on_the_distance_only(i: int, j: int, shift: int, num_h
     assert_close(here[0, :, 0, 0], expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_every_distance_has_a_bias_of_its_own_whatever_the_queries_dtype(dtype: torch.dtype) -> None:
-    """bfloat16 tells 1153 of 32768 distances apart, so the bias is float32."""
-    row = bias(ALiBi(11).to(dtype), Positions.after(32_767, 1), Positions.arange(32_768), dtype)
-    assert row.dtype == torch.float32
-    for head in range(11):
-        assert len(torch.unique(row[0, head, 0])) == 32_768
-    assert len(torch.unique(row.bfloat16()[0, 0, 0])) < 2000, "the twin"
-    assert bias(ALiBi(3), Positions.arange(2), dtype=torch.float64).dtype == torch.float64
+def test_slopes_for_1_to_256_heads_are_the_recipes() -> None:
+    with mpmath.workdps(50):
+        for num_heads in range(1, 257):
+            slopes, expected = alibi_slopes(num_heads), alibi_slopes_of_the_paper(num_heads)
+            assert len(slopes) == len(expected) == num_heads
+            off = max(abs(mpmath.mpf(ours) / theirs - 1) for ours, theirs in zip(slopes, expected, strict=True))
+            assert off <= 2.0**-52, f"{num_heads} heads: a slope is off by {float(off):.2g} of its size"
+    for num_heads in (1, 2, 4, 8):  # whose exponents are whole numbers
+        assert alibi_slopes(num_heads) == [2.0 ** (-8 // num_heads * (head + 1)) for head in range(num_heads)]
 
 
-def test_one_query_behind_a_cache_gets_the_last_row() -> None:
-    encoding = ALiBi(3)
-    full = bias(encoding, Positions.arange(9))
-    assert torch.equal(bias(encoding, Positions.after(8, 1), Positions.arange(9)), full[:, :, -1:])
-    assert torch.equal(full.diagonal(dim1=-2, dim2=-1).abs(), torch.zeros(1, 3, 9))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("num_heads", [1, 8, 12, 71])
+def test_131_072_distances_have_131_072_biases(num_heads: int, dtype: torch.dtype) -> None:
+    biases = alibi_row(num_heads, dtype)
+    assert biases.shape == (num_heads, FAR)
+    all_differ(biases)
+    assert len(biases[-1].unique()) == FAR
 
 
-def test_the_score_function_adds_the_bias() -> None:
-    encoding, queries, keys = ALiBi(11), Positions.of([[3, 9], [4, 0]]), Positions.of([[0, 5, 9], [1, 2, 3]])
-    q, k = torch.randn(2, 11, 2, 4), torch.randn(2, 11, 3, 4)
-    score = torch.randn(2, 11, 2, 3)
-    slots = torch.meshgrid(*(torch.arange(n) for n in score.shape), indexing="ij")
-    modified = encoding.score_mod(q, k, queries, keys)(score, *slots)
-    rtol, atol = TOLERANCES[torch.float32]
-    torch.testing.assert_close(modified, score + encoding.bias(q, k, queries, keys), rtol=rtol, atol=atol)
+@pytest.mark.parametrize("heads", [1, 6, 8, 12])
+def test_learned_slopes_begin_as_the_papers_and_learn(heads: int) -> None:
+    q = torch.randn(1, heads, 7, 4)
+    learned = ALiBi(heads, learned=True)
+    assert [name for name, _ in learned.named_parameters()] == ["slopes"]
+    assert torch.equal(learned.bias(q, q, Positions.arange(7)), ALiBi(heads).bias(q, q, Positions.arange(7)))
+    assert torch.equal(learned.slopes.detach(), torch.tensor(oracles.alibi_slopes(heads)))
+    cotangent = torch.randn(1, heads, 7, 7)
+    learned.bias(q, q, Positions.arange(7)).backward(cotangent)
+    steps = (torch.arange(7)[:, None] - torch.arange(7)).abs()
+    torch.testing.assert_close(learned.slopes.grad, -(cotangent[0] * steps).sum((1, 2)), **SHORT_SUM)
 
 
-def test_alibi_has_no_parameters() -> None:
-    assert not list(ALiBi(8).parameters())
+def test_plain_slopes_are_no_parameter() -> None:
+    assert not ALiBi(4).state_dict()
+    assert repr(ALiBi(4)) == "ALiBi(num_heads=4)"
+    assert repr(ALiBi(4, learned=True)) == "ALiBi(num_heads=4, learned=True)"
 
 
-@pytest.mark.parametrize("num_heads", [0, -1])
-def test_no_heads_are_refused(num_heads: int) -> None:
-    with refuses(RangeError, f"got {num_heads} for num_heads"):
-        ALiBi(num_heads)
-
-
-@pytest.mark.parametrize("door", ["bias", "score_mod"])
-def test_queries_and_keys_of_another_shape_are_refused(door: str) -> None:
-    ask, q = getattr(ALiBi(3), door), torch.zeros(2, 3, 5, 4)
-    with refuses(ShapeError, "(2, 4, 5, 4)", "num_heads=3"):
-        ask(torch.zeros(2, 4, 5, 4), q, Positions.arange(5))
-    with refuses(ShapeError, "(3, 5, 4)"):
-        ask(torch.zeros(3, 5, 4), q, Positions.arange(5))
-    with refuses(ShapeError, "1 x 4", "2 x 5"):
-        ask(q, q, Positions.arange(4))
-    with refuses(ShapeError, "k has 2 x 5"):
-        ask(q, q, Positions.arange(5), Positions.arange(6))
-    with refuses(ShapeError, "2 axes"):
-        ask(torch.zeros(1, 3, 6, 4), torch.zeros(1, 3, 6, 4), Positions.grid(2, 3))
-    with refuses(ShapeError, "meta"):
-        ask(q, q, Positions.arange(5, device="meta"))
+def test_key_heads_are_shared_by_neighbouring_query_heads() -> None:
+    k = torch.arange(3.0).view(1, 3, 1, 1)
+    assert for_query_heads(k, 6).flatten().tolist() == [0, 0, 1, 1, 2, 2]
+    assert for_query_heads(k, 3) is k

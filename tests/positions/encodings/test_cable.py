@@ -84,9 +84,3 @@ def test_what_is_read_as_a_vector_is_for_no_score_function() -> None:
         assert plain.score_mod(q, q, plain.read(x, Positions.arange(3))) is not None
         with refuses(LocantError, "no score_mod", "backend='tiled'"):
             attend(q, q, q, encoding=encoding, positions=read, backend="flex")
-
-
-def test_mistakes_are_named() -> None:
-    encoding, q = Cable(HEADS, D_MODEL), torch.zeros(1, HEADS, 3, HEAD_DIM)
-    with refuses(LocantError, "positions = encoding.read(x, positions)", "without what Cable reads"):
-        encoding.bias(q, q, Positions.arange(3))

@@ -8,8 +8,7 @@ from torch import Tensor
 from transformers import DebertaV2Config
 from transformers.models.deberta_v2 import modeling_deberta_v2 as reference
 
-from locant import Deberta, Positions, RangeError, ShapeError, attend
-from tests.positions import claims
+from locant import Deberta, Positions, RangeError, attend
 from tests.refusal import refuses
 from tests.tolerances import PEER, assert_close
 
@@ -46,20 +45,9 @@ def ours(layer: reference.DisentangledSelfAttention, table: Tensor, settings: De
 
 @pytest.mark.parametrize(
     ("buckets", "longest"),
-    [
-        (256, 512),
-        (32, 128),
-        (64, 512),
-        (128, 513),
-        (16, 64),
-        (48, 100),
-        (31, 200),
-        (5, 64),
-        (4, 8),
-        (512, 4096),
-        (8, 6),
-    ],
-)
+    [(256, 512), (32, 128), (64, 512), (128, 513), (16, 64), (48, 100),
+     (31, 200), (5, 64), (4, 8), (512, 4096), (8, 6)],
+)  # fmt: skip
 def test_the_bucket_table_is_that_of_transformers(buckets: int, longest: int) -> None:
     """As integers, for every distance from -4096 to 4096, before and after it is made a row."""
     steps = torch.arange(-4096, 4097)
@@ -140,58 +128,7 @@ def test_attention_is_that_of_a_deberta_layer(share: bool, norm: bool) -> None:
     assert_close(y.transpose(1, 2).flatten(-2)[real], expected[real])
 
 
-def test_a_cache_gets_the_rows_of_the_whole() -> None:
-    """The reference cannot: its second term wants as many queries as keys."""
-    encoding = claims.shaken(Deberta(HEADS, HEAD_DIM, num_buckets=8, max_distance=20))
-    q, k = torch.randn(1, HEADS, LENGTH, HEAD_DIM), torch.randn(1, HEADS, LENGTH, HEAD_DIM)
-    whole = encoding.bias(q, k, Positions.arange(LENGTH))
-    last = encoding.bias(q[:, :, -1:], k, Positions.after(LENGTH - 1, 1), Positions.arange(LENGTH))
-    assert torch.equal(last, whole[:, :, -1:])
-
-
 # ---------------------------------------------------------------------- what every encoding holds
-
-
-def build(heads: int, width: int) -> Deberta:
-    return Deberta(heads, width, num_buckets=8, max_distance=16)
-
-
-@pytest.mark.parametrize("dtype", claims.DTYPES, ids=str)
-@pytest.mark.parametrize("terms", [BOTH, ("c2p",), ("p2c",)])
-def test_every_row_gets_what_it_gets_alone(terms: tuple[str, ...], dtype: torch.dtype) -> None:
-    claims.agrees_with_itself_alone(
-        lambda heads, width: Deberta(heads, width, num_buckets=8, max_distance=16, terms=terms, norm=True),  # type: ignore[arg-type]
-        dtype,
-    )
-
-
-@pytest.mark.unchecked
-@pytest.mark.parametrize("terms", [BOTH, ("c2p",), ("p2c",)])
-def test_the_score_function_adds_the_bias(terms: tuple[str, ...]) -> None:
-    claims.score_mod_is_bias(lambda heads, width: Deberta(heads, width, num_buckets=8, max_distance=16, terms=terms))  # type: ignore[arg-type]
-
-
-def test_gradcheck() -> None:
-    claims.passes_gradcheck(Deberta(2, 2, num_buckets=4, max_distance=5, norm=True), 2, 2)
-
-
-@pytest.mark.unchecked
-def test_compiles_at_most_twice() -> None:
-    claims.compiles_at_most_twice(build)
-
-
-def test_sizes_and_state() -> None:
-    claims.handles_every_size(build)
-    claims.has_no_state_but_parameters(build)
-    claims.has_no_state_but_parameters(lambda heads, width: Deberta(heads, width, num_buckets=8, norm=True))
-
-
-def test_ranks_hold_slices_of_one_model() -> None:
-    """Up to rounding: each rank projects the table to fewer columns."""
-    claims.ranks_make_the_whole(
-        lambda heads, width, part: Deberta(heads, width, num_buckets=8, max_distance=16, head_slice=part),
-        same_bits=False,
-    )
 
 
 def test_mistakes_are_named() -> None:
@@ -203,10 +140,3 @@ def test_mistakes_are_named() -> None:
     for terms in ((), ("p2p",), ("c2p", "c2p")):
         with refuses(RangeError, "for terms", "'p2c'"):
             Deberta(2, 4, terms=terms)  # type: ignore[arg-type]
-    q = torch.zeros(1, 2, 3, 4)
-    with refuses(ShapeError, "Deberta(num_heads=3)"):
-        Deberta(3, 4).bias(q, q, Positions.arange(3))
-    with refuses(ShapeError, "head_dim=5"):
-        Deberta(2, 5).bias(q, q, Positions.arange(3))
-    with refuses(ShapeError, "2 query heads"):
-        Deberta(2, 4).bias(q, torch.zeros(1, 3, 3, 4), Positions.arange(3))

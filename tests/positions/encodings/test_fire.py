@@ -1,4 +1,4 @@
-"""FIRE against the paper's MLP, evaluated pair by pair."""
+"""FIRE against the paper's MLP, evaluated pair by pair; its shared numbers have a dimension, for FSDP."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from locant import Fire, Positions, RangeError, ShapeError, attend
+from locant import Fire, Positions, attend
 from tests.positions import claims
+from tests.positions.claims import zeros
 from tests.positions.oracles_of_biases import fire
-from tests.refusal import refuses
 from tests.tolerances import ONE_ROUNDING, RATIO_OF_ONE, SHORT_SUM, assert_close
 
 HEADS = 3
-
-
-def zeros(heads: int, queries: int, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros(1, heads, queries, 4), torch.zeros(1, heads, keys, 4)
 
 
 def parameters(encoding: Fire) -> dict[str, torch.Tensor]:
@@ -88,15 +84,6 @@ def test_a_hidden_unit_at_its_kink_learns_as_in_the_mlp(backend: str, dtype: tor
         assert_close(mine, theirs)
 
 
-def test_a_causal_pair_is_that_of_the_paper_whatever_else_is_asked() -> None:
-    """Up to the query, i is the later place: the entry is that of a lone query behind a cache of just these keys."""
-    encoding = claims.shaken(Fire(2, threshold=4.0))
-    whole = encoding.bias(*zeros(2, 20, 20), Positions.arange(20))
-    for i in (0, 3, 4, 5, 19):
-        alone = encoding.bias(*zeros(2, 1, i + 1), Positions.after(i, 1), Positions.arange(i + 1))
-        assert torch.equal(alone[0, :, 0], whole[0, :, i, : i + 1])
-
-
 def test_it_is_symmetric_and_its_ratio_ends_at_one() -> None:
     """From the last token of any length to the first the function sees one, up to the authors' 1e-6: no new input."""
     encoding = claims.shaken(Fire(2, threshold=4.0))
@@ -117,41 +104,6 @@ def test_below_the_threshold_a_pair_depends_on_its_distance_alone() -> None:
     assert not torch.equal(near, encoding.bias(*zeros(2, 9, 9), Positions.after(505, 9)))
 
 
-def build(heads: int, width: int) -> Fire:
-    return Fire(heads, hidden=7, threshold=8.0)
-
-
-@pytest.mark.parametrize("dtype", claims.DTYPES, ids=str)
-def test_every_row_gets_what_it_gets_alone(dtype: torch.dtype) -> None:
-    claims.agrees_with_itself_alone(build, dtype)
-
-
-@pytest.mark.unchecked
-def test_the_score_function_adds_the_bias() -> None:
-    claims.score_mod_is_bias(build)
-
-
-def test_gradcheck() -> None:
-    claims.passes_gradcheck(Fire(2, hidden=5, threshold=3.0), 2, 3)
-
-
-@pytest.mark.unchecked
-def test_compiles_at_most_twice() -> None:
-    claims.compiles_at_most_twice(build)
-
-
-def test_sizes_and_state() -> None:
-    claims.handles_every_size(build)
-    claims.has_no_state_but_parameters(build)
-
-
-def test_ranks_hold_slices_of_one_model() -> None:
-    """Up to rounding: each rank adds up its lines with fewer columns."""
-    claims.ranks_make_the_whole(
-        lambda heads, width, part: Fire(heads, hidden=7, threshold=8.0, head_slice=part), same_bits=False
-    )
-
-
 def test_it_starts_as_the_authors_start_it() -> None:
     encoding = Fire(4)
     assert encoding.c.item() == pytest.approx(0.1, rel=ONE_ROUNDING[torch.float32], abs=0)
@@ -161,10 +113,26 @@ def test_it_starts_as_the_authors_start_it() -> None:
     assert float(encoding.output.weight.detach().abs().max()) <= 32**-0.5
 
 
-def test_mistakes_are_named() -> None:
-    for wrong in ({"hidden": 0}, {"c": 0.0}, {"threshold": -1.0}, {"c": float("nan")}):
-        name, number = next(iter(wrong.items()))
-        with refuses(RangeError, f"got {number} for {name}"):
-            Fire(2, **wrong)  # type: ignore[arg-type]
-    with refuses(ShapeError, "Fire(num_heads=3)"):
-        Fire(3).bias(*zeros(2, 4, 4), Positions.arange(4))
+def test_no_parameter_is_without_a_dimension() -> None:
+    assert {name: tuple(each.shape) for name, each in Fire(2, hidden=3).named_parameters()} == {
+        "c": (1,), "threshold_multiple": (1,), "hidden.weight": (3, 1), "hidden.bias": (3,),
+        "output.weight": (2, 3), "output.bias": (2,),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("prefix", "assign"), [("", True), ("0.", False)])
+def test_a_state_with_scalars_is_read(prefix: str, assign: bool) -> None:
+    """As they were once."""
+    saved, fresh = Fire(2, hidden=3), Fire(2, hidden=3)
+    with torch.no_grad():
+        saved.c.fill_(0.37)
+        saved.threshold_multiple.fill_(1.3)
+    state = {prefix + name: each.detach().clone() for name, each in saved.named_parameters()}
+    for name in ("c", "threshold_multiple"):
+        state[prefix + name] = state[prefix + name][0]
+    model = torch.nn.Sequential(fresh) if prefix else fresh
+    model.load_state_dict(state, assign=assign)
+    assert state[prefix + "c"].ndim == 0
+    q = torch.zeros(1, 2, 9, 4)
+    assert torch.equal(fresh.bias(q, q, Positions.arange(9)), saved.bias(q, q, Positions.arange(9)))
+    assert fresh.c.shape == (1,)

@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 import torch
 
-from locant import Kerple, Positions, RangeError, ShapeError, attend
+from locant import Kerple, Positions
 from tests.positions import claims
+from tests.positions.claims import zeros
 from tests.positions.oracles_of_biases import kerple
-from tests.refusal import refuses
 from tests.tolerances import LOGARITHM, SHORT_SUM
 
 KINDS = ["log", "power"]
@@ -22,10 +22,6 @@ def set_to(encoding: Kerple, r1: list[float], r2: list[float]) -> Kerple:
         encoding.r1.copy_(torch.tensor(r1))
         encoding.r2.copy_(torch.tensor(r2))
     return encoding
-
-
-def zeros(heads: int, queries: int, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros(1, heads, queries, 4), torch.zeros(1, heads, keys, 4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -74,39 +70,6 @@ def test_parameters_act_within_their_bounds_and_can_come_back() -> None:
     assert bool((encoding.r2.grad < 0).all())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", claims.DTYPES, ids=str)
-def test_every_row_gets_what_it_gets_alone(kind: str, dtype: torch.dtype) -> None:
-    claims.agrees_with_itself_alone(lambda heads, width: Kerple(heads, kind), dtype)  # type: ignore[arg-type]
-
-
-@pytest.mark.unchecked
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_score_function_adds_the_bias(kind: str) -> None:
-    claims.score_mod_is_bias(lambda heads, width: Kerple(heads, kind))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradcheck(kind: str) -> None:
-    claims.passes_gradcheck(set_to(Kerple(2, kind), [0.5, 1.1], [0.3, 0.8]), 2, 3, shake=0.0)  # type: ignore[arg-type]
-
-
-@pytest.mark.unchecked
-@pytest.mark.parametrize("kind", KINDS)
-def test_compiles_at_most_twice(kind: str) -> None:
-    claims.compiles_at_most_twice(lambda heads, width: Kerple(heads, kind))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_sizes_and_state(kind: str) -> None:
-    claims.handles_every_size(lambda heads, width: Kerple(heads, kind))  # type: ignore[arg-type]
-    claims.has_no_state_but_parameters(lambda heads, width: Kerple(heads, kind))  # type: ignore[arg-type]
-
-
-def test_ranks_hold_slices_of_one_model() -> None:
-    claims.ranks_make_the_whole(lambda heads, width, part: Kerple(heads, head_slice=part))
-
-
 def test_parameters_start_where_the_authors_draw_them() -> None:
     r1, r2 = Kerple(4_000).r1.detach(), Kerple(4_000).r2.detach()
     assert 0.01 <= float(r1.min()) < 0.05
@@ -114,22 +77,3 @@ def test_parameters_start_where_the_authors_draw_them() -> None:
     assert 0.01 <= float(r2.min()) < 0.05
     assert 0.97 < float(r2.max()) <= 1
     assert 1.9 < float(Kerple(4_000, "power").r2.detach().max()) <= 2
-
-
-def test_attention_uses_it() -> None:
-    q = torch.randn(1, 2, 6, 8)
-    positions = Positions.arange(6)
-    encoding = set_to(Kerple(2), [5.0, 5.0], [50.0, 50.0])
-    _, weights = attend(q, q, q, encoding=encoding, positions=positions, return_weights=True)
-    assert float(weights.detach().diagonal(dim1=2, dim2=3).min()) > 0.99
-
-
-def test_mistakes_are_named() -> None:
-    with refuses(RangeError, "'lag'", "'log'"):
-        Kerple(2, "lag")  # type: ignore[arg-type]
-    with refuses(RangeError, "got 0 for num_heads"):
-        Kerple(0)
-    with refuses(ShapeError, "Kerple(num_heads=3)", "(1, 2, 4, 4)"):
-        Kerple(3).bias(*zeros(2, 4, 4), Positions.arange(4))
-    with refuses(ShapeError, "Kerple needs one index"):
-        Kerple(2).score_mod(*zeros(2, 4, 4), Positions.grid(2, 2))

@@ -43,11 +43,9 @@ def published(model: str) -> tuple[nn.Module, Any]:
 
 
 def table_of(embeddings: Any) -> nn.Parameter:
-    return (
-        embeddings.position_embedding.weight
-        if hasattr(embeddings, "position_embedding")
-        else embeddings.position_embeddings
-    )
+    if hasattr(embeddings, "position_embedding"):
+        return embeddings.position_embedding.weight
+    return embeddings.position_embeddings
 
 
 def images_of(embeddings: Any, sizes: tuple[int, int]) -> Callable[[], Tensor]:

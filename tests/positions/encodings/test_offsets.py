@@ -237,31 +237,6 @@ def test_flex_attention_runs_it_on_a_cpu() -> None:
 
 # ---------------------------------------------------------------------- the claims of every encoding, in one row
 
-BUILDS: dict[str, Callable[..., OffsetBias]] = {
-    "table": lambda heads, width, part=None: GridBias(heads, 1, 60, head_slice=part),
-    "continuous": lambda heads, width, part=None: ContinuousGridBias(heads, 1, 60, hidden=5, head_slice=part),
-    "decomposed": lambda heads, width: DecomposedBias(width, 1, 60),
-}
-
-
-@pytest.mark.unchecked
-@pytest.mark.parametrize("name", BUILDS)
-def test_it_holds_what_every_encoding_holds(name: str) -> None:
-    claims.handles_every_size(BUILDS[name])
-    claims.has_no_state_but_parameters(BUILDS[name])
-    claims.score_mod_is_bias(BUILDS[name])
-
-
-@pytest.mark.parametrize("name", ["table", "continuous"])
-def test_ranks_hold_slices_of_one_model(name: str) -> None:
-    claims.ranks_make_the_whole(BUILDS[name])
-
-
-@pytest.mark.unchecked
-@pytest.mark.parametrize("name", BUILDS)
-def test_it_compiles_at_most_twice(name: str) -> None:
-    claims.compiles_at_most_twice(BUILDS[name])
-
 
 @pytest.mark.parametrize("resized", ["the copy", "the original"])
 def test_resizing_one_of_two_that_share_their_parameters_leaves_the_other_as_it_was(resized: str) -> None:

@@ -1,6 +1,8 @@
-"""Rotary positions: the properties of the paper, and agreement with `transformers`."""
+"""Rotary positions: the properties of the paper, several axes, keys that move, and agreement with `transformers`."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +14,14 @@ from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.gptj import modeling_gptj
 from transformers.models.llama import modeling_llama
 from transformers.models.phi import modeling_phi
+from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig, Qwen2VLVisionConfig
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding, Qwen2VLVisionRotaryEmbedding
 
 from locant import LocantError, Positions, RangeError, Rotary, ShapeError
-from locant.positions.scaling import DynamicNTK
+from locant.positions.scaling import DynamicNTK, LongRoPE, Scaling
 from tests import oracles
 from tests.refusal import refuses
-from tests.tolerances import SHIFTED, assert_close
+from tests.tolerances import DIFFERENT, SHIFTED, assert_close
 
 LAYOUTS = ["half", "interleaved"]
 
@@ -29,14 +33,6 @@ def at(index: int) -> Positions:
 
 
 # ---------------------------------------------------------------------- properties
-
-
-@given(st.integers(-(2**31) + 1, 2**31 - 1), st.integers(1, 40), st.sampled_from(LAYOUTS))
-def test_the_norm_is_kept_at_any_position(position: int, pairs: int, layout: str) -> None:
-    q, k = torch.randn(1, 3, 1, 2 * pairs), torch.randn(1, 2, 1, 2 * pairs)
-    rotated = Rotary(2 * pairs, layout=layout).rotate(q, k, at(position))
-    for before, after in zip((q, k), rotated, strict=True):
-        assert_close(after.norm(dim=-1), before.norm(dim=-1))
 
 
 @given(
@@ -53,14 +49,6 @@ def test_a_score_depends_on_the_distance_only(m: int, n: int, shift: int, pairs:
 def _score(rotary: Rotary, q: Tensor, k: Tensor, m: int, n: int) -> Tensor:
     rotated_q, rotated_k = rotary.rotate(q, k, at(m), at(n))
     return (rotated_q.double() * rotated_k.double()).sum()
-
-
-def test_that_property_rejects_the_usual_angles() -> None:
-    """The twin: angles of float32 at a shift of 2^20 + 1 miss the bound by far."""
-    q, k = torch.randn(2, 1, 1, 1, 64).unbind(0)
-    rotary = Rotary(64, angles="float32")
-    moved = _score(rotary, q, k, 100, 37) - _score(rotary, q, k, 2**20 + 101, 2**20 + 38)
-    assert float(moved.abs()) > 100 * SHIFTED[torch.float32] * float(q.norm() * k.norm())
 
 
 @given(st.integers(-(2**31) + 1, 2**31 - 1), st.integers(1, 20), st.sampled_from(LAYOUTS))
@@ -296,34 +284,21 @@ def test_partial_is_gpt_neox_and_phi(share: float) -> None:
 # ---------------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize("head_dim", [-2, 0, 1, 7])
-def test_an_odd_or_missing_head_dim_is_refused(head_dim: int) -> None:
-    with refuses(RangeError, f"got {head_dim} for head_dim", "even"):
-        Rotary(head_dim)
+WRONG: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    *(({"head_dim": head_dim}, (f"got {head_dim} for head_dim", "even")) for head_dim in (-2, 0, 1, 7)),
+    *(({"rotary_dim": n}, (f"got {n} for rotary_dim", "head_dim=8", "even")) for n in (-2, 0, 3, 10)),
+    ({"layout": "neox"}, ("'neox'", "'half'", "'interleaved'")),
+    ({"axial": True}, ("sections",)),
+    *(({"sections": sections}, (str(sections), "4 pairs")) for sections in ((1, 2), (4, 4), ())),
+    # These do add up; used, they made torch write outside of its memory.
+    *(({"sections": parts}, (f"got {min(parts)} for an entry of sections",)) for parts in ((6, -2), (4, 0, -1, 1))),
+]
 
 
-@pytest.mark.parametrize("rotary_dim", [-2, 0, 3, 10])
-def test_a_rotary_dim_that_is_odd_or_too_large_is_refused(rotary_dim: int) -> None:
-    with refuses(RangeError, f"got {rotary_dim} for rotary_dim", "head_dim=8", "even"):
-        Rotary(8, rotary_dim=rotary_dim)
-
-
-def test_an_unknown_layout_is_refused() -> None:
-    with refuses(RangeError, "'neox'", "'half'", "'interleaved'"):
-        Rotary(8, layout="neox")
-
-
-@pytest.mark.parametrize("sections", [(1, 2), (4, 4), ()])
-def test_sections_that_do_not_add_up_are_refused(sections: tuple[int, ...]) -> None:
-    with refuses(RangeError, str(sections), "4 pairs"):
-        Rotary(8, sections=sections)
-
-
-@pytest.mark.parametrize("sections", [(6, -2), (-1, 5), (4, 0, -1, 1)])
-def test_negative_sections_are_refused(sections: tuple[int, ...]) -> None:
-    """They do add up; used, they made torch write outside of its memory."""
-    with refuses(RangeError, f"got {min(sections)} for an entry of sections"):
-        Rotary(8, sections=sections)
+@pytest.mark.parametrize(("options", "words"), WRONG, ids=str)
+def test_wrong_options_are_refused(options: dict[str, Any], words: tuple[str, ...]) -> None:
+    with refuses(RangeError, *words):
+        Rotary(**{"head_dim": 8, **options})
 
 
 def test_several_axes_without_sections_are_refused() -> None:
@@ -344,33 +319,94 @@ def test_queries_and_keys_of_another_shape_are_refused(shape: tuple[int, ...]) -
 
 
 def test_positions_of_another_length_batch_or_device_are_refused() -> None:
-    x = torch.zeros(2, 3, 5, 8)
-    with refuses(ShapeError, "1 x 4", "2 x 5"):
-        Rotary(8).rotate(x, x, Positions.arange(4))
-    with refuses(ShapeError, "3 x 5", "2 x 5"):
-        Rotary(8).rotate(x, x, Positions.arange(5, batch=3))
-    with refuses(ShapeError, "meta", "cpu"):
-        Rotary(8).rotate(x, x, Positions.arange(5, device="meta"))
-
-
-@pytest.mark.parametrize("k_batch", [1, 3])
-def test_keys_of_another_batch_are_refused(k_batch: int) -> None:
-    q, k = torch.zeros(2, 3, 5, 8), torch.zeros(k_batch, 3, 5, 8)
-    with refuses(ShapeError, "k"):
-        Rotary(8).rotate(q, k, Positions.arange(5, batch=2))
-
-
-def test_keys_of_another_length_or_device_need_positions_of_their_own() -> None:
-    q, k = torch.zeros(2, 3, 5, 8), torch.zeros(2, 3, 7, 8)
-    with refuses(ShapeError, "7", "5"):
-        Rotary(8).rotate(q, k, Positions.arange(5))
-    with refuses(ShapeError, "meta"):
-        Rotary(8).rotate(q, q.to("meta"), Positions.arange(5))
-    with refuses(ShapeError, "k has 2 x 7"):
-        Rotary(8).rotate(q, k, Positions.arange(5), Positions.arange(6))
+    q, five = torch.zeros(2, 3, 5, 8), Positions.arange(5)
+    longer, elsewhere = torch.zeros(2, 3, 7, 8), q.to("meta")
+    cases: list[tuple[Tensor, Positions, Positions | None, tuple[str, ...]]] = [
+        (q, Positions.arange(4), None, ("1 x 4", "2 x 5")),
+        (q, Positions.arange(5, batch=3), None, ("3 x 5", "2 x 5")),
+        (q, Positions.arange(5, device="meta"), None, ("meta", "cpu")),
+        (longer, five, None, ("7", "5")),
+        (longer, five, Positions.arange(6), ("k has 2 x 7",)),
+        (elsewhere, five, None, ("meta",)),
+    ]
+    for k, positions, k_positions, words in cases:
+        with refuses(ShapeError, *words):
+            Rotary(8).rotate(q, k, positions, k_positions)
 
 
 def test_keys_of_a_wider_dtype_keep_what_they_hold() -> None:
     k = torch.randn(1, 2, 5, 8, dtype=torch.float64)
     _, rotated = Rotary(8).rotate(k.float(), k, Positions.after(3, 5))
     assert_close(rotated, Rotary(8).rotate(k, k, Positions.after(3, 5))[1], torch.float64)
+
+
+SECTIONS = (16, 24, 24)
+
+
+def qwen_text() -> Qwen2VLRotaryEmbedding:
+    parameters = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": list(SECTIONS)}
+    config = Qwen2VLTextConfig(hidden_size=256, num_attention_heads=2, rope_parameters=parameters)
+    return Qwen2VLRotaryEmbedding(config)
+
+
+def test_sections_are_those_of_qwen2_vl_bit_for_bit():
+    index = torch.randint(0, 5_000, (2, 7, 3))
+    ours = Rotary(128, 1e6, sections=SECTIONS, angles="float32").cos_sin(Positions.of(index))
+    theirs = qwen_text()(torch.zeros(1), index.permute(2, 0, 1))
+    for mine, reference in zip(ours, theirs, strict=True):
+        assert torch.equal(mine, reference[..., :64])
+
+
+def test_axial_sections_are_those_of_qwen2_vls_vision_encoder():
+    height, width, head_dim = 5, 7, 80
+    vision = Qwen2VLVisionRotaryEmbedding(Qwen2VLVisionConfig(embed_dim=160, num_heads=2))
+    rotary = Rotary(head_dim, sections=(20, 20), axial=True, angles="float32")
+    grid = Positions.grid(height, width)
+    cos, sin = vision(torch.zeros(1), grid.index[0])
+    ours = rotary.cos_sin(grid)
+    assert torch.equal(ours[0][0], cos[..., :40])
+    assert torch.equal(ours[1][0], sin[..., :40])
+
+
+def scalings() -> list[Scaling]:
+    factors = {"short_factor": [1.0 + 0.01 * i for i in range(32)], "long_factor": [1.0 + 0.3 * i for i in range(32)]}
+    longrope = LongRoPE(**factors, original_max_seq_len=16, factor=32.0)
+    return [DynamicNTK(factor=4.0, original_max_seq_len=16), longrope]
+
+
+@pytest.mark.parametrize("scaling", scalings(), ids=lambda scaling: type(scaling).__name__)
+@pytest.mark.parametrize(
+    ("layout", "rotary_dim", "dtype"), [("half", 64, torch.float32), ("interleaved", None, torch.float64)]
+)
+@pytest.mark.parametrize(("from_len", "to_len"), [(16, 17), (17, 4096), (4096, 16), (5, 4096)])
+def test_rerotated_keys_are_those_rotated_for_the_other_length(scaling, layout, rotary_dim, dtype, from_len, to_len):
+    head_dim = 64 if rotary_dim is None else 80
+    rotary = Rotary(head_dim, scaling=scaling, layout=layout, rotary_dim=rotary_dim)
+    k, positions = torch.randn(2, 3, 5, head_dim, dtype=dtype), Positions.of([[0, 1, 3, 7, 15]])
+    before = rotary.for_length(from_len).rotate(k, k, positions)[1]
+    after = rotary.for_length(to_len).rotate(k, k, positions)[1]
+    assert_close(rotary.rerotate(before, positions, from_len, to_len), after)
+    if {from_len > 16, to_len > 16} == {True, False}:
+        assert not torch.allclose(before, after, atol=DIFFERENT)  # or there would be nothing to show
+
+
+@pytest.mark.parametrize("scaling", scalings(), ids=lambda scaling: type(scaling).__name__)
+def test_past_the_trained_length_the_length_has_to_be_said(scaling):
+    rotary = Rotary(64, scaling=scaling)
+    assert rotary.cos_sin(Positions.arange(16))[0].shape == (1, 16, 32)
+    with pytest.raises(RangeError, match="for_length"):
+        rotary.cos_sin(Positions.arange(17))
+    assert rotary.for_length(17).cos_sin(Positions.arange(17))[0].shape == (1, 17, 32)
+    with pytest.raises(RangeError, match="for_length"):
+        rotary.for_length(17).cos_sin(Positions.after(17, 1))
+
+
+def test_a_cache_that_outgrows_its_length_attends_as_one_shot_does():
+    rotary, tokens = Rotary(64, scaling=DynamicNTK(factor=4.0, original_max_seq_len=16)), 40
+    k = torch.randn(1, 2, tokens, 64)
+    first, rest = Positions.arange(16), Positions.after(16, tokens - 16)
+    cached = rotary.rotate(k[:, :, :16], k[:, :, :16], first)[1]
+    moved = rotary.rerotate(cached, first, 16, tokens)
+    new = rotary.for_length(tokens).rotate(k[:, :, 16:], k[:, :, 16:], rest)[1]
+    whole = rotary.for_length(tokens).rotate(k, k, Positions.arange(tokens))[1]
+    assert_close(torch.cat([moved, new], dim=2), whole)

@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from locant import Positions, RangeError, Sandwich, ShapeError
-from tests.positions import claims
+from locant import Positions, Sandwich
+from tests.positions.claims import zeros
 from tests.positions.oracles_of_biases import sandwich
-from tests.refusal import refuses
 from tests.tolerances import FAR_SINES, assert_close
-
-
-def zeros(heads: int, queries: int, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros(1, heads, queries, 4), torch.zeros(1, heads, keys, 4)
 
 
 @pytest.mark.parametrize("dim", [2, 12, 128])
@@ -57,40 +52,7 @@ def test_unknown_bounds_change_no_bit() -> None:
         assert encoding.score_mod(q, k, positions) is None, "it would look the bias up in a matrix"
 
 
-@pytest.mark.parametrize("dtype", claims.DTYPES, ids=str)
-def test_every_row_gets_what_it_gets_alone(dtype: torch.dtype) -> None:
-    claims.agrees_with_itself_alone(lambda heads, width: Sandwich(heads, dim=16), dtype)
-
-
-@pytest.mark.unchecked
-def test_the_score_function_adds_the_bias() -> None:
-    claims.score_mod_is_bias(lambda heads, width: Sandwich(heads, dim=16))
-
-
-@pytest.mark.unchecked
-def test_compiles_at_most_twice() -> None:
-    claims.compiles_at_most_twice(lambda heads, width: Sandwich(heads, dim=16))
-
-
-def test_sizes_and_state() -> None:
-    claims.handles_every_size(lambda heads, width: Sandwich(heads, dim=16))
-    claims.has_no_state_but_parameters(lambda heads, width: Sandwich(heads, dim=16))
-    assert not list(Sandwich(4).parameters())
-
-
 def test_float64_is_float64() -> None:
     q, k = (x.double() for x in zeros(3, 4, 4))
     truth = torch.from_numpy(sandwich(range(4), range(4), 3, 16))[None]
     assert_close(Sandwich(3, dim=16).bias(q, k, Positions.arange(4)), truth)
-
-
-def test_ranks_hold_slices_of_one_model() -> None:
-    claims.ranks_make_the_whole(lambda heads, width, part: Sandwich(heads, dim=16, head_slice=part))
-
-
-def test_mistakes_are_named() -> None:
-    for dim in (0, 1, 127):
-        with refuses(RangeError, f"got {dim} for dim"):
-            Sandwich(2, dim=dim)
-    with refuses(ShapeError, "Sandwich(num_heads=3)"):
-        Sandwich(3).bias(*zeros(2, 4, 4), Positions.arange(4))

@@ -9,10 +9,9 @@ import torch
 from transformers import Wav2Vec2BertConfig
 from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert as reference
 
-from locant import Positions, RangeError, ShapeError, Shaw, attend
+from locant import Positions, Shaw, attend
 from tests.positions import claims
 from tests.positions.oracles_of_biases import shaw
-from tests.refusal import refuses
 from tests.tolerances import assert_close
 
 LEFT, RIGHT, HEADS, HEAD_DIM = 5, 3, 4, 6
@@ -97,41 +96,3 @@ def test_a_pair_depends_on_its_distance_alone() -> None:
     q, k = torch.randn(1, 2, 9, 4), torch.randn(1, 2, 9, 4)
     encoding = Shaw(4, 3)
     assert torch.equal(encoding.bias(q, k, Positions.arange(9)), encoding.bias(q, k, Positions.after(10**9, 9)))
-
-
-@pytest.mark.parametrize("dtype", claims.DTYPES, ids=str)
-@pytest.mark.parametrize("key_term", [False, True])
-def test_every_row_gets_what_it_gets_alone(key_term: bool, dtype: torch.dtype) -> None:
-    claims.agrees_with_itself_alone(lambda heads, width: Shaw(width, 5, key_term=key_term), dtype)
-
-
-@pytest.mark.unchecked
-@pytest.mark.parametrize("key_term", [False, True])
-def test_the_score_function_adds_the_bias(key_term: bool) -> None:
-    claims.score_mod_is_bias(lambda heads, width: Shaw(width, 3, max_later=1, key_term=key_term))
-
-
-@pytest.mark.parametrize("key_term", [False, True])
-def test_gradcheck(key_term: bool) -> None:
-    claims.passes_gradcheck(Shaw(3, 2, key_term=key_term), 2, 3)
-
-
-@pytest.mark.unchecked
-def test_compiles_at_most_twice() -> None:
-    claims.compiles_at_most_twice(lambda heads, width: Shaw(width, 5, key_term=True))
-
-
-def test_sizes_and_state() -> None:
-    claims.handles_every_size(lambda heads, width: Shaw(width, 2, key_term=True))
-    claims.has_no_state_but_parameters(lambda heads, width: Shaw(width, 2, key_term=True))
-
-
-def test_mistakes_are_named() -> None:
-    q = torch.zeros(1, 2, 3, 4)
-    for name in ("head_dim", "max_distance", "max_later"):
-        with refuses(RangeError, f"got -1 for {name}"):
-            Shaw(**{"head_dim": 4, name: -1})
-    with refuses(ShapeError, "head_dim=5", "q of shape"):
-        Shaw(5).bias(q, q, Positions.arange(3))
-    with refuses(ShapeError, "k of shape (1, 3, 3, 4)", "2 query heads"):
-        Shaw(4, key_term=True).bias(q, torch.zeros(1, 3, 3, 4), Positions.arange(3))

@@ -7,7 +7,6 @@ import torch
 from rotary_embedding_torch import RotaryEmbedding
 
 from locant import Positions, RangeError, Rotary, ShapeError, XPos
-from tests.positions import claims
 from tests.refusal import refuses
 from tests.tolerances import PEER, SHORT_SUM, assert_close
 
@@ -61,33 +60,11 @@ def test_the_center_cancels(center: int) -> None:
     assert_close(moved, plain)
 
 
-def test_scores_depend_on_distance_alone() -> None:
-    q, k = tokens(9, torch.float64)
-    xpos = XPos(DIM)
-    near, far = (scores(*xpos.rotate(q, k, Positions.after(start, 9))) for start in (0, 5_000))
-    assert_close(near, far)
-
-
 def test_without_decay_it_is_rotary() -> None:
     q, k = tokens(9)
     slow = XPos(DIM, scale_base=1e30).rotate(q, k, Positions.arange(9))
     for ours, rotary in zip(slow, Rotary(DIM).rotate(q, k, Positions.arange(9)), strict=True):
         assert_close(ours, rotary)
-
-
-def test_keys_cached_while_decoding_are_those_of_one_shot() -> None:
-    q, k = tokens(30)
-    xpos = XPos(DIM)
-    one_shot = xpos.rotate(q, k, Positions.arange(30))
-    steps = [xpos.rotate(q[:, :, [p]], k[:, :, [p]], Positions.after(p, 1)) for p in range(30)]
-    for whole, pieces in zip(one_shot, zip(*steps, strict=True), strict=True):
-        assert torch.equal(torch.cat(pieces, dim=2), whole)
-
-
-@pytest.mark.parametrize("dtype", claims.DTYPES, ids=str)
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_every_row_gets_what_it_gets_alone(layout: str, dtype: torch.dtype) -> None:
-    claims.agrees_with_itself_alone(lambda heads, width: XPos(width, layout=layout), dtype)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
@@ -142,14 +119,6 @@ def test_far_positions_are_exact() -> None:
     torch.testing.assert_close(rotated[0, 0, 0].double(), expected, **SHORT_SUM)
 
 
-def test_other_doors_are_untouched() -> None:
-    q, k = tokens(3)
-    x = torch.randn(2, 3, 5)
-    assert XPos(DIM).embed(x, Positions.arange(3)) is x
-    assert XPos(DIM).bias(q, k, Positions.arange(3)) is None
-    assert XPos(DIM).score_mod(q, k, Positions.arange(3)) is None
-
-
 def test_inplace_writes_into_q_and_k() -> None:
     q, k = tokens(4)
     expected = XPos(DIM).rotate(q, k, Positions.arange(4))
@@ -170,31 +139,9 @@ def test_inplace_one_tensor_cannot_be_both() -> None:
         assert torch.equal(q, before)
 
 
-def test_gradcheck() -> None:
-    claims.passes_gradcheck(XPos(4, scale_base=8.0), 2, 4)
-
-
-@pytest.mark.unchecked
-def test_compiles_at_most_twice() -> None:
-    claims.compiles_at_most_twice(lambda heads, width: XPos(width))
-
-
-def test_sizes_and_state() -> None:
-    claims.handles_every_size(lambda heads, width: XPos(width))
-    claims.has_no_state_but_parameters(lambda heads, width: XPos(width))
-    assert not XPos(4).state_dict()
-
-
 def test_mistakes_are_named() -> None:
     for name, number in (("head_dim", 5), ("head_dim", 0), ("scale_base", 0.0), ("gamma", -1.0)):
         with refuses(RangeError, f"got {number} for {name}"):
             XPos(**{"head_dim": 4, name: number})  # type: ignore[arg-type]
     with refuses(RangeError, "'whole'"):
         XPos(4, layout="whole")  # type: ignore[arg-type]
-    q, k = tokens(3)
-    with refuses(ShapeError, "head_dim=6"):
-        XPos(6).rotate(q, k, Positions.arange(3))
-    with refuses(ShapeError, "k has 2 x 2"):
-        XPos(DIM).rotate(q, k[:, :, :2], Positions.arange(3))
-    with refuses(ShapeError, "2 axes"):
-        XPos(DIM).rotate(q, k, Positions.grid(1, 3))

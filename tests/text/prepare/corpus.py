@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import numpy as np
 import pytest
 
 from locant import InputError
+from locant.text.prepare import readers, sources
 from locant.text.prepare.plan import Plan, read_plan
-from locant.text.prepare.readers import documents, records, streams, text
 from locant.text.store import TokenStore
 
 SEPARATOR = "\n\n"
@@ -46,7 +45,7 @@ def planned(store: Path) -> Plan:
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Read so many bytes at a time."""
-    for module in (sys.modules[documents.__module__], records, streams, text):
+    for module in (readers, sources):
         monkeypatch.setattr(module, "BLOCK", size)
 
 

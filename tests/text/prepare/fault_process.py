@@ -1,6 +1,6 @@
 """A program that prepares a store and is killed, or fails, after a time or at a chosen step of the file system.
 
-It is run as a script, by `tests.text.prepare.fault_injection`, and takes orders as lines of JSON on standard input.
+It is run as a script, by `tests.text.prepare.test_crash`, and takes orders as lines of JSON on standard input.
 Each order is carried out in a copy of this process (a fork, so that nothing has to be imported again), which is what
 is killed. The package needs to know nothing of this: an audit hook sees every file that is opened for writing,
 renamed, made or removed, and `os.write`, `os.fsync` are wrapped. Nothing is really flushed to the disk, because a

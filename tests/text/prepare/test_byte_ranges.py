@@ -11,11 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from locant.text.prepare import readers
 from locant.text.prepare.readers import Batch, documents
-from locant.text.prepare.readers import text as text_reader
-from locant.text.prepare.readers.streams import BLOCK, ByteRange, Tally, cut
-from locant.text.prepare.readers.text import clean_start
-from locant.text.prepare.request import find_sources
+from locant.text.prepare.sources import BLOCK, ByteRange, Tally, cut, find_sources
 from tests.text.prepare.corpus import small_blocks
 
 BOM = b"\xef\xbb\xbf"
@@ -150,24 +148,6 @@ class TestByteRanges:
         for (_, start, stop), tally in zip(byte_ranges, tallies, strict=True):
             assert tally.sha256 == hashlib.sha256(data[start:stop]).hexdigest()
 
-    def test_would_differ_without_going_back(self) -> None:
-        """The check above must be able to fail: of three newlines, the first two are the separator."""
-        data = b"x\n\n\ny"
-
-        def read_bytes(low: int, high: int) -> bytes:
-            return data[low:high]
-
-        assert clean_start(read_bytes, 0, 2, b"\n\n") == 1
-        assert data.split(b"\n\n") == [b"x", b"\ny"]
-        assert data[1:].split(b"\n\n") == [b"", b"\ny"]
-        assert data[2:].split(b"\n\n") == [b"", b"y"]  # who begins in the middle
-
-    def test_may_end_where_a_part_of_a_document_ends(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        small_blocks(monkeypatch, 5)
-        (folder / "a.txt").write_bytes(b"x" * 23 + b"\n" + b"y" * 16)
-        (source,) = find_sources(folder, separator="\n")
-        assert read(cut(source, 10))[0] == [b"x" * 23, b"y" * 16]
-
     @pytest.mark.parametrize("text", [b"ab\n" * 100_000, b"a" * 299_999 + b"\n"], ids=["short", "long"])
     def test_cost_little_more_than_they_hold(self, folder: Path, monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
         """A file is read about once, or twice for a long document, not to its end for each range."""
@@ -175,7 +155,7 @@ class TestByteRanges:
         path.write_bytes(text)
         (source,) = find_sources(path, separator="\n")
         taken = 0
-        real = text_reader._split
+        real = readers._split
 
         def counting(blocks: object, more: object, *args: object, **options: object) -> object:
             def counted(them: object) -> object:
@@ -186,22 +166,13 @@ class TestByteRanges:
 
             return real(counted(blocks), counted(more), *args, **options)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(text_reader, "_split", counting)
+        monkeypatch.setattr(readers, "_split", counting)
         found, _ = read(cut(source, 10_000))
         assert found == text.split(b"\n")[:-1]
         assert taken <= len(text) + max(len(found[0]), 30 * 4096)
 
 
 class TestLongDocuments:
-    def test_come_in_parts(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        small_blocks(monkeypatch, 10)
-        text = b"0123456789" * 10 + b"xyz"
-        (folder / "a.txt").write_bytes(text)
-        (byte_range,) = cut(find_sources(folder)[0], 7)
-        batches = [*documents(byte_range, Tally())]
-        assert [batch.texts for batch in batches] == [[text[i : i + 10]] for i in range(0, 103, 10)]
-        assert [batch.unfinished for batch in batches] == [True] * 10 + [False]
-
     @pytest.mark.parametrize("separator", [None, "\n\n", "\n"])
     def test_never_stand_in_memory_as_a_whole(self, folder: Path, separator: str | None) -> None:
         path = folder / "a.txt"

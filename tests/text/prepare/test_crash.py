@@ -6,22 +6,25 @@ no other file may be there. Until then nothing may open as a store, unless it is
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import re
 import shutil
 import signal
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.text.prepare.corpus import contents, is_valid
-from tests.text.prepare.fault_injection import FaultInjector, fault_injector
 
 QUICK = 8
 SHARDS = 6
-MOMENTS = 60
 
 
 @pytest.fixture(scope="module")
@@ -116,39 +119,50 @@ def of_each_kind(steps: list[str], places: list[int]) -> list[int]:
     return sorted(at for both in ends.values() for at in both)
 
 
-def writes(steps: list[str]) -> list[int]:
+def at_some_steps(steps: list[str]) -> list[int]:
+    return chosen(steps, QUICK)
+
+
+def in_some_writes(steps: list[str]) -> list[int]:
+    places = in_every_write(steps)
+    return [places[i] for i in chosen([""] * len(places), 4)]
+
+
+def in_every_write(steps: list[str]) -> list[int]:
     return [i for i, name in enumerate(steps) if name.startswith("write")]
 
 
-def some(places: list[int], count: int) -> list[int]:
-    return [places[i] for i in chosen([""] * len(places), count)]
+def at_every_kind_that_a_full_disk_refuses(steps: list[str]) -> list[int]:
+    return of_each_kind(steps, [at for at, name in enumerate(steps) if not name.startswith(("remove", "rmdir"))])
 
 
-def test_killed_at_some_moments(injector: FaultInjector, undisturbed: Any) -> None:
-    assert kill_at_moments(injector, undisturbed[0], QUICK)
-
-
-def test_killed_at_some_steps(injector: FaultInjector, undisturbed: Any) -> None:
+@pytest.mark.parametrize(
+    ("fault", "places"),
+    [
+        ("kill", at_some_steps), ("torn", in_some_writes), ("short", in_some_writes), ("full", at_some_steps),
+        ("broken", at_some_steps), pytest.param("kill", every, marks=pytest.mark.slow),
+        pytest.param("torn", in_every_write, marks=pytest.mark.slow),
+        pytest.param("full", at_every_kind_that_a_full_disk_refuses, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_a_fault_leaves_no_half_of_a_store(
+    injector: FaultInjector, undisturbed: Any, fault: str, places: Callable[[list[str]], list[int]]
+) -> None:
     whole, steps = undisturbed
-    fail_at(injector, whole, steps, "kill", chosen(steps, QUICK))
-    fail_at(injector, whole, steps, "torn", some(writes(steps), 4))
+    fail_at(injector, whole, steps, fault, places(steps))
 
 
-@pytest.mark.slow
-def test_killed_at_many_moments(injector: FaultInjector, undisturbed: Any) -> None:
-    assert len(kill_at_moments(injector, undisturbed[0], MOMENTS)) >= 10  # from its first steps to its last
+@pytest.mark.parametrize(("count", "left"), [(QUICK, 1), pytest.param(60, 10, marks=pytest.mark.slow)])
+def test_killed_at_any_moment(injector: FaultInjector, undisturbed: Any, count: int, left: int) -> None:
+    """From its first steps to its last."""
+    assert len(kill_at_moments(injector, undisturbed[0], count)) >= left
 
 
-@pytest.mark.slow
-def test_killed_at_every_step(injector: FaultInjector, undisturbed: Any) -> None:
-    whole, steps = undisturbed
-    fail_at(injector, whole, steps, "kill", every(steps))
-
-
-@pytest.mark.slow
-def test_killed_in_every_write(injector: FaultInjector, undisturbed: Any) -> None:
-    whole, steps = undisturbed
-    fail_at(injector, whole, steps, "torn", writes(steps))
+def test_a_full_disk_leaves_an_old_store_as_it_was(injector: FaultInjector, undisturbed: Any) -> None:
+    resume(injector, undisturbed[0])
+    for at in range(3):
+        injector.run(fault="full", at=at)
+        assert contents(injector.out) == undisturbed[0]
 
 
 # ------------------------------------------------------------------ beginning anew
@@ -190,8 +204,18 @@ class Restart:
         assert contents(self.injector.out) == self.whole
 
 
-def restart_after_a_kill(restart: Restart, places: list[int]) -> None:
-    for at in places:
+def every_kind(steps: list[str]) -> list[int]:
+    return of_each_kind(steps, every(steps))
+
+
+ANEW = pytest.mark.parametrize("places", [at_some_steps, pytest.param(every_kind, marks=pytest.mark.slow)])
+
+
+@ANEW
+def test_beginning_anew_after_a_kill(
+    restart: Restart, undisturbed: Any, places: Callable[[list[str]], list[int]]
+) -> None:
+    for at in places(undisturbed[1]):
         shutil.rmtree(restart.injector.out, ignore_errors=True)
         assert restart.injector.run(fault="kill", at=at)["code"] == -signal.SIGKILL
         if not (restart.injector.out / "store.json").exists():
@@ -199,78 +223,25 @@ def restart_after_a_kill(restart: Restart, places: list[int]) -> None:
             assert contents(restart.injector.out) == restart.whole
 
 
-def kill_a_restart(restart: Restart, steps: list[str], places: list[int]) -> None:
-    for at in places:
+@ANEW
+def test_a_restart_that_is_killed(restart: Restart, undisturbed: Any, places: Callable[[list[str]], list[int]]) -> None:
+    _, steps = undisturbed
+    restart.half_joined(steps)
+    taken = restart.run()["steps"]
+    assert contents(restart.injector.out) == restart.whole
+    discarding, planning = (
+        next(i for i, name in enumerate(taken) if name.startswith(what))
+        for what in ("remove /shard", "mkdir /.prepare.")
+    )
+    assert discarding < planning
+    for at in [*places(taken), discarding, discarding + 1, planning]:
         restart.half_joined(steps)
         assert restart.run(fault="kill", at=at)["code"] == -signal.SIGKILL
         require_no_half(restart.injector.out, restart.whole)
         restart.resume()
 
 
-def first(steps: list[str], what: str) -> int:
-    return next(i for i, name in enumerate(steps) if name.startswith(what))
-
-
-def steps_of_a_restart(restart: Restart, steps: list[str]) -> list[str]:
-    restart.half_joined(steps)
-    taken = restart.run()["steps"]
-    assert contents(restart.injector.out) == restart.whole
-    return taken
-
-
-def test_beginning_anew_after_a_kill_at_some_steps(restart: Restart, undisturbed: Any) -> None:
-    _, steps = undisturbed
-    restart_after_a_kill(restart, chosen(steps, QUICK))
-
-
-def test_a_restart_that_is_killed_at_some_steps(restart: Restart, undisturbed: Any) -> None:
-    _, steps = undisturbed
-    taken = steps_of_a_restart(restart, steps)
-    discarding, planning = (first(taken, what) for what in ("remove /shard", "mkdir /.prepare."))
-    assert discarding < planning
-    kill_a_restart(restart, steps, [*chosen(taken, QUICK), discarding, discarding + 1, planning])
-
-
-@pytest.mark.slow
-def test_beginning_anew_after_a_kill_at_every_kind_of_step(restart: Restart, undisturbed: Any) -> None:
-    _, steps = undisturbed
-    restart_after_a_kill(restart, of_each_kind(steps, every(steps)))
-
-
-@pytest.mark.slow
-def test_a_restart_that_is_killed_at_every_kind_of_step(restart: Restart, undisturbed: Any) -> None:
-    _, steps = undisturbed
-    taken = steps_of_a_restart(restart, steps)
-    kill_a_restart(restart, steps, of_each_kind(taken, every(taken)))
-
-
-# ------------------------------------------------------------------ disks
-
-
-@pytest.mark.parametrize("fault", ["full", "broken"])
-def test_a_disk_that_is_full_or_fails(injector: FaultInjector, undisturbed: Any, fault: str) -> None:
-    whole, steps = undisturbed
-    fail_at(injector, whole, steps, fault, chosen(steps, QUICK))
-
-
-@pytest.mark.slow
-def test_a_disk_that_is_full_at_every_kind_of_step(injector: FaultInjector, undisturbed: Any) -> None:
-    whole, steps = undisturbed
-    removing = ("remove", "rmdir")  # which a full disk lets through
-    places = [at for at, name in enumerate(steps) if not name.startswith(removing)]
-    fail_at(injector, whole, steps, "full", of_each_kind(steps, places))
-
-
-def test_writes_of_half_the_bytes(injector: FaultInjector, undisturbed: Any) -> None:
-    whole, steps = undisturbed
-    fail_at(injector, whole, steps, "short", some(writes(steps), 4))
-
-
-def test_a_full_disk_leaves_an_old_store_as_it_was(injector: FaultInjector, undisturbed: Any) -> None:
-    resume(injector, undisturbed[0])
-    for at in range(3):
-        injector.run(fault="full", at=at)
-        assert contents(injector.out) == undisturbed[0]
+# ------------------------------------------------------------------ power cuts
 
 
 def is_before(place: Path, path: str) -> bool:
@@ -311,14 +282,39 @@ def test_everything_is_on_the_disk_before_it_has_its_name(undisturbed: Any) -> N
     assert faults_of_order(undisturbed[1]) == []
 
 
-@pytest.mark.parametrize(
-    "left_out",
-    [
-        "fsync", "rename /store.json", r"fsync /\.prepare\.\w+$", r"fsync /\.prepare/part-00000\.\w+$",
-        pytest.param(r"fsync $", marks=pytest.mark.slow),
-    ],
-)  # fmt: skip
-def test_a_flush_that_is_missing_is_seen(undisturbed: Any, left_out: str) -> None:
-    left = [name for name in undisturbed[1] if not re.match(left_out, name)]
-    assert len(left) < len(undisturbed[1])
-    assert faults_of_order(left)
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
+
+
+class FaultInjector:
+    """Prepares a small corpus in a process that can be killed, or fails, at a chosen moment."""
+
+    def __init__(self, process: subprocess.Popen[str], folder: Path, options: dict[str, Any]) -> None:
+        self.process, self.options = process, options
+        self.corpus, self.out = folder / "corpus", folder / "store"
+
+    def run(self, **order: Any) -> dict[str, Any]:
+        order = {"paths": [str(self.corpus)], "out": str(self.out), "options": self.options, **order}
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        answer = json.loads(self.process.stdout.readline())
+        assert not answer.get("crashed"), answer
+        return answer
+
+
+@contextmanager
+def fault_injector(folder: Path, **options: Any) -> Iterator[FaultInjector]:
+    """Three files of a few documents each, shards of 80 tokens: two parts, of four shards and of two."""
+    corpus = folder / "corpus"
+    corpus.mkdir(parents=True)
+    for number in range(3):
+        (corpus / f"{number}.txt").write_text("\n\n".join(f"document {number}.{i} " * (1 + i % 3) for i in range(6)))
+    script = Path(__file__).with_name("fault_process.py")
+    with subprocess.Popen(
+        [sys.executable, "-P", str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **ONE_THREAD},
+    ) as process:
+        yield FaultInjector(process, folder, {"separator": "\n\n", "shard_size": 80, **options})
+        process.stdin.close()

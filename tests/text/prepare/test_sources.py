@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import json
 import os
 import sys
 from pathlib import Path
@@ -13,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from locant.errors import InputError
-from locant.text.prepare.readers import documents, records
-from locant.text.prepare.readers.streams import Source, Tally, cut
-from locant.text.prepare.request import find_sources, read_stdin
+from locant.text.prepare import readers
+from locant.text.prepare.readers import documents
+from locant.text.prepare.sources import Source, Tally, cut, find_sources, read_stdin
 from tests.text.prepare.corpus import small_blocks
 
 zstandard = pytest.importorskip("zstandard")  # an independent writer; pyarrow reads
@@ -86,12 +85,6 @@ class TestFinding:
         status = (tmp_path / "c.txt").stat()
         assert (found[2].size, found[2].mtime_ns) == (status.st_size, status.st_mtime_ns)
         assert {source.field for source in find_sources(tmp_path)} == {"text"}
-
-    def test_sources_are_json_and_can_be_cut(self, tmp_path: Path) -> None:
-        write(tmp_path, a_txt=b"1\n2")
-        (source,) = find_sources(tmp_path, separator="\n")
-        assert Source(**json.loads(json.dumps(source.to_json()))) == source
-        assert cut(source, 2) == [(source, 0, 2), (source, 2, 3)]
 
     @pytest.mark.parametrize("spelled", ["./data", "data/", ".//data/.", "./data/a.txt", "data//*.txt"])
     def test_a_path_is_the_same_however_it_is_spelled(
@@ -303,7 +296,7 @@ class TestJsonLines:
             texts(tmp_path / "a.jsonl.gz")
 
     def test_a_line_without_end_is_refused_in_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(records, "LONGEST_LINE", 1000)
+        monkeypatch.setattr(readers, "LONGEST_LINE", 1000)
         small_blocks(monkeypatch, 100)
         write(tmp_path, a_jsonl=b" \n" * 3 + b" " * 5000)
         with pytest.raises(InputError, match=r"line 4 \(at byte 6\) has more than"):
@@ -358,7 +351,7 @@ class TestParquet:
                 texts(path)
 
     def test_that_claims_too_much_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(records, "LARGEST", 100)
+        monkeypatch.setattr(readers, "LARGEST", 100)
         parquet.write_table(pa.table({"text": ["x" * 50, "y" * 60]}), tmp_path / "a.parquet")
         with pytest.raises(InputError, match=r"row group 0 has \d+ bytes of text, expected 100 at most"):
             texts(tmp_path)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from locant import InputError
 from locant.files import NewFile, write_whole
-from locant.text.store import ShardRecord, ShardWriter, TokenStore, write_manifest
+from locant.text.store import ShardRecord, TokenStore, write_manifest
 from tests.text.store.made import BYTES, TOKENS, make, write_shard
 
 CALLS = ("open", "write", "lseek", "pread", "fchmod", "fsync", "replace")
@@ -90,15 +87,6 @@ def test_a_shard_is_written_or_refused(tmp_path: Path, faults: Faults) -> None:
     assert names(tmp_path) == {"shard-00000.bin", "shard-00000.idx"}
 
 
-def test_an_older_shard_stays_until_the_new_one_is_whole(tmp_path: Path, faults: Faults) -> None:
-    write_shard(tmp_path, 0, [[1, 2]])
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    for call in faults.at_each(lambda: write_shard(tmp_path, 0, DOCUMENTS)):
-        if call == "replace":
-            return  # that is the moment
-        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
 def test_a_manifest_is_written_or_there_is_no_store(tmp_path: Path, faults: Faults) -> None:
     records = [write_shard(tmp_path, 0, DOCUMENTS)]
     whole = names(tmp_path)
@@ -116,17 +104,6 @@ def test_a_manifest_is_written_or_there_is_no_store(tmp_path: Path, faults: Faul
 
 def _finish(folder: Path, records: list[ShardRecord]) -> None:
     write_manifest(folder, shards=records, tokenizer=BYTES, end_of_text=None, sources=[], options={})
-
-
-def test_files_are_on_the_disk_before_they_get_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    faults = Faults(monkeypatch)
-    record = write_shard(tmp_path, 0, DOCUMENTS)
-    lasting = [call for call in faults.calls if call in ("fsync", "replace")]
-    assert lasting == ["fsync", "fsync", "replace", "replace", "fsync"]
-    faults.calls.clear()
-    _finish(tmp_path, [record])
-    lasting = [call for call in faults.calls if call in ("fsync", "replace")]
-    assert lasting == ["fsync", "replace", "fsync"] * 2
 
 
 def test_a_file_is_replaced_or_stays(tmp_path: Path, faults: Faults) -> None:
@@ -155,37 +132,6 @@ def test_a_system_that_takes_nothing_is_no_endless_loop(tmp_path: Path, monkeypa
     with pytest.raises(InputError, match="nothing was written"):
         write_whole(tmp_path / "a.txt", "text")
     assert names(tmp_path) == set()
-
-
-@contextmanager
-def room_for(size: int) -> Iterator[None]:
-    """The system itself refuses files that are larger: first with a short write, then with an error."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_the_system_itself_runs_out_of_room(tmp_path: Path) -> None:
-    old = make(tmp_path / "old")
-    folder = tmp_path / "new"
-    folder.mkdir()
-    ids = np.zeros(100_000, dtype=np.int64)
-    for size in (0, 1, 60, 4096, 150_000, 199_999):
-        refused = None
-        with room_for(size):
-            try:
-                with ShardWriter(folder, 0, 300) as writer:
-                    writer.append(ids, np.array([len(ids)]))
-                    writer.close()
-            except InputError as error:
-                refused = error
-        assert refused is not None
-        assert os.strerror(errno.EFBIG) in refused.cause
-        assert names(folder) == set()
-    old.verify()
 
 
 def test_small_writes_are_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

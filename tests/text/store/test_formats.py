@@ -52,23 +52,11 @@ def test_megatron_writes_the_very_same_bytes(tmp_path: Path) -> None:
         assert (tmp_path / f"theirs.{suffix}").read_bytes() == (store.path / f"shard-00002.{suffix}").read_bytes()
 
 
-def test_a_shard_is_a_nanogpt_file(tmp_path: Path) -> None:
-    store = make(tmp_path / "store")
-    data = np.memmap(store.path / "shard-00002.bin", dtype=np.uint16, mode="r")
-    assert data.tolist() == [256, 0, 1, 2, 3, 4]
-
-
 def test_an_exported_nanogpt_file(tmp_path: Path) -> None:
     export = export_store(make(tmp_path / "store"), tmp_path / "out", to="nanogpt")
     assert export.files == ["tokenizer.json", "train.bin"]
     assert np.memmap(tmp_path / "out" / "train.bin", dtype=np.uint16, mode="r").tolist() == TOKENS.tolist()
     assert Tokenizer.load(tmp_path / "out").fingerprint == BYTES.fingerprint
-
-
-def test_megatron_reads_an_exported_pair(tmp_path: Path) -> None:
-    export_store(make(tmp_path / "store"), tmp_path / "out", to="megatron")
-    theirs = megatron_reader(tmp_path / "out" / "tokens")
-    assert [theirs[i].tolist() for i in range(len(theirs))] == DOCUMENTS
 
 
 def test_datatrove_reads_exported_files(tmp_path: Path) -> None:

@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from locant.text.store import FileRecord, ShardRecord, TokenStore, export_store, write_manifest
-from locant.text.store.formats.shards import index_size
-from tests.text.store.large import LENGTHS, MADE_UP, MARKS, TOTAL, make_large
-from tests.text.store.made import BYTES
+from locant.text.store import TokenStore, export_store, write_manifest
+from tests.text.store.made import BYTES, LENGTHS, MADE_UP, MARKS, TOTAL, make_large
 from tests.text.store.other_programs import megatron_reader
 
 
@@ -36,30 +34,6 @@ def test_megatron_finds_the_same_places(folder: Path) -> None:
     assert theirs.sequence_lengths.tolist() == LENGTHS
     assert theirs[2].tolist() == TokenStore(folder)[2**32 - 2 : 2**32 + 3].tolist() == [0, 4, 5, 0, 6]
     assert theirs[5].tolist() == [0] * 8 + [7]
-
-
-@pytest.mark.slow
-def test_ten_thousand_shards(tmp_path: Path) -> None:
-    tokens, documents = 100_000, 1_000
-    sizes = {"bin": 2 * tokens, "idx": index_size(documents)}
-    for number in range(10_000):
-        for suffix, size in sizes.items():
-            with (tmp_path / f"shard-{number:05d}.{suffix}").open("wb") as file:
-                file.truncate(size)
-    files = {suffix: FileRecord(size=size, sha256=MADE_UP) for suffix, size in sizes.items()}
-    records = [ShardRecord(tokens=tokens, documents=documents, **files)] * 10_000
-    write_manifest(tmp_path, shards=records, tokenizer=BYTES, end_of_text=None, sources=[], options={})
-    tracemalloc.start()
-    store = TokenStore(tmp_path)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(store) == 10**9
-    assert peak < 50_000_000
-    kept = list(store.shards)  # all at once
-    assert sum(map(len, kept)) == 10**9
-    assert store[tokens - 2 : 3 * tokens].shape == (2 * tokens + 2,)
-    for path in tmp_path.iterdir():
-        path.unlink()
 
 
 def test_opening_parses_no_source_of_very_many(tmp_path: Path) -> None:

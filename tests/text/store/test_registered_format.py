@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from locant import InputError, RangeError, Windows, formats
-from locant.registry import Registry
-from locant.text.store import TokenStore, export_store, store
+from locant.formats import ExportSource, StoreFormat, StoreOptions
+from locant.text.store import TokenStore, export_store
 from locant.text.store.formats import FORMATS
 from tests.cli.conftest import run as run  # a fixture
 from tests.refusal import refuses
 from tests.registries import restore
 from tests.text.store.made import BYTES, SHARDS, TOKENS, make
-from tests.text.store.npy_format import Npy
 
 OFFSETS = [0, *np.cumsum([len(document) for shard in SHARDS for document in shard]).tolist()]
 
@@ -65,7 +64,7 @@ def test_the_command_line_knows_it(tmp_path: Path, run, monkeypatch: pytest.Monk
 
 
 def test_an_installed_package_offers_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    entry = EntryPoint("numpy_arrays", "tests.text.store.npy_format:Npy", "locant.formats")
+    entry = EntryPoint("numpy_arrays", "tests.text.store.test_registered_format:Npy", "locant.formats")
     monkeypatch.setattr("locant.registry.entry_points", lambda group: [entry] if group == "locant.formats" else [])
     monkeypatch.setattr(FORMATS, "_offers", None)
     export_store(make(tmp_path / "store"), tmp_path / "npy", to="numpy_arrays")
@@ -87,6 +86,19 @@ def test_a_format_without_write_can_only_be_read(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_the_formats_are_in_the_registry() -> None:
-    assert isinstance(store.FORMATS, Registry)
-    assert [name for name, _ in FORMATS.items()][:4] == ["locant", "megatron", "nanogpt", "datatrove"]
+class Npy(StoreFormat):
+    """``tokens.npy``, and ``documents.npy`` with where each document begins."""
+
+    def __init__(self, path: Path, options: StoreOptions) -> None:
+        tokens = np.load(path / "tokens.npy", mmap_mode="r")
+        super().__init__([path / "tokens.npy"], tokens.dtype, options, header=tokens.offset)
+        self._documents = path / "documents.npy"
+
+    def offsets(self, shard: int) -> np.ndarray:
+        return np.load(self._documents)
+
+    @classmethod
+    def write(cls, source: ExportSource, folder: Path) -> np.dtype:
+        np.save(folder / "tokens.npy", np.concatenate([*source.blocks()]).astype(source.dtype))
+        np.save(folder / "documents.npy", source.store.all_offsets())
+        return source.dtype

@@ -22,8 +22,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from locant import InputError, LocantError, RangeError
-from locant.text.store import FileRecord, ShardRecord, TokenStore, token_files, write_manifest
-from locant.text.store.token_files import FAILED, map_side_by_side
+from locant.text.store import FileRecord, ShardRecord, TokenStore, write_manifest
+from locant.text.store import store as store_module
+from locant.text.store.store import FAILED, map_side_by_side
 from tests.refusal import refuses
 from tests.text.store.made import BYTES, SHARDS, TOKENS, make, write_shard
 
@@ -287,7 +288,7 @@ def test_a_system_that_maps_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Linux allows 65 530 maps; beyond that, its error, and not an address that is none."""
     store = make(tmp_path / "store")
     refusing = SimpleNamespace(mmap=lambda *_: (ctypes.set_errno(errno.ENOMEM), FAILED)[1], munmap=None)
-    monkeypatch.setattr(token_files, "_LIBC", refusing)
+    monkeypatch.setattr(store_module, "_LIBC", refusing)
     with refuses(InputError, "shard-00000.bin", os.strerror(errno.ENOMEM), "mode='read'"):
         store[0]
 
@@ -335,9 +336,3 @@ def test_what_cannot_be_mapped_side_by_side_leaves_no_map(tmp_path: Path) -> Non
         map_side_by_side(paths, np.dtype("<u2"), [5000, 7])
     gc.collect()
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
-
-
-def test_a_shard_is_known_by_its_file_and_its_documents(tmp_path: Path) -> None:
-    store = make(tmp_path / "store")
-    assert [Path(store.shard_path(number)).name for number in (0, 4)] == ["shard-00000.bin", "shard-00004.bin"]
-    assert [store.shard_documents(number).tolist() for number in (0, 1, 4)] == [[0, 3, 3, 4], [0], [0, 2, 3]]

@@ -40,19 +40,6 @@ def test_a_vocabulary_has_to_fit(vocab_size: int) -> None:
         token_dtype(vocab_size)
 
 
-@pytest.mark.parametrize("vocab_size", EDGES)
-def test_no_id_wraps_at_the_edges(tmp_path: Path, vocab_size: int) -> None:
-    ids = np.array([0, 1, 32_767, 32_768, vocab_size - 2, vocab_size - 1])
-    with ShardWriter(tmp_path, 0, vocab_size) as writer:
-        writer.append(ids, np.array([len(ids)]))
-        for wrong in (vocab_size, vocab_size + 1, 2**16 + 5, 2**32, -1, -(2**16)):
-            if wrong < 0 or wrong >= vocab_size:
-                with refuses(RangeError, f"id {wrong} at place 7", f"0..{vocab_size - 1}"):
-                    writer.append(np.array([3, wrong]), np.array([2]))
-        writer.close()
-    assert tokens_of(tmp_path, vocab_size).tolist() == ids.tolist()
-
-
 @given(st.sampled_from(INTEGERS), st.sampled_from([1, 100, 127, 128, 129, 255, 256, 257, *EDGES, 2**31]), st.data())
 def test_every_integer_dtype_is_kept_or_refused(
     tmp_path_factory: pytest.TempPathFactory, dtype: np.dtype, vocab_size: int, data: st.DataObject

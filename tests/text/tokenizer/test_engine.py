@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
-import subprocess
 import sys
+import unicodedata
 
 import numpy as np
 import pytest
@@ -13,12 +14,16 @@ from tokenizers import normalizers
 from locant.errors import InputError, RangeError
 from locant.text import Tokenizer
 from locant.text.tokenizer import engine as engines
-from locant.text.tokenizer import gigatoken_engine
-from locant.text.tokenizer.engine import PROBE_TEXTS, Engine, choose_engine
-from locant.text.tokenizer.gigatoken_engine import GigatokenEngine, resident_bytes, why_not_gigatoken
+from locant.text.tokenizer.engine import (
+    PROBE_TEXTS,
+    Engine,
+    GigatokenEngine,
+    choose_engine,
+    resident_bytes,
+)
+from locant.text.tokenizer.local_files import ENCODINGS
 from tests.refusal import refuses
-from tests.text.tokenizer.splits import SPLITS, tokenizer, with_split
-from tests.text.tokenizer.zoo import KINDS
+from tests.text.tokenizer.zoo import KINDS, SPLITS, tokenizer, with_split
 
 pytest.importorskip("gigatoken")
 
@@ -59,14 +64,6 @@ class TestEncode:
             expected = [made.encode(text).tolist() for text in PROBE_TEXTS]
             assert rows(*Engine(made, "gigatoken").encode(PROBE_TEXTS)) == expected
 
-    def test_by_gigatoken_alone_would_find_special_tokens(self) -> None:
-        """What hiding them is for."""
-        gigatoken = pytest.importorskip("gigatoken")
-        made = tokenizer("byte level")
-        theirs = gigatoken.Tokenizer.from_json(made.to_json())
-        assert theirs.encode_batch([b"<|endoftext|>"], parallel=False).to_list() == [[made.end_of_text]]
-        assert made.end_of_text not in Engine(made, "gigatoken").encode([b"<|endoftext|>"])[0]
-
     def test_composes_letters_as_the_trusted_engine_does(self) -> None:
         """A Malayalam mark of 2017 is put in another order by gigatoken, and not by tokenizers, which is older."""
         gigatoken = pytest.importorskip("gigatoken")
@@ -76,17 +73,6 @@ class TestEncode:
         assert theirs.encode_batch([text], parallel=False).to_list() != [expected]
         for others in ([], [b"x\xff"]):
             assert rows(*Engine(made, "gigatoken").encode([b"plain", text, *others]))[1] == expected
-
-    def test_knows_the_words_of_gpt_4_by_its_own_pattern(self) -> None:
-        gigatoken = pytest.importorskip("gigatoken")
-        made = tokenizer("GPT-4")
-        with pytest.raises(RuntimeError, match="Unknown pre_tokenizer Split"):
-            gigatoken.Tokenizer.from_json(made.to_json())
-        assert choose_engine("gigatoken", made, []).name == "gigatoken"
-
-    def test_leaves_the_network_alone(self) -> None:
-        """Its own constructor takes a string for a name on a hub; ours hands it the definition."""
-        assert Engine(Tokenizer.train("the hat on the mat, the hat", 260), "gigatoken").encode([b"the"])[1].tolist()
 
 
 class TestChoice:
@@ -146,18 +132,6 @@ class TestChoice:
         engine = choose_engine("auto", tokenizer("byte level"), TEXTS)
         assert (engine.name, engine.reason) == ("tokenizers", "gigatoken refuses: index out of bounds")
 
-    def test_what_would_end_the_process_is_not_tried(self) -> None:
-        """gigatoken 0.10 with byte fallback and a byte that is no UTF-8: a segmentation fault."""
-        code = """
-import sys, gigatoken
-gigatoken.Tokenizer.from_json(sys.stdin.buffer.read().decode()).encode_batch([b"a\\xff"], parallel=False)
-"""
-        definition = tokenizer("byte fallback").to_json().encode()
-        theirs = subprocess.run([sys.executable, "-c", code], input=definition, capture_output=True, check=False)
-        if theirs.returncode >= 0:
-            pytest.skip("this version of gigatoken does not crash")
-        assert why_not_gigatoken(tokenizer("byte fallback")) == "the tokenizer is no byte-level BPE"
-
 
 class TestMemory:
     def words(self, seed: int, size: int) -> bytes:
@@ -182,14 +156,8 @@ class TestMemory:
             engine.encode([b"the " * 1_100_000])
         assert engine.builds == 1
 
-    def test_is_given_back_after_a_while_where_nobody_can_tell(self) -> None:
-        engine = GigatokenEngine(tokenizer("byte level"), parallel=False, resident=lambda: None)
-        for _ in range(9):
-            engine.encode([b"the " * 1_100_000])
-        assert engine.builds == 3
-
     def test_gives_the_same_ids_before_and_after(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(gigatoken_engine, "UNSEEN", 10)
+        monkeypatch.setattr(engines, "UNSEEN", 10)
         engine = GigatokenEngine(tokenizer("byte level"), parallel=False, resident=lambda: None)
         expected = [tokenizer("byte level").encode(text).tolist() for text in TEXTS]
         assert all(rows(*engine.encode(TEXTS)) == expected for _ in range(5))
@@ -205,22 +173,12 @@ class TestMemory:
         for seed in range(60):
             engine.encode([self.words(seed, 2 * 10**6)])
             most = max(most, resident_bytes() or 0)
-        assert most - before < 3 * gigatoken_engine.GROWTH
+        assert most - before < 3 * engines.GROWTH
         assert engine._fast is not None
         assert engine._fast.builds > 2
 
 
 class TestLongDocuments:
-    @pytest.mark.parametrize("name", ["tokenizers", "gigatoken"])
-    def test_of_one_letter_take_no_square_of_time(self, name: str) -> None:
-        """A megabyte of it: a minute, if a merge looked at all letters each time. No test asserts a time."""
-        engine = Engine(tokenizer("trained here"), name)  # type: ignore[arg-type]
-        for letter in (b"a", "日".encode()):
-            document = letter * (10**6 // len(letter))
-            ids, lengths = engine.encode([document])
-            assert lengths.tolist() == [len(ids)]
-            assert engine.tokenizer.decode_bytes(ids) == document
-
     def test_that_cannot_be_cut_are_refused_in_words(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(engines, "PART", 100)
         monkeypatch.setattr(engines, "WHOLE", 1000)
@@ -276,3 +234,63 @@ def test_an_interruption_that_the_library_swallows_is_one() -> None:
     fast._library = type("Interrupted", (), {"encode_batch": lambda *_, **__: [[1], [2]]})()
     with pytest.raises(KeyboardInterrupt):
         fast.encode([b"one", b"two"])
+
+
+# ------------------------------------------------------------------ versions of Unicode
+
+
+pytest.importorskip("gigatoken", reason="the fast engine needs the extra `fast`")
+
+TEMPLATES = (
+    "{c}", "a{c}", "{c}a", "1{c}", "{c}1", " {c}", "{c} ", "{c}'s", "'{c}", "{c}{c}", ".{c}", "{c}.", "a{c}b", "1{c}2",
+    "\u00e9{c}\u00e9", " {c}\n", "{c}\n", "\n{c}", "{c}'ll x", "A{c}a", "a{c}A", "\u65e5{c}\u65e5",
+)  # fmt: skip
+BRIEFLY = ("a{c}Ab1{c}.{c} {c}'s\n",)
+NEW = (0x088F, 0x0C5C, 0x1ACF, 0xA7CE, 0x10940, 0x11F04, 0x16EC0, 0x1E4D0, 0x2EBF0, 0x31350, 0x323B0, 0x3295C)
+CODES = [code for code in (*range(0x80, 0x33480), *range(0xE0000, 0xE0200)) if not 0xD800 <= code < 0xE000]
+
+
+def is_one_of_many(code: int) -> bool:
+    """An ideograph among ideographs, and what is private or unknown among the same: fifteen of sixteen of those."""
+    return code >= 0x3100 and code % 16 > 0 and unicodedata.category(chr(code)) in ("Lo", "So", "Co", "Cn")
+
+
+def document(code: int, templates: tuple[str, ...] = TEMPLATES) -> bytes:
+    return "\x01\x02".join(template.format(c=chr(code)) for template in templates).encode()
+
+
+@functools.cache
+def trained(pattern: str | None) -> Tokenizer:
+    """With merges of what the trusted engine keeps together, so that other words give other ids."""
+    texts = [document(code).decode() for code in (*NEW * 3, *CODES[::199])]
+    return with_split(*([] if pattern is None else [pattern]), texts=texts, vocab_size=4000)
+
+
+def disagreements(pattern: str | None, codes: list[int]) -> list[str]:
+    trusted, fast = Engine(trained(pattern)), Engine(trained(pattern), "gigatoken")
+    found = []
+    for first in range(0, len(codes), 4096):
+        some = codes[first : first + 4096]
+        documents = [document(code, BRIEFLY if is_one_of_many(code) else TEMPLATES) for code in some]
+        (ids, lengths), (others, other_lengths) = (engine.encode(documents) for engine in (trusted, fast))
+        if np.array_equal(ids, others) and np.array_equal(lengths, other_lengths):
+            continue
+        rows, other_rows = np.split(ids, np.cumsum(lengths)[:-1]), np.split(others, np.cumsum(other_lengths)[:-1])
+        found += [hex(code) for code, *pair in zip(some, rows, other_rows, strict=True) if not np.array_equal(*pair)]
+    return found
+
+
+PATTERNS = {"gpt2": None, "cl100k": ENCODINGS["cl100k_base"].pattern, "o200k": ENCODINGS["o200k_base"].pattern}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
+def test_young_characters_have_the_same_ids(pattern: str | None) -> None:
+    assert disagreements(pattern, [*NEW, *CODES[::397]]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PATTERNS)
+def test_every_character_has_the_same_ids(name: str) -> None:
+    """With the pattern that tells most categories apart; with the others every letter, and every 16th ideograph."""
+    codes = CODES if name == "o200k" else [code for code in CODES if code < 0x3100 or code % 16 == 0]
+    assert disagreements(PATTERNS[name], codes) == []

@@ -6,7 +6,6 @@ import json
 
 import pytest
 import tokenizers
-import torch
 
 from locant import InputEmbedding, InputError, RangeError, Tokenizer
 from tests.refusal import refuses
@@ -60,24 +59,6 @@ def test_they_are_those_of_the_library(name: str) -> None:
         alone = Tokenizer.from_json(library.to_str()).encode_pair(text)
         assert alone["ids"].tolist() == [library.encode(text).ids]
         assert alone["segments"].tolist() == [library.encode(text).type_ids]
-
-
-def test_they_are_those_of_transformers() -> None:
-    transformers = pytest.importorskip("transformers")
-    library = bert(PROCESSORS["template"])
-    theirs = transformers.BertTokenizerFast(tokenizer_object=library)
-    expected = theirs([a for a, _ in PAIRS], [b for _, b in PAIRS], padding=True, return_tensors="pt")
-    batch = Tokenizer.from_json(library.to_str()).encode_pairs(PAIRS)
-    assert torch.equal(batch["ids"], expected["input_ids"])
-    assert torch.equal(batch["segments"], expected["token_type_ids"])
-    assert torch.equal((batch["positions"].document >= 0).long(), expected["attention_mask"])
-
-
-def test_positions_count_from_zero_and_padding_is_none() -> None:
-    batch = Tokenizer.from_json(bert(PROCESSORS["bert"]).to_str()).encode_pairs([("the", "cat"), ("the cat", "on mat")])
-    assert batch["ids"].tolist() == [[2, 4, 3, 5, 3, 0, 0], [2, 4, 5, 3, 7, 8, 3]]
-    assert batch["positions"].index[1].tolist() == list(range(7))
-    assert batch["positions"].document.tolist() == [[0] * 5 + [-1] * 2, [0] * 7]
 
 
 def test_an_embedding_takes_a_batch_as_it_is() -> None:

@@ -12,9 +12,9 @@ from tokenizers import AddedToken, normalizers, pre_tokenizers
 
 from locant.text import Tokenizer
 from locant.text.tokenizer import engine as engines
-from locant.text.tokenizer.engine import Engine, last_cut, why_not_cut
-from tests.text.tokenizer.splits import ATOMS, SPLITS, tokenizer, with_split
-from tests.text.tokenizer.zoo import KINDS, byte_level
+from locant.text.tokenizer.definition import last_cut, why_not_cut
+from locant.text.tokenizer.engine import Engine
+from tests.text.tokenizer.zoo import ATOMS, KINDS, SPLITS, byte_level, tokenizer, with_split
 
 WHOLE = {
     "byte level, a space before", "byte level, spaces dropped", "byte level, a token strips", "unigram",

@@ -8,8 +8,6 @@ import json
 
 import pytest
 import tokenizers
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 
 from locant.errors import InputError
@@ -33,15 +31,6 @@ def spellings(name: str) -> list[str]:
     return [place.format(each) for place in around for each in sorted(changed)]
 
 
-def texts_with(tokenizer: Tokenizer) -> st.SearchStrategy[str]:
-    """Texts thrown together from special tokens, pieces of them, and others."""
-    names = list(tokenizer.special_tokens)
-    pieces = [
-        *names, *(name[:i] for name in names for i in range(1, len(name))), " ", "\n", "a", "the", "END", "é", "▁",
-    ]  # fmt: skip
-    return st.lists(st.sampled_from(pieces), max_size=12).map("".join)
-
-
 class TestPlainText:
     @pytest.mark.parametrize("kind", KINDS)
     def test_is_never_a_special_token_however_it_is_spelled(self, kind: str) -> None:
@@ -51,37 +40,6 @@ class TestPlainText:
             for text in spellings(name):
                 for given_as in (text, text.encode(), b"\xff" + text.encode() + b"\xff"):
                     assert not forbidden(tokenizer) & {*tokenizer.encode(given_as).tolist()}, (name, given_as)
-
-    @pytest.mark.parametrize("kind", KINDS)
-    @given(data=st.data())
-    def test_is_never_a_special_token_in_any_mixture(self, kind: str, data: st.DataObject) -> None:
-        tokenizer = loaded(kind)
-        text = data.draw(texts_with(tokenizer))
-        assert not forbidden(tokenizer) & {*tokenizer.encode(text).tolist()}
-
-    @pytest.mark.parametrize(
-        ("kind", "switch"),
-        [*((kind, False) for kind in KINDS),
-         *((kind, True) for kind in ("byte level, a word is special", "unigram", "word level"))],
-    )  # fmt: skip
-    def test_would_be_one_to_the_library(self, kind: str, switch: bool) -> None:
-        """The check above must reject the usual way, for every tokenizer it is made with.
-
-        The library's own switch is not enough: a vocabulary or a merge can make one all the same.
-        """
-        theirs = library(kind)
-        theirs.encode_special_tokens = switch
-        found = {
-            id_ for name in loaded(kind).special_tokens for id_ in theirs.encode(name, add_special_tokens=False).ids
-        }
-        assert found & forbidden(loaded(kind))
-
-    def test_comes_back_with_its_special_tokens_as_text(self) -> None:
-        for kind in KINDS:
-            tokenizer = loaded(kind)
-            if tokenizer.lossless:
-                text = " and ".join(spelling for name in tokenizer.special_tokens for spelling in spellings(name))
-                assert tokenizer.decode(tokenizer.encode(text)) == text
 
     def test_keeps_its_ordinary_added_tokens(self) -> None:
         tokenizer = loaded("byte level, every flag")

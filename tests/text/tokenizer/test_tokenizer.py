@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +18,7 @@ from tokenizers import AddedToken
 from locant.errors import InputError, RangeError, ShapeError
 from locant.text import Tokenizer, sample_text
 from tests.refusal import refuses
-from tests.text.tokenizer.texts import any_text, well_formed
-from tests.text.tokenizer.zoo import KINDS, definition, library, loaded
+from tests.text.tokenizer.zoo import KINDS, any_text, definition, library, loaded, plain_text, well_formed
 
 
 class TestBytes:
@@ -47,19 +50,6 @@ class TestIds:
             assert ids.dtype == np.int32
             assert ids.ndim == 1
             assert ids.flags.writeable
-
-    def test_hold_a_vocabulary_of_more_than_16_bits(self) -> None:
-        vocab = {f"w{number}": number for number in range(70_000)}
-        data = json.loads(definition("word level"))
-        data["model"] = {
-            "type": "WordLevel",
-            "vocab": {"[UNK]": 70_000, "[CLS]": 70_001, **vocab},
-            "unk_token": "[UNK]",
-        }
-        data["added_tokens"] = [token | {"id": token["id"] + 70_000} for token in data["added_tokens"]]
-        tokenizer = Tokenizer.from_json(json.dumps(data))
-        assert tokenizer.vocab_size == 70_002
-        assert tokenizer.encode("w65535 w65536 w69999 other").tolist() == [65535, 65536, 69999, 70000]
 
     @pytest.mark.parametrize("kind", KINDS)
     @given(texts=st.lists(st.binary(max_size=20) | any_text, max_size=5))
@@ -135,3 +125,133 @@ class TestDecoding:
         for bad in (-1, tokenizer.vocab_size):
             with pytest.raises(RangeError, match=f"got token id {bad}"):
                 tokenizer.token(bad)
+
+
+class TestTraining:
+    def test_gives_a_vocabulary_of_the_size_asked_for(self) -> None:
+        for size in (257, 300, 1000):
+            assert Tokenizer.train(sample_text(), size).vocab_size == size
+
+    def test_on_a_text_with_few_pairs_gives_fewer(self) -> None:
+        assert Tokenizer.train("abab", 4096).vocab_size == 256 + 1 + 1
+
+    def test_compresses_the_text_it_has_seen(self) -> None:
+        text = sample_text()
+        assert len(Tokenizer.train(text, 4096).encode(text)) < len(text) / 3.5
+
+    def test_puts_special_tokens_last_in_their_order(self) -> None:
+        tokenizer = Tokenizer.train(sample_text(), 300, ("<|endoftext|>", "<pad>"))
+        assert tokenizer.special_tokens == {"<|endoftext|>": 298, "<pad>": 299}
+        assert tokenizer.end_of_text == 298
+        assert Tokenizer.train("abab", special_tokens=()).end_of_text is None
+
+    def test_knows_every_byte_whatever_it_has_seen(self) -> None:
+        tokenizer = Tokenizer.train("aaaa", 257)
+        data = bytes(range(256))
+        assert sorted(tokenizer.encode(data)) == list(range(256))
+        assert tokenizer.decode_bytes(tokenizer.encode(data)) == data
+
+    def test_takes_one_text_several_or_files(self, tmp_path: Path) -> None:
+        one, two = sample_text()[:5000], sample_text()[5000:9000]
+        (tmp_path / "one.txt").write_bytes(one.encode())
+        (tmp_path / "two.txt").write_bytes(two.encode())
+        wanted = Tokenizer.train([one, two], 400).fingerprint
+        assert Tokenizer.train([tmp_path / "one.txt", tmp_path / "two.txt"], 400).fingerprint == wanted
+        assert Tokenizer.train([tmp_path / "one.txt", two], 400).fingerprint == wanted
+        assert Tokenizer.train((text for text in (one, two)), 400).fingerprint == wanted
+        assert Tokenizer.train(tmp_path / "one.txt", 400).fingerprint == Tokenizer.train(one, 400).fingerprint != wanted
+
+    def test_gives_the_same_in_every_process(self) -> None:
+        code = (
+            "from locant.text import Tokenizer, sample_text\n"  # not all names: others wait for torch
+            "print(Tokenizer.train(sample_text()[:100_000], 1000).fingerprint)"
+        )
+        environment = {**os.environ, "PYTHONHASHSEED": "7", "RAYON_NUM_THREADS": "3"}
+        other = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        )
+        assert {Tokenizer.train(sample_text()[:100_000], 1000).fingerprint for _ in range(3)} == {other.stdout.strip()}
+
+    @pytest.mark.parametrize("nothing", ["", [], [""], ()])
+    def test_needs_text(self, nothing: object) -> None:
+        with pytest.raises(InputError, match="got no text to train on; try: "):
+            Tokenizer.train(nothing)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("size", [256, 0, -1, 300.0, True, "300"])
+    def test_needs_room_for_every_byte(self, size: object) -> None:
+        with refuses(RangeError, "for vocab_size", "257"):
+            Tokenizer.train("text", size)  # type: ignore[arg-type]
+
+    def test_does_not_take_a_path_for_a_text(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text("text")
+        with pytest.raises(InputError, match=r"is the name of a file; try: pathlib.Path\("):
+            Tokenizer.train(str(tmp_path / "a.txt"))
+        with refuses(InputError, "got a bytes to train on"):
+            Tokenizer.train([b"text"])  # type: ignore[list-item]
+        with pytest.raises(InputError, match="there is no such file"):
+            Tokenizer.train(tmp_path / "b.txt")
+
+    @pytest.mark.parametrize("special", [("",), ("<a>", "<a>"), (5,), ("\ud800",)])
+    def test_refuses_special_tokens_that_are_none(self, special: tuple[str, ...]) -> None:
+        with refuses(InputError, "got the special token"):
+            Tokenizer.train("text", special_tokens=special)
+
+    def test_refuses_a_special_token_that_the_texts_spell_as_a_token(self) -> None:
+        with pytest.raises(
+            InputError, match=r"got the special token 'END', which is also a token .*; try: '<\|END\|>'"
+        ):
+            Tokenizer.train("END END END END", special_tokens=("END",))
+        with pytest.raises(InputError, match="special token '!'"):
+            Tokenizer.train("text", special_tokens="!")
+
+
+class TestAgainstOthers:
+    @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "byte level, with dropout"])
+    @given(text=plain_text)
+    def test_ids_of_plain_text_are_those_of_the_library(self, kind: str, text: str) -> None:
+        tokenizer, theirs = loaded(kind), library(kind)
+        theirs.no_truncation()
+        theirs.no_padding()
+        for name in tokenizer.special_tokens:
+            text = text.replace(name, "")
+        assert tokenizer.encode(text).tolist() == theirs.encode(text, add_special_tokens=False).ids
+
+    @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "byte level, with dropout"])
+    @given(parts=st.lists(plain_text | st.integers(0, 99), max_size=6))
+    def test_with_every_special_token_allowed_too(self, kind: str, parts: list[str | int]) -> None:
+        tokenizer, theirs = loaded(kind), library(kind)
+        theirs.no_truncation()
+        theirs.no_padding()
+        names = list(tokenizer.special_tokens)
+        text = "".join(part if isinstance(part, str) else names[part % len(names)] for part in parts)
+        wanted = theirs.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text, allowed_special=tokenizer.special_tokens).tolist() == wanted
+
+    @pytest.mark.parametrize("kind", ["bytes", "trained here", "byte level, every flag", "word piece", "unigram"])
+    def test_transformers_reads_the_saved_file_and_gives_the_same_ids(self, kind: str, tmp_path: Path) -> None:
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+        loaded(kind).save(tmp_path / "tokenizer.json")
+        (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+        text = "The cat is sitting,\n\n  on 1234 mats; don't <you> see? " + sample_text()[1000:3000]
+        for theirs in (
+            PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json")),
+            AutoTokenizer.from_pretrained(tmp_path),
+        ):
+            assert (
+                theirs(text, add_special_tokens=False, truncation=False)["input_ids"]
+                == loaded(kind).encode(text).tolist()
+            )
+
+    @pytest.mark.parametrize("kind", ["trained here", "word piece", "unigram", "byte fallback", "word level"])
+    @given(text=plain_text)
+    def test_text_of_ids_is_that_of_the_library(self, kind: str, text: str) -> None:
+        ids = loaded(kind).encode(text).tolist()
+        assert loaded(kind).decode(ids) == library(kind).decode(ids, skip_special_tokens=False)
+
+    def test_an_added_token_spelled_like_a_byte_decodes_to_itself(self) -> None:
+        """The library takes each letter é for the byte 0xE9, which is how byte-level vocabularies spell it."""
+        tokenizer = loaded("byte level, every flag")
+        ids = [tokenizer.special_tokens["éé"]]
+        assert tokenizer.decode(ids) == "éé"
+        assert library("byte level, every flag").decode(ids, skip_special_tokens=False) == "\ufffd\ufffd"

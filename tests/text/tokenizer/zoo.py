@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
+import random
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from locant.text import Tokenizer, sample_text
-
-__all__ = ["KINDS", "byte_level", "definition", "forbidden", "library", "loaded"]
+from locant.text.tokenizer.local_files import ENCODINGS
 
 TEXT = sample_text()[:60_000]
 LETTERS = [chr(code) for code in range(0x21, 0x7F)]
@@ -39,15 +42,26 @@ def _merged_special() -> tokenizers.Tokenizer:
     return made
 
 
+def _with(**steps: Any) -> tokenizers.Tokenizer:
+    """With other steps than those that it was trained with."""
+    made = byte_level()
+    for name, step in steps.items():
+        setattr(made, name, step)
+    return made
+
+
+def _split_at_spaces(behavior: str) -> Any:
+    split = pre_tokenizers.Split(tokenizers.Regex(r"\s"), behavior)
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+
+
 def _whole_words() -> tokenizers.Tokenizer:
     """A word that is in the vocabulary is taken from there, merges or not; with a word that is special."""
     made = byte_level()
     data = json.loads(made.to_str())
     data["model"]["ignore_merges"] = True
     made = tokenizers.Tokenizer.from_str(json.dumps(data))
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(tokenizers.Regex(r"\s"), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
-    )
+    made.pre_tokenizer = _split_at_spaces("isolated")
     return made
 
 
@@ -129,28 +143,6 @@ def _byte_fallback() -> tokenizers.Tokenizer:
     return made
 
 
-def _normalized() -> tokenizers.Tokenizer:
-    """Behind a normalizer: letters and their accents come back as one."""
-    made = byte_level()
-    made.normalizer = normalizers.NFC()
-    return made
-
-
-def _space_before() -> tokenizers.Tokenizer:
-    """With a space put before the text."""
-    made = byte_level()
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    return made
-
-
-def _spaces_dropped() -> tokenizers.Tokenizer:
-    """What stands between words is thrown away."""
-    made = byte_level()
-    split = pre_tokenizers.Split(tokenizers.Regex(r"\s"), "removed")
-    made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
-    return made
-
-
 def _strips() -> tokenizers.Tokenizer:
     """An ordinary added token that takes the spaces around it along."""
     made = byte_level()
@@ -167,11 +159,6 @@ def _words_end() -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(json.dumps(data))
 
 
-def _random() -> tokenizers.Tokenizer:
-    """Merges left out at random, as for training: only the file says so."""
-    return byte_level(dropout=0.9)
-
-
 KINDS = {
     "bytes": lambda: tokenizers.Tokenizer.from_str(Tokenizer.bytes().to_json()),
     "trained here": lambda: tokenizers.Tokenizer.from_str(
@@ -181,12 +168,12 @@ KINDS = {
     "byte level, a word is special": _merged_special,
     "byte level, whole words": _whole_words,
     "byte level, every flag": _flags,
-    "byte level, normalized": _normalized,
-    "byte level, a space before": _space_before,
-    "byte level, spaces dropped": _spaces_dropped,
+    "byte level, normalized": lambda: _with(normalizer=normalizers.NFC()),
+    "byte level, a space before": lambda: _with(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "byte level, spaces dropped": lambda: _with(pre_tokenizer=_split_at_spaces("removed")),
     "byte level, a token strips": _strips,
     "byte level, words end": _words_end,
-    "byte level, with dropout": _random,
+    "byte level, with dropout": lambda: byte_level(dropout=0.9),  # only the file says so
     "word piece": _word_piece,
     "unigram": _unigram,
     "word level": _word_level,
@@ -214,3 +201,87 @@ def loaded(kind: str) -> Tokenizer:
 def forbidden(tokenizer: Tokenizer) -> set[int]:
     """Every special id but the one for unknown words: that is what a word of an unknown spelling gets."""
     return {number for name, number in tokenizer.special_tokens.items() if "unk" not in name.lower()}
+
+
+surrogates = st.sampled_from("\ud800\ud83d\udbff\udc00\ude42\udfff")
+# A union of characters would be drawn from as one set, in which the surrogates are few.
+any_text = st.lists(st.text(max_size=10) | surrogates, max_size=8).map("".join)
+plain_text = st.text(st.sampled_from("the catsing \n\tÉé日本🙂<>|[]/ENDx0.▁Ġ"), max_size=60)
+
+
+def well_formed(text: str) -> str:
+    """The rule, written another way: pairs of surrogates are characters, single ones are U+FFFD."""
+    pair = re.compile("([\ud800-\udbff])([\udc00-\udfff])")
+    joined = pair.sub(lambda m: chr(0x10000 + (ord(m[1]) - 0xD800) * 0x400 + ord(m[2]) - 0xDC00), text)
+    return re.sub("[\ud800-\udfff]", "\ufffd", joined)
+
+
+ATOMS = [
+    *(" ", "  ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u3000", "\u2028", "\x0b"),
+    *("a", "B", "the", "don't", "'s", "'S", "'", "'re", "s", "1", "23", ".", "!?", "/", "-", "_", "\0"),
+    *("é", "e\u0301", "日", "の", "한", "я", "א", "ش", "क", "ก", "ß", "٣", "½", "🙂", "\u0301"),
+    *("<|endoftext|>", "<think>", "\n\n\n", "END"),
+]
+"""What is hard to split."""
+
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACE = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_LEAD = r"[^\r\n\p{L}\p{N}]?"
+_MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+
+_GPT_4O = "|".join(
+    [
+        f"{_LEAD}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?", f"{_LEAD}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?", r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*", _SPACE,
+    ]
+)  # fmt: skip
+# As it stands in the file: with the characters themselves, a carriage return and a newline.
+_DEEPSEEK = [
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
+    "[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+",
+    " ?[\\p{P}\\p{S}]+[\r\n]*",
+    "\\s*[\r\n]+",
+    r"\s+(?!\S)|\s+",
+]
+
+SPLITS: dict[str, list[str]] = {
+    "GPT-2": [],
+    "GPT-4": [ENCODINGS["cl100k_base"].pattern or ""],
+    "GPT-4o": [ENCODINGS["o200k_base"].pattern or ""],
+    "GPT-4o, converted": [_GPT_4O],
+    "Llama 3": [rf"{_CONTRACTIONS}|{_LEAD}\p{{L}}+|\p{{N}}{{1,3}}|{_MARKS}|{_SPACE}"],
+    "Qwen 2": [rf"{_CONTRACTIONS}|{_LEAD}\p{{L}}+|\p{{N}}|{_MARKS}|{_SPACE}"],
+    "DeepSeek": [r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", "|".join(_DEEPSEEK)],
+}
+"""The patterns by which each splits, one after the other; GPT-2's is built into the library."""
+
+
+def _hard_text() -> str:
+    luck = random.Random(0)
+    return "".join(luck.choice(ATOMS) for _ in range(40_000))
+
+
+def with_split(
+    *patterns: str, normalizer: Any = None, texts: Sequence[str] | None = None, vocab_size: int = 1500
+) -> Tokenizer:
+    """A byte-level BPE that splits by these patterns."""
+    made = tokenizers.Tokenizer(models.BPE())
+    steps = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not patterns)
+    made.pre_tokenizer = pre_tokenizers.Sequence([*steps, level]) if patterns else level
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    made.train_from_iterator([_hard_text()] if texts is None else texts, trainer)
+    made.add_special_tokens(["<|endoftext|>", "<|im_start|>"])
+    if normalizer is not None:
+        made.normalizer = normalizer
+    return Tokenizer.from_json(made.to_str())
+
+
+@functools.cache
+def tokenizer(kind: str) -> Tokenizer:
+    """One of the zoo, or one of these."""
+    return with_split(*SPLITS[kind]) if kind in SPLITS else Tokenizer.from_json(definition(kind))

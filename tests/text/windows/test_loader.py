@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from locant.errors import InputError, LocantError, RangeError
 from locant.text import Windows
 from locant.text.windows import BatchSampler, Loader
-from locant.text.windows.loader import LONGEST, Permutation
+from locant.text.windows.loader import Permutation
 from tests.refusal import refuses
 from tests.text.windows.definition import share
 
@@ -69,11 +69,6 @@ class TestAnEpoch:
             assert loader.epoch == epoch
         assert len(loader) == 10
 
-    def test_without_shuffling_is_in_the_order_of_the_text(self) -> None:
-        loader = windows().loader(4, shuffle=False)
-        for _ in range(2):
-            assert [number for batch in loader for number in numbers(batch)] == list(range(N))
-
     def test_is_chosen_by_its_number(self) -> None:
         loader, other = windows().loader(4), windows().loader(4)
         epochs = [[numbers(batch) for batch in loader] for _ in range(3)]
@@ -94,25 +89,11 @@ class TestAnEpoch:
         assert [numbers(batch) for batch in loader] == [numbers(batch) for batch in other]
         assert loader.epoch == 1
 
-    def test_is_shared_out_to_ranks(self) -> None:
-        seen = []
-        for rank in range(3):
-            loader = windows().loader(4, seed=2, rank=rank, world_size=3)
-            batches = [numbers(batch) for batch in loader]
-            assert len(batches) == len(loader)
-            seen += [number for batch in batches for number in batch]
-        assert sorted(seen) == list(range(N))
-
     def test_leaves_the_random_numbers_of_the_model_alone(self) -> None:
         before = torch.get_rng_state()
         for workers in (0, 1):
             some(windows().loader(4, num_workers=workers), 2)
         assert torch.equal(torch.get_rng_state(), before)
-
-    def test_with_drop_last_ends_with_the_last_whole_step(self) -> None:
-        loader = windows().loader(4, drop_last=True)
-        assert [len(numbers(batch)) for batch in loader] == [4] * 9
-        assert len(loader) == 9
 
 
 class TestAResume:
@@ -127,16 +108,6 @@ class TestAResume:
             following = windows().loader(4, seed=2)
             following.set_epoch(1)
             assert some(again, 10) == some(following, 10)
-
-    @given(counts=st.lists(st.integers(0, 4), max_size=6))
-    def test_may_happen_any_number_of_times(self, counts: list[int]) -> None:
-        loader, seen = windows().loader(4, seed=2), []
-        for count in counts:
-            count = min(count, 10 - len(seen))
-            seen += some(loader, count)
-            loader = resumed(loader)
-        seen += [numbers(batch) for batch in loader]
-        assert seen == [numbers(batch) for batch in windows().loader(4, seed=2)]
 
     @pytest.mark.parametrize("options", [{"prefetch_factor": 1}, {"prefetch_factor": 5, "persistent_workers": True}])
     def test_counts_what_was_handed_out_and_not_what_workers_have_fetched(self, options: dict[str, Any]) -> None:
@@ -176,15 +147,6 @@ class TestAResume:
                 states.append(through_json(loader.state_dict()))
             state = max(states, key=lambda state: state["windows_seen"])
         assert sorted(seen) == list(range(N))
-
-    def test_that_is_the_last_of_an_epoch_leaves_nothing_of_it(self) -> None:
-        loader = windows().loader(4, seed=2)
-        list(loader)
-        again = resumed(loader)
-        assert again.epoch == 0
-        assert list(again) == []
-        assert sorted(number for batch in again for number in numbers(batch)) == list(range(N))
-        assert again.epoch == 1
 
     def test_keeps_its_place_when_its_epoch_is_chosen_again(self) -> None:
         """Training scripts say `set_epoch` at the top of every epoch, and the first one after a resume too."""
@@ -364,11 +326,6 @@ class TestDataLoaders:
         options = {"prefetch_factor": None, "persistent_workers": False, "timeout": 0, "multiprocessing_context": None}
         assert sorted(number for batch in windows().loader(4, **options) for number in numbers(batch)) == [*range(N)]
 
-    def test_may_be_waited_for_as_long_as_the_system_can(self) -> None:
-        assert len(some(windows().loader(4, num_workers=1, timeout=LONGEST), 1)) == 1
-        with refuses(RangeError, f"expected a finite number of at least 0 and of at most {LONGEST:g}"):
-            windows().loader(4, num_workers=1, timeout=LONGEST + 1)
-
     def test_draw_from_what_has_a_length(self) -> None:
         with refuses(InputError, "got 5 to draw from"):
             BatchSampler(5, 4)  # type: ignore[arg-type]
@@ -381,18 +338,6 @@ class TestDataLoaders:
         assert torch.equal(second["ids"], before[0])
         assert torch.equal(second["targets"], before[1])
         assert torch.equal(first["targets"], before[2])
-
-
-def test_after_an_epoch_all_ranks_have_one_state() -> None:
-    """Thirteen windows in batches of four: the last step has one window, and two ranks get none of it."""
-    states = []
-    for rank in range(3):
-        loader = Windows(range(14), 1).loader(4, rank=rank, world_size=3)
-        for _ in loader:
-            pass
-        states.append(loader.state_dict())
-    assert states[0] == states[1] == states[2]
-    assert states[0]["windows_seen"] == 13
 
 
 def test_ranks_without_a_part_of_the_last_step_are_a_step_behind_until_their_iteration_ends() -> None:

@@ -33,7 +33,7 @@ POISON = -7_777
 @pytest.fixture(params=VARIANTS, scope="module")
 def variant(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every instruction set that this machine has."""
-    with mock.patch.object(native, "function", lambda name: native.library.function(name, request.param)):
+    with mock.patch.object(native, "function", lambda name, of=native.function: of(name, request.param)):
         yield
 
 

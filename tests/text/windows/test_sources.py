@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from locant.errors import InputError, LocantError, RangeError, ShapeError
-from locant.text import Tokenizer, Windows
+from locant.kernels import native
+from locant.text import Batch, Tokenizer, Windows
+from locant.text.store import ShardWriter, TokenStore, write_manifest
 from tests.refusal import refuses
 from tests.text.windows.definition import PAD
 
@@ -29,19 +32,11 @@ class TestTheSource:
     def test_may_be_a_tensor(self, dtype: torch.dtype) -> None:
         assert Windows(torch.tensor([3, 200, 5], dtype=dtype), 2)[0]["targets"].tolist() == [200, 5]
 
-    def test_may_be_what_a_tokenizer_returns(self) -> None:
-        assert bytes(Windows(Tokenizer.bytes().encode("abc"), 2)[0]["targets"].tolist()) == b"bc"
-
     def test_is_not_copied(self) -> None:
         ids = np.zeros(1000, dtype=np.uint16)
         windows = Windows(ids, 10)
         ids[:] = 7
         assert windows[-2]["ids"].unique().tolist() == [7]
-
-    def test_may_be_strided_reversed_or_read_only(self) -> None:
-        ids = np.arange(20)
-        ids.flags.writeable = False
-        assert Windows(ids[::-2], 3)[0]["ids"].tolist() == [19, 17, 15]
 
     @pytest.mark.parametrize(
         ("ids", "error"),
@@ -89,12 +84,6 @@ class TestTheSource:
         assert windows[0]["targets"].tolist() == [2, 2**63 - 1]
         with refuses(RangeError, f"got token id {2**63}"):
             windows[1]
-
-    def test_shorter_than_one_window_gives_one(self) -> None:
-        for n in range(2, 11):
-            assert len(Windows(np.arange(n), 10)) == 1
-        with pytest.raises(InputError, match="got 1 tokens, expected 2 or more: an input and its target"):
-            Windows(np.arange(1), 10)
 
 
 def resident_pages() -> int:
@@ -162,11 +151,126 @@ class TestAMappedFile:
         assert last["ids"][2].tolist()[:11] == [0] * 8 + [65535, 7, 0]
         assert last["targets"][2].tolist()[:12] == [0] * 7 + [65535, 7, 9, PAD, PAD]
 
-    @pytest.mark.slow
-    def test_goes_to_spawned_workers(self, path: Path) -> None:
-        windows = Windows(np.memmap(path, np.uint16, "r"), 100)
-        loader = DataLoader(
-            windows, batch_size=4, collate_fn=windows.collate, num_workers=2, multiprocessing_context="spawn"
-        )
-        targets = torch.cat([batch["targets"].flatten() for batch in loader])
-        assert targets[targets != PAD].tolist() == list(range(1, 1000))
+
+# ------------------------------------------------------------------ stores
+
+
+Make = Callable[[list[list[int]]], TokenStore]
+"""A store with one shard for each list, of documents of these lengths; its ids count up."""
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def made(shards: list[list[int]]) -> TokenStore:
+        tokenizer, records, first = Tokenizer.bytes(), [], 0
+        for number, lengths in enumerate(shards):
+            with ShardWriter(tmp_path, number, tokenizer.vocab_size) as writer:
+                writer.append(np.arange(first, first + sum(lengths)) % 256, np.array(lengths, dtype=np.int64))
+                records.append(writer.close())
+            first += sum(lengths)
+        write_manifest(tmp_path, shards=records, tokenizer=tokenizer, end_of_text=None, sources=[], options={})
+        return TokenStore(tmp_path)
+
+    return made
+
+
+def same(one: Batch, other: Batch) -> bool:
+    return (
+        torch.equal(one["ids"], other["ids"])
+        and torch.equal(one["targets"], other["targets"])
+        and one["positions"] == other["positions"]
+    )
+
+
+SHARDS = [[5, 0, 30, 1], [2], [1], [7, 9, 40, 3], [0], [12]]
+
+
+@pytest.mark.parametrize("way", ["native", "mapped", "read"])
+@pytest.mark.parametrize("mode", ["flat", "document", "packed"])
+@pytest.mark.parametrize("length", [1, 4, 16, 200])
+def test_windows_of_a_store_are_those_of_its_ids(
+    make: Make, monkeypatch: pytest.MonkeyPatch, way: str, mode: str, length: int
+) -> None:
+    store = TokenStore(make(SHARDS).path, mode="read" if way == "read" else "map")
+    if way == "mapped":
+        monkeypatch.setattr(native, "function", lambda _: None)
+    lengths = [length for shard in SHARDS for length in shard]
+    documents = None if mode == "flat" else np.cumsum([0, *lengths])
+    windows = Windows(store, length, mode=mode)  # type: ignore[arg-type]
+    wanted = Windows(np.arange(110) % 256, length, mode=mode, documents=documents)  # type: ignore[arg-type]
+    assert len(windows) == len(wanted)
+    order = np.random.default_rng(0).permutation(len(windows))
+    assert same(windows.__getitems__(order), wanted.__getitems__(order))
+    assert all(same(windows[index], wanted[index]) for index in range(len(windows)))
+    assert same(windows.__getitems__([]), wanted.__getitems__([]))
+    Windows(TokenStore(store.path), length, mode=mode).loader(2).load_state_dict(windows.loader(2).state_dict())  # type: ignore[arg-type]
+
+
+def test_shards_are_mapped_when_the_first_batch_is_read(make: Make) -> None:
+    store = make([[50]] * 6)
+    windows, early = Windows(TokenStore(store.path), 8), Windows(store, 8)
+    wanted = early.__getitems__(range(len(early)))
+    (store.path / "shard-00003.bin").unlink()
+    with pytest.raises(InputError, match=r"shard-00003\.bin"):
+        windows.__getitems__([7])
+    assert same(early.__getitems__(range(len(early))), wanted), "what is mapped stays"
+
+
+def test_all_windows_over_one_store_share_its_maps(make: Make) -> None:
+    store = make([[50]] * 6)
+    several = [Windows(store, length) for length in (4, 8, 16)]
+    for windows in several:
+        windows[0]
+    assert maps_of(store) == 6
+    kept = several.pop()
+    del several, windows
+    gc.collect()
+    assert maps_of(store) == 6, "as long as anyone looks at them"
+    assert same(kept[0], Windows(np.arange(300) % 256, 16)[0])
+    del kept
+    gc.collect()
+    assert maps_of(store) == 0, "and no longer"
+    assert same(Windows(store, 8)[5], Windows(np.arange(300) % 256, 8)[5])
+
+
+def maps_of(store: TokenStore) -> int:
+    return Path("/proc/self/maps").read_text().count(f"{store.path}/")
+
+
+def test_a_store_is_opened_again_by_a_worker_and_not_sent(make: Make) -> None:
+    windows = Windows(make([[4000, 3000], [2000]]), 16, mode="document")
+    sent = ForkingPickler.dumps(windows)
+    assert len(sent) < 3000
+    assert same(ForkingPickler.loads(sent).__getitems__([3, -1]), windows.__getitems__([3, -1]))
+    whole = [batch["ids"] for batch in windows.loader(32)]
+    assert all(map(torch.equal, whole, [batch["ids"] for batch in windows.loader(32, num_workers=2)]))
+
+
+def test_a_state_of_another_store_is_refused(make: Make, tmp_path: Path) -> None:
+    state = Windows(make([[60], [50]]), 7).loader(2).state_dict()
+    for file in tmp_path.iterdir():
+        file.unlink()
+    other = Windows(make([[60], [49, 1]]), 7).loader(2)
+    with refuses(InputError, "got a state of windows"):
+        other.load_state_dict(state)
+
+
+def test_documents_may_be_others_than_those_of_the_store(make: Make) -> None:
+    store = make([[60], [50]])
+    windows = Windows(store, 100, mode="document", documents=[0, 50, 110])
+    assert windows.__getitems__([0, 1])["positions"].max_index == 58
+    with refuses(InputError, "got documents in flat mode"):
+        Windows(store, 100, documents=[0, 110])
+
+
+def test_a_store_without_two_tokens_is_refused(make: Make) -> None:
+    with refuses(InputError, "got 1 tokens, expected 2 or more"):
+        Windows(make([[0], [1]]), 4)
+
+
+def test_a_negative_id_of_a_foreign_store_is_refused(tmp_path: Path) -> None:
+    np.array([3, 4, -1, 5], dtype=np.int32).tofile(tmp_path / "ids.bin")
+    windows = Windows(TokenStore(tmp_path / "ids.bin", format="nanogpt", dtype="int32"), 1)
+    assert windows[0]["targets"].tolist() == [4]
+    with refuses(RangeError, "got token id -1"):
+        windows[1]

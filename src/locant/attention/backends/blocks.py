@@ -97,7 +97,7 @@ class _Rows:
 
     def attended(self, block: _Block, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The output and the log-sum-exp over the keys of a block."""
-        k_here, v_here = self.those_of(k, block.keys), self.those_of(v, block.keys)
+        k_here, v_here = (self.those_of(x, block.keys) for x in (k, v))
         if block.far:
             of_query, of_key = block.bias.of_heads(self.heads).of_far()
             row = None if of_key is None else of_key[:, :, None].to(self.q.dtype).expand(*self.q.shape[:3], -1)
@@ -135,22 +135,18 @@ def _blocks(numbers: Numbers, rows: slice) -> list[_Block]:
     """The blocks of keys that these queries attend to."""
     bias, mask, _, softcap = numbers
     tile, keys = mask.tile(rows.start, rows.stop)
-    found: list[_Block] = []
+    blocks: list[_Block] = []
     for start in range(keys.start, keys.stop, BLOCK):
         part = slice(start, min(start + BLOCK, keys.stop))
         here = AttentionMask(tile.queries, mask.keys.slice(part.start, part.stop), mask.causal, mask.window)
         allowed = None if here.is_full else here.queries.mask(here.keys, causal=here.causal, window=here.window)
         if allowed is None or bool(allowed.all()):
-            far = bias.far if mask.causal and softcap is None else None
-            found.append(_Block(part, here, None, far is not None and _nearest(here) >= far, bias.tile(rows, part)))
+            limit = bias.far if mask.causal and softcap is None else None
+            is_far = limit is not None and int(here.queries.index.amin() - here.keys.index.amax()) >= limit
+            blocks.append(_Block(part, here, None, is_far, bias.tile(rows, part)))
         elif bool(allowed.any()):
-            found.append(_Block(part, here, ~allowed, False, bias.tile(rows, part)))
-    return found
-
-
-def _nearest(mask: AttentionMask) -> int:
-    """The index of the first query minus that of the last key."""
-    return int(mask.queries.index.amin() - mask.keys.index.amax())
+            blocks.append(_Block(part, here, ~allowed, False, bias.tile(rows, part)))
+    return blocks
 
 
 def _runs(bias: Parted, rows: slice, mask: AttentionMask, blocks: list[_Block]) -> list[_Block]:
@@ -188,10 +184,10 @@ class _ByBlocks(torch.autograd.Function):
             for part in parts:
                 y_here, lse_here = y[:, part.heads, part.rows], lse[:, part.heads, part.rows]
                 for run in runs:
-                    more, found = part.attended(run, k, v)
-                    joined = torch.logaddexp(lse_here, found)
+                    more, lse_of_run = part.attended(run, k, v)
+                    joined = torch.logaddexp(lse_here, lse_of_run)
                     y_here *= (lse_here - joined).exp_()[..., None]
-                    y_here += more.mul_((found - joined).exp_()[..., None])
+                    y_here += more.mul_((lse_of_run - joined).exp_()[..., None])
                     lse_here.copy_(joined)
         without_keys = lse <= HIDDEN / 2
         y.masked_fill_(without_keys[..., None], 0.0)
@@ -240,14 +236,14 @@ class _ByBlocks(torch.autograd.Function):
                         of_scores.addcmul_(of_scores, bounded.square_(), value=-1)
                     onto_q[here] += (of_scores @ k_here).mul_(scale)
                     onto_k[:, :, block.keys].index_add_(1, part.shared, of_scores.mT @ part.q)
-        found = (total if total is None else total.to(x.dtype) for x, total in zip(learned, onto_learned, strict=True))
-        return None, *(x.to(q.dtype) for x in (onto_q, onto_k, onto_v)), *found
+        totals = (total if total is None else total.to(x.dtype) for x, total in zip(learned, onto_learned, strict=True))
+        return None, *(x.to(q.dtype) for x in (onto_q, onto_k, onto_v)), *totals
 
 
 def _add_gradients(onto: Sequence[Tensor | None], sources: Sequence[Tensor | None], bias: Tensor, grad: Tensor) -> None:
     """The gradients of what one bias was made from, added to those of all."""
     pairs = [(total, x) for total, x in zip(onto, sources, strict=True) if total is not None and x is not None]
-    found = torch.autograd.grad(bias, [x for _, x in pairs], grad.sum_to_size(bias.shape), allow_unused=True)
-    for (total, _), gradient in zip(pairs, found, strict=True):
+    gradients = torch.autograd.grad(bias, [x for _, x in pairs], grad.sum_to_size(bias.shape), allow_unused=True)
+    for (total, _), gradient in zip(pairs, gradients, strict=True):
         if gradient is not None:
             total += gradient

@@ -31,8 +31,8 @@ from locant.errors import LocantError
 from locant.kernels.distance_gradient import Biases, Pairs, with_gradients
 from locant.positions import Positions
 from locant.positions.documents import PADDING
+from locant.positions.fields import NOT_READ, Read
 from locant.positions.pairs import ScoreMod, distance_mod
-from locant.positions.pytree import NOT_READ, Read
 from locant.positions.score_bias import ByDistance, Lookup
 from locant.positions.score_bias.by_distance import look_up
 from locant.positions.score_bias.lookup import sum_of
@@ -89,11 +89,11 @@ def flex_attention(inputs: AttentionInputs) -> Attended:
     from torch.nn.attention.flex_attention import AuxRequest
 
     y, also = _run(inputs.q, inputs.k, inputs.v, **options, return_aux=AuxRequest(lse=True))
+    lse = also.lse
     if learned is not None:
         numbers = _pairs(inputs.mask, mask, learned.first), inputs.scale, inputs.softcap
-        y, lse = with_gradients(y, also.lse, inputs.q, inputs.k, inputs.v, learned.biases, *numbers)
-        return Attended(y[:, :, :queries], lse[:, :, :queries])
-    return Attended(y[:, :, :queries], also.lse[:, :, :queries])
+        y, lse = with_gradients(y, lse, inputs.q, inputs.k, inputs.v, learned.biases, *numbers)
+    return Attended(y[:, :, :queries], lse[:, :, :queries])
 
 
 def _kernel_options(inputs: AttentionInputs) -> dict[str, Any] | None:
@@ -103,9 +103,6 @@ def _kernel_options(inputs: AttentionInputs) -> dict[str, Any] | None:
     """
     together = inputs.q.shape[2] * (inputs.q.shape[1] // inputs.k.shape[1])
     return {"FORCE_USE_FLEX_ATTENTION": True} if inputs.q.device.type == "cuda" and together > BLOCK else None
-
-
-# ---------------------------------------------------------------------- learned biases of the distance
 
 
 class _Learned(NamedTuple):
@@ -129,13 +126,9 @@ def _learned(inputs: AttentionInputs) -> _Learned | None:
     if isinstance(bias, Lookup) and (table := bias.tables[0]).ends is not None:
         numbers = bias.products(table)
         if any(x is not None and x.requires_grad for x in numbers):
-            constant = sum_of([bias.entry_mod(table, *(_detached(x) for x in numbers))])
+            constant = sum_of([bias.entry_mod(table, *(None if x is None else x.detach() for x in numbers))])
             return _Learned(Biases(*numbers, table.between_ends(inputs.q.device)), table.ends[0], constant)
     return None
-
-
-def _detached(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.detach()
 
 
 def _pairs(mask: AttentionMask, block_mask: Any, first: int) -> Pairs:
@@ -145,25 +138,19 @@ def _pairs(mask: AttentionMask, block_mask: Any, first: int) -> Pairs:
     if mask.offset is not None:
         return Pairs(*bounds, mask.offset)
     keys = None if mask.k_positions is None else _tokens(mask.k_positions)
-    return Pairs(*bounds, None, _tokens(mask.queries), keys, _some(block_mask))
+    partly = _matrix(block_mask.kv_num_blocks, block_mask.kv_indices)
+    wholly = _matrix(block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
+    return Pairs(*bounds, None, _tokens(mask.queries), keys, partly | wholly)
 
 
 def _tokens(positions: Positions) -> Tensor:
     return torch.stack([positions.index, positions.document, positions.order], dim=1)
 
 
-def _some(block_mask: Any) -> Tensor:
-    """Which blocks of queries and keys are listed, as a matrix."""
-    partly = _matrix(block_mask.kv_num_blocks, block_mask.kv_indices)
-    return partly | _matrix(block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
-
-
 def _matrix(count: Tensor, which: Tensor) -> Tensor:
+    """Which blocks of queries and keys are listed."""
     listed = torch.arange(which.shape[-1], device=which.device) < count[:, 0, :, None]
     return torch.zeros_like(listed).scatter(2, which[:, 0].long(), listed)
-
-
-# ---------------------------------------------------------------------- score functions
 
 
 def _capped(score_mod: ScoreMod | None, softcap: Real | None) -> ScoreMod | None:
@@ -180,10 +167,9 @@ def _capped(score_mod: ScoreMod | None, softcap: Real | None) -> ScoreMod | None
 
 def _filled_up(inputs: AttentionInputs) -> AttentionInputs:
     """With padding, so that there is a power of two of queries and of keys, a block at least."""
-    (q, queries), (k, keys), (v, _) = (
-        _filled(x, where)
-        for x, where in ((inputs.q, inputs.mask.queries), (inputs.k, inputs.mask.keys), (inputs.v, inputs.mask.keys))
-    )
+    q, queries = _filled(inputs.q, inputs.mask.queries)
+    k, keys = _filled(inputs.k, inputs.mask.keys)
+    v, _ = _filled(inputs.v, inputs.mask.keys)
     mask = AttentionMask(queries, keys, inputs.mask.causal, inputs.mask.window)
     return dataclasses.replace(inputs, q=q, k=k, v=v, mask=mask)
 
@@ -192,23 +178,14 @@ def _filled(x: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
     more = max(1 << (x.shape[2] - 1).bit_length(), BLOCK) - x.shape[2]
     if not more:
         return x, positions
-    padding = _padding(positions, more)
-    read = Read(*(None if each is None else _longer(each, more) for each in positions.read))
-    filled = Positions.cat([dataclasses.replace(positions, read=NOT_READ), padding])
-    return F.pad(x, (0, 0, 0, more)), dataclasses.replace(filled, read=read)
-
-
-def _padding(positions: Positions, more: int) -> Positions:
-    """Slots behind these, at the beginning of each axis and of their grids."""
     slots = torch.zeros(positions.batch, more, dtype=torch.int64, device=positions.device)
     index = slots if positions.axes == 1 else slots[..., None].expand(-1, -1, positions.axes)
-    place = None if positions.place_or_none is None else slots
+    place = None if positions.place_or_none is None else slots  # at the beginning of each axis and of their grids
     padding = Positions(index, torch.full_like(slots, PADDING), slots, 0, 0, place_or_none=place, grids=positions.grids)
-    return dataclasses.replace(padding, denominator=positions.denominator)
-
-
-def _longer(read: Tensor, more: int) -> Tensor:
-    return torch.cat([read, read.new_zeros(read.shape[0], more, *read.shape[2:])], dim=1)
+    padding = dataclasses.replace(padding, denominator=positions.denominator)
+    filled = Positions.cat([dataclasses.replace(positions, read=NOT_READ), padding])
+    wider = (each if each is None else F.pad(each, (0, 0) * (each.ndim - 2) + (0, more)) for each in positions.read)
+    return F.pad(x, (0, 0, 0, more)), dataclasses.replace(filled, read=Read(*wider))
 
 
 def _run(*tensors: Tensor, **options: Any) -> Any:

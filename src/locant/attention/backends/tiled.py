@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,11 +23,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from locant.attention.backends import sdpa
 from locant.attention.backends.blocks import attention_by_blocks
-from locant.attention.backends.eager import eager_attention
-from locant.attention.backends.sdpa import as_wide_as_bias, sdpa_attention
-from locant.attention.inputs import Attended, AttentionInputs
+from locant.attention.backends.dense import as_wide_as_bias, eager_attention, sdpa_attention, sdpa_obstacle
+from locant.attention.inputs import Attended, AttentionInputs, joined
 from locant.attention.mask import Segment, distance_bounds
 from locant.kernels.distance_attention import distance_attention
 from locant.kernels.transforms import is_mapping, wants_result_alone
@@ -88,11 +86,7 @@ def tiled_attention(inputs: AttentionInputs, way: Way) -> Attended:
         return _by_documents(inputs, way.rows)
     if way.name == "tiles":
         return _by_tiles(inputs)
-    inputs = inputs.without_padding()
-    return _by_table(inputs) if way.name == "table" else attention_by_blocks(inputs)
-
-
-# ---------------------------------------------------------------------- one number per head and distance
+    return (_by_table if way.name == "table" else attention_by_blocks)(inputs.without_padding())
 
 
 def _by_table(inputs: AttentionInputs) -> Attended:
@@ -114,33 +108,21 @@ def _table(inputs: AttentionInputs, first: int, last: int) -> Float[Tensor, "#he
     return torch.zeros(1, last - first + 1, dtype=bias_dtype(inputs.q), device=inputs.q.device)
 
 
-# ---------------------------------------------------------------------- packed documents
-
-
 def _by_documents(inputs: AttentionInputs, rows: list[list[Segment]]) -> Attended:
     """Attention within every document; `rows` holds one row where all are the same."""
     longest = max(part.length for row in rows for part in row if part.is_document)
     table = _table(inputs, 1 - longest, longest - 1)
-    whole = _nothing(inputs.q, inputs.v, table, inputs.q.shape[2]) if wants_result_alone() else None
-
-    def row(number: int, q: Tensor, k: Tensor, v: Tensor, *onto: Tensor) -> Attended:
-        return _row(inputs, q, k, v, table, rows[number], onto)
-
-    given = (inputs.q, inputs.k, inputs.v, *(whole or ()))
+    whole = _nothing(inputs.q, inputs.v, table, inputs.q.shape[2]) if wants_result_alone() else ()
+    tensors = (inputs.q, inputs.k, inputs.v, *whole)
     if len(rows) == 1:
-        return row(0, *given)
-    parts = [row(number, *each) for number, each in enumerate(zip(*(x.split(1) for x in given), strict=True))]
-    return _joined(parts, 0) if whole is None else Attended(*whole)
+        return _row(inputs, table, rows[0], *tensors)
+    of_rows = zip(rows, *(x.split(1) for x in tensors), strict=True)
+    parts = [_row(inputs, table, *each) for each in of_rows]
+    return Attended(*whole) if whole else joined(parts, dim=0)
 
 
 def _row(
-    inputs: AttentionInputs,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor,
-    row: list[Segment],
-    onto: tuple[Tensor, ...],
+    inputs: AttentionInputs, table: Tensor, row: list[Segment], q: Tensor, k: Tensor, v: Tensor, *onto: Tensor
 ) -> Attended:
     """`table` has an entry for each distance within the longest document.
 
@@ -157,20 +139,12 @@ def _row(
             parts.append(Attended(*distance_attention(q_part, k_part, v_part, entries, *numbers, onto=place)))
         elif place is None:
             parts.append(Attended(*_nothing(q, v, table, length)))
-    return Attended(*onto) if onto else _joined(parts, 2)
+    return Attended(*onto) if onto else joined(parts, dim=2)
 
 
 def _nothing(q: Tensor, v: Tensor, table: Tensor, queries: int) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of so many queries that attend to nothing."""
     return q.new_zeros(*q.shape[:2], queries, v.shape[-1]), table.new_full((*q.shape[:2], queries), float("-inf"))
-
-
-def _joined(parts: Sequence[Attended], dim: int) -> Attended:
-    """Outputs and log-sum-exps of other rows, or of other queries."""
-    if len(parts) == 1:
-        return parts[0]
-    logarithms = [part.lse for part in parts if part.lse is not None]
-    return Attended(torch.cat([part.y for part in parts], dim), torch.cat(logarithms, dim) if logarithms else None)
 
 
 class _Split(torch.autograd.Function):
@@ -192,24 +166,20 @@ class _Split(torch.autograd.Function):
             return torch.cat(grads, dim=2), None
 
 
-# ---------------------------------------------------------------------- tiles of queries
-
-
 def _by_tiles(inputs: AttentionInputs) -> Attended:
     alone, dtype, queries = wants_result_alone(), inputs.q.dtype, inputs.q.shape[2]
     inputs = _as_wide_as_tiles(inputs if alone else inputs.without_padding())
-    rows = _rows(inputs)
+    rows = _rows_of_tile(inputs)
     if alone:
         return _written((_one_tile(tile) for tile in _without_padding(inputs, rows)), queries, dtype)
     tiles = (inputs.tile(start, start + rows) for start in range(0, queries, rows))
     if inputs.needs_gradient and not is_mapping():  # vmap's samples are taken apart before the backward pass comes
-        parts = [
-            checkpoint(_one_tile, tile, use_reentrant=False, preserve_rng_state=tile.dropout_p > 0) for tile in tiles
-        ]
+        draws = inputs.dropout_p > 0
+        parts = [checkpoint(_one_tile, tile, use_reentrant=False, preserve_rng_state=draws) for tile in tiles]
     else:
         parts = [_one_tile(tile) for tile in tiles]
-    y, lse, _ = _joined(parts, 2)
-    return Attended(y.to(dtype), lse)
+    result = joined(parts, dim=2)
+    return result._replace(y=result.y.to(dtype))
 
 
 def _without_padding(inputs: AttentionInputs, rows: int) -> Iterator[AttentionInputs]:
@@ -220,21 +190,19 @@ def _without_padding(inputs: AttentionInputs, rows: int) -> Iterator[AttentionIn
         if not is_clean and copied >= inputs.k.shape[2]:
             inputs, is_clean = inputs.cleared(is_decoding), True
         tile = inputs.tile(start, start + rows)
-        if not is_clean:
-            filled = tile.cleared(is_decoding)
-            copied += 0 if filled.k is tile.k else tile.k.shape[2]
-            tile = filled
-        yield tile
+        cleared = tile if is_clean else tile.cleared(is_decoding)
+        copied += 0 if cleared.k is tile.k else tile.k.shape[2]
+        yield cleared
 
 
 def _written(parts: Iterator[Attended], queries: int, dtype: torch.dtype) -> Attended:
     """Outputs and log-sum-exps of some queries after the other, each written to its place before the next is made."""
     whole, start = list[Tensor](), 0
     for part in parts:
-        stop, found = start + part.y.shape[2], [x for x in (part.y, part.lse) if x is not None]
+        stop, tensors = start + part.y.shape[2], [x for x in (part.y, part.lse) if x is not None]
         if not whole:
-            whole = [x.new_empty(*x.shape[:2], queries, *x.shape[3:]) for x in (part.y.to(dtype), *found[1:])]
-        for place, x in zip(whole, found, strict=True):
+            whole = [x.new_empty(*x.shape[:2], queries, *x.shape[3:]) for x in (part.y.to(dtype), *tensors[1:])]
+        for place, x in zip(whole, tensors, strict=True):
             place[:, :, start:stop] = x
         start = stop
     return Attended(*whole)
@@ -255,11 +223,10 @@ def _one_tile(tile: AttentionInputs) -> Attended:
 
 def _fused(inputs: AttentionInputs) -> bool:
     """Whether tiles go through torch's fused attention, or are written out for what that lacks."""
-    return sdpa.obstacle(inputs) is None
+    return sdpa_obstacle(inputs) is None
 
 
-def _rows(inputs: AttentionInputs) -> int:
-    """Queries of a tile."""
+def _rows_of_tile(inputs: AttentionInputs) -> int:
     row = inputs.q.shape[0] * inputs.q.shape[1] * inputs.k.shape[2] * 4
     limit = TILE_BYTES if inputs.q.device.type == "cpu" else DEVICE_TILE_BYTES
     limit = limit if _fused(inputs) else limit // 4  # scores, weights and both gradients

@@ -21,7 +21,7 @@ from locant.explore.state import State
 from locant.figures import SIZES
 from locant.figures.plot import encoding_to_draw
 from locant.positions import PositionEncoding, Positions, generalizing
-from locant.positions.pytree import Read
+from locant.positions.fields import Read
 from locant.positions.registry import encodings
 
 __all__ = ["SCREEN"]

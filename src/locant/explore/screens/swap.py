@@ -12,11 +12,6 @@ from dataclasses import fields
 from typing import Any
 
 import locant.scaling
-from locant.checkpoints.swap import swap
-from locant.checkpoints.swap.bias_point import bias_points, layer_types
-from locant.checkpoints.swap.rotary_point import rotary_points
-from locant.checkpoints.swap.saving import described
-from locant.checkpoints.swap.weightless import Weightless
 from locant.errors import InputError, LocantError
 from locant.explore.screens import Screen
 from locant.explore.session import Session
@@ -26,6 +21,10 @@ from locant.lab.ways import NUMBERED, USUAL_FACTOR, Way
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.report.explain import spans
+from locant.swapping import swap
+from locant.swapping.added_point import bias_points, layer_types
+from locant.swapping.plan import Weightless, described
+from locant.swapping.rotary_point import rotary_points
 
 __all__ = ["SCREEN"]
 

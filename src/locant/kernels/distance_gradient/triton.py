@@ -5,27 +5,22 @@ An entry that was looked up gets the sum over its pairs. Nothing of the size que
 
 1. `_means`, a program for each block of queries, goes along its keys for the means. They are made of the weights that
    are here, not of attention's output, which was rounded: or distances would be drawn to the mean of the values.
-2. Of a table `_diagonals`, a program for each diagonal of blocks, where slots count as distances do: it adds up the
-   gradients of blocks in registers, and at the end along their diagonals. Two neighbours share a distance, and each
-   has a place. `_entries`, a program for some entries, where slots do not count so (shards, gaps): it goes over all
-   blocks that may hold one of its distances, some of them twice, and is slower the more of them there are. A number
-   on the device, which the host need not read, tells one of these two to do nothing.
-3. Of products of tokens `_rows`, a program for a block of queries, or of keys, and some rows: it goes over the blocks
-   of tokens that may be at one of their distances. Where slots count as distances do, those of a row are neighbours:
-   their sum is the difference of two prefix sums, at the ends of what the block has of the row. Else, in blocks with
-   gaps, or of two documents, it goes from row to row, and is slower the more of them a block has. What is computed of a
-   pair of blocks is computed again for every block of rows that it has distances of.
+2. Of a table `_diagonals`, a program for each diagonal of blocks, where slots count as distances do: it adds up blocks
+   in registers, and at the end along their diagonals. Two neighbours share a distance, and each has a place.
+   `_entries`, a program for some entries, where slots do not count so (shards, gaps): it goes over all blocks that may
+   hold one of its distances. A number on the device, which the host need not read, tells one of the two to do nothing.
+3. Of products of tokens `_rows`, a program for a block of queries, or of keys, and some rows. Where slots count as
+   distances do, those of a row are neighbours: their sum is the difference of two prefix sums. Else, in blocks with
+   gaps, or of two documents, it goes from row to row, and is slower the more of them a block has.
 
-A pair of blocks costs each of these kernels two matrix products, and the backward pass of FlexAttention seven.
-
-It needs Triton; `import locant` does not import it. Run through Triton's interpreter and compiled for compute
-capabilities 8.0, 9.0 and 10.0; it has not yet been run, nor timed, on a device. What spills stands in
-`benchmarks/NOTES.md`.
+A pair of blocks costs each of these kernels two matrix products, and the backward pass of FlexAttention seven. Needs
+Triton. Run through its interpreter and compiled for compute capabilities 8.0, 9.0 and 10.0; it has not yet been run,
+nor timed, on a device. What spills stands in `benchmarks/NOTES.md`.
 """
 
 from __future__ import annotations
 
-from typing import Any, no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import torch
 import triton
@@ -34,7 +29,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from locant.kernels.distance_gradient.op import FLAGGED, Biases, Pairs, Tokens
+from locant.kernels.distance_gradient import FLAGGED, Biases, Pairs, Tokens
 
 __all__ = ["gradients"]
 
@@ -44,11 +39,51 @@ FAR = tl.constexpr(2**40)
 """Beyond every distance."""
 PADDING = tl.constexpr(-1)
 """The document of padding."""
+SQUARE = tl.constexpr(FLAGGED)
 
 # As tl.sum and the like have them: the interpreter knows these functions, and cannot call tl.sum.
 ADD = tl.standard._sum_combine  # pyright: ignore[reportPrivateUsage]
 MOST = tl.standard._elementwise_max  # pyright: ignore[reportPrivateUsage]
 LEAST = tl.standard._elementwise_min  # pyright: ignore[reportPrivateUsage]
+
+
+class Operands(NamedTuple):
+    """What every kernel is given; tensors are contiguous, and in the shapes of `with_gradients`."""
+
+    grad: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    lse: Tensor
+    means: Float[Tensor, "batch heads query"]
+    of_query: Tensor | None
+    of_key: Tensor | None
+    row_of: Tensor | None
+    heads: int
+    group: int
+    """Heads of queries to one of keys."""
+    queries: int
+    keys: int
+    entries: int
+    rows: int
+    first: int
+    offset: int
+    scale: float
+    softcap: float | None
+    BLOCK: tl.constexpr
+    WIDTH: tl.constexpr
+    V_WIDTH: tl.constexpr
+    PART: tl.constexpr
+    """Dimensions of a head at a time."""
+    PRECISION: tl.constexpr
+    q_tokens: Tensor | None = None
+    """This one and the others are ``None`` where both sides count one by one."""
+    k_tokens: Tensor | None = None
+    q_bounds: Float[Tensor, "batch twice_blocks"] | None = None
+    k_bounds: Float[Tensor, "batch twice_blocks"] | None = None
+    counts: Int[Tensor, ""] | None = None
+    """Whether slots count as distances do."""
+    some: Tensor | None = None
 
 
 def gradients(
@@ -63,56 +98,61 @@ def gradients(
     if not all(x is None or x.numel() for x in (q, k, v, *looked_up)):
         of_query, of_key = (None if x is None else torch.zeros_like(x, dtype=torch.float32) for x in looked_up)
         return of_query, of_key
-    (batch, heads, queries, width), keys, size = q.shape, k.shape[2], q.element_size()
-    block, v_width, means = BLOCKS[size], v.shape[3], torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    row_of = q if biases.row_of is None else biases.row_of
-    rows = 0 if biases.row_of is None else next(x.shape[3] for x in looked_up if x is not None)
-    distances = len(row_of) if rows else next(x.shape[1] for x in looked_up if x is not None)
-    tensors = (grad, q, k, v, lse, means, *(q if x is None else x for x in looked_up), row_of)
-    given = (
-        *(x.contiguous() for x in tensors), *_facts(pairs, q, block),
-        heads, heads // k.shape[1], queries, keys, distances, rows, pairs.first, pairs.offset or 0,
-        max(pairs.low, -FAR.value), min(pairs.high, FAR.value), float(scale), float(softcap or 1.0),
-    )  # fmt: skip
-    widest = max(width, v_width)
+    (batch, heads, queries, width), size = q.shape, q.element_size()
+    block, means = BLOCKS[size], torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    widest = max(width, v.shape[3])
     part = 32 if size == 4 else 64 if widest <= 128 else 128  # those with the fewest spills
-    constants: dict[str, Any] = {
-        "COUNTED": pairs.offset is not None, "FLAGS": 0 if pairs.some is None else FLAGGED // block,
-        "CAPPED": softcap is not None, "OF_QUERY": biases.of_query is not None, "OF_KEY": biases.of_key is not None,
-        "BLOCK": block, "WIDTH": width, "V_WIDTH": v_width,
-        "PART": min(part, max(16, triton.next_power_of_2(widest))),
-        "PRECISION": "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32",
-        "num_warps": 8, "num_stages": 1, "enable_fp_fusion": True,
-    }  # fmt: skip
+    last_size = next(x.shape[-1] for x in looked_up if x is not None)
+    rows = 0 if biases.row_of is None else last_size
+    operands = Operands(
+        grad=grad.contiguous(), q=q.contiguous(), k=k.contiguous(), v=v.contiguous(), lse=lse.contiguous(), means=means,
+        of_query=None if biases.of_query is None else biases.of_query.contiguous(),
+        of_key=None if biases.of_key is None else biases.of_key.contiguous(),
+        row_of=None if biases.row_of is None else biases.row_of.contiguous(),
+        heads=heads, group=heads // k.shape[1], queries=queries, keys=k.shape[2],
+        entries=last_size if biases.row_of is None else len(biases.row_of), rows=rows,
+        first=pairs.first, offset=pairs.offset or 0, scale=float(scale),
+        softcap=None if softcap is None else float(softcap),
+        BLOCK=tl.constexpr(block), WIDTH=tl.constexpr(width), V_WIDTH=tl.constexpr(v.shape[3]),
+        PART=tl.constexpr(min(part, max(16, triton.next_power_of_2(widest)))),
+        PRECISION=tl.constexpr("tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"),
+        **_facts(pairs, q, block),
+    )  # fmt: skip
+    given = operands, max(pairs.low, -FAR.value), min(pairs.high, FAR.value)
+    options: dict[str, Any] = {"num_warps": 8, "num_stages": 1, "enable_fp_fusion": True}
     with torch.cuda.device_of(q):
-        _means[triton.cdiv(queries, block), heads, batch](*given, ROWS=rows > 0, **constants)
+        _means[triton.cdiv(queries, block), heads, batch](*given, **options)
         if grad_lse is not None:
             means.sub_(grad_lse)
         if biases.row_of is None:
-            return _table_gradient(batch, pairs, given, constants), None
+            return _table_gradient(batch, pairs, *given, options), None
         ends = _ends(biases.row_of, pairs.first, rows)
         sums = [None if x is None else torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in looked_up]
         for of_keys, x in enumerate(sums):
             if x is not None:
                 grid = triton.cdiv(x.shape[2], block) * triton.cdiv(rows, block), heads, batch
-                _rows[grid](x, ends, *given, OF_KEYS=of_keys == 1, **constants)
+                _rows[grid](x, ends, *given, OF_KEYS=of_keys == 1, **options)
         return sums[0], sums[1]
 
 
 def _table_gradient(
-    batch: int, pairs: Pairs, given: tuple[Any, ...], constants: dict[str, Any]
+    batch: int, pairs: Pairs, operands: Operands, low: int, high: int, options: dict[str, Any]
 ) -> Float[Tensor, "heads distances"]:
-    """In float32. `given` and `constants` are what every kernel takes."""
-    table, block = given[6], constants["BLOCK"]
-    heads, distances = table.shape
-    sums = torch.zeros(table.shape, dtype=torch.float32, device=table.device)
+    """In float32."""
+    heads, distances, block = operands.heads, operands.entries, operands.BLOCK.value
+    sums = torch.zeros(heads, distances, dtype=torch.float32, device=operands.q.device)
     if pairs.offset is not None or pairs.keys is None:
-        low, high = _bands(pairs, given[1].shape[2], given[2].shape[2], block)
-        parts = sums.new_empty(batch, heads, high - low + 1, 2 * block)
-        _diagonals[high - low + 1, heads, batch](parts, low, *given, **constants)
-        _put(parts.sum(0), sums, (low - 1) * block + 1 + (pairs.offset or 0) - pairs.first)
+        first, last = _bands(pairs, operands.queries, operands.keys, block)
+        parts = sums.new_empty(batch, heads, last - first + 1, 2 * block)
+        _diagonals[last - first + 1, heads, batch](parts, first, operands, low, high, **options)
+        lower, upper = (part.flatten(1) for part in parts.sum(0).split(block, dim=2))
+        line = F.pad(lower, (0, block)) + F.pad(upper, (block, 0))  # neighbouring diagonals of blocks share distances
+        at = (first - 1) * block + 1 + (pairs.offset or 0) - pairs.first
+        start, stop = max(at, 0), min(at + line.shape[1], distances)
+        if start < stop:
+            sums[:, start:stop] = line[:, start - at : stop - at]
     if pairs.offset is None:
-        _entries[triton.cdiv(distances, block), heads](sums, batch, *given, **constants)
+        _entries[triton.cdiv(distances, block), heads](sums, batch, operands, low, high, **options)
     return sums
 
 
@@ -125,16 +165,6 @@ def _bands(pairs: Pairs, queries: int, keys: int, block: int) -> tuple[int, int]
     return (low, high) if low <= high else (lowest, lowest)
 
 
-def _put(bands: Float[Tensor, "heads bands twice_block"], sums: Float[Tensor, "heads distances"], at: int) -> None:
-    """The sums of diagonals, of which neighbours are added to each other, to their entries from `at` on."""
-    half = bands.shape[2] // 2
-    lower, upper = (part.flatten(1) for part in bands.split(half, dim=2))
-    line = F.pad(lower, (0, half)) + F.pad(upper, (half, 0))
-    start, stop = max(at, 0), min(at + line.shape[1], sums.shape[1])
-    if start < stop:
-        sums[:, start:stop] = line[:, start - at : stop - at]
-
-
 def _ends(row_of: Int[Tensor, " distances"], first: int, rows: int) -> Int[Tensor, "2 rows"]:
     """The least and the greatest distance of every row; of one that no distance has, the greatest is the less."""
     far, row = FAR.value, row_of.long()
@@ -145,15 +175,19 @@ def _ends(row_of: Int[Tensor, " distances"], first: int, rows: int) -> Int[Tenso
     return torch.stack([nearest.scatter_reduce(0, row, least, "amin"), farthest.scatter_reduce(0, row, most, "amax")])
 
 
-def _facts(pairs: Pairs, q: Tensor, block: int) -> tuple[Tensor, ...]:
-    """Tokens, flags, the least and largest index of blocks, and whether slots count as distances do."""
+def _facts(pairs: Pairs, q: Tensor, block: int) -> dict[str, Tensor | None]:
+    """The fields of `Operands` from `Operands.q_tokens` on."""
     queries = pairs.queries
     if queries is None:
-        return (q,) * 6
+        return {}
     counts = _counts_by_slot(queries) if pairs.keys is None else queries.new_zeros(())
-    keys, some = (queries if x is None else x for x in (pairs.keys, pairs.some))
-    facts = queries, keys, some, _bounds(queries, block), _bounds(keys, block)
-    return *(x.expand(len(q), -1, -1).contiguous() for x in facts), counts.int()
+    keys = queries if pairs.keys is None else pairs.keys
+    facts = {
+        "q_tokens": queries, "k_tokens": keys, "q_bounds": _bounds(queries, block), "k_bounds": _bounds(keys, block),
+        "some": pairs.some,
+    }  # fmt: skip
+    of_rows = {name: None if x is None else x.expand(len(q), -1, -1).contiguous() for name, x in facts.items()}
+    return of_rows | {"counts": counts.int()}
 
 
 def _counts_by_slot(tokens: Tokens) -> Bool[Tensor, ""]:
@@ -179,196 +213,153 @@ def _bounds(tokens: Tokens, block: int) -> Int[Tensor, "#batch twice_blocks 1"]:
 
 @triton.jit
 @no_type_check
-def _means(
-    grad, q, k, v, lse, means, of_query, of_key, row_of, q_tokens, k_tokens, some, q_bounds, k_bounds, counts,
-    heads, group, queries, keys, entries, rows, first, offset, low: tl.int64, high: tl.int64, scale, softcap,
-    COUNTED: tl.constexpr, FLAGS: tl.constexpr, CAPPED: tl.constexpr, OF_QUERY: tl.constexpr, OF_KEY: tl.constexpr,
-    BLOCK: tl.constexpr, WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
-    ROWS: tl.constexpr,
-):  # fmt: skip
+def _means(x, low: tl.int64, high: tl.int64):
     """One program: a block of queries of one head; the weighted means of their gradients."""
     i_q, i_h, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    o_q = i_q * BLOCK + tl.arange(0, BLOCK)
-    b_mean, b_total = tl.full([BLOCK], 0.0, tl.float32), tl.full([BLOCK], 0.0, tl.float32)
-    start, stop = 0, (keys + BLOCK - 1) // BLOCK
-    if COUNTED:
-        start = tl.maximum(i_q * BLOCK + offset - high, 0) // BLOCK
-        stop = (tl.minimum(i_q * BLOCK + offset + BLOCK - 1 - low, keys - 1) + BLOCK) // BLOCK
+    o_line = tl.arange(0, x.BLOCK)
+    o_q = i_q * x.BLOCK + o_line
+    b_mean, b_total = tl.full([x.BLOCK], 0.0, tl.float32), tl.full([x.BLOCK], 0.0, tl.float32)
+    start, stop = 0, (x.keys + x.BLOCK - 1) // x.BLOCK
+    if x.q_tokens is None:
+        start = tl.maximum(i_q * x.BLOCK + x.offset - high, 0) // x.BLOCK
+        stop = (tl.minimum(i_q * x.BLOCK + x.offset + x.BLOCK - 1 - low, x.keys - 1) + x.BLOCK) // x.BLOCK
     for i_k in range(start, stop):
-        if _is_some(some, i_b, i_q, i_k, queries, keys, FLAGS, BLOCK):
-            m_pair, _, b_weight, b_of_weight = _pair_of_blocks(
-                grad, q, k, v, lse, of_query, of_key, row_of, q_tokens, k_tokens, i_b, i_h, o_q,
-                i_k * BLOCK + tl.arange(0, BLOCK), heads, group, queries, keys, entries, rows, first, offset, low, high,
-                scale, softcap, COUNTED, CAPPED, OF_QUERY, OF_KEY, ROWS, BLOCK, WIDTH, V_WIDTH, PART, PRECISION,
-            )  # fmt: skip
+        if _is_some(x, i_b, i_q, i_k):
+            m_pair, _, b_weight, b_of_weight = _pair_of_blocks(x, low, high, i_b, i_h, o_q, o_line + i_k * x.BLOCK)
             b_mean += tl.reduce(tl.where(m_pair, b_weight * b_of_weight, 0.0), 1, ADD)
             b_total += tl.reduce(b_weight, 1, ADD)
-    tl.store(means + (i_b * heads + i_h) * queries + o_q, b_mean / tl.where(b_total > 0, b_total, 1.0), o_q < queries)
+    p_mean = x.means + (i_b * x.heads + i_h) * x.queries + o_q
+    tl.store(p_mean, b_mean / tl.where(b_total > 0, b_total, 1.0), mask=o_q < x.queries)
 
 
 @triton.jit
 @no_type_check
-def _diagonals(
-    parts, lowest,
-    grad, q, k, v, lse, means, of_query, of_key, row_of, q_tokens, k_tokens, some, q_bounds, k_bounds, counts,
-    heads, group, queries, keys, entries, rows, first, offset, low: tl.int64, high: tl.int64, scale, softcap,
-    COUNTED: tl.constexpr, FLAGS: tl.constexpr, CAPPED: tl.constexpr, OF_QUERY: tl.constexpr, OF_KEY: tl.constexpr,
-    BLOCK: tl.constexpr, WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+def _diagonals(parts, lowest, x, low: tl.int64, high: tl.int64):
     """One program: the pairs of blocks that are as far apart, of one head; a sum for each of their diagonals."""
     i_h, i_b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     i_band = tl.program_id(0) + lowest
-    o_row = tl.arange(0, BLOCK)
-    b_apart = i_band * BLOCK + o_row[:, None] - o_row[None, :] + offset
-    m_apart = (b_apart >= low) & (b_apart <= high) & (b_apart >= first) & (b_apart < first + entries)
-    b_bias = tl.load(of_query + i_h.to(tl.int64) * entries + (b_apart - first), mask=m_apart, other=float("-inf"))
-    b_sum = tl.full([BLOCK, BLOCK], 0.0, tl.float32)
-    stop = tl.minimum((queries + BLOCK - 1) // BLOCK, (keys + BLOCK - 1) // BLOCK + i_band)
-    if not COUNTED:
-        stop = tl.where(tl.load(counts) == 1, stop, 0)
+    o_row = tl.arange(0, x.BLOCK)
+    b_apart = i_band * x.BLOCK + o_row[:, None] - o_row[None, :] + x.offset
+    m_apart = (b_apart >= low) & (b_apart <= high) & (b_apart >= x.first) & (b_apart < x.first + x.entries)
+    p_bias = x.of_query + i_h.to(tl.int64) * x.entries + (b_apart - x.first)
+    b_bias = tl.load(p_bias, mask=m_apart, other=float("-inf"))
+    b_sum = tl.full([x.BLOCK, x.BLOCK], 0.0, tl.float32)
+    stop = tl.minimum((x.queries + x.BLOCK - 1) // x.BLOCK, (x.keys + x.BLOCK - 1) // x.BLOCK + i_band)
+    if x.q_tokens is not None:
+        stop = tl.where(tl.load(x.counts) == 1, stop, 0)
     for i_q in range(tl.maximum(i_band, 0), stop):
-        if _is_some(some, i_b, i_q, i_q - i_band, queries, keys, FLAGS, BLOCK):
-            o_q, o_k = i_q * BLOCK + o_row, (i_q - i_band) * BLOCK + o_row
-            m_pair = m_apart & (o_k < keys)[None, :]
-            if not COUNTED:
-                m_pair &= _same_document(q_tokens, k_tokens, i_b, o_q, o_k, queries, keys)
-            b_weight, b_of_weight = _weights(
-                grad, q, k, v, lse, i_b, i_h, o_q, o_k, b_bias, heads, group, queries, keys, scale, softcap,
-                CAPPED, BLOCK, WIDTH, V_WIDTH, PART, PRECISION,
-            )  # fmt: skip
-            b_mean = tl.load(means + (i_b * heads + i_h) * queries + o_q, mask=o_q < queries, other=0.0)
-            b_sum += tl.where(m_pair, b_weight * (b_of_weight - b_mean[:, None]), 0.0)
-    o_part = tl.arange(0, 2 * BLOCK)
-    b_along = _along(b_sum, o_row[:, None] - o_part[None, :] + BLOCK - 1, BLOCK)
-    i_part = (i_b * heads + i_h) * tl.num_programs(0) + tl.program_id(0)
-    tl.store(parts + i_part * (2 * BLOCK) + o_part, b_along)
+        if _is_some(x, i_b, i_q, i_q - i_band):
+            o_q, o_k = o_row + i_q * x.BLOCK, o_row + (i_q - i_band) * x.BLOCK
+            m_pair = m_apart & (o_k < x.keys)[None, :]
+            if x.q_tokens is not None:
+                m_pair &= _same_document(x, i_b, o_q, o_k)
+            b_weight, b_of_weight = _weights(x, i_b, i_h, o_q, o_k, b_bias)
+            b_sum += _less_mean(x, i_b, i_h, o_q, m_pair, b_weight, b_of_weight)
+    o_part = tl.arange(0, 2 * x.BLOCK)
+    b_along = _along(b_sum, o_row[:, None] - o_part[None, :] + x.BLOCK - 1, x.BLOCK)
+    i_part = (i_b * x.heads + i_h) * tl.num_programs(0) + tl.program_id(0)
+    tl.store(parts + i_part * (2 * x.BLOCK) + o_part, b_along)
 
 
 @triton.jit
 @no_type_check
-def _entries(
-    sums, batch,
-    grad, q, k, v, lse, means, of_query, of_key, row_of, q_tokens, k_tokens, some, q_bounds, k_bounds, counts,
-    heads, group, queries, keys, entries, rows, first, offset, low: tl.int64, high: tl.int64, scale, softcap,
-    COUNTED: tl.constexpr, FLAGS: tl.constexpr, CAPPED: tl.constexpr, OF_QUERY: tl.constexpr, OF_KEY: tl.constexpr,
-    BLOCK: tl.constexpr, WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+def _entries(sums, batch, x, low: tl.int64, high: tl.int64):
     """One program: the distances of `BLOCK` entries, of one head."""
     i_h = tl.program_id(1)
-    o_row, o_entry = tl.arange(0, BLOCK), tl.arange(0, BLOCK)
-    lowest = tl.program_id(0) * BLOCK
-    nearest = lowest.to(tl.int64) + first
-    q_blocks, k_blocks = (queries + BLOCK - 1) // BLOCK, (keys + BLOCK - 1) // BLOCK
-    b_sum = tl.full([BLOCK], 0.0, tl.float32)
-    is_needed = tl.load(counts) == 0
+    o_row, o_entry = tl.arange(0, x.BLOCK), tl.arange(0, x.BLOCK)
+    lowest = tl.program_id(0) * x.BLOCK
+    nearest = lowest.to(tl.int64) + x.first
+    q_blocks, k_blocks = (x.queries + x.BLOCK - 1) // x.BLOCK, (x.keys + x.BLOCK - 1) // x.BLOCK
+    b_sum = tl.full([x.BLOCK], 0.0, tl.float32)
+    is_needed = tl.load(x.counts) == 0
     stop = tl.where(is_needed, batch * q_blocks, 0)
     for i in range(stop):
         i_b, i_q = (i // q_blocks).to(tl.int64), i % q_blocks
-        o_q = i_q * BLOCK + o_row
+        o_q = i_q * x.BLOCK + o_row
         for i_k in range(k_blocks):
-            least, most = _distances(q_bounds, k_bounds, i_b, i_q, i_k, q_blocks, k_blocks)
-            if (most >= nearest) & (least < nearest + BLOCK):  # noqa: SIM102  # Triton reads both sides of an `and`
-                if _is_some(some, i_b, i_q, i_k, queries, keys, FLAGS, BLOCK):
-                    m_pair, b_entry, b_weight, b_of_weight = _pair_of_blocks(
-                        grad, q, k, v, lse, of_query, of_key, row_of, q_tokens, k_tokens, i_b, i_h, o_q,
-                        i_k * BLOCK + o_row, heads, group, queries, keys, entries, rows, first, offset, low, high,
-                        scale, softcap, COUNTED, CAPPED, OF_QUERY, OF_KEY, False, BLOCK, WIDTH, V_WIDTH, PART,
-                        PRECISION,
-                    )  # fmt: skip
-                    b_mean = tl.load(means + (i_b * heads + i_h) * queries + o_q, mask=o_q < queries, other=0.0)
-                    b_gradient = tl.where(m_pair, b_weight * (b_of_weight - b_mean[:, None]), 0.0)
+            least, most = _distances(x, i_b, i_q, i_k)
+            if (most >= nearest) & (least < nearest + x.BLOCK):  # noqa: SIM102  # Triton reads both sides of an `and`
+                if _is_some(x, i_b, i_q, i_k):
+                    m_pair, b_entry, b_gradient = _gradient_of_blocks(
+                        x, low, high, i_b, i_h, o_q, o_row + i_k * x.BLOCK
+                    )
                     b_shift = b_entry - lowest - (o_row[:, None] - o_row[None, :])  # one if both blocks count by slot
-                    highest_shift = tl.reduce(tl.reduce(tl.where(m_pair, b_shift, -4 * BLOCK), 1, MOST), 0, MOST)
-                    lowest_shift = tl.reduce(tl.reduce(tl.where(m_pair, b_shift, 4 * BLOCK), 1, LEAST), 0, LEAST)
+                    highest_shift = tl.reduce(tl.reduce(tl.where(m_pair, b_shift, -4 * x.BLOCK), 1, MOST), 0, MOST)
+                    lowest_shift = tl.reduce(tl.reduce(tl.where(m_pair, b_shift, 4 * x.BLOCK), 1, LEAST), 0, LEAST)
                     if highest_shift == lowest_shift:
-                        b_sum += _along(b_gradient, o_row[:, None] - o_entry[None, :] + highest_shift, BLOCK)
+                        b_sum += _along(b_gradient, o_row[:, None] - o_entry[None, :] + highest_shift, x.BLOCK)
                     else:
-                        for entry in range(BLOCK):
+                        for entry in range(x.BLOCK):
                             b_here = tl.where(b_entry - lowest == entry, b_gradient, 0.0)
                             b_total = tl.reduce(tl.reduce(b_here, 1, ADD, keep_dims=True), 0, ADD)  # of one number
                             b_sum += tl.where(o_entry == entry, b_total, 0.0)
     o_sum = lowest + o_entry
-    tl.store(sums + i_h.to(tl.int64) * entries + o_sum, b_sum, mask=o_sum < tl.where(is_needed, entries, 0))
+    tl.store(sums + i_h.to(tl.int64) * x.entries + o_sum, b_sum, mask=o_sum < tl.where(is_needed, x.entries, 0))
 
 
 @triton.jit
 @no_type_check
-def _rows(
-    sums, ends,
-    grad, q, k, v, lse, means, of_query, of_key, row_of, q_tokens, k_tokens, some, q_bounds, k_bounds, counts,
-    heads, group, queries, keys, entries, rows, first, offset, low: tl.int64, high: tl.int64, scale, softcap,
-    COUNTED: tl.constexpr, FLAGS: tl.constexpr, CAPPED: tl.constexpr, OF_QUERY: tl.constexpr, OF_KEY: tl.constexpr,
-    BLOCK: tl.constexpr, WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
-    OF_KEYS: tl.constexpr,
-):  # fmt: skip
+def _rows(sums, ends, x, low: tl.int64, high: tl.int64, OF_KEYS: tl.constexpr):
     """One program: a block of queries, or of keys, and `BLOCK` rows, of one head."""
     i_h, i_b = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    own, others = queries, keys
+    own, others = x.queries, x.keys
     if OF_KEYS:
-        own, others = keys, queries
-    own_blocks = (own + BLOCK - 1) // BLOCK
-    i_own, lowest = tl.program_id(0) % own_blocks, tl.program_id(0) // own_blocks * BLOCK
-    o_line = tl.arange(0, BLOCK)
-    o_own, o_row = i_own * BLOCK + o_line, lowest + o_line
-    b_nearest = tl.load(ends + o_row, mask=o_row < rows, other=FAR)
-    b_farthest = tl.load(ends + rows + o_row, mask=o_row < rows, other=-FAR)
+        own, others = x.keys, x.queries
+    own_blocks = (own + x.BLOCK - 1) // x.BLOCK
+    i_own, lowest = tl.program_id(0) % own_blocks, tl.program_id(0) // own_blocks * x.BLOCK
+    o_line = tl.arange(0, x.BLOCK)
+    o_own, o_row = i_own * x.BLOCK + o_line, lowest + o_line
+    b_nearest = tl.load(ends + o_row, mask=o_row < x.rows, other=FAR)
+    b_farthest = tl.load(ends + x.rows + o_row, mask=o_row < x.rows, other=-FAR)
     nearest, farthest = tl.reduce(b_nearest, 0, LEAST), tl.reduce(b_farthest, 0, MOST)
-    other_blocks = (others + BLOCK - 1) // BLOCK
+    other_blocks = (others + x.BLOCK - 1) // x.BLOCK
     start, stop = 0, other_blocks
-    if COUNTED:
+    if x.q_tokens is None:
         nearest, farthest = tl.maximum(nearest, low), tl.minimum(farthest, high)
         if OF_KEYS:
-            least, most = i_own * BLOCK - offset + nearest, i_own * BLOCK - offset + BLOCK - 1 + farthest
+            least, most = i_own * x.BLOCK - x.offset + nearest, i_own * x.BLOCK - x.offset + x.BLOCK - 1 + farthest
         else:
-            least, most = i_own * BLOCK + offset - farthest, i_own * BLOCK + offset + BLOCK - 1 - nearest
-        start = (tl.maximum(least, 0) // BLOCK).to(tl.int32)
-        stop = ((tl.minimum(most, others - 1) + BLOCK) // BLOCK).to(tl.int32)
-    b_sum = tl.full([BLOCK, BLOCK], 0.0, tl.float32)
+            least, most = i_own * x.BLOCK + x.offset - farthest, i_own * x.BLOCK + x.offset + x.BLOCK - 1 - nearest
+        start = (tl.maximum(least, 0) // x.BLOCK).to(tl.int32)
+        stop = ((tl.minimum(most, others - 1) + x.BLOCK) // x.BLOCK).to(tl.int32)
+    b_sum = tl.full([x.BLOCK, x.BLOCK], 0.0, tl.float32)
     before = i_own * other_blocks
     for i in range(before + start, before + stop):
         i_q, i_k = i // other_blocks, i % other_blocks  # else what `i_own` leads to would fill the registers all along
         if OF_KEYS:
             i_q, i_k = i % other_blocks, i // other_blocks
         is_near = nearest <= farthest
-        if not COUNTED:
-            q_blocks, k_blocks = (queries + BLOCK - 1) // BLOCK, (keys + BLOCK - 1) // BLOCK
-            least, most = _distances(q_bounds, k_bounds, i_b, i_q, i_k, q_blocks, k_blocks)
+        if x.q_tokens is not None:
+            least, most = _distances(x, i_b, i_q, i_k)
             is_near = (most >= nearest) & (least <= farthest)
         if is_near:  # noqa: SIM102  # Triton reads both sides of an `and`
-            if _is_some(some, i_b, i_q, i_k, queries, keys, FLAGS, BLOCK):
-                o_q, o_k = i_q * BLOCK + o_line, i_k * BLOCK + o_line
-                m_pair, b_entry, b_weight, b_of_weight = _pair_of_blocks(
-                    grad, q, k, v, lse, of_query, of_key, row_of, q_tokens, k_tokens, i_b, i_h, o_q, o_k,
-                    heads, group, queries, keys, entries, rows, first, offset, low, high, scale, softcap,
-                    COUNTED, CAPPED, OF_QUERY, OF_KEY, True, BLOCK, WIDTH, V_WIDTH, PART, PRECISION,
-                )  # fmt: skip
-                b_mean = tl.load(means + (i_b * heads + i_h) * queries + o_q, mask=o_q < queries, other=0.0)
-                b_gradient = tl.where(m_pair, b_weight * (b_of_weight - b_mean[:, None]), 0.0)
+            if _is_some(x, i_b, i_q, i_k):
+                o_q, o_k = i_q * x.BLOCK + o_line, i_k * x.BLOCK + o_line
+                m_pair, b_entry, b_gradient = _gradient_of_blocks(x, low, high, i_b, i_h, o_q, o_k)
                 if OF_KEYS:
                     b_gradient = tl.trans(b_gradient)
-                shift, highest_shift = (i_q - i_k) * BLOCK + offset, 0
-                if not COUNTED:
-                    b_shift = b_entry + first - (o_line[:, None] - o_line[None, :])  # one if both count by slot
+                if x.q_tokens is None:
+                    shift = (i_q - i_k) * x.BLOCK + x.offset
+                    b_sum += _between(b_gradient, b_nearest, b_farthest, shift, x.BLOCK, OF_KEYS)
+                else:
+                    b_shift = b_entry + x.first - (o_line[:, None] - o_line[None, :])  # one if both count by slot
                     shift = tl.reduce(tl.reduce(tl.where(m_pair, b_shift, 2**30), 1, LEAST), 0, LEAST)
                     highest_shift = tl.reduce(tl.reduce(tl.where(m_pair, b_shift, -(2**30)), 1, MOST), 0, MOST)
-                if COUNTED:  # noqa: SIM114  # as above
-                    b_sum += _between(b_gradient, b_nearest, b_farthest, shift, BLOCK, OF_KEYS)
-                elif shift == highest_shift:
-                    b_sum += _between(b_gradient, b_nearest, b_farthest, shift, BLOCK, OF_KEYS)
-                else:
-                    m_pair, b_entry = _pairs(
-                        q_tokens, k_tokens, i_b, o_q, o_k, queries, keys, first, offset, low, high, COUNTED
-                    )
-                    b_row = tl.load(row_of + tl.minimum(tl.maximum(b_entry, 0), entries - 1), mask=m_pair, other=-1)
-                    if OF_KEYS:
-                        b_row = tl.trans(b_row)
-                    begin = tl.reduce(tl.reduce(tl.where(b_row < 0, rows, b_row), 1, LEAST), 0, LEAST)
-                    end = tl.reduce(tl.reduce(b_row, 1, MOST), 0, MOST)
-                    for row in range(tl.maximum(begin, lowest), tl.minimum(end + 1, lowest + BLOCK)):
-                        b_here = tl.reduce(tl.where(b_row == row, b_gradient, 0.0), 1, ADD, keep_dims=True)
-                        b_sum += tl.where(o_row[None, :] == row, b_here, 0.0)
-    p_sum = sums + ((i_b * heads + i_h) * own + o_own)[:, None] * rows + o_row[None, :]
-    tl.store(p_sum, b_sum, mask=(o_own < own)[:, None] & (o_row < rows)[None, :])
+                    if shift == highest_shift:
+                        b_sum += _between(b_gradient, b_nearest, b_farthest, shift, x.BLOCK, OF_KEYS)
+                    else:
+                        m_pair, b_entry = _pairs(x, low, high, i_b, o_q, o_k)
+                        p_row = x.row_of + tl.minimum(tl.maximum(b_entry, 0), x.entries - 1)
+                        b_row = tl.load(p_row, mask=m_pair, other=-1)
+                        if OF_KEYS:
+                            b_row = tl.trans(b_row)
+                        begin = tl.reduce(tl.reduce(tl.where(b_row < 0, x.rows, b_row), 1, LEAST), 0, LEAST)
+                        end = tl.reduce(tl.reduce(b_row, 1, MOST), 0, MOST)
+                        for row in range(tl.maximum(begin, lowest), tl.minimum(end + 1, lowest + x.BLOCK)):
+                            b_here = tl.reduce(tl.where(b_row == row, b_gradient, 0.0), 1, ADD, keep_dims=True)
+                            b_sum += tl.where(o_row[None, :] == row, b_here, 0.0)
+    p_sum = sums + ((i_b * x.heads + i_h) * own + o_own)[:, None] * x.rows + o_row[None, :]
+    tl.store(p_sum, b_sum, mask=(o_own < own)[:, None] & (o_row < x.rows)[None, :])
 
 
 # ---------------------------------------------------------------------- a block of queries and a block of keys
@@ -376,98 +367,104 @@ def _rows(
 
 @triton.jit
 @no_type_check
-def _is_some(some, i_b, i_q, i_k, queries, keys, FLAGS: tl.constexpr, BLOCK: tl.constexpr):
-    """Whether there is an allowed pair in these blocks; flags are for squares of `FLAGS` of them."""
-    if FLAGS:
-        q_flags = (queries + FLAGS * BLOCK - 1) // (FLAGS * BLOCK)
-        k_flags = (keys + FLAGS * BLOCK - 1) // (FLAGS * BLOCK)
-        return tl.load(some + (i_b * q_flags + i_q // FLAGS) * k_flags + i_k // FLAGS) != 0
+def _is_some(x, i_b, i_q, i_k):
+    """Whether there is an allowed pair in these blocks; flags are for squares of `SQUARE` tokens."""
+    if x.some is not None:
+        q_flags, k_flags = (x.queries + SQUARE - 1) // SQUARE, (x.keys + SQUARE - 1) // SQUARE
+        i_flag = (i_b * q_flags + i_q // (SQUARE // x.BLOCK)) * k_flags + i_k // (SQUARE // x.BLOCK)
+        return tl.load(x.some + i_flag) != 0
     else:  # noqa: RET505  # Triton would compile both
         return tl.full([], 1, tl.int32) == 1
 
 
 @triton.jit
 @no_type_check
-def _distances(q_bounds, k_bounds, i_b, i_q, i_k, q_blocks, k_blocks):
+def _distances(x, i_b, i_q, i_k):
     """The least and the greatest distance that a query of one block may have from a key of the other."""
-    p_q, p_k = q_bounds + i_b * 2 * q_blocks + i_q, k_bounds + i_b * 2 * k_blocks + i_k
+    q_blocks, k_blocks = (x.queries + x.BLOCK - 1) // x.BLOCK, (x.keys + x.BLOCK - 1) // x.BLOCK
+    p_q, p_k = x.q_bounds + i_b * 2 * q_blocks + i_q, x.k_bounds + i_b * 2 * k_blocks + i_k
     return tl.load(p_q) - tl.load(p_k + k_blocks), tl.load(p_q + q_blocks) - tl.load(p_k)
 
 
 @triton.jit
 @no_type_check
-def _pair_of_blocks(
-    grad, q, k, v, lse, of_query, of_key, row_of, q_tokens, k_tokens, i_b, i_h, o_q, o_k,
-    heads, group, queries, keys, entries, rows, first, offset, low, high, scale, softcap,
-    COUNTED: tl.constexpr, CAPPED: tl.constexpr, OF_QUERY: tl.constexpr, OF_KEY: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+def _gradient_of_blocks(x, low, high, i_b, i_h, o_q, o_k):
+    """Which pairs are allowed, the entries of their distances, and the gradients of their scores."""
+    m_pair, b_entry, b_weight, b_of_weight = _pair_of_blocks(x, low, high, i_b, i_h, o_q, o_k)
+    return m_pair, b_entry, _less_mean(x, i_b, i_h, o_q, m_pair, b_weight, b_of_weight)
+
+
+@triton.jit
+@no_type_check
+def _less_mean(x, i_b, i_h, o_q, m_pair, b_weight, b_of_weight):
+    """The gradients of scores; zero where no pair is allowed."""
+    b_mean = tl.load(x.means + (i_b * x.heads + i_h) * x.queries + o_q, mask=o_q < x.queries, other=0.0)
+    return tl.where(m_pair, b_weight * (b_of_weight - b_mean[:, None]), 0.0)
+
+
+@triton.jit
+@no_type_check
+def _pair_of_blocks(x, low, high, i_b, i_h, o_q, o_k):
     """Which pairs are allowed, the entries of their distances, their weights, and the gradients of these."""
-    m_pair, b_entry = _pairs(q_tokens, k_tokens, i_b, o_q, o_k, queries, keys, first, offset, low, high, COUNTED)
-    if ROWS:
-        b_row = tl.load(row_of + tl.minimum(tl.maximum(b_entry, 0), entries - 1), mask=m_pair, other=0)
-        b_bias, i_head = tl.where(m_pair, 0.0, float("-inf")), i_b * heads + i_h
-        if OF_QUERY:
-            o_query = (i_head * queries + o_q) * rows
-            b_bias += tl.load(of_query + o_query[:, None] + b_row, mask=m_pair, other=0.0)
-        if OF_KEY:
-            o_key = (i_head * keys + o_k) * rows
-            b_bias += tl.load(of_key + o_key[None, :] + b_row, mask=m_pair, other=0.0)
+    m_pair, b_entry = _pairs(x, low, high, i_b, o_q, o_k)
+    if x.row_of is not None:
+        b_row = tl.load(x.row_of + tl.minimum(tl.maximum(b_entry, 0), x.entries - 1), mask=m_pair, other=0)
+        b_bias, i_head = tl.where(m_pair, 0.0, float("-inf")), i_b * x.heads + i_h
+        if x.of_query is not None:
+            o_query = (i_head * x.queries + o_q) * x.rows
+            b_bias += tl.load(x.of_query + o_query[:, None] + b_row, mask=m_pair, other=0.0)
+        if x.of_key is not None:
+            o_key = (i_head * x.keys + o_k) * x.rows
+            b_bias += tl.load(x.of_key + o_key[None, :] + b_row, mask=m_pair, other=0.0)
     else:
-        b_bias = tl.load(of_query + i_h.to(tl.int64) * entries + b_entry, mask=m_pair, other=float("-inf"))
-    b_weight, b_of_weight = _weights(
-        grad, q, k, v, lse, i_b, i_h, o_q, o_k, b_bias, heads, group, queries, keys, scale, softcap,
-        CAPPED, BLOCK, WIDTH, V_WIDTH, PART, PRECISION,
-    )  # fmt: skip
+        b_bias = tl.load(x.of_query + i_h.to(tl.int64) * x.entries + b_entry, mask=m_pair, other=float("-inf"))
+    b_weight, b_of_weight = _weights(x, i_b, i_h, o_q, o_k, b_bias)
     return m_pair, b_entry, b_weight, b_of_weight
 
 
 @triton.jit
 @no_type_check
-def _pairs(q_tokens, k_tokens, i_b, o_q, o_k, queries, keys, first, offset, low, high, COUNTED: tl.constexpr):
+def _pairs(x, low, high, i_b, o_q, o_k):
     """Which queries attend to which keys of a block, and the entries of their distances, which are right for those."""
-    m_q, m_k = o_q < queries, o_k < keys
-    if COUNTED:
-        b_apart = o_q[:, None] - o_k[None, :] + offset
+    m_q, m_k = o_q < x.queries, o_k < x.keys
+    if x.q_tokens is None:
+        b_apart = o_q[:, None] - o_k[None, :] + x.offset
         m_pair = (b_apart >= low) & (b_apart <= high) & m_q[:, None] & m_k[None, :]
-        return m_pair, b_apart - first
+        return m_pair, b_apart - x.first
     else:  # noqa: RET505  # as above
-        p_q, p_k = q_tokens + i_b * 3 * queries + o_q, k_tokens + i_b * 3 * keys + o_k
-        b_q_order = tl.load(p_q + 2 * queries, mask=m_q, other=0)
-        b_k_order = tl.load(p_k + 2 * keys, mask=m_k, other=0)
+        p_q, p_k = x.q_tokens + i_b * 3 * x.queries + o_q, x.k_tokens + i_b * 3 * x.keys + o_k
+        b_q_order = tl.load(p_q + 2 * x.queries, mask=m_q, other=0)
+        b_k_order = tl.load(p_k + 2 * x.keys, mask=m_k, other=0)
         m_pair = ((b_q_order - low)[:, None] >= b_k_order[None, :]) & (
             (b_q_order - high)[:, None] <= b_k_order[None, :]
         )
-        m_pair &= _same_document(q_tokens, k_tokens, i_b, o_q, o_k, queries, keys)
+        m_pair &= _same_document(x, i_b, o_q, o_k)
         b_q_index = tl.load(p_q, mask=m_q, other=0).to(tl.int32)
         b_k_index = tl.load(p_k, mask=m_k, other=0).to(tl.int32)
-        return m_pair, b_q_index[:, None] - b_k_index[None, :] - first
+        return m_pair, b_q_index[:, None] - b_k_index[None, :] - x.first
 
 
 @triton.jit
 @no_type_check
-def _same_document(q_tokens, k_tokens, i_b, o_q, o_k, queries, keys):
+def _same_document(x, i_b, o_q, o_k):
     """Which queries and keys are of one document, and no padding."""
-    b_q = tl.load(q_tokens + (i_b * 3 + 1) * queries + o_q, mask=o_q < queries, other=PADDING)
-    b_k = tl.load(k_tokens + (i_b * 3 + 1) * keys + o_k, mask=o_k < keys, other=PADDING)
+    b_q = tl.load(x.q_tokens + (i_b * 3 + 1) * x.queries + o_q, mask=o_q < x.queries, other=PADDING)
+    b_k = tl.load(x.k_tokens + (i_b * 3 + 1) * x.keys + o_k, mask=o_k < x.keys, other=PADDING)
     return (b_q.to(tl.int32)[:, None] == b_k.to(tl.int32)[None, :]) & (b_q != PADDING)[:, None]
 
 
 @triton.jit
 @no_type_check
-def _weights(
-    grad, q, k, v, lse, i_b, i_h, o_q, o_k, b_bias, heads, group, queries, keys, scale, softcap,
-    CAPPED: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, PART: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
+def _weights(x, i_b, i_h, o_q, o_k, b_bias):
     """What scores are in the softmax, and the gradients of that; the tanh is made of what the interpreter has."""
-    o_query, o_key = (i_b * heads + i_h) * queries + o_q, (i_b * (heads // group) + i_h // group) * keys + o_k
-    m_q, m_k = o_q < queries, o_k < keys
-    b_score = scale * _dots(q, k, o_query, o_key, m_q, m_k, BLOCK, WIDTH, PART, PRECISION)
-    b_of_weight = _dots(grad, v, o_query, o_key, m_q, m_k, BLOCK, V_WIDTH, PART, PRECISION)
-    if CAPPED:
-        b_score = softcap - 2.0 * softcap / (tl.exp(2.0 / softcap * b_score) + 1.0)
-    b_lse = tl.load(lse + o_query, mask=m_q, other=float("inf"))
+    o_query = (i_b * x.heads + i_h) * x.queries + o_q
+    o_key = (i_b * (x.heads // x.group) + i_h // x.group) * x.keys + o_k
+    m_q, m_k = o_q < x.queries, o_k < x.keys
+    b_score = x.scale * _dots(x.q, x.k, o_query, o_key, m_q, m_k, x.WIDTH, x.BLOCK, x.PART, x.PRECISION)
+    b_of_weight = _dots(x.grad, x.v, o_query, o_key, m_q, m_k, x.V_WIDTH, x.BLOCK, x.PART, x.PRECISION)
+    if x.softcap is not None:
+        b_score = x.softcap - 2.0 * x.softcap / (tl.exp(2.0 / x.softcap * b_score) + 1.0)
+    b_lse = tl.load(x.lse + o_query, mask=m_q, other=float("inf"))
     b_lse = tl.where(b_lse == float("-inf"), float("inf"), b_lse)  # of no key at all: then all weights are zero
     return tl.exp(b_score + b_bias - b_lse[:, None]), b_of_weight
 
@@ -475,9 +472,8 @@ def _weights(
 @triton.jit
 @no_type_check
 def _dots(
-    a, b, o_a, o_b, m_a, m_b,
-    BLOCK: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    a, b, o_a, o_b, m_a, m_b, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr
+):
     """The product of every row of a block with every row of another, some dimensions at a time."""
     b_dots = tl.full([BLOCK, BLOCK], 0.0, tl.float32)
     for part in range(0, WIDTH, PART):

@@ -1,27 +1,30 @@
 """The same on a CPU by torch's operators: where no native kernel takes the tables, and what that one agrees with.
 
-Both give the same bits, forward and backward, in every run and on any number of threads: every sum has an order. That
-over the width of a token is in `reference`. Backward, everything is added in the order of the slots: all sequences of
-slot 0, then of slot 1. Slots are cut into chunks, which are computed one after another in memory that stays in cache;
-the sums for gamma, beta and few segments are those of the chunks. Sums are float32 (float64 for float64), rounded once
-to the dtype of the table.
+Both give the same bits, forward and backward, in every run and on any number of threads: what dropout takes away
+follows from a seed, and every sum has an order. That over the width of a token is in `reference`. Backward, everything
+is added in the order of the slots: all sequences of slot 0, then of slot 1. Slots are cut into chunks, which are
+computed one after another in memory that stays in cache; the sums for gamma, beta and few segments are those of the
+chunks. Sums are float32 (float64 for float64), rounded once to the dtype of the table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, Int16
 from torch import Tensor
 
 from locant.errors import RangeError
 from locant.kernels.input_embedding import reference
-from locant.kernels.input_embedding.dropout import kept
 from locant.kernels.input_embedding.reference import Operands
 
-__all__ = ["FEW", "Gradients", "backward", "empty_forward", "forward", "require_rows", "slots_of_chunk"]
+__all__ = [
+    "FEW", "Forward", "Gradients", "backward", "draw", "empty_backward", "empty_forward", "forward", "kept",
+    "require_rows", "slots_of_chunk",
+]  # fmt: skip
 
 CHUNK = 512
 """Tokens of a chunk, unless there are more sequences."""
@@ -29,15 +32,16 @@ CHUNK = 512
 FEW = 4
 """Segments that have sums of chunks; the rows of more are added like those of tokens."""
 
+Forward = tuple[Tensor, Tensor, Tensor]
+"""The result, and each token's mean and reciprocal deviation (empty without a norm)."""
+
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 """Of token, position, segment, gamma and beta; empty where none was asked for."""
 
 
 @torch.no_grad()
-def forward(
-    o: Operands,
-) -> tuple[Float[Tensor, "batch seq d_model"], Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
-    """The result, and each token's mean and reciprocal deviation (empty without a norm)."""
+def forward(o: Operands) -> Forward:
+    """The result, and what `backward` takes again; raises for an id without a row."""
     require_rows(o)
     y, mean, rstd = empty_forward(o)
     keep = kept(o).transpose(0, 1) if o.dropping else None
@@ -51,21 +55,26 @@ def forward(
     return y, mean, rstd
 
 
-def empty_forward(o: Operands) -> tuple[Tensor, Tensor, Tensor]:
+def empty_forward(o: Operands) -> Forward:
     """Memory for what `forward` gives."""
     normed = o.num_tokens if o.eps is not None else 0
     mean, rstd = (o.token.new_empty(normed, dtype=o.accumulator) for _ in range(2))
     return o.token.new_empty(*o.ids.shape, o.width), mean, rstd
 
 
+def empty_backward(o: Operands, needs: list[bool]) -> Gradients:
+    """Memory for what `backward` gives."""
+    token, position, segment, gamma, beta = (
+        o.token.new_empty(0)
+        if table is None or not need
+        else torch.empty_like(table, memory_format=torch.contiguous_format)
+        for table, need in zip(o.learned, needs, strict=True)
+    )
+    return token, position, segment, gamma, beta
+
+
 @torch.no_grad()
-def backward(
-    grad: Float[Tensor, "batch seq d_model"],
-    mean: Float[Tensor, " tokens"],
-    rstd: Float[Tensor, " tokens"],
-    o: Operands,
-    needs: list[bool],
-) -> Gradients:
+def backward(grad: Tensor, mean: Tensor, rstd: Tensor, o: Operands, needs: list[bool]) -> Gradients:
     """What `grad` on the result means for every table and for the norm's weight and bias, where `needs` says so."""
     require_rows(o)
     keep = kept(o).transpose(0, 1) if o.dropping else None
@@ -112,7 +121,7 @@ class _Sums:
         heights = len(self.used), *(0 if table is None else len(table) for table in (o.position, o.segment)), 1, 1
         self.token, self.position, self.segment, self.gamma, self.beta = (
             None if table is None or not need else self._zeros(height)
-            for table, need, height in zip(_tables(o), needs, heights, strict=True)
+            for table, need, height in zip(o.learned, needs, heights, strict=True)
         )
 
     def _zeros(self, height: int) -> Tensor:
@@ -146,15 +155,11 @@ class _Sums:
             if o.padding_idx is not None:
                 token[o.padding_idx] = 0
         of_norm = (None if total is None else total[0] for total in (self.gamma, self.beta))
-        found = [
+        token, position, segment, gamma, beta = (
             o.token.new_empty(0) if total is None or table is None else total.to(table.dtype)
-            for total, table in zip((token, self.position, self.segment, *of_norm), _tables(o), strict=True)
-        ]
-        return found[0], found[1], found[2], found[3], found[4]
-
-
-def _tables(o: Operands) -> tuple[Tensor | None, ...]:
-    return o.token, o.position, o.segment, o.gamma, o.beta
+            for total, table in zip((token, self.position, self.segment, *of_norm), o.learned, strict=True)
+        )
+        return token, position, segment, gamma, beta
 
 
 def _add(sums: Float[Tensor, "rows d_model"], to: Int[Tensor, "slots batch"], g: Tensor) -> Tensor:
@@ -178,3 +183,74 @@ def require_rows(o: Operands) -> None:
                 f"got {name} id {low if low < 0 else high}, the {name} table has {table.shape[0]} rows",
                 f"ids from 0 to {table.shape[0] - 1}",
             )
+
+
+# ---------------------------------------------------------------------- dropout
+
+# 16 random bits of each entry are compared with a limit. That of a token is drawn between the two whole numbers next
+# to ``p * 2**16``, so that the probability of each entry is p to the last bit of a float64. Bits are drawn for some
+# hundred tokens, then their limits, and so on; where these parts are cut depends on the shapes alone.
+
+PART = 393_216
+"""Entries in one part: 512 tokens of width 768."""
+
+
+class Drawn(NamedTuple):
+    """An entry is dropped if its bits are below the limit of its token."""
+
+    bits: Int16[Tensor, " places"]
+    limits: Int16[Tensor, " tokens"]
+    of_group: int
+    """Tokens that parts are cut from: some whole rows of the batch, or one."""
+    of_part: int
+    group_step: int
+    """How far in `bits` from one group to the next, and from one part to the next."""
+    part_step: int
+
+    def parts(self) -> Iterator[tuple[slice, int]]:
+        """The tokens of each part, and where its bits begin."""
+        tokens = len(self.limits)
+        for group, start in enumerate(range(0, tokens, self.of_group)):
+            last = min(start + self.of_group, tokens)
+            for part, first in enumerate(range(start, last, self.of_part)):
+                place = group * self.group_step + part * self.part_step
+                yield slice(first, min(first + self.of_part, last)), place
+
+
+def draw(o: Operands, seed: Tensor) -> Drawn:
+    """What follows from the seed; memory of the size of the result in 16 bits."""
+    seq_len, width, tokens = o.ids.shape[1], o.width, o.num_tokens
+    fit = max(PART // max(width, 1), 1)
+    of_group = of_part = max(fit // max(seq_len, 1) * seq_len, 1)
+    if fit < seq_len:
+        of_group, of_part = seq_len, fit
+    part_step, rest = _words(of_part * width), _words(of_group % of_part * width)
+    group_step = of_group // of_part * part_step + rest
+    places = tokens // of_group * group_step + _words(tokens % of_group * width)
+    bits, limits = torch.empty(places, dtype=torch.int16), torch.empty(tokens, dtype=torch.int16)
+    drawn = Drawn(bits, limits, of_group, of_part, group_step, part_step)
+    generator = torch.Generator().manual_seed(int(seed))
+    whole = int(o.p * 2**16)
+    for part, place in drawn.parts():
+        count = part.stop - part.start
+        some = bits[place : place + _words(count * width)]
+        some.view(torch.int64).random_(-(2**63), None, generator=generator)
+        one_more = torch.rand(count, dtype=torch.float64, generator=generator) < o.p * 2**16 - whole
+        limits[part] = (one_more + (whole - 2**15)).to(torch.int16)
+    return drawn
+
+
+def _words(entries: int) -> int:
+    """Four are drawn at a time."""
+    return -(-entries // 4) * 4
+
+
+def kept(o: Operands) -> Bool[Tensor, "batch seq d_model"]:
+    """Which entries of the result are left."""
+    keep = torch.ones(o.num_tokens, o.width, dtype=torch.bool)
+    if o.dropping and o.seed is not None:
+        drawn = draw(o, o.seed)
+        for part, place in drawn.parts():
+            bits = drawn.bits[place : place + keep[part].numel()].view(-1, o.width)
+            torch.ge(bits, drawn.limits[part, None], out=keep[part])
+    return keep.view(*o.ids.shape, o.width)

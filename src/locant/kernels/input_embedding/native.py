@@ -9,13 +9,12 @@ from __future__ import annotations
 import struct
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from locant.kernels import native
 from locant.kernels.input_embedding import cpu
-from locant.kernels.input_embedding.cpu import Gradients
-from locant.kernels.input_embedding.dropout import draw
+from locant.kernels.input_embedding.cpu import Forward, Gradients
 from locant.kernels.input_embedding.reference import Operands
 
 __all__ = ["backward", "forward", "unsupported"]
@@ -43,34 +42,19 @@ def unsupported(o: Operands) -> str | None:
     return None
 
 
-def forward(
-    o: Operands,
-) -> tuple[Float[Tensor, "batch seq d_model"], Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
+def forward(o: Operands) -> Forward:
     """As `cpu.forward`, with the same bits."""
     y, mean, rstd = cpu.empty_forward(o)
-    nothing = o.token.new_empty(0)
-    _call(FORWARD, o, y, mean, rstd, (nothing, nothing, nothing, nothing, nothing))
+    _call(FORWARD, o, y, mean, rstd, cpu.empty_backward(o, [False] * len(o.learned)))
     return y, mean, rstd
 
 
-def backward(
-    grad: Float[Tensor, "batch seq d_model"],
-    mean: Float[Tensor, " tokens"],
-    rstd: Float[Tensor, " tokens"],
-    o: Operands,
-    needs: list[bool],
-) -> Gradients:
+def backward(grad: Tensor, mean: Tensor, rstd: Tensor, o: Operands, needs: list[bool]) -> Gradients:
     """As `cpu.backward`, with the same bits."""
     if grad.dtype not in DTYPES or not native.is_in_rows(grad):
         dtype = grad.dtype if grad.dtype in DTYPES else torch.float32
         grad = torch.empty(grad.shape, dtype=dtype).copy_(grad)
-    token, position, segment, gamma, beta = (
-        torch.empty_like(table, memory_format=torch.contiguous_format)
-        if need and table is not None
-        else o.token.new_empty(0)
-        for table, need in zip((o.token, o.position, o.segment, o.gamma, o.beta), needs, strict=True)
-    )
-    gradients = token, position, segment, gamma, beta
+    gradients = cpu.empty_backward(o, needs)
     _call(BACKWARD, o, grad, mean.contiguous(), rstd.contiguous(), gradients)
     return gradients
 
@@ -91,7 +75,7 @@ def _call(name: str, o: Operands, out: Tensor, mean: Tensor, rstd: Tensor, gradi
     segment = _Table(o.segment, segments, of_segment, gathered=not few)
     gamma, beta = (None if table is None else table.float().contiguous() for table in (o.gamma, o.beta))
     gamma = torch.ones(o.width) if gamma is None and beta is not None else gamma
-    drawn = draw(o, o.seed) if o.dropping and o.seed is not None else None
+    drawn = cpu.draw(o, o.seed) if o.dropping and o.seed is not None else None
     threads, slots, sums = native.threads(), cpu.slots_of_chunk(batch), 2 + few * len(of_segment)
     in_slots = name == BACKWARD and (o.eps is not None or run is not None or sums > 2)
     buffers = torch.empty(threads * BUFFERS * o.width)

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.kernels.input_embedding import cpu, native, reference
-from locant.kernels.input_embedding.dropout import kept
 from locant.kernels.input_embedding.reference import Operands
 from locant.kernels.transforms import in_forward_mode, is_exporting, is_graph_transformed, is_transforming
 
@@ -37,65 +36,51 @@ OPERANDS = (
 NAMES = tuple(field.name for field in dataclasses.fields(Operands))
 LEARNED = tuple(NAMES.index(name) for name in ("token", "position", "segment", "gamma", "beta"))
 
-Forward = tuple[Tensor, Tensor, Tensor]
-
 
 def _operands(values: tuple[Any, ...]) -> Operands:
     return Operands(**dict(zip(NAMES, values, strict=True)))
-
-
-def _forward(*values: Any) -> Forward:
-    o = _operands(values)
-    return _kernel(o).forward(o)
-
-
-def _backward(grad: Tensor, mean: Tensor, rstd: Tensor, *values: Any) -> cpu.Gradients:
-    o = _operands(values[:-1])
-    return _kernel(o).backward(grad, mean, rstd, o, values[-1])
 
 
 def _kernel(o: Operands) -> ModuleType:
     return cpu if native.unsupported(o) else native
 
 
-input_embedding = torch.library.custom_op(
+@torch.library.custom_op(
     "locant::input_embedding",
-    _forward,
     mutates_args=(),
     device_types="cpu",
     schema=f"({OPERANDS}) -> (Tensor, Tensor, Tensor)",
 )
-"""Takes the fields of `Operands`; gives the result, mean and reciprocal deviation; raises for an id without a row."""
+def input_embedding(*values: Any) -> cpu.Forward:
+    """Takes the fields of `Operands`; gives what `cpu.forward` does, and raises for an id without a row."""
+    o = _operands(values)
+    return _kernel(o).forward(o)
 
-input_embedding_backward = torch.library.custom_op(
+
+@torch.library.custom_op(
     "locant::input_embedding_backward",
-    _backward,
     mutates_args=(),
     device_types="cpu",
     schema=f"(Tensor grad, Tensor mean, Tensor rstd, {OPERANDS}, bool[] needs) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-"""Gives the gradients of token, position, segment, gamma and beta; empty where `needs` says no."""
+def input_embedding_backward(grad: Tensor, mean: Tensor, rstd: Tensor, *values: Any) -> cpu.Gradients:
+    """Gives the gradients of token, position, segment, gamma and beta; empty where the last argument says no."""
+    o = _operands(values[:-1])
+    return _kernel(o).backward(grad, mean, rstd, o, values[-1])
 
 
-def _forward_shapes(*values: Any) -> Forward:
-    o = _operands(values)
-    normed = o.ids.numel() if o.eps is not None else 0
-    mean, rstd = (o.token.new_empty(normed, dtype=o.accumulator) for _ in range(2))
-    return o.token.new_empty(*o.ids.shape, o.token.shape[1]), mean, rstd
+@input_embedding.register_fake
+def _(*values: Any) -> cpu.Forward:
+    return cpu.empty_forward(_operands(values))
 
 
-def _backward_shapes(grad: Tensor, mean: Tensor, rstd: Tensor, *values: Any) -> cpu.Gradients:
-    tables = [values[place] for place in LEARNED]
-    needed = zip(tables, values[-1], strict=True)
-    token, position, segment, gamma, beta = (
-        torch.empty_like(table, memory_format=torch.contiguous_format) if need else grad.new_empty(0)
-        for table, need in needed
-    )
-    return token, position, segment, gamma, beta
+@input_embedding_backward.register_fake
+def _(grad: Tensor, mean: Tensor, rstd: Tensor, *values: Any) -> cpu.Gradients:
+    return cpu.empty_backward(_operands(values[:-1]), values[-1])
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Forward) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: cpu.Forward) -> None:
     _, mean, rstd = output
     ctx.mark_non_differentiable(mean, rstd)
     tensors = [value if isinstance(value, Tensor) else None for value in inputs]
@@ -108,26 +93,24 @@ def _gradients(ctx: Any, grad: Tensor, *_: object) -> tuple[Tensor | None, ...]:
     values = [plain if tensor is None else tensor for tensor, plain in zip(tensors, ctx.inputs, strict=True)]
     needs = [ctx.needs_input_grad[place] for place in LEARNED]
     if torch.is_grad_enabled():
-        found = _differentiable(grad, _operands(tuple(values)), needs)
+        of_tables = _differentiable(grad, _operands(tuple(values)), needs)
     else:
-        found = input_embedding_backward(grad, mean, rstd, *values, needs)
+        of_tables = input_embedding_backward(grad, mean, rstd, *values, needs)
     gradients: list[Tensor | None] = [None] * len(values)
-    for place, need, gradient in zip(LEARNED, needs, found, strict=True):
+    for place, need, gradient in zip(LEARNED, needs, of_tables, strict=True):
         gradients[place] = gradient if need else None
     return tuple(gradients)
 
 
 def _differentiable(grad: Tensor, o: Operands, needs: list[bool]) -> list[Tensor | None]:
     """The same gradients from operations that have gradients themselves."""
-    keep = kept(o) if o.dropping else None
+    keep = cpu.kept(o) if o.dropping else None
     y = reference.input_embedding(o, keep)
-    inputs = [getattr(o, NAMES[place]) for place, need in zip(LEARNED, needs, strict=True) if need]
-    found = iter(torch.autograd.grad(y, inputs, grad, create_graph=True))
-    return [next(found) if need else None for need in needs]
+    inputs = [table for table, need in zip(o.learned, needs, strict=True) if need and table is not None]
+    gradients = iter(torch.autograd.grad(y, inputs, grad, create_graph=True))
+    return [next(gradients) if need else None for need in needs]
 
 
-input_embedding.register_fake(_forward_shapes)
-input_embedding_backward.register_fake(_backward_shapes)
 input_embedding.register_autograd(_gradients, setup_context=_save)
 
 
@@ -143,22 +126,13 @@ def look_up(
     >>> torch.autograd.grad(look_up(torch.zeros(1_000, dtype=torch.long), ones).sum(), ones)[0]
     tensor([[1000., 1000.]], dtype=torch.bfloat16)
     """
-    if table.dtype not in (torch.float16, torch.bfloat16) or not _is_trained(table) or is_exporting():
+    is_transformed = is_transforming() or is_graph_transformed()
+    is_trained = torch.is_grad_enabled() and (table.requires_grad or is_transformed)
+    if table.dtype not in (torch.float16, torch.bfloat16) or not is_trained or is_exporting():
         return F.embedding(ids, table, padding_idx)
-    if not _has_kernel(table):  # slower: unless it is compiled, it converts all rows
+    is_plain = type(table) in (Tensor, nn.Parameter) and table.device.type == "cpu"
+    if not is_plain or is_transformed or in_forward_mode():  # slower: unless it is compiled, it converts all rows
         return F.embedding(ids, table.float(), padding_idx).to(table.dtype)
     tokens = ids.reshape(1, -1)
     rows, _, _ = input_embedding(tokens, table, *[None] * 7, 1.0, padding_idx, None, 0.0)
     return rows.view(*ids.shape, table.shape[1])
-
-
-def _is_trained(table: Tensor) -> bool:
-    """Whether its gradient may be computed; under a function transform, always."""
-    return torch.is_grad_enabled() and (table.requires_grad or is_transforming() or is_graph_transformed())
-
-
-def _has_kernel(table: Tensor) -> bool:
-    """Whether our operator can read it: it supports ``backward`` alone, and plain tensors on a CPU."""
-    if type(table) not in (Tensor, nn.Parameter) or in_forward_mode() or is_transforming() or is_graph_transformed():
-        return False
-    return table.device.type == "cpu"

@@ -64,6 +64,11 @@ class Operands:
     def dropping(self) -> bool:
         return self.seed is not None and self.p > 0
 
+    @property
+    def learned(self) -> tuple[Tensor | None, ...]:
+        """What has gradients, in the order of all kernels."""
+        return self.token, self.position, self.segment, self.gamma, self.beta
+
 
 def input_embedding(
     o: Operands, keep: Bool[Tensor, "batch seq d_model"] | None = None

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-__all__ = ["BuildError", "build", "library_path", "remove", "variants"]
+__all__ = ["BuildError", "build", "library_path", "variants"]
 
 HERE = Path(__file__).parent
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fno-trapping-math", "-Wall")
@@ -46,7 +46,9 @@ def build() -> Path:
     """Compile, some seconds; raises `BuildError` with the reason where that is not possible."""
     if sys.platform != "linux":
         raise BuildError(f"native kernels are built on Linux only, this is {sys.platform}")
-    compiler = _compiler()
+    compiler = shlex.split(os.environ.get("CC", "")) or ["gcc"]  # clang calls for an OpenMP library torch does not load
+    if shutil.which(compiler[0]) is None:
+        raise BuildError(f"found no C compiler {compiler[0]!r}")
     target = library_path()
     with tempfile.TemporaryDirectory(dir=HERE) as folder:
         objects: list[str] = []
@@ -58,27 +60,14 @@ def build() -> Path:
         linked = Path(folder) / target.name
         # Not linked with OpenMP: its functions are found in the library that torch has loaded, so there is one pool.
         _run([*compiler, "-shared", "-s", *objects, "-lm", "-o", str(linked)])
-        remove()
+        for old in HERE.glob("locant-*.so"):  # of these and of earlier sources; who has one loaded keeps it
+            old.unlink()
         linked.replace(target)
     return target
 
 
-def remove() -> None:
-    """Remove libraries of these and of earlier sources; who has one loaded keeps it."""
-    for old in HERE.glob("locant-*.so"):
-        old.unlink()
-
-
 def _sources() -> list[Path]:
     return sorted(HERE.glob("*.c"))
-
-
-def _compiler() -> list[str]:
-    """``$CC``, or gcc; clang would call for an OpenMP library that torch does not load."""
-    compiler = shlex.split(os.environ.get("CC", "")) or ["gcc"]
-    if shutil.which(compiler[0]) is None:
-        raise BuildError(f"found no C compiler {compiler[0]!r}")
-    return compiler
 
 
 def _run(command: list[str]) -> None:

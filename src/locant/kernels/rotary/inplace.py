@@ -5,8 +5,8 @@ addresses are compared, exactly: heads of one projection that lie side by side o
 even where the stretches of memory they lie in overlap. Of one tensor strides tell: each has to go past what smaller
 ones reach, as they do unless they were made by hand.
 
-It costs some microseconds. There are no addresses while code is compiled; it calls `are_the_same` when it
-runs. Where it also makes a gradient it rotates copies, and in memory that q and k share, k is what remains.
+There are no addresses while code is compiled; it calls `are_the_same` when it runs. Where it also makes a gradient it
+rotates copies, and in memory that q and k share, k is what remains.
 """
 
 from __future__ import annotations

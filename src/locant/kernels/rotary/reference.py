@@ -16,9 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.kernels.rotary.two_floats import TwoFloats, plus, times
-
-__all__ = ["Layout", "Tables", "cos_sin", "rotate", "rotate_pairs"]
+__all__ = ["Layout", "Tables", "cos_sin", "rotate", "rotate_pairs", "two_floats"]
 
 Layout = Literal["half", "interleaved"]
 
@@ -107,7 +105,10 @@ def cos_sin(
     if tables.in_two_floats():
         return _in_two_floats(per_pair, tables, dtype)
     if tables.exact():
-        cos, sin = _product_of_levels(per_pair, tables)
+        cos, sin = _row(tables, 0, per_pair)
+        for level in range(1, tables.levels):
+            cos_step, sin_step = _row(tables, level, per_pair)
+            cos, sin = cos * cos_step - sin * sin_step, sin * cos_step + cos * sin_step
     else:
         angle = per_pair.to(torch.float32) * tables.table
         cos, sin = angle.cos(), angle.sin()
@@ -116,48 +117,99 @@ def cos_sin(
     return cos.to(dtype), sin.to(dtype)
 
 
-def _product_of_levels(per_pair: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
-    cos, sin = _row(tables, 0, per_pair)
-    for level in range(1, tables.levels):
-        cos_step, sin_step = _row(tables, level, per_pair)
-        cos, sin = cos * cos_step - sin * sin_step, sin * cos_step + cos * sin_step
-    return cos, sin
-
-
-def _in_two_floats(per_pair: Tensor, tables: Tables, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The same product, of pairs of float32 numbers."""
-    cos, sin = _two_floats_of(tables, 0, per_pair)
-    for level in range(1, tables.levels):
-        cos_step, sin_step = _two_floats_of(tables, level, per_pair)
-        minus_sin = (-sin[0], -sin[1])
-        cos, sin = (
-            plus(times(cos, cos_step), times(minus_sin, sin_step)),
-            plus(times(sin, cos_step), times(cos, sin_step)),
-        )
-    if tables.attention_factor != 1:
-        wide = tables.attention_factor * (2.0**29 + 1)
-        high = wide - (wide - tables.attention_factor)  # its first 24 bits, which are a float32 number
-        factor = (cos[0].new_full((), high), cos[0].new_full((), tables.attention_factor - high))
-        cos, sin = times(cos, factor), times(sin, factor)
-    if dtype == torch.float32:
-        return cos[0], sin[0]
-    return cos[0].to(dtype) + cos[1].to(dtype), sin[0].to(dtype) + sin[1].to(dtype)
-
-
-def _two_floats_of(tables: Tables, level: int, per_pair: Tensor) -> tuple[TwoFloats, TwoFloats]:
-    cos, sin, cos_rest, sin_rest = _row(tables, level, per_pair)
-    return (cos, cos_rest), (sin, sin_rest)
-
-
 def _row(tables: Tables, level: int, per_pair: Tensor) -> tuple[Tensor, ...]:
-    if torch.compiler.is_exporting() and level:
+    if level and torch.compiler.is_exporting():
         # ONNX shifts unsigned integers alone. A division is exact there only below 2^24, or of a single byte.
         byte = torch.div(per_pair & 255 << 8 * level, 256**level, rounding_mode="floor")
     else:
         byte = (per_pair >> 8 * level) & 255
     rows = tables.table[level]
     if tables.axis_of_pair is None:
-        found = rows[byte.squeeze(-1)]
+        row = rows[byte.squeeze(-1)]
     else:
-        found = rows[byte, torch.arange(tables.pairs(), device=byte.device)]
-    return found.unbind(-1)
+        row = rows[byte, torch.arange(tables.pairs(), device=byte.device)]
+    return row.unbind(-1)
+
+
+# ---------------------------------------------------------------------- devices without float64
+
+TwoFloats = tuple[Tensor, Tensor]
+"""A number as two of float32, 48 bits in the place of 53: it rounded, and what that leaves out.
+
+What rounding leaves out of a sum or a product of float32 numbers is a float32 number itself, and can be computed:
+Dekker 1971, https://doi.org/10.1007/BF01397083. Every addition and multiplication has to be rounded by itself.
+"""
+
+SPLITTER = 2.0**12 + 1
+
+
+def two_floats(x: Float[Tensor, "*shape"]) -> TwoFloats:
+    """A float64 number as two of float32.
+
+    >>> [float(each) for each in two_floats(torch.tensor(1 + 2.0**-30, dtype=torch.float64))]
+    [1.0, 9.313225746154785e-10]
+    """
+    high = x.float()
+    return high, (x - high.double()).float()
+
+
+def _in_two_floats(per_pair: Tensor, tables: Tables, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The product of complex numbers that `Tables` describes, of pairs of float32 numbers."""
+    cos, sin = _row_in_two_floats(tables, 0, per_pair)
+    for level in range(1, tables.levels):
+        cos_step, sin_step = _row_in_two_floats(tables, level, per_pair)
+        minus_sin = (-sin[0], -sin[1])
+        cos, sin = (
+            _plus(_times(cos, cos_step), _times(minus_sin, sin_step)),
+            _plus(_times(sin, cos_step), _times(cos, sin_step)),
+        )
+    if tables.attention_factor != 1:
+        wide = tables.attention_factor * (2.0**29 + 1)
+        high = wide - (wide - tables.attention_factor)  # its first 24 bits, which are a float32 number
+        factor = (cos[0].new_full((), high), cos[0].new_full((), tables.attention_factor - high))
+        cos, sin = _times(cos, factor), _times(sin, factor)
+    if dtype == torch.float32:
+        return cos[0], sin[0]
+    return cos[0].to(dtype) + cos[1].to(dtype), sin[0].to(dtype) + sin[1].to(dtype)
+
+
+def _row_in_two_floats(tables: Tables, level: int, per_pair: Tensor) -> tuple[TwoFloats, TwoFloats]:
+    cos, sin, cos_rest, sin_rest = _row(tables, level, per_pair)
+    return (cos, cos_rest), (sin, sin_rest)
+
+
+def _times(a: TwoFloats, b: TwoFloats) -> TwoFloats:
+    """The product, off by some 2**-47 of it."""
+    high = a[0] * b[0]
+    return _settled(high, _left_out(a[0], b[0], high) + (a[0] * b[1] + a[1] * b[0]))
+
+
+def _plus(a: TwoFloats, b: TwoFloats) -> TwoFloats:
+    """The sum, off by some 2**-47 of the larger number."""
+    (high, low), (small, smallest) = _sum(a[0], b[0]), _sum(a[1], b[1])
+    high, low = _settled(high, low + small)
+    return _settled(high, low + smallest)
+
+
+def _sum(a: Tensor, b: Tensor) -> TwoFloats:
+    total = a + b
+    of_b = total - a
+    return total, (a - (total - of_b)) + (b - of_b)
+
+
+def _settled(high: Tensor, low: Tensor) -> TwoFloats:
+    total = high + low
+    return total, low - (total - high)
+
+
+def _left_out(a: Tensor, b: Tensor, product: Tensor) -> Tensor:
+    """What rounding left out of a product."""
+    (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
+    return ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
+def _halves(x: Tensor) -> TwoFloats:
+    """Two numbers of 12 bits, whose products are not rounded."""
+    scaled = x * SPLITTER
+    high = scaled - (scaled - x)
+    return high, x - high

@@ -9,15 +9,11 @@ so the outputs may be the inputs. Contraction into fused multiply-adds is switch
 reference rounds them, whatever shape the kernel was compiled for, so a token alone gets the bits it gets in a batch.
 
 Cost: each element of q and k is read and written once. Beside that a token reads 32 bytes per pair from the tables (64
-beyond position 65 535), out of the L2 cache or nearer, however many heads there are. Rows of two float32 numbers each,
-for GPUs with few float64 units, would give the same bits with seven times the instructions; an angle serves all heads
-of its token, so neither is what the time goes to (`benchmarks/NOTES.md`).
+beyond position 65 535), out of the L2 cache or nearer, however many heads there are. It is compiled per dtype, layout,
+head and alignment of strides, once below position 65 536 and once above; never per length.
 
-How often it is compiled: per dtype, layout and head, once below position 65 536 and once above; never per length. The
-alignment of strides counts too: odd ones cannot be read 16 bytes at a time.
-
-It needs Triton 3.4 or newer; `import locant` does not import it. Run through Triton's interpreter and compiled for
-compute capabilities 8.0, 9.0 and 10.0; it has not yet been run, nor timed, on a device.
+Needs Triton 3.4 or newer. Run through its interpreter and compiled for compute capabilities 8.0, 9.0 and 10.0; it has
+not yet been run, nor timed, on a device.
 """
 
 from __future__ import annotations
@@ -29,7 +25,6 @@ from typing import Any, no_type_check
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.kernels.rotary.reference import Layout, Tables
@@ -52,11 +47,7 @@ MAX_TOKENS = 2**31 - 2**16
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def unsupported(
-    q: Float[Tensor, "batch heads seq head_dim"],
-    positions: Int[Tensor, "#batch seq"] | Int[Tensor, "#batch seq axes"],
-    tables: Tables,
-) -> str | None:
+def unsupported(q: Tensor, positions: Tensor, tables: Tables) -> str | None:
     """Why this kernel cannot rotate these tensors, or None where it can; whatever fits q fits k."""
     if q.dtype not in DTYPES:
         return f"the Triton kernel has no arithmetic for {q.dtype}"
@@ -74,16 +65,9 @@ def unsupported(
 
 
 def rotate_(
-    q: Float[Tensor, "batch heads seq head_dim"],
-    k: Float[Tensor, "batch kv_heads seq head_dim"] | None,
-    positions: Int[Tensor, "#batch seq"] | Int[Tensor, "#batch seq axes"],
-    tables: Tables,
-    layout: Layout,
-    rotary_dim: int,
-    out_q: Float[Tensor, "batch heads seq head_dim"],
-    out_k: Float[Tensor, "batch kv_heads seq head_dim"] | None,
-    inverse: bool,
-) -> None:
+    q: Tensor, k: Tensor | None, out_q: Tensor, out_k: Tensor | None,
+    positions: Tensor, tables: Tables, layout: Layout, inverse: bool,
+) -> None:  # fmt: skip
     """Writes the rotated q and k into `out_q` and `out_k`; the arguments are those that `op` describes."""
     work = [(x, out) for x, out in ((q, out_q), (k, out_k)) if x is not None and out is not None and x.numel()]
     if not work:
@@ -91,14 +75,14 @@ def rotate_(
     first, second = work[0], work[-1]  # one stands in for the other, which has no heads
     axis_of_pair = positions if tables.axis_of_pair is None else tables.axis_of_pair
     tensors = (*first, *second, positions, tables.table, axis_of_pair)
-    settings = (tables.levels, tables.attention_factor, axis_of_pair is positions, layout, rotary_dim, inverse)
+    settings = (tables.levels, tables.attention_factor, axis_of_pair is positions, layout, inverse)
     key = (q.device, len(work), all(x is out for x, out in work), settings, *map(_kind, tensors))
     with torch.cuda.device_of(q):
         if key in _LAUNCHES:
             kernel, grid, numbers = _LAUNCHES[key]
             kernel[grid](*tensors, *numbers)
             return
-        grid, numbers = _numbers(work, positions, tables, layout, rotary_dim, inverse)
+        grid, numbers = _numbers(work, positions, tables, layout, inverse)
         start: Any = _rotate_kernel[grid]
         kernel = start(*tensors, *numbers, num_warps=4, enable_fp_fusion=False)
     if len(_LAUNCHES) >= MAX_LAUNCHES:
@@ -120,10 +104,10 @@ Work = list[tuple[Tensor, Tensor]]
 
 
 def _numbers(
-    work: Work, positions: Tensor, tables: Tables, layout: Layout, rotary_dim: int, inverse: bool
+    work: Work, positions: Tensor, tables: Tables, layout: Layout, inverse: bool
 ) -> tuple[tuple[int, int, int], tuple[Any, ...]]:
     """The grid, and what the kernel is given after the tensors, in its order."""
-    constants = _constants(work, positions, tables, layout, rotary_dim)
+    constants = _constants(work, positions, tables, layout)
     batch, _, seq, _ = work[0][0].shape
     heads = [x.shape[1] for x, _ in work] + [0] * (2 - len(work))
     blocks = triton.cdiv(batch * seq, constants["BLOCK_T"])
@@ -137,20 +121,21 @@ def _numbers(
     return (blocks * shares, 1, 1), (*sizes, *steps, *dims, *of_positions, *constants.values())
 
 
-def _constants(work: Work, positions: Tensor, tables: Tables, layout: Layout, rotary_dim: int) -> dict[str, Any]:
+def _constants(work: Work, positions: Tensor, tables: Tables, layout: Layout) -> dict[str, Any]:
     """What the kernel is compiled for, in its order; nothing here depends on how many tokens there are."""
     x = work[0][0]
-    rest = 0 if all(x is out for x, out in work) else x.shape[3] - rotary_dim
+    pairs = tables.pairs()
+    rest = 0 if all(x is out for x, out in work) else x.shape[3] - 2 * pairs
     strides = (stride for pair in work for x in pair for stride in _strides(x)[:3])
     return {
-        "PAIRS": rotary_dim // 2,
+        "PAIRS": pairs,
         "REST": rest,
         "INTERLEAVED": layout == "interleaved",
         "LEVELS": (2 if tables.levels <= 2 else 4) if tables.exact() else 0,
         "AXES": tables.axis_of_pair is not None and positions.ndim == 3,
         "ATTENTION_FACTOR": float(tables.attention_factor),
         "UNIT": math.gcd(16 // x.element_size(), *strides),
-        **_blocks(rotary_dim // 2, rest, max(x.shape[1] for x, _ in work), x.element_size()),
+        **_blocks(pairs, rest, max(x.shape[1] for x, _ in work), x.element_size()),
     }
 
 

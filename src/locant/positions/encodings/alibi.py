@@ -40,7 +40,7 @@ class ALiBi(DistanceBias):
     .. math:: b_{hij} = -m_h \, |i - j|, \qquad m_h = 2^{-8 h / H} \text{ for } h = 1, \ldots, H
 
     i and j are the positions of the query and of the key. Where H is no power of two, the slopes of two powers of two
-    are mixed, as in the paper's code. No parameters unless the slopes are learned.
+    are mixed, as in the paper's code.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
@@ -52,8 +52,7 @@ class ALiBi(DistanceBias):
         causal mask it cannot tell earlier keys from later ones.
 
     Tested against:
-        `transformers`' BLOOM, the paper's slopes in NumPy, and 50-digit arithmetic (mpmath) at 131 072
-        distances.
+        `transformers`' BLOOM, the paper's slopes in NumPy, and 50-digit arithmetic (mpmath) at 131 072 distances.
 
     >>> ALiBi(4).matrix(6)[0, 0]
     tensor([-0.0000, -0.2500, -0.5000, -0.7500, -1.0000, -1.2500])

@@ -27,10 +27,8 @@ class Cable(RunningSums):
     far away as an earlier one. In the paper every layer has steps and slopes of its own: an encoding for each layer.
 
     Args:
-        num_heads: the number of query heads.
-        d_model: the width of the hidden states.
+        num_heads, d_model, head_slice: as in `HiddenBias`.
         weighted: whether queries choose a slope; without, all slopes are 1 (the paper's CABLE-NW).
-        head_slice: the heads of this rank under tensor parallelism; default: all.
 
     Limits:
         A token whose step is 0 in a head has no gradient there. With slopes it has no score function, so none of

@@ -29,9 +29,8 @@ class Convolutional(PositionEncoding):
         W_{\cdot \cdot j} = g_j \, \frac{V_{\cdot \cdot j}}{\lVert V_{\cdot \cdot j} \rVert}
 
     There are no indices: a token learns where it stands from its neighbours, and from the zeros beyond both ends of its
-    document. Documents that are packed in one row do not reach into each other, and padding adds nothing: each gets
-    what it gets alone. (Published code convolves whole rows, in which packed documents would leak into each other; that
-    of data2vec takes up padding from its second layer on.)
+    document. A document that is packed or padded gets what it gets alone. (Published code convolves whole rows, in
+    which packed documents would leak into each other; that of data2vec takes up padding from its second layer on.)
 
     - wav2vec 2, HuBERT, WavLM, UniSpeech: ``Convolutional(768)``
     - data2vec-audio: ``Convolutional(768, kernel_size=19, depth=5, norm="layer")``
@@ -46,9 +45,9 @@ class Convolutional(PositionEncoding):
         causal: whether a token sees no later ones.
 
     Limits:
-        The tokens around are needed, so documents have to be whole. Tokens behind a cache, shards and slices are
-        refused, but for the first tokens of a document, which look like a shorter one. In a graph, rows that are padded
-        or packed are refused: the host has to read where their documents begin.
+        Documents have to be whole: tokens behind a cache, shards and slices are refused, but for the first tokens of a
+        document, which look like a shorter one. In a graph, rows that are padded or packed are refused: the host has to
+        read where their documents begin.
 
     Tested against:
         `transformers`' wav2vec 2 and data2vec-audio, a row alone, forward and every gradient.

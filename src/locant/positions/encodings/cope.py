@@ -29,11 +29,11 @@ class Cope(PositionEncoding):
     and these begin as zeros.
 
     Gates count what a causal mask lets the query see; a window of `attend` does not shorten the count. Keys may come
-    in any order, but all keys between a key and the query have to be given: `attend` refuses others where positions
-    tell, and over ranks there is no ring. The oldest keys may be left out. A later key is at position 0.
+    in any order, but all keys between a key and the query have to be given at once: `attend` refuses others where
+    positions tell, and over ranks there is no ring. The oldest keys may be left out. A later key is at position 0.
 
     Costs ``batch x heads x query x key`` numbers in float64 several times over: it is the heaviest bias here, and has
-    no score function, since a count needs all keys in between.
+    no score function.
 
     Args:
         head_dim: dimensions per head.
@@ -41,8 +41,7 @@ class Cope(PositionEncoding):
         scale: of the product in the gates; default ``head_dim ** -0.5``, that of `attend`.
 
     Limits:
-        Counts beyond `max_positions` share one vector. All keys between a key and its query have to be given at
-        once, and every pair of tokens costs memory.
+        Counts beyond `max_positions` share one vector.
 
     Tested against:
         The paper's formula in NumPy, forward and every gradient.

@@ -14,6 +14,7 @@ from locant.arguments import MAX_WIDTH, entries, flag, scale_of, shown, whole
 from locant.errors import RangeError
 from locant.positions.base import EncodingInfo, Keys, Queries
 from locant.positions.constant import Constant
+from locant.positions.encodings import INIT_STD
 from locant.positions.heads import Heads, blank_linear
 from locant.positions.pairs import MAX_DISTANCE
 from locant.positions.positions import Positions
@@ -23,8 +24,6 @@ from locant.positions.score_bias import Lookup
 __all__ = ["Deberta", "DebertaTerm"]
 
 DebertaTerm = Literal["c2p", "p2c"]
-
-INIT_STD = 0.02
 
 
 class Deberta(RowBias):
@@ -46,7 +45,7 @@ class Deberta(RowBias):
     two look-ups per pair of tokens and head.
 
     Args:
-        num_heads: the number of query heads.
+        num_heads, head_slice: as in `DistanceBias`.
         head_dim: dimensions per head.
         d_model: the width of the table; default: ``num_heads * head_dim``.
         num_buckets: half the rows of the table; ``None``: one row per distance up to `max_distance` (DeBERTa v1).
@@ -54,14 +53,12 @@ class Deberta(RowBias):
         terms: ``"c2p"``, ``"p2c"`` or both.
         norm: whether the table goes through a LayerNorm first (``norm_rel_ebd``, DeBERTa-v2 and v3).
         scale: default ``(head_dim * (1 + number of terms)) ** -0.5``.
-        head_slice: the heads of this rank under tensor parallelism; default: all.
 
     Limits:
-        Distances beyond `max_distance` share a bucket. The scale of attention has to be the encoding's own.
+        The scale of attention has to be the encoding's own.
 
     Tested against:
-        `transformers`' DeBERTa-v2: its bucket tables, the bias, and whole attention layers, with every
-        gradient.
+        `transformers`' DeBERTa-v2: its bucket tables, the bias, and whole attention layers, with every gradient.
 
     >>> from locant import Positions
     >>> q = k = torch.randn(1, 4, 5, 16)

@@ -10,17 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, real, whole
-from locant.positions.base import (
-    Bias,
-    EncodingInfo,
-    Keys,
-    PositionEncoding,
-    Queries,
-    bias_dtype,
-    bias_matrix,
-    require_tokens,
-)
+from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, bias_matrix, require_tokens
 from locant.positions.heads import Heads, blank_linear
+from locant.positions.pairs import bias_dtype
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Pairwise
 
@@ -41,16 +33,15 @@ class Fire(PositionEncoding):
 
     An MLP of one ReLU layer over one number is a function of straight pieces: they are worked out once per call
     (``hidden + 1`` per head), and a pair of tokens costs one search among the ``hidden`` kinks, one look-up and one
-    line per head. Values and gradients are those of the MLP. Attention goes by tiles of queries: on a CPU 4.4 times the
-    time of plain causal attention forward (8 192 tokens), and 3.3 times forward and backward (4 096).
+    line per head. On a CPU 4.4 times the time of plain causal attention forward (8 192 tokens), and 3.3 times forward
+    and backward (4 096).
 
     Args:
-        num_heads: the number of query heads.
+        num_heads, head_slice: as in `DistanceBias`. The hidden layer, c and L are shared by all heads, so ranks have to
+            add up their gradients.
         hidden: the width of the MLP.
         c: what c begins with.
         threshold: what L begins with; it is learned as a multiple of this.
-        head_slice: the heads of this rank under tensor parallelism; default: all. The hidden layer, c and L are
-            shared by all heads, so ranks have to add up their gradients.
 
     Limits:
         The bias depends on both positions, not on their distance alone, so a table of distances cannot hold it.

@@ -23,17 +23,13 @@ class Fox(RunningSums):
     which does. It is ALiBi with distances that depend on the data: where every gate is the same, the bias falls by the
     same for every token. The paper is causal; here a later key is as far away as an earlier one.
 
-    A token needs one number per head, its running sum within its document, without rounding: see `RunningSums`.
-
-    In the paper every layer has gates of its own: an encoding for each layer. The gates are made from the hidden
-    states that queries and keys are made from.
+    In the paper every layer has gates of its own: an encoding for each layer. A token needs one number per head, its
+    running sum within its document: see `RunningSums`.
 
     Args:
-        num_heads: the number of query heads.
-        d_model: the width of the hidden states.
+        num_heads, d_model, head_slice: as in `HiddenBias`.
         initial: of the bias of the gates; 0, as in the paper's models: gates begin near one half. With 5 a thousandth
             of the weight of a key is forgotten with every seven tokens.
-        head_slice: the heads of this rank under tensor parallelism; default: all.
 
     Measured on a CPU, with two threads, for 8 192 tokens of 8 heads of 64, against plain causal attention: 1.3 times
     its time and 1.06 times its memory beyond queries, keys and values; with the backward pass 2.0 times its time.

@@ -1,7 +1,4 @@
-"""Inkling's projected relative bias, with a temperature that grows with the logarithm of the position.
-
-Inkling: the model of that name in `transformers` 5, whose modeling code is the only description there is.
-"""
+"""Inkling's projected relative bias: of that model in `transformers` 5, whose code is the only description there is."""
 
 from __future__ import annotations
 
@@ -12,13 +9,12 @@ from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, Real, real, whole
 from locant.positions.base import EncodingInfo, Keys, Queries, bias_dtype, require_heads
+from locant.positions.encodings import INIT_STD
 from locant.positions.hidden_bias import HiddenBias, OfTokens, projected
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Entries, Lookup
 
 __all__ = ["Inkling"]
-
-INIT_STD = 0.02
 
 
 class Inkling(HiddenBias):
@@ -27,26 +23,22 @@ class Inkling(HiddenBias):
     .. math:: b_{ij} = \tau_i \; r_i \cdot B[i - j], \qquad r_i = W_h x_i, \qquad
         \tau_i = 1 + \alpha \log \max\left(1, \frac{i + 1}{n_0}\right)
 
-    B has a vector of `d_rel` for each of the distances 0 to `extent` - 1; farther keys, and later ones, get nothing.
-    The temperature, if there is one, multiplies the query as well (by `rotate`), so that softmax stays sharp over
-    more and more keys.
-
-    It is the product of a query and a vector of the distance, as in Shaw et al. 2018
-    (https://arxiv.org/abs/1803.02155), with a projection of its own in the query's place.
+    B has a vector of `d_rel` for each of the distances 0 to `extent` - 1; farther keys, and later ones, get nothing. It
+    is Shaw's product of a query and a vector of the distance (2018, https://arxiv.org/abs/1803.02155), with a
+    projection of its own in the query's place. The temperature, if there is one, multiplies the query as well (by
+    `rotate`), so that softmax stays sharp over more and more keys.
 
     Costs a product over `d_rel` for every query and distance, ``query x extent`` numbers per head; attention on a CPU
-    holds those of one head and of some queries at a time. Measured there, with two threads, for 8 192 tokens of 8
-    heads of 64, against plain causal attention: 1.9 times its time and 1.29 times its memory beyond queries, keys and
-    values, what is read of queries included (1.06 times without); with the backward pass 2.4 times its time.
+    holds those of one head and of some queries at a time. There, with two threads, for 8 192 tokens of 8 heads of 64:
+    1.9 times the time of plain causal attention, 2.4 with the backward pass, and 1.29 times its memory beyond queries,
+    keys and values.
 
     Args:
-        num_heads: the number of query heads.
-        d_model: the width of the hidden states.
+        num_heads, d_model, head_slice: as in `HiddenBias`.
         d_rel: how many curves are mixed.
         extent: from this distance on nothing is added.
         floor: n_0, the position from which scores grow; default: none.
         alpha: how fast they grow.
-        head_slice: the heads of this rank under tensor parallelism; default: all.
 
     Limits:
         Beyond `extent` tokens are without order. The temperature is for layers that attend to everything: sliding

@@ -26,11 +26,9 @@ class Kerple(DistanceBias):
 
     .. math:: b_{ij} = -r_1 \log(1 + r_2 \, |i - j|) \qquad \text{or} \qquad b_{ij} = -r_1 \, |i - j|^{r_2}
 
-    Two parameters per head, no maximal length. Where training pushes one
-    below 0.01 (or an exponent above 2) it acts as that bound, and its gradient still passes, so that it can come back.
-
-    The logarithmic form is computed in float32, the power in float64: float32 would lose the difference between
-    neighbours a hundred thousand tokens away.
+    Where training pushes a parameter below 0.01 (or an exponent above 2) it acts as that bound, and its gradient still
+    passes, so that it can come back. The logarithmic form is computed in float32, the power in float64: float32 would
+    lose the difference between neighbours a hundred thousand tokens away.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.

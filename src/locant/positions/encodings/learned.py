@@ -1,23 +1,27 @@
-"""Learned absolute positions: one trained vector per position, as in GPT-2 and BERT (Devlin et al. 2019)."""
+"""Learned absolute positions: a trained vector for each position of a text (GPT-2, BERT), or cell of a grid (ViT)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from locant.arguments import MAX_WIDTH, one_of, real, whole
+from locant.arguments import MAX_WIDTH, flag, one_of, real, whole
+from locant.errors import ShapeError
 from locant.kernels.input_embedding import look_up
-from locant.positions.base import EncodingInfo, PositionEncoding, require_embeddings
+from locant.positions.base import EncodingInfo, ModelShape, PositionEncoding, build, require_embeddings, require_width
+from locant.positions.encodings import INIT_STD
+from locant.positions.grids import Grid
 from locant.positions.positions import Positions
 
-__all__ = ["Learned", "ResizeMethod"]
+__all__ = ["Interpolation", "Learned", "LearnedGrid", "ResizeMethod"]
 
+Interpolation = Literal["bicubic", "bilinear"]
 ResizeMethod = Literal["extend", "interpolate"]
-
-INIT_STD = 0.02  # GPT-2 and BERT
 
 
 class Learned(PositionEncoding):
@@ -29,12 +33,11 @@ class Learned(PositionEncoding):
         max_seq_len: how many positions there are.
         d_model: the width of the token embeddings.
         offset: rows before position 0, which some checkpoints have (RoBERTa and OPT: 2).
-        init_std: rows start as N(0, init_std**2); default 0.02, as in GPT-2 and BERT. Rows much smaller than the token
-            rows they are added to are learned slowly.
+        init_std: rows start as N(0, init_std**2); rows much smaller than those of tokens are learned slowly.
 
     Limits:
-        There is no row past the end of the table: a position there is refused. Rows that no training text
-        reached mean nothing. `resize` makes a table longer.
+        A position past the end of the table is refused. Rows that no training text reached mean nothing. `resize` makes
+        a table longer.
 
     Tested against:
         `transformers`' OPT, and rows looked up by hand.
@@ -76,6 +79,14 @@ class Learned(PositionEncoding):
         require_embeddings(self, x, positions, self.d_model)
         self.require_rows(positions)
         return x + look_up(self.row_of(positions), self.weight)
+
+    def added_rows(
+        self, positions: Positions, num_tokens: int, dtype: torch.dtype
+    ) -> tuple[Int[Tensor, "#batch seq"], Float[Tensor, "rows d_model"]]:
+        """The table itself, as it is."""
+        positions.require_single_axis("Learned")
+        self.require_rows(positions)
+        return self.row_of(positions), self.weight
 
     def require_rows(self, positions: Positions) -> None:
         """Raise unless every position has a row; see `Positions.require_within`."""
@@ -133,3 +144,145 @@ def _stretched(rows: Float[Tensor, "old d_model"], new: int) -> Float[Tensor, "n
     share = (place - below)[:, None]
     exact = rows.double()
     return (exact[below] * (1 - share) + exact[above] * share).to(rows.dtype)
+
+
+class LearnedGrid(PositionEncoding):
+    r"""Adds the vector of its cell to every patch of an image, from a table that is resized to the image's grid.
+
+    .. math:: x_{p} \leftarrow x_{p} + \mathrm{resize}(W, h \times w)_{\text{row}(p), \text{column}(p)}
+
+    A grid of the table's own size gets its own bits. Others are interpolated in float32 at least, and rounded to the
+    dtype of the table, once for each size and call.
+
+    - ViT, CLIP, DINOv2: ``LearnedGrid(14, 14, 768, prefix=1)``
+    - DINOv2 with registers: ``LearnedGrid(37, 37, 768, prefix=1, antialias=True)``
+    - DeiT: ``LearnedGrid(14, 14, 768, prefix=2)``
+    - SigLIP: ``LearnedGrid(14, 14, 768)``
+    - SigLIP 2 (NaFlex): ``LearnedGrid(16, 16, 768, mode="bilinear", antialias=True)``
+
+    Positions are those of `Positions.grid`, or of `Positions.packed_grids` for images of several sizes in one row; for
+    a table of height 1 without prefix also those of text.
+
+    Args:
+        height, width: of the table, in patches.
+        d_model: the width of the patch embeddings.
+        prefix: rows before the cells, for the first prefix tokens of a grid: 1 for a class token, 2 with one for
+            distillation. Further prefix tokens, such as registers, get nothing.
+        mode: how the table is interpolated, ``"bicubic"`` or ``"bilinear"``.
+        antialias: whether a smaller grid averages over the cells it covers.
+        align_corners: whether the corner cells of table and grid are at the same place, or their outer corners.
+        init_std: rows start as N(0, init_std**2).
+
+    Limits:
+        Interpolated tables work near to the sizes of training, and need some training for larger ones.
+
+    Tested against:
+        `transformers`' ViT, DINOv2 with and without registers, and SigLIP 2, forward and gradients.
+
+    >>> grid = LearnedGrid(14, 14, 768, prefix=1)
+    >>> grid.embed(torch.zeros(2, 1 + 10 * 20, 768), Positions.grid(10, 20, prefix=1)).shape
+    torch.Size([2, 201, 768])
+    """
+
+    info = EncodingInfo(
+        name="learned_grid",
+        aliases=("vit", "learned_2d", "interpolated"),
+        kind="absolute",
+        parameters="(prefix + height x width) x d_model",
+        cost_of_tokens="the table resized once per size, one row looked up, d_model additions",
+        cost_of_pairs="nothing",
+        extrapolation="the table is interpolated to grids of other sizes; quality falls with the distance from them",
+        used_by="ViT, DeiT, CLIP, DINOv2, SigLIP 2",
+        paper="Dosovitskiy 2020, arXiv 2010.11929",
+    )
+
+    def __init__(
+        self,
+        height: int,
+        width: int,
+        d_model: int,
+        *,
+        prefix: int = 0,
+        mode: Interpolation = "bicubic",
+        antialias: bool = False,
+        align_corners: bool = False,
+        init_std: float = INIT_STD,
+    ) -> None:
+        super().__init__()
+        self.height = whole("height", height, 1, remedy="height=14, the rows of the grid")
+        self.width = whole("width", width, 1, remedy="width=14, the columns of the grid")
+        d_model = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the patch embeddings")
+        self.prefix = whole("prefix", prefix, 0, remedy="prefix=1 for a class token")
+        one_of("mode", mode, get_args(Interpolation))
+        self.mode: Interpolation = mode
+        self.antialias, self.align_corners = flag("antialias", antialias), flag("align_corners", align_corners)
+        self.init_std = real("init_std", init_std, low=0, remedy="init_std=0.02")
+        self.weight = nn.Parameter(torch.empty(self.grid.num_tokens, d_model))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.init_std)
+
+    @classmethod
+    def for_model(cls, shape: ModelShape, **options: object) -> PositionEncoding:
+        """For tokens in one row, unless `height` and `width` are given: sizes of a model say nothing of a grid."""
+        return build(cls, {"d_model": shape.d_model, "height": 1, "width": shape.max_seq_len} | options)
+
+    @property
+    def grid(self) -> Grid:
+        """What the table has a row for."""
+        return Grid((self.height, self.width), self.prefix)
+
+    @property
+    def d_model(self) -> int:
+        return self.weight.shape[1]
+
+    def embed(self, x: Float[Tensor, "batch seq d_model"], positions: Positions) -> Float[Tensor, "batch seq d_model"]:
+        """`x` with the vector of each token's cell added."""
+        require_width(self, x, positions, self.d_model)
+        if positions.place_or_none is None:
+            self._require_row(positions)
+            return x + look_up(positions.index, self.weight)
+        return x + look_up(positions.place_or_none, self.table(positions.grids))
+
+    def table(self, grids: Sequence[Grid]) -> Float[Tensor, "places d_model"]:
+        """The vectors of all tokens of these grids, one after another.
+
+        >>> from locant.positions.grids import Grid
+        >>> LearnedGrid(14, 14, 8).table([Grid((7, 7)), Grid((10, 20))]).shape
+        torch.Size([249, 8])
+        """
+        parts = [part for grid in grids for part in self._rows_of(grid)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _rows_of(self, grid: Grid) -> list[Float[Tensor, "_ d_model"]]:
+        if len(grid.sizes) != 2 or grid.prefix < self.prefix:
+            got = f"got a grid of {grid}, expected height x width behind {self.prefix} prefix tokens or more"
+            raise ShapeError(got, f"Positions.grid(height, width, prefix={self.prefix})")
+        if grid == self.grid:
+            return [self.weight]
+        without_rows = self.weight.new_zeros(grid.prefix - self.prefix, self.d_model)
+        return [self.weight[: self.prefix], without_rows, self._resized(grid.sizes)]
+
+    def _resized(self, sizes: tuple[int, ...]) -> Float[Tensor, "cells d_model"]:
+        own = self.weight[self.prefix :]
+        if sizes == (self.height, self.width):
+            return own
+        image = own.to(torch.promote_types(own.dtype, torch.float32)).T.unflatten(1, (self.height, self.width))
+        resized = F.interpolate(
+            image[None], list(sizes), mode=self.mode, align_corners=self.align_corners, antialias=self.antialias
+        )
+        return resized[0].flatten(1).T.to(own.dtype)
+
+    def _require_row(self, positions: Positions) -> None:
+        """Raise unless these are positions of text, and the table one row of cells."""
+        if positions.axes != 1 or positions.denominator != 1 or self.height != 1 or self.prefix:
+            got = f"got positions that know no grid, {type(self).__name__}({self.extra_repr()}) needs its sizes"
+            raise ShapeError(got, f"Positions.grid(height, width, prefix={self.prefix})")
+        name, remedy = f"LearnedGrid(1, {self.width})", "shorter windows, or Positions.grid(1, length)"
+        positions.require_within(0, self.width - 1, name, remedy)
+
+    def extra_repr(self) -> str:
+        options = {"prefix": self.prefix, "antialias": self.antialias, "align_corners": self.align_corners}
+        given = "".join(f", {name}={value}" for name, value in options.items() if value)
+        return f"{self.height}, {self.width}, d_model={self.d_model}{given}, mode={self.mode!r}"

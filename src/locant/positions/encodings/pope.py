@@ -26,9 +26,8 @@ class PoPE(PositionEncoding):
         k_c \to \mathrm{softplus}(k_c) \, e^{i (m \theta_c + \delta_{h,c})}, \qquad \theta_c = \text{base}^{-c/d}
 
     A complex number is two real ones, so `rotate` gives queries and keys of twice the width, and the cache of keys is
-    twice as wide; values are as they were. The scale of scores is that of the old width: queries come out
-    multiplied by the square root of 2, so that the usual scale of attention is right. The shift of each head and
-    dimension, between -2 pi and 0, is learned.
+    twice as wide. Queries come out multiplied by the square root of 2, so that the usual scale of attention is that of
+    the old width. The shift of each head and dimension, between -2 pi and 0, is learned.
 
     Args:
         head_dim: dimensions per head.

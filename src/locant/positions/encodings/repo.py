@@ -9,28 +9,20 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.arguments import MAX_WIDTH, shape_error, whole
+from locant.arguments import MAX_WIDTH, whole
 from locant.errors import LocantError
-from locant.kernels.rotary import rotate_pairs
-from locant.positions.base import (
-    EncodingInfo,
-    Keys,
-    Output,
-    PositionEncoding,
-    Queries,
-    require_embeddings,
-    require_heads,
-)
+from locant.positions.base import EncodingInfo, Output, require_embeddings
 from locant.positions.constant import Constant
-from locant.positions.frequencies import base_of, inverse_frequencies, width_of
+from locant.positions.encodings.rotary_by_head import RotaryOfHeads
+from locant.positions.fields import Read
+from locant.positions.frequencies import inverse_frequencies
 from locant.positions.hidden_bias import REMEDY, projected
 from locant.positions.positions import Positions
-from locant.positions.pytree import Read
 
 __all__ = ["RePo"]
 
 
-class RePo(PositionEncoding):
+class RePo(RotaryOfHeads):
     r"""RoPE at positions that are no numbers of tokens: every head reads, of its hidden state, where a token stands.
 
     .. math:: r_i = \mathrm{silu}(W_g x_i) \odot W_c x_i, \qquad z_{h,i} = w_h \cdot r_i, \qquad
@@ -78,13 +70,10 @@ class RePo(PositionEncoding):
     def __init__(
         self, head_dim: int, num_heads: int, d_model: int, *, width: int | None = None, base: float = 10_000.0
     ) -> None:
-        super().__init__()
-        self.head_dim = width_of("head_dim", head_dim, remedy="head_dim=64, an even width")
-        self.num_heads = whole("num_heads", num_heads, 1, MAX_WIDTH, remedy="num_heads=8")
+        super().__init__(head_dim, num_heads, base)
         self.d_model = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the hidden states")
         eighth = max(self.d_model // 8, 1)
         self.width = eighth if width is None else whole("width", width, 1, MAX_WIDTH, remedy=f"width={eighth}")
-        self.base = base_of(base)
         frequencies = [*map(float, inverse_frequencies(self.head_dim, self.base))]
         self._frequencies = Constant(torch.tensor(frequencies, dtype=torch.float64, device="cpu"))
         self.gate = nn.Parameter(torch.empty(self.width, self.d_model))
@@ -105,30 +94,16 @@ class RePo(PositionEncoding):
         places = projected(F.silu(gate) * content, self.weight, torch.float64)
         return dataclasses.replace(positions.expand(x.shape[0]), read=Read(of_query=places))
 
-    def rotate(
-        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
-    ) -> tuple[Queries, Keys]:
-        """Both, in the dtype they came in; the arithmetic is float32 at least."""
-        keys = positions if k_positions is None else k_positions
-        rotated = self._turned("q", q, positions, 1), self._turned("k", k, keys, 1)
-        return (q.copy_(rotated[0]), k.copy_(rotated[1])) if inplace else rotated
-
     def unrotate(self, y: Output, positions: Positions) -> Output:
         """The inverse rotation, of values that were rotated as the keys are."""
-        return self._turned("y", y, positions, -1)
+        return self._rotated("y", y, positions, inverse=True)
 
-    def _turned(self, name: str, x: Tensor, positions: Positions, direction: int) -> Tensor:
-        require_heads(name, x, positions, self.head_dim)
+    def cos_sin(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         places = positions.read.of_query
         if places is None:
             raise LocantError("got positions without what RePo reads of hidden states", REMEDY)
-        if x.shape[1] % self.num_heads:
-            raise shape_error(name, x, f"a multiple of {self.num_heads} heads", f"num_heads={x.shape[1]}")
-        angle = places.expand(len(x), -1, -1).mT[..., None] * self._frequencies.on(x.device)
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        cos, sin = (each.to(dtype).flatten(0, 1) for each in (angle.cos(), angle.sin() * direction))
-        rows = x.reshape(x.shape[0] * self.num_heads, x.shape[1] // self.num_heads, *x.shape[2:])
-        return rotate_pairs(rows, cos, sin, "half").view(x.shape)
+        angle = places.mT[..., None] * self._frequencies.on(places.device)
+        return angle.cos().to(dtype), angle.sin().to(dtype)
 
     def extra_repr(self) -> str:
         sizes = f"head_dim={self.head_dim}, num_heads={self.num_heads}, d_model={self.d_model}, width={self.width}"

@@ -25,13 +25,33 @@ from locant.positions.scaling import Scaling, Unscaled
 from locant.positions.temperature import Temperature
 from locant.tensors import has_float64, has_values
 
-__all__ = ["Rotary"]
+__all__ = ["Rotary", "RotatedAlike"]
 
 LEGACY_KEYS = ("inv_freq", "original_inv_freq", "freqs", "cos_cached", "sin_cached")
 """What other implementations keep in checkpoints; all of it follows from the configuration."""
 
 MOST_DENOMINATORS = 32
 """Tables of angles that are kept for positions in parts, some MiB each: images of as many shapes in turns."""
+
+
+class RotatedAlike(PositionEncoding):
+    """The base of encodings that rotate keys as they rotate queries, each by itself: a subclass writes `_rotated`."""
+
+    def rotate_one(self, x: Queries, positions: Positions) -> Queries:
+        """One tensor, queries or keys."""
+        return self._rotated("x", x, positions)
+
+    def rotate(
+        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
+    ) -> tuple[Queries, Keys]:
+        """Both, in the dtype they came in; the arithmetic is float32 at least."""
+        keys = positions if k_positions is None else k_positions
+        rotated = self._rotated("q", q, positions), self._rotated("k", k, keys)
+        return (q.copy_(rotated[0]), k.copy_(rotated[1])) if inplace else rotated
+
+    def _rotated(self, name: str, x: Tensor, positions: Positions) -> Tensor:
+        """One tensor; `name` is what errors call it."""
+        raise NotImplementedError
 
 
 class Rotary(PositionEncoding):
@@ -41,15 +61,15 @@ class Rotary(PositionEncoding):
         \begin{pmatrix} \cos p\theta_i & -\sin p\theta_i \\ \sin p\theta_i & \cos p\theta_i \end{pmatrix}
         \begin{pmatrix} x_a \\ x_b \end{pmatrix}, \qquad \theta_i = \text{base}^{-2i/d}
 
-    (a, b) are the dimensions of pair i, and p is the position. No parameters, no buffers, no maximal length.
+    (a, b) are the dimensions of pair i, and p is the position. No parameters, no buffers, no maximal length; and
     ``.half()``, autocast, ``to_empty`` and FSDP change nothing here.
 
     Args:
         head_dim: dimensions per head.
         base: the frequencies fall from 1 towards 1 / base (the theta of most configurations).
         scaling: how frequencies are stretched for contexts longer than the trained one, see `locant.scaling`.
-        layout: which dimensions form a pair: ``"half"`` (Llama, NeoX: i with i + d/2) or ``"interleaved"``
-            (the paper, GPT-J: 2i with 2i + 1); weights trained with one are wrong with the other.
+        layout: which dimensions form a pair: ``"half"`` (Llama, NeoX: i with i + d/2) or ``"interleaved"`` (the paper,
+            GPT-J: 2i with 2i + 1).
         rotary_dim: rotate only the first dimensions of a head, and leave the rest as it is (GPT-J, NeoX, Phi).
         angles: ``"exact"``, or ``"float32"`` for the rounding that a model was trained with (in eager code).
         sections: pairs per position axis for images and video, as in Qwen2-VL: ``(16, 24, 24)`` gives the first 16
@@ -62,9 +82,8 @@ class Rotary(PositionEncoding):
             ways to write one.
 
     Limits:
-        Models fail beyond the length they were trained on, unless the frequencies are scaled: see
-        `locant.scaling`. Weights trained with one `layout` are wrong with the other, and nothing says so but
-        worse output.
+        Models fail beyond the length they were trained on, unless the frequencies are scaled. Weights trained with one
+        `layout` are wrong with the other, and nothing says so but worse output.
 
     Tested against:
         `transformers`' Llama, GPT-J, GPT-NeoX, Phi and Qwen2-VL; in float32 mode the rotary modules of published
@@ -139,10 +158,8 @@ class Rotary(PositionEncoding):
         if self.pairs.runs_as is None:
             channels = Channels(self.pairs, self.head_dim)
             dims = Pairs.of(self.rotary_dim, layout=channels.layout).dims
-            self._in_order = (
-                channels,
-                self.alike(pairs=replace(self.pairs, dims=dims, num_heads=None), temperature=None),
-            )
+            ordered = self.alike(pairs=replace(self.pairs, dims=dims, num_heads=None), temperature=None)
+            self._in_order = channels, ordered
 
     @classmethod
     def from_config(
@@ -153,10 +170,9 @@ class Rotary(PositionEncoding):
         angles: AngleMode = "exact",
         layout: Layout | None = None,
     ) -> Rotary:
-        """The encoding that a Hugging Face configuration describes; see `locant.models`.
+        """The encoding that a Hugging Face configuration describes, an object or its dictionary; see `locant.models`.
 
         Args:
-            config_or_dict: a configuration object, or the dictionary of a ``config.json``.
             layer_type: which layers, where they differ (Gemma 3); required then.
             layout: needed where the architecture is not known, since configurations do not state it; without it, an
                 installed `transformers` that knows the architecture is measured, and a warning says so.
@@ -203,19 +219,17 @@ class Rotary(PositionEncoding):
         Rotary(head_dim=64, base=10000, layout='interleaved', angles='float32')
         """
         table = ("layout", "rotary_dim", "sections", "axial") if self.is_short else ("pairs",)
-        same: dict[str, Any] = {
-            name: getattr(self, name) for name in ("base", "scaling", "seq_len", "temperature", *table)
-        }
-        same |= {"angles": self.angles.mode, **options}
-        return Rotary(self.head_dim, **same)
+        names = ("base", "scaling", "seq_len", "temperature", *table)
+        same: dict[str, Any] = {name: getattr(self, name) for name in names} | {"angles": self.angles.mode}
+        return Rotary(self.head_dim, **same | options)
 
     def rerotate(
         self, k: Float[Tensor, "batch kv_heads key head_dim"], positions: Positions, from_len: int, to_len: int
     ) -> Float[Tensor, "batch kv_heads key head_dim"]:
         """Keys that were rotated under ``for_length(from_len)``, as ``for_length(to_len)`` would have rotated them.
 
-        One more rotation, by the difference of the two angles: a cache grows without the unrotated keys being kept.
-        Values need nothing. Exact but for one more rounding to the dtype of `k`.
+        One more rotation, by the difference of the two angles: a cache grows without the unrotated keys. Values need
+        nothing. Exact but for one more rounding to the dtype of `k`.
         """
         require_heads("k", k, positions, self.head_dim)
         before, after = (self.for_length(length)._wide_cos_sin(positions) for length in (from_len, to_len))
@@ -227,8 +241,7 @@ class Rotary(PositionEncoding):
         """Keys that were rotated at `positions`, as they would have been rotated at `to`.
 
         For cached keys that change place: a text in the middle is dropped and what follows moves up (StreamingLLM), or
-        a document that was read by itself stands behind others. Values need nothing. Exact but for one more rounding
-        to the dtype of `k`, however far it goes.
+        a document that was read by itself stands behind others. As exact as `rerotate`, however far it goes.
 
         >>> k, here, there = torch.randn(1, 2, 3, 8), Positions.arange(3), Positions.after(1_000_000, 3)
         >>> rotary = Rotary(8)
@@ -242,8 +255,7 @@ class Rotary(PositionEncoding):
 
     def _wide_cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
         """In float64; where its device has none, on the CPU."""
-        where = positions if has_float64(positions.device) else positions.to("cpu")
-        return self.cos_sin(where, torch.float64)
+        return self.cos_sin(positions if has_float64(positions.device) else positions.to("cpu"), torch.float64)
 
     def _rotated_by(self, k: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> Tensor:
         """Keys that were rotated by these cosines and sines, as if by those."""
@@ -345,13 +357,18 @@ class Rotary(PositionEncoding):
     def _rotate(
         self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None, inplace: bool
     ) -> tuple[Tensor, Tensor]:
-        if self._in_order is not None:
-            return self._rotate_in_order(*self._in_order, q, k, positions, k_positions, inplace)
         keys = positions if k_positions is None else k_positions
         for name, x, where in (("q", q, positions), ("k", k, keys)):
             if x is None:
                 raise ShapeError(f"got None for {name}, expected a tensor", "encoding.rotate_one(x, positions)")
             require_heads(name, x, where, self.head_dim)
+        if self._in_order is not None:
+            channels, ordered = self._in_order
+            if inplace:
+                require_writable(q, k)
+            rotated_q, rotated_k = ordered.rotate(channels.gather(q), channels.gather(k), positions, k_positions)
+            rotated_q, rotated_k = channels.scatter(rotated_q, q), channels.scatter(rotated_k, k)
+            return (q.copy_(rotated_q), k.copy_(rotated_k)) if inplace else (rotated_q, rotated_k)
         if keys is not positions or k.dtype != q.dtype:
             return self._rotate_each(q, k, positions, keys, inplace)
         index, tables = self._index_and_tables(positions)
@@ -371,27 +388,6 @@ class Rotary(PositionEncoding):
         index, tables = self._index_and_tables(positions)
         tables = tables._replace(attention_factor=1 / tables.attention_factor)
         return rotate(y, None, index, tables, self.layout, inverse=True)[0]
-
-    def _rotate_in_order(
-        self,
-        channels: Channels,
-        ordered: Rotary,
-        q: Tensor,
-        k: Tensor,
-        positions: Positions,
-        k_positions: Positions | None,
-        inplace: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """Through copies whose channels are in the order of a layout."""
-        for name, x in (("q", q), ("k", k)):
-            if x is None:
-                raise ShapeError(f"got None for {name}, expected a tensor", "encoding.rotate_one(x, positions)")
-            require_heads(name, x, positions if name == "q" else k_positions or positions, self.head_dim)
-        if inplace:
-            require_writable(q, k)
-        rotated_q, rotated_k = ordered.rotate(channels.gather(q), channels.gather(k), positions, k_positions)
-        rotated_q, rotated_k = channels.scatter(rotated_q, q), channels.scatter(rotated_k, k)
-        return (q.copy_(rotated_q), k.copy_(rotated_k)) if inplace else (rotated_q, rotated_k)
 
     def _rotate_each(
         self, q: Tensor, k: Tensor, positions: Positions, keys: Positions, inplace: bool
@@ -421,7 +417,7 @@ class Rotary(PositionEncoding):
             remedy = "rotary.for_length(seq_len) with the length of the whole sequence"
             positions.require_within(-MAX_INT32, limit * parts - 1, name, remedy)
         if self.pairs.num_axes == 1 or positions.axes == 1:
-            if positions.axes != 1:
+            if positions.axes != 1:  # else they may be in parts
                 positions.require_single_axis("Rotary without sections")
             index, choice = positions.index, None
             index = index if index.ndim == 2 else index.flatten(1)

@@ -1,39 +1,229 @@
-"""Rotary positions that differ from head to head (MHRoPE): Huang et al. 2025, https://arxiv.org/abs/2510.23095."""
+"""Rotary positions that differ from head to head: RoPE-Mixed, FoPE, and groups of heads (MHRoPE)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from locant.arguments import entries, shown
+from locant.arguments import MAX_INT32, MAX_WIDTH, Real, entries, real, shape_error, shown, whole
 from locant.errors import RangeError, ShapeError
-from locant.positions.base import (
-    EncodingInfo,
-    Keys,
-    ModelShape,
-    Output,
-    PositionEncoding,
-    Queries,
-    build,
-    require_heads,
-)
-from locant.positions.encodings.rotary import Rotary
+from locant.kernels.rotary import rotate_pairs
+from locant.positions.angles import AngleMode, Angles
+from locant.positions.base import EncodingInfo, ModelShape, Output, PositionEncoding, build, require_heads
+from locant.positions.encodings.rotary import Rotary, RotatedAlike
+from locant.positions.frequencies import TWO_PI, base_of, inverse_frequencies, width_of
 from locant.positions.pair_table import Pairs
 from locant.positions.positions import Positions
 
-__all__ = ["RotaryByHead"]
+__all__ = ["FoPE", "MixedRotary", "RotaryByHead", "RotaryOfHeads"]
 
 
-class RotaryByHead(PositionEncoding):
+class RotaryOfHeads(RotatedAlike):
+    """The base of rotations whose angles each key/value head has for itself and its queries.
+
+    A subclass writes `cos_sin`.
+
+    Args:
+        head_dim: dimensions per head; dimension i pairs with i + head_dim / 2.
+        num_heads: of keys and values; query heads are a multiple.
+        base: of the frequencies.
+    """
+
+    def __init__(self, head_dim: int, num_heads: int, base: float) -> None:
+        super().__init__()
+        self.head_dim = width_of("head_dim", head_dim, remedy="head_dim=64, an even width")
+        self.num_heads = whole("num_heads", num_heads, 1, MAX_WIDTH, remedy="num_heads=8")
+        self.base = base_of(base)
+
+    def cos_sin(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """By which each pair of each head is rotated, ``#batch heads seq pairs``: a subclass writes this."""
+        raise NotImplementedError
+
+    def _rotated(self, name: str, x: Tensor, positions: Positions, *, inverse: bool = False) -> Tensor:
+        require_heads(name, x, positions, self.head_dim)
+        cos, sin = self.cos_sin(positions, torch.promote_types(x.dtype, torch.float32))
+        if x.shape[1] % self.num_heads:
+            raise shape_error(name, x, f"a multiple of {self.num_heads} heads", f"num_heads={x.shape[1]}")
+        cos, sin = (each.expand(len(x), -1, -1, -1).flatten(0, 1) for each in (cos, -sin if inverse else sin))
+        rows = x.reshape(x.shape[0] * self.num_heads, x.shape[1] // self.num_heads, *x.shape[2:])
+        return rotate_pairs(rows, cos, sin, "half").view(x.shape)
+
+
+class MixedRotary(RotaryOfHeads):
+    r"""Rotary positions whose frequencies are learned, for every head and every axis of a position (RoPE-Mixed).
+
+    .. math:: \text{angle}_{h,i}(n) = \sum_a n_a \, f_{a,h,i}
+
+    Of a pair, the angle mixes the axes: with rows and columns it can follow any diagonal (Heo et al. 2024,
+    https://arxiv.org/abs/2403.13298). With one axis these are learned frequencies in the planes of `Rotary`, as GRAPE-M
+    has them. Keys and queries of one key/value head share frequencies, so scores depend on distances alone, whatever is
+    learned. Angles are formed in float64.
+
+    Args:
+        head_dim: dimensions per head.
+        num_heads: of keys and values; query heads are a multiple.
+        num_axes: how many indices a token has.
+        base: at first the frequencies fall from 1 towards 1 / base, in a direction drawn for each head, where there
+            are several axes.
+
+    Limits:
+        Nothing keeps a learned frequency from being one at which far positions cannot be told apart.
+
+    Tested against:
+        The formula in NumPy, forward and by every gradient, that of the frequencies included.
+
+    >>> q, k = torch.randn(2, 8, 6, 16), torch.randn(2, 4, 6, 16)
+    >>> [x.shape for x in MixedRotary(16, num_heads=4, num_axes=2).rotate(q, k, Positions.grid(2, 3))]
+    [torch.Size([2, 8, 6, 16]), torch.Size([2, 4, 6, 16])]
+    """
+
+    info = EncodingInfo(
+        name="rope_mixed",
+        aliases=("mixed_rotary", "grape_m"),
+        kind="relative",
+        parameters="num_axes x num_heads x head_dim / 2 frequencies",
+        cost_of_tokens="in every layer, 3 head_dim operations per head of q and k, and cosines and sines for each head",
+        cost_of_pairs="nothing",
+        extrapolation="poor beyond the trained length, as of rotary",
+        used_by="RoPE-ViT",
+        paper="Heo 2024, arXiv 2403.13298",
+    )
+
+    def __init__(self, head_dim: int, num_heads: int, *, num_axes: int = 1, base: float = 10_000.0) -> None:
+        super().__init__(head_dim, num_heads, base)
+        self.num_axes = whole("num_axes", num_axes, 1, MAX_WIDTH, remedy="num_axes=2 for rows and columns")
+        self.frequencies = nn.Parameter(torch.empty(self.num_axes, self.num_heads, self.head_dim // 2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The frequencies of `Rotary`, in a direction drawn for each head and pair where there are several axes."""
+        with torch.no_grad():
+            size = torch.tensor([*map(float, inverse_frequencies(self.head_dim, self.base))]).to(self.frequencies)
+            direction = torch.randn_like(self.frequencies)
+            mixed = size * direction / direction.norm(dim=0, keepdim=True).clamp(min=1e-6)
+            self.frequencies.copy_(mixed if self.num_axes > 1 else size.expand_as(mixed))
+
+    def unrotate(self, y: Output, positions: Positions) -> Output:
+        """The inverse of `rotate_one`."""
+        return self._rotated("y", y, positions, inverse=True)
+
+    def cos_sin(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        if positions.axes != self.num_axes:
+            got = f"got positions with {positions.axes} axes for num_axes={self.num_axes}"
+            raise ShapeError(got, f"MixedRotary({self.head_dim}, {self.num_heads}, num_axes={positions.axes})")
+        place = positions.index.view(*positions.index.shape[:2], self.num_axes).double() / positions.denominator
+        angle = torch.einsum("bsa,ahp->bhsp", place, self.frequencies.double())
+        return angle.cos().to(dtype), angle.sin().to(dtype)
+
+    def extra_repr(self) -> str:
+        return f"head_dim={self.head_dim}, num_heads={self.num_heads}, num_axes={self.num_axes}, base={self.base:g}"
+
+
+class FoPE(RotaryOfHeads):
+    r"""Rotary positions in which every pair hears several frequencies, and none that the trained length cannot tell.
+
+    .. math:: \cos_{h,i}(n) = \sum_j C_{h,j,i} \cos(n \theta_j), \qquad
+        \sin_{h,i}(n) = \sum_j S_{h,j,i} \sin(n \theta_j)
+
+    over the frequencies of `Rotary` that come round at least once within `original_max_seq_len`; pairs with slower
+    ones have frequency 0, and are not rotated. C and S are learned for each head, and start near the identity (Hua et
+    al. 2024, https://arxiv.org/abs/2412.17739).
+
+    Args:
+        head_dim: dimensions per head; dimension i pairs with i + head_dim / 2.
+        num_heads: of keys and values; query heads are a multiple.
+        base: the frequencies fall from 1 towards 1 / base.
+        original_max_seq_len: the trained length.
+        noise: the deviation of what C and S start with beside the identity, in units of Xavier's.
+        angles: as in `Rotary`.
+
+    Limits:
+        A learned mixture is no rotation: lengths change, and scores depend on more than distances. The authors'
+        program fills the sines of pairs that are not rotated with 1; the paper, and this, with 0.
+
+    Tested against:
+        The formula in NumPy, and gradients in float64.
+
+    >>> q, k = torch.randn(1, 4, 5, 16), torch.randn(1, 2, 5, 16)
+    >>> [x.shape for x in FoPE(16, num_heads=2, original_max_seq_len=512).rotate(q, k, Positions.arange(5))]
+    [torch.Size([1, 4, 5, 16]), torch.Size([1, 2, 5, 16])]
+    """
+
+    info = EncodingInfo(
+        name="fope",
+        aliases=("fourier",),
+        kind="absolute",
+        parameters="two matrices of frequencies by pairs for each head",
+        cost_of_tokens="in every layer, what rotary costs, and cosines and sines mixed for each head",
+        cost_of_pairs="nothing",
+        extrapolation="frequencies that the trained length cannot tell are left out",
+        used_by="its paper's models",
+        paper="Hua 2024, arXiv 2412.17739",
+    )
+
+    def __init__(
+        self,
+        head_dim: int,
+        num_heads: int,
+        base: float = 10_000.0,
+        *,
+        original_max_seq_len: int,
+        noise: Real = 0.3,
+        angles: AngleMode = "exact",
+    ) -> None:
+        super().__init__(head_dim, num_heads, base)
+        remedy = "the trained length"
+        self.original_max_seq_len = whole("original_max_seq_len", original_max_seq_len, 1, MAX_INT32, remedy=remedy)
+        self.noise = real("noise", noise, low=0, remedy="noise=0.3")
+        heard = [f for f in inverse_frequencies(self.head_dim, self.base) if f * self.original_max_seq_len >= TWO_PI]
+        if not heard:
+            got = f"got original_max_seq_len={self.original_max_seq_len}, within which no frequency comes round"
+            raise RangeError(got, "original_max_seq_len=7 or more")
+        self.angles = Angles(heard, angles)
+        self.cosines = nn.Parameter(torch.empty(self.num_heads, len(heard), len(heard)))
+        self.sines = nn.Parameter(torch.empty(self.num_heads, len(heard), len(heard)))
+        self.reset_parameters()
+
+    @classmethod
+    def for_model(cls, shape: ModelShape, **options: Any) -> PositionEncoding:
+        """Trained at the longest length."""
+        return super().for_model(shape, **{"original_max_seq_len": max(7, shape.max_seq_len)} | options)
+
+    def reset_parameters(self) -> None:
+        """Plain rotary positions, and noise."""
+        with torch.no_grad():
+            count = self.cosines.shape[-1]
+            eye = torch.eye(count, device=self.cosines.device, dtype=self.cosines.dtype)
+            for weight in (self.cosines, self.sines):
+                weight.copy_(eye + torch.randn_like(weight) * self.noise / math.sqrt(count))
+
+    def cos_sin(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        positions.require_single_axis("FoPE")
+        plain = self.angles.cos_sin(positions.index, positions.max_index, positions.min_index, torch.float64)
+        cos, sin = (
+            torch.einsum("bsj,hji->bhsi", each, weight.double()).to(dtype)  # rounded once: the same bits in any row
+            for each, weight in zip(plain, (self.cosines, self.sines), strict=True)
+        )
+        silent = (0, self.head_dim // 2 - self.cosines.shape[-1])
+        return nn.functional.pad(cos, silent, value=1.0), nn.functional.pad(sin, silent)
+
+    def extra_repr(self) -> str:
+        shape = f"head_dim={self.head_dim}, num_heads={self.num_heads}, base={self.base:g}"
+        return f"{shape}, original_max_seq_len={self.original_max_seq_len}, angles={self.angles.mode!r}"
+
+
+class RotaryByHead(RotatedAlike):
     r"""Heads in as many equal groups as there are encodings, each rotated by its own: multi-head RoPE.
 
     .. math:: q'_h = R^{(g(h))}_n q_h, \qquad g(h) = \lfloor h G / H \rfloor
 
-    of H heads in G groups. So MHRoPE deals out time, row and column to heads. Key/value heads are divided alike, so
-    that a query's head and its key's are in one group.
+    of H heads in G groups. So MHRoPE deals out time, row and column to heads (Huang et al. 2025,
+    https://arxiv.org/abs/2510.23095). Key/value heads are divided alike, so that a query's head and its key's are in
+    one group.
 
     Args:
         groups: how the heads of each group are rotated.
@@ -82,17 +272,9 @@ class RotaryByHead(PositionEncoding):
         by_axis = [Pairs(dims=dims, axes=[axis] * len(dims), num_axes=count) for axis in range(count)]
         return build(cls, {"groups": [Rotary(width, pairs=pairs) for pairs in by_axis]} | options)
 
-    def rotate_one(self, x: Queries, positions: Positions) -> Queries:
-        """One tensor, queries or keys."""
-        parts = self._parts("x", x, positions)
+    def _rotated(self, name: str, x: Tensor, positions: Positions) -> Tensor:
+        parts = self._parts(name, x, positions)
         return torch.cat([one.rotate_one(part, positions) for one, part in zip(self.groups, parts, strict=True)], dim=1)  # type: ignore[operator]
-
-    def rotate(
-        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
-    ) -> tuple[Queries, Keys]:
-        """Both, in the dtype they came in."""
-        rotated = self.rotate_one(q, positions), self.rotate_one(k, k_positions or positions)
-        return (q.copy_(rotated[0]), k.copy_(rotated[1])) if inplace else rotated
 
     def unrotate(self, y: Output, positions: Positions) -> Output:
         """The inverse of `rotate_one`."""

@@ -23,8 +23,7 @@ class Sandwich(DistanceBias):
 
     .. math:: b_{hij} = \frac{\mathrm{PE}(i) \cdot \mathrm{PE}(j) - d/2}{c_h}, \qquad c_h = \frac{8 (h + 1)}{H}
 
-    The paper leaves out ``- d/2``, which softmax cannot see; with it near distances keep their bits. No parameters, no
-    maximal length.
+    The paper leaves out ``- d/2``, which softmax cannot see; with it near distances keep their bits.
 
     Costs one value per distance and pair of the sinusoid, then one look-up per pair of tokens. Where the positions'
     bounds are unknown (`Positions.of` on an accelerator) the values are computed for every pair of tokens instead.
@@ -77,8 +76,8 @@ class Sandwich(DistanceBias):
 
     def operands(self, q: Tensor, largest: int | None) -> dict[str, Tensor | None]:
         dtype = bias_dtype(q)
-        known = None if largest is None else torch.arange(largest + 1, device=q.device)
-        decay = None if known is None else self.decay(known, largest, dtype)
+        distances = None if largest is None else torch.arange(largest + 1, device=q.device)
+        decay = None if distances is None else self.decay(distances, largest, dtype)
         return {"ratios": self.ratios.on(q.device).to(dtype), "decay": decay}
 
     def of_distance(self, distance: Tensor, head: Tensor, *, ratios: Tensor, decay: Tensor | None) -> Tensor:

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, flag, scale_of, whole
 from locant.positions.base import EncodingInfo
+from locant.positions.encodings import INIT_STD
 from locant.positions.row_bias import RowBias
 
 __all__ = ["Shaw"]
-
-INIT_STD = 0.02
 
 
 class Shaw(RowBias):
@@ -26,9 +25,8 @@ class Shaw(RowBias):
     second table, added to the values, is not a bias and not part of this; by its own ablation (table 3) the keys' table
     is enough.
 
-    Scores are scaled before a bias is added to them, so the products are multiplied by `scale`, which has to be that
-    of `attend`. Costs one row of scores per token over the table (``2 max_distance + 1`` wide, float64 while it is
-    computed) and a look-up per pair of tokens and head.
+    `scale` has to be that of `attend`, which adds a bias to scaled scores. Costs one row of scores per token over the
+    table (``2 max_distance + 1`` wide, float64 while it is computed) and a look-up per pair of tokens and head.
 
     Args:
         head_dim: dimensions per head.
@@ -38,7 +36,7 @@ class Shaw(RowBias):
         scale: default ``head_dim ** -0.5``, that of `attend`.
 
     Limits:
-        All distances beyond `max_distance` are one. The paper's table for values is not part of this.
+        All distances beyond `max_distance` are one.
 
     Tested against:
         `transformers`' Wav2Vec2-BERT, and the paper's formula in NumPy, forward and every gradient.

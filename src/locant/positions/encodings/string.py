@@ -9,14 +9,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from locant.kernels.rotary import Layout
-from locant.positions.base import EncodingInfo, Keys, Output, PositionEncoding, Queries, require_heads
-from locant.positions.encodings.rotary import Rotary
+from locant.positions.base import EncodingInfo, Output, require_heads
+from locant.positions.encodings.rotary import Rotary, RotatedAlike
 from locant.positions.positions import Positions
 
 __all__ = ["StringRotary"]
 
 
-class StringRotary(PositionEncoding):
+class StringRotary(RotatedAlike):
     r"""A learned orthogonal matrix, then a rotation: STRING, in which any planes can be those that are rotated.
 
     .. math:: x' = R_n P x, \qquad P = (I - S)(I + S)^{-1}, \quad S = A - A^T
@@ -53,12 +53,7 @@ class StringRotary(PositionEncoding):
     )
 
     def __init__(
-        self,
-        head_dim: int,
-        base: float = 10_000.0,
-        *,
-        layout: Layout = "half",
-        sections: Sequence[int] | None = None,
+        self, head_dim: int, base: float = 10_000.0, *, layout: Layout = "half", sections: Sequence[int] | None = None
     ) -> None:
         super().__init__()
         self.rotary = Rotary(head_dim, base, layout=layout, sections=sections)
@@ -76,18 +71,9 @@ class StringRotary(PositionEncoding):
         skew, eye = weight - weight.mT, torch.eye(self.head_dim, dtype=weight.dtype, device=weight.device)
         return torch.linalg.solve(eye + skew, eye - skew)
 
-    def rotate_one(self, x: Queries, positions: Positions) -> Queries:
-        """One tensor, queries or keys."""
-        require_heads("x", x, positions, self.head_dim)
+    def _rotated(self, name: str, x: Tensor, positions: Positions) -> Tensor:
+        require_heads(name, x, positions, self.head_dim)
         return self.rotary.rotate_one(self._multiplied(x, self.matrix_of_planes()), positions).to(x.dtype)
-
-    def rotate(
-        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
-    ) -> tuple[Queries, Keys]:
-        """Both, in the dtype they came in; the arithmetic is float32 at least."""
-        keys = positions if k_positions is None else k_positions
-        rotated = self.rotate_one(q, positions), self.rotate_one(k, keys)
-        return (q.copy_(rotated[0]), k.copy_(rotated[1])) if inplace else rotated
 
     def unrotate(self, y: Output, positions: Positions) -> Output:
         """The inverse of `rotate_one`."""

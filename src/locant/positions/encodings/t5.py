@@ -13,11 +13,10 @@ from locant.arguments import flag, whole
 from locant.positions.base import EncodingInfo, bias_dtype
 from locant.positions.constant import Constant
 from locant.positions.distance_bias import DistanceBias
+from locant.positions.encodings import INIT_STD
 from locant.positions.pairs import MAX_DISTANCE
 
 __all__ = ["T5Bias"]
-
-INIT_STD = 0.02
 
 
 class T5Bias(DistanceBias):
@@ -28,8 +27,7 @@ class T5Bias(DistanceBias):
         B/2 + \left\lfloor \frac{B}{2} \cdot \frac{\log(2n / B)}{\log(2D / B)} \right\rfloor & \text{beyond} \end{cases}
 
     B is `num_buckets` and D is `max_distance`: half of the buckets hold one small distance each, the rest share the
-    others, and the last holds all from D on. One module serves all layers of a
-    model, as in T5.
+    others, and the last holds all from D on. One module serves all layers of a model, as in T5.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.

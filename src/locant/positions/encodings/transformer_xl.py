@@ -10,25 +10,15 @@ from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, scale_of, whole
 from locant.positions.angles import Angles
-from locant.positions.base import (
-    Bias,
-    EncodingInfo,
-    Keys,
-    ModelShape,
-    PositionEncoding,
-    Queries,
-    bias_dtype,
-    require_tokens,
-)  # fmt: skip
+from locant.positions.base import Bias, EncodingInfo, Keys, ModelShape, PositionEncoding, Queries, require_tokens
+from locant.positions.encodings import INIT_STD
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.heads import Heads, for_query_heads
-from locant.positions.pairs import exact_dot
+from locant.positions.pairs import bias_dtype, exact_dot
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Written
 
 __all__ = ["TransformerXL"]
-
-INIT_STD = 0.02
 
 
 class TransformerXL(PositionEncoding):
@@ -37,27 +27,23 @@ class TransformerXL(PositionEncoding):
     .. math:: b_{ij} = s \left( q_i \cdot W r_{i-j} + u \cdot k_j + v \cdot W r_{i-j} \right)
 
     These are terms (b), (c) and (d) of the paper; (a) is q . k. r is the sinusoidal vector of the distance (sines
-    first, then cosines), W projects it for every head, and u and v are a learned vector per head each. Scores are
-    scaled before a bias is added to them, so these terms are multiplied by `scale`, which has to be that of `attend`. A
-    memory of earlier segments is keys with their own positions.
+    first, then cosines), W projects it for every head, and u and v are a learned vector per head each. `scale` has to
+    be that of `attend`, which adds a bias to scaled scores. A memory of earlier segments is keys with their positions.
 
     A sine of ``i - j`` is a sum of products of sines and cosines of i and of j, so ``W^T (q + v)`` is rotated by the
-    query's angles and multiplied with the key's: a product over `d_model` in float64, with
-    ``batch x heads x query x d_model`` of memory besides the result, and no bound on the distance. Two pairs at one
-    distance agree up to the rounding of float32, not bit for bit. There is no score function: every pair has a product
-    of its own.
+    query's angles and multiplied with the key's: a product over `d_model` in float64 for every pair, with
+    ``batch x heads x query x d_model`` of memory besides the result, no bound on the distance, and no score function.
+    Two pairs at one distance agree up to the rounding of float32, not bit for bit.
 
     Args:
-        num_heads: the number of query heads.
+        num_heads, head_slice: as in `DistanceBias`.
         d_model: the width of the sinusoidal vectors, an even number.
         head_dim: default ``d_model // num_heads``.
         base: as in `Sinusoidal`.
         scale: default ``head_dim ** -0.5``, that of `attend`.
-        head_slice: the heads of this rank under tensor parallelism; default: all.
 
     Limits:
-        The scale of attention has to be the encoding's own. Every pair of tokens costs a product over
-        `d_model`.
+        The scale of attention has to be the encoding's own.
 
     Tested against:
         The paper's terms in NumPy with every gradient, and the Conformer attention of `transformers`.

@@ -29,15 +29,10 @@ class XPos(PositionEncoding):
     .. math:: q_i \leftarrow q_i \, \zeta_i^{(n - c) / s}, \qquad k_i \leftarrow k_i \, \zeta_i^{-(m - c) / s}, \qquad
         \zeta_i = \frac{2 i / d + \gamma}{1 + \gamma}
 
-    for pair i of a query at n and of a key at m, with `center` c and `scale_base` s: fast pairs fade most. `center` is
-    a fixed position, not the middle of the current sequence, so cached keys stay valid as it grows; where q and k meet,
-    it cancels.
-
-    Each of the two factors alone grows with the distance from `center`, up to `reach` (with the defaults some 28 000
-    positions either way in float32 and bfloat16, 2 200 in float16); beyond, a `RangeError` is raised.
-
-    No parameters. Costs what `Rotary` does, and
-    one factor per token and pair.
+    for pair i of a query at n and of a key at m, with `center` c and `scale_base` s: fast pairs fade most. `center`
+    cancels where q and k meet, and is fixed, so cached keys stay valid. Each of the two factors grows with the distance
+    from it, up to `reach` (with the defaults some 28 000 positions either way in float32 and bfloat16, 2 200 in
+    float16); beyond, a `RangeError` is raised.
 
     Args:
         head_dim: dimensions per head, an even number.
@@ -48,8 +43,7 @@ class XPos(PositionEncoding):
         layout, angles: as in `Rotary`.
 
     Limits:
-        For causal attention: a key after its query would be amplified. Positions farther than `reach` from
-        `center` are refused.
+        For causal attention: a key after its query would be amplified.
 
     Tested against:
         rotary-embedding-torch, and cached decoding against one pass, which must agree.

@@ -1,8 +1,8 @@
 """Ways to stretch rotary frequencies over contexts longer than those a model was trained on.
 
-Every scaling has one formula, in the order of `transformers`, and gives its frequencies twice: ``frequencies`` runs it
-in 50-digit decimals, ``rounded`` step by step in float32, for models that were trained with those roundings. A new
-scaling is a class in a file here, and needs no entry in a list: those below are what type checkers know by short names.
+Every scaling has one formula, and gives its frequencies twice: ``frequencies`` runs it in 50-digit decimals,
+``rounded`` in float32, for models that were trained with those roundings. A new scaling is a class in a file here, and
+needs no entry in a list: those below are what type checkers know by short names.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from collections.abc import Mapping
 from locant.arguments import one_of
 from locant.errors import RangeError
 from locant.positions.scaling.base import Scaling, Unscaled
-from locant.positions.scaling.longrope import LongRoPE
+from locant.positions.scaling.blends import Llama3, YaRN
+from locant.positions.scaling.factors import Linear, LongRoPE, Proportional, Resonance
 from locant.positions.scaling.ntk import NTK, DynamicNTK, MixedNTK, ntk_exponent
-from locant.positions.scaling.uniform import Linear, Proportional
-from locant.positions.scaling.wavelengths import Llama3, Resonance
-from locant.positions.scaling.yarn import YaRN
 
 __all__ = [
     "EXTENDING", "KINDS", "NTK", "SCALINGS", "DynamicNTK", "Linear", "Llama3", "LongRoPE", "MixedNTK", "Proportional",
@@ -38,13 +36,8 @@ KINDS: Mapping[str, type[Scaling]] = {
 }
 """Every scaling by the name of its class."""
 
-SCALINGS: Mapping[str, type[Scaling]] = {
-    kind.info.name: kind
-    for kind in sorted(
-        (kind for kind in KINDS.values() if kind.info.name),
-        key=lambda kind: (FIRST.index(kind.info.name) if kind.info.name in FIRST else len(FIRST), kind.info.name),
-    )
-}
+_BY_NAME = {kind.info.name: kind for kind in KINDS.values() if kind.info.name}
+SCALINGS: Mapping[str, type[Scaling]] = {name: _BY_NAME[name] for name in (*FIRST, *sorted({*_BY_NAME} - {*FIRST}))}
 """Every scaling that is chosen by its name."""
 
 EXTENDING = tuple(name for name, kind in SCALINGS.items() if kind.info.extends)

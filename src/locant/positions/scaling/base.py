@@ -22,34 +22,31 @@ __all__ = ["Arithmetic", "Frequencies", "Rounded", "Scaling", "ScalingInfo", "Un
 Frequencies = tuple[Decimal, ...]
 Rounded = Float[Tensor, " pairs"]
 
+LENGTH = "original_max_seq_len"
+"""The field of the trained length."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Arithmetic:
     """What a formula computes with: arrays of decimals, or tensors of float32, both with Python's operators.
 
     Args:
-        two_pi: that number.
         real: makes a number of what is no whole one in a formula.
         number: the same, where the reference has a tensor of one number.
         vector: makes an array of numbers.
-        log: of a number.
-        exp: of an array.
-        clamp: an array, from 0 to 1.
-        where: takes a condition, and arrays of what holds where it is true and where it is not.
-        concatenate: takes a list of arrays.
         powers: ``base ** (2 i / dim)`` of dim and base for every pair i, or for as many as a third argument says.
+        two_pi, log, exp, where, concatenate: that number, and the functions of arrays that have these names.
     """
 
-    two_pi: Any
     real: Callable[[Any], Any]
     number: Callable[[Any], Any]
     vector: Callable[[Iterable[Any]], Any]
+    powers: Callable[..., Any]
+    two_pi: Any
     log: Callable[[Any], Any]
     exp: Callable[[Any], Any]
-    clamp: Callable[[Any], Any]
     where: Callable[[Any, Any, Any], Any]
     concatenate: Callable[[list[Any]], Any]
-    powers: Callable[..., Any]
 
 
 def _float32(values: Any) -> Tensor:
@@ -57,7 +54,7 @@ def _float32(values: Any) -> Tensor:
 
 
 def _rounded_powers(dim: int, base: float | Tensor, pairs: int | None = None) -> Tensor:
-    """Takes as many pairs as are needed and no more: torch's power rounds a number differently at the end."""
+    """Of no more pairs than are needed: torch's power rounds a number differently at the end of an array."""
     even = torch.arange(0, dim if pairs is None else 2 * pairs, 2, dtype=torch.int64, device="cpu")
     return base ** (even.to(torch.float32) / dim)
 
@@ -69,7 +66,6 @@ DECIMALS = Arithmetic(
     vector=lambda values: np.array([*map(Decimal, values)], dtype=object),
     log=Decimal.ln,
     exp=np.exp,
-    clamp=lambda values: np.clip(values, 0, 1),
     where=np.where,
     concatenate=np.concatenate,
     powers=lambda dim, base, pairs=None: 1 / np.array(inverse_frequencies(dim, base)[:pairs], dtype=object),
@@ -83,7 +79,6 @@ FLOAT32 = Arithmetic(
     vector=lambda values: _float32([*map(float, values)]),
     log=torch.log,
     exp=torch.exp,
-    clamp=lambda values: values.clamp(0, 1),
     where=torch.where,
     concatenate=torch.cat,
     powers=_rounded_powers,
@@ -113,8 +108,7 @@ class ScalingInfo:
 class Scaling:
     """How the frequencies of a rotary encoding follow from its base.
 
-    A subclass is a frozen dataclass that writes `formula`, in the order of operations of `transformers`, where that
-    has it: run in decimals it gives `frequencies`, in float32 `rounded`.
+    A subclass is a frozen dataclass that writes `formula`.
 
     >>> from locant import Rotary
     >>> from locant.scaling import Linear
@@ -125,7 +119,7 @@ class Scaling:
     info: ClassVar[ScalingInfo] = ScalingInfo()
 
     def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
-        """Radians per position for each of the ``dim / 2`` pairs, in this arithmetic."""
+        """Radians per position for each of the ``dim / 2`` pairs, in the order of operations of `transformers`."""
         raise NotImplementedError
 
     def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
@@ -134,7 +128,7 @@ class Scaling:
             return tuple(self.formula(DECIMALS, dim, base, seq_len))
 
     def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
-        """The same in float32, rounded after every step in the order of `transformers`."""
+        """The same in float32, rounded after every step."""
         return self.formula(FLOAT32, dim, base, seq_len)
 
     @property
@@ -150,9 +144,9 @@ class Scaling:
     @classmethod
     def by_factor(cls, factor: float, trained: int, dim: int, base: float) -> Scaling:
         """The usual one of this kind, from this trained length to `factor` times it, for a rotary encoding."""
-        of_length = "original_max_seq_len"
-        length = {of_length: trained} if of_length in cls.__dataclass_fields__ else {}  # type: ignore[attr-defined]  # all are dataclasses
-        values: dict[str, Any] = {"factor": factor, **length, **cls.info.options}
+        values: dict[str, Any] = {"factor": factor, **cls.info.options}
+        if LENGTH in cls.__dataclass_fields__:  # type: ignore[attr-defined]  # all are dataclasses
+            values[LENGTH] = trained
         return cls(**values)
 
     def _settle(self, name: str, value: object) -> None:
@@ -171,9 +165,8 @@ class Scaling:
 
     def _settle_length(self, low: int = 1) -> None:
         """The same for the trained length."""
-        name = "original_max_seq_len"
-        length = whole(f"{type(self).__name__}'s {name}", getattr(self, name), low, remedy="the trained length")
-        self._settle(name, length)
+        value = getattr(self, LENGTH)
+        self._settle(LENGTH, whole(f"{type(self).__name__}'s {LENGTH}", value, low, remedy="the trained length"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,7 @@ class NTK(Scaling):
         `factor` promises.
 
     Tested against:
-        50-digit arithmetic (mpmath) on the shapes of published models; and where `transformers` has it, its own
-        functions, bit for bit.
+        mpmath at 50 digits, on the shapes of published models.
 
     >>> NTK(factor=4.0)
     NTK(factor=4.0, form='aware')
@@ -59,16 +58,14 @@ class DynamicNTK(Scaling):
     .. math:: \theta_i' = \left( \text{base} \cdot \left( s \frac{n}{L} - (s - 1) \right)^{d / (d - 2)}
         \right)^{-2i/d}
 
-    n is the length of the sequence, L is `original_max_seq_len`, and s is `factor`. Up to `original_max_seq_len` it is
-    plain RoPE, bit for bit. Beyond, the base depends on the length of the whole sequence, which has to be given: see
-    `Rotary.for_length`.
+    n is the length of the whole sequence, which has to be given: see `Rotary.for_length`. L is `original_max_seq_len`,
+    up to which this is plain RoPE, bit for bit, and s is `factor`.
 
     Limits:
         Keys in a cache were rotated for a shorter sequence: `Rotary.rerotate` moves them, or they are wrong.
 
     Tested against:
-        50-digit arithmetic (mpmath) on the shapes of published models; and where `transformers` has it, its own
-        functions, bit for bit.
+        mpmath at 50 digits, on the shapes of published models, and `transformers`' own function, bit for bit.
 
     >>> DynamicNTK(factor=2.0, original_max_seq_len=4096).length_that_matters
     4096
@@ -93,9 +90,8 @@ class DynamicNTK(Scaling):
         return self.original_max_seq_len
 
     def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
-        # The reference takes the length off the position ids, so its arithmetic on it is that of a float32 tensor.
-        length = numbers.number(max(seq_len or 0, self.original_max_seq_len))
-        factor = numbers.real(self.factor)
+        # The reference takes the length from a tensor of position ids, and so in float32.
+        length, factor = numbers.number(max(seq_len or 0, self.original_max_seq_len)), numbers.real(self.factor)
         stretch = factor * length / self.original_max_seq_len - (factor - 1)
         return 1 / numbers.powers(dim, numbers.real(base) * stretch ** ntk_exponent(dim, numbers.real))
 

@@ -12,8 +12,8 @@ needs a gradient all follow from the value. Nothing of the size ``query x key`` 
 """
 
 from locant.positions.score_bias.by_distance import ByDistance as ByDistance
+from locant.positions.score_bias.kinds import Pairwise as Pairwise
 from locant.positions.score_bias.kinds import ScoreBias as ScoreBias
 from locant.positions.score_bias.kinds import Written as Written
 from locant.positions.score_bias.lookup import Entries as Entries
 from locant.positions.score_bias.lookup import Lookup as Lookup
-from locant.positions.score_bias.pairwise import Pairwise as Pairwise

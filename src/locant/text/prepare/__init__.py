@@ -1,8 +1,8 @@
 """Preparing: from files of text to a token store.
 
-`prepare.prepare` tells the story. In its order: `request` (what was asked, checked) and `inputs` (paths to sources);
-`plan` (the parts of the work, written down); `workers`, `cluster` (processes that make parts) and `parts`, `readers`
-(how one is made); `finalize` (parts to a store). `prepare.prepare` also says what Ctrl-C does at each stage.
+`prepare.prepare` tells the story, and what Ctrl-C does at each stage. In its order: `sources` (what there is to read),
+`plan` (what was asked for, and the parts of the work, written down), `workers` (processes that make parts), `parts` and
+`readers` (how one is made, and how all are joined).
 """
 
 from locant.text.prepare.parts import finalize

@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -34,11 +34,11 @@ from locant.text.prepare.plan import (
     locked_folder,
     read_plan,
     remove_shards,
+    store_folder,
     take_place,
-)  # fmt: skip
+)
 from locant.text.prepare.readers import documents
-from locant.text.prepare.readers.streams import ByteRange, Source, Tally
-from locant.text.prepare.request import store_folder
+from locant.text.prepare.sources import ByteRange, Source, Tally
 from locant.text.store import MANIFEST, FileRecord, ShardRecord, ShardWriter, TokenStore, shard_name, write_manifest
 from locant.text.tokenizer import Tokenizer
 from locant.text.tokenizer.engine import Encoded, Engine
@@ -69,7 +69,6 @@ class FinishedPart:
 
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> FinishedPart:
-        """From what `asdict` gave."""
         for shard in facts["shards"]:
             shard |= {kind: FileRecord(**shard[kind]) for kind in ("bin", "idx")}
         shards = [ShardRecord(**shard) for shard in facts["shards"]]
@@ -118,10 +117,9 @@ def make_part(plan: Plan, number: int, engine: Engine, advance: Advance) -> None
     place = part_folder(plan, number)
     try:
         with locked_folder(place) as folder:
-            with closing(_Shards(folder, plan.vocab_size, plan.options["shard_size"])) as shards:
-                read = [
-                    _write_range(one, plan.end_of_text, shards, engine, advance) for one in plan.byte_ranges(number)
-                ]
+            with _Shards(folder, plan.vocab_size, plan.options["shard_size"]) as shards:
+                ranges = plan.byte_ranges(number)
+                read = [_write_range(one, plan.end_of_text, shards, engine, advance) for one in ranges]
                 shards.finish()
             part = FinishedPart(plan=plan.digest, shards=shards.records, byte_ranges=read)
             write_whole(folder / MARKER, json.dumps(asdict(part)))
@@ -163,13 +161,12 @@ def _write_range(
 
 
 def _encoded(engine: Engine, byte_range: ByteRange, tally: Tally) -> Iterator[Encoded]:
-    """The ids of a byte range; an engine that refuses does not know whose text it reads."""
     name = byte_range.source.name
     try:
         yield from engine.stream(documents(byte_range, tally))
     except InputError as error:
         if name in error.cause:
-            raise
+            raise  # else it is the engine's, which does not know whose text it reads
         raise InputError(f"{name}, after byte {byte_range.start}: {error.cause}", error.remedy) from None
 
 
@@ -218,11 +215,13 @@ class _Shards:
                 self.records.append(self._open.close())
             self._open = None
 
-    def close(self) -> None:
+    def __enter__(self) -> _Shards:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         """Discard the shard that is open, if one is: an error came before its end."""
         if self._open is not None:
-            with self._open:
-                pass
+            self._open.__exit__(*error)
 
 
 def finalize(out: str | Path) -> TokenStore:

@@ -1,6 +1,7 @@
-"""What will be done, decided once and written down: the options, the sources, and the parts that they are cut into.
+"""What was asked for, checked, and what will be done, decided once and written down.
 
-A plan is a folder, `.prepare` inside the store, that appears whole or not at all:
+A request is everything that decides the store, and nothing of how it is made. A plan is a folder, `.prepare` inside the
+store, that appears whole or not at all:
 
     plan.json        the options that decide the result, and where each line of parts.jsonl begins
     sources.json     every file as it was found: path, size, time of its last change
@@ -20,6 +21,7 @@ process ends in any way. On a file system without locks, no folder counts as lef
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import fcntl
 import hashlib
@@ -31,23 +33,31 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from locant.errors import InputError
+from locant.arguments import flag, shown, whole
+from locant.errors import InputError, RangeError
 from locant.files import flush, write_whole
-from locant.text.prepare.readers import TRAINING_BYTES, take_sample
-from locant.text.prepare.readers.streams import ByteRange, Source, cut
-from locant.text.prepare.request import Request
-from locant.text.reading import STDIN
+from locant.text.prepare.readers import TRAINING_BYTES, Sample, take_sample
+from locant.text.prepare.sources import ByteRange, Paths, Source, cut, find_sources, read_stdin
+from locant.text.reading import STDIN, well_formed
 from locant.text.store import MANIFEST
 from locant.text.tokenizer import Tokenizer
+from locant.text.tokenizer.tokenizer import LARGEST_VOCABULARY
 
 __all__ = [
-    "FOLDER", "LOCK", "Plan", "cannot_write", "discard_plan", "is_abandoned", "locked_folder", "part_bytes", "plan_for",
-    "read_plan", "remove_shards", "take_place",
+    "FOLDER", "LOCK", "SHARD_SIZE", "ContentOptions", "Plan", "Request", "cannot_write", "discard_plan", "is_abandoned",
+    "locked_folder", "part_bytes", "plan_for", "read_plan", "remove_shards", "store_folder", "take_place",
 ]  # fmt: skip
+
+SHARD_SIZE = 2**26
+VOCAB_SIZE = 32_768
+TRAINED = "a BPE trained on the input"
+NAMED = 3
+"""How many differences are told; the others are counted."""
 
 FOLDER = ".prepare"
 STDIN_FILE = "stdin"
@@ -65,6 +75,131 @@ SHARD = re.compile(r"shard-(\d{5,})\.(bin|idx)")
 LOCK = "lock"
 YOUNG = 60.0
 """Seconds in which a new folder may come to have its lock."""
+
+
+class ContentOptions(TypedDict, total=False):
+    """The options of `prepare` that decide what is in a store."""
+
+    tokenizer: Tokenizer | str | Path | None
+    shard_size: int
+    vocab_size: int | None
+    separator: str | None
+    field: str | None
+    append_end_of_text: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Everything that decides the store, and nothing of how it is made: no workers, engines or tasks."""
+
+    sources: Sequence[Source]
+    options: Mapping[str, Any]
+    tokenizer: Tokenizer | None
+    """``None`` for one that is trained."""
+
+    @classmethod
+    def of(
+        cls,
+        paths: Paths,
+        *,
+        tokenizer: Tokenizer | str | Path | None = None,
+        shard_size: int = SHARD_SIZE,
+        vocab_size: int | None = None,
+        separator: str | None = None,
+        field: str | None = None,
+        append_end_of_text: bool | None = None,
+    ) -> Request:
+        """The request of a call of `prepare`; its arguments, and errors, are those."""
+        shard_size = whole("shard_size", shard_size, 1, 2**62, remedy=f"shard_size={SHARD_SIZE}")
+        if vocab_size is not None:
+            vocab_size = whole("vocab_size", vocab_size, 257, LARGEST_VOCABULARY, remedy=f"vocab_size={VOCAB_SIZE}")
+        for name, value in {"separator": separator, "field": field}.items():
+            if value is not None and not (isinstance(value, str) and value and value == well_formed(value)):
+                raise RangeError(f"got {shown(value)} for {name}, expected a text", f"{name}=None for the default")
+        if append_end_of_text is not None:
+            append_end_of_text = flag("append_end_of_text", append_end_of_text)
+        if tokenizer is not None and vocab_size is not None:
+            cause = "got both a tokenizer and a vocabulary size, which is for one that is trained here"
+            raise RangeError(cause, "vocab_size=None")
+        if isinstance(tokenizer, (str, Path)):
+            tokenizer = Tokenizer.bytes() if tokenizer == "bytes" else Tokenizer.load(tokenizer)
+        if not (tokenizer is None or isinstance(tokenizer, Tokenizer)):
+            cause = f"got {shown(tokenizer)} for tokenizer, expected a Tokenizer, a path or a name"
+            raise RangeError(cause, 'tokenizer="bytes"')
+        ends = tokenizer is None or tokenizer.end_of_text is not None
+        if append_end_of_text and not ends:
+            raise RangeError("got a tokenizer without an end-of-text token to append", "append_end_of_text=False")
+        trained = {"tokenizer": TRAINED, "vocab_size": VOCAB_SIZE if vocab_size is None else vocab_size}
+        options = {
+            **(trained if tokenizer is None else {"tokenizer": tokenizer.fingerprint}),
+            "separator": separator,
+            "field": field,
+            "append_end_of_text": ends if append_end_of_text is None else append_end_of_text,
+            "shard_size": shard_size,
+        }
+        sources = find_sources(paths, separator=separator, field=field)
+        return cls(sources=sources, options=options, tokenizer=tokenizer)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(source.size or 0 for source in self.sources)
+
+    @property
+    def needs_stdin(self) -> bool:
+        """Whether standard input is a source that was not read yet."""
+        return any(source.size is None for source in self.sources)
+
+    def with_stdin(self, place: Path | None) -> Request:
+        """The same, with standard input read; it is kept in the file `place`, if there is one."""
+        number = next(i for i, source in enumerate(self.sources) if source.path == STDIN)
+        stdin, sha256 = read_stdin(self.sources[number], place)
+        sources = [*self.sources[:number], stdin, *self.sources[number + 1 :]]
+        return dataclasses.replace(self, sources=sources, options={**self.options, "standard_input": sha256})
+
+    def chosen_tokenizer(self, sample: Sample | None = None) -> Tokenizer:
+        """The tokenizer that was given, or one that is trained on a sample, by default a new one."""
+        if self.tokenizer is not None:
+            return self.tokenizer
+        sample = take_sample(self.sources, TRAINING_BYTES) if sample is None else sample
+        texts = [text.decode(errors="replace") for text in sample.texts]
+        if not any(texts):
+            raise InputError("found no text to train a tokenizer on", "other paths, a --separator or a --field")
+        return Tokenizer.train(texts, self.options["vocab_size"])
+
+    def end_of_text(self, tokenizer: Tokenizer) -> int | None:
+        """The id to put after every document, if there shall be one."""
+        return tokenizer.end_of_text if self.options["append_end_of_text"] else None
+
+    def changes_from(self, options: Mapping[str, Any], sources: Sequence[Source]) -> list[str]:
+        """What is different from an earlier request, in words; nothing if both give the same store."""
+        pairs = {name: (options.get(name), self.options.get(name)) for name in {**options, **self.options}}
+        changes = [f"{name} was {old!r} and is {new!r}" for name, (old, new) in pairs.items() if old != new]
+        before, after = ({source.path: source for source in each} for each in (sources, self.sources))
+        changed = [path for path in before if path in after and before[path] != after[path]]
+        files = [f"{path} is no longer an input" for path in before if path not in after]
+        files += [f"{path} is a new input" for path in after if path not in before]
+        files += [f"{path} changed from {_state(before[path])} to {_state(after[path])}" for path in changed]
+        if not files and [*before] != [*after]:
+            files.append("the inputs come in another order")
+        changes += files
+        return [*changes[:NAMED], f"{len(changes) - NAMED} more"] if len(changes) > NAMED else changes
+
+
+def _state(source: Source) -> str:
+    if source.mtime_ns is None:
+        return f"{source.size} bytes"
+    # The zone of the reader, who compares it with what `ls --full-time` says, to the last digit.
+    seconds, rest = divmod(source.mtime_ns, 10**9)
+    when = f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S}.{rest:09d}"
+    how = f"{source.kind}, separator {source.separator!r}, field {source.field!r}"
+    return f"{source.size} bytes of {when} ({how})"
+
+
+def store_folder(out: object) -> Path:
+    """Where the store shall be, if that can be the name of a folder; an empty one would be the current folder."""
+    if not isinstance(out, (str, Path)) or not str(out) or "\0" in str(out):
+        raise InputError(f"got {shown(out)} as the folder of a store, expected a path", "out='store'")
+    return Path(out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +234,9 @@ class Plan:
         return [ByteRange(self._source(source), *ends) for source, *ends in line]
 
     def sources(self) -> list[Source]:
-        """The files, as they were found."""
         return [self._source(one) for one in json.loads((self.folder / "sources.json").read_text(encoding="utf-8"))]
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that was given, or trained on a sample."""
         path = self.folder / "tokenizer.json"
         return Tokenizer.from_json(path.read_text(encoding="utf-8"), str(path))
 
@@ -122,7 +255,7 @@ def plan_for(store: Path, request: Request, *, resume: bool) -> tuple[Plan, Toke
         if request.needs_stdin:
             request = request.with_stdin(folder / STDIN_FILE)
         if plan is None:
-            tokenizer = request.chosen_tokenizer(lambda: take_sample(request.sources, TRAINING_BYTES))
+            tokenizer = request.chosen_tokenizer()
             _write_plan(folder, request, tokenizer)
             take_place(folder, store / FOLDER)  # one that another process has just made is left as it is
             flush(store)
@@ -141,18 +274,16 @@ def plan_for(store: Path, request: Request, *, resume: bool) -> tuple[Plan, Toke
 
 
 def _write_plan(folder: Path, request: Request, tokenizer: Tokenizer) -> None:
-    """Write the files of a plan into a new folder."""
     lines = [
         json.dumps([(source.to_json(), start, stop) for source, start, stop in part]).encode() + b"\n"
         for part in _parts(request.sources, part_bytes(request.total_bytes, request.options["shard_size"]))
     ]
-    offsets = [0, *accumulate(map(len, lines))]
     facts = {
         "options": dict(request.options),
         "vocab_size": tokenizer.vocab_size,
         "end_of_text": request.end_of_text(tokenizer),
         "total_bytes": request.total_bytes,
-        "offsets": offsets,
+        "offsets": [0, *accumulate(map(len, lines))],
     }
     parts, definition = b"".join(lines), tokenizer.to_json()
     sources = json.dumps([source.to_json() for source in request.sources])
@@ -202,7 +333,7 @@ def read_plan(store: Path) -> Plan | None:
 
 def discard_plan(store: Path) -> None:
     """Remove unfinished work. Its folder goes last: while it is there, the shards beside it are known to be of it."""
-    aside = place_aside(store / FOLDER)
+    aside = _aside(store / FOLDER)
     with suppress(FileNotFoundError):
         (store / FOLDER).replace(aside)
         if not (store / MANIFEST).exists():  # else another process has just finished the store, and clears up
@@ -222,14 +353,14 @@ def sweep_plans(store: Path) -> None:
 def remove_shards(store: Path, first: int = 0) -> None:
     """Remove the shards in the folder of a store that have the number `first` or a higher one."""
     for path in store.glob("shard-*.*"):
-        if (found := SHARD.fullmatch(path.name)) and int(found[1]) >= first:
+        if (shard := SHARD.fullmatch(path.name)) and int(shard[1]) >= first:
             path.unlink(missing_ok=True)
 
 
 @contextmanager
 def locked_folder(place: Path) -> Generator[Path]:
     """A folder beside `place` to write in, where it has a file `LOCK`; gone afterwards unless it took its place."""
-    folder = place_aside(place)
+    folder = _aside(place)
     folder.mkdir()
     try:
         with (folder / LOCK).open("wb") as file:
@@ -239,7 +370,7 @@ def locked_folder(place: Path) -> Generator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def place_aside(place: Path) -> Path:
+def _aside(place: Path) -> Path:
     """A name beside `place` that nothing has."""
     return place.with_name(f"{place.name}.{secrets.token_hex(4)}")
 

@@ -3,16 +3,13 @@
 What is asked for is planned, its missing parts are made (here, by workers, on a Ray cluster, or by tasks of other
 machines), and the parts are joined. The store depends on the inputs and the options that say what it shall hold alone.
 
-**Ctrl-C** raises `KeyboardInterrupt` in the main thread of the calling process, and in no other. `prepare` passes it
-on, after cleaning up, with a note that says how to go on; on the command line SIGTERM and SIGHUP do the same, and the
-exit code is 130. The same call then goes on from what was kept.
+**Ctrl-C** (on the command line SIGTERM and SIGHUP too) raises `KeyboardInterrupt` in the main thread of the calling
+process, and in no other. `prepare` passes it on, after cleaning up, with a note that says how to go on.
 
-* Finding inputs, reading standard input, planning: nothing is left, not even the folder of the store if this call made
-  it; what earlier calls made is kept. Workers that run already are killed; they do not receive it.
-* Making parts: all parts that are finished are kept. In this process it is raised when a block is encoded
-  (`readers.streams.BLOCK`), and the folder of the part is removed. Workers are killed, and the next call removes the
-  folders of their parts. A Ray cluster that this call started is stopped.
-* Joining: it ends, and the next call joins the rest.
+* While it plans: nothing is left, not even the folder of the store if this call made it.
+* While parts are made: those that are finished are kept. In this process it is raised when a block is encoded
+  (`sources.BLOCK`). Workers, which do not receive it, are killed; a Ray cluster that this call started is stopped.
+* While parts are joined: the next call joins the rest.
 
 A second Ctrl-C, or a kill, leaves at most folders that the next call removes (`locant.text.prepare.plan`), and
 workers that end by themselves when their orders end.
@@ -29,10 +26,19 @@ from typing import Unpack, get_args, overload
 from locant.arguments import flag, one_of, shown, whole
 from locant.errors import InputError, RangeError
 from locant.text.prepare.parts import Advance, join, make_part, missing_parts, sweep_parts, tidy
-from locant.text.prepare.plan import FOLDER, Plan, cannot_write, part_bytes, plan_for
+from locant.text.prepare.plan import (
+    FOLDER,
+    SHARD_SIZE,
+    ContentOptions,
+    Plan,
+    Request,
+    cannot_write,
+    part_bytes,
+    plan_for,
+    store_folder,
+)
 from locant.text.prepare.readers import CHECKED_BYTES, TRAINING_BYTES, take_sample
-from locant.text.prepare.readers.streams import Source
-from locant.text.prepare.request import SHARD_SIZE, ContentOptions, Paths, Request, store_folder
+from locant.text.prepare.sources import Paths, Source
 from locant.text.prepare.workers import LOCAL, Workers, make_on_ray, num_cores
 from locant.text.store import MANIFEST, TokenStore, token_dtype
 from locant.text.tokenizer import Tokenizer
@@ -42,9 +48,6 @@ __all__ = ["Estimate", "Progress", "estimate", "prepare"]
 
 Progress = Callable[[int, int], None]
 """Is called with how many bytes of the input are done, and how many there are."""
-
-RECORDED = {field.name for field in fields(Source) if field.name != "copy"}
-"""What the manifest records of each source, besides the hashes of its pieces."""
 
 
 class _Options(ContentOptions, total=False):
@@ -170,7 +173,6 @@ def prepare(
 def _require_sense(
     workers: object, task: int | None, num_tasks: int | None, ray: object, progress: object, resume: bool
 ) -> None:
-    """The arguments that say how the work is done."""
     if workers is not None:
         whole("workers", workers, 1, 4096, remedy="workers=1")
     if ray is not None and not (isinstance(ray, str) and ray):
@@ -202,7 +204,7 @@ def _folder(out: Path) -> Generator[None]:
     is_ours = (out / MANIFEST).exists() or (out / FOLDER).exists() or any(out.glob(f"{FOLDER}.*"))
     if out.is_dir() and not is_ours and any(out.iterdir()):
         raise InputError(f"{out} holds other things than a store", "a folder that is not there yet")
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    new = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -210,7 +212,7 @@ def _folder(out: Path) -> Generator[None]:
         except OSError as error:
             raise cannot_write(f"write in {out}", error) from error
         finally:
-            for folder in made:
+            for folder in new:
                 if folder.is_dir() and not any(folder.iterdir()):
                     folder.rmdir()
     except KeyboardInterrupt as interrupt:
@@ -224,7 +226,8 @@ def _finished_store(out: Path, request: Request, *, resume: bool) -> TokenStore:
     store = TokenStore(out)
     request = request.with_stdin(None) if request.needs_stdin else request
     sources = [{**source} for source in store.manifest.sources]
-    if any(source.pop("pieces", None) is None or source.keys() != RECORDED for source in sources):
+    recorded = {field.name for field in fields(Source)} - {"copy"}
+    if any(source.pop("pieces", None) is None or source.keys() != recorded for source in sources):
         raise InputError(f"{out} holds a finished store that prepare did not make", "another folder")
     changes = request.changes_from(store.manifest.options, [Source(**source) for source in sources])
     if changes or not resume:
@@ -274,7 +277,7 @@ def estimate(paths: Paths, **options: Unpack[ContentOptions]) -> Estimate:
     if request.needs_stdin:
         raise InputError("got standard input, which a dry run would use up", "a file")
     sample = take_sample(request.sources, CHECKED_BYTES if request.tokenizer else TRAINING_BYTES)
-    tokenizer = request.chosen_tokenizer(lambda: sample)
+    tokenizer = request.chosen_tokenizer(sample)
     documents = sample.all_documents(request.sources)
     tokens = len(Engine(tokenizer).encode(sample.texts)[0])
     if not sample.is_all and sample.size:

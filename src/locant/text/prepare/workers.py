@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
@@ -30,7 +30,6 @@ from locant.text.prepare.plan import Plan, read_plan
 from locant.text.tokenizer.engine import Engine, EngineName
 
 __all__ = ["LOCAL", "Workers", "main", "make_on_ray", "num_cores"]
-
 
 ONE_THREAD = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """There is a worker for every core already."""
@@ -67,18 +66,27 @@ class Workers:
     def make(self, engine: EngineName, parts: Iterable[int], advance: Advance) -> None:
         """Have the parts with these numbers made, in any order, once `load` was called."""
         waiting, at_work = iter(parts), dict[_Worker, int]()
+
+        def give(worker: _Worker) -> None:
+            """Another part for a worker, while there are any."""
+            at_work.pop(worker, None)
+            for number in waiting:
+                at_work[worker] = number
+                _order(worker, number)
+                return
+
         with selectors.DefaultSelector() as reporting:
             for worker in self._workers:
                 reporting.register(_pipe(worker.stdout), selectors.EVENT_READ, worker)
                 _order(worker, engine)
-                _next(worker, waiting, at_work)
+                give(worker)
             while at_work:
                 for key, _ in reporting.select():
                     report = _report(key.data, at_work)
                     if "read" in report:
                         advance(report["read"])
                     else:
-                        _next(key.data, waiting, at_work)
+                        give(key.data)
 
     def close(self) -> None:
         """Kill them: those that are done have nothing to lose, and the others no more than the parts they are at."""
@@ -111,15 +119,6 @@ def _started() -> _Worker:
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     """One end of a worker, which was started with pipes for both."""
     return cast("IO[bytes]", pipe)
-
-
-def _next(worker: _Worker, waiting: Iterator[int], at_work: dict[_Worker, int]) -> None:
-    """Another part for a worker, while there are any."""
-    at_work.pop(worker, None)
-    for number in waiting:
-        at_work[worker] = number
-        _order(worker, number)
-        return
 
 
 def _order(worker: _Worker, order: str | int) -> None:
@@ -185,14 +184,13 @@ def _tell(pipe: IO[bytes], what: Any) -> None:
 
 
 class _Maker:
-    """Lives in a process of the cluster, with an engine of its own."""
+    """Lives in a process of the cluster."""
 
     def __init__(self, store: str, engine: EngineName) -> None:
         plan = read_plan(Path(store))
         if plan is None:
             raise InputError(f"a node of the cluster sees no {store}", "a folder that all nodes share")
-        self._plan = plan
-        self._engine = Engine(plan.tokenizer(), engine, parallel=False)
+        self._plan, self._engine = plan, Engine(plan.tokenizer(), engine, parallel=False)
 
     def make(self, number: int) -> tuple[int, str | None, str]:
         """Bytes read; and cause and remedy, where something is wrong."""
@@ -224,14 +222,14 @@ def make_on_ray(
         cores = num_local if address == LOCAL else int(ray.cluster_resources().get("CPU", 1))
         actor = ray.remote(num_cpus=1)(_Maker)
         actors = [actor.remote(str(plan.store.resolve()), engine) for _ in range(max(1, min(cores, len(parts))))]
-        made = ActorPool(actors).map_unordered(lambda actor, number: actor.make.remote(number), parts)
-        for read, cause, remedy in made:
+        pool = ActorPool(actors)
+        for read, cause, remedy in pool.map_unordered(lambda actor, number: actor.make.remote(number), parts):
             if cause is not None:
                 raise InputError(cause, remedy)
             advance(read)
     except RayError as error:
-        what = str(error).strip().splitlines()[-1]
-        raise InputError(f"the cluster lost a worker: {what}", "the same again: what is done is kept") from None
+        reason = str(error).strip().splitlines()[-1]
+        raise InputError(f"the cluster lost a worker: {reason}", "the same again: what is done is kept") from None
     finally:
         if ours:
             ray.shutdown()

@@ -3,9 +3,9 @@
 Opening a store reads its manifest and asks the system for the size of every file. A shard is mapped into memory when
 something in it is read, so a slice costs only its own pages, which all processes of a machine share.
 
-**What a map cannot do.** A file that shrinks, or a disk that fails, after the file was mapped ends the process with
-SIGBUS; Python cannot catch that. Stores never change, so it takes another program to happen. Where files may vanish (a
-network file system), ``mode="read"`` reads every slice with a system call: it copies, and a failure is an `InputError`.
+A file that shrinks, or a disk that fails, after the file was mapped ends the process with SIGBUS; Python cannot catch
+that. Stores never change, so it takes another program to happen. Where files may vanish (a network file system),
+``mode="read"`` reads every slice with a system call: it copies, and a failure is an `InputError`.
 
 Measured on two CPU cores: 10 000 shards open in 0.07 s, a store of 100 000 files, whose manifest has 29 MB, in 0.04 s.
 A window of 257 tokens out of a mapped shard takes 2 µs, out of one that is not mapped yet 13 to 20 µs, in
@@ -14,6 +14,8 @@ A window of 257 tokens out of a mapped shard takes 2 µs, out of one that is not
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import operator
 import os
 import weakref
@@ -32,10 +34,9 @@ from locant.errors import InputError, RangeError
 from locant.files import new_folder, write_whole
 from locant.text.store.formats import FORMATS, ExportSource, StoreFormat, StoreOptions
 from locant.text.store.formats.locant import TOKENIZER, LocantFormat, Manifest
-from locant.text.store.token_files import map_side_by_side
 from locant.text.tokenizer import Tokenizer
 
-__all__ = ["Export", "TokenStore", "export_store"]
+__all__ = ["Export", "TokenStore", "export_store", "map_side_by_side"]
 
 Mode = Literal["map", "read"]
 
@@ -43,6 +44,13 @@ BLOCK = 1 << 16
 
 MAPS = 1 << 15
 """Shards that stay mapped: half of the maps that Linux allows a process."""
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+_LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+FAILED = ctypes.c_void_p(-1).value
+MAP_FIXED = 0x10  # on Linux and the BSDs alike; Python's module does not name it
 
 
 class TokenStore:
@@ -137,7 +145,7 @@ class TokenStore:
     @property
     def shards(self) -> Shards:
         """The shards as arrays, each mapped when it is used (not in ``mode="read"``): k from ``shard_starts[k]`` on."""
-        return Shards(self._shard, len(self.contents.files))
+        return Shards(self._map if self.mode == "map" else None, len(self.contents.files))
 
     def side_by_side(self) -> tuple[Integer[np.ndarray, " elements"], Int[np.ndarray, " offsets"]]:
         """All shards in one array, mapped now, and where in it each begins: between two there may be zeros.
@@ -149,8 +157,8 @@ class TokenStore:
         """
         if not self.can_lie_side_by_side:
             raise InputError(f"got {len(self.shards)} shards in mode {self.mode!r} to map side by side", "slices")
-        known, begins = self._side_by_side
-        ids = known()
+        mapped, begins = self._side_by_side
+        ids = mapped()
         if ids is None:
             contents = self.contents
             ids, begins = map_side_by_side(contents.files, self.dtype, contents.tokens.tolist(), contents.header)
@@ -180,19 +188,6 @@ class TokenStore:
         documents = self.contents.all_offsets()
         documents.setflags(write=False)
         return documents
-
-    def shard_documents(self, number: int) -> Int[np.ndarray, " offsets"]:
-        """Where each document of one shard begins in it, and the end; read at every call."""
-        return self.contents.offsets(number)
-
-    def shard_path(self, number: int) -> str:
-        """The file that holds the tokens of a shard."""
-        return self.contents.files[number]
-
-    @property
-    def has_tokenizer(self) -> bool:
-        """Whether the tokenizer is known, as it always is in a locant store."""
-        return self.contents.vocab_size is not None
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -245,30 +240,26 @@ class TokenStore:
             start += len(parts[-1]) * step
         return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, dtype=self.dtype), *parts])
 
-    def _shard(self, number: int) -> np.ndarray:
-        if self.mode == "read":
-            raise InputError(f"got shard {number} of a store in mode 'read', which maps none", "slices, or mode='map'")
-        return self._map(number)
-
 
 class Shards(Sequence[np.ndarray]):
-    """One array for each shard, made when it is asked for."""
+    """One array for each shard, mapped when it is asked for."""
 
-    def __init__(self, shard: Callable[[int], np.ndarray], count: int) -> None:
-        self._shard = shard
-        self._count = count
+    def __init__(self, mapped: Callable[[int], np.ndarray] | None, count: int) -> None:
+        self._mapped, self._count = mapped, count
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self._shard(number) for number in range(self._count)[index]]
+            return [self[number] for number in range(len(self))[index]]
         try:
-            number = range(self._count)[index]
+            number = range(len(self))[index]
         except IndexError:
-            raise IndexError(f"got shard {index} of {self._count}") from None  # a sequence ends with this error
-        return self._shard(number)
+            raise IndexError(f"got shard {index} of {len(self)}") from None  # a sequence ends with this error
+        if self._mapped is None:
+            raise InputError(f"got shard {number} of a store in mode 'read', which maps none", "slices, or mode='map'")
+        return self._mapped(number)
 
 
 def _opened_again(path: str, options: dict[str, Any], identity: str) -> TokenStore:
@@ -282,6 +273,72 @@ def _mapped(contents: StoreFormat, number: int) -> np.ndarray:
     count = int(contents.tokens[number])
     array, begins = map_side_by_side([contents.files[number]], contents.dtype, [count], contents.header)
     return array[begins[0] : begins[0] + count]
+
+
+class _Maps:
+    """Pages of files, side by side, mapped as long as an array refers to them.
+
+    Python's own `mmap`, and with it `numpy.memmap`, keeps a file descriptor for each map (until 3.13), of which a
+    process often may have only 1 024, and it cannot place one map beside another. Here a range of addresses is reserved
+    for all, and each file begins on a page of its own; what is left of its last page reads as zeros.
+    """
+
+    def __init__(self, paths: Sequence[str], dtype: np.dtype, sizes: Sequence[int], header: int) -> None:
+        self._address: int | None = None
+        self._unmap = _LIBC.munmap  # kept: when the interpreter ends, names of the module vanish in any order
+        pages = [-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in sizes]
+        self.begins = (np.cumsum([0, *pages]) + header) // dtype.itemsize
+        """Where the tokens of each file begin in the array."""
+        self._size = sum(pages)
+        self._address = _mmap(None, self._size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+        place = self._address
+        for path, size, room in zip(paths, sizes, pages, strict=True):
+            if size:
+                handle = os.open(path, os.O_RDONLY)
+                try:
+                    # Asked for again: past the end of a file that has shrunk since, reading a map ends the process.
+                    if (now := os.fstat(handle).st_size) != size:
+                        raise InputError(f"{path} has {now} bytes, expected {size}", "a fresh copy of it")
+                    _mmap(place, size, mmap.PROT_READ, mmap.MAP_SHARED | MAP_FIXED, handle)
+                finally:
+                    os.close(handle)
+            place += room
+        self.__array_interface__: dict[str, Any] = {
+            "version": 3,
+            "data": (self._address, True),  # it cannot be written to
+            "shape": (self._size // dtype.itemsize,),
+            "typestr": dtype.str,
+        }
+
+    def __del__(self) -> None:
+        if self._address is not None:
+            self._unmap(self._address, self._size)
+
+
+def _mmap(place: int | None, size: int, protection: int, flags: int, handle: int) -> int:
+    address = _LIBC.mmap(place, size, protection, flags, handle, 0)
+    if address == FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return address
+
+
+def map_side_by_side(
+    paths: Sequence[str], dtype: np.dtype, tokens: Sequence[int], header: int = 0
+) -> tuple[Integer[np.ndarray, " elements"], Int[np.ndarray, " files_plus_1"]]:
+    """Files of so many tokens each as one array, and where in it the tokens of each begin.
+
+    Between the end of one file and the tokens of the next the array has zeros, and the `header` bytes of each file. All
+    stay mapped as long as the array, or a slice of it, lives. A file of another size is an `InputError`.
+    """
+    if not any(tokens):
+        return np.frombuffer(b"", dtype), np.zeros(len(tokens) + 1, dtype=np.int64)
+    try:
+        maps = _Maps(paths, dtype, [header + count * dtype.itemsize for count in tokens], header)
+    except OSError as error:
+        where = paths[0] if error.filename is None else error.filename
+        raise InputError(f"cannot map {where}: {error.strerror}", "opening the store again, or mode='read'") from None
+    return np.asarray(maps), maps.begins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,8 +370,8 @@ def export_store(
             (documents; for ``locant`` a tokenizer). RangeError: an unknown format, or an id not in the vocabulary.
     """
     target = FORMATS.find(to)
-    tokenizer = store.tokenizer if store.has_tokenizer else None
     vocab_size = store.vocab_size
+    tokenizer = None if vocab_size is None else store.tokenizer
     if not vocab_size:  # the smallest that has every id
         for first in range(0, len(store), BLOCK):
             ids = store[first : first + BLOCK]

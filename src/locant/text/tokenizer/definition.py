@@ -1,37 +1,54 @@
-"""A `tokenizer.json` as data: its special tokens and bytes, and which of its fields decide the ids.
+r"""A `tokenizer.json` as data: its special tokens and bytes, what decides the ids, and where a text may be cut.
 
 The format is that of the `tokenizers` library, which also runs it. What it does not do is done here: `without` makes
 the same tokenizer, to which some special tokens are unknown. The library's own switch for that
 (`encode_special_tokens`) keeps it from looking for them in the text, but a Unigram or WordLevel vocabulary, or a merge,
 can still make one. So they are renamed, everywhere, to something no text can contain.
+
+A text may be cut, so that its parts have the ids of the whole, **between a letter and the ASCII space, tab or newline
+after it**, where the pattern that splits its words is one of those in the table below. Then the pre-tokens, into which
+a text is split before its letters are merged, are those of the whole:
+
+* No alternative of these patterns matches a letter and then white space. So a pre-token that begins before the cut
+  ends at it or before it, whether white space stops it or the end of the part.
+* None looks back, so what comes after the cut does not depend on what stands before it.
+* One looks forward: ``\s+(?!\S)``, white space but its last. It begins at white space, so not at the letter before
+  the cut, and none of it stands before the cut.
+
+Other places are not safe: the tests show one text for each. A letter means one that every version of Unicode since 3.0
+calls one, so that no two libraries can differ over it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import tokenizers
 
-from locant.errors import InputError
+from locant.errors import InputError, RangeError
 
 __all__ = [
-    "BYTE_SPELLING", "END_OF_TEXT", "Definition", "byte_definition", "byte_level", "byte_table", "fingerprint",
-    "is_bytes", "is_lossless", "library_errors", "parse", "pre_tokenizers", "without",
+    "BYTE_SPELLING", "CONTRACTION", "END_OF_TEXT", "LONGEST_LETTER", "LOWER", "UPPER", "Definition", "byte_definition",
+    "byte_level", "byte_table", "fingerprint", "is_bytes", "is_lossless", "last_cut", "library_errors", "pair_template",
+    "parse", "why_not_cut", "without",
 ]  # fmt: skip
 
 END_OF_TEXT = "<|endoftext|>"
+STARTS = ("[CLS]", "<s>", "<cls>")
+SEPARATORS = ("[SEP]", "</s>", "<sep>")
 
 Definition = dict[str, Any]
 
 
 _PRINTS = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-_OTHERS = iter(range(0x100, 0x200))
-BYTE_SPELLING = [chr(byte if byte in _PRINTS else next(_OTHERS)) for byte in range(256)]
+_SPARE = iter(range(0x100, 0x200))
+BYTE_SPELLING = [chr(byte if byte in _PRINTS else next(_SPARE)) for byte in range(256)]
 """How byte-level vocabularies spell each byte: as itself where it prints, else as a letter from U+0100 on."""
 _BYTE = {letter: byte for byte, letter in enumerate(BYTE_SPELLING)}
 
@@ -192,6 +209,59 @@ def fingerprint(definition: Definition) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+Template = list[tuple[str | list[int], int]]
+"""The parts of a sequence, each with its segment: ``"A"`` and ``"B"`` stand for the texts, lists for special tokens."""
+
+
+def pair_template(
+    definition: Mapping[str, Any],
+    special_tokens: Mapping[str, int],
+    is_pair: bool,
+    start: str | None,
+    separator: str | None,
+) -> Template:
+    """The order of texts and special tokens, for one text or two: the file's own, or BERT's (arXiv:1810.04805)."""
+    if start is None and separator is None:
+        processor: dict[str, Any] = definition["post_processor"] or {"type": ""}
+        steps: list[dict[str, Any]] = processor["processors"] if processor["type"] == "Sequence" else [processor]
+        for step in steps:
+            if step["type"] == "TemplateProcessing":
+                template: Template = []
+                for part in step["pair" if is_pair else "single"]:
+                    if "Sequence" in part:
+                        template.append((part["Sequence"]["id"], part["Sequence"]["type_id"]))
+                    else:
+                        token = part["SpecialToken"]
+                        template.append((step["special_tokens"][token["id"]]["ids"], token["type_id"]))
+                return template
+            if step["type"] in ("BertProcessing", "RobertaProcessing"):
+                return _bert(step["cls"][1], step["sep"][1], is_pair, roberta=step["type"] == "RobertaProcessing")
+    begin = _special("start", start, STARTS, special_tokens)
+    return _bert(begin, _special("separator", separator, SEPARATORS, special_tokens), is_pair, roberta=False)
+
+
+def _bert(start: int, end: int, is_pair: bool, *, roberta: bool) -> Template:
+    """``start A end B end``; RoBERTa has two tokens in the middle, and one segment."""
+    first: Template = [([start], 0), ("A", 0), ([end], 0)]
+    if not is_pair:
+        return first
+    return [*first, ([end], 0), ("B", 0), ([end], 0)] if roberta else [*first, ("B", 1), ([end], 1)]
+
+
+def _special(option: str, name: str | None, usual: Sequence[str], special_tokens: Mapping[str, int]) -> int:
+    names = ", ".join(map(repr, special_tokens)) or "none"
+    if name is None:
+        name = next((each for each in usual if each in special_tokens), None)
+        if name is None:
+            raise InputError(
+                f"got a tokenizer whose special tokens are {names}, and none of them is {' or '.join(usual)}",
+                f"{option}= with one of its names, or Tokenizer.train(..., special_tokens=['[PAD]', '[CLS]', '[SEP]'])",
+            )
+    if name not in special_tokens:
+        raise RangeError(f"got {name!r} for {option}, expected a special token: {names}", f"{option}={usual[0]!r}")
+    return special_tokens[name]
+
+
 def byte_definition() -> Definition:
     """Ids 0 to 255 are the bytes of UTF-8, 256 is the end of a text."""
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -215,3 +285,116 @@ def byte_level(
         "decoder": level,
         "model": model,
     }
+
+
+CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+
+# Letters of the most used scripts, as UTF-8, each before white space. A Zulu, a Greek and a Chinese text of some
+# megabytes has such a place; a text that has none is encoded as a whole.
+_LETTER = rb"|".join(
+    [
+        rb"[A-Za-z]",
+        rb"\xc3[\xa0-\xb6\xb8-\xbf]",  # à to ö, ø to ÿ
+        rb"\xce[\xb1-\xbf]|\xcf[\x80-\x89]",  # Greek, α to ω
+        rb"\xd0[\x90-\xbf]|\xd1[\x80-\x8f]",  # Cyrillic, А to я
+        rb"\xd7[\x90-\xaa]",  # Hebrew
+        rb"\xd8[\xa7-\xba]|\xd9[\x81-\x8a]",  # Arabic
+        rb"\xe0\xa4[\x95-\xb9]",  # Devanagari consonants
+        rb"\xe0\xb8[\x81-\xae]",  # Thai consonants
+        rb"\xe3\x81[\x81-\xbf]|\xe3\x82[\x80-\x96\xa1-\xbf]|\xe3\x83[\x80-\xba]",  # kana
+        rb"\xe4[\xb8-\xbf][\x80-\xbf]|[\xe5-\xe8][\x80-\xbf]{2}",  # Chinese, U+4E00 to U+8FFF
+        rb"\xea[\xb0-\xbf][\x80-\xbf]|[\xeb\xec][\x80-\xbf]{2}|\xed[\x80-\x9d][\x80-\xbf]",  # Hangul
+    ]
+)
+_CUT = re.compile(rb"(?:" + _LETTER + rb")(?=[ \t\n\r])")
+
+LONGEST_LETTER = 4
+"""How far before a place to look for the letter that ends there."""
+
+_LEAD = r"[^\r\n\p{L}\p{N}]?"
+
+# The alternatives of the patterns of GPT-2, GPT-4, GPT-4o, Llama 3, Qwen 2 and 3, DeepSeek and others like them. All of
+# the argument above holds for each. Those of the first line match at every letter, those of the second at white space.
+_LETTERS = {
+    *(r"\p{L}+", r" ?\p{L}+", _LEAD + r"\p{L}+", _LEAD + r"[\p{L}\p{M}]+", r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"),
+}
+_SPACES = {r"\s+", r"\s"}
+_OTHERS = {
+    *(f"{_LEAD}{UPPER}*{LOWER}+{end}" for end in ("", CONTRACTION + "?")),
+    *(f"{_LEAD}{UPPER}+{LOWER}*{end}" for end in ("", CONTRACTION + "?")),
+    *(r"\s+(?!\S)", r"\s+\z", r"\s*[\r\n]+", r"\s*[\r\n]"),
+    *(r"\p{N}", r"\p{N}+", r" ?\p{N}+", r"\p{N}{1,2}", r"\p{N}{1,3}", r"[0-9]", r"\d"),
+    *(r" ?[^\s\p{L}\p{N}]+", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}]+[\r\n]*"),
+    *(r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r" ?[\p{P}\p{S}]+[\r\n]*"),
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    *("'s", "'t", "'re", "'ve", "'m", "'ll", "'d", CONTRACTION, r"'(?i:[sdmt]|ll|ve|re)"),
+}
+
+# These change what comes before white space independently of what comes after it.
+_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "BertNormalizer"}
+
+
+def last_cut(text: bytes, begin: int = 0, end: int | None = None) -> int:
+    """The last place in ``text[begin:end]`` where a text may be cut, if the tokenizer allows it; 0 if there is none."""
+    high = len(text) if end is None else end
+    size = 1024
+    while True:
+        low = max(high - size, begin)
+        places = [match.end() for match in _CUT.finditer(text, low, high)]
+        if places or low == begin:
+            return places[-1] if places else 0
+        size *= 8
+
+
+def why_not_cut(definition: Definition) -> str | None:
+    """Why the texts of a tokenizer, as the library writes it, may not be cut, or ``None`` if they may."""
+    normalizer: Definition = definition["normalizer"] or {"type": "Sequence", "normalizers": []}
+    steps: list[Definition] = normalizer["normalizers"] if normalizer["type"] == "Sequence" else [normalizer]
+    if unknown := [step["type"] for step in steps if step["type"] not in _NORMALIZERS]:
+        return f"its normalizer {unknown[0]} may join what is separated"
+    steps = pre_tokenizers(definition)
+    divides = [_divides(step) for step in steps]
+    if None in divides:
+        return f"how it splits words is not known to end at white space: {steps[divides.index(None)]}"
+    if not any(divides):
+        return "its words do not end at white space"
+    for token in (token for token in definition["added_tokens"] if not token["special"]):
+        if token["single_word"] or token["lstrip"] or token["rstrip"] or _CUT.search(token["content"].encode()):
+            return f"its token {token['content']!r} may lie across white space"
+    return None
+
+
+def _divides(step: Definition) -> bool | None:
+    """Whether a step separates letters from white space; ``None`` where that is unknown."""
+    match step["type"]:
+        case "ByteLevel":
+            return None if step["add_prefix_space"] else step["use_regex"]
+        case "WhitespaceSplit" | "Whitespace" | "BertPreTokenizer":
+            return True
+        case "Digits" | "Punctuation":
+            return False
+        case "Split" if "Regex" in step["pattern"] and step["behavior"] == "Isolated" and not step["invert"]:
+            found = _alternatives(step["pattern"]["Regex"].replace("\r", r"\r").replace("\n", r"\n"))
+            return bool(found & (_LETTERS | _SPACES)) if found <= _LETTERS | _SPACES | _OTHERS else None
+        case _:
+            return None
+
+
+def _alternatives(pattern: str) -> set[str]:
+    """What stands between the bars of a regular expression, those in brackets and parentheses aside."""
+    found, depth, in_class, begin, place = set[str](), 0, False, 0, 0
+    while place < len(pattern):
+        letter = pattern[place]
+        if letter == "\\":
+            place += 1
+        elif in_class or letter == "[":
+            in_class = letter != "]"
+        elif letter == "|" and not depth:
+            found.add(pattern[begin:place])
+            begin = place + 1
+        else:
+            depth += {"(": 1, ")": -1}.get(letter, 0)
+        place += 1
+    return found | {pattern[begin:]}

@@ -1,42 +1,50 @@
-r"""Many documents to ids at once: by the `tokenizers` library, or by `gigatoken` where its ids are the same.
+"""Many documents to ids at once: by the `tokenizers` library, or by `gigatoken` where its ids are the same.
 
 The `tokenizers` library is the reference, as `Tokenizer.encode` runs it: 3 to 6 MB/s on one core. `gigatoken` (60 to
 500 MB/s, words seen for the first time or before) is used only where `choose_engine` found its ids equal.
 
-A document of any length is encoded in memory that does not grow with it, because it is cut **between a letter and the
-ASCII space, tab or newline after it**, where the pattern that splits its words is one of those in the table below. Then
-the pre-tokens, into which a text is split before its letters are merged, are those of the whole:
+A document of any length is encoded in memory that does not grow with it, because it is cut where that changes no id,
+see `definition`. Where no such place is known, a document is encoded as a whole, up to `WHOLE` bytes: the engine needs
+some hundred bytes for each of them.
 
-* No alternative of these patterns matches a letter and then white space. So a pre-token that begins before the cut
-  ends at it or before it, whether white space stops it or the end of the part.
-* None looks back, so what comes after the cut does not depend on what stands before it.
-* One looks forward: ``\s+(?!\S)``, white space but its last. It begins at white space, so not at the letter before
-  the cut, and none of it stands before the cut.
+Five things about gigatoken (version 0.10) decide how it is used here:
 
-Other places are not safe: the tests show one text for each. A letter means one that every version of Unicode since 3.0
-calls one, so that no two libraries can differ over it. Where no such place is known, a document is encoded as a whole,
-up to `WHOLE` bytes: the engine needs some hundred bytes for each of them.
+* It always recognises special tokens in the text. So it is built from a definition that has none.
+* It expects UTF-8, and may end the whole process at any other byte. So those are encoded here, one by one.
+* It composes letters and accents (NFC) by a newer version of Unicode than `tokenizers`. So it never normalizes: it
+  gets such texts only where every version of Unicode leaves them as they are.
+* Some 4 700 code points are letters, marks or digits to it that `tokenizers` does not know. So texts with a character
+  newer than Unicode 3.2 (2002), emoji and the like aside, go to `tokenizers`.
+* It caches every word it has seen: its memory grows by up to twelve times the text. So it is discarded and built again
+  (a twentieth of a second) when it has grown by `GROWTH`, or where the system does not tell, after `UNSEEN` of text.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import importlib.util
+import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple, get_args
+import sys
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Bool, Int32, Int64
 
 from locant.arguments import one_of
 from locant.errors import InputError
-from locant.text.tokenizer.definition import Definition, pre_tokenizers
-from locant.text.tokenizer.gigatoken_engine import GigatokenEngine, why_not_gigatoken
-from locant.text.tokenizer.local_files import CONTRACTION, LOWER, UPPER
+from locant.text.tokenizer.definition import LONGEST_LETTER, Definition, last_cut, library_errors, why_not_cut
+from locant.text.tokenizer.local_files import ENCODINGS
 from locant.text.tokenizer.tokenizer import Tokenizer
 
 __all__ = [
-    "LONGEST_LETTER", "PART", "PROBE_TEXTS", "WHOLE", "Encoded", "Engine", "EngineChoice", "EngineName",
-    "choose_engine", "last_cut", "why_not_cut",
+    "GROWTH", "PART", "PROBE_TEXTS", "UNSEEN", "WHOLE", "Encoded", "Engine", "EngineChoice", "EngineName",
+    "GigatokenEngine", "choose_engine", "resident_bytes", "why_not_gigatoken",
 ]  # fmt: skip
 
 EngineName = Literal["tokenizers", "gigatoken"]
@@ -51,59 +59,34 @@ WHOLE = 16 * 2**20
 Rows = tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " documents"]]
 """The ids of documents, one after the other, and how many each has."""
 
-# Letters of the most used scripts, as UTF-8, each before white space. A Zulu, a Greek and a Chinese text of some
-# megabytes has such a place; a text that has none is encoded as a whole.
-_LETTER = rb"|".join(
-    [
-        rb"[A-Za-z]",
-        rb"\xc3[\xa0-\xb6\xb8-\xbf]",  # à to ö, ø to ÿ
-        rb"\xce[\xb1-\xbf]|\xcf[\x80-\x89]",  # Greek, α to ω
-        rb"\xd0[\x90-\xbf]|\xd1[\x80-\x8f]",  # Cyrillic, А to я
-        rb"\xd7[\x90-\xaa]",  # Hebrew
-        rb"\xd8[\xa7-\xba]|\xd9[\x81-\x8a]",  # Arabic
-        rb"\xe0\xa4[\x95-\xb9]",  # Devanagari consonants
-        rb"\xe0\xb8[\x81-\xae]",  # Thai consonants
-        rb"\xe3\x81[\x81-\xbf]|\xe3\x82[\x80-\x96\xa1-\xbf]|\xe3\x83[\x80-\xba]",  # kana
-        rb"\xe4[\xb8-\xbf][\x80-\xbf]|[\xe5-\xe8][\x80-\xbf]{2}",  # Chinese, U+4E00 to U+8FFF
-        rb"\xea[\xb0-\xbf][\x80-\xbf]|[\xeb\xec][\x80-\xbf]{2}|\xed[\x80-\x9d][\x80-\xbf]",  # Hangul
-    ]
+GROWTH = 192 * 2**20
+"""Bytes that its memory may grow by before it is built anew."""
+
+UNSEEN = 16 * 2**20
+"""Bytes of text after which it is built anew where its growth is not known: twelve times that at most."""
+
+LEAST = 4 * 2**20
+"""Bytes of text before it is built anew, whatever else grows meanwhile in the same process."""
+
+# Between these characters nothing is composed, decomposed or put in another order, in any version of Unicode: letters,
+# punctuation, currencies, arrows to dingbats but for one, Chinese, emoji; not accents, which could compose with them.
+_CHANGED_BY_NFC = re.compile(
+    "[^\u0000-\u02ff\u0391-\u03a1\u03a3-\u03ce\u0400-\u0482\u048a-\u052f\u05d0-\u05ea\u0621-\u063a\u0641-\u064a"
+    "\u2010-\u2027\u2030-\u205e\u20a0-\u20bf\u2190-\u22ff\u2500-\u27bf\u3001-\u3029\u3030-\u303f\u3041-\u3096"
+    "\u30a1-\u30fe\u4e00-\u9fa5\uac00-\ud7a3\uff01-\uff5e\U0001f300-\U0001f6ff\U0001f900-\U0001f9ff]"
 )
-_CUT = re.compile(rb"(?:" + _LETTER + rb")(?=[ \t\n\r])")
 
-LONGEST_LETTER = 4
-"""How far before a place to look for the letter that ends there."""
+# The beginning, in UTF-8, of what could be a letter that not all versions of Unicode know: below U+0800, from U+2000
+# to U+9FFF, in Korean, and from U+1F000 on, only symbols are added.
+_MAY_BE_NEW = re.compile(rb"[\xe0\xe1\xea\xf1-\xf4]|\xf0[^\x9f]")
 
-_LEAD = r"[^\r\n\p{L}\p{N}]?"
-
-# The alternatives of the patterns of GPT-2, GPT-4, GPT-4o, Llama 3, Qwen 2 and 3, DeepSeek and others like them. All of
-# the argument above holds for each. Those of the first line match at every letter, those of the second at white space.
-_LETTERS = {
-    *(r"\p{L}+", r" ?\p{L}+", _LEAD + r"\p{L}+", _LEAD + r"[\p{L}\p{M}]+", r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"),
+# The pattern of cl100k_base, as `tokenizers` needs it and as gigatoken does.
+_SPELLED = {
+    ENCODINGS["cl100k_base"].pattern: (
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
+        r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s+"
+    )
 }
-_SPACES = {r"\s+", r"\s"}
-_OTHERS = {
-    *(f"{_LEAD}{UPPER}*{LOWER}+{end}" for end in ("", CONTRACTION + "?")),
-    *(f"{_LEAD}{UPPER}+{LOWER}*{end}" for end in ("", CONTRACTION + "?")),
-    *(r"\s+(?!\S)", r"\s+\z", r"\s*[\r\n]+", r"\s*[\r\n]"),
-    *(r"\p{N}", r"\p{N}+", r" ?\p{N}+", r"\p{N}{1,2}", r"\p{N}{1,3}", r"[0-9]", r"\d"),
-    *(r" ?[^\s\p{L}\p{N}]+", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}]+[\r\n]*"),
-    *(r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r" ?[\p{P}\p{S}]+[\r\n]*"),
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
-    "[一-龥぀-ゟ゠-ヿ]+",
-    *("'s", "'t", "'re", "'ve", "'m", "'ll", "'d", CONTRACTION, r"'(?i:[sdmt]|ll|ve|re)"),
-}
-
-# These change what comes before white space independently of what comes after it.
-_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "BertNormalizer"}
-
-
-class Encoded(NamedTuple):
-    """`Rows`; where `unfinished`, the last document goes on as the first of what follows."""
-
-    ids: Int32[np.ndarray, " tokens"]
-    lengths: Int64[np.ndarray, " documents"]
-    unfinished: bool
-
 
 _TEXTS = [
     *("", " ", "  ", "\n", "\n\n\n", "\r\n", "\t\t ", " \n \n", "a", " a", "a ", "a  b", "a\n\n b", "\x00"),
@@ -132,6 +115,14 @@ _BYTES = [
 
 PROBE_TEXTS: tuple[bytes, ...] = (*(text.encode() for text in _TEXTS), *_BYTES)
 """Texts on which two tokenizers that look the same may differ; an engine has to agree on every one of them."""
+
+
+class Encoded(NamedTuple):
+    """`Rows`; where `unfinished`, the last document goes on as the first of what follows."""
+
+    ids: Int32[np.ndarray, " tokens"]
+    lengths: Int64[np.ndarray, " documents"]
+    unfinished: bool
 
 
 class Engine:
@@ -250,65 +241,122 @@ def _disagreement(tokenizer: Tokenizer, sample: Sequence[bytes]) -> str | None:
     return f"gigatoken gives other ids for {texts[place][:60]!r}"
 
 
-def last_cut(text: bytes, begin: int = 0, end: int | None = None) -> int:
-    """The last place in ``text[begin:end]`` where a text may be cut, if the tokenizer allows it; 0 if there is none."""
-    high = len(text) if end is None else end
-    size = 1024
-    while True:
-        low = max(high - size, begin)
-        places = [match.end() for match in _CUT.finditer(text, low, high)]
-        if places or low == begin:
-            return places[-1] if places else 0
-        size *= 8
-
-
-def why_not_cut(definition: Definition) -> str | None:
-    """Why the texts of a tokenizer, as the library writes it, may not be cut, or ``None`` if they may."""
-    normalizer: Definition = definition["normalizer"] or {"type": "Sequence", "normalizers": []}
-    steps: list[Definition] = normalizer["normalizers"] if normalizer["type"] == "Sequence" else [normalizer]
-    if unknown := [step["type"] for step in steps if step["type"] not in _NORMALIZERS]:
-        return f"its normalizer {unknown[0]} may join what is separated"
-    steps = pre_tokenizers(definition)
-    divides = [_divides(step) for step in steps]
-    if None in divides:
-        return f"how it splits words is not known to end at white space: {steps[divides.index(None)]}"
-    if not any(divides):
-        return "its words do not end at white space"
-    for token in (token for token in definition["added_tokens"] if not token["special"]):
-        if token["single_word"] or token["lstrip"] or token["rstrip"] or _CUT.search(token["content"].encode()):
-            return f"its token {token['content']!r} may lie across white space"
+def why_not_gigatoken(tokenizer: Tokenizer) -> str | None:
+    """Why `gigatoken` cannot be used, before anything is tried; ``None`` if it can be tried."""
+    if tokenizer.only_bytes:
+        return "every byte is an id, so there is nothing to look up"
+    if not tokenizer.byte_level:
+        return "the tokenizer is no byte-level BPE"
+    if (normalizer := tokenizer.plain_definition()["normalizer"]) not in (None, {"type": "NFC"}):
+        return f"the tokenizer changes texts first ({normalizer['type']})"
+    if importlib.util.find_spec("gigatoken") is None:
+        return "gigatoken is not installed: pip install 'locant[fast]'"
     return None
 
 
-def _divides(step: Definition) -> bool | None:
-    """Whether a step separates letters from white space; ``None`` where that is unknown."""
-    match step["type"]:
-        case "ByteLevel":
-            return None if step["add_prefix_space"] else step["use_regex"]
-        case "WhitespaceSplit" | "Whitespace" | "BertPreTokenizer":
+class GigatokenEngine:
+    """Ids by `gigatoken`; `resident` gives the bytes of memory of this process, or ``None`` where not known."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, parallel: bool | None, resident: Callable[[], int | None] | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        definition = tokenizer.plain_definition()
+        self._changes = definition["normalizer"] is not None
+        plain = {**definition, "normalizer": None, "pre_tokenizer": _respelled(definition["pre_tokenizer"])}
+        self._definition = json.dumps(plain, ensure_ascii=False)
+        self._parallel = parallel
+        self._resident = resident or resident_bytes
+        self._library: Any = None
+        self._grown = self._seen = 0
+        self.builds = 0
+
+    def encode(self, texts: list[bytes]) -> Rows:
+        """The ids of all texts, one after the other, and how many each has."""
+        with suppress(UnicodeDecodeError):
+            if not self._is_strange(b"\n".join(texts).decode()):
+                return self._run(texts)
+        rows = self._tokenizer.assemble(texts, self._rows)
+        return np.concatenate(rows), np.array([len(row) for row in rows], dtype=np.int64)
+
+    def _is_strange(self, text: str) -> bool:
+        """Whether `tokenizers` has to encode it, because versions of Unicode differ about it."""
+        if self._changes and _CHANGED_BY_NFC.search(text) is not None:
             return True
-        case "Digits" | "Punctuation":
+        if _MAY_BE_NEW.search(text.encode()) is None:
             return False
-        case "Split" if "Regex" in step["pattern"] and step["behavior"] == "Isolated" and not step["invert"]:
-            found = _alternatives(step["pattern"]["Regex"].replace("\r", r"\r").replace("\n", r"\n"))
-            return bool(found & (_LETTERS | _SPACES)) if found <= _LETTERS | _SPACES | _OTHERS else None
-        case _:
-            return None
+        return not _long_known()[np.frombuffer(text.encode("utf-32-le"), dtype="<u4")].all()
 
+    def _rows(self, texts: list[str]) -> list[Int32[np.ndarray, " _"]]:
+        strange = [self._is_strange(text) for text in texts]
+        ids, lengths = self._run([text.encode() for text, other in zip(texts, strange, strict=True) if not other])
+        rows = iter(np.split(ids, np.cumsum(lengths)[:-1]))
+        others = iter(self._tokenizer.encode_batch([text for text, other in zip(texts, strange, strict=True) if other]))
+        return [next(others if other else rows) for other in strange]
 
-def _alternatives(pattern: str) -> set[str]:
-    """What stands between the bars of a regular expression, those in brackets and parentheses aside."""
-    found, depth, in_class, begin, place = set[str](), 0, False, 0, 0
-    while place < len(pattern):
-        letter = pattern[place]
-        if letter == "\\":
-            place += 1
-        elif in_class or letter == "[":
-            in_class = letter != "]"
-        elif letter == "|" and not depth:
-            found.add(pattern[begin:place])
-            begin = place + 1
+    def _run(self, texts: list[bytes]) -> Rows:
+        library = self._library or self._build()
+        before = self._resident()
+        with _refusals():
+            found = library.encode_batch(texts, parallel=self._parallel)
+        if isinstance(found, list):
+            raise KeyboardInterrupt  # it was interrupted while it made its array, and has swallowed that
+        layout = found.layout
+        offsets, ids = np.asarray(layout.offsets.data), np.asarray(layout.content.data)
+        self._account(before, ids.nbytes, sum(map(len, texts)))
+        return ids[offsets[0] : offsets[-1]].view(np.int32), np.diff(offsets)
+
+    def _build(self) -> Any:  # an untyped package
+        import gigatoken
+
+        with _refusals():
+            self._library = gigatoken.Tokenizer.from_json(self._definition)
+        self._grown = self._seen = 0
+        self.builds += 1
+        return self._library
+
+    def _account(self, before: int | None, result: int, seen: int) -> None:
+        """Count what this call added, the result aside; forget it all where that is too much."""
+        after = self._resident()
+        self._seen += seen
+        if before is None or after is None:
+            full = self._seen >= UNSEEN
         else:
-            depth += {"(": 1, ")": -1}.get(letter, 0)
-        place += 1
-    return found | {pattern[begin:]}
+            self._grown += max(after - before - result, 0)
+            full = self._grown >= GROWTH and self._seen >= LEAST
+        if full:
+            self._library = None
+            # Returned to the system: the allocator of glibc would keep half of it, build after build.
+            if sys.platform.startswith("linux") and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+                libc.malloc_trim(0)
+
+
+def _refusals() -> AbstractContextManager[None]:
+    kinds = ("RuntimeError", "ValueError", "PanicException")
+    return library_errors("gigatoken refuses", "engine='tokenizers'", kinds)
+
+
+@functools.cache
+def _long_known() -> Bool[np.ndarray, " code_points"]:
+    """For every code point, whether all versions of Unicode from 3.2 on agree on what it is."""
+    known = np.zeros(sys.maxunicode + 1, dtype=bool)
+    category = unicodedata.ucd_3_2_0.category
+    known[:0x30000] = [category(chr(code)) != "Cn" for code in range(0x30000)]
+    known[0x2000:0x3000] = known[0x1F000:0x20000] = True  # see _MAY_BE_NEW
+    return known
+
+
+def _respelled(step: Definition) -> Definition:
+    if step["type"] == "Sequence":
+        return {**step, "pretokenizers": [_respelled(one) for one in step["pretokenizers"]]}
+    pattern = step["pattern"].get("Regex") if step["type"] == "Split" else None
+    return {**step, "pattern": {"Regex": _SPELLED[pattern]}} if pattern in _SPELLED else step
+
+
+def resident_bytes() -> int | None:
+    """How much memory this process holds, or ``None`` where the system does not tell cheaply."""
+    if not sys.platform.startswith("linux"):
+        return None
+    import resource
+
+    return int(Path("/proc/self/statm").read_bytes().split()[1]) * resource.getpagesize()

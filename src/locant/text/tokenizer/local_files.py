@@ -21,9 +21,9 @@ from typing import Any
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.text.reading import read_texts
-from locant.text.tokenizer.definition import BYTE_SPELLING, END_OF_TEXT, byte_level
+from locant.text.tokenizer.definition import BYTE_SPELLING, CONTRACTION, END_OF_TEXT, LOWER, UPPER, byte_level
 
-__all__ = ["CONTRACTION", "ENCODINGS", "LOWER", "UPPER", "cached_encoding", "cached_name", "find", "tiktoken_cache"]
+__all__ = ["ENCODINGS", "cached_encoding", "cached_name", "find", "tiktoken_cache"]
 
 HOST = "https://openaipublic.blob.core.windows.net/"  # part of the name of a cached file; nothing is fetched
 
@@ -49,8 +49,6 @@ _GPT2 = Encoding(
 
 # The words of cl100k_base and o200k_base, as OpenAI published them, for the library's regular expressions
 # (Oniguruma): possessive quantifiers mean something else there, and the end of the text is \z, not $.
-CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 ENCODINGS: dict[str, Encoding] = {
     "gpt2": _GPT2,

@@ -26,7 +26,7 @@ import numpy as np
 import tokenizers
 from jaxtyping import Int, Integer
 
-from locant.arguments import whole
+from locant.arguments import entries, shown, whole
 from locant.errors import InputError, RangeError, ShapeError
 from locant.files import write_whole
 from locant.text.reading import read_texts, well_formed
@@ -41,6 +41,8 @@ LARGEST_VOCABULARY = 10_000_000
 
 # How the end of a text is spelled, by the models that people load most.
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<｜end▁of▁sentence｜>")
+
+_PADS = ("[PAD]", "<pad>", "<|pad|>")
 
 # What the error handler "surrogateescape" makes of bytes that are not UTF-8.
 _ESCAPED = re.compile("([\udc80-\udcff]+)")
@@ -271,9 +273,38 @@ class Tokenizer:
         >>> batch["segments"].tolist()[1], batch["positions"].document.tolist()[1]
         ([0, 0, 0, 1, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0, -1, -1, -1])
         """
-        from locant.text.tokenizer.pairs import encode_pairs  # which needs torch
+        import torch
+        from torch.nn.utils.rnn import pad_sequence
 
-        return encode_pairs(pairs, self.encode_batch, self._canonical, self.special_tokens, start, separator)
+        from locant.positions import Positions
+
+        pairs = entries("pairs", pairs, "[(question, answer)]")
+        for pair in pairs:
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise RangeError(f"got {shown(pair)} among the pairs, expected two texts", "[(question, answer)]")
+            if pair[0] is None:
+                raise RangeError("got a pair whose first text is None", "(text, None) for a text alone")
+        if not pairs:
+            raise RangeError("got no pairs", "[(question, answer)]")
+        encoded = iter(self.encode_batch([text for pair in pairs for text in pair if text is not None]))
+        ids: list[torch.Tensor] = []
+        segments: list[torch.Tensor] = []
+        for _, second in pairs:
+            texts = {"A": next(encoded).tolist(), "B": [] if second is None else next(encoded).tolist()}
+            template = definitions.pair_template(
+                self._canonical, self.special_tokens, second is not None, start, separator
+            )
+            parts = [(texts[part] if isinstance(part, str) else part, segment) for part, segment in template]
+            ids.append(torch.tensor([number for part, _ in parts for number in part], dtype=torch.long))
+            segments.append(torch.tensor([segment for part, segment in parts for _ in part], dtype=torch.long))
+        usual = next((self.special_tokens[name] for name in _PADS if name in self.special_tokens), 0)
+        pad_id = (self._canonical["padding"] or {"pad_id": usual})["pad_id"]
+        mask = pad_sequence([torch.ones(len(row)) for row in ids], True)
+        return {
+            "ids": pad_sequence(ids, True, pad_id),
+            "positions": Positions.from_mask(mask),
+            "segments": pad_sequence(segments, True),
+        }
 
     def plain_definition(self) -> dict[str, Any]:
         """The definition of a tokenizer with the same ids for every text, and no special tokens to find in it."""

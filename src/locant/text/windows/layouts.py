@@ -4,13 +4,12 @@ A document of n tokens has n - 1 targets. Windows begin a stride apart until non
 may hold fewer than `length`. Nothing is stored per window: for many documents, one integer per document.
 
 Packed rows hold several documents, each with positions of its own, and as few empty slots as possible. A document is
-cut into windows at ``stride == length``: pieces of which only the last may be shorter. No document that fits into a row
-is ever cut. Pieces are assigned to rows by best fit decreasing: the longest first, each to the row that it fills up
-most. Pieces of one size can be placed together, so the work grows with the number of different sizes and not with that
-of documents. It is done in blocks of 2**20 pieces, so that a row holds neighbours of the corpus; rows are in the order
-of their first pieces. Measured on two CPU cores: a million documents of 700 tokens on average (log-normal) take 0.15 s
-to pack into rows of 2 048, and fewer than one slot in a thousand stays empty; one window per document leaves 70 in a
-hundred.
+cut into pieces of which only the last may be shorter than a row. Pieces are assigned to rows by best fit decreasing:
+the longest first, each to the row that it fills up most. Pieces of one size are placed together, so the work grows with
+the number of different sizes. It is done in blocks of 2**20 pieces, so that a row holds neighbours of the corpus; rows
+are in the order of their first pieces. Measured on two CPU cores: a million documents of 700 tokens on average
+(log-normal) take 0.15 s to pack into rows of 2 048, and fewer than one slot in a thousand stays empty; one window per
+document leaves 70 in a hundred.
 
 A data loader fetches whole batches from `Windows`, which `collate` leaves as they are. A plain `DataLoader` uses
 `torch.utils.data.default_collate`, which looks up the type of the first item in a table: a `Batch` is its own first
@@ -40,7 +39,6 @@ __all__ = [
     "IGNORED_TARGET", "Batch", "DocumentWindows", "Packing", "Pairs", "best_fit", "collate", "document_offsets",
     "whole_batch",
 ]  # fmt: skip
-
 
 IGNORED_TARGET = -100
 """The target where there is none: the default `ignore_index` of `torch.nn.functional.cross_entropy`."""

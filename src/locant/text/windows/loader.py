@@ -2,17 +2,14 @@
 
 An epoch is one order of all windows. A step takes the next ``batch_size * world_size`` of them, and each rank its own
 part. So the windows that were seen are those before one place of the order, whatever the number of ranks and the size
-of their batches, and an epoch can be resumed from there with others.
-
-The last step holds what is left, shared out evenly: batches of different ranks differ by one window at most, and if
-fewer are left than there are ranks, some have one batch less. With `drop_last` that step is left out on every rank.
+of their batches. The last step holds what is left, shared out evenly: if fewer are left than there are ranks, some have
+one batch less. With `drop_last` that step is left out on every rank.
 
 The state of a loader holds the epoch, and how many windows of it all ranks together were given: batches that the caller
 got, not those that workers have prefetched. After `load_state_dict` the next iteration goes on there, so that every
 window of an epoch is given exactly once however often it is interrupted, also with other ranks, workers and batch
 sizes; but not with other windows, or in another order. Of a last step with fewer windows than ranks, ranks without a
-batch are a step behind until their iteration ends: save a state for all ranks after the loop, or leave that step out
-with `drop_last`.
+batch are a step behind until their iteration ends: save a state after the loop, or use `drop_last`.
 
 Every iteration is an epoch with an order of its own; breaking out of one skips its rest. There is one state, so there
 is one iteration at a time: the one before raises an error when it is asked for more.
@@ -48,17 +45,15 @@ ROUNDS = 6  # an even number, after which each digit stands in its own place aga
 HALF = np.uint64(32)
 Numbers = UInt64[np.ndarray, " n"]
 
-VERSION = 1
-"""Of the state: a later one may be read by later versions only."""
+VERSION = 1  # of the state: a later one may be read by later versions only
 
 OURS = ("self", "dataset", "batch_size", "batch_sampler", "sampler", "collate_fn", "generator", "shuffle", "drop_last")
 """What the loader makes itself, or takes by a name of its own."""
 
-LONGEST = 2_147_483
-"""Seconds that a system can wait at most: it counts the milliseconds in 32 bits."""
-
 OF_WORKERS = {"prefetch_factor": None, "persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
 """What has no meaning without workers, and its value then."""
+
+LONGEST = 2_147_483  # seconds that a system can wait: it counts the milliseconds in 32 bits
 
 OWN_LOADER = "DataLoader(windows, ...) with BatchSampler"
 
@@ -66,8 +61,8 @@ OWN_LOADER = "DataLoader(windows, ...) with BatchSampler"
 class BatchSampler:
     """Batches of window numbers, as arrays, for one rank and one epoch at a time.
 
-    For a `torch.utils.data.DataLoader` of your own, as its ``batch_sampler``; `Windows.loader` has one, and describes
-    its arguments. `windows` may be anything that has a length.
+    For a `torch.utils.data.DataLoader` of your own, as its ``batch_sampler``. `Windows.loader` describes the arguments;
+    `windows` may be anything that has a length.
 
     Raises:
         RangeError: a number out of range, or a flag that is no bool. InputError: only one of rank and world size, or
@@ -133,6 +128,7 @@ class BatchSampler:
         return steps + (end > first)
 
     def __iter__(self) -> Iterator[Int[np.ndarray, " batch"]]:
+        # Settled now and not with the first batch: the next epoch may be chosen before that.
         order = Permutation(self.num_windows, seed=self.seed, epoch=self.epoch) if self.shuffle else None
         return self._batches(self.start, order)
 
@@ -159,11 +155,11 @@ class BatchSampler:
 class Permutation:
     """An order of ``range(n)``, for n below 2**62, that a seed and an epoch decide, computed place by place.
 
-    A place is written as two digits, one below a and one below b, where a times b is n or little more; in every round
-    of a Feistel network, one digit is shifted by a number that the other and a key decide. That maps the places onto
-    themselves, and what is mapped to one of the few from n on is mapped again until it is below n. Under 2**16 windows
-    there is a list after all, sorted by random keys: so small a network reaches few of all orders. It is integer
-    arithmetic, so an order never changes with the version of NumPy nor the machine; it is not cryptographic.
+    A Feistel network of two digits, one below a and one below b, where a times b is n or little more: in every round,
+    one digit is shifted by a number that the other and a key decide. What is mapped to one of the few places from n on
+    is mapped again until it is below n. Under 2**16 windows there is a list after all, sorted by random keys: so small
+    a network reaches few of all orders. It is integer arithmetic, so an order never changes with the version of NumPy
+    nor the machine; it is not cryptographic.
     """
 
     def __init__(self, n: int, *, seed: int, epoch: int) -> None:
@@ -181,15 +177,14 @@ class Permutation:
         """What stands at these places of the order."""
         if self._listed is not None:
             return self._listed[places]
-        found = self._network(places.astype(np.uint64))
-        outside = np.flatnonzero(found >= self.n)
+        numbers = self._network(places.astype(np.uint64))
+        outside = np.flatnonzero(numbers >= self.n)
         while len(outside):
-            found[outside] = self._network(found[outside])
-            outside = outside[found[outside] >= self.n]
-        return found.view(np.int64)
+            numbers[outside] = self._network(numbers[outside])
+            outside = outside[numbers[outside] >= self.n]
+        return numbers.view(np.int64)
 
     def _network(self, places: Numbers) -> Numbers:
-        """One pass: each digit in alternation is shifted by the other."""
         left = places // self._low
         right = places - left * self._low
         sizes = (self._high, self._low)
@@ -221,8 +216,7 @@ class Loader:
     """Iterates over batches of windows, epoch by epoch; made by `Windows.loader`, which has an example."""
 
     def __init__(self, windows: Any, sampler: BatchSampler, /, **options: Any) -> None:  # `Windows` imports this module
-        self._windows = windows
-        self._sampler = sampler
+        self._windows, self._sampler = windows, sampler
         # A generator of its own: a data loader draws a number for its workers, and would draw it from the one that
         # dropout uses, so that a run that was resumed could not be the same as one that was not.
         self._data_loader = DataLoader(
@@ -317,12 +311,11 @@ def _checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options, which a data loader will take: its own errors name no remedy."""
     if taken := [name for name in OURS if name in options]:
         raise InputError(f"got {', '.join(taken)}, which the loader makes itself", OWN_LOADER)
-    known = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in OURS]
+    names = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in OURS]
     for name in options:
-        if name not in known:
-            of_order = [*inspect.signature(BatchSampler).parameters][1:]
-            close = difflib.get_close_matches(name, [*of_order, *known], n=1)
-            remedy = f"{close[0]}=" if close else f"one of {', '.join(known)}"
+        if name not in names:
+            close = difflib.get_close_matches(name, [*inspect.signature(BatchSampler).parameters, *names], n=1)
+            remedy = f"{close[0]}=" if close else f"one of {', '.join(names)}"
             raise InputError(f"got {name}={shown(options[name])}, which is no option of a data loader", remedy)
     checked = {name: _checked(name, value) for name, value in options.items()}
     for name, nothing in OF_WORKERS.items():

@@ -1,7 +1,7 @@
 """Reading token ids from an array or a store, in the same two ways, with no loop over tokens.
 
-`rows` reads slices of one width, `slices` slices of any size, one after the other. Within an array that
-is one fancy index; the shards of a store are mapped side by side, so that they are one array too, with gaps.
+`rows` reads slices of one width, `slices` slices of any size, one after the other. Within an array that is one fancy
+index; the shards of a store are mapped side by side, so that they are one array too, with gaps.
 
 ``native/gather.c`` reads them faster: one call for a batch, on one thread unless the batch is large. What it refuses (a
 slice that is not one of the text, a negative id) or cannot read (a store that maps nothing, an array with steps) is
@@ -15,7 +15,7 @@ import hashlib
 import struct
 import sys
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -49,27 +49,22 @@ Places = Int[np.ndarray, " places"]
 Starts = Int64[np.ndarray, " slices"]
 
 
-class Memory:
-    """Ids of shards in one array: token t of shard s is ``ids[t + shift[s]]``; `starts` has the end as well."""
+class Memory(NamedTuple):
+    """Ids as C reads them: ``Text``, and the arrays that it points into."""
 
-    def __init__(
-        self,
-        ids: Integer[np.ndarray, " n"],
-        starts: Int64[np.ndarray, " shards_plus_1"],
-        shift: Int64[np.ndarray, " shards"],
-    ) -> None:
-        self._kept = ids, starts, shift  # as long as their addresses are used
-        is_signed = ids.dtype.kind == "i"
-        where = ids.ctypes.data, ids.itemsize, is_signed, len(shift), starts.ctypes.data, shift.ctypes.data
-        self.packed = pack_text(*where)
+    packed: bytes
+    arrays: tuple[np.ndarray, ...]
 
 
 def memory_of(
     ids: Integer[np.ndarray, " n"], starts: Int64[np.ndarray, " shards_plus_1"], shift: Int64[np.ndarray, " shards"]
 ) -> Memory | None:
-    """Or ``None`` where C cannot read them."""
-    plain = ids.flags.c_contiguous and ids.dtype.isnative and native.function(FUNCTION) is not None
-    return Memory(ids, starts, shift) if plain else None
+    """Shards in one array: token t of shard s is ``ids[t + shift[s]]``. ``None`` where C cannot read them."""
+    if not (ids.flags.c_contiguous and ids.dtype.isnative and native.function(FUNCTION) is not None):
+        return None
+    is_signed = ids.dtype.kind == "i"
+    where = ids.ctypes.data, ids.itemsize, is_signed, len(shift), starts.ctypes.data, shift.ctypes.data
+    return Memory(pack_text(*where), (ids, starts, shift))
 
 
 def gather(
@@ -77,8 +72,8 @@ def gather(
 ) -> tuple[Int64[np.ndarray, "slices length"], ...] | None:
     """Inputs and targets of slices that begin at ``step * starts``, or ``None`` where `tokens` has to read them.
 
-    Where there are `sizes`, so many targets each: rows are filled up to `length` with `pad_id`, and with targets that
-    are ignored; the index and the document of each slot come as well.
+    Where there are `sizes`, so many targets each: rows are filled up to `length` with `pad_id` and ignored targets; the
+    index and the document of each slot come as well.
     """
     count = len(starts)
     if memory is None or not count:
@@ -105,7 +100,6 @@ class ArrayTokens:
 
     def __init__(self, ids: Integer[np.ndarray, " n"]) -> None:
         self.ids = ids
-        self._slices, self._width = ids, 0
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -123,10 +117,7 @@ class ArrayTokens:
 
     def rows(self, starts: Places, width: int) -> Rows:
         """The `width` ids from each start on, all of which have to exist."""
-        if self._width != width:
-            self._slices, self._width = _all_slices(self.ids, width), width
-        rows = self._slices[starts]
-        return rows if rows.ndim == 2 else rows.view(self.ids.dtype).reshape(len(starts), width)
+        return np.lib.stride_tricks.sliding_window_view(self.ids, width)[starts]
 
     def slices(self, starts: Places, sizes: Places) -> Ids:
         """The ids of all slices, one after the other."""
@@ -146,7 +137,6 @@ class StoreTokens:
     def __init__(self, store: TokenStore) -> None:
         self._store = store
         self._starts = np.asarray(store.shard_starts, dtype=np.int64)
-        self._bounds, self._width = self._starts, 0
 
     def __len__(self) -> int:
         return len(self._store)
@@ -156,55 +146,36 @@ class StoreTokens:
         return self._store.fingerprint
 
     @cached_property
-    def _mapped(self) -> tuple[ArrayTokens, Int[np.ndarray, " shards_plus_1"]]:
-        """All shards in one array, and how much later tokens stand there than in the store, for each `_after`."""
+    def _mapped(self) -> tuple[Ids, Int64[np.ndarray, " shards"]]:
+        """All shards in one array, and how much later the tokens of each stand there than in the store."""
         ids, begins = self._store.side_by_side()
-        shift = (begins - begins[0] - self._starts)[:-1]
-        return ArrayTokens(ids[begins[0] :]), np.concatenate([shift[:1], shift])
+        return ids[begins[0] :], (begins - begins[0] - self._starts)[:-1]
 
     @cached_property
     def memory(self) -> Memory | None:
         """The same ids for the native kernel, if it can read them; maps all shards."""
         if not self._store.can_lie_side_by_side:
             return None
-        array, shift = self._mapped
-        return memory_of(array.ids, self._starts, shift[1:])
+        ids, shift = self._mapped
+        return memory_of(ids, self._starts, shift)
 
     def rows(self, starts: Places, width: int) -> Rows:
-        if not self._store.can_lie_side_by_side:
-            return self.slices(starts, np.full(len(starts), width)).reshape(len(starts), width)
-        array, shift = self._mapped
-        if len(self._starts) == 2:
-            return array.rows(starts, width)
-        if self._width != width:
-            # The first row in each shard, and the first that goes on in another: one search finds both.
-            begins = self._starts[:-1]
-            crossing = np.maximum(self._starts[1:] - width + 1, begins)
-            self._bounds, self._width = np.stack([begins, crossing], axis=1).ravel(), width
-        bounds_before = self._bounds.searchsorted(starts, "right")
-        rows = array.rows(starts + shift[(bounds_before + 1) // 2], width)
-        across = bounds_before % 2 == 0
-        if np.count_nonzero(across):  # they have the gap between two shards in them, or several
-            tokens = starts[across, None] + np.arange(width)
-            rows[across] = array.ids[tokens + shift[self._after(tokens)]]
-        return rows
+        return self.slices(starts, np.full(len(starts), width)).reshape(len(starts), width)
 
     def slices(self, starts: Places, sizes: Places) -> Ids:
         if not self._store.can_lie_side_by_side:
             each = zip(starts.tolist(), sizes.tolist(), strict=True)
             read = [self._store[start : start + size] for start, size in each]
             return np.concatenate([np.zeros(0, dtype=self._store.dtype), *read])
-        array, shift = self._mapped
-        first, last = self._after(starts) - 1, self._after(starts + np.maximum(sizes - 1, 0)) - 1
+        ids, shift = self._mapped
+        first, last = (
+            self._starts.searchsorted(tokens, "right") - 1 for tokens in (starts, starts + np.maximum(sizes - 1, 0))
+        )
         parts = last - first + 1  # of each slice, which is cut where a shard ends
         shard = places(first, parts)
         begins = np.maximum(np.repeat(starts, parts), self._starts[shard])
         ends = np.minimum(np.repeat(starts + sizes, parts), self._starts[shard + 1])
-        return array.slices(begins + shift[shard + 1], ends - begins)
-
-    def _after(self, tokens: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
-        """The shard after the one that each token is in."""
-        return self._starts.searchsorted(tokens, "right")
+        return ids[places(begins + shift[shard], ends - begins)]
 
     def __getstate__(self) -> dict[str, object]:
         return {"store": self._store}
@@ -247,15 +218,6 @@ def one_axis(name: str, values: Any) -> Integer[np.ndarray, " n"]:
         cause = f"got {name} of shape {array.shape} and dtype {array.dtype}, expected one axis of integers"
         raise ShapeError(cause, remedy)
     return array if array.size else array.astype(np.int64)
-
-
-def _all_slices(ids: np.ndarray, width: int) -> np.ndarray:
-    """Every slice of `width` ids of an array, to be indexed by where they begin."""
-    (step,), count = ids.strides, max(len(ids) - width + 1, 0)
-    if ids.flags.c_contiguous:
-        # A slice as one item of many bytes, which NumPy copies faster than a row of numbers.
-        return np.ndarray((count,), f"V{width * step}", ids, strides=(step,))
-    return np.lib.stride_tricks.as_strided(ids, (count, width), (step, step), writeable=False)
 
 
 def places(starts: Places, sizes: Places) -> Int[np.ndarray, " total"]:

@@ -4,8 +4,8 @@ A window holds `length` inputs and, for each of them, the id that follows it: it
 target of the text, ``ids[1:]``, is in exactly one window. The last window is padded on the right: there the target is
 -100 (which `torch.nn.functional.cross_entropy` ignores), the input `pad_id`, and the position padding (document -1).
 
-No window is made ahead of time. A batch is one fancy index into a strided view of the array, so building `Windows`
-costs nothing per token, a memory-mapped array stays on the disk, and ids are widened to int64 only as they are read.
+No window is made ahead of time: building `Windows` costs nothing per token, a memory-mapped array stays on the disk,
+and ids are widened to int64 only as they are read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Formats of token stores, by name: one file each, reading beside writing. `register_format` adds another.
+"""Formats of token stores, by name, each with its reading beside its writing. `register_format` adds another.
 
 =============  ======================================================  ==========================================
 ``locant``     a folder of shards with a manifest and the tokenizer    `locant.TokenStore`
@@ -8,21 +8,138 @@
 =============  ======================================================  ==========================================
 
 nanoGPT's and datatrove's tokens have two bytes up to 65 536 entries of the vocabulary, and four beyond; Megatron-LM's
-and locant's have two up to 65 499. Only locant's has hashes and the tokenizer in it.
+and locant's have two up to 65 499. Only locant's, in `formats.locant`, has hashes and the tokenizer in it.
 """
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Int
+
 from locant.arguments import shown
-from locant.errors import RangeError
+from locant.errors import InputError, RangeError
+from locant.files import write_whole
 from locant.registry import Registry
+from locant.text.store.formats import base
 from locant.text.store.formats.base import ExportSource, StoreFormat, StoreOptions
 from locant.text.store.formats.locant import LocantFormat
-from locant.text.store.formats.others import DatatroveFormat, MegatronFormat, NanogptFormat
+from locant.text.store.formats.shards import Index, ShardWriter, read_index
 
 __all__ = ["FORMATS", "ExportSource", "StoreFormat", "StoreOptions", "register_format"]
+
+HEADER_OF_LLM_C = 20240520
+"""How the files of llm.c and modded-nanogpt begin, as int32: their tokens come after a header of 1 024 bytes."""
+
+
+class MegatronFormat(StoreFormat):
+    """Two files, ``PREFIX.bin`` and ``PREFIX.idx``: what Megatron-LM's ``preprocess_data.py`` writes.
+
+    The shards of a locant store are such pairs of files, as they are; exporting makes one pair of them all.
+    """
+
+    def __init__(self, path: Path, options: StoreOptions) -> None:
+        if options.dtype is not None:
+            raise InputError("got a dtype for Megatron-LM's files, which say it themselves", "no dtype")
+        prefix = os.path.abspath(base.only_file(path, ".idx"))  # noqa: PTH100
+        prefix = prefix[: -len(".bin")] if prefix.endswith((".bin", ".idx")) else prefix
+        self._idx = f"{prefix}.idx"
+        index = read_index(self._idx)
+        super().__init__([f"{prefix}.bin"], index.dtype, options)
+        self._require_covered(index)
+
+    def offsets(self, shard: int) -> Int[np.ndarray, " offsets"]:
+        index = read_index(self._idx)
+        self._require_covered(index)
+        return index.offsets
+
+    def verify(self) -> None:
+        self.offsets(0)
+        super().verify()
+
+    def _require_covered(self, index: Index) -> None:
+        counted, tokens, path = int(index.sequences.sum(dtype=np.int64)), int(self.tokens[0]), self.files[0]
+        if counted != tokens:
+            raise InputError(f"{path} has {tokens} tokens, and {self._idx} counts {counted}", base.fresh(path))
+
+    @classmethod
+    def write(cls, source: ExportSource, folder: Path) -> np.dtype:
+        with ShardWriter(folder, 0, source.vocab_size, name="tokens") as writer:
+            for shard in source.shards:
+                for ids, lengths, continues in source.documents(shard):
+                    writer.append(ids, lengths, continues=continues)
+            writer.close()
+        return base.token_dtype(source.vocab_size)
+
+
+class NanogptFormat(StoreFormat):
+    """A file of tokens and nothing else, what nanoGPT's ``prepare.py`` writes; nothing in it says what its dtype is."""
+
+    def __init__(self, path: Path, options: StoreOptions) -> None:
+        file = base.only_file(path, ".bin")
+        base.require_file(file, "the file that nanoGPT's prepare.py wrote, such as train.bin")
+        if base.head_of(file)[:4] == HEADER_OF_LLM_C.to_bytes(4, "little"):
+            raise InputError(f"{file} begins with the header of llm.c", "the file without its first 1024 bytes")
+        super().__init__([file], options.token_dtype, options)
+
+    @classmethod
+    def write(cls, source: ExportSource, folder: Path) -> np.dtype:
+        source.write_tokens(folder / "train.bin")
+        return source.dtype
+
+
+class DatatroveFormat(StoreFormat):
+    """A file ``.ds`` with its ``.ds.index``, or a folder of them; masks of the loss (``.ds.loss``) are not read.
+
+    The index holds the end of each document, as uint64. ``.ds.metadata``, which may be missing, begins with
+    ``TOKENIZER|BYTES``, how many bytes a token has.
+    """
+
+    def __init__(self, path: Path, options: StoreOptions) -> None:
+        files = sorted(path.glob("*.ds")) if path.is_dir() else [path]
+        if not files:
+            raise InputError(f"{path} holds no file that ends with .ds", "the folder that datatrove wrote")
+        sizes: set[int] = set()
+        for metadata in (f"{file}.metadata" for file in files):
+            if os.path.isfile(metadata):  # noqa: PTH113
+                size = base.head_of(metadata).split(b"\n")[0].rpartition(b"|")[2]
+                if size not in (b"2", b"4"):
+                    cause = f"{metadata} does not say how many bytes a token has"
+                    raise InputError(cause, "dtype=, and no metadata file")
+                sizes.add(int(size))
+        if len(sizes) > 1:
+            raise InputError(f"{path} has files of {' and '.join(map(str, sorted(sizes)))} bytes per token", "one kind")
+        in_metadata = options.dtype is None and sizes
+        super().__init__(files, np.dtype(f"<u{sizes.pop()}") if in_metadata else options.token_dtype, options)
+
+    def offsets(self, shard: int) -> Int[np.ndarray, " offsets"]:
+        path, tokens = f"{self.files[shard]}.index", int(self.tokens[shard])
+        if self.end_of_text is not None and not os.path.exists(path):  # noqa: PTH110
+            return super().offsets(shard)
+        remedy = base.fresh(path)
+        size = base.require_file(path, "end_of_text=, the id after each document")
+        ends = np.frombuffer(base.read_file(path, size, remedy), "<u8", size // 8)
+        covers = int(ends[-1]) == tokens if len(ends) else not tokens
+        if size % 8 or not covers or (ends[1:] < ends[:-1]).any():
+            raise InputError(f"{path} is not the index of a file with {tokens} tokens", remedy)
+        return np.concatenate([np.zeros(1, dtype=np.int64), ends.astype(np.int64)])
+
+    def verify(self) -> None:
+        super().verify()
+        self.all_offsets()
+
+    @classmethod
+    def write(cls, source: ExportSource, folder: Path) -> np.dtype:
+        for shard in source.shards:
+            name, count = f"{shard:05d}.ds", int(source.store.tokens[shard])
+            source.write_tokens(folder / name, shard)
+            write_whole(folder / f"{name}.index", source.store.offsets(shard)[1:].astype("<u8").tobytes())
+            metadata = f"tokenizer.json|{source.dtype.itemsize}\n{count}\n{count / 1e6:.2f} MT"
+            write_whole(folder / f"{name}.metadata", metadata)
+        return source.dtype
 
 
 def register_format(name: str, format: type[StoreFormat]) -> None:  # noqa: A002  # what the field calls it

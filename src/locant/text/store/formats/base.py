@@ -1,4 +1,7 @@
-"""`StoreFormat`, the base class of formats of token stores, and `ExportSource`, from which they are written."""
+"""`StoreFormat`, the base class of formats of token stores, and `ExportSource`, from which they are written.
+
+Files are read without trust in what they hold: their sizes are compared first, and ids with the vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,28 @@ import numpy as np
 from jaxtyping import Int, Integer
 
 from locant.arguments import whole
-from locant.errors import InputError
-from locant.files import NewFile
-from locant.text.store.token_files import require_file, require_known, sha256_of, unknown_id
+from locant.errors import InputError, RangeError
+from locant.files import FaultError, NewFile
 from locant.text.tokenizer import Tokenizer
 
-__all__ = ["ExportSource", "StoreFormat", "StoreOptions", "head_of", "only_file"]
+__all__ = [
+    "CHECKED", "MAX_SIZE", "ExportSource", "StoreFormat", "StoreOptions", "fresh", "head_of", "only_file", "read_file",
+    "require", "require_file", "require_known", "sha256_of", "token_dtype",
+]  # fmt: skip
 
 DTYPES = ("uint8", "uint16", "uint32", "int16", "int32", "int64")
 HEAD = 4096
 BLOCK = 1 << 20
 """Tokens that are held at a time."""
+
+CHECKED = 1 << 19
+"""Ids that are checked, narrowed, hashed and written at a time: they fit into the cache of a core."""
+
+SMALL_VOCABULARY = 65_500
+"""From this size on, Megatron-LM takes four bytes for a token; the last ids below 2**16 stay free for its padding."""
+
+MAX_SIZE = 2**63 - 1
+"""No file, and no count in one, is larger."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,20 +146,20 @@ class StoreFormat:
     def verify(self) -> None:
         """Read everything, and raise an `InputError` where something is not as it should be."""
         for shard in range(len(self.files)):
-            self.check(shard, _again(self.files[shard]))
+            self.check(shard, fresh(self.files[shard]))
 
     def check(self, shard: int, remedy: str) -> str:
         """Read the file of a shard, in constant memory, and check its size and ids; its SHA-256."""
         path, tokens = self.files[shard], int(self.tokens[shard])
         size = self.header + tokens * self.dtype.itemsize
-        if (found := require_file(path, remedy)) != size:
-            raise InputError(f"{path} has {found} bytes, expected {size}", remedy)
+        if (length := require_file(path, remedy)) != size:
+            raise InputError(f"{path} has {length} bytes, expected {size}", remedy)
         header = bytearray(self.header)
         _fill(memoryview(header), path, 0)
         digest = hashlib.sha256(header)
         for first in range(0, tokens, BLOCK):
             ids = self.read(shard, first, min(first + BLOCK, tokens))
-            if fault := unknown_id(ids, self.vocab_size, first):
+            if fault := _unknown_id(ids, self.vocab_size, first):
                 raise InputError(f"{path} has {fault}", remedy)
             digest.update(ids.data)
         return digest.hexdigest()
@@ -179,7 +193,6 @@ class ExportSource:
 
     @property
     def shards(self) -> range:
-        """The numbers of the store's shards."""
         return range(len(self.store.files))
 
     def blocks(self) -> Iterator[Integer[np.ndarray, " tokens"]]:
@@ -224,14 +237,70 @@ class ExportSource:
             file.publish()
 
 
+def token_dtype(vocab_size: int) -> np.dtype:
+    """How the tokens of a vocabulary are stored: uint16 below 65 500 entries, else int32, as in Megatron-LM."""
+    if not 1 <= vocab_size <= 2**31:
+        raise RangeError(f"got a vocabulary of {vocab_size} entries, expected 1 to 2**31", "another tokenizer")
+    return np.dtype("<u2" if vocab_size < SMALL_VOCABULARY else "<i4")
+
+
+def require_known(ids: Integer[np.ndarray, " tokens"], vocab_size: int, place: int) -> None:
+    """Raise a `RangeError` if an id is not in the vocabulary; `place` is where the ids begin, for the message."""
+    if fault := _unknown_id(ids, vocab_size, place):
+        raise RangeError(f"got {fault}", "the tokenizer that made the ids")
+
+
+def _unknown_id(ids: np.ndarray, vocab_size: int | None, place: int) -> str:
+    """The first id that is negative or not in the vocabulary, where it is, and what was expected; else nothing."""
+    # Read as unsigned, a negative id is a large one, so that one pass finds both.
+    unsigned = ids.view(ids.dtype.str.replace("i", "u"))
+    of_dtype = int(np.iinfo(ids.dtype).max) + 1
+    size = vocab_size or of_dtype
+    for first in range(0, len(ids), CHECKED):
+        block = unsigned[first : first + CHECKED]
+        if int(block.max()) >= min(size, of_dtype):
+            at = first + int(np.argmax(block >= min(size, of_dtype)))
+            return f"id {ids[at]} at place {place + at}, expected ids within 0..{size - 1}"
+    return ""
+
+
+def sha256_of(content: bytes | memoryview) -> str:
+    """Its SHA-256, in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def require_file(path: str | Path, remedy: str) -> int:
+    """The size of a regular file, or an `InputError`: opening a pipe would wait for whatever writes to it."""
+    try:
+        is_file, size = os.path.isfile(path), os.stat(path).st_size  # noqa: PTH113, PTH116  # strings, for their speed
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", remedy) from None
+    if not is_file:
+        raise InputError(f"got {path}, which is not a file", remedy)
+    return size
+
+
+def read_file(path: str | Path, size: int, remedy: str) -> bytes:
+    """The whole content of a file that has exactly `size` bytes; else an `InputError`."""
+    if (length := require_file(path, remedy)) == size:
+        try:
+            with open(path, "rb") as file:  # noqa: PTH123  # a string, for its speed
+                content = file.read(size)
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}", remedy) from None
+        if (length := len(content)) == size:
+            return content
+    raise InputError(f"{path} has {length} bytes, expected {size}", remedy)
+
+
 def only_file(path: Path, suffix: str) -> Path:
     """The one file with this suffix, if `path` is a folder; several (such as two splits) are not joined unasked."""
     if not path.is_dir():
         return path
     files = sorted(path.glob(f"*{suffix}"))
     if len(files) != 1:
-        found = ", ".join(file.name for file in files[:4]) or "none"
-        raise InputError(f"got {path}, expected one file that ends with {suffix}, found {found}", "one of its files")
+        names = ", ".join(file.name for file in files[:4]) or "none"
+        raise InputError(f"got {path}, expected one file that ends with {suffix}, found {names}", "one of its files")
     return files[0]
 
 
@@ -241,7 +310,7 @@ def head_of(path: str | Path) -> bytes:
         with open(path, "rb") as file:  # noqa: PTH123
             return file.read(HEAD)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}", _again(path)) from None
+        raise InputError(f"cannot read {path}: {error.strerror}", fresh(path)) from None
 
 
 def _fill(view: memoryview, path: str, at: int) -> None:
@@ -253,7 +322,7 @@ def _fill(view: memoryview, path: str, at: int) -> None:
             while view:
                 count = os.preadv(handle, [view], at)
                 if not count:
-                    raise InputError(f"{path} ends at byte {at}, expected {at + len(view)} bytes", _again(path))
+                    raise InputError(f"{path} ends at byte {at}, expected {at + len(view)} bytes", fresh(path))
                 view, at = view[count:], at + count
         finally:
             os.close(handle)
@@ -262,13 +331,20 @@ def _fill(view: memoryview, path: str, at: int) -> None:
 
 
 def _count(path: str, dtype: np.dtype, header: int) -> int:
-    size = require_file(path, _again(path))
+    size = require_file(path, fresh(path))
     if size < header or (size - header) % dtype.itemsize:
         raise InputError(f"{path} has {size} bytes, which is no number of {dtype.name} tokens", "another dtype")
     return (size - header) // dtype.itemsize
 
 
-def _again(path: str | Path) -> str:
+def require(holds: object, fault: str) -> None:
+    """Raise the fault of a file, to which whoever knows its name adds that."""
+    if not holds:
+        raise FaultError(fault)
+
+
+def fresh(path: str | Path) -> str:
+    """The remedy where a file is not as it was."""
     return f"a fresh copy of {path}"
 
 

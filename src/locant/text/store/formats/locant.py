@@ -28,6 +28,7 @@ from locant._version import __version__
 from locant.arguments import whole
 from locant.errors import InputError, RangeError
 from locant.files import FaultError, strict_json, write_whole
+from locant.text.store.formats import base
 from locant.text.store.formats.base import ExportSource, StoreFormat, StoreOptions
 from locant.text.store.formats.shards import (
     MANIFEST,
@@ -38,7 +39,6 @@ from locant.text.store.formats.shards import (
     read_index,
     shard_name,
 )  # fmt: skip
-from locant.text.store.token_files import MAX_SIZE, read_file, require_file, sha256_of, token_dtype
 from locant.text.tokenizer import Tokenizer
 
 __all__ = ["TOKENIZER", "LocantFormat", "Manifest", "read_manifest", "write_manifest"]
@@ -117,9 +117,9 @@ def _content(folder: Path) -> bytes:
             f"{folder} holds no finished store: it has no {MANIFEST}",
             "locant prepare, the same command again if it was interrupted; or format= for stores of other programs",
         )
-    size = require_file(path, AGAIN)
+    size = base.require_file(path, AGAIN)
     _require_readable(size, path)
-    return read_file(path, size, AGAIN)
+    return base.read_file(path, size, AGAIN)
 
 
 def _require_readable(size: int, path: Path) -> None:
@@ -139,30 +139,29 @@ def _intact(content: bytes) -> str:
     tail = TAIL.fullmatch(content, max(0, len(content) - TAIL_SIZE))
     if not tail:
         raise FaultError("its end is missing")
-    if sha256_of(memoryview(content)[:-TAIL_SIZE]) != tail[1].decode():
-        raise FaultError("it was changed after it was written")
-    return tail[1].decode()
+    digest = tail[1].decode()
+    base.require(base.sha256_of(memoryview(content)[:-TAIL_SIZE]) == digest, "it was changed after it was written")
+    return digest
 
 
 def _manifest(fields: dict[str, Any], digest: str, path: Path) -> Manifest:
     """The fields, each checked: a hash says that they are what somebody wrote, not that they make sense."""
     vocab_size = _count(fields, "vocab_size")
     try:
-        dtype = token_dtype(vocab_size)
+        dtype = base.token_dtype(vocab_size)
     except RangeError as error:
         raise FaultError(error.cause) from None
-    if fields.get("dtype") != dtype.name:
-        raise FaultError(f"dtype is {fields.get('dtype')!r}, and {vocab_size} entries take {dtype.name}")
+    dtype_fault = f"dtype is {fields.get('dtype')!r}, and {vocab_size} entries take {dtype.name}"
+    base.require(fields.get("dtype") == dtype.name, dtype_fault)
     shards = _shards(_object(fields, "shards"), dtype)
     for name in ("tokens", "documents"):
-        if _count(fields, name) != sum(shards[name]):
-            raise FaultError(f"{name} is {fields[name]}, and its shards have {sum(shards[name])}")
+        total = sum(shards[name])
+        base.require(_count(fields, name) == total, f"{name} is {fields[name]}, and its shards have {total}")
     tokenizer = _object(fields, "tokenizer")
     _require_hashes([tokenizer.get("sha256"), tokenizer.get("fingerprint")])
     _sources(fields)
     end, appended = fields.get("end_of_text"), fields.get("end_of_text_appended")
-    if type(appended) is not bool:
-        raise FaultError(f"end_of_text_appended is {appended!r}, expected true or false")
+    base.require(type(appended) is bool, f"end_of_text_appended is {appended!r}, expected true or false")
     if (end is not None or appended) and _count(fields, "end_of_text") >= vocab_size:
         raise FaultError(f"end_of_text is {end}, and the vocabulary has {vocab_size} entries")
     return Manifest(
@@ -182,23 +181,22 @@ def _manifest(fields: dict[str, Any], digest: str, path: Path) -> Manifest:
 
 
 def _object(fields: dict[str, Any], name: str) -> dict[str, Any]:
-    if not isinstance(fields.get(name), dict):
-        raise FaultError(f"{name} is not an object")
+    base.require(isinstance(fields.get(name), dict), f"{name} is not an object")
     return fields[name]
 
 
 def _count(fields: dict[str, Any], name: str) -> int:
     """An integer from 0 to the largest size of a file; JSON's ``true`` and ``1.0`` are none."""
     value = fields.get(name)
-    if type(value) is not int or not 0 <= value <= MAX_SIZE:
+    if type(value) is not int or not 0 <= value <= base.MAX_SIZE:
         raise FaultError(f"{name} is {value!r}, expected a count")
     return value
 
 
 def _require_hashes(values: list[Any]) -> None:
     """Each a SHA-256 in lower-case hexadecimal digits."""
-    if not all(isinstance(value, str) and len(value) == 64 for value in values) or "".join(values).strip(HEX):
-        raise FaultError("a hash is none")
+    are_texts = all(isinstance(value, str) and len(value) == 64 for value in values)
+    base.require(are_texts and not "".join(values).strip(HEX), "a hash is none")
 
 
 def _shards(columns: dict[str, Any], dtype: np.dtype) -> dict[str, list[Any]]:
@@ -209,12 +207,12 @@ def _shards(columns: dict[str, Any], dtype: np.dtype) -> dict[str, list[Any]]:
     for name, column in shards.items():
         if name.endswith("sha256"):
             _require_hashes(column)
-        elif not set(map(type, column)) <= {int} or min(column, default=0) < 0 or sum(column) > MAX_SIZE:
+        elif not set(map(type, column)) <= {int} or min(column, default=0) < 0 or sum(column) > base.MAX_SIZE:
             raise FaultError(f"{name} of its shards are no counts")
-    if shards["bin_size"] != [dtype.itemsize * tokens for tokens in shards["tokens"]]:
-        raise FaultError("the sizes of its shards do not fit their tokens")
-    if shards["idx_size"] != [index_size(documents) for documents in shards["documents"]]:
-        raise FaultError("the sizes of its indices do not fit their documents")
+    sizes = [dtype.itemsize * tokens for tokens in shards["tokens"]]
+    base.require(shards["bin_size"] == sizes, "the sizes of its shards do not fit their tokens")
+    sizes = [index_size(documents) for documents in shards["documents"]]
+    base.require(shards["idx_size"] == sizes, "the sizes of its indices do not fit their documents")
     return shards
 
 
@@ -250,13 +248,13 @@ def write_manifest(
         "schema": "locant token store",
         "version": VERSION,
         "package": __version__,
-        "dtype": token_dtype(tokenizer.vocab_size).name,
+        "dtype": base.token_dtype(tokenizer.vocab_size).name,
         "vocab_size": tokenizer.vocab_size,
         "end_of_text": tokenizer.end_of_text if end_of_text is None else end_of_text,
         "end_of_text_appended": end_of_text is not None,
         "tokens": sum(shard.tokens for shard in shards),
         "documents": sum(shard.documents for shard in shards),
-        "tokenizer": {"size": len(text), "sha256": sha256_of(text), "fingerprint": tokenizer.fingerprint},
+        "tokenizer": {"size": len(text), "sha256": base.sha256_of(text), "fingerprint": tokenizer.fingerprint},
         "options": options,
         "sources": sources,
         "shards": {name: [row[place] for row in rows] for place, name in enumerate(SHARD_COLUMNS)},
@@ -266,7 +264,7 @@ def write_manifest(
     except (TypeError, ValueError, RecursionError) as error:
         cause = f"got sources or options that are no JSON: {error}"
         raise InputError(cause, "texts, numbers, lists and dicts") from None
-    content = body + f',\n "sha256": "{sha256_of(body)}",\n "complete": true\n}}\n'.encode()
+    content = body + f',\n "sha256": "{base.sha256_of(body)}",\n "complete": true\n}}\n'.encode()
     path = folder / MANIFEST
     _require_readable(len(content), path)
     with _naming(path):  # what could not be read again is not written
@@ -333,7 +331,7 @@ class LocantFormat(StoreFormat):
     @property
     def fingerprint(self) -> str:
         parts = [self.dtype.str, self.manifest.tokenizer_fingerprint, str(self.end_of_text)]
-        return sha256_of("\n".join([*parts, *self.manifest.bin_sha256, *self.manifest.idx_sha256]).encode())
+        return base.sha256_of("\n".join([*parts, *self.manifest.bin_sha256, *self.manifest.idx_sha256]).encode())
 
     def offsets(self, shard: int) -> Int[np.ndarray, " offsets"]:
         path, documents = self._folder / f"{shard_name(shard)}.idx", int(self.manifest.documents[shard])
@@ -346,8 +344,8 @@ class LocantFormat(StoreFormat):
 
     def load_tokenizer(self) -> Tokenizer:
         record, path = self.manifest.tokenizer, self._folder / TOKENIZER
-        content = read_file(path, record.size, AGAIN)
-        _require_hash(path, sha256_of(content), record.sha256)
+        content = base.read_file(path, record.size, AGAIN)
+        _require_hash(path, base.sha256_of(content), record.sha256)
         tokenizer = Tokenizer.from_json(content.decode(errors="replace"), str(path))
         known = (tokenizer.fingerprint, tokenizer.vocab_size)
         if known != (self.manifest.tokenizer_fingerprint, self.vocab_size):
@@ -362,7 +360,7 @@ class LocantFormat(StoreFormat):
         for shard, path in enumerate(self.files):
             _require_hash(path, self.check(shard, AGAIN), self.manifest.bin_sha256[shard])
             index, size = f"{path.removesuffix('.bin')}.idx", index_size(int(self.manifest.documents[shard]))
-            _require_hash(index, sha256_of(read_file(index, size, AGAIN)), self.manifest.idx_sha256[shard])
+            _require_hash(index, base.sha256_of(base.read_file(index, size, AGAIN)), self.manifest.idx_sha256[shard])
             self.offsets(shard)
 
     @classmethod
@@ -376,7 +374,7 @@ class LocantFormat(StoreFormat):
                     writer.append(ids, lengths, continues=continues)
                 records.append(writer.close())
             size = store.header + int(store.tokens[shard]) * store.dtype.itemsize
-            sources.append({"path": path, "size": size, "sha256": store.check(shard, f"a fresh copy of {path}")})
+            sources.append({"path": path, "size": size, "sha256": store.check(shard, base.fresh(path))})
         write_manifest(
             folder,
             shards=records,
@@ -385,7 +383,7 @@ class LocantFormat(StoreFormat):
             sources=sources,
             options={"format": source.format},
         )
-        return token_dtype(source.vocab_size)
+        return base.token_dtype(source.vocab_size)
 
 
 def _require_hash(path: str | Path, found: str, expected: str) -> None:

@@ -26,7 +26,15 @@ from jaxtyping import Int, Integer
 from locant.arguments import shown
 from locant.errors import InputError, RangeError, ShapeError
 from locant.files import FaultError, NewFile
-from locant.text.store.token_files import BLOCK, read_file, require_file, require_known, token_dtype
+from locant.text.store.formats.base import (
+    CHECKED,
+    fresh,
+    read_file,
+    require,
+    require_file,
+    require_known,
+    token_dtype,
+)
 
 __all__ = [
     "MANIFEST", "FileRecord", "Index", "IndexWriter", "ShardRecord", "ShardWriter", "index_size", "read_index",
@@ -91,11 +99,10 @@ class Index:
 
 def read_index(path: str | Path) -> Index:
     """Read an index; an `InputError` if it is none, or contradicts itself."""
-    remedy = f"a fresh copy of {path}"
+    remedy = fresh(path)
     size = require_file(path, remedy)
     try:
-        if size < index_size(0):
-            raise FaultError(f"it has {size} bytes, fewer than an empty one")
+        require(size >= index_size(0), f"it has {size} bytes, fewer than an empty one")
         return _index(read_file(path, size, remedy))
     except FaultError as fault:
         raise InputError(f"{path} is no intact index: {fault}", remedy) from None
@@ -103,30 +110,22 @@ def read_index(path: str | Path) -> Index:
 
 def _index(content: bytes) -> Index:
     magic, version, code, n, offsets = HEADER.unpack_from(content)
-    if magic != MAGIC:
-        raise FaultError(f"it begins with {magic!r}, expected {MAGIC!r}")
-    if version != VERSION:
-        raise FaultError(f"it has version {version}, expected {VERSION}")
-    if code not in CODES:
-        raise FaultError(f"its tokens have the dtype of code {code}, expected one of {', '.join(map(str, CODES))}")
+    require(magic == MAGIC, f"it begins with {magic!r}, expected {MAGIC!r}")
+    require(version == VERSION, f"it has version {version}, expected {VERSION}")
+    require(code in CODES, f"its tokens have the dtype of code {code}, expected one of {', '.join(map(str, CODES))}")
     size = HEADER.size + 12 * n + 8 * offsets
-    if len(content) == size + n > size:
-        raise FaultError("it has a mode for each sequence, as for pictures among text")
-    if not offsets or len(content) != size:
-        raise FaultError(f"it has {len(content)} bytes, and {size} are needed for {n} sequences and {offsets} offsets")
+    require(not len(content) == size + n > size, "it has a mode for each sequence, as for pictures among text")
+    needed = f"it has {len(content)} bytes, and {size} are needed for {n} sequences and {offsets} offsets"
+    require(offsets and len(content) == size, needed)
     dtype, sequences = np.dtype(CODES[code]), np.frombuffer(content, "<i4", n, HEADER.size)
     pointers = np.frombuffer(content, "<i8", n, HEADER.size + 4 * n)
     documents = np.frombuffer(content, "<i8", offsets, HEADER.size + 12 * n)
-    if (sequences < 0).any():
-        raise FaultError("a sequence has a negative length")
+    require((sequences >= 0).all(), "a sequence has a negative length")
     starts = _starts(sequences)
     starts *= dtype.itemsize
-    if not np.array_equal(starts[:-1], pointers):
-        raise FaultError("its sequences overlap, or leave a gap")
-    if documents[0] != 0 or documents[-1] != n:
-        raise FaultError("its documents do not cover its sequences")
-    if (documents[1:] < documents[:-1]).any():
-        raise FaultError("its documents are not in order")
+    require(np.array_equal(starts[:-1], pointers), "its sequences overlap, or leave a gap")
+    require(documents[0] == 0 and documents[-1] == n, "its documents do not cover its sequences")
+    require((documents[1:] >= documents[:-1]).all(), "its documents are not in order")
     return Index(dtype=dtype, sequences=sequences, documents=documents)
 
 
@@ -243,8 +242,8 @@ class ShardWriter:
         require_known(ids, self._vocab_size, self.tokens)
         self._index.append(lengths, continues=continues)
         self.tokens += len(ids)
-        for first in range(0, len(ids), BLOCK):
-            data = np.ascontiguousarray(ids[first : first + BLOCK], dtype=self._dtype).data.cast("B")
+        for first in range(0, len(ids), CHECKED):
+            data = np.ascontiguousarray(ids[first : first + CHECKED], dtype=self._dtype).data.cast("B")
             self._digest.update(data)
             self._bin.write(data)
 

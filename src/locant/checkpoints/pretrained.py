@@ -1,0 +1,267 @@
+"""What is read from the folder of a published model: the tables of its input, or the model, where it was saved swapped.
+
+Of the input token, position and segment tables are read, and the norm of their sum; nothing else of the model, and
+every shape and dtype has to be the one that the configuration says. No code of the folder is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from locant.arguments import one_of, shown, whole
+from locant.checkpoints.checkpoint_folder import DTYPES, TensorFolder, headers_of
+from locant.checkpoints.config_source import CONFIG, read_json, require_no_code
+from locant.errors import InputError, RangeError
+from locant.models.architecture import UNKNOWN, Architecture
+from locant.models.config_values import Config, flag, integer, number, required
+from locant.models.encodings import encoding_from_config
+from locant.models.registry import read, read_known
+from locant.models.weights import InputTables, RowScale
+from locant.positions.registry import encodings
+from locant.swapping.handle import swap
+from locant.swapping.plan import KEY, built
+
+__all__ = ["PretrainedInput", "load_swapped", "read_pretrained_input", "read_pretrained_token", "told_layers"]
+
+OLD_NAMES = {"weight": "gamma", "bias": "beta"}
+"""Parts of norms in checkpoints that came from TensorFlow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainedInput:
+    """What an embedding is built from (on the meta device), and the tensors of its state."""
+
+    options: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+
+class _Source:
+    """A folder, its configuration and the row of its architecture."""
+
+    def __init__(self, folder: Path | str, dtype: torch.dtype | None) -> None:
+        if dtype is not None and dtype not in DTYPES.values():
+            known = ", ".join(map(str, DTYPES.values()))
+            raise RangeError(f"got {shown(dtype)} for dtype, expected one of {known}", "dtype=torch.float32")
+        self.tensors = TensorFolder(folder)
+        self.folder = self.tensors.folder
+        facts = read_json(self.folder / CONFIG)
+        if facts.get("auto_map") and read(facts)[1].rotary is UNKNOWN:
+            kind = shown(facts.get("model_type"))
+            got = f"got {self.folder}, a model_type {kind} with code of its own, which is not run"
+            raise InputError(got, "locant.register_architecture for it, as docs/extending.md says")
+        self.config, self.row = read_known(facts)
+        self.dtype = dtype
+        self.stated = _stated_dtype(facts)
+
+    def read(self, module: str, shape: tuple[int, ...], why: str, part: str = "weight") -> Tensor:
+        """A tensor, which has to have this shape because of these keys."""
+        name = self.tensors.find(module, part) or self.tensors.find(module, OLD_NAMES.get(part, part))
+        if name is None:
+            got = f"got {self.folder} without a tensor {module}.{part}, where {self.config['model_type']} has it"
+            raise InputError(got, "the folder of the whole model, and its own config.json")
+        entry = self.tensors.entry(name)
+        if entry.shape != shape:
+            got = f"got {name} of shape {entry.shape} in {self.folder}, where its {CONFIG} says {shape} ({why})"
+            raise InputError(got, "the configuration and the weights of one model")
+        tensor = self.tensors.tensor(name)
+        if self.dtype is not None:
+            return tensor.to(self.dtype)
+        if self.stated is not None and tensor.dtype != self.stated:
+            got = f"got {name} of {tensor.dtype} in {self.folder}, where its {CONFIG} says {self.stated}"
+            raise InputError(got, f"dtype={tensor.dtype}, which is that of the file")
+        return tensor
+
+
+def read_pretrained_token(folder: Path | str, dtype: torch.dtype | None = None) -> PretrainedInput:
+    """The token table alone, as a `TokenEmbedding` takes it."""
+    return _token(_Source(folder, dtype))
+
+
+def read_pretrained_input(folder: Path | str, dtype: torch.dtype | None = None) -> PretrainedInput:
+    """Everything up to the first layer, as an `InputEmbedding` takes it."""
+    source = _Source(folder, dtype)
+    config, inputs = source.config, source.row.inputs
+    if why := inputs.why_not(config) if callable(inputs.why_not) else inputs.why_not:
+        got = f"got {folder}, a {config['model_type']}, whose input is no sum of tables: {why}"
+        raise InputError(got, "TokenEmbedding.from_pretrained, which reads its token table")
+    token = _token(source)
+    options, tensors = {**token.options}, {"token.weight": token.tensors["weight"]}
+    d_model = options["d_model"]
+    if inputs.positions is not None:
+        with torch.device("meta"):
+            encoding = encoding_from_config(config)
+        if "embed" in encoding.doors():
+            shape = tuple(encoding.get_parameter("weight").shape)
+            options["encoding"] = encoding
+            tensors["encoding.weight"] = source.read(inputs.positions, shape, "its positions and its width")
+    if inputs.segments is not None and (
+        num_segments := integer("type_vocab_size", config.get("type_vocab_size", 0), 0)
+    ):
+        options["num_segments"] = num_segments
+        shape = (num_segments, d_model)
+        tensors["segment.weight"] = source.read(inputs.segments, shape, "type_vocab_size and its width")
+    if inputs.norm is not None:
+        has_bias = inputs.norm_bias_key is None or flag(inputs.norm_bias_key, config.get(inputs.norm_bias_key, True))
+        options["norm"] = nn.LayerNorm(d_model, eps=_eps(config, source.row), bias=has_bias, device="meta")
+        for part in ("weight", "bias")[: 1 + has_bias]:
+            tensors[f"norm.{part}"] = source.read(inputs.norm, (d_model,), "its width", part)
+    if inputs.dropout_key is not None:
+        options["dropout"] = number(inputs.dropout_key, config.get(inputs.dropout_key, 0.0), low=0, below=1)
+    return PretrainedInput(options=options, tensors=tensors)
+
+
+def _token(source: _Source) -> PretrainedInput:
+    config, inputs = source.config, source.row.inputs
+    rows = required(config, "vocab_size")
+    width_key = inputs.width_key(config)
+    width = required(config, width_key)
+    options: dict[str, Any] = {"vocab_size": rows, "d_model": width, "scale": _scale(config, inputs)}
+    padding = config.get("pad_token_id")
+    if inputs.padding and padding is not None:
+        row = integer("pad_token_id", padding, -rows)
+        if row >= rows:
+            got = f"got pad_token_id={row} in {source.folder / CONFIG}, of a vocabulary of {rows}"
+            raise InputError(got, f"'pad_token_id': null, or a row of the {rows}")
+        options["padding_idx"] = row
+    weight = source.read(inputs.tokens, (rows, width), f"vocab_size and {width_key}")
+    return PretrainedInput(options=options, tensors={"weight": weight})
+
+
+def _scale(config: Config, inputs: InputTables) -> RowScale | None:
+    """What the rows are multiplied with; a factor of one is none."""
+    if inputs.scale_key not in config:
+        return inputs.scale(config) if callable(inputs.scale) else inputs.scale
+    factor = number(inputs.scale_key, config[inputs.scale_key])
+    return None if factor == 1 else factor
+
+
+def _eps(config: Config, row: Architecture) -> float:
+    key = row.inputs.norm_eps
+    if not isinstance(key, str):
+        return key
+    if key not in config:
+        raise row.lacks(key, config)
+    return number(key, config[key], low=0)
+
+
+def _stated_dtype(facts: Config) -> torch.dtype | None:
+    """The dtype that a configuration says its weights have: ``dtype``, and ``torch_dtype`` up to transformers 4."""
+    inner = facts.get("text_config")
+    places = [facts, inner] if isinstance(inner, Mapping) else [facts]
+    name = next((place[key] for place in places for key in ("dtype", "torch_dtype") if place.get(key)), None)
+    if name in (None, "auto"):
+        return None
+    known = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
+    if not isinstance(name, str) or name not in known:
+        raise InputError(f"got dtype={shown(name)} in {CONFIG}, expected one of {', '.join(known)}", "'dtype': null")
+    return known[name]
+
+
+# ---------------------------------------------------------------------- swapped models
+
+HOLDER = ".locant."
+SAVED = "the folder as it was saved"
+UNTOLD = "an encoding that its configuration does not tell"
+
+
+def load_swapped(
+    folder: str | Path, *, cls: Any = None, encoding: Any = None, layers: Any = None, **options: Any
+) -> Any:
+    """Load a model that was saved while it was swapped, with its encoding and what that learned.
+
+    Args:
+        folder: as `save_pretrained` wrote it.
+        cls: a class of `transformers`; default: ``AutoModelForCausalLM``, or ``AutoModelForSeq2SeqLM`` for a model
+            with an encoder and a decoder.
+        encoding, layers: as for `locant.swap`, where the configuration does not tell the encoding; its parameters
+            are read from the folder.
+        options: for ``from_pretrained``, such as ``dtype``.
+
+    Raises:
+        InputError: a folder of a model that was not swapped, or had its own encoding in every layer; one whose
+            ``locant`` entry is damaged, or without the parameters of its encoding; one with code of its own, pickles,
+            or files that are not whole.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    path = Path(folder)
+    given = read_json(path / CONFIG)
+    if KEY not in given:
+        got = f"got {path}, whose model is not swapped, or has its own encoding, which is not written down"
+        raise InputError(got, f"from_pretrained({str(folder)!r}), then locant.swap")
+    require_no_code(path, given)
+    headers_of(path)
+    told = encoding is None and layers is None  # others need not be built: their package may not be installed here
+    plan = _of_layers(path, given[KEY], lambda each: built(each) if told and each is not None else UNTOLD)
+    if told:
+        if UNTOLD in plan:
+            got = f"got {path}, with {UNTOLD}"
+            raise InputError(got, "load_swapped(folder, encoding=...) with one like it")
+        layers = lambda layer, _: plan[layer] if layer < len(plan) else None  # noqa: E731
+    config: Any = AutoConfig.from_pretrained(path)
+    delattr(config, KEY)
+    config._attn_implementation = None
+    options = {"local_files_only": True, "use_safetensors": True, **options}
+    usual = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
+    model = (cls or usual).from_pretrained(path, config=config, **options)
+    swapped = swap(model, encoding, layers=layers, angles=given[KEY].get("angles", "exact"))
+    if len(swapped.sentences) != len(plan):
+        raise _damaged(path, f"{len(plan)} layers for {len(swapped.sentences)}")
+    _read_parameters(path, model)
+    return model
+
+
+def _of_layers(folder: Path, entry: Any, of: Callable[[Any], Any]) -> list[Any]:
+    """What `of` makes of the encoding of each layer, as `record` wrote it; ``None``: the model's own."""
+    try:
+        told = [of(each) for each in entry["encodings"]]
+        last = len(told) - 1
+        places = [None if each is None else whole("layers", each, 0, last, remedy=SAVED) for each in entry["layers"]]
+        one_of("angles", entry.get("angles", "exact"), ("exact", "float32"), SAVED)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # whatever was written there by hand
+        raise _damaged(folder, f"{type(error).__name__}: {error}") from error
+    return [None if each is None else told[each] for each in places]
+
+
+def _read_parameters(folder: Path, model: Any) -> None:
+    mine = {name: each for name, each in model.state_dict().items() if HOLDER in f".{name}"}
+    there = {tensor.name: folder / file for file, header in headers_of(folder).items() for tensor in header.tensors}
+    for name, parameter in mine.items():
+        if name not in there:
+            raise InputError(f"got {folder} without {name}, a parameter of its encoding", SAVED)
+        with safe_open(there[name], framework="pt") as file:
+            saved = file.get_tensor(name)
+        if saved.shape != parameter.shape:
+            got = f"got {name} of shape {shown(tuple(saved.shape))}, expected {tuple(parameter.shape)}"
+            raise InputError(got, SAVED)
+        with torch.no_grad():
+            parameter.copy_(saved)
+
+
+def told_layers(config: Mapping[str, Any]) -> tuple[str | None, ...]:
+    """Of every layer, the encoding that `record` wrote down, in words; ``None``: the model's own. Empty: not swapped.
+
+    >>> told_layers({"locant": {"encodings": [{"name": "alibi", "options": {"num_heads": 4}}], "layers": [0, None]}})
+    ('alibi(num_heads=4)', None)
+    """
+    if config.get(KEY) is None:
+        return ()
+    return tuple(_of_layers(Path(), config[KEY], lambda each: UNTOLD if each is None else _in_words(each)))
+
+
+def _in_words(description: Mapping[str, Any]) -> str:
+    options = ", ".join(f"{name}={shown(value)}" for name, value in description["options"].items())
+    return f"{one_of('encoding', description['name'], encodings())}({options})"
+
+
+def _damaged(folder: Path, why: str) -> InputError:
+    """Of an entry that somebody changed by hand."""
+    got = f"got {folder / CONFIG}, whose entry {KEY!r} does not say what each layer has ({why})"
+    return InputError(got, SAVED)

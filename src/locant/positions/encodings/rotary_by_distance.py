@@ -1,0 +1,242 @@
+"""Rotary positions at bounded distances, for texts longer than trained: ReRoPE, Self-Extend, dual chunk attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from locant.arguments import MAX_INT32, whole
+from locant.positions.base import EncodingInfo, ModelShape, build
+from locant.positions.documents import PADDING
+from locant.positions.encodings.rotary import Rotary
+from locant.positions.positions import Positions
+from locant.positions.rotary_by_class import PairClass, RotaryByClass, near_and_far
+
+__all__ = ["DualChunk", "ReRoPE", "SelfExtend"]
+
+
+class ReRoPE(RotaryByClass):
+    r"""Keys near the query are rotated as trained; all others as if they stood at the end of a window.
+
+    .. math:: \text{distance}(i, j) = \min(i - j, w)
+
+    No distance is larger than `window`, so a model reads texts of any length without training. Its author (Su 2023,
+    https://kexue.fm/archives/9708) multiplies queries beyond the trained length L by ``log(n + 1) / log L``, too; that
+    is left to who calls.
+
+    Args:
+        rotary: as the model was trained.
+        window: the largest distance; less than the trained length.
+
+    Limits:
+        Causal attention through `attend` alone, without a window of its own. Tokens beyond the window cannot be told
+        apart by their position. What `SelfExtend` costs.
+
+    Tested against:
+        Attention written out in NumPy with the distance of every pair, forward and by every gradient.
+
+    >>> import locant
+    >>> encoding = ReRoPE(Rotary(16), window=6)
+    >>> q, k, where = torch.randn(1, 4, 20, 16), torch.randn(1, 2, 20, 16), Positions.arange(20)
+    >>> locant.attend(*encoding.rotate(q, k, where), k, encoding=encoding, positions=where).shape
+    torch.Size([1, 4, 20, 16])
+    """
+
+    info = EncodingInfo(
+        name="rerope",
+        aliases=("rectified_rope",),
+        kind="relative",
+        parameters="none",
+        cost_of_tokens="in every layer, twice what rotary costs",
+        cost_of_pairs="nothing",
+        extrapolation="without training, to any length; beyond the window all distances are one",
+        used_by="rerope",
+        paper="Su 2023, https://kexue.fm/archives/9708",
+    )
+
+    def __init__(self, rotary: Rotary, window: int = 512) -> None:
+        super().__init__(rotary)
+        self.window = whole("window", window, 1, remedy="window=512, below the trained length")
+
+    @classmethod
+    def for_model(cls, shape: ModelShape, **options: Any) -> ReRoPE:
+        """The window is half of the trained length."""
+        return build(cls, {"rotary": Rotary(shape.head_dim), "window": max(1, shape.max_seq_len // 2)} | options)
+
+    def classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass]:
+        """The keys within the window, and all tokens before them."""
+        far, far_keys = lambda index: index * 0 + self.window, lambda index: index * 0
+        return near_and_far(positions, k_positions, self.window, far, far_keys)
+
+    def extra_repr(self) -> str:
+        return f"{self.rotary}, window={self.window}"
+
+
+class SelfExtend(RotaryByClass):
+    r"""Keys near the query are rotated as trained; far ones by where their group of tokens stands.
+
+    .. math:: \text{distance}(i, j) = \begin{cases} i - j & i - j < w \\
+        \lfloor i / G \rfloor - \lfloor j / G \rfloor + w - \lfloor w / G \rfloor & \text{otherwise}\end{cases}
+
+    with w `neighbours` and groups of G tokens. No distance is larger than the trained length L up to
+    ``(L - w) * G + w`` tokens, so a model reads on without any training (Jin et al. 2024,
+    https://arxiv.org/abs/2401.01325).
+
+    Args:
+        rotary: as the model was trained.
+        group: tokens that share a position where they are far away.
+        neighbours: the distance from which tokens are far; less than the trained length.
+
+    Limits:
+        Causal attention through `attend` alone, without a window of its own. Far tokens of one group cannot be told
+        apart by their position. Two rotations, and behind a cache one of all its keys in every step.
+
+    Tested against:
+        Attention written out in NumPy with the distance of every pair, forward and by every gradient.
+
+    >>> import locant
+    >>> encoding = SelfExtend(Rotary(16), group=4, neighbours=6)
+    >>> q, k, where = torch.randn(1, 4, 20, 16), torch.randn(1, 2, 20, 16), Positions.arange(20)
+    >>> locant.attend(*encoding.rotate(q, k, where), k, encoding=encoding, positions=where).shape
+    torch.Size([1, 4, 20, 16])
+    """
+
+    info = EncodingInfo(
+        name="self_extend",
+        aliases=("longlm",),
+        kind="relative",
+        parameters="none",
+        cost_of_tokens="in every layer, twice what rotary costs",
+        cost_of_pairs="nothing",
+        extrapolation="without training, to the group size times the trained length, at coarser distances",
+        used_by="LongLM, llama.cpp",
+        paper="Jin 2024, arXiv 2401.01325",
+    )
+
+    def __init__(self, rotary: Rotary, group: int = 8, neighbours: int = 1024) -> None:
+        super().__init__(rotary)
+        self.group = whole("group", group, 1, remedy="group=8")
+        self.neighbours = whole("neighbours", neighbours, 1, remedy="neighbours=1024, below the trained length")
+
+    @classmethod
+    def for_model(cls, shape: ModelShape, **options: Any) -> SelfExtend:
+        """Half of the trained length are neighbours."""
+        return build(cls, {"rotary": Rotary(shape.head_dim), "neighbours": max(1, shape.max_seq_len // 2)} | options)
+
+    def classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass]:
+        """The neighbours, and all tokens before them."""
+        shift = self.neighbours - self.neighbours // self.group
+        far, far_keys = lambda index: index // self.group + shift, lambda index: index // self.group
+        return near_and_far(positions, k_positions, self.neighbours, far, far_keys)
+
+    def extra_repr(self) -> str:
+        return f"{self.rotary}, group={self.group}, neighbours={self.neighbours}"
+
+
+class DualChunk(RotaryByClass):
+    r"""A row in chunks of s tokens: distances are right within a chunk and near its border, and bounded elsewhere.
+
+    .. math:: \text{distance}(i, j) = -(j \bmod s) + \begin{cases} i \bmod s & \text{the same chunk} \\
+        \min(i \bmod s + s, c) & \text{the chunk before} \\ \min(2 s - 1, c) & \text{any chunk before that}\end{cases}
+
+    with c `chunk_size` and s = c - `local_size`. No distance is larger than c, so a model that was trained at c tokens
+    or more reads texts of any length without training (An et al. 2024, https://arxiv.org/abs/2402.17463).
+
+    Args:
+        rotary: as the model was trained.
+        chunk_size: the largest distance: three quarters of the trained length in ChunkLlama.
+        local_size: tokens next to the border of a chunk whose distances are right.
+
+    Limits:
+        Causal attention through `attend` alone, without a window of its own. As in the authors' program, and in
+        vLLM's for Qwen2.5-1M, c is the largest distance; in the paper it is one more. The scores that Qwen2.5-1M adds
+        for sparse attention are not there. Three rotations. Under `torch.compile` one graph serves all lengths, in
+        which each class is a mask over the whole row, so that on a CPU the scores of all pairs are held.
+
+    Tested against:
+        Attention written out in NumPy with the distance of every pair, forward and by every gradient.
+
+    >>> import locant
+    >>> encoding = DualChunk(Rotary(16), chunk_size=8, local_size=2)
+    >>> q, k, where = torch.randn(1, 4, 20, 16), torch.randn(1, 2, 20, 16), Positions.arange(20)
+    >>> locant.attend(*encoding.rotate(q, k, where), k, encoding=encoding, positions=where).shape
+    torch.Size([1, 4, 20, 16])
+    """
+
+    info = EncodingInfo(
+        name="dual_chunk",
+        aliases=("dca", "dual_chunk_attention", "chunkllama"),
+        kind="relative",
+        parameters="none",
+        cost_of_tokens="in every layer, three times what rotary costs",
+        cost_of_pairs="nothing",
+        extrapolation="without training, to any length; distances between far chunks are bounded",
+        used_by="ChunkLlama, Qwen2.5-1M",
+        paper="An 2024, arXiv 2402.17463",
+    )
+
+    def __init__(self, rotary: Rotary, chunk_size: int = 3072, local_size: int = 256) -> None:
+        super().__init__(rotary)
+        self.chunk_size = whole("chunk_size", chunk_size, 2, remedy="chunk_size=3072")
+        remedy = "local_size=256, less than chunk_size"
+        self.local_size = whole("local_size", local_size, 0, self.chunk_size - 1, remedy=remedy)
+
+    @classmethod
+    def for_model(cls, shape: ModelShape, **options: Any) -> DualChunk:
+        """ChunkLlama's shares of the trained length."""
+        shares = {"chunk_size": max(2, shape.max_seq_len * 3 // 4), "local_size": shape.max_seq_len // 16}
+        return build(cls, {"rotary": Rotary(shape.head_dim)} | shares | options)
+
+    def classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass]:
+        """The tokens of one chunk, those of the chunk before, and those of all before that.
+
+        Where both sides count one by one, for each chunk of queries, whose keys are then known beforehand; but not in
+        a compiled graph, of which every chunk would be a part.
+        """
+        keys, length = positions if k_positions is None else k_positions, self.chunk_size - self.local_size
+        positions.require_within(0, MAX_INT32, "DualChunk", "positions from 0 on")
+        by_chunk = not torch.compiler.is_compiling() and positions.seq_len > 0
+        if by_chunk and positions.start is not None and keys.start is not None:
+            return [*self._by_chunk(positions, positions.start, keys, keys.start)]
+        largest = max(MAX_INT32 if each.max_index is None else each.max_index for each in (positions, keys))
+        q_chunk, k_chunk, chunks = positions.index // length, keys.index // length, largest // length + 2
+        own, own_keys = _numbered(positions, q_chunk, chunks), _numbered(keys, k_chunk, chunks)
+        earlier = replace(positions, order_or_none=q_chunk - 2, start=None)
+        return [
+            self._pairs(0, own, None if k_positions is None else own_keys),
+            self._pairs(1, own, _numbered(keys, k_chunk + 1, chunks), causal=False),
+            self._pairs(2, earlier, replace(keys, order_or_none=k_chunk, start=None)),
+        ]
+
+    def _by_chunk(self, positions: Positions, start: int, keys: Positions, k_start: int) -> Iterator[PairClass]:
+        length, end = self.chunk_size - self.local_size, start + positions.seq_len
+        for begin in range(start // length * length, end, length):
+            rows = slice(max(begin, start) - start, min(begin + length, end) - start)
+            queries = positions.slice(rows.start, rows.stop)
+            for back, (low, high) in enumerate(((begin, begin + length), (begin - length, begin), (0, begin - length))):
+                first, last = (min(max(place - k_start, 0), keys.seq_len) for place in (low, high))
+                if not back or first < last:
+                    pairs = self._pairs(back, queries, keys.slice(first, last), causal=not back)
+                    yield pairs._replace(rows=(rows.start, rows.stop), columns=(first, last))
+
+    def _pairs(self, back: int, queries: Positions, keys: Positions | None, *, causal: bool = True) -> PairClass:
+        """Pairs whose key is in the chunk of the query, in the one before (1), or before that (2)."""
+        length, largest = self.chunk_size - self.local_size, self.chunk_size
+        place = queries.index % length
+        place = place if back < 2 else torch.full_like(place, length - 1)
+        q_at = Positions((place + length * bool(back)).clamp(max=largest), min_index=0, max_index=largest)
+        k_at = Positions((queries if keys is None else keys).index % length, min_index=0, max_index=length - 1)
+        return PairClass(queries=queries, keys=keys, q_at=q_at, k_at=k_at, causal=causal)
+
+    def extra_repr(self) -> str:
+        return f"{self.rotary}, chunk_size={self.chunk_size}, local_size={self.local_size}"
+
+
+def _numbered(positions: Positions, chunk: Tensor, chunks: int) -> Positions:
+    """Every chunk as a document of its own."""
+    number = torch.where(positions.document == PADDING, PADDING, positions.document * chunks + chunk)
+    return replace(positions, document_or_none=number, start=None)

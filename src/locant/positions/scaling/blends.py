@@ -1,0 +1,223 @@
+"""Blends of plain frequencies and divided ones, by how often a pair rotates within the trained length."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from locant.arguments import flag, one_of
+from locant.errors import RangeError
+from locant.positions.scaling.base import Arithmetic, Scaling, ScalingInfo
+
+__all__ = ["Llama3", "MrRoPE", "YaRN"]
+
+
+class _Ramp(Scaling):
+    """From pairs that stay to pairs that are interpolated by `factor` goes a ramp."""
+
+    factor: float
+    original_max_seq_len: int
+    beta_fast: float
+    beta_slow: float
+    attention_factor: float | None
+
+    @property
+    def effective_attention_factor(self) -> float:
+        return _usual_attention_factor(self.factor) if self.attention_factor is None else self.attention_factor
+
+    def ramp_ends(self, dim: int, base: float, truncate: bool = True) -> tuple[float, float]:
+        """First and last pair of the ramp. The reference computes them in float64, so that is their definition."""
+        if base == 1:
+            got = f"got 1 for base, at which all pairs rotate alike and {type(self).__name__} has no ramp"
+            raise RangeError(got, "Linear(factor=...)")
+        low, high = (
+            dim * math.log(self.original_max_seq_len / (rotations * 2 * math.pi)) / (2 * math.log(base))
+            for rotations in (self.beta_fast, self.beta_slow)
+        )
+        if truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, dim - 1)
+        return float(low), float(high + 0.001 if high == low else high)
+
+    def _settle_ramp(self) -> None:
+        self._settle_length()
+        self._settle_reals("beta_fast", "beta_slow", low=1e-9)  # the trained length is divided by these
+        self._settle_reals("attention_factor", above=0)
+        if self.beta_fast < self.beta_slow:
+            got = f"got beta_fast={self.beta_fast} below beta_slow={self.beta_slow}"
+            raise RangeError(got, "beta_fast=32, beta_slow=1")
+
+
+def _usual_attention_factor(factor: float, weight: float = 1.0) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class YaRN(_Ramp):
+    r"""NTK by parts, with a temperature: Peng et al. 2023, arXiv 2309.00071.
+
+    .. math:: \theta_i' = (1 - \gamma_i) \frac{\theta_i}{s} + \gamma_i \theta_i, \qquad
+        \gamma_i = \text{ramp over the pairs with } \beta_{slow} \text{ to } \beta_{fast} \text{ rotations}
+
+    Pairs that rotate more than `beta_fast` times within the trained length keep their frequency, pairs that rotate
+    less than `beta_slow` times are interpolated by `factor`, with a linear ramp over the pairs between.
+
+    Args:
+        factor: the new length over the trained one.
+        original_max_seq_len: the trained length.
+        truncate: whether the ends of the ramp are rounded outwards to whole pairs (gpt-oss does not).
+        attention_factor: default: ``0.1 ln(factor) + 1``, or DeepSeek's ratio of two of these.
+        mscale, mscale_all_dim: the weights of that ratio; both must be given, and not be zero, to have an effect.
+
+    Limits:
+        Short texts get a little worse, since the factor acts at every length. A kernel that rotates by itself has to
+        know the attention factor.
+
+    Tested against:
+        mpmath at 50 digits, on the shapes of published models, and `transformers`' own function, bit for bit.
+
+    >>> round(YaRN(factor=4.0, original_max_seq_len=4096).effective_attention_factor, 4)
+    1.1386
+    """
+
+    factor: float
+    original_max_seq_len: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    info: ClassVar[ScalingInfo] = ScalingInfo(
+        name="yarn",
+        rope_type="yarn",
+        extends="fast pairs stay, slow ones are interpolated, with a ramp between (arXiv 2309.00071)",
+    )
+
+    def __post_init__(self) -> None:
+        self._settle_reals("factor", low=1)
+        self._settle_ramp()
+        self._settle_reals("mscale", "mscale_all_dim", low=0)
+        self._settle("truncate", flag("YaRN's truncate", self.truncate))
+
+    @property
+    def effective_attention_factor(self) -> float:
+        if self.attention_factor is None and self.mscale and self.mscale_all_dim:
+            weights = (self.mscale, self.mscale_all_dim)
+            numerator, denominator = (_usual_attention_factor(self.factor, weight) for weight in weights)
+            return numerator / denominator
+        return super().effective_attention_factor
+
+    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+        low, high = map(numbers.real, self.ramp_ends(dim, base, self.truncate))
+        powers = numbers.powers(dim, base)
+        share = 1 - ((numbers.vector(range(len(powers))) - low) / (high - low)).clip(0, 1)
+        return 1 / (numbers.real(self.factor) * powers) * (1 - share) + 1 / powers * share
+
+
+@dataclass(frozen=True, kw_only=True)
+class MrRoPE(_Ramp):
+    r"""Pairs as the digits of a position, the slower the more their radix grows: Tian et al. 2026, arXiv 2601.22181.
+
+    .. math:: \theta_i' = \theta_i \, s^{-e_i}, \qquad e_i = \frac{n_i (n_i + 1)}{N (N + 1)}, \qquad
+        n_i = \mathrm{clip}(i - l, 0, N), \quad N = h - l
+
+    l and h are the ends of `YaRN`'s ramp: pairs up to l rotate more than `beta_fast` times within the trained length
+    and keep their frequency, pairs from h on rotate less than `beta_slow` times and are interpolated by `factor`, s.
+    From one pair to the next between them, a radix grows by s to the power of 2 n / (N (N + 1)), which is MrRoPE-Pro;
+    with ``form="uniform"`` all grow alike, e = n / N, which is MrRoPE-Uni.
+
+    Args:
+        factor: the new length over the trained one.
+        original_max_seq_len: the trained length.
+        form: ``"progressive"`` or ``"uniform"``.
+        attention_factor: default: ``0.1 ln(factor) + 1``.
+
+    Limits:
+        Its paper measured models that were not trained on with it, and no others. No configuration has it.
+
+    Tested against:
+        The paper's products of radices, pair by pair, in mpmath at 50 digits, on the shapes of published models.
+
+    >>> from locant import Rotary
+    >>> plain, scaled = Rotary(16), Rotary(16, scaling=MrRoPE(factor=8.0, original_max_seq_len=2048))
+    >>> (plain.inv_freq / scaled.inv_freq).round(decimals=2).tolist()
+    [1.0, 1.0, 1.0, 1.23, 1.87, 3.48, 8.0, 8.0]
+    """
+
+    factor: float
+    original_max_seq_len: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    form: str = "progressive"
+    attention_factor: float | None = None
+    info: ClassVar[ScalingInfo] = ScalingInfo(name="mrrope", aliases=("mixed_radix", "mrrope_pro"))
+
+    def __post_init__(self) -> None:
+        self._settle_reals("factor", above=0)
+        self._settle_ramp()
+        one_of("MrRoPE's form", self.form, ("progressive", "uniform"), "MrRoPE(factor=4.0, original_max_seq_len=4096)")
+
+    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+        low, high = map(int, self.ramp_ends(dim, base))
+        steps = max(high - low, 1)
+        powers = numbers.powers(dim, base)
+        digits = numbers.vector(min(max(pair - low, 0), steps) for pair in range(len(powers)))
+        progressive = self.form == "progressive"
+        exponents = digits * (digits + 1) / (steps * (steps + 1)) if progressive else digits / steps
+        return 1 / powers / numbers.real(self.factor) ** exponents
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3(Scaling):
+    r"""By wavelength, as in Llama 3.1 (Dubey et al. 2024, arXiv 2407.21783).
+
+    .. math:: \theta_i' = (1 - \gamma_i) \frac{\theta_i}{s} + \gamma_i \theta_i, \qquad
+        \gamma_i = \mathrm{clip}\left( \frac{L \, \theta_i / 2 \pi - low}{high - low}, 0, 1 \right)
+
+    Wavelengths shorter than ``original_max_seq_len / high_freq_factor`` stay, those longer than
+    ``original_max_seq_len / low_freq_factor`` are stretched by `factor`, and those between are blended. With two equal
+    factors there is a step.
+
+    Limits:
+        Made for a model that was trained on with it: on a model that was not, it is as good as a guess.
+
+    Tested against:
+        mpmath at 50 digits, on the shapes of published models, and `transformers`' own function, bit for bit.
+
+    >>> Llama3(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=8192).factor
+    8.0
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_seq_len: int
+    info: ClassVar[ScalingInfo] = ScalingInfo(
+        name="llama3",
+        aliases=("llama_3",),
+        rope_type="llama3",
+        extends="Llama 3.1's blend by wavelength, with its low_freq_factor 1 and high_freq_factor 4",
+        options={"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    )
+
+    def __post_init__(self) -> None:
+        self._settle_reals("factor", "low_freq_factor", "high_freq_factor", above=0)
+        self._settle_length()
+        if self.high_freq_factor < self.low_freq_factor:
+            low, high = (f"{name}_freq_factor={getattr(self, f'{name}_freq_factor')}" for name in ("low", "high"))
+            raise RangeError(f"got {high}, expected at least {low}", "low_freq_factor=1, high_freq_factor=4")
+
+    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+        trained, factor = self.original_max_seq_len, numbers.real(self.factor)
+        low, high = numbers.real(self.low_freq_factor), numbers.real(self.high_freq_factor)
+        plain = 1 / numbers.powers(dim, base)
+        wavelength = numbers.two_pi / plain
+        longest, shortest = trained / low, trained / high
+        scaled = numbers.where(wavelength > longest, plain / factor, plain)
+        if high == low:
+            return scaled
+        share = (trained / wavelength - low) / (high - low)
+        blended = (1 - share) * scaled / factor + share * scaled
+        return numbers.where((wavelength >= shortest) & (wavelength <= longest), blended, scaled)

@@ -1,0 +1,208 @@
+"""A factor for every pair: the same for all, none for some, one by one, or that to the nearest whole wavelength."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, ClassVar
+
+from locant.arguments import entries, real, shown
+from locant.errors import RangeError, ShapeError
+from locant.positions.frequencies import PRECISION, TWO_PI, inverse_frequencies
+from locant.positions.scaling.base import Arithmetic, Scaling, ScalingInfo, Unscaled
+from locant.positions.scaling.blends import YaRN
+
+__all__ = ["Linear", "LongRoPE", "Proportional", "Resonance"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(Scaling):
+    r"""Position interpolation: every frequency divided by `factor`. Chen et al. 2023, arXiv 2306.15595.
+
+    .. math:: \theta_i' = \theta_i / s
+
+    Limits:
+        Near distances lose precision, too, and a model has to be fine-tuned.
+
+    Tested against:
+        mpmath at 50 digits, on the shapes of published models, and `transformers`' own function, bit for bit.
+
+    >>> Linear(factor=4.0)
+    Linear(factor=4.0)
+    """
+
+    factor: float
+    info: ClassVar[ScalingInfo] = ScalingInfo(
+        name="linear",
+        aliases=("interpolation",),
+        rope_type="linear",
+        extends="every pair is interpolated; without training on it, near tokens blur (arXiv 2306.15595)",
+    )
+
+    def __post_init__(self) -> None:
+        self._settle_reals("factor", above=0)
+
+    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+        return 1 / numbers.powers(dim, base) / numbers.real(self.factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proportional(Scaling):
+    r"""Gemma 4's: only the first share of the pairs is rotated, at frequencies spaced over the whole head.
+
+    .. math:: \theta_i' = \begin{cases} \theta_i / s & i < r \, d / 2 \\ 0 & \text{beyond} \end{cases}
+
+    r is `rotated_share` and s is `factor`. The other pairs carry no position, but keep their place in the layout.
+
+    Limits:
+        A change of `rotated_share` after training changes what every pair means.
+
+    Tested against:
+        mpmath at 50 digits, on the shapes of published models, and `transformers`' own function, bit for bit.
+
+    >>> Proportional(rotated_share=0.25)
+    Proportional(rotated_share=0.25, factor=1.0)
+    """
+
+    rotated_share: float = 1.0
+    factor: float = 1.0
+    info: ClassVar[ScalingInfo] = ScalingInfo(
+        name="proportional", rope_type="proportional", options={"rotated_share": 0.25}
+    )
+
+    def __post_init__(self) -> None:
+        self._settle_reals("factor", above=0)
+        self._settle_reals("rotated_share", low=0, high=1)
+
+    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+        pairs = (dim + 1) // 2
+        rotated = int(self.rotated_share * pairs)
+        zeros = numbers.vector([0] * (pairs - rotated))
+        return numbers.concatenate([1 / numbers.powers(dim, base, rotated), zeros]) / numbers.real(self.factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRoPE(Scaling):
+    r"""A factor of its own for every pair, short and long sequences apart: Ding et al. 2024, arXiv 2402.13753.
+
+    .. math:: \theta_i' = \theta_i / \lambda_i, \qquad \lambda = \text{short or long factors, by the length}
+
+    Args:
+        short_factor, long_factor: one divisor per pair, of sequences up to the trained length, and of longer ones. The
+            length is that of the whole sequence, and has to be given: see `Rotary.for_length`.
+        original_max_seq_len: the trained length.
+        factor: the new length over the trained one; decides the attention factor.
+        attention_factor: overrides ``sqrt(1 + ln(factor) / ln(original_max_seq_len))``.
+
+    Limits:
+        Keys in a cache are wrong after the sequence passed the trained length, unless `Rotary.rerotate` moves
+        them. The factors are searched for one model, and mean nothing for another.
+
+    Tested against:
+        mpmath at 50 digits, on the shapes of published models, and `transformers`' own function, bit for bit.
+
+    >>> scaling = LongRoPE(short_factor=[1.0] * 4, long_factor=[2.0] * 4, original_max_seq_len=4096, factor=2.0)
+    >>> scaling.factors(8, seq_len=5000)
+    (2.0, 2.0, 2.0, 2.0)
+    """
+
+    short_factor: Sequence[float]
+    long_factor: Sequence[float]
+    original_max_seq_len: int
+    factor: float
+    attention_factor: float | None = None
+    info: ClassVar[ScalingInfo] = ScalingInfo(
+        name="longrope",
+        aliases=("long_rope",),
+        rope_type="longrope",
+        extends="the factors are not searched on data, as the paper's are (arXiv 2402.13753): the long ones are those "
+        "of YaRN's ramp, the short ones are 1; --search TEXT searches them",
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("short_factor", "long_factor"):
+            divisors = entries(f"LongRoPE's {name}", getattr(self, name), "one number per pair")
+            if not divisors:
+                raise RangeError(f"got nothing for LongRoPE's {name}, expected numbers above 0", f"{name}=[1.0] * 32")
+            entry = f"an entry of LongRoPE's {name}"
+            self._settle(name, tuple(real(entry, each, above=0, remedy="one per pair") for each in divisors))
+        self._settle_reals("factor", "attention_factor", above=0)
+        self._settle_length(2)
+
+    @property
+    def length_that_matters(self) -> int:
+        return self.original_max_seq_len
+
+    @property
+    def effective_attention_factor(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return math.sqrt(1 + math.log(max(self.factor, 1)) / math.log(self.original_max_seq_len))
+
+    def factors(self, dim: int, seq_len: int | None) -> Sequence[float]:
+        """The divisors for a sequence of this length."""
+        chosen = self.long_factor if (seq_len or 0) > self.original_max_seq_len else self.short_factor
+        pairs = (dim + 1) // 2
+        if len(chosen) != pairs:
+            got = f"got {len(chosen)} LongRoPE factors for {pairs} pairs, expected one per pair"
+            raise ShapeError(got, f"{pairs} factors, or rotary_dim={2 * len(chosen)}")
+        return chosen
+
+    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+        return 1 / (numbers.vector(self.factors(dim, seq_len)) * numbers.powers(dim, base))
+
+    @classmethod
+    def by_factor(cls, factor: float, trained: int, dim: int, base: float) -> LongRoPE:
+        """Long factors that are those of YaRN's ramp: the paper's are searched on data."""
+        ramp = YaRN(factor=factor, original_max_seq_len=trained).frequencies(dim, base)
+        long = tuple(float(plain / each) for plain, each in zip(inverse_frequencies(dim, base), ramp, strict=True))
+        return cls(short_factor=(1.0,) * (dim // 2), long_factor=long, original_max_seq_len=trained, factor=factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resonance(Scaling):
+    r"""Every wavelength rounded to a whole number of tokens: Wang et al. 2024, arXiv 2403.00071.
+
+    .. math:: \theta_i' = \frac{2 \pi}{\mathrm{round}(2 \pi / \theta_i)}
+
+    A pair that came round once within the trained length is then never seen at a new angle. It goes on top of any other
+    scaling: ``Resonance(scaling=YaRN(...))``.
+
+    Limits:
+        Pairs whose wavelength is longer than the trained length gain nothing.
+
+    Tested against:
+        The formula in mpmath on top of plain frequencies and of YaRN.
+
+    >>> import math
+    >>> from locant import Rotary
+    >>> (2 * math.pi / Rotary(8, scaling=Resonance()).inv_freq).round(decimals=3).tolist()
+    [6.0, 63.0, 628.0, 6283.0]
+    """
+
+    scaling: Scaling = field(default_factory=Unscaled)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.scaling, Scaling) or isinstance(self.scaling, Resonance):
+            got = f"got {shown(self.scaling)} for Resonance's scaling, expected another one of locant.scaling"
+            raise RangeError(got, "Resonance(scaling=YaRN(...))")
+
+    @property
+    def effective_attention_factor(self) -> float:
+        return self.scaling.effective_attention_factor
+
+    @property
+    def length_that_matters(self) -> int | None:
+        return self.scaling.length_that_matters
+
+    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+        exact = self.scaling.frequencies(dim, base, seq_len)  # float32 cannot tell which wavelength is nearest
+        return numbers.vector(_resonant(frequency) if frequency else frequency for frequency in exact)
+
+
+def _resonant(frequency: Decimal) -> Decimal:
+    """That of the nearest wavelength of whole tokens."""
+    wavelength = PRECISION.divide(TWO_PI, frequency).to_integral_value(context=PRECISION)
+    return PRECISION.divide(TWO_PI, max(wavelength, Decimal(1)))

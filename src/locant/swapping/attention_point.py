@@ -1,0 +1,382 @@
+"""Biases and rotations of queries and keys in the attention of a `transformers` model, by a named attention function.
+
+`transformers` calls the function that the configuration names, and a function of the same name for the mask. Ours adds
+to the scores what the layer's encoding adds, and leaves the rest to the function that was named before. Its mask holds,
+for each query and key, by how many slots they are apart, and, far below zero, that the query may not see the key.
+Where a caller gives position ids that are no slots, a hook before the model passes them on to every layer, and another
+behind it notes them beside the keys in the cache: these are rotated, and biased, as the model's own would have been.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from inspect import signature
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from locant.arguments import MAX_INT32
+from locant.attention import attend
+from locant.attention.choice import SMALL
+from locant.errors import InputError, LocantError
+from locant.positions.base import PositionEncoding, has_bias
+from locant.positions.documents import PADDING
+from locant.positions.encodings.rotary import Rotary
+from locant.positions.positions import Positions
+from locant.positions.rotary_by_class import products
+from locant.swapping.added_point import GivenBias
+from locant.swapping.rotary_point import OfLength
+from locant.tensors import has_values
+
+__all__ = [
+    "KEY", "AttentionPoint", "attention_modules", "goes_by_class", "has_learned_bias", "name_again",
+    "name_our_function", "require_point",
+]  # fmt: skip
+
+NAME = "locant"
+KEY = "_locant_point"
+EAGER = "eager_attention_forward"
+BEFORE = ("sdpa", "eager")
+"""The functions that take a mask of numbers, and so can be left the rest of the work."""
+
+HIDDEN = 2**30
+"""What is taken off the distance of a query and a key that it may not see."""
+
+PLACES = "locant_places"
+"""Models pass what they do not know on to their attention, as they do for fused kernels."""
+KEYS = "_locant_places"
+"""Where a cache holds the position ids of its keys; it has none where these are its slots."""
+
+
+class Places(NamedTuple):
+    """Position ids, ``batch|1 seq``, of the queries, and of all keys; ``None``: these count up to the queries'."""
+
+    queries: Tensor
+    keys: Tensor | None
+
+
+@dataclass
+class AttentionPoint:
+    """What an attention module needs to know: its encoding, and the function that was named before.
+
+    Args:
+        owner: the model that holds the encodings, as `locant`, so that they are trained and saved with it.
+        place: which of them; ``None``: this layer has its attention as before.
+        of_length: one for all layers of this encoding.
+        own: the bias that the model's own code hands on to the layer, as its table where `place` is ``None``; for
+            another encoding it is left out. ``None``: it is added as it comes.
+    """
+
+    owner: nn.Module
+    place: int | None
+    before: str
+    of_length: OfLength
+    own: GivenBias | None = None
+
+    @property
+    def encoding(self) -> PositionEncoding | None:
+        return None if self.place is None else getattr(self.owner.locant, str(self.place))
+
+    def function(self, module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        """The function that was named before."""
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        files = (sys.modules[cls.__module__] for cls in type(module).__mro__)  # FSDP makes a subclass of its own
+        eager = next((vars(file)[EAGER] for file in files if EAGER in vars(file)), None)
+        return ALL_ATTENTION_FUNCTIONS.get_interface(self.before, eager)  # pyright: ignore[reportArgumentType]
+
+
+def attention_modules(owner: nn.Module) -> dict[int, list[nn.Module]]:
+    """The attention modules of each layer."""
+    found: dict[int, list[nn.Module]] = {}
+    for module in owner.modules():
+        layer = getattr(module, "layer_idx", None)
+        if "Attention" in type(module).__name__ and isinstance(layer, int):
+            found.setdefault(layer, []).append(module)
+    return found
+
+
+def goes_by_class(encoding: PositionEncoding) -> bool:
+    """Whether it rotates a pair of tokens by its class."""
+    return type(encoding).pair_classes is not PositionEncoding.pair_classes
+
+
+def has_learned_bias(owner: nn.Module) -> bool:
+    """Whether the attention has a learned bias of its own, as T5's has."""
+    return any("relative_attention_bias" in path or "rel_pos" in path for path, _ in owner.named_parameters())
+
+
+def require_point(owner: Any, *, has_known_bias: bool = False) -> None:
+    """Raise unless the model asks for its attention function by name, and has named one that takes a mask.
+
+    T5 does not say that it supports any function, since it calls it with its bias, which others would not know.
+    """
+    name = type(owner).__name__
+    if not (owner._supports_attention_backend or has_known_bias) or not owner._can_set_attn_implementation():
+        got = f"got {name}, whose attention is not called by name and has no point for scores"
+        raise InputError(got, "a model whose attention goes through transformers.AttentionInterface")
+    if has_learned_bias(owner) and not has_known_bias:
+        raise InputError(f"got {name}, whose attention has a learned bias of its own", "a model without one")
+    if owner.config._attn_implementation not in BEFORE:
+        got = f"got {name} with {owner.config._attn_implementation} attention, which is fused and takes no bias"
+        raise InputError(got, "model.set_attn_implementation('sdpa')")
+
+
+def name_our_function(owner: Any) -> list[Any]:
+    """Let the model call our attention function, registered once under one name for all models; returns hooks.
+
+    One refuses to run the model after it was told to call another one, without its encoding; two tell every layer
+    where its tokens are.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, mask_of_slots)
+    owner.set_attn_implementation(NAME)
+    return [
+        owner.register_forward_pre_hook(_require_name),
+        owner.register_forward_pre_hook(
+            partial(_pass_places, [*signature(owner.forward).parameters]), with_kwargs=True
+        ),
+        owner.register_forward_hook(_note_places, with_kwargs=True),
+    ]
+
+
+def _require_name(owner: Any, args: tuple[Any, ...]) -> None:
+    named = owner.config._attn_implementation
+    if named != NAME:
+        got = f"got {type(owner).__name__} set to {named} attention while it is swapped, which would lose its encoding"
+        raise LocantError(got, f"handle.undo(), then set_attn_implementation({named!r}) and swap again")
+
+
+def name_again(owner: Any, before: str) -> None:
+    """Name the function from before; one that the user has named since stays."""
+    if owner.config._attn_implementation == NAME:
+        owner.set_attn_implementation(before)
+
+
+# ---------------------------------------------------------------------- where tokens are
+
+
+def _pass_places(names: list[str], owner: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Pass on to the attention where the tokens are."""
+    return args, kwargs | {PLACES: _places(dict(zip(names, args, strict=False)) | kwargs)}
+
+
+def _note_places(owner: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    """Note beside the keys of a cache where they are."""
+    places, outputs = kwargs[PLACES], [*result.values()] if isinstance(result, dict) else result
+    cache = next((each for each in outputs if hasattr(each, "get_seq_length")), None)
+    if places is not None and cache is not None:
+        setattr(cache, KEYS, places.keys)
+
+
+def _places(given: dict[str, Any]) -> Places | None:
+    """By the position ids that a model is given; ``None``: tokens are at their slots."""
+    ids, cache = given.get("position_ids"), given.get("past_key_values")
+    tokens = given.get("input_ids") if given.get("inputs_embeds") is None else given["inputs_embeds"]
+    before: Tensor | None = getattr(cache, KEYS, None)
+    if tokens is None or (ids is None and before is None) or (ids is not None and ids.ndim != 2):
+        return None
+    seen = 0 if cache is None else cache.get_seq_length()
+    slots = (torch.arange(tokens.shape[1], device=tokens.device) + seen)[None]
+    ids = slots if ids is None else ids
+    if isinstance(seen, Tensor):  # a cache of one shape
+        return Places(ids, None)
+    if before is None and has_values(ids) and torch.equal(ids, slots.expand_as(ids)):
+        return None  # fused kernels know it; transformers looks as often whether a mask hides anything
+    if not seen:
+        return Places(ids, ids)
+    past = torch.arange(seen, device=ids.device)[None]
+    if before is not None and len(before) in (1, len(ids)):
+        past = torch.cat([before[:, :seen], past[:, before.shape[1] :].expand(len(before), -1)], 1)
+    elif before is not None:  # other rows than before, and nobody says which
+        past = (past + ids[:, :1] - seen).clamp(min=0)
+    batch = max(len(past), len(ids))
+    return Places(ids, torch.cat([past.expand(batch, -1), ids.expand(batch, -1)], 1))
+
+
+# ---------------------------------------------------------------------- what transformers calls
+
+
+def mask_of_slots(
+    *,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    device: Any = "cpu",
+    **others: Any,
+) -> Tensor | None:
+    """``batch 1 query key``: slots from key to query, less `HIDDEN` where the key is not seen.
+
+    ``None``: nothing is hidden but later keys, and the queries are the last of the keys.
+    """
+    from transformers.masking_utils import sdpa_mask
+
+    last = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
+    visible = sdpa_mask(
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,  # pyright: ignore[reportArgumentType]  # a tensor for caches of one shape
+        kv_offset=kv_offset,
+        allow_is_causal_skip=allow_is_causal_skip and last,
+        allow_is_bidirectional_skip=allow_is_bidirectional_skip and last,
+        device=device,
+        **others,
+    )
+    if visible is None:
+        return None
+    queries = torch.arange(q_length, device=device) + q_offset
+    keys = torch.arange(kv_length, device=device) + kv_offset
+    apart = (queries[:, None] - keys).to(torch.int32)
+    return torch.where(visible, apart, apart - HIDDEN)
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The output ``batch query heads value_dim`` and, where the function named before returns them, the weights."""
+    point: AttentionPoint | None = getattr(module, KEY, None)
+    if point is None:
+        got = f"got {type(module).__name__} of a model that was built from the configuration of a swapped one"
+        raise LocantError(got, "model.set_attn_implementation('sdpa') of the new model, or a configuration of its own")
+    encoding, own_bias, ids = point.encoding, others.pop("position_bias", None), others.get("position_ids")
+    of_layer = None if ids is None or ids.ndim != 2 else Places(ids, None)  # where the model passed nothing on
+    places = others.pop(PLACES, of_layer)
+    if own_bias is not None and encoding is not None and point.own is None:
+        raise LocantError(f"got a bias of its own from {type(module).__name__}", "a model without one")
+    causal = others.get("is_causal")
+    causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
+    mask = None if attention_mask is None else attention_mask[..., : key.shape[2]]
+    plain = mask is None and _is_plain(point, module, others)
+    if encoding is None and plain:
+        encoding = _by_table(point, query, key, own_bias)
+    if encoding is None:
+        mask, added = _as_before(point, query, key, mask, own_bias, causal=causal)
+        return point.function(module)(
+            module, query, key, value, mask, scaling=scaling, dropout=dropout, **added, **others
+        )
+    if goes_by_class(encoding) and places is not None:
+        plain = False  # its classes go by distance, not by slots
+    if mask is None and not plain:
+        mask = _later_keys_hidden(query, key, causal)
+    width, dtype = query.shape[-1], query.dtype
+    positions, k_positions = _positions(query, key, mask, places)
+    if type(encoding) is Rotary:
+        encoding = point.of_length(encoding, positions.index)
+    query, key = encoding.rotate(query, key, positions, k_positions)
+    if scaling is not None:  # that of a model is for the width of its heads, which an encoding may double (PoPE)
+        scaling *= (width / query.shape[-1]) ** 0.5
+    if mask is None:
+        y = attend(
+            query, key, value, encoding=encoding, positions=positions, k_positions=k_positions, causal=causal,
+            dropout_p=dropout, scale=scaling,
+        )  # fmt: skip
+        return y.transpose(1, 2).contiguous(), None
+    bias = encoding.bias(query, key, positions, k_positions) if has_bias(encoding) else None
+    counted = (replace(each, order_or_none=None) for each in (positions, k_positions))  # as slots do in a document
+    if (classes := encoding.pair_classes(*counted)) is not None:
+        # A matrix: where a row is padded or packed, only the model's mask says which pairs there are.
+        bias = products(classes, query, key) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        if (softcap := others.get("softcap")) is not None:
+            bias = (bias / softcap).tanh() * softcap
+        query = query * 0.0  # whose scores are these, and no others
+    if bias is not None:  # float32, whatever the model computes in: 16 bits cannot tell far distances apart
+        query, key, value = (x.to(bias.dtype) for x in (query, key, value))
+    mask = _numbers(mask, query.dtype, bias)
+    y, weights = point.function(module)(module, query, key, value, mask, scaling=scaling, dropout=dropout, **others)
+    return y.to(dtype), weights
+
+
+def _by_table(point: AttentionPoint, query: Tensor, key: Tensor, table: Tensor | None) -> GivenBias | None:
+    """The model's own bias, where a matrix of it would take more than adding it without one costs."""
+    if point.own is None or table is None or query.shape[:3].numel() * key.shape[2] < SMALL:
+        return None
+    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and table.requires_grad):
+        return None  # a graph cannot be made of another table, and a gradient keeps the matrix of its own code
+    return point.own.of_table(table)
+
+
+def _as_before(
+    point: AttentionPoint, query: Tensor, key: Tensor, mask: Tensor | None, bias: Tensor | None, *, causal: bool
+) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """The mask of numbers and the bias that the model's own code would call the function from before with."""
+    if mask is None and causal and point.before == "eager" and query.shape[2] > 1:
+        mask = _later_keys_hidden(query, key, causal)  # sdpa does so itself
+    if bias is not None and point.own is not None:
+        bias = point.own.matrix_of(bias, *_positions(query, key, mask, None))
+    if mask is not None:
+        return _numbers(mask, query.dtype, bias), {}
+    return None, {} if bias is None else {"position_bias": bias}
+
+
+def _is_plain(point: AttentionPoint, module: nn.Module, others: dict[str, Any]) -> bool:
+    """Whether nothing stands beside the softmax that only the function named before knows of."""
+    beside = any(others.get(name) is not None for name in ("softcap", "s_aux", "cache")) or hasattr(module, "sinks")
+    return point.before == "sdpa" and not beside
+
+
+def _later_keys_hidden(query: Tensor, key: Tensor, causal: bool) -> Tensor:
+    keys = torch.arange(key.shape[2], device=query.device)
+    apart = (keys[key.shape[2] - query.shape[2] :, None] - keys)[None, None].to(torch.int32)
+    return torch.where(apart >= 0, apart, apart - HIDDEN) if causal else apart
+
+
+def _positions(query: Tensor, key: Tensor, mask: Tensor | None, places: Places | None) -> tuple[Positions, Positions]:
+    """Where the queries and the keys are: at their places, or else at their slots, and in the order of these.
+
+    A key that no query sees is padding: what counts the keys in between does not count it.
+    """
+    length, keys = query.shape[2], key.shape[2]
+    if mask is None and places is None:
+        after = Positions.after(keys - length, length, device=query.device)
+        return after, Positions.arange(keys, device=query.device)
+    slots = torch.arange(keys, device=query.device)[None]
+    document, before = None, torch.tensor(keys - length, device=query.device)
+    if mask is not None:
+        document = torch.where(_visible(mask).any(2)[:, 0], 0, PADDING)
+        if mask.dtype == torch.int32:
+            first = mask[0, 0, 0, 0].long()
+            before = torch.where(first < -HIDDEN // 2, first + HIDDEN, first)
+    order = slots[:, :length] + before
+    index, k_index, largest = order, slots, keys
+    if places is not None:
+        index, largest = places.queries, MAX_INT32
+        known = index if places.keys is None else places.keys
+        # A window drops the first; where the others are not known, they count up to the queries', below 0 of padding.
+        counted = (slots + (index[:, -1:] - order[:, -1:])).clamp(min=0)
+        k_index = known[:, -keys:] if known.shape[1] >= keys else counted
+    rows = max(len(k_index), 1 if document is None else len(document))
+    document = None if document is None else document.expand(rows, -1)
+    k_positions = Positions(k_index.expand(rows, -1), document, slots.expand(rows, -1), max_index=largest)
+    return Positions(index, None, order.expand_as(index), max_index=largest), k_positions
+
+
+def _visible(mask: Tensor) -> Tensor:
+    """Which key each query may see."""
+    if mask.is_floating_point():  # one that the caller made
+        return mask > torch.finfo(mask.dtype).min / 2
+    return mask if mask.dtype == torch.bool else mask > -HIDDEN // 2
+
+
+def _numbers(mask: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
+    """What is added to the scores: the bias, and the smallest number where a key is not seen."""
+    if mask.is_floating_point():  # one that the caller made
+        return mask.to(dtype) if bias is None else mask.to(dtype) + bias
+    visible = _visible(mask)
+    added = torch.zeros((), dtype=dtype, device=mask.device) if bias is None else bias
+    return torch.where(visible, added, torch.finfo(dtype).min)

@@ -1,0 +1,113 @@
+"""`swap` in every causal and masked language model of `transformers`, and the page that tells of it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+import locant
+from locant.errors import InputError
+from locant.lab.ways import Way
+from tests.refusal import refuses
+from tests.swapping.families import (
+    BESIDE_16,
+    LLAMA,
+    SAME,
+    SCALINGS,
+    WORKS,
+    Family,
+    cells,
+    differences,
+    families,
+    outcome,
+    scaled,
+    tiny,
+)
+from tests.swapping.work import ids
+from tests.tolerances import LOGITS
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "swapped-models.md"
+SAMPLED = [
+    Family("gemma3_text", "Gemma3ForCausalLM"),  # rope parameters for each type of layers
+    Family("gpt_neox", "GPTNeoXForCausalLM"),  # a part of each head
+    Family("llama4_text", "Llama4ForCausalLM"),  # complex numbers
+    Family("modernbert", "ModernBertForMaskedLM"),  # both directions
+]
+
+
+@pytest.mark.parametrize("family", SAMPLED, ids=lambda family: family.model_type)
+def test_its_own_encoding_in_float32_gives_the_same_bits_and_exact_angles_nearly(family: Family) -> None:
+    assert outcome(family).verdict == "same bits"
+    model = tiny(family)
+    before = model(ids()).logits
+    with locant.swap(model):
+        assert 0 < (model(ids()).logits - before).abs().max() <= LOGITS
+    assert torch.equal(model(ids()).logits, before)
+
+
+PHIMOE = Family("phimoe", "PhimoeForCausalLM")
+BY_LENGTH = [(PHIMOE, "longrope"), (Family("phi3", "Phi3ForCausalLM"), "longrope"), (LLAMA, "dynamic")]
+
+
+@pytest.mark.parametrize(("family", "scaling"), BY_LENGTH, ids=lambda each: getattr(each, "model_type", each))
+def test_its_own_encoding_gives_the_same_bits_on_both_sides_of_every_length_that_it_names(
+    family: Family, scaling: str
+) -> None:
+    assert not differences(scaled(family, scaling), BESIDE_16)
+
+
+def test_a_module_that_computes_otherwise_from_some_length_on_is_refused_with_that_length() -> None:
+    model = scaled(LLAMA, "dynamic")
+    forward = model.model.rotary_emb.forward
+    model.model.rotary_emb.forward = lambda x, position_ids: forward(x, position_ids % 24)
+    with refuses(InputError, "LlamaRotaryEmbedding", "at a length of 32", "swap(model, encoding)"):
+        locant.swap(model)
+    with refuses(InputError, "at a length of 32"):
+        Way.of("yarn:4").encoding(model, 16, 16)
+    another = locant.Rotary(16, 500.0)
+    tokens = ids().repeat(1, 40 // ids().shape[1] + 1)
+    with locant.swap(model, another) as swapped:
+        assert "in the place of" in swapped.sentences[0]
+        actual = model(tokens).logits
+    del model.model.rotary_emb.forward
+    with locant.swap(model, another):
+        assert torch.equal(actual, model(tokens).logits)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_every_model_class_keeps_its_bits_under_every_scaling(scaling: str) -> None:
+    """Where `transformers` can build and run it so, and locant reads that configuration."""
+    found = dict[str, dict[int, float]]()
+    for family in families():
+        with suppress(Exception):  # no rotary positions, or a class that knows no such scaling
+            model = scaled(family, scaling)
+            locant.swap(model, angles="float32").undo()
+            found[family.id] = differences(model, BESIDE_16)
+    assert not {name: each for name, each in found.items() if each}
+    assert len(found) >= 100
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # those of other people's code
+def test_every_model_class_is_what_the_table_says() -> None:
+    """One of the works of each class, in turn: ``python -m tests.swapping.families`` does all of them."""
+    text = PAGE.read_text(encoding="utf-8")
+    if f"`transformers` {transformers.__version__} has" not in text:
+        pytest.skip("the page was written with another release of transformers")
+    table = [tuple(line[2:-2].split(" | ")) for line in text.splitlines() if line.startswith("| ")][1:]
+    written = {row[:2]: (*row[: 3 + len(WORKS)], row[-1]) for row in table}
+    found = dict[tuple[str, ...], tuple[str, ...]]()
+    for n, family in enumerate(families()):
+        work = n % len(WORKS)
+        told = cells(family, outcome(family, [*WORKS][work : work + 1]))
+        there = written[told[:2]]
+        found[told[:2]] = tuple(cell if cell or k == 3 + work else there[k] for k, cell in enumerate(told))
+    assert found == written
+    assert sum(row[2] == SAME for row in written.values()) >= 120
+    assert not [row for row in written.values() if "differs" in row]

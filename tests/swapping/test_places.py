@@ -1,0 +1,169 @@
+"""Position ids of the caller's, with a mask and without, behind a cache and in a graph: what attention reads.
+
+The oracles are a model written out by hand whose tokens stand where the ids say, the row alone, and the same tokens
+without a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+import locant
+from locant.positions import PoPE
+from tests.swapping import reference
+from tests.swapping.families import Family, telling
+from tests.swapping.work import compiled, generated, ids, off, packed, padded
+from tests.tolerances import DIFFERENT, LOGITS
+
+GAP = torch.tensor([[*range(5), *range(105, 112)]])
+HEADS, WIDTH = 4, 16
+
+
+def cope() -> locant.Cope:
+    """With vectors that say something: new ones are zeros."""
+    encoding = locant.Cope(WIDTH)
+    torch.nn.init.normal_(encoding.weight)
+    return encoding
+
+
+def trained(encoding: Any) -> Any:
+    for parameter in encoding.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return encoding
+
+
+ENCODINGS: dict[str, Callable[[], Any]] = {
+    "alibi": lambda: locant.ALiBi(HEADS),
+    "xpos": lambda: locant.XPos(WIDTH),
+    "pope": lambda: PoPE(WIDTH, num_heads=2),
+    "t5": lambda: trained(locant.T5Bias(HEADS)),
+    "self_extend": lambda: locant.SelfExtend(locant.Rotary(WIDTH), 3, 4),
+    "partial": lambda: locant.Rotary(WIDTH, rotary_dim=8),
+    "cope": cope,
+}
+every = pytest.mark.parametrize("name", ENCODINGS)
+
+
+def at(places: Tensor) -> reference.Way:
+    """ALiBi of tokens that stand at these positions."""
+    way, apart = reference.alibi(HEADS), (places[0][:, None] - places[0]).clamp(min=0).double()
+    assert way.bias is not None
+    bias = way.bias(apart)
+    return reference.Way(bias=lambda distance: bias)
+
+
+@torch.no_grad()
+def test_a_gap_in_the_position_ids_is_one_without_a_mask_and_behind_a_cache() -> None:
+    """A batch without padding has no mask: then positions were slots, and a gap was none."""
+    model = telling()
+    tokens, places = ids()[:1], GAP
+    expected = reference.logits(model, tokens, at(places))
+    assert off(reference.logits(model, tokens, reference.alibi(HEADS)), expected) > DIFFERENT
+    with locant.swap(model, locant.ALiBi(HEADS)):
+        assert off(model(tokens, position_ids=places).logits, expected) <= LOGITS
+        cache = DynamicCache(config=model.config)
+        parts = [
+            model(tokens[:, begin:end], position_ids=places[:, begin:end], past_key_values=cache).logits
+            for begin, end in ((0, 4), (4, 7), (7, 8), (8, 12))
+        ]
+        assert off(torch.cat(parts, 1), expected) <= LOGITS
+        first = model(tokens[:, :9], position_ids=places[:, :9], use_cache=True)  # a cache that the model made
+        rest = model(tokens[:, 9:], position_ids=places[:, 9:], past_key_values=first.past_key_values)
+        assert off(rest.logits, expected[:, 9:]) <= LOGITS
+
+
+@every
+@torch.no_grad()
+def test_a_row_with_a_gap_is_the_same_in_a_padded_batch_and_step_by_step(name: str) -> None:
+    model = telling()
+    tokens, mask, _ = padded()
+    both, where = GAP.expand(2, -1), mask.flip(0)  # the second row is whole
+    with locant.swap(model, ENCODINGS[name]()):
+        alone = model(tokens[1:], position_ids=GAP, attention_mask=mask[:1]).logits
+        beside = model(tokens, position_ids=both, attention_mask=where).logits[1:]
+        assert off(beside, alone) <= LOGITS
+        cache = DynamicCache(config=model.config)
+        steps = [
+            model(tokens[:, i : i + 1], position_ids=both[:, i : i + 1], attention_mask=where[:, : i + 1],
+                  past_key_values=cache).logits[1:]
+            for i in range(12)
+        ]  # fmt: skip
+        assert off(torch.cat(steps, 1), alone) <= LOGITS
+        plain = model(tokens[1:]).logits
+    assert name == "cope" or off(alone, plain) > DIFFERENT, "the gap changed nothing"
+
+
+@every
+@torch.no_grad()
+def test_padded_rows_and_packed_documents_are_what_they_are_alone(name: str) -> None:
+    """Padding on either side, and in between, behind a cache too: CoPE counted it as tokens."""
+    model = telling()
+    tokens = ids()[1:]
+    with locant.swap(model, ENCODINGS[name]()):
+        alone = model(tokens).logits
+        for holes in ((0, 1, 2), (4, 5, 6), (0, 5)):
+            real = torch.tensor([slot not in holes for slot in range(12 + len(holes))])
+            row = torch.zeros(1, len(real), dtype=torch.int64).masked_scatter(real, tokens)
+            mask, places = real.long()[None], (real.long().cumsum(0) - 1).clamp(min=0)[None]
+            whole = model(row, attention_mask=mask, position_ids=places).logits[:, real]
+            assert off(whole, alone) <= LOGITS, holes
+            cache, parts = DynamicCache(config=model.config), []
+            for begin, end in ((0, 8), (8, 9), (9, 10), (10, len(real))):
+                options = {"attention_mask": mask[:, :end], "position_ids": places[:, begin:end]}
+                parts.append(model(row[:, begin:end], past_key_values=cache, **options).logits)
+            assert off(torch.cat(parts, 1)[:, real], alone) <= LOGITS, holes
+        assert off(packed(model)[:, 5:], model(ids()[:, 5:]).logits) <= LOGITS
+        steps = generated(model, use_cache=False)
+        for options in ({}, {"cache_implementation": "static", "disable_compile": True}):
+            assert off(generated(model, **options), steps) <= LOGITS
+
+
+@pytest.mark.unchecked  # what is compiled is not run while shapes are checked
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["alibi", "xpos"])
+@torch.no_grad()
+def test_position_ids_are_read_in_one_graph(name: str) -> None:
+    model = telling()
+    with locant.swap(model, ENCODINGS[name]()):
+        assert off(compiled(model), model(ids()).logits) <= LOGITS
+        graph = torch.compile(model, fullgraph=True, backend="eager")
+        expected = model(ids(), position_ids=GAP, use_cache=True).logits
+        assert off(graph(ids(), position_ids=GAP, use_cache=True).logits, expected) <= LOGITS
+
+
+@torch.no_grad()
+def test_a_cache_that_is_cut_or_has_other_rows_goes_on() -> None:
+    model, places = telling(), GAP
+    with locant.swap(model, locant.ALiBi(HEADS)):
+        expected = model(ids(), position_ids=places.expand(2, -1)).logits
+        cache = DynamicCache(config=model.config)
+        model(ids()[:, :10], position_ids=places[:, :10], past_key_values=cache)
+        cache.crop(-2)
+        rest = model(ids()[:, 8:], position_ids=places[:, 8:], past_key_values=cache)
+        assert off(rest.logits, expected[:, 8:]) <= LOGITS
+        tokens, mask, counted = padded()
+        alone = model(tokens[1:, 3:]).logits[:, -1:]
+        cache = DynamicCache(config=model.config)
+        model(tokens[:, :11], attention_mask=mask[:, :11], position_ids=counted[:, :11], past_key_values=cache)
+        cache.batch_repeat_interleave(2)
+        twice = [each.repeat_interleave(2, 0) for each in (tokens[:, 11:], mask, counted[:, 11:])]
+        logits = model(twice[0], attention_mask=twice[1], position_ids=twice[2], past_key_values=cache).logits
+        assert off(logits[2:], alone.expand(2, -1, -1)) <= LOGITS
+
+
+@torch.no_grad()
+def test_a_model_that_passes_nothing_on_is_read_by_the_ids_of_its_layers() -> None:
+    """Nemotron's layers take position ids and nothing else."""
+    model = telling(Family("nemotron", "NemotronForCausalLM"))
+    tokens, mask, _ = padded()
+    with locant.swap(model, locant.ALiBi(HEADS)):
+        alone = model(tokens[1:], position_ids=GAP, attention_mask=mask[:1]).logits
+        beside = model(tokens, position_ids=GAP.expand(2, -1), attention_mask=mask.flip(0)).logits[1:]
+        assert off(beside, alone) <= LOGITS
+        assert off(alone, model(tokens[1:]).logits) > DIFFERENT
