@@ -158,7 +158,7 @@ def test_the_verb_reads_a_file(suffix: str, tmp_path: Path) -> None:
             case ".safetensors":
                 save_file(tensors, path)
             case ".npz":
-                np.savez(path, **{name: tensor.numpy() for name, tensor in tensors.items()})
+                np.savez(path, allow_pickle=False, **{name: tensor.numpy() for name, tensor in tensors.items()})
             case _:
                 path.write_text(json.dumps({name: tensor.tolist() for name, tensor in tensors.items()}))
         result = CliRunner().invoke(main, ["check-batch", str(path), "--json"])

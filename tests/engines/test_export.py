@@ -140,7 +140,7 @@ def test_in_place_and_tiles_while_exporting() -> None:
 @pytest.mark.parametrize("rotary_dim", [None, 8])
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_the_standard_operator_with_our_tables(
-    domain: str, rotary_dim: int | None, layout: Any, tmp_path: Path
+    domain: Any, rotary_dim: int | None, layout: Any, tmp_path: Path
 ) -> None:
     from locant.engines.onnx import rotary_model
 

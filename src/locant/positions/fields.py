@@ -17,7 +17,7 @@ from locant.positions.grids import Grid, joined_places
 if TYPE_CHECKING:
     from locant.positions.positions import Positions
 
-__all__ = ["NOT_READ", "Read", "flat", "joined", "register_pytree", "unflat"]
+__all__ = ["NOT_READ", "Read", "equal", "flat", "joined", "register_pytree", "unflat"]
 
 LEAVES = ("index", "document_or_none", "order_or_none", "of_query", "of_key", "place_or_none")
 """The tensors, in the order in which a program is given them, and under which names."""
@@ -55,6 +55,17 @@ def unflat(leaves: Iterable[Any], of_host: OfHost) -> dict[str, Any]:
     index, document, order, of_query, of_key, place = leaves
     tensors = {"index": index, "document_or_none": document, "order_or_none": order, "place_or_none": place}
     return {**tensors, "read": Read(of_query, of_key), **of_host._asdict()}
+
+
+def equal(a: Positions, b: Positions) -> bool:
+    """Whether every token has the same index, document, order and place in grids of the same sizes."""
+    if (a.denominator, a.device, a.grids) != (b.denominator, b.device, b.grids) or not torch.equal(a.index, b.index):
+        return False
+    if a.place_or_none is not None and b.place_or_none is not None:
+        if not torch.equal(a.place_or_none, b.place_or_none):
+            return False
+    same_order = a.order_or_none is b.order_or_none or torch.equal(a.order, b.order)
+    return same_order and torch.equal(a.document, b.document)
 
 
 def register_pytree(cls: type[Positions]) -> None:

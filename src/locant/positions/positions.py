@@ -21,7 +21,7 @@ from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import checks, documents, slot_functions
 from locant.positions.batches import batch_of, fields_of_batch
 from locant.positions.documents import PADDING, MaskMod, is_allowed, window_of
-from locant.positions.fields import NOT_READ, Read, flat, joined, register_pytree, unflat
+from locant.positions.fields import NOT_READ, Read, equal, flat, joined, register_pytree, unflat
 from locant.positions.grids import Grid, fields_of_grids, grid_of, pack_grids, rows_of_grids
 from locant.positions.multimodal import Counting, Parts, fields_of_parts
 from locant.tensors import bounds, has_values, readable
@@ -245,14 +245,11 @@ class Positions:
 
     @classmethod
     def from_batch(cls, batch: Mapping[str, Any]) -> Positions:
-        """What a batch of `transformers`, trl and other trainers says of positions; the inverse of `to_batch`.
+        """The positions of a batch of `transformers`, trl and other trainers; the inverse of `to_batch`.
 
-        Read are ``position_ids`` (``batch seq``; with three axes ``3 batch seq``, or ``4 batch seq`` with ids of text
-        before them), ``attention_mask`` (zeros and ones, or documents numbered from 1), ``cu_seq_lens_q`` and
-        ``cu_seq_lens_k``.
-
-        Raises:
-            LocantError: no such key, or two that tell different documents; `locant check-batch` says where.
+        Read are ``position_ids`` (``batch seq``; ``3 batch seq``, or ``4`` with ids of text before those of the axes),
+        ``attention_mask`` (zeros and ones, or documents numbered from 1) and ``cu_seq_lens_q`` or ``_k``. Two of them
+        that tell different documents are a `LocantError`; `locant check-batch` says where they differ.
 
         >>> Positions.from_batch({"position_ids": torch.tensor([[0, 1, 0, 1, 2]])}).document
         tensor([[0, 0, 1, 1, 1]])
@@ -406,12 +403,9 @@ class Positions:
     def to_batch(self) -> dict[str, Any]:
         """The keys that tell a model of `transformers` these positions, as its padding-free collator makes them.
 
-        ``position_ids``, and what else is needed: ``attention_mask`` where there is padding; of one row of several
-        documents ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q`` and ``max_length_k``. Asks an accelerator for
-        data.
-
-        Raises:
-            LocantError: several documents beside padding, or whose ids do not count on.
+        ``position_ids``; where there is padding ``attention_mask``; of one row of documents ``cu_seq_lens_q`` and
+        ``_k``, ``max_length_q`` and ``_k``. Documents beside padding are a `LocantError`, as no key tells both. Asks an
+        accelerator for data.
 
         >>> Positions.packed([2, 3]).to_batch()["cu_seq_lens_q"]
         tensor([0, 2, 5], dtype=torch.int32)
@@ -447,16 +441,7 @@ class Positions:
 
     def __eq__(self, other: object) -> bool:
         """Whether every token has the same index, document, order and place in grids of the same sizes."""
-        if not isinstance(other, Positions):
-            return NotImplemented
-        of_host = [(each.denominator, each.device, each.grids) for each in (self, other)]
-        if of_host[0] != of_host[1] or not torch.equal(self.index, other.index):
-            return False
-        place, others = self.place_or_none, other.place_or_none
-        if place is not None and others is not None and not torch.equal(place, others):
-            return False
-        same_order = self.order_or_none is other.order_or_none or torch.equal(self.order, other.order)
-        return same_order and torch.equal(self.document, other.document)
+        return equal(self, other) if isinstance(other, Positions) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]  # compared by value, held in tensors: not a key
 
