@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(folder: Path) -> Run:
-    """Run a verb; stdout and stderr are kept apart."""
-    return lambda *words, **options: CliRunner().invoke(main, [str(word) for word in words], **options)
+    """Run a line as it is typed, and more words after it; stdout and stderr are kept apart."""
+    return lambda line="", *words, **options: CliRunner().invoke(
+        main, [*shlex.split(str(line)), *map(str, words)], **options
+    )
 
 
 @pytest.fixture
@@ -49,6 +52,17 @@ def complains(folder: Path, run: Run) -> Complains:
         return line
 
     return complaint
+
+
+def refused(line: str, *cases: tuple[str, str], says: str = "", fixtures: Sequence[str] = ()) -> Callable[..., None]:
+    """A test that each of these words, typed after the line, are refused in one line that says this."""
+
+    @pytest.mark.usefixtures(*fixtures)
+    @pytest.mark.parametrize(("words", "said"), cases)
+    def test(complains: Complains, words: str, said: str) -> None:
+        assert says + said in complains(f"{line} {words}")
+
+    return test
 
 
 @pytest.fixture(scope="session")

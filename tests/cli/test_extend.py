@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import locant
 from locant import Rotary
 from locant.checkpoints.extension import METHODS
-from locant.cli.extend import METHODS as OFFERED
+from locant.cli.configs import METHODS as OFFERED
 from locant.lab import factor_search
 from locant.positions.scaling import LongRoPE, YaRN
-from tests.cli.conftest import Complains, Run
+from tests.cli.conftest import Complains, Run, refused
 from tests.positions.published import PRESETS
 from tests.tolerances import FORMULA, LOGITS
 
@@ -38,18 +38,18 @@ def narrow(folder: Path) -> None:
 @pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_writes_a_configuration_that_can_be_read(run: Run, folder: Path, method: str) -> None:
-    result = run("extend", "narrow.json", "--to", 131072, "--method", method, "-o", "new.json")
+    result = run("extend narrow.json --to 131072 --method", method, "-o", "new.json")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.endswith("new.json\n")
     written = json.loads((folder / "new.json").read_text())
     Rotary.from_config(written)
     assert {key: value for key, value in NARROW.items() if key != "rope_theta"}.items() <= written.items()
     if method != "dynamic":
-        assert json.loads(run("explain", "new.json", "--json").stdout)["longest"] == 131072
+        assert json.loads(run("explain new.json --json").stdout)["longest"] == 131072
 
 
 def test_the_method_is_yarn_and_the_name_says_it_unless_something_else_is_asked_for(run: Run, folder: Path) -> None:
-    result = run("extend", "qwen2.5-7b", "--to", 131072)
+    result = run("extend qwen2.5-7b --to 131072")
     assert result.exit_code == 0
     written = json.loads((folder / "qwen2.5-7b-yarn-131072.json").read_text())
     assert Rotary.from_config(written).scaling == YaRN(factor=4.0, original_max_seq_len=32768)
@@ -60,7 +60,7 @@ def test_the_method_is_yarn_and_the_name_says_it_unless_something_else_is_asked_
 
 @pytest.mark.usefixtures("narrow")
 def test_json_says_what_changed(run: Run) -> None:
-    result = run("extend", "narrow.json", "--to", 65536, "--method", "ntk", "-o", "n.json", "--json")
+    result = run("extend narrow.json --to 65536 --method ntk -o n.json --json")
     facts = json.loads(result.stdout)
     assert facts["changed"]["max_position_embeddings"] == {"before": 32768, "after": 65536}
     assert facts["stretches"][0] == 1.0
@@ -71,7 +71,7 @@ def test_json_says_what_changed(run: Run) -> None:
 @pytest.mark.usefixtures("narrow")
 def test_a_picture_before_and_after(run: Run, folder: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
-    result = run("extend", "narrow.json", "--to", 65536, "-o", "n.json", "--figure", "n.svg")
+    result = run("extend narrow.json --to 65536 -o n.json --figure n.svg")
     assert result.stdout.splitlines()[-2:] == ["n.json", "n.svg"]
     assert (folder / "n.svg").read_bytes().startswith(b"<?xml")
 
@@ -82,28 +82,24 @@ def test_the_configuration_itself_is_not_overwritten(complains: Complains, folde
         assert "the configuration itself" in complains("extend", source, "--to", 65536, "-o", "config.json")
 
 
-@pytest.mark.usefixtures("narrow")
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("mistral-7b", "--to", 1000), "expected more; try: --to 131072"),
-        (("mistral-7b", "--to", 2**40), "got 1099511627776 for the new length, expected at most 2147483647"),
-        (("llama-3.1-8b", "--to", 10**6), "stretches already"),
-        (("gpt2", "--to", 4096), "rotary positions"),
-        (("bloom-7b1", "--to", 4096), "rotary positions"),
-        (("gpt-j-6b", "--to", 4096), "no scaling and no other base"),
-        (("nothing", "--to", 4096), "none of the presets"),
-        (("mistral-7b",), "missing option '--to'"),
-        (("mistral-7b", "--to", 0), "0 is not in the range x>=1"),
-        (("mistral-7b", "--to", 65536, "--method", "magic"), "'magic' is not one of"),
-        (("narrow.json", "--to", 65536, "-o", "no/x.json"), "there is no folder no"),
-        (("mistral-7b", "--to", 65536, "--figure", "x.gif"), "ending in .png"),
-        (("narrow.json", "--to", 65536, "--figure", "no/x.png"), "there is no folder no"),
-        ((), "missing argument 'CONFIG'; try: locant extend --help"),
-    ],
+test_what_makes_no_sense_is_one_line = refused(
+    "extend",
+    (("mistral-7b", "--to", 1000), "expected more; try: --to 131072"),
+    (("mistral-7b", "--to", 2**40), "got 1099511627776 for the new length, expected at most 2147483647"),
+    (("llama-3.1-8b", "--to", 10**6), "stretches already"),
+    (("gpt2", "--to", 4096), "rotary positions"),
+    (("bloom-7b1", "--to", 4096), "rotary positions"),
+    (("gpt-j-6b", "--to", 4096), "no scaling and no other base"),
+    (("nothing", "--to", 4096), "none of the presets"),
+    (("mistral-7b",), "missing option '--to'"),
+    (("mistral-7b", "--to", 0), "0 is not in the range x>=1"),
+    (("mistral-7b", "--to", 65536, "--method", "magic"), "'magic' is not one of"),
+    (("narrow.json", "--to", 65536, "-o", "no/x.json"), "there is no folder no"),
+    (("mistral-7b", "--to", 65536, "--figure", "x.gif"), "ending in .png"),
+    (("narrow.json", "--to", 65536, "--figure", "no/x.png"), "there is no folder no"),
+    ((), "missing argument 'CONFIG'; try: locant extend --help"),
+    fixtures=["narrow"],
 )
-def test_what_makes_no_sense_is_one_line(complains: Complains, words: tuple[object, ...], said: str) -> None:
-    assert said in complains("extend", *words)
 
 
 @pytest.mark.slow
@@ -175,24 +171,20 @@ def loss_of_transformers(folder: Path, config: dict[str, Any], text: str) -> flo
         return F.cross_entropy(own(rows[:, :-1]).logits.flatten(0, 1), rows[:, 1:].flatten()).item()
 
 
-@pytest.mark.usefixtures("model")
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("model", "--to", 64, "--search", "text.txt"), "--method longrope"),
-        (("model", "--to", 64, "--method", "longrope", "--seed", 1), "got --seed without a search"),
-        (("model", "--to", 64, "--method", "longrope", "--search", "no.txt"), "no.txt"),
-        (
-            ("model", "--to", 10**6, "--method", "longrope", "--search", "text.txt"),
-            "too short for a window of 1,000,000",
-        ),
-        (
-            ("mistral-7b", "--to", 65536, "--method", "longrope", "--search", "text.txt"),
-            "expected the folder of a model",
-        ),
-        (("model", "--to", 64, "--method", "longrope", "--search", "text.txt", "-o", "no/x.json"), "no folder no"),
-        (("model", "--to", 64, "--method", "longrope", "--search", "text.txt", "-o", "model"), "which is a folder"),
-    ],
+test_what_cannot_be_searched_is_one_line = refused(
+    "extend",
+    (("model", "--to", 64, "--search", "text.txt"), "--method longrope"),
+    (("model", "--to", 64, "--method", "longrope", "--seed", 1), "got --seed without a search"),
+    (("model", "--to", 64, "--method", "longrope", "--search", "no.txt"), "no.txt"),
+    (
+        ("model", "--to", 10**6, "--method", "longrope", "--search", "text.txt"),
+        "too short for a window of 1,000,000",
+    ),
+    (
+        ("mistral-7b", "--to", 65536, "--method", "longrope", "--search", "text.txt"),
+        "expected the folder of a model",
+    ),
+    (("model", "--to", 64, "--method", "longrope", "--search", "text.txt", "-o", "no/x.json"), "no folder no"),
+    (("model", "--to", 64, "--method", "longrope", "--search", "text.txt", "-o", "model"), "which is a folder"),
+    fixtures=["model"],
 )
-def test_what_cannot_be_searched_is_one_line(complains: Complains, words: tuple[object, ...], said: str) -> None:
-    assert said in complains("extend", *words)

@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 
 from locant.errors import RangeError
-from locant.explore.answers import answer, answer_link, as_json
 from locant.explore.document import exported
-from locant.explore.screens import screens
-from locant.explore.session import Session
-from locant.explore.state import State, read_address
+from locant.explore.screens import answer, answer_link, as_json, screens
+from locant.explore.session import Session, State, read_address
 from locant.models.registry import presets
 from locant.positions.registry import encodings
 from tests.explore.screens import EVALUATED, SCREENS

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from locant.explore.answers import answer
+from locant.explore.screens import answer
 from locant.explore.session import Session
 from locant.figures import SIZES
 from locant.figures.plot import encoding_to_draw

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from locant.explore.answers import answer
+from locant.explore.screens import answer
 from locant.explore.session import Session
 from tests.tolerances import DOUBLE
 

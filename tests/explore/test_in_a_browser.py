@@ -11,8 +11,7 @@ from urllib.parse import parse_qsl
 import pytest
 
 from locant.explore import widget
-from locant.explore.answers import answer
-from locant.explore.screens import screens
+from locant.explore.screens import answer, screens
 from locant.explore.session import Session
 from tests.explore.conftest import SHOWN, Opens, explorer
 from tests.explore.screens import EVALUATED, SCREENS

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from locant.explore.answers import answer
+from locant.explore.screens import answer
 from locant.explore.screens.known_bugs import BUGS
 from locant.explore.session import Session
 

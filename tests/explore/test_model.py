@@ -11,7 +11,7 @@ from locant.checkpoints.explanation import layer_strip
 from locant.checkpoints.extension import extend
 from locant.checkpoints.swap import swap
 from locant.errors import InputError
-from locant.explore.answers import answer
+from locant.explore.screens import answer
 from locant.explore.session import Session
 from locant.models.registry import presets
 from locant.positions import ALiBi

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from locant.errors import InputError, LocantError
-from locant.explore.answers import answer
 from locant.explore.comparison import Told
+from locant.explore.screens import answer
 from locant.explore.screens.results import start
-from locant.explore.session import Session
-from locant.explore.state import State
+from locant.explore.session import Session, State
 from locant.lab import Settings, compare
 from locant.lab.comparison import Progress
 from locant.lab.summary import summarise
@@ -171,7 +170,7 @@ def test_a_comparison_that_is_stopped_says_so_and_leaves_what_it_measured(
     while session.comparisons[key].done < 3:
         assert session.comparisons[key].state == "running"
         time.sleep(0.05)
-    session.close()
+    session.stop(wait=True)
     shown = finished(session, key)
     assert (shown["state"], shown["rows"]) == ("stopped", [])
     assert not (tmp_path / "explore-report-1").exists()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from locant.errors import RangeError
-from locant.explore.answers import answer
+from locant.explore.screens import answer
 from locant.explore.session import Session
 from tests.refusal import refuses
 from tests.tolerances import ANGLE_IN_DOUBLE, DOUBLE, FEW_ROUNDINGS, PHASE

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from locant.errors import RangeError
-from locant.explore.answers import answer
+from locant.explore.screens import answer
 from locant.explore.session import Session
 
 CASES = [

@@ -24,7 +24,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import locant
 from locant.errors import InputError
-from locant.explore.answers import answer
+from locant.explore.screens import answer
 from locant.explore.session import Session
 from locant.lab.language_model import without_weights
 from locant.lab.ways import Way

@@ -10,7 +10,7 @@ import pytest
 import safetensors
 
 from locant.errors import InputError
-from locant.explore.answers import answer
+from locant.explore.screens import answer
 from locant.explore.session import Session
 from locant.positions.registry import encodings
 from tests.minilm import MINILM

@@ -9,7 +9,7 @@ import pytest
 
 from locant.figures.canvas import DARK, LIGHT, Theme
 from locant.lab.summary import summarise
-from locant.report.curves import draw_loss_by_length, draw_loss_by_position
+from locant.report.page import draw_loss_by_length, draw_loss_by_position
 from tests.lab.fabricated import LENGTHS, THE_FIELD, results
 from tests.tolerances import FORMULA
 

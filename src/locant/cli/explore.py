@@ -1,4 +1,4 @@
-"""``locant explore``."""
+"""``locant explore``: the explorer, served or written to a file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from locant.cli.options import Place, as_json, files
 
-__all__ = ["verb"]
+__all__ = ["explore"]
 
 
 @click.command("explore")
@@ -22,7 +22,7 @@ __all__ = ["verb"]
 )  # fmt: skip
 @click.option("--export", "page", type=Place(), help="Write what is shown to one HTML file, and serve nothing.")
 @as_json
-def verb(
+def explore(
     files: tuple[str, ...], configs: tuple[str, ...], port: int, opens: bool, address: str, page: Path | None,
     as_json: bool,
 ) -> None:  # fmt: skip
@@ -35,15 +35,14 @@ def verb(
     from importlib.util import find_spec
 
     from locant.errors import InputError
-    from locant.explore.session import Session
-    from locant.explore.state import read_address
+    from locant.explore.session import Session, read_address
     from locant.files import write_whole
 
     session = Session.of(files, configs)
     screen, settings = read_address(address)
     if page is not None:
-        from locant.explore.answers import answer_alone
         from locant.explore.document import exported
+        from locant.explore.screens import answer_alone
 
         write_whole(page, exported(answer_alone(screen, settings, replace(session, is_shared=True))))
         _print({"page": str(page)}, as_json)

@@ -44,8 +44,7 @@ def widget(address: str = "compare", *, files: Sequence[str] = (), configs: Sequ
     from importlib.util import find_spec
 
     from locant.errors import InputError
-    from locant.explore.session import Session
-    from locant.explore.state import read_address
+    from locant.explore.session import Session, read_address
 
     if find_spec("anywidget") is None:
         raise InputError("a widget needs anywidget, which is not installed", "pip install 'locant[notebook]'")

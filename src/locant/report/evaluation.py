@@ -14,7 +14,7 @@ from locant.lab.evaluation import interval_of_mean
 from locant.lab.summary import ENOUGH_WINDOWS, summarise
 from locant.report.console import MISSING, named_rows, show
 from locant.report.console import table as printed
-from locant.report.page import curves, report, table, write_page
+from locant.report.page import bullets, curves, report, scrolling, settings_table, table, write_page
 
 __all__ = ["evaluation_sentences", "print_evaluation", "print_tuning", "tuning_sentences", "write_evaluation"]
 
@@ -106,40 +106,27 @@ def write_evaluation(results: Mapping[str, Any], folder: Path) -> Path:
     """Write the pictures and the page beside `results.json`; returns where the page is."""
     settings, records, summary = results["settings"], results["records"], summarise(results)
     text, lengths = settings["text"], [*records[0]["loss_by_length"]]
-    said = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in evaluation_sentences(results))
+    losses, keys = [], []
+    for record in records:
+        name = escape(record["encoding"])
+        losses.append([name, *(_loss(record, length) for length in lengths), *(_share(record, task) for task in TASKS)])
+        for task, what in TASKS.items():
+            for one in record.get(task, ()):
+                share = f"{one['recalled']}/{one['asked']}"
+                keys.append([name, what, f"{one['length']:,}", f"{one['depth']:.0%}", share])
     head = ["encoding", *(f"{int(length):,}" for length in lengths), *TASKS.values()]
-    rows = [
-        [
-            escape(each["encoding"]),
-            *(_loss(each, length) for length in lengths),
-            *(_share(each, task) for task in TASKS),
-        ]
-        for each in records
-    ]
-    keys = [
-        [
-            escape(each["encoding"]),
-            name,
-            f"{one['length']:,}",
-            f"{one['depth']:.0%}",
-            f"{one['recalled']}/{one['asked']}",
-        ]
-        for each in records
-        for task, name in TASKS.items()
-        for one in each.get(task, ())
-    ]
     recall = table(["encoding", "what", "length", "depth", "recalled"], keys) if keys else "<p>None were asked for.</p>"
-    made = table((), [[escape(name), escape(str(value))] for name, value in results["environment"].items()], "settings")
+    versions = settings_table({name: str(value) for name, value in results["environment"].items()})
     sections = {
-        "What follows, and what does not": f"<ul>\n{said}\n</ul>",
-        "Loss by length": f'<div class="scroll">{table(head, rows, "losses")}</div>\n<p class="note">{NOTE}</p>',
+        "What follows, and what does not": bullets(evaluation_sentences(results)),
+        "Loss by length": f'{scrolling(table(head, losses, "losses"))}\n<p class="note">{NOTE}</p>',
         "The two curves": curves(
             summary,
             "Loss against the length of the window. The dotted line is the length that the model states.",
             f"Loss against the position within windows of {summary.lengths[-1]:,} tokens.",
         ),
         "Recall": recall,
-        "How it was made": f"<pre><span>{escape(_command(settings))}</span></pre>\n{made}",
+        "How it was made": f"<pre><span>{escape(_command(settings))}</span></pre>\n{versions}",
     }
     title = f"{text['model']}, with {len(records)} position encodings"
     facts = f"{text['source']} · {text['windows']} windows of {settings['lengths'][-1]:,} tokens · nothing was trained"
