@@ -37,6 +37,18 @@ def run(folder: Path) -> Run:
 
 
 @pytest.fixture
+def succeeds(run: Run) -> Run:
+    """Run a verb that must do what it is asked for."""
+
+    def success(*words: object, **options: object) -> Result:
+        result = run(*words, **options)
+        assert result.exit_code == 0, (result.output, result.exception)
+        return result
+
+    return success
+
+
+@pytest.fixture
 def complains(folder: Path, run: Run) -> Complains:
     """Run a verb that must fail with one line, exit code 2, nothing on stdout, and no trace in the folder."""
 
@@ -57,7 +69,7 @@ def complains(folder: Path, run: Run) -> Complains:
 def refused(line: str, *cases: tuple[str, str], says: str = "", fixtures: Sequence[str] = ()) -> Callable[..., None]:
     """A test that each of these words, typed after the line, are refused in one line that says this."""
 
-    @pytest.mark.usefixtures(*fixtures)
+    @pytest.mark.usefixtures("folder", *fixtures)
     @pytest.mark.parametrize(("words", "said"), cases)
     def test(complains: Complains, words: str, said: str) -> None:
         assert says + said in complains(f"{line} {words}")

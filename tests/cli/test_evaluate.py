@@ -33,9 +33,8 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_it_measures_what_the_model_itself_computes(run: Run, folder: Path, model: Path) -> None:
-    done = run("evaluate model --with own,exact,nope,yarn:4,ntk:4,linear:2,dynamic:2,self-extend:4", *ASKED)
-    assert done.exit_code == 0, (done.output, done.exception)
+def test_it_measures_what_the_model_itself_computes(succeeds: Run, folder: Path, model: Path) -> None:
+    done = succeeds("evaluate model --with own,exact,nope,yarn:4,ntk:4,linear:2,dynamic:2,self-extend:4", *ASKED)
     assert sorted(path.name for path in (folder / "out").iterdir()) == FILES
     assert done.stdout.splitlines()[-1] == "The report: out/report.html"
     found = results(folder)
@@ -64,38 +63,38 @@ def test_it_measures_what_the_model_itself_computes(run: Run, folder: Path, mode
 
 
 def test_what_is_finished_is_not_done_again(
-    run: Run, folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    succeeds: Run, folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = lambda results, folder: folder / "report.html"  # noqa: E731
     monkeypatch.setattr("locant.report.evaluation.write_evaluation", drawn)
-    assert run("evaluate model --with own,nope", *ASKED).exit_code == 0
+    succeeds("evaluate model --with own,nope", *ASKED)
     first, measured = results(folder)["records"], []
     monkeypatch.setattr(evaluation, "_measured", lambda model, way, *rest: measured.append(way) or first[0])
-    assert run("evaluate model --with nope,own,exact", *ASKED).exit_code == 0
+    succeeds("evaluate model --with nope,own,exact", *ASKED)
     assert measured == ["exact"]
     assert results(folder)["records"][:2] == first[::-1]
-    assert run("evaluate model --with own", *ASKED[:-4], "--keys", 0, "-o", "out").exit_code == 0
+    succeeds("evaluate model --with own", *ASKED[:-4], "--keys", 0, "-o", "out")
     assert measured == ["exact", "own"], "other settings"
     monkeypatch.setattr(evaluation, "_measured", lambda model, *rest: measured.append(str(model.dtype)) or first[0])
-    assert run("evaluate model --with own", *ASKED, "--dtype", "bfloat16").exit_code == 0
+    succeeds("evaluate model --with own", *ASKED, "--dtype", "bfloat16")
     assert measured[2:] == ["torch.bfloat16"]
 
 
 @torch.no_grad()
 def test_a_model_trained_on_in_place_is_measured_anew(
-    run: Run, folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    succeeds: Run, folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its files have the names and sizes that they had; what answers must not be the report of the old weights."""
     monkeypatch.setattr("locant.report.evaluation.write_evaluation", lambda results, folder: folder / "report.html")
     asked = ("evaluate", "model", "--lengths", 16, "--with", "own", "--windows", 2, "--keys", 0, "-o")
-    assert run(*asked, "out").exit_code == 0
+    succeeds(*asked, "out")
     before, size = results(folder)["records"][0]["loss_by_length"], (model / "model.safetensors").stat().st_size
     trained = AutoModelForCausalLM.from_pretrained(model)
     trained.lm_head.weight *= 1.7
     trained.save_pretrained(model)
     assert (model / "model.safetensors").stat().st_size == size
-    assert run(*asked, "out").exit_code == 0
-    assert run(*asked, "fresh").exit_code == 0
+    succeeds(*asked, "out")
+    succeeds(*asked, "fresh")
     after = results(folder)["records"][0]["loss_by_length"]
     assert after == json.loads((folder / "fresh" / "results.json").read_text())["records"][0]["loss_by_length"]
     assert after != before
@@ -198,14 +197,14 @@ def test_what_a_tokenizer_leaves_out_is_not_asked_for() -> None:
 
 
 def test_minutes_decide_how_many_windows_once(
-    run: Run, folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    succeeds: Run, folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ("evaluate", "model", "--lengths", 16, "--with", "own", "--keys", 0, "-o", "out", "--json", "--minutes")
     monkeypatch.setattr("locant.report.evaluation.write_evaluation", lambda results, folder: folder / "report.html")
-    assert run(*asked, 1e-9).exit_code == 0
+    succeeds(*asked, 1e-9)
     assert results(folder)["settings"]["text"]["windows"] == 1, "one at least"
     monkeypatch.setattr(evaluation, "_fitting", lambda *given: 3)
-    assert run(*asked, 1e-9).exit_code == 0
+    succeeds(*asked, 1e-9)
     assert results(folder)["settings"]["text"]["windows"] == 1, "as it was decided"
-    assert run(*asked, 1.0).exit_code == 0
+    succeeds(*asked, 1.0)
     assert len(results(folder)["records"][0]["loss_by_window"]["16"]) == 3

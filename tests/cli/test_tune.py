@@ -19,16 +19,17 @@ ASKED = ("text.txt", "--steps", 2, "--batch", 2)
 
 
 @pytest.mark.slow
-def test_it_says_what_it_did_and_evaluate_reads_what_it_wrote(run: Run, folder: Path, model: Path) -> None:
-    done = run("tune model --with yarn:2", *ASKED)
-    assert done.exit_code == 0, (done.output, done.exception)
+def test_it_says_what_it_did_and_evaluate_reads_what_it_wrote(
+    run: Run, succeeds: Run, folder: Path, model: Path
+) -> None:
+    done = succeeds("tune model --with yarn:2", *ASKED)
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["training", "2", "steps", "of", "2", "x", "64", "tokens"]
     assert "AutoModelForCausalLM.from_pretrained('model-yarn-2')" in lines[-1]
     done = run("tune model --with drope", *ASKED, "-o", "dropped", "--json")
     assert json.loads(done.stdout)["swapped"] is True
     evaluated = ("--lengths", "16,32", "--keys", 0, "-o", "out", "--json")
-    assert run("evaluate model-yarn-2 text.txt --with own,exact", *evaluated).exit_code == 0
+    succeeds("evaluate model-yarn-2 text.txt --with own,exact", *evaluated)
     records = json.loads(run("evaluate dropped text.txt --with own", *evaluated).stdout)["records"]
     assert [record["encoding"] for record in records] == ["own"]
 

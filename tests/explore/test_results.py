@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,19 @@ import pytest
 
 from locant.errors import InputError, LocantError
 from locant.explore.comparison import Told
-from locant.explore.screens import answer
 from locant.explore.screens.results import start
 from locant.explore.session import Session, State
 from locant.lab import Settings, compare
 from locant.lab.comparison import Progress
 from locant.lab.summary import summarise
 from locant.text import sample_text
-from tests.explore.screens import EVALUATED
+from tests.explore.screens import EVALUATED, executed, numbers_of
 from tests.tolerances import SHORT_SUM
 
 SMALL = {"encodings": "nope, alibi", "steps": "2", "train": "8"}
 
 
-def numbers(session: Session, **given: str) -> dict[str, Any]:
-    return answer("results", given, session)["numbers"]
+numbers = partial(numbers_of, "results")
 
 
 def finished(session: Session, key: str) -> dict[str, Any]:
@@ -55,7 +54,7 @@ def test_the_losses_of_a_report_are_shown(report: tuple[Path, dict[str, Any]]) -
         places = np.mean([record["loss_by_position"] for record in records], axis=0)
         np.testing.assert_allclose(row["by_position"][30], places[22:38].mean(), **SHORT_SUM)
     assert shown["said"]
-    exec(shown["python"], {})  # noqa: S102  # what the page offers to copy
+    executed(shown)
 
 
 @pytest.mark.parametrize("dropped", [False, True])
@@ -98,7 +97,7 @@ def test_a_tuning_is_shown_over_steps_and_by_length(tmp_path: Path, dropped: boo
     assert [row["by_length"].tolist() for row in shown["rows"]] == [[4.25, 4.375, 4.5], [3.625, 3.5625, 3.5]]
     assert "4.500 before, 3.500 after" in shown["said"][1]
     if not dropped:
-        exec(shown["python"], {})  # noqa: S102
+        executed(shown)
 
 
 def test_a_file_that_was_dropped_on_another_screen_is_not_opened_unasked() -> None:

@@ -170,8 +170,9 @@ async def _body(request: Request, most: int, what: str) -> bytes:
 
 
 async def _settings(request: Request) -> dict[str, str]:
+    body = await _body(request, MAX_SETTINGS, "settings")
     try:
-        values = json.loads(await _body(request, MAX_SETTINGS, "settings"))
+        values = json.loads(body)
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
