@@ -76,16 +76,6 @@ def test_a_model_that_was_swapped_shows_which_layer_has_what(tmp_path: Path) -> 
     assert dict(numbers["facts"])["vLLM"][0].startswith("no")
 
 
-@pytest.mark.parametrize(
-    "plan", [7, {}, {"encodings": [{"name": "<b>", "options": {}}], "layers": [0]}, {"encodings": [], "layers": [0]}]
-)
-def test_a_plan_that_is_damaged_is_refused(plan: object) -> None:
-    content = json.dumps({**settings_of("llama"), "locant": plan}).encode()
-    session = Session()
-    with refuses(InputError, "locant"):
-        numbers_of("model", session, model=session.drop("config.json", content))
-
-
 @pytest.mark.parametrize("name", presets())
 def test_every_preset_is_shown(name: str) -> None:
     numbers = numbers_of("model", model=name)
@@ -107,13 +97,29 @@ def test_a_configuration_of_the_command_line_comes_first() -> None:
     assert len(numbers_of("model", session)["layers"]) == 5
 
 
-def test_what_cannot_be_read_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[]", "not a JSON object"),
+        ('{"a": NaN}', "NaN"),
+        ("{}", "model_type"),
+        *(
+            (json.dumps({**settings_of("llama"), "locant": plan}), "locant")
+            for plan in (
+                7, {}, {"encodings": [{"name": "<b>", "options": {}}], "layers": [0]}, {"encodings": [], "layers": [0]},
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_a_dropped_file_that_is_no_configuration_or_a_damaged_plan_is_refused(content: str, words: str) -> None:
     session = Session()
+    with refuses(InputError, words):
+        numbers_of("model", session, model=session.drop("x.json", content.encode()))
+
+
+def test_a_file_that_was_dropped_elsewhere_is_asked_for_again() -> None:
     with refuses(InputError, "dropped on another page"):
-        numbers_of("model", session, model="dropped-0123")
-    for content, words in ((b"[]", "not a JSON object"), (b'{"a": NaN}', "NaN"), (b"{}", "model_type")):
-        with refuses(InputError, words):
-            numbers_of("model", session, model=session.drop("x.json", content))
+        numbers_of("model", model="dropped-0123")
 
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "vocab_size": 99}

@@ -34,6 +34,14 @@ def finished(session: Session, key: str) -> dict[str, Any]:
     return numbers(session, report=key)
 
 
+def reported(folder: Path, name: str, results: dict[str, Any], *, dropped: bool) -> dict[str, Any]:
+    """What is shown of a report in a folder, or of its file, dropped on the page."""
+    (folder / name).write_text(json.dumps(results))
+    session = Session() if dropped else Session.of([str(folder)], [])
+    key = session.drop(name, (folder / name).read_bytes()) if dropped else folder.name
+    return numbers(session, report=key)
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     settings = Settings(encodings=("nope", "alibi"), seeds=(0, 1), num_steps=2, train_length=8, d_model=16)
@@ -43,7 +51,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
     return folder, results
 
 
-def test_the_losses_of_a_report_are_shown(report: tuple[Path, dict[str, Any]]) -> None:
+def test_the_losses_of_a_report_are_shown_with_its_intervals(report: tuple[Path, dict[str, Any]]) -> None:
     folder, results = report
     shown = numbers(Session.of([str(folder)], []))
     assert shown["lengths"].tolist() == [8, 16, 32, 64]
@@ -55,14 +63,15 @@ def test_the_losses_of_a_report_are_shown(report: tuple[Path, dict[str, Any]]) -
         np.testing.assert_allclose(row["by_position"][30], places[22:38].mean(), **SHORT_SUM)
     assert shown["said"]
     executed(shown)
+    for each, row in zip(shown["rows"], summarise(results).rows, strict=True):
+        half = np.array([row.margin(length) or np.nan for length in (8, 16, 32, 64)])
+        np.testing.assert_allclose(each["high"] - each["low"], 2 * half, **SHORT_SUM)
+        assert np.isfinite(half).any()
 
 
 @pytest.mark.parametrize("dropped", [False, True])
 def test_an_evaluation_is_shown_with_its_intervals_and_pass_keys(tmp_path: Path, dropped: bool) -> None:
-    content = json.dumps(EVALUATED)
-    (tmp_path / "results.json").write_text(content)
-    session = Session() if dropped else Session.of([str(tmp_path)], [])
-    shown = numbers(session, report=session.drop("results.json", content.encode()) if dropped else tmp_path.name)
+    shown = reported(tmp_path, "results.json", EVALUATED, dropped=dropped)
     own, yarn = shown["rows"]
     np.testing.assert_array_equal([own["low"], own["by_length"], own["high"]], [[1.5, 2.5], [2, 3], [2.5, 3.5]])
     np.testing.assert_array_equal([yarn["low"], yarn["by_length"]], [[2.5, np.nan], [3, np.nan]])
@@ -84,11 +93,8 @@ TUNED = {
 
 @pytest.mark.parametrize("dropped", [False, True])
 def test_a_tuning_is_shown_over_steps_and_by_length(tmp_path: Path, dropped: bool) -> None:
-    content = json.dumps(TUNED)
-    (tmp_path / "tuning.json").write_text(content)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')  # a model, too
-    session = Session() if dropped else Session.of([str(tmp_path)], [])
-    shown = numbers(session, report=session.drop("tuning.json", content.encode()) if dropped else tmp_path.name)
+    shown = reported(tmp_path, "tuning.json", TUNED, dropped=dropped)
     assert {name: curve["steps"].tolist() for name, curve in shown["training"].items()} == {
         "training": [1, 2, 3], "held-out": [0, 2, 3],
     }  # fmt: skip
@@ -104,14 +110,6 @@ def test_a_file_that_was_dropped_on_another_screen_is_not_opened_unasked() -> No
     session = Session()
     session.drop("config.json", b'{"model_type": "llama"}')
     assert numbers(session)["rows"] == []
-
-
-def test_of_a_comparison_the_intervals_are_those_of_its_report(report: tuple[Path, dict[str, Any]]) -> None:
-    folder, results = report
-    for shown, row in zip(numbers(Session.of([str(folder)], []))["rows"], summarise(results).rows, strict=True):
-        half = np.array([row.margin(length) or np.nan for length in (8, 16, 32, 64)])
-        np.testing.assert_allclose(shown["high"] - shown["low"], 2 * half, **SHORT_SUM)
-        assert np.isfinite(half).any()
 
 
 @pytest.mark.parametrize(

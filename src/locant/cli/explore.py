@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import webbrowser
 from pathlib import Path
 
 import click
@@ -45,7 +47,7 @@ def explore(
         from locant.explore.screens import answer_alone
 
         write_whole(page, exported(answer_alone(screen, settings, replace(session, is_shared=True))))
-        _print({"page": str(page)}, as_json)
+        _print("page", str(page), as_json)
         return
     if find_spec("uvicorn") is None or find_spec("starlette") is None:
         raise InputError("the explorer needs a web server, which is not installed", "pip install 'locant[explore]'")
@@ -59,17 +61,12 @@ def explore(
         click.echo("stopped", err=True)
 
 
-def _print(result: dict[str, str], as_json: bool) -> None:
-    import json
-
-    (value,) = result.values()
-    click.echo(json.dumps(result) if as_json else value)  # at once, also into a pipe
+def _print(name: str, value: str, as_json: bool) -> None:
+    click.echo(json.dumps({name: value}) if as_json else value)  # at once, also into a pipe
 
 
 def _tell(address: str, opens: bool, as_json: bool) -> None:
-    import webbrowser
-
-    _print({"address": address}, as_json)
+    _print("address", address, as_json)
     click.echo("Ctrl-C ends it", err=True)
     if opens and not webbrowser.open(address):
         click.echo("no browser was found: open the address in one on this machine", err=True)

@@ -86,7 +86,12 @@ def prepare(paths: tuple[str, ...], output: Path | None, as_json: bool, **option
     else:
         with progress_bar() as progress:
             store = prepare_store(paths, output, resume=not restart, progress=progress, **given)
-        facts, line = _done(output, given["task"], given["num_tasks"]) if store is None else _made(store)
+        if store is None:
+            facts = {"store": str(output), "task": given["task"], "num_tasks": given["num_tasks"]}
+            done = f"{output}: task {given['task']} of {given['num_tasks']} is done"
+            line = f"{done}; when all are: locant prepare --finalize -o {output}"
+        else:
+            facts, line = _made(store)
     print_result(facts, line, as_json=as_json)
 
 
@@ -112,11 +117,6 @@ def _made(store: TokenStore) -> tuple[dict[str, Any], str]:
     }  # fmt: skip
     where = f"{counted(documents, 'document')}, {counted(shards, 'shard')}, {dtype}, {counted(size, 'byte')}"
     return facts, f"{store.path}: {counted(tokens, 'token')} in {where}"
-
-
-def _done(store: Path, task: int, num_tasks: int) -> tuple[dict[str, Any], str]:
-    line = f"{store}: task {task} of {num_tasks} is done; when all are: locant prepare --finalize -o {store}"
-    return {"store": str(store), "task": task, "num_tasks": num_tasks}, line
 
 
 def _require_alone(context: click.Context) -> None:

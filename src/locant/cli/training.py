@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +70,21 @@ def compare(files: tuple[str, ...], output: Path, force: bool, as_json: bool, **
     from locant.lab.comparison import compare_files
     from locant.lab.results import PAGE
     from locant.report.comparison import Screen, print_losses
-    from locant.report.console import print_json
 
     require_matplotlib()
     text = text_of(options)
     results = compare_files(files, only_given(options), folder=output, force=force, watcher=Screen(), **text)
+    _show(results, output / PAGE, print_losses, as_json=as_json)
+
+
+def _show(results: dict[str, Any], page: Path, print_results: Callable[[Any], None], *, as_json: bool) -> None:
+    from locant.report.console import print_json
+
     if as_json:
-        print_json({**results, "report": str(output / PAGE)})
+        print_json({**results, "report": str(page)})
     else:
-        print_losses(results)
-        sys.stdout.write(f"\nThe report: {output / PAGE}\n")
+        print_results(results)
+        sys.stdout.write(f"\nThe report: {page}\n")
 
 
 @click.command("evaluate")
@@ -113,19 +119,14 @@ def evaluate(model: str, files: tuple[str, ...], output: Path, force: bool, as_j
     """
     from locant.figures.canvas import require_matplotlib
     from locant.lab.evaluation import EvaluationSettings, evaluate_model
-    from locant.report.console import print_json, progress_bar
+    from locant.report.console import progress_bar
     from locant.report.evaluation import print_evaluation, write_evaluation
 
     require_matplotlib()
     settings = EvaluationSettings(**only_given(options))
     with progress_bar("part") as progress:
         results = evaluate_model(model, files, settings, output=output, force=force, on_step=progress)
-    page = write_evaluation(results, output)
-    if as_json:
-        print_json({**results, "report": str(page)})
-    else:
-        print_evaluation(results)
-        sys.stdout.write(f"\nThe report: {page}\n")
+    _show(results, write_evaluation(results, output), print_evaluation, as_json=as_json)
 
 
 @click.command("tune")

@@ -68,9 +68,11 @@ def neighbours(
 
     MODEL is a folder with config.json, tokenizer.json and weights in safetensors. Only its tables are read.
     """  # noqa: D301
+    from locant.embedding.input import InputEmbedding
     from locant.embedding.words import Words, terms_of
     from locant.figures.canvas import require_figure, save
     from locant.figures.embed import draw_flat_map, draw_similarity
+    from locant.figures.plot import draw
     from locant.report.console import print_json
     from locant.report.embedding import nearest_facts, print_nearest, print_similarity, similarity_facts
 
@@ -91,26 +93,18 @@ def neighbours(
         if flat_map:
             save(draw_flat_map(words, table.flat_map(words, layout)), flat_map)
     if positions:
-        _draw_positions(model, positions)
+        encoding = InputEmbedding.from_pretrained(model).encoding
+        if "embed" not in encoding.doors():
+            raise InputError(f"got {model}, which has no table of positions", "locant explain, which says what it has")
+        save(draw(encoding, length=getattr(encoding, "max_seq_len", None)), positions)
     drawn = [str(path) for path in (figure, flat_map, positions) if path]
     if as_json:
         print_json({**facts, "figures": drawn})
-        return
-    if words:
-        (print_nearest if terms else print_similarity)(facts)
-    for path in drawn:
-        click.echo(path)
-
-
-def _draw_positions(model: str, path: Path) -> None:
-    from locant.embedding.input import InputEmbedding
-    from locant.figures.canvas import save
-    from locant.figures.plot import draw
-
-    encoding = InputEmbedding.from_pretrained(model).encoding
-    if "embed" not in encoding.doors():
-        raise InputError(f"got {model}, which has no table of positions", "locant explain, which says what it has")
-    save(draw(encoding, length=getattr(encoding, "max_seq_len", None)), path)
+    else:
+        if words:
+            (print_nearest if terms else print_similarity)(facts)
+        for path in drawn:
+            click.echo(path)
 
 
 @click.command("vocabulary")

@@ -70,7 +70,7 @@ def draw_offsets(part: Figure | SubFigure, encoding: Any, length: int, theme: Th
         title, x = ("", "column of the key") if down else (f"head {heads[across]}", "")
         y, bar = "" if across else "row of the key", "" if down or across else ADDED
         values = shown[across, down].reshape(height, width)
-        theme.heat_map(axes, values, *scale, title=title, x=x, y=y, bar=bar, ax=grid, fraction=0.05, pad=0.03)
+        theme.heat_map(axes, values, *scale, title, x, y, bar, ax=grid, fraction=0.05, pad=0.03)
         axes.set_aspect("equal")
         axes.plot(column, row, marker="o", markersize=6, markerfacecolor="none", color=theme.ink)
 
@@ -126,6 +126,8 @@ def _maps(part: SubFigure, bias: np.ndarray, theme: Theme, *, hide_later: bool) 
             continue
         x = "key position" if place + columns >= len(heads) else ""
         y, bar = "" if place % columns else "query position", "" if place else ADDED
-        where = {"logarithmic": logarithmic, "ax": grid, "fraction": 0.05, "pad": 0.03}
-        theme.heat_map(axes, shown[heads[place]], *scale, title=f"head {heads[place]}", x=x, y=y, bar=bar, **where)
+        theme.heat_map(
+            axes, shown[heads[place]], *scale, f"head {heads[place]}", x, y, bar,
+            logarithmic=logarithmic, ax=grid, fraction=0.05, pad=0.03,
+        )  # fmt: skip
         axes.set_box_aspect(1)

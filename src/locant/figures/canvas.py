@@ -92,8 +92,8 @@ class Theme:
         legend.get_title().set(color=self.muted, fontsize=9)
 
     def heat_map(
-        self, axes: Axes, values: np.ndarray, colors: str, low: float, high: float, *, title: str = "", x: str = "",
-        y: str = "", bar: str = "", logarithmic: bool = False, **place: Any,
+        self, axes: Axes, values: np.ndarray, colors: str, low: float, high: float, title: str = "", x: str = "",
+        y: str = "", bar: str = "", *, logarithmic: bool = False, **place: Any,
     ) -> AxesImage:  # fmt: skip
         """A map whose pixels are centred on whole numbers, with row 0 at the top; small ones with their numbers.
 

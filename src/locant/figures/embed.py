@@ -40,7 +40,7 @@ def draw_sinusoidal(part: Figure | SubFigure, encoding: Any, length: int, theme:
     theme.legend(left, title="dimension: wavelength in tokens", **below)
     product = (vectors @ vectors.T).numpy()
     scale = range_of(min(float(product.min()), 0.0), float(product.max()))
-    theme.heat_map(right, product, *scale, title="Product of two positions", x=TOKENS, y=TOKENS, bar="PE · PE")
+    theme.heat_map(right, product, *scale, "Product of two positions", TOKENS, TOKENS, "PE · PE")
     right.set_box_aspect(1)
 
 
@@ -54,8 +54,8 @@ def draw_table(part: Figure | SubFigure, encoding: PositionEncoding, length: int
     left, right = part.subplots(1, 2)
     reach = float(vectors.abs().quantile(0.995)) if vectors.numel() < 2**24 else float(vectors.abs().max())
     _table(left, vectors, theme, reach=max(reach, 1e-12))
-    words = {"title": "How alike two positions are", "x": TOKENS, "y": TOKENS, "bar": "cosine"}
-    theme.heat_map(right, (unit @ unit.T).numpy(), SIGNED, -1.0, 1.0, **words)
+    words = "How alike two positions are", TOKENS, TOKENS, "cosine"
+    theme.heat_map(right, (unit @ unit.T).numpy(), SIGNED, -1.0, 1.0, *words)
     for axes in (left, right):
         axes.set_box_aspect(1)
     rows = getattr(encoding, "max_seq_len", None)
@@ -76,7 +76,7 @@ def draw_grid(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme
         for (down, across), axes in np.ndenumerate(maps):
             alike = unit @ unit[rows[down] * width + columns[across]]
             title, x, y = f"{rows[down]}, {columns[across]}", "column" if down == 2 else "", "" if across else "row"
-            theme.heat_map(axes, alike.view(height, width).numpy(), SIGNED, -1.0, 1.0, title=title, x=x, y=y)
+            theme.heat_map(axes, alike.view(height, width).numpy(), SIGNED, -1.0, 1.0, title, x, y)
             axes.set_aspect("equal")
         theme.color_bar(maps[0, 0].images[0], "cosine", ax=maps, fraction=0.05, pad=0.03)
         theme.entitle(side, f"The table, {height}x{width}" if scale == 1 else f"{height}x{width}, {encoding.mode}")
@@ -96,8 +96,8 @@ def draw_convolution(part: Figure | SubFigure, encoding: Any, length: int, theme
     left, right = part.subplots(1, 2)
     offsets = (-reach - 0.5, reach + 0.5)
     largest = max(float(added.abs().max()), 1e-12)
-    words = {"title": "What one token adds to those around it", "x": "tokens behind it", "y": "dimension", "bar": ADDED}
-    image = theme.heat_map(left, added.numpy().T, SIGNED, -largest, largest, **words)
+    words = "What one token adds to those around it", "tokens behind it", "dimension", ADDED
+    image = theme.heat_map(left, added.numpy().T, SIGNED, -largest, largest, *words)
     image.set_extent((*offsets, encoding.d_model - 0.5, -0.5))
     right.plot(range(-reach, reach + 1), added.norm(dim=1).numpy(), color=theme.stroke(0)[0], linewidth=1.6)
     right.set_xlim(*offsets)
@@ -107,8 +107,8 @@ def draw_convolution(part: Figure | SubFigure, encoding: Any, length: int, theme
 
 
 def _table(axes: Axes, vectors: Tensor, theme: Theme, *, reach: float) -> None:
-    words = {"title": "Every dimension of every position", "x": TOKENS, "y": "dimension", "bar": ADDED}
-    theme.heat_map(axes, vectors.numpy().T, SIGNED, -reach, reach, **words)
+    words = "Every dimension of every position", TOKENS, "dimension", ADDED
+    theme.heat_map(axes, vectors.numpy().T, SIGNED, -reach, reach, *words)
 
 
 def draw_similarity(words: Sequence[str], similarity: Float[Tensor, "words words"], theme: Theme = LIGHT) -> Figure:

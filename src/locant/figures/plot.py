@@ -116,7 +116,7 @@ def draw(
 
 def default_length(encoding: PositionEncoding) -> int:
     """Enough positions to see the pattern: for T5, past the distance from which all are one."""
-    past = encoding.max_distance * 3 // 2 if bias.has_buckets(encoding) else SIZES["max_seq_len"]  # type: ignore[operator]
+    past = getattr(encoding, "max_distance", 0) * 3 // 2 if bias.has_buckets(encoding) else SIZES["max_seq_len"]
     return max(2, min(past, MAX_LENGTH))
 
 

@@ -45,8 +45,7 @@ def draw_rotary(part: Figure | SubFigure, encoding: Any, length: int, theme: The
     if encoding.rotary_dim < encoding.head_dim:
         size = f"{encoding.rotary_dim} of {encoding.head_dim} dimensions"
     theme.entitle(part, f"Rotary positions (RoPE), {size}, base {encoding.base:g}")
-    cosine = {"title": "Its cosine", "y": "pair", "bar": "cosine", "cax": _beside(middle_side)}
-    theme.heat_map(middle, cos.T, SIGNED, -1.0, 1.0, **cosine)
+    theme.heat_map(middle, cos.T, SIGNED, -1.0, 1.0, "Its cosine", "", "pair", "cosine", cax=_beside(middle_side))
     _pairs(bottom, key, cos.T, encoding, theme, "position, or distance of query and key (tokens)", "cosine")
 
 
@@ -59,8 +58,8 @@ def draw_xpos(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme
     (top, bottom), (side, key) = _rows_with_sides(part, (3.0, 2.6))
     sizes = f"head_dim {encoding.head_dim}, base {encoding.base:g}, scale base {encoding.scale_base:g}"
     theme.entitle(part, f"xPos, {sizes}")
-    share = {"title": "What is left of each pair's product", "y": "pair", "bar": "share of the pair's product"}
-    theme.heat_map(top, product, SIGNED, -1.0, 1.0, **share, cax=_beside(side))
+    words = "What is left of each pair's product", "", "pair", "share of the pair's product"
+    theme.heat_map(top, product, SIGNED, -1.0, 1.0, *words, cax=_beside(side))
     _pairs(bottom, key, product, encoding, theme, "distance of query and key (tokens)", "share")
 
 
@@ -72,8 +71,8 @@ def draw_rotated(part: Figure | SubFigure, encoding: PositionEncoding, length: i
         q, k = (x[0, 0].float() for x in encoding.rotate(ones, ones.clone(), _read(encoding, length)))
     left, right = part.subplots(1, 2)
     reach = float(q.abs().max())
-    words = {"title": "A query of ones, rotated", "x": "position (tokens)", "y": "dimension", "bar": "value"}
-    theme.heat_map(left, q.numpy().T, SIGNED, -reach, reach, **words)
+    words = "A query of ones, rotated", "position (tokens)", "dimension", "value"
+    theme.heat_map(left, q.numpy().T, SIGNED, -reach, reach, *words)
     theme.curve(right, (k.flip(0) @ q[-1] / width).numpy(), 0)
     theme.dress(right, title="Its product with a key of ones", x="distance (tokens)", y="q · k / head_dim", grid=True)
     theme.entitle(part, f"{type(encoding).__name__}, head_dim {width}")
@@ -99,8 +98,8 @@ def draw_by_class(part: Figure | SubFigure, encoding: Any, length: int, theme: T
         product = products(encoding.pair_classes(Positions.arange(length)), ones, ones)[0, 0].numpy()
     product = product / encoding.head_dim
     left, right = part.subplots(1, 2)
-    words = {"title": "The product of ones, of every pair", "x": "key", "y": "query", "bar": "q · k / head_dim"}
-    theme.heat_map(left, product, SIGNED, -1.0, 1.0, **words)
+    words = "The product of ones, of every pair", "key", "query", "q · k / head_dim"
+    theme.heat_map(left, product, SIGNED, -1.0, 1.0, *words)
     theme.curve(right, product[-1, ::-1], 0)
     theme.dress(right, title="For the last query", x="distance (tokens)", y="q · k / head_dim", grid=True)
     theme.entitle(part, f"{type(encoding).__name__}, head_dim {encoding.head_dim}")

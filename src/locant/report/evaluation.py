@@ -28,26 +28,26 @@ VISIBLE = 0.001
 def evaluation_sentences(results: Mapping[str, Any]) -> list[str]:
     """What follows from the numbers, and what does not: the first encoding is what the others are held against."""
     first, *others = results["records"]
-    text, found = results["settings"]["text"], []
+    text, said = results["settings"]["text"], list[str]()
     few = [length for length, losses in first["loss_by_window"].items() if len(losses) < ENOUGH_WINDOWS]
     told = [length for length in first["loss_by_window"] if length not in few]
     if few:
         lengths = ", ".join(f"{int(length):,}" for length in few)
-        found.append(f"Fewer than {ENOUGH_WINDOWS} windows of {lengths} tokens: nothing follows at that length.")
+        said.append(f"Fewer than {ENOUGH_WINDOWS} windows of {lengths} tokens: nothing follows at that length.")
     if told:
-        found += [
+        said += [
             f"{other['encoding']} against {first['encoding']}: {_differences(first, other, told)}." for other in others
         ]
     for task, name in TASKS.items():
-        if asked := _asked(first, task):
-            counts = (f"{each['encoding']} {_recalled(each, task)}" for each in results["records"])
-            found.append(f"{name.capitalize()} recalled, of {asked}: {', '.join(counts)}.")
-    found.append(
+        if asked := _sum_of(first, task, "asked"):
+            counts = (f"{each['encoding']} {_sum_of(each, task, 'recalled')}" for each in results["records"])
+            said.append(f"{name.capitalize()} recalled, of {asked}: {', '.join(counts)}.")
+    said.append(
         f"One model and one text, {text['source']}: nothing follows for others. Loss says how well the next token is "
         "predicted, for which near tokens are mostly enough. Nothing was trained, and a short training may change the "
         "order."
     )
-    return found
+    return said
 
 
 def _differences(first: Mapping[str, Any], other: Mapping[str, Any], lengths: Sequence[str]) -> str:
@@ -89,17 +89,13 @@ def _loss(record: Mapping[str, Any], length: str) -> str:
     return MISSING if loss is None else f"{loss:.3f}{spread}"
 
 
-def _asked(record: Mapping[str, Any], task: str) -> int:
-    return sum(each["asked"] for each in record.get(task, ()))
-
-
-def _recalled(record: Mapping[str, Any], task: str) -> int:
-    return sum(each["recalled"] for each in record.get(task, ()))
+def _sum_of(record: Mapping[str, Any], task: str, count: str) -> int:
+    return sum(each[count] for each in record.get(task, ()))
 
 
 def _share(record: Mapping[str, Any], task: str) -> str:
-    asked = _asked(record, task)
-    return f"{_recalled(record, task)}/{asked}" if asked else MISSING
+    asked = _sum_of(record, task, "asked")
+    return f"{_sum_of(record, task, 'recalled')}/{asked}" if asked else MISSING
 
 
 def write_evaluation(results: Mapping[str, Any], folder: Path) -> Path:

@@ -73,7 +73,7 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     at = state.whole("at", 0, 0, MAX_LENGTH)
     chosen = [choice for slot in SLOTS if (choice := _chosen(state, slot, head)) is not None]
     distances, positions = sampled(length, POINTS), sampled(length, SIDE)
-    shown = [
+    shown: list[dict[str, Any]] = [
         {"slot": int(choice.slot), "name": choice.name, "label": choice.label, "doors": list(choice.kind.doors()),
          **_drawn(choice, length, distances, positions, alike, head)}
         for choice in chosen

@@ -69,7 +69,7 @@ def model_screen(state: State, session: Session) -> Mapping[str, Any]:
             *({**NO_KIND, "kind": encoding} for encoding in swapped_layers(explanation)),
         ],
         "layers": _layers(config, explanation),
-        "wavelengths": [_wavelengths(layers.name, layers.rotary) for layers in rotary],
+        "wavelengths": [_wavelengths(layers) for layers in rotary],
         "extension": None if extension is None else _extension(extension, session),
         "refused": refused,
         "python": _code_of_extension(source, to, method),
@@ -117,29 +117,22 @@ def _layers(config: Mapping[str, Any], explanation: Explanation) -> list[Mapping
     ]
 
 
-def _wavelengths(name: str | None, rotary: Any) -> Mapping[str, Any]:
-    return {
-        "name": name,
-        "plain": [pair.wavelength / (pair.stretch or 1) if pair.wavelength else None for pair in rotary.pairs],
-        "now": [pair.wavelength for pair in rotary.pairs],
-        "trained": rotary.trained,
-        "longest": rotary.length,
-        "scaling": rotary.scaling,
-    }
+def _wavelengths(layers: Any) -> Mapping[str, Any]:
+    rotary = layers.rotary
+    now = [pair.wavelength for pair in rotary.pairs]
+    plain = [pair.wavelength / (pair.stretch or 1) if pair.wavelength else None for pair in rotary.pairs]
+    lengths = {"trained": rotary.trained, "longest": rotary.length}
+    return {"name": layers.name, "plain": plain, "now": now, **lengths, "scaling": rotary.scaling}
 
 
 def _extension(extension: Extension, session: Session) -> Mapping[str, Any]:
     before, after = extension.wavelengths
     config = _without_folders(extension.config) if session.is_shared else extension.config
     return {
-        "method": extension.method,
-        "trained": extension.trained,
-        "to": extension.to,
+        **{name: getattr(extension, name) for name in ("method", "trained", "to", "stretches", "notes")},
         "layers": extension.layer_type,
         "before": before,
         "after": after,
-        "stretches": extension.stretches,
-        "notes": list(extension.notes),
         "changed": [[key, json.dumps(old), json.dumps(new)] for key, (old, new) in extension.changed.items()],
         "config": json.dumps(config, indent=2, ensure_ascii=False) + "\n",
     }
@@ -193,7 +186,8 @@ def swap_screen(state: State, session: Session) -> Mapping[str, Any]:
         return {**answer, "refused": [error.cause, error.remedy]}
     auto = auto_class(model.config)
     refused = BY_LAYER if every is not of_type else None if auto == CAUSAL else OTHER_MODELS
-    made = _made(encoding, way, (trained, longest, of_type))
+    model_name, made = shlex.quote(folder), _made(encoding, way, (trained, longest, of_type))
+    alone = f"{way.name} is for a model as it is: nothing that it gets used to" if way.is_for_reading_alone else None
     to = max(way.stretched(trained), 2 * trained)
     return {
         **answer,
@@ -204,7 +198,10 @@ def swap_screen(state: State, session: Session) -> Mapping[str, Any]:
         "groups": [[spans([at for at, each in enumerate(sentences) if each == said]), said]
                    for said in dict.fromkeys(sentences)],
         **_pairs(state, model, encoding, of_type, trained, to),
-        "ways": _commands(way, folder, trained, to, refused),
+        "ways": [
+            [f"locant evaluate {model_name} my.txt --lengths {trained},{to} --with own,{_word(way)}", refused],
+            [f"locant tune {model_name} my.txt --with {_word(way)} --minutes 30", refused or alone],
+        ],
         "python": _code_of_swap(auto, folder, made, every, of_type),
     }  # fmt: skip
 
@@ -259,16 +256,6 @@ def _pairs(state: State, model: Any, encoding: Any, of_type: str | None, trained
             "to": None if after.seq_len is None else to,
         },
     }
-
-
-def _commands(way: Way, folder: str, trained: int, to: int, refused: str | None) -> list[list[str | None]]:
-    """What measures and what trains the same, and why it does not where it does not."""
-    model, named = shlex.quote(folder), _word(way)
-    alone = f"{way.name} is for a model as it is: nothing that it gets used to" if way.is_for_reading_alone else None
-    return [
-        [f"locant evaluate {model} my.txt --lengths {trained},{to} --with own,{named}", refused],
-        [f"locant tune {model} my.txt --with {named} --minutes 30", refused or alone],
-    ]
 
 
 def _made(encoding: PositionEncoding | None, way: Way, sizes: tuple[int, int, str | None]) -> str:

@@ -82,7 +82,9 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     allowed = row.queries.mask(row.keys, causal=causal, window=window)[0, 0].numpy()
     distance = (row.queries.order[0][:, None] - keys.order[0]).numpy().astype(np.float64)
     distance[~allowed] = np.nan
-    ranks = _ranks(row.queries, asked.world, asked.zigzag)
+    ranks = np.zeros(row.queries.seq_len, np.int64)
+    for rank in range(asked.world):
+        ranks[row.queries.shard_slots(rank, asked.world, asked.zigzag).numpy()] = rank
     options = ["k_positions"] * (row.keys is not None) + ["causal=False"] * (not causal)
     options += [] if window is None else [f"window={window}"]
     used = "from locant.positions import generalizing\n" if "generalizing." in row.python else ""
@@ -186,14 +188,6 @@ def _row(lengths: list[int], padding: int, side: str, cached: int) -> Row:
 
 def _tokens(positions: Positions) -> dict[str, np.ndarray]:
     return {name: getattr(positions, name)[0].numpy() for name in ("index", "document", "order")}
-
-
-def _ranks(positions: Positions, world: int, zigzag: bool) -> np.ndarray:
-    """The rank of each token of the row."""
-    ranks = np.zeros(positions.seq_len, np.int64)
-    for rank in range(world):
-        ranks[positions.shard_slots(rank, world, zigzag).numpy()] = rank
-    return ranks
 
 
 def _backend(row: Row, name: str, causal: bool, window: int | None) -> dict[str, Any]:

@@ -55,7 +55,8 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     part = ids[start : start + count]
     at = min(state.whole("at", 0, 0, MOST_TOKENS), len(part) - 1)
     if model == NO_MODEL:
-        embedders = [NONE, *(each for each, kind in encodings().items() if "embed" in kind.doors() and _fits(kind))]
+        kinds = {each: kind for each, kind in encodings().items() if {*kind.sizes()} <= SIZES.keys()}
+        embedders = [NONE, *(each for each, kind in kinds.items() if "embed" in kind.doors())]
         added = state.one_of("encoding", "sinusoidal", embedders)
         scale = state.one_of("scale", "sqrt_d_model", [NONE, "sqrt_d_model"])
         embedding, built = _embedding(tokenizer.vocab_size, added, scale), _code_of_untrained(added, scale)
@@ -142,10 +143,6 @@ def _embedding(vocab_size: int, added: str, scale: str) -> InputEmbedding:
 def _sizes(added: str) -> dict[str, int]:
     """What the constructor of this encoding requires."""
     return {size: SIZES[size] for size in find(added).sizes()}
-
-
-def _fits(kind: type[PositionEncoding]) -> bool:
-    return {*kind.sizes()} <= SIZES.keys()
 
 
 @lru_cache(maxsize=2)
