@@ -72,10 +72,9 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     alike = state.real("alike", 0.75, 0, 1)
     at = state.whole("at", 0, 0, MAX_LENGTH)
     chosen = [choice for slot in SLOTS if (choice := _chosen(state, slot, head)) is not None]
-    distances, positions = sampled(length, POINTS), sampled(length, SIDE)
     shown: list[dict[str, Any]] = [
         {"slot": int(choice.slot), "name": choice.name, "label": choice.label, "doors": list(choice.kind.doors()),
-         **_drawn(choice, length, distances, positions, alike, head)}
+         **_drawn(choice, length, alike, head)}
         for choice in chosen
     ]  # fmt: skip
     curves = [each["mean"] for each in shown if "mean" in each]
@@ -83,8 +82,8 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     low = max(min((float(curve.min()) for curve in curves), default=0.0), high - VISIBLE)
     return {
         "length": length,
-        "distances": distances,
-        "positions": positions,
+        "distances": sampled(length, POINTS),
+        "positions": sampled(length, SIDE),
         "at": min(at, length - 1),
         "low": low,
         "high": high,
@@ -128,30 +127,22 @@ def _built(name: str, options: tuple[tuple[str, Any], ...], length: int | None) 
     return with_random_tables(encoding_to_draw(name, length=length, **dict(options)))
 
 
-def _drawn(
-    choice: Choice, length: int, distances: np.ndarray, positions: np.ndarray, alike: float, head: int
-) -> Mapping[str, Any]:
+def _drawn(choice: Choice, length: int, alike: float, head: int) -> Mapping[str, Any]:
     """The curve and the map of one encoding, or why it has none: what it refuses, the others may draw."""
     has_rows = bool({"max_seq_len", "width"} & {*inspect.signature(choice.kind).parameters})
+    contents: dict[str, Any] = {"alike": alike, "head": head, "draws": choice.draws}
     try:
         encoding = _built(choice.name, choice.options, length if has_rows else None)
-        return _curve_and_map(encoding, choice.draws, length, distances, positions, alike, head)
+        if getattr(getattr(encoding, "scaling", None), "length_that_matters", None) is not None:
+            encoding = encoding.for_length(length)
+        if encoding.needs_all_keys and length > SIDE:
+            return {"note": f"counts every token between query and key: drawn up to {SIDE} tokens"}
+        if hasattr(encoding, "kernel_size"):
+            return {"note": "made from all tokens around, so it has no score for two of them"}
+        curve = score_by_distance(encoding, sampled(length, POINTS), **contents)
+        matrix = score_map(encoding, sampled(length, SIDE), **contents)
     except LocantError as error:
         return {"note": error.cause}
-
-
-def _curve_and_map(
-    encoding: Any, draws: int, length: int, distances: np.ndarray, positions: np.ndarray, alike: float, head: int
-) -> Mapping[str, Any]:
-    if getattr(getattr(encoding, "scaling", None), "length_that_matters", None) is not None:
-        encoding = encoding.for_length(length)
-    if encoding.needs_all_keys and length > SIDE:
-        return {"note": f"counts every token between query and key: drawn up to {SIDE} tokens"}
-    if hasattr(encoding, "kernel_size"):
-        return {"note": "made from all tokens around, so it has no score for two of them"}
-    contents: dict[str, Any] = {"alike": alike, "head": head, "draws": draws}
-    curve = score_by_distance(encoding, distances, **contents)
-    matrix = score_map(encoding, positions, **contents)
     if not getattr(encoding, "bidirectional", False):
         matrix[np.triu_indices(len(matrix), 1)] = np.nan
     return {**curve._asdict(), "map": matrix}
