@@ -107,8 +107,8 @@ def _scale_as_buckets(axes: Axes, encoding: Any, length: int, theme: Theme) -> N
     last = int(torch.searchsorted(buckets, buckets[-1]))
     if last < length:
         axes.axvline(last, color=theme.muted, linewidth=1, linestyle=(0, (2, 3)))
-        style = {"va": "top", "ha": "right", "fontsize": 8.5, "color": theme.muted}
-        axes.annotate(f"one bucket \nfrom {last} on ", (last, 1.0), xycoords=("data", "axes fraction"), **style)
+        words, place, ends = f"one bucket \nfrom {last} on ", (last, 1.0), ("data", "axes fraction")
+        axes.annotate(words, place, xycoords=ends, va="top", ha="right", fontsize=8.5, color=theme.muted)
 
 
 def _maps(part: SubFigure, bias: np.ndarray, theme: Theme, *, hide_later: bool) -> None:
