@@ -19,7 +19,7 @@ from importlib.util import find_spec
 import torch
 
 from benchmarks.timing import Row
-from locant.explore.answers import answer, as_json
+from locant.explore.screens import answer, as_json
 from locant.explore.session import Session
 
 __all__ = ["rows"]

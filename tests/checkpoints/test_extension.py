@@ -14,7 +14,7 @@ from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
 
 from locant import InputError, Positions, RangeError, Rotary
 from locant.checkpoints.extension import METHODS, extend
-from locant.cli.extend import METHODS as OFFERED
+from locant.cli.configs import METHODS as OFFERED
 from locant.models import layer_types
 from locant.positions.scaling import DynamicNTK, Linear, Llama3, LongRoPE, Unscaled, YaRN
 from tests.positions.published import PRESETS

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(folder: Path) -> Run:
-    """Run a verb; stdout and stderr are kept apart."""
-    return lambda *words, **options: CliRunner().invoke(main, [str(word) for word in words], **options)
+    """Run a line as it is typed, and more words after it; stdout and stderr are kept apart."""
+    return lambda line="", *words, **options: CliRunner().invoke(
+        main, [*shlex.split(str(line)), *map(str, words)], **options
+    )
+
+
+@pytest.fixture
+def succeeds(run: Run) -> Run:
+    """Run a verb that must do what it is asked for."""
+
+    def success(*words: object, **options: object) -> Result:
+        result = run(*words, **options)
+        assert result.exit_code == 0, (result.output, result.exception)
+        return result
+
+    return success
 
 
 @pytest.fixture
@@ -49,6 +64,17 @@ def complains(folder: Path, run: Run) -> Complains:
         return line
 
     return complaint
+
+
+def refused(line: str, *cases: tuple[str, str], says: str = "", fixtures: Sequence[str] = ()) -> Callable[..., None]:
+    """A test that each of these words, typed after the line, are refused in one line that says this."""
+
+    @pytest.mark.usefixtures("folder", *fixtures)
+    @pytest.mark.parametrize(("words", "said"), cases)
+    def test(complains: Complains, words: str, said: str) -> None:
+        assert says + said in complains(f"{line} {words}")
+
+    return test
 
 
 @pytest.fixture(scope="session")

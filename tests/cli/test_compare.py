@@ -21,10 +21,8 @@ from tests.registries import restore
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
 
-TINY = (
-    "--tokenizer", "bytes", "--train-length", 4, "--multiples", "1,2", "--steps", 2, "--batch", 2, "--d-model", 8,
-    "--num-layers", 1, "--num-heads", 2,
-)  # fmt: skip
+SMALL = "compare text.txt --tokenizer bytes --train-length 4 --multiples 1,2 --batch 2 --d-model 8 --num-layers 1"
+TINY = f"{SMALL} --num-heads 2 --steps 2"
 FILES = ["loss_by_length.png", "loss_by_position.png", "report.html", "results.json"]
 
 
@@ -39,10 +37,9 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_it_leaves_results_pictures_and_a_page_and_the_command_asks_for_the_same_again(
-    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, succeeds: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = run("compare", "text.txt", *TINY, "--encodings", "alibi,nope", "--seeds", "3,5", "-o", "out")
-    assert result.exit_code == 0, result.output
+    result = succeeds(f"{TINY} --encodings alibi,nope --seeds 3,5 -o out")
     assert sorted(path.name for path in (folder / "out").iterdir()) == FILES
     assert result.stdout.splitlines()[-1] == "The report: out/report.html"
     assert "Loss (nats per token)" in result.stdout
@@ -87,30 +84,30 @@ def test_defaults_are_those_of_the_lab(run: Run, folder: Path, monkeypatch: pyte
 
     monkeypatch.setattr(comparison, "compare", note)
     (folder / "long.txt").write_text("".join(chr(97 + n * n % 26) + " " * (n % 7 == 0) for n in range(40_000)))
-    run("compare", "long.txt", "--tokenizer", "bytes")
+    run("compare long.txt --tokenizer bytes")
     assert asked == [Settings()]
 
 
 @pytest.mark.usefixtures("_undrawn")
-def test_minutes_choose_the_steps(run: Run, folder: Path) -> None:
-    options = ("--encodings", "nope", "--seeds", 0, "--minutes", 0.005, "-o", "out")
-    result = run("compare", "text.txt", *TINY[:6], *TINY[8:], *options)
-    assert result.exit_code == 0, result.output
+def test_minutes_choose_the_steps(succeeds: Run, folder: Path) -> None:
+    succeeds(f"{SMALL} --num-heads 2 --encodings nope --seeds 0 --minutes 0.005 -o out")
     assert json.loads((folder / "out" / "results.json").read_text())["settings"]["minutes"] == 0.005
 
 
 @pytest.mark.usefixtures("_undrawn")
-def test_an_earlier_report_is_replaced_and_other_things_are_not(run: Run, folder: Path, complains: Complains) -> None:
-    words = ("compare", "text.txt", *TINY, "--encodings", "nope", "--seeds", 0, "-o", "out")
-    assert run(*words).exit_code == 0
+def test_an_earlier_report_is_replaced_and_other_things_are_not(
+    run: Run, succeeds: Run, folder: Path, complains: Complains
+) -> None:
+    line = f"{TINY} --encodings nope --seeds 0 -o out"
+    succeeds(line)
     (folder / "out" / "notes.txt").write_text("mine")
-    again = run(*words)
+    again = run(line)
     assert again.exit_code == 0
     assert "holds an earlier report, which is replaced" in again.stderr
     assert (folder / "out" / "notes.txt").read_text() == "mine"
     (folder / "out" / "results.json").unlink()
-    assert "holds other things than a report" in complains(*words)
-    assert run(*words, "--force").exit_code == 0
+    assert "holds other things than a report" in complains(line)
+    succeeds(line, "--force")
     assert (folder / "out" / "notes.txt").read_text() == "mine"
 
 
@@ -123,7 +120,7 @@ def test_ctrl_c_keeps_a_report_of_what_was_finished(run: Run, folder: Path, monk
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Screen, "advance", interrupt)
-    result = run("compare", "text.txt", *TINY, "--encodings", "nope,alibi", "--seeds", 0, "-o", "out")
+    result = run(f"{TINY} --encodings nope,alibi --seeds 0 -o out")
     assert result.exit_code == 130
     assert result.stdout == ""
     assert result.stderr.splitlines()[-1] == "locant: interrupted"
@@ -138,7 +135,7 @@ def test_ctrl_c_before_the_first_result_leaves_nothing(run: Run, folder: Path, m
 
     monkeypatch.setattr(Screen, "advance", interrupt)
     before = listing(folder)
-    result = run("compare", "text.txt", *TINY, "--encodings", "nope", "-o", "deep/out")
+    result = run(f"{TINY} --encodings nope -o deep/out")
     assert result.exit_code == 130
     assert listing(folder) == before
 
@@ -146,53 +143,47 @@ def test_ctrl_c_before_the_first_result_leaves_nothing(run: Run, folder: Path, m
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("text.txt", "--encodings", "rotary,alibbi"), "'alibi'"),
-        (("text.txt", "--encodings", "nope,nope"), "each once"),
-        (("text.txt", "--encodings", "alibi+yarn"), "alibi has no frequencies to scale"),
-        (("text.txt", "--encodings", ","), "expected one or more"),
-        (("text.txt", "--seeds", "0,x"), "'0,x' is not a list of numbers such as 0,1,2"),
-        (("text.txt", "--seeds", "1,1"), "each once"),
-        (("text.txt", "--steps", 0), "0 is not in the range"),
-        (("text.txt", "--train-length", 0), "0 is not in the range"),
-        (("text.txt", "--minutes", 0), "0.0 is not in the range x>0"),
-        (("text.txt", "--minutes", 1, "--steps", 5), "got both steps and minutes"),
-        (("text.txt", "--d-model", 10, "--num-heads", 4), "got d_model=10 for num_heads=4"),
-        (("text.txt", "--multiples", "0,1"), "expected an integer of 1 or more"),
-        (("missing.txt",), "there is no such file"),
-        (("empty.txt",), "is empty"),
-        (("binary.txt",), "is binary"),
-        (("folder",), "which is a folder"),
-        (("text.txt", "-o", "text.txt"), "text.txt, which is a file"),
-        (("text.txt", "-o", "text.txt/out"), "cannot make text.txt/out"),
-        (("text.txt", "-o", "folder"), "holds other things than a report"),
+        ("text.txt --encodings rotary,alibbi", "'alibi'"),
+        ("text.txt --encodings nope,nope", "each once"),
+        ("text.txt --encodings alibi+yarn", "alibi has no frequencies to scale"),
+        ("text.txt --encodings ,", "expected one or more"),
+        ("text.txt --seeds 0,x", "'0,x' is not a list of numbers such as 0,1,2"),
+        ("text.txt --seeds 1,1", "each once"),
+        ("text.txt --steps 0", "0 is not in the range"),
+        ("text.txt --train-length 0", "0 is not in the range"),
+        ("text.txt --minutes 0", "0.0 is not in the range x>0"),
+        ("text.txt --minutes 1 --steps 5", "got both steps and minutes"),
+        ("text.txt --d-model 10 --num-heads 4", "got d_model=10 for num_heads=4"),
+        ("text.txt --multiples 0,1", "expected an integer of 1 or more"),
+        ("missing.txt", "there is no such file"),
+        ("text.txt -o text.txt", "text.txt, which is a file"),
+        ("text.txt -o text.txt/out", "cannot make text.txt/out"),
+        ("text.txt -o folder", "holds other things than a report"),
     ],
 )
 def test_wrong_input_is_one_line_before_any_training(
-    complains: Complains, folder: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[object, ...], said: str
+    complains: Complains, folder: Path, monkeypatch: pytest.MonkeyPatch, words: str, said: str
 ) -> None:
-    (folder / "empty.txt").write_bytes(b"")
-    (folder / "binary.txt").write_bytes(b"\x00\x01")
     (folder / "folder").mkdir()
     (folder / "folder" / "mine.txt").write_text("mine")
     monkeypatch.setattr(Screen, "advance", lambda *_: pytest.fail("a training began"))
-    assert said in complains("compare", *words)
+    assert said in complains(f"compare {words}")
 
 
 def test_a_text_too_short_for_the_lengths_leaves_nothing(run: Run, folder: Path) -> None:
     before = listing(folder)
-    result = run("compare", "text.txt", "--train-length", 4000, "-o", "out")
+    result = run("compare text.txt --train-length 4000 -o out")
     assert result.exit_code == 2
     assert "too short to hold out a window of 32000; try: " in result.stderr.splitlines()[-1]
     assert listing(folder) == before
 
 
 @pytest.mark.usefixtures("_undrawn")
-def test_little_text_is_said_before_and_after(run: Run, folder: Path) -> None:
+def test_little_text_is_said_before_and_after(succeeds: Run, folder: Path) -> None:
     """1 920 bytes: 192 held out, which are 6 windows of 32."""
     tiny = ("--tokenizer", "bytes", "--train-length", 16, "--multiples", "1,2", "--d-model", 8, "--num-heads", 2)
     few = ("--num-layers", 1, "--batch", 256, "--encodings", "alibi,nope", "--seeds", 0)
-    result = run("compare", "text.txt", *tiny, *few, "-o", "out")
-    assert result.exit_code == 0, result.output
+    result = succeeds("compare text.txt", *tiny, *few, "-o", "out")
     assert "on 1,728 tokens, in windows of 16 (6 steps each, 14.2 epochs)" in result.stderr
     assert "on the last 192 tokens, in windows: 12 of 16, 6 of 32" in result.stderr
     assert "Not enough text to tell at 32 tokens: 6 windows of 32" in " ".join(result.stdout.split())
@@ -202,9 +193,9 @@ def test_little_text_is_said_before_and_after(run: Run, folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("_undrawn")
-def test_scalings_take_part_beside_the_encoding_they_scale(run: Run, folder: Path) -> None:
-    words = ("compare", "text.txt", *TINY, "--encodings", "rope,rotary+yarn", "--seeds", 0, "-o", "out")
-    assert run(*words).exit_code == 0
+def test_scalings_take_part_beside_the_encoding_they_scale(succeeds: Run, folder: Path) -> None:
+    line = f"{TINY} --encodings rope,rotary+yarn --seeds 0 -o out"
+    succeeds(line)
     plain, scaled = records(folder / "out")
     assert (plain["encoding"], scaled["encoding"]) == ("rotary", "rotary+yarn")
     assert plain["loss_by_length"]["4"] == scaled["loss_by_length"]["4"]
@@ -213,10 +204,9 @@ def test_scalings_take_part_beside_the_encoding_they_scale(run: Run, folder: Pat
 
 @pytest.mark.usefixtures("_undrawn")
 def test_an_encoding_that_somebody_registered_takes_part(
-    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+    succeeds: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     restore(ENCODINGS, monkeypatch)
     locant.register_encoding("test_of_compare", type("Mine", (locant.Sinusoidal,), {}), aliases=("mine",))
-    result = run("compare", "text.txt", *TINY, "--encodings", "nope,mine", "--seeds", 0, "-o", "out")
-    assert result.exit_code == 0, result.output
+    succeeds(f"{TINY} --encodings nope,mine --seeds 0 -o out")
     assert records(folder / "out")[1]["encoding"] == "test_of_compare"

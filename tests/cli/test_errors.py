@@ -15,67 +15,48 @@ from click.testing import CliRunner
 from locant import PositionEncoding
 from locant.cli import errors, main
 from locant.positions.registry import ENCODINGS
-from tests.cli.conftest import Complains, Run, listing
+from tests.cli.conftest import Complains, Run, listing, refused
 
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("embd",), f"expected one of {', '.join(main.verbs)}; try: locant embed"),
-        (("zzz",), "try: locant --help"),
-        (("--colour",), "there is no option --colour; try: locant --help"),
-        (("list", "alibi", "more"), "got unexpected extra argument"),
-        (("list", "--jsn"), "try: --json"),
-    ],
+test_a_slip_of_the_fingers_is_one_line = refused(
+    "",
+    ("embd", f"expected one of {', '.join(main.verbs)}; try: locant embed"),
+    ("zzz", "try: locant --help"),
+    ("--colour", "there is no option --colour; try: locant --help"),
+    ("list alibi more", "got unexpected extra argument"),
+    ("list --jsn", "try: --json"),
 )
-def test_a_slip_of_the_fingers_is_one_line(complains: Complains, words: tuple[object, ...], said: str) -> None:
-    assert said in complains(*words)
 
 
 WRITERS = {
-    "compare": ("text.txt",),
-    "convert": ("model", "--to", "half"),
-    "embed": ("text.txt",),
-    "evaluate": ("model",),
-    "explain": ("llama-3.1-8b",),
-    "export": ("store", "--to", "nanogpt"),
-    "extend": ("llama-3.1-8b", "--to", "262144"),
-    "plot": ("sinusoidal",),
-    "prepare": ("text.txt",),
-    "probe": ("llama-3.1-8b",),
-    "tune": ("model", "--with", "own"),
-    "vocabulary": ("model", "--keep", "300"),
-}
+    "compare": "text.txt", "convert": "model --to half", "embed": "text.txt", "evaluate": "model",
+    "explain": "llama-3.1-8b", "export": "store --to nanogpt", "extend": "llama-3.1-8b --to 262144",
+    "plot": "sinusoidal", "prepare": "text.txt", "probe": "llama-3.1-8b", "tune": "model --with own",
+    "vocabulary": "model --keep 300",
+}  # fmt: skip
 """Every verb that takes ``-o``, with words that it would begin to work on."""
-
-
-def test_every_verb_that_writes_is_known_here() -> None:
-    context = click.Context(main)
-    verbs = {name: main.get_command(context, name) for name in main.list_commands(context)}
-    assert {name for name, verb in verbs.items() if any("-o" in one.opts for one in verb.params)} == {*WRITERS}
 
 
 @pytest.mark.parametrize("verb", WRITERS)
 def test_an_empty_path_is_not_the_current_folder(complains: Complains, verb: str) -> None:
     """It is what an unset variable of a shell leaves: ``-o "$OUT"``."""
-    assert "'-o' / '--output': the path is empty" in complains(verb, *WRITERS[verb], "-o", "")
+    assert "'-o' / '--output': the path is empty" in complains(f"{verb} {WRITERS[verb]} -o ''")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("export", "", "--to", "nanogpt", "-o", "out"), "the path is empty"),
-        (("convert", "", "--to", "half", "-o", "out"), "the path is empty"),
-        (("convert", "model", "--to", "half", "-o", "out", "--config", ""), "the path is empty"),
-        (("extend", "llama-3.1-8b", "--to", "262144", "--figure", ""), "the path is empty"),
-        (("explain", ""), "got '', which is no file, no folder"),
-        (("prepare", "", "-o", "out"), "got ''"),
-        (("embed", ""), "which is a folder"),
+        ("export '' --to nanogpt -o out", "the path is empty"),
+        ("convert '' --to half -o out", "the path is empty"),
+        ("convert model --to half -o out --config ''", "the path is empty"),
+        ("extend llama-3.1-8b --to 262144 --figure ''", "the path is empty"),
+        ("explain ''", "got '', which is no file, no folder"),
+        ("prepare '' -o out", "got ''"),
+        ("embed ''", "which is a folder"),
     ],
 )
-def test_nor_is_one_that_is_read(complains: Complains, folder: Path, words: tuple[str, ...], said: str) -> None:
+def test_nor_is_one_that_is_read(complains: Complains, folder: Path, words: str, said: str) -> None:
     (folder / "config.json").write_text("{}")
-    assert said in complains(*words)
+    assert said in complains(words)
 
 
 def test_without_a_verb_the_help_is_shown(run: Run) -> None:
@@ -88,22 +69,17 @@ def test_without_a_verb_the_help_is_shown(run: Run) -> None:
         assert verb.help.splitlines()[0].split(",")[0] in result.stdout  # type: ignore[union-attr]
 
 
-def test_every_verb_has_json_and_a_line_for_the_help() -> None:
-    context = click.Context(main)
-    for name in main.list_commands(context):
-        verb = main.get_command(context, name)
-        assert verb is not None
+def test_every_verb_has_json_and_words_for_itself_and_for_each_option() -> None:
+    writers = set()
+    for name in main.verbs:
+        verb = main.get_command(click.Context(main), name)
         assert verb.name == name
-        assert "--json" in {flag for option in verb.params for flag in option.opts}
-        assert verb.help
-        assert len(verb.help.splitlines()[0]) < 100
-
-
-def test_no_option_of_a_verb_is_left_without_words() -> None:
-    context = click.Context(main)
-    for name in main.list_commands(context):
-        for option in main.get_command(context, name).params:  # type: ignore[union-attr]
-            assert not isinstance(option, click.Option) or option.help, f"{name} {option.name}"
+        assert len((verb.help or "x" * 100).splitlines()[0]) < 100
+        options = {flag: option for option in verb.params for flag in option.opts if isinstance(option, click.Option)}
+        assert "--json" in options
+        assert all(option.help for option in options.values()), name
+        writers |= {name} if "-o" in options else set()
+    assert writers == {*WRITERS}, "for the test of empty paths"
 
 
 @pytest.mark.parametrize(
@@ -152,31 +128,26 @@ def test_the_mistake_of_a_plug_in_is_told_by_its_name(complains: Complains, monk
     offers = [EntryPoint("broken_one", f"{__name__}:Broken", "locant.encodings")]
     monkeypatch.setattr(errors, "entry_points", lambda group: offers if group == "locant.encodings" else [])
     said = "encoding 'broken_one' of tests.cli.test_errors fails: TypeError: "
-    for words in (("plot", "broken_one"), ("embed", "text.txt", "--tokenizer", "bytes", "--encoding", "broken_one")):
-        assert said in complains(*words)
+    for line in ("plot broken_one", "embed text.txt --tokenizer bytes --encoding broken_one"):
+        assert said in complains(line)
     monkeypatch.setattr(Broken, "embed", PositionEncoding.embed)
-    assert f"{said}Broken.bias() takes 2 positional arguments but" in complains("plot", "broken_one")
+    assert f"{said}Broken.bias() takes 2 positional arguments but" in complains("plot broken_one")
 
 
-@pytest.mark.parametrize(
-    ("words", "remedy"),
-    [
-        (("plot", "rotary", "--base", "nan"), "--base 10000.0, the usual one"),
-        (("plot", "rotary", "--head-dim", 7), "--head-dim 64, or"),
-        (("plot", "xpos", "--head-dim", 7), "--head-dim 64, an even width"),
-        (("plot", "rotary", "--scaling", "yarn:0"), "yarn:4"),
-        (("embed", "text.txt", "--tokenizer", "gpt-of-nobody"), "the path of a tokenizer.json, --download, or a tok"),
-        (("embed", "text.txt", "--scale", "nan", "--tokenizer", "bytes"), "no --scale, or 'sqrt_d_model'"),
-        (("embed", "text.txt", "--encoding", "yarn"), "--encoding rotary"),
-        (("export", "nothing", "--to", "nanogpt", "-o", "out"), "a folder that locant prepare made, or a --format"),
-        (("compare", "text.txt", "--multiples", "0,1"), "--multiples 1,2,4,8"),
-        (("prepare", "text.txt", "-o", "out", "--task", 2), "--task 0, --num-tasks 1"),
-    ],
+test_a_remedy_is_in_the_words_of_the_command_line = refused(
+    "",
+    ("plot rotary --base nan", "--base 10000.0, the usual one"),
+    ("plot rotary --head-dim 7", "--head-dim 64, or"),
+    ("plot xpos --head-dim 7", "--head-dim 64, an even width"),
+    ("plot rotary --scaling yarn:0", "yarn:4"),
+    ("embed text.txt --tokenizer gpt-of-nobody", "the path of a tokenizer.json, --download, or a tok"),
+    ("embed text.txt --scale nan --tokenizer bytes", "no --scale, or 'sqrt_d_model'"),
+    ("embed text.txt --encoding yarn", "--encoding rotary"),
+    ("export nothing --to nanogpt -o out", "a folder that locant prepare made, or a --format"),
+    ("compare text.txt --multiples 0,1", "--multiples 1,2,4,8"),
+    ("prepare text.txt -o out --task 2", "--task 0, --num-tasks 1"),
+    says="; try: ",
 )
-def test_a_remedy_is_in_the_words_of_the_command_line(
-    complains: Complains, words: tuple[object, ...], remedy: str
-) -> None:
-    assert f"; try: {remedy}" in complains(*words)
 
 
 def test_a_reader_that_goes_away_hears_no_complaint() -> None:
@@ -204,10 +175,7 @@ def test_text_that_stdout_cannot_write_is_escaped(folder: Path) -> None:
     assert "\\u2192" in result.stdout
 
 
-TINY = (
-    "text.txt", "--tokenizer", "bytes", "--encodings", "nope", "--seeds", "0", "--steps", "1", "--d-model", "8",
-    "--num-heads", "2", "--train-length", "40", "--multiples", "1,4",
-)  # fmt: skip
+TINY = "text.txt --tokenizer bytes --encodings nope --seeds 0 --steps 1 --d-model 8 --num-heads 2 --train-length 40"
 
 
 @pytest.fixture
@@ -222,16 +190,16 @@ def _little_room() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_little_room")
 @pytest.mark.parametrize(
-    "words",
+    "line",
     [
-        ("embed", "text.txt", "--tokenizer", "bytes", "-o", "x.safetensors"),
-        ("plot", "alibi", "-o", "x.png"),
-        ("compare", *TINY, "-o", "deep/out"),
+        "embed text.txt --tokenizer bytes -o x.safetensors",
+        "plot alibi -o x.png",
+        f"compare {TINY} --multiples 1,4 -o deep/out",
     ],
 )
-def test_a_disk_without_room_leaves_nothing_half_written(run: Run, folder: Path, words: tuple[str, ...]) -> None:
+def test_a_disk_without_room_leaves_nothing_half_written(run: Run, folder: Path, line: str) -> None:
     before = listing(folder)
-    result = run(*words)
+    result = run(line)
     assert result.exit_code == 2, result.exception
     assert result.stderr.splitlines()[-1].startswith("locant: ")
     assert listing(folder) == before

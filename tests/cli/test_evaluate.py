@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 import locant
 from locant.lab import evaluation
 from locant.lab.evaluation import interval_of_mean
-from tests.cli.conftest import Complains, Run
+from tests.cli.conftest import Complains, Run, refused
 from tests.tolerances import LOGITS
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
@@ -33,9 +33,8 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_it_measures_what_the_model_itself_computes(run: Run, folder: Path, model: Path) -> None:
-    done = run("evaluate", "model", "--with", "own,exact,nope,yarn:4,ntk:4,linear:2,dynamic:2,self-extend:4", *ASKED)
-    assert done.exit_code == 0, (done.output, done.exception)
+def test_it_measures_what_the_model_itself_computes(succeeds: Run, folder: Path, model: Path) -> None:
+    done = succeeds("evaluate model --with own,exact,nope,yarn:4,ntk:4,linear:2,dynamic:2,self-extend:4", *ASKED)
     assert sorted(path.name for path in (folder / "out").iterdir()) == FILES
     assert done.stdout.splitlines()[-1] == "The report: out/report.html"
     found = results(folder)
@@ -64,64 +63,59 @@ def test_it_measures_what_the_model_itself_computes(run: Run, folder: Path, mode
 
 
 def test_what_is_finished_is_not_done_again(
-    run: Run, folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    succeeds: Run, folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = lambda results, folder: folder / "report.html"  # noqa: E731
     monkeypatch.setattr("locant.report.evaluation.write_evaluation", drawn)
-    assert run("evaluate", "model", "--with", "own,nope", *ASKED).exit_code == 0
+    succeeds("evaluate model --with own,nope", *ASKED)
     first, measured = results(folder)["records"], []
     monkeypatch.setattr(evaluation, "_measured", lambda model, way, *rest: measured.append(way) or first[0])
-    assert run("evaluate", "model", "--with", "nope,own,exact", *ASKED).exit_code == 0
+    succeeds("evaluate model --with nope,own,exact", *ASKED)
     assert measured == ["exact"]
     assert results(folder)["records"][:2] == first[::-1]
-    assert run("evaluate", "model", "--with", "own", *ASKED[:-4], "--keys", 0, "-o", "out").exit_code == 0
+    succeeds("evaluate model --with own", *ASKED[:-4], "--keys", 0, "-o", "out")
     assert measured == ["exact", "own"], "other settings"
     monkeypatch.setattr(evaluation, "_measured", lambda model, *rest: measured.append(str(model.dtype)) or first[0])
-    assert run("evaluate", "model", "--with", "own", *ASKED, "--dtype", "bfloat16").exit_code == 0
+    succeeds("evaluate model --with own", *ASKED, "--dtype", "bfloat16")
     assert measured[2:] == ["torch.bfloat16"]
 
 
 @torch.no_grad()
 def test_a_model_trained_on_in_place_is_measured_anew(
-    run: Run, folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    succeeds: Run, folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its files have the names and sizes that they had; what answers must not be the report of the old weights."""
     monkeypatch.setattr("locant.report.evaluation.write_evaluation", lambda results, folder: folder / "report.html")
     asked = ("evaluate", "model", "--lengths", 16, "--with", "own", "--windows", 2, "--keys", 0, "-o")
-    assert run(*asked, "out").exit_code == 0
+    succeeds(*asked, "out")
     before, size = results(folder)["records"][0]["loss_by_length"], (model / "model.safetensors").stat().st_size
     trained = AutoModelForCausalLM.from_pretrained(model)
     trained.lm_head.weight *= 1.7
     trained.save_pretrained(model)
     assert (model / "model.safetensors").stat().st_size == size
-    assert run(*asked, "out").exit_code == 0
-    assert run(*asked, "fresh").exit_code == 0
+    succeeds(*asked, "out")
+    succeeds(*asked, "fresh")
     after = results(folder)["records"][0]["loss_by_length"]
     assert after == json.loads((folder / "fresh" / "results.json").read_text())["records"][0]["loss_by_length"]
     assert after != before
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--with", "longrope"), "longrope:4"),
-        (("--with", "self-extend:many"), "self-extend:4"),
-        (("--with", "self-extend:2.5"), "expected a whole number"),
-        (("--with", "self-extend:inf"), "self-extend:4"),
-        (("--with", "rerope:4"), "rerope takes no number"),
-        (("--with", "dual-chunk:2"), "dual-chunk takes no number"),
-        (("--with", "nope:3"), "nope takes no number"),
-        (("--with", "yarn"), "yarn:4"),
-        (("--with", "yarrn:4"), "'yarrn'"),
-        (("--lengths", "1"), "--lengths"),
-        (("--device", "tpu"), "finds on this machine: cpu"),
-        (("--lengths", "1000000"), "too short for a window of 1,000,000"),
-    ],
+test_what_cannot_be_measured_is_refused = refused(
+    "evaluate model",
+    ("--with longrope", "longrope:4"),
+    ("--with self-extend:many", "self-extend:4"),
+    ("--with self-extend:2.5", "expected a whole number"),
+    ("--with self-extend:inf", "self-extend:4"),
+    ("--with rerope:4", "rerope takes no number"),
+    ("--with dual-chunk:2", "dual-chunk takes no number"),
+    ("--with nope:3", "nope takes no number"),
+    ("--with yarn", "yarn:4"),
+    ("--with yarrn:4", "'yarrn'"),
+    ("--lengths 1", "--lengths"),
+    ("--device tpu", "finds on this machine: cpu"),
+    ("--lengths 1000000", "too short for a window of 1,000,000"),
+    fixtures=["model"],
 )
-def test_what_cannot_be_measured_is_refused(
-    complains: Complains, model: Path, words: tuple[str, ...], said: str
-) -> None:
-    assert said in complains("evaluate", "model", *words)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +128,7 @@ def test_what_cannot_be_measured_is_refused(
 def test_a_configuration_that_lies_is_named(complains: Complains, model: Path, lie: dict[str, Any], said: str) -> None:
     config = model / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | lie))
-    assert said in complains("evaluate", "model", "--with", "own", "--lengths", "16")
+    assert said in complains("evaluate model --with own --lengths 16")
 
 
 def test_what_a_model_is_not_for_is_said_before_anything_is_measured(complains: Complains, model: Path) -> None:
@@ -142,12 +136,12 @@ def test_what_a_model_is_not_for_is_said_before_anything_is_measured(complains: 
     vocab_size = locant.Tokenizer.load(str(model)).vocab_size
     GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, **sizes)).save_pretrained(model.with_name("gpt2"))
     shutil.copy(model / "tokenizer.json", model.with_name("gpt2"))
-    said = complains("evaluate", "gpt2", "--lengths", "16")
+    said = complains("evaluate gpt2 --lengths 16")
     assert "got exact for GPT2LMHeadModel, which has no rotary positions; try: --with own,nope" in said
     config = model / "config.json"
     rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 0.0}}
     config.write_text(json.dumps(json.loads(config.read_text()) | rope))
-    assert "got 0.0 for base" in complains("evaluate", "model", "--lengths", "16", "--with", "own,exact")
+    assert "got 0.0 for base" in complains("evaluate model --lengths 16 --with own,exact")
 
 
 def test_an_interval_knows_that_neighbours_are_alike() -> None:
@@ -203,14 +197,14 @@ def test_what_a_tokenizer_leaves_out_is_not_asked_for() -> None:
 
 
 def test_minutes_decide_how_many_windows_once(
-    run: Run, folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    succeeds: Run, folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ("evaluate", "model", "--lengths", 16, "--with", "own", "--keys", 0, "-o", "out", "--json", "--minutes")
     monkeypatch.setattr("locant.report.evaluation.write_evaluation", lambda results, folder: folder / "report.html")
-    assert run(*asked, 1e-9).exit_code == 0
+    succeeds(*asked, 1e-9)
     assert results(folder)["settings"]["text"]["windows"] == 1, "one at least"
     monkeypatch.setattr(evaluation, "_fitting", lambda *given: 3)
-    assert run(*asked, 1e-9).exit_code == 0
+    succeeds(*asked, 1e-9)
     assert results(folder)["settings"]["text"]["windows"] == 1, "as it was decided"
-    assert run(*asked, 1.0).exit_code == 0
+    succeeds(*asked, 1.0)
     assert len(results(folder)["records"][0]["loss_by_window"]["16"]) == 3

@@ -41,7 +41,7 @@ def test_more_words_than_a_line_has_room_for_are_told_their_nearest(run: Run) ->
 
 
 def test_what_cannot_be_shown_costs_a_line(complains: Complains) -> None:
-    assert "no folder" in complains("neighbours", "bert-base-uncased", "king")
+    assert "no folder" in complains("neighbours bert-base-uncased king")
     assert "got no word" in complains("neighbours", MINILM)
     assert "got no word" in complains("neighbours", MINILM, "", " ")
     assert "no list" in complains("neighbours", MINILM, "king", "--figure", "x.png")

@@ -18,8 +18,8 @@ def test_a_folder_is_measured_in_words_and_in_json(run: Run, folder: Path) -> No
     (folder / "config.json").write_text(json.dumps(SMALL))
     report = locant.probe(SMALL)
     assert isinstance(report, RotationReport)
-    assert run("probe", ".").stdout == f"{report}\n"
-    facts = json.loads(run("probe", "config.json", "--json").stdout)
+    assert run("probe .").stdout == f"{report}\n"
+    facts = json.loads(run("probe config.json --json").stdout)
     assert facts["encoding"] == repr(locant.Rotary(32, 1e6, angles="float32"))
     assert facts["warnings"] == [*report.warnings]
     assert [block["dims"] for block in facts["queries"]["blocks"]] == [[pair, pair + 16] for pair in range(16)]
@@ -29,24 +29,24 @@ def test_a_folder_is_measured_in_words_and_in_json(run: Run, folder: Path) -> No
 def test_a_picture_is_drawn(run: Run, folder: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
     (folder / "config.json").write_text(json.dumps(SMALL))
-    result = run("probe", ".", "-o", "x.svg")
+    result = run("probe . -o x.svg")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.endswith("\nx.svg\n")
     assert (folder / "x.svg").read_bytes().startswith(b"<?xml")
 
 
 def test_a_class_of_transformers_is_its_default_configuration(run: Run) -> None:
-    found = json.loads(run("probe", "OlmoForCausalLM", "--json").stdout)
+    found = json.loads(run("probe OlmoForCausalLM --json").stdout)
     assert (found["subject"], found["head_dim"]) == ("OlmoRotaryEmbedding", 128)
 
 
 def test_a_configuration_that_transformers_refuses_is_refused(complains: Complains, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(SMALL | {"num_hidden_layers": "two"}))
-    assert "num_hidden_layers' expected int, got str" in complains("probe", ".")
+    assert "num_hidden_layers' expected int, got str" in complains("probe .")
     (folder / "config.json").write_text(json.dumps(SMALL | {"dtype": [1]}))
-    assert "refuses: list index out of range" in complains("probe", ".")
+    assert "refuses: list index out of range" in complains("probe .")
 
 
 def test_a_model_without_rotary_positions_is_refused(complains: Complains) -> None:
-    assert "no rotary module" in complains("probe", "bert-base")
-    assert "none of the presets" in complains("probe", "no-such-model")
+    assert "no rotary module" in complains("probe bert-base")
+    assert "none of the presets" in complains("probe no-such-model")

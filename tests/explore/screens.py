@@ -1,10 +1,25 @@
-"""What tests in the browser do with each screen: a new screen has an entry here."""
+"""What screens show, and what tests in the browser do with each: a new screen has an entry here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["EVALUATED", "SCREENS", "Visit"]
+from locant.explore.screens import answer
+from locant.explore.session import Session
+
+__all__ = ["EVALUATED", "SCREENS", "Visit", "executed", "numbers_of"]
+
+
+def numbers_of(screen: str, session: Session | None = None, /, **given: str) -> dict[str, Any]:
+    """The numbers of a screen for these settings."""
+    return answer(screen, given, session or Session())["numbers"]
+
+
+def executed(numbers: dict[str, Any], **names: Any) -> dict[str, Any]:
+    """The names that the Python of a screen leaves, which the page offers to copy."""
+    exec(numbers["python"], names)  # noqa: S102
+    return names
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from locant.explore.answers import answer
-from locant.explore.session import Session
 from locant.figures import SIZES
 from locant.figures.plot import encoding_to_draw
 from locant.figures.scores import score_by_distance, score_map
 from locant.positions import ALiBi, PoPE, PositionEncoding, Rotary, Sinusoidal
 from locant.positions.registry import encodings
+from tests.explore.screens import executed, numbers_of
 from tests.tolerances import SHORT_SUM
 
 WIDTH = 22
@@ -81,23 +80,32 @@ def test_no_position_of_the_query_is_above_another_by_chance() -> None:
 
 
 @pytest.mark.parametrize("name", encodings())
-def test_all_encodings_have_one_head_dim(name: str) -> None:
+def test_every_encoding_is_compared_at_one_head_dim(name: str) -> None:
     """Else the scores of one would be larger than those of another: they grow with its square root."""
-    encoding = encoding_to_draw(name)
+    encoding, numbers = (
+        encoding_to_draw(name),
+        numbers_of("compare", **{"1": name, "2": "none", "3": "none"}, length="33"),
+    )
+    (shown,) = numbers["encodings"]
+    if name == "convolutional":
+        assert "all tokens around" in shown["note"]
+        assert name not in numbers["python"]
+        return
     assert getattr(encoding, "head_dim", SIZES["head_dim"]) == SIZES["head_dim"]
-    rotates_alone = {*encoding.doors()} <= {"rotate", "unrotate"}
-    if rotates_alone and not [*encoding.parameters()]:
-        (shown,) = compared(name, length=33)
+    assert len(shown["mean"]) == 33
+    assert np.isfinite(shown["mean"]).all()
+    assert np.isfinite(shown["map"][-1]).all()
+    if {*encoding.doors()} <= {"rotate", "unrotate"} and not [*encoding.parameters()]:
         np.testing.assert_allclose(shown["mean"][0], 0.75 * 64**0.5, **SHORT_SUM)
 
 
 def shown_distances(length: int) -> np.ndarray:
-    return answer("compare", {"length": str(length)}, Session())["numbers"]["distances"]
+    return numbers_of("compare", length=str(length))["distances"]
 
 
 def compared(name: str, **settings: object) -> list[dict[str, np.ndarray]]:
     asked = {"1": name, "2": "none", "3": "none"} | {name: str(value) for name, value in settings.items()}
-    return answer("compare", asked, Session())["numbers"]["encodings"]
+    return numbers_of("compare", **asked)["encodings"]
 
 
 def test_the_map_holds_the_curve_in_its_last_row() -> None:
@@ -108,21 +116,8 @@ def test_the_map_holds_the_curve_in_its_last_row() -> None:
         np.testing.assert_allclose(matrix[-1, ::-1], curve.mean, **SHORT_SUM)
 
 
-@pytest.mark.parametrize("name", encodings())
-def test_every_encoding_can_be_compared(name: str) -> None:
-    numbers = answer("compare", {"1": name, "2": "none", "3": "none", "length": "33"}, Session())["numbers"]
-    (shown,) = numbers["encodings"]
-    if name == "convolutional":
-        assert "all tokens around" in shown["note"]
-        assert name not in numbers["python"]
-        return
-    assert len(shown["mean"]) == 33
-    assert np.isfinite(shown["mean"]).all()
-    assert np.isfinite(shown["map"][-1]).all()
-
-
 def test_far_distances_are_sampled() -> None:
-    numbers = answer("compare", {"length": "131072"}, Session())["numbers"]
+    numbers = numbers_of("compare", length="131072")
     assert len(numbers["distances"]) == 256
     assert numbers["distances"][-1] == 131_071
     assert numbers["encodings"][0]["map"].shape == (128, 128)
@@ -130,7 +125,7 @@ def test_far_distances_are_sampled() -> None:
 
 def test_a_stretched_rotary_is_that_of_its_length() -> None:
     settings = {"1": "rotary", "2": "rotary", "3": "none", "2.scaling": "linear", "2.factor": "4", "length": "64"}
-    plain, stretched = answer("compare", settings, Session())["numbers"]["encodings"]
+    plain, stretched = numbers_of("compare", **settings)["encodings"]
     np.testing.assert_allclose(stretched["mean"][::4][:16], plain["mean"][:16], **SHORT_SUM)
 
 
@@ -142,7 +137,7 @@ def test_the_python_of_the_screen_gives_its_numbers(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(pyplot, name, lambda *args, **options: None)
     settings = {"1.scaling": "yarn", "1.base": "5e5", "2.slope": "0.3", "3": "fope", "4": "t5"}
     settings |= {"head": "2", "length": "40"}
-    numbers = answer("compare", settings, Session())["numbers"]
-    exec(numbers["python"], {})  # noqa: S102
+    numbers = numbers_of("compare", **settings)
+    executed(numbers)
     for values, shown in zip(drawn, numbers["encodings"], strict=True):
         np.testing.assert_array_equal(values, shown["mean"])

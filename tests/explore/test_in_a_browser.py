@@ -9,10 +9,10 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 import pytest
+import torch
 
 from locant.explore import widget
-from locant.explore.answers import answer
-from locant.explore.screens import screens
+from locant.explore.screens import answer, screens
 from locant.explore.session import Session
 from tests.explore.conftest import SHOWN, Opens, explorer
 from tests.explore.screens import EVALUATED, SCREENS
@@ -52,6 +52,13 @@ def is_told(page, selector: str, words: str) -> None:
     )
 
 
+def problem(page) -> str:
+    """Waits for what the page says of a mistake, which is text and nothing else."""
+    page.wait_for_selector("#notice[data-kind=problem]")
+    assert page.locator("#notice").evaluate("each => each.children.length") == 0
+    return page.inner_text("#notice")
+
+
 def close_and_forget(page, opened: Opens) -> None:
     """Of a page that was refused something: Chromium tells of every answer that is no success."""
     page.close()
@@ -63,7 +70,7 @@ def test_every_screen_is_visited() -> None:
 
 
 @pytest.mark.parametrize("name", SCREENS)
-def test_a_permalink_shows_its_pictures_and_restores_its_state(opened: Opens, name: str) -> None:
+def test_a_permalink_restores_its_state_and_its_pictures_which_fit_a_phone(opened: Opens, name: str) -> None:
     visit = SCREENS[name]
     page = opened(f"{name}?{visit.address}")
     given = dict(parse_qsl(visit.address))
@@ -71,6 +78,8 @@ def test_a_permalink_shows_its_pictures_and_restores_its_state(opened: Opens, na
     for picture in visit.pictures:
         assert page.locator(f"[data-picture='{picture}'] svg[role=img]").count() == 1, picture
     assert visit.text in page.inner_text("#main")
+    page.set_viewport_size({"width": 400, "height": 800})
+    page.wait_for_function("() => document.documentElement.scrollWidth <= 400")
 
 
 @pytest.mark.parametrize("name", SCREENS)
@@ -102,13 +111,6 @@ def test_axe_finds_nothing_to_mend(opened: Opens, name: str, theme: str) -> None
 
 
 @pytest.mark.parametrize("name", SCREENS)
-def test_nothing_is_wider_than_a_phone(opened: Opens, name: str) -> None:
-    page = opened(f"{name}?{SCREENS[name].address}")
-    page.set_viewport_size({"width": 400, "height": 800})
-    page.wait_for_function("() => document.documentElement.scrollWidth <= 400")
-
-
-@pytest.mark.parametrize("name", SCREENS)
 def test_a_saved_page_shows_the_same_from_disk(opened: Opens, name: str, tmp_path: Path) -> None:
     visit = SCREENS[name]
     page = opened(f"{name}?{visit.address}")
@@ -129,7 +131,6 @@ def test_a_saved_page_shows_the_same_from_disk(opened: Opens, name: str, tmp_pat
 def test_what_the_page_reads_out_is_what_python_computed(opened: Opens) -> None:
     settings = {"1": "rotary", "2": "alibi", "3": "none", "length": "64", "at": "17"}
     page = opened("compare?" + "&".join(f"{name}={value}" for name, value in settings.items()))
-    torch = pytest.importorskip("torch")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as the server: the order of a sum is in its last bit
     numbers = answer("compare", settings, Session())["numbers"]
@@ -257,9 +258,7 @@ def test_a_hostile_address_is_said_and_changes_nothing(opened: Opens, value: str
     page = opened("compare?length=64")
     before = page.inner_html("#screen")
     page.evaluate("value => location.hash = 'compare?length=' + encodeURIComponent(value)", value)
-    page.wait_for_selector("#notice[data-kind=problem]")
-    assert "for length" in page.inner_text("#notice")
-    assert page.locator("#notice").evaluate("each => each.children.length") == 0
+    assert "for length" in problem(page)
     assert page.inner_html("#screen") == before
     close_and_forget(page, opened)
 
@@ -271,8 +270,7 @@ def test_a_hostile_address_is_said_and_changes_nothing(opened: Opens, value: str
 )  # fmt: skip
 def test_a_bad_link_is_said_and_the_rest_is_shown(opened: Opens, link: str, words: str, picture: str) -> None:
     page = opened(link)
-    page.wait_for_selector("#notice[data-kind=problem]")
-    assert words in page.inner_text("#notice")
+    assert words in problem(page)
     assert page.locator(f"[data-picture='{picture}'] svg[role=img]").count() == 1
     theme = page.get_by_role("button", name="Light or dark")
     theme.click()  # what was not understood is asked for no more
@@ -368,9 +366,7 @@ def test_a_hostile_configuration_is_said_and_changes_nothing(opened: Opens, cont
     page = opened("model")
     before = page.inner_html(".pictures")
     drop(page, content)
-    page.wait_for_selector("#notice[data-kind=problem]")
-    assert words in page.inner_text("#notice")
-    assert page.locator("#notice").evaluate("each => each.children.length") == 0
+    assert words in problem(page)
     assert page.inner_html(".pictures") == before
     close_and_forget(page, opened)
 

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from locant.explore.answers import answer
 from locant.explore.screens.known_bugs import BUGS
-from locant.explore.session import Session
+from tests.explore.screens import executed, numbers_of
 
 MUSEUM = Path(__file__).parents[1] / "known_bugs" / "README.md"
 
 
-def numbers(**given: str) -> dict[str, Any]:
-    return answer("known_bugs", given, Session())["numbers"]
+numbers = partial(numbers_of, "known_bugs")
 
 
 @pytest.mark.parametrize("name", BUGS)
 def test_the_mistake_can_be_seen_and_its_python_draws_it(name: str) -> None:
-    shown, made = numbers(bug=name), dict[str, Any]()
+    shown = numbers(bug=name)
     assert not np.array_equal(shown["right"], shown["wrong"], equal_nan=True)
-    exec(shown["python"], made)  # noqa: S102  # what the page offers to copy
+    made = executed(shown)
     for each in ("places", "right", "wrong"):
         np.testing.assert_array_equal(np.asarray(made[each], np.float64), shown[each])
 

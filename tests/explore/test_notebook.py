@@ -8,7 +8,7 @@ import pytest
 
 from locant.errors import InputError, RangeError
 from locant.explore import widget
-from locant.explore.answers import answer, as_json
+from locant.explore.screens import answer, as_json
 from locant.explore.session import Session
 from tests.refusal import refuses
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +12,33 @@ import numpy as np
 import pytest
 
 from locant.errors import InputError, LocantError
-from locant.explore.answers import answer
 from locant.explore.comparison import Told
 from locant.explore.screens.results import start
-from locant.explore.session import Session
-from locant.explore.state import State
+from locant.explore.session import Session, State
 from locant.lab import Settings, compare
 from locant.lab.comparison import Progress
 from locant.lab.summary import summarise
 from locant.text import sample_text
-from tests.explore.screens import EVALUATED
+from tests.explore.screens import EVALUATED, executed, numbers_of
 from tests.tolerances import SHORT_SUM
 
 SMALL = {"encodings": "nope, alibi", "steps": "2", "train": "8"}
 
 
-def numbers(session: Session, **given: str) -> dict[str, Any]:
-    return answer("results", given, session)["numbers"]
+numbers = partial(numbers_of, "results")
 
 
 def finished(session: Session, key: str) -> dict[str, Any]:
     while session.comparisons[key].state == "running":
         time.sleep(0.05)
+    return numbers(session, report=key)
+
+
+def reported(folder: Path, name: str, results: dict[str, Any], *, dropped: bool) -> dict[str, Any]:
+    """What is shown of a report in a folder, or of its file, dropped on the page."""
+    (folder / name).write_text(json.dumps(results))
+    session = Session() if dropped else Session.of([str(folder)], [])
+    key = session.drop(name, (folder / name).read_bytes()) if dropped else folder.name
     return numbers(session, report=key)
 
 
@@ -45,7 +51,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
     return folder, results
 
 
-def test_the_losses_of_a_report_are_shown(report: tuple[Path, dict[str, Any]]) -> None:
+def test_the_losses_of_a_report_are_shown_with_its_intervals(report: tuple[Path, dict[str, Any]]) -> None:
     folder, results = report
     shown = numbers(Session.of([str(folder)], []))
     assert shown["lengths"].tolist() == [8, 16, 32, 64]
@@ -56,15 +62,16 @@ def test_the_losses_of_a_report_are_shown(report: tuple[Path, dict[str, Any]]) -
         places = np.mean([record["loss_by_position"] for record in records], axis=0)
         np.testing.assert_allclose(row["by_position"][30], places[22:38].mean(), **SHORT_SUM)
     assert shown["said"]
-    exec(shown["python"], {})  # noqa: S102  # what the page offers to copy
+    executed(shown)
+    for each, row in zip(shown["rows"], summarise(results).rows, strict=True):
+        half = np.array([row.margin(length) or np.nan for length in (8, 16, 32, 64)])
+        np.testing.assert_allclose(each["high"] - each["low"], 2 * half, **SHORT_SUM)
+        assert np.isfinite(half).any()
 
 
 @pytest.mark.parametrize("dropped", [False, True])
 def test_an_evaluation_is_shown_with_its_intervals_and_pass_keys(tmp_path: Path, dropped: bool) -> None:
-    content = json.dumps(EVALUATED)
-    (tmp_path / "results.json").write_text(content)
-    session = Session() if dropped else Session.of([str(tmp_path)], [])
-    shown = numbers(session, report=session.drop("results.json", content.encode()) if dropped else tmp_path.name)
+    shown = reported(tmp_path, "results.json", EVALUATED, dropped=dropped)
     own, yarn = shown["rows"]
     np.testing.assert_array_equal([own["low"], own["by_length"], own["high"]], [[1.5, 2.5], [2, 3], [2.5, 3.5]])
     np.testing.assert_array_equal([yarn["low"], yarn["by_length"]], [[2.5, np.nan], [3, np.nan]])
@@ -86,11 +93,8 @@ TUNED = {
 
 @pytest.mark.parametrize("dropped", [False, True])
 def test_a_tuning_is_shown_over_steps_and_by_length(tmp_path: Path, dropped: bool) -> None:
-    content = json.dumps(TUNED)
-    (tmp_path / "tuning.json").write_text(content)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')  # a model, too
-    session = Session() if dropped else Session.of([str(tmp_path)], [])
-    shown = numbers(session, report=session.drop("tuning.json", content.encode()) if dropped else tmp_path.name)
+    shown = reported(tmp_path, "tuning.json", TUNED, dropped=dropped)
     assert {name: curve["steps"].tolist() for name, curve in shown["training"].items()} == {
         "training": [1, 2, 3], "held-out": [0, 2, 3],
     }  # fmt: skip
@@ -99,21 +103,13 @@ def test_a_tuning_is_shown_over_steps_and_by_length(tmp_path: Path, dropped: boo
     assert [row["by_length"].tolist() for row in shown["rows"]] == [[4.25, 4.375, 4.5], [3.625, 3.5625, 3.5]]
     assert "4.500 before, 3.500 after" in shown["said"][1]
     if not dropped:
-        exec(shown["python"], {})  # noqa: S102
+        executed(shown)
 
 
 def test_a_file_that_was_dropped_on_another_screen_is_not_opened_unasked() -> None:
     session = Session()
     session.drop("config.json", b'{"model_type": "llama"}')
     assert numbers(session)["rows"] == []
-
-
-def test_of_a_comparison_the_intervals_are_those_of_its_report(report: tuple[Path, dict[str, Any]]) -> None:
-    folder, results = report
-    for shown, row in zip(numbers(Session.of([str(folder)], []))["rows"], summarise(results).rows, strict=True):
-        half = np.array([row.margin(length) or np.nan for length in (8, 16, 32, 64)])
-        np.testing.assert_allclose(shown["high"] - shown["low"], 2 * half, **SHORT_SUM)
-        assert np.isfinite(half).any()
 
 
 @pytest.mark.parametrize(
@@ -171,7 +167,7 @@ def test_a_comparison_that_is_stopped_says_so_and_leaves_what_it_measured(
     while session.comparisons[key].done < 3:
         assert session.comparisons[key].state == "running"
         time.sleep(0.05)
-    session.close()
+    session.stop(wait=True)
     shown = finished(session, key)
     assert (shown["state"], shown["rows"]) == ("stopped", [])
     assert not (tmp_path / "explore-report-1").exists()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
 
 from locant.errors import RangeError
-from locant.explore.answers import answer
-from locant.explore.session import Session
+from tests.explore.screens import executed, numbers_of
 
 CASES = [
     {},
@@ -26,13 +25,12 @@ CASES = [
 ]
 
 
-def numbers(given: dict[str, str]) -> dict[str, Any]:
-    return answer("rows", given, Session())["numbers"]
+numbers = partial(numbers_of, "rows")
 
 
 @pytest.mark.parametrize("given", CASES, ids=range(len(CASES)))
 def test_the_pairs_are_those_of_the_definition(given: dict[str, str]) -> None:
-    shown = numbers(given)
+    shown = numbers(**given)
     queries, keys, window = shown["queries"], shown["keys"], int(given.get("window", 0))
     for q, k in itertools.product(range(len(queries["index"])), range(len(keys["index"]))):
         distance = queries["order"][q] - keys["order"][k]
@@ -46,10 +44,9 @@ def test_the_pairs_are_those_of_the_definition(given: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("given", CASES, ids=range(len(CASES)))
 def test_its_python_makes_the_same(given: dict[str, str]) -> None:
-    shown = numbers(given)
+    shown = numbers(**given)
     for rank in range(len(shown["work"])):
-        made: dict[str, Any] = {"rank": rank}
-        exec(shown["python"], made)  # noqa: S102  # what the page offers to copy
+        made = executed(shown, rank=rank)
         np.testing.assert_array_equal(made["positions"].index[0], shown["queries"]["index"])
         np.testing.assert_array_equal(made["positions"].document[0], shown["queries"]["document"])
         np.testing.assert_array_equal(made["mask"][0, 0], np.isfinite(shown["pairs"]))
@@ -68,11 +65,11 @@ def test_its_python_makes_the_same(given: dict[str, str]) -> None:
     ],
 )
 def test_digits_have_the_indices_of_the_papers(given: dict[str, str], expected: list[int]) -> None:
-    assert numbers(given)["queries"]["index"].tolist() == expected
+    assert numbers(**given)["queries"]["index"].tolist() == expected
 
 
 def test_random_indices_ascend_below_the_limit() -> None:
-    shown = numbers({"indices": "randomized", "documents": "12", "padding": "0", "below": "20", "seed": "5"})
+    shown = numbers(indices="randomized", documents="12", padding="0", below="20", seed="5")
     index = shown["queries"]["index"]
     assert (np.diff(index) > 0).all()
     assert index.max() < 20
@@ -82,16 +79,16 @@ def test_random_indices_ascend_below_the_limit() -> None:
 @pytest.mark.parametrize("given", [{"indices": "coupled", "sum": "1++2"}, {"indices": "abacus", "sum": "none"}])
 def test_an_equation_that_is_none_is_refused(given: dict[str, str]) -> None:
     with pytest.raises(RangeError, match="sum"):
-        numbers(given)
+        numbers(**given)
 
 
 def test_a_long_row_has_the_backend_of_long_rows() -> None:
-    assert numbers({"encoding": "alibi"})["backend"]["name"] == "sdpa"
-    long = numbers({"encoding": "alibi", "times": "512"})["backend"]
+    assert numbers(encoding="alibi")["backend"]["name"] == "sdpa"
+    long = numbers(encoding="alibi", times="512")["backend"]
     assert (long["name"], long["queries"]) == ("tiled", 18 * 512)
 
 
 @pytest.mark.parametrize("documents", ["", "0", "-3", "5, x", "9" * 40, "100 100", "<script>"])
 def test_lengths_that_are_none_are_refused(documents: str) -> None:
     with pytest.raises(RangeError, match="documents"):
-        numbers({"documents": documents})
+        numbers(documents=documents)

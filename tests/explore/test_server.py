@@ -58,37 +58,30 @@ def test_without_the_token_nothing_is_here(client: TestClient, path: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "headers",
+    ("headers", "status"),
     [
-        {"host": "evil.example"},
-        {"host": "evil.example:8000"},
-        {"host": "127.0.0.1.evil.example:8000"},
-        {"host": ""},
-        {"origin": "http://evil.example"},
-        {"origin": "null"},
-        {"origin": "http://127.0.0.1:9999"},
-        {"origin": "https://127.0.0.1:8000"},
-        {"sec-fetch-site": "cross-site"},
-        {"sec-fetch-site": "same-site"},
+        ({"host": "evil.example"}, 403),
+        ({"host": "evil.example:8000"}, 403),
+        ({"host": "127.0.0.1.evil.example:8000"}, 403),
+        ({"host": ""}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://127.0.0.1:9999"}, 403),
+        ({"origin": "https://127.0.0.1:8000"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"host": "localhost:8000", "origin": "http://localhost:8000"}, 200),
+        ({"host": "[::1]:8000"}, 200),
+        ({"host": "127.0.0.1"}, 200),
+        ({"origin": HERE, "sec-fetch-site": "same-origin"}, 200),
+        ({"sec-fetch-site": "none"}, 200),
     ],
 )
-def test_a_foreign_host_or_origin_is_refused(client: TestClient, headers: dict[str, str]) -> None:
-    assert client.get(f"/{TOKEN}/", headers=headers).status_code == 403
-    assert client.post(f"/{TOKEN}/numbers/compare", content="{}", headers=headers).status_code == 403
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"host": "localhost:8000", "origin": "http://localhost:8000"},
-        {"host": "[::1]:8000"},
-        {"host": "127.0.0.1"},
-        {"origin": HERE, "sec-fetch-site": "same-origin"},
-        {"sec-fetch-site": "none"},
-    ],
-)
-def test_this_machine_is_answered_under_its_own_names(client: TestClient, headers: dict[str, str]) -> None:
-    assert client.get(f"/{TOKEN}/", headers=headers).status_code == 200
+def test_this_machine_is_answered_under_its_own_names_and_no_other_host_or_origin(
+    client: TestClient, headers: dict[str, str], status: int
+) -> None:
+    assert client.get(f"/{TOKEN}/", headers=headers).status_code == status
+    assert client.post(f"/{TOKEN}/numbers/compare", content="{}", headers=headers).status_code == status
 
 
 @pytest.mark.parametrize(

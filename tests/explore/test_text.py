@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import safetensors
 
 from locant.errors import InputError
-from locant.explore.answers import answer
+from locant.explore.screens import answer
 from locant.explore.session import Session
 from locant.positions.registry import encodings
+from tests.explore.screens import executed, numbers_of
 from tests.minilm import MINILM
 from tests.tolerances import SHORT_SUM
 
 STORY = "The cat sat on the mat. The dog sat on the log. " * 20
 
 
-def numbers(session: Session | None = None, **given: str) -> dict[str, Any]:
-    return answer("text", given, session or Session())["numbers"]
+numbers = partial(numbers_of, "text")
 
 
 @pytest.mark.parametrize("encoding", ["none", *(name for name, kind in encodings().items() if "embed" in kind.doors())])
 @pytest.mark.parametrize("tokenizer", ["bytes", "trained on this text"])
 def test_its_python_makes_the_same_vectors(encoding: str, tokenizer: str) -> None:
-    shown, made = numbers(typed=STORY, encoding=encoding, tokenizer=tokenizer, vocabulary="300"), dict[str, Any]()
-    exec(shown["python"], made)  # noqa: S102  # what the page offers to copy
+    shown = numbers(typed=STORY, encoding=encoding, tokenizer=tokenizer, vocabulary="300")
+    made = executed(shown)
     np.testing.assert_array_equal(made["ids"], shown["ids"])
     np.testing.assert_array_equal(made["x"][0].detach(), shown["vectors"])
     assert len(made["windows"]) == len(shown["windows"]["starts"])
@@ -64,7 +64,7 @@ def test_a_file_of_the_command_line_comes_first(tmp_path: Path) -> None:
 
 def test_a_model_of_the_command_line_shows_its_own_vectors_and_nearest_tokens() -> None:
     session = Session.of([str(MINILM)], [])
-    shown, made = numbers(session, typed="The king saw a house.", at="1"), dict[str, Any]()
+    shown = numbers(session, typed="The king saw a house.", at="1")
     with safetensors.safe_open(MINILM / "model.safetensors", "np") as file:
         (name,) = (key for key in file.keys() if key.endswith("word_embeddings.weight"))  # noqa: SIM118
         table = file.get_tensor(name)
@@ -76,7 +76,7 @@ def test_a_model_of_the_command_line_shows_its_own_vectors_and_nearest_tokens() 
     assert [number for _, number, _ in shown["neighbours"]] == expected
     np.testing.assert_allclose([score for *_, score in shown["neighbours"]], cosines[expected], **SHORT_SUM)
     np.testing.assert_array_equal(shown["alone"], table[shown["ids"], :64])
-    exec(shown["python"], made)  # noqa: S102  # what the page offers to copy
+    made = executed(shown)
     np.testing.assert_array_equal(made["x"][0, :, :64].detach(), shown["vectors"])
     assert made["near"].ids.tolist() == expected
     assert numbers(session, model="untrained", typed=STORY)["neighbours"] == []

@@ -29,7 +29,7 @@ def rotating(place: Place, layout: str = "half") -> Rotate:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         index = torch.full((1, x.shape[2]), 3, device=x.device)
         of = tables(x.shape[3] // 4 * 2, place.device)
-        module.rotate_(x, None, index, of, layout, 2 * of.pairs(), out, None, False)
+        module.rotate_(x, None, out, None, index, of, layout, False)
         return out
 
     return rotate
@@ -145,7 +145,7 @@ def test_69_lanes_past_the_last_pair_touch_nothing() -> None:
         x, of = torch.randn(1, 2, 3, dim), tables(dim)
         index, out = torch.arange(3)[None], torch.empty(1, 2, 3, dim)
         with watched() as seen:
-            interpreted(KERNEL).rotate_(x, None, index, of, layout, dim, out, None, False)
+            interpreted(KERNEL).rotate_(x, None, out, None, index, of, layout, False)
         require_inside([x, of.table, index, out])(seen)
 
     def careless(dim: int, layout: str) -> None:

@@ -287,9 +287,9 @@ def ranks_make_the_whole(
         assert compare(torch.cat(mods, 1), expected.expand(2, heads, 5, 9))
         if world > 1:
             assert not torch.equal(biases[0], biases[1]), "every rank has the first heads"
-        torch.manual_seed(7)
-        every_other = build(heads, head_dim, slice(1, 6, 2)).bias(q[:, 1::2], k[:, 1::2], *places)
-        assert compare(every_other, expected[:, 1::2])
+    torch.manual_seed(7)
+    every_other = build(heads, head_dim, slice(1, 6, 2)).bias(q[:, 1::2], k[:, 1::2], *places)
+    assert compare(every_other, expected[:, 1::2])
     for wrong in (slice(6, 8), slice(4, 7), slice(2, 2)):
         with refuses(RangeError, "head_slice", "6 heads"):
             build(heads, head_dim, wrong)

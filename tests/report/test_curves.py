@@ -9,7 +9,7 @@ import pytest
 
 from locant.figures.canvas import DARK, LIGHT, Theme
 from locant.lab.summary import summarise
-from locant.report.curves import draw_loss_by_length, draw_loss_by_position
+from locant.report.page import draw_loss_by_length, draw_loss_by_position
 from tests.lab.fabricated import LENGTHS, THE_FIELD, results
 from tests.tolerances import FORMULA
 
@@ -18,6 +18,7 @@ pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
 
 def test_loss_by_length_goes_through_the_means_within_the_seeds() -> None:
     (axes,) = draw_loss_by_length(summarise(results())).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["64\n1×", "128\n2×", "256\n4×", "512\n8×"]
     curves = {line.get_label(): line for line in axes.lines if line.get_label() in THE_FIELD}
     assert set(curves) == set(THE_FIELD)
     for name, line in curves.items():
@@ -26,11 +27,6 @@ def test_loss_by_length_goes_through_the_means_within_the_seeds() -> None:
     bands = [band.get_paths()[0].vertices[:, 1] for band in axes.collections]
     reach = sorted((band.min(), band.max()) for band in bands)
     assert reach == sorted((np.min(seeds), np.max(seeds)) for seeds in THE_FIELD.values())
-
-
-def test_every_length_is_a_tick_with_its_multiple() -> None:
-    (axes,) = draw_loss_by_length(summarise(results())).axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["64\n1×", "128\n2×", "256\n4×", "512\n8×"]
 
 
 def test_loss_by_position_keeps_the_mean_of_what_it_joins() -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from locant.checkpoints.pretrained import told_layers
 from locant.checkpoints.rotary_settings import RotarySettings, rotary_settings
@@ -23,7 +25,6 @@ from locant.positions.base import PositionEncoding
 from locant.positions.encodings.learned import Learned
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.scaling import DynamicNTK, Linear, LongRoPE, Proportional, Scaling, YaRN
-from locant.swapping.plan import Weightless
 
 __all__ = ["Explanation", "Layer", "Layers", "explain", "layer_strip", "trained_length"]
 
@@ -139,9 +140,21 @@ def _layers(
 
 def _on_meta(config: Config, name: str | None) -> PositionEncoding:
     """An encoding whose tables have shapes and no memory, in the layout of converted weights where they are."""
-    with torch.device("meta"), Weightless(), warnings.catch_warnings():
+    with torch.device("meta"), _Unfilled(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it was measured is told in the table
         return encoding_from_config(config, layer_type=name, layout=named_layout(config))
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves fresh tables as they are: drawing random numbers on the meta device makes torch load its compiler.
+
+    Not `Weightless`, under which an architecture without a row could not be measured.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func in (nn.init.normal_, torch.Tensor.normal_):
+            return {"tensor": args[0] if args else None, **(kwargs or {})}["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def _warnings(

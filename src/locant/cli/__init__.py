@@ -1,4 +1,4 @@
-"""The command line: one verb per file, each reading its options, calling what computes and printing the result.
+"""The command line: verbs that read their options, call what computes and print the result.
 
 Results go to stdout, talk and progress to stderr. Exit codes: 0; 2 for what you can change (one line says how); 1 for a
 mistake of this package; 130 after Ctrl-C; 141 where the reader of stdout went away. ``LOCANT_TRACEBACK=1`` shows the
@@ -12,11 +12,14 @@ from locant.cli.errors import VerbGroup
 
 __all__ = ["main"]
 
-VERBS = (
-    "embed", "compare", "explain", "extend", "convert", "evaluate", "tune", "neighbours", "vocabulary", "prepare",
-    "export", "plot", "probe", "check-batch", "golden",
-    "explore", "bench", "list",
-)  # fmt: skip
+VERBS = {
+    "embed": "embed.embed", "compare": "training.compare", "explain": "configs.explain", "extend": "configs.extend",
+    "convert": "weights.convert", "evaluate": "training.evaluate", "tune": "training.tune",
+    "neighbours": "weights.neighbours", "vocabulary": "weights.vocabulary", "prepare": "stores.prepare",
+    "export": "stores.export", "plot": "encodings.plot", "probe": "configs.probe",
+    "check-batch": "engines.check_batch", "golden": "engines.golden", "explore": "explore.explore",
+    "bench": "encodings.bench", "list": "encodings.list_",
+}  # fmt: skip
 
 main = click.version_option(__version__, message="locant %(version)s")(
     VerbGroup(

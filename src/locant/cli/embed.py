@@ -1,4 +1,4 @@
-"""``locant embed``."""
+"""``locant embed``: from a text to embeddings, step by step."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from locant.cli.options import SEED, as_json, files, output, require_taken, tokenizer_options
+from locant.cli.options import (
+    SEED,
+    as_json,
+    count,
+    files,
+    output,
+    require_taken,
+    text_of,
+    tokenizer_options,
+    typed,
+)  # fmt: skip
 from locant.errors import InputError
 
-__all__ = ["verb"]
+__all__ = ["embed"]
 
-COUNT = click.IntRange(min=1)
 LENGTH = click.IntRange(min=1, max=2**31 - 1)
 VOCAB_SIZE = 4_096
 """Of the tokenizer that is trained on the text, where neither is given."""
-
-
 OF_THE_MODEL = ("tokenizer", "encoding", "d_model", "num_heads", "seed", "scale", "vocab_size")
 RULES = ("sqrt_d_model", "sqrt_d_model_rounded")
 
@@ -37,32 +43,25 @@ def _factor(text: str) -> float | str:
 @tokenizer_options
 @click.option("--model", metavar="FOLDER", help="A published model: its tokenizer, its tables, its positions.")
 @click.option("--encoding", default="learned", help="A name from `locant list`.")
-@click.option("--d-model", type=COUNT, default=256, help="Width of the embeddings.")
-@click.option("--num-heads", type=COUNT, default=4, help="Heads, for encodings that act on them.")
+@count("--d-model", default=256, help="Width of the embeddings.")
+@count("--num-heads", default=4, help="Heads, for encodings that act on them.")
 @click.option("--context", type=LENGTH, default=4, help="Tokens per window.")
 @click.option("--stride", type=LENGTH, show_default="the context", help="From one window's start to the next.")
-@click.option("--batch", type=COUNT, default=8, help="How many windows, from the first on, are embedded and written.")
+@count("--batch", default=8, help="How many windows, from the first on, are embedded and written.")
 @click.option(
     "--all", "everything", is_flag=True, help="Embed and write all windows instead: 4 bytes times tokens times d_model."
 )
 @click.option("--seed", type=SEED, default=0, help="Of the random tables.")
 @click.option(
-    "--scale",
-    type=_factor,
-    metavar="NUMBER|RULE",
+    "--scale", type=_factor, metavar="NUMBER|RULE",
     help="Factor on the token rows: a number, sqrt_d_model or sqrt_d_model_rounded.",
-)
+)  # fmt: skip
 @output("A .safetensors file for ids, targets, positions and embeddings.")
 @as_json
-def verb(
-    files: tuple[str, ...],
-    output: Path | None,
-    batch: int,
-    everything: bool,
-    as_json: bool,
-    model: str | None,
+def embed(
+    files: tuple[str, ...], output: Path | None, batch: int, everything: bool, as_json: bool, model: str | None,
     **options: Any,
-) -> None:
+) -> None:  # fmt: skip
     """Turn text into ids, windows and embeddings, and show each step.
 
     Without a FILE the text is the documentation that ships inside Python; - is standard input.
@@ -78,9 +77,9 @@ def verb(
 
     if model is None:
         require_taken(options["encoding"], {}, "embed")
-    else:
-        _require_left_to_the_model()
-    text = {name: options.pop(name) for name in ("tokenizer", "vocab_size", "download")}
+    elif names := ", ".join(typed(*OF_THE_MODEL)):
+        raise InputError(f"got {names} beside --model, which decides it", f"--model without {names}")
+    text = text_of(options)
     text["tokenizer"] = text["tokenizer"] or model
     plan = Plan(batch=None if everything else batch, model=model, **options)
     if output is not None:
@@ -94,12 +93,3 @@ def verb(
         print_json({**embedded.flow.to_dict(), "file": None if output is None else str(output)})
     else:
         print_flow(embedded.flow)
-
-
-def _require_left_to_the_model() -> None:
-    """Raise where an option was typed that a model decides."""
-    context = click.get_current_context()
-    typed = [name for name in OF_THE_MODEL if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    if typed:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in typed)
-        raise InputError(f"got {names} beside --model, which decides it", f"--model without {names}")

@@ -35,9 +35,9 @@ PLUG_INS = {"locant.encodings": "encoding", "locant.architectures": "architectur
 
 
 class VerbGroup(click.Group):
-    """``locant VERB``: the module ``locant.cli.VERB`` holds the command, called ``verb``."""
+    """``locant VERB``; `verbs` says where in ``locant.cli`` each is defined."""
 
-    def __init__(self, *, verbs: Sequence[str], **options: Any) -> None:
+    def __init__(self, *, verbs: dict[str, str], **options: Any) -> None:
         super().__init__(**options)
         self.verbs = verbs
 
@@ -47,7 +47,8 @@ class VerbGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         """The command of a verb; an unknown verb gets the nearest known one."""
         if cmd_name in self.verbs:
-            return import_module(f"locant.cli.{cmd_name.replace('-', '_')}").verb
+            module, _, name = self.verbs[cmd_name].partition(".")
+            return getattr(import_module(f"locant.cli.{module}"), name)
         close = difflib.get_close_matches(cmd_name.lower(), self.verbs, n=1, cutoff=0.5)
         remedy = f"locant {close[0]}" if close else "locant --help"
         raise InputError(f"got verb {cmd_name!r}, expected one of {', '.join(self.verbs)}", remedy)
@@ -61,7 +62,7 @@ class VerbGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the verb; a reader of stdout that went away is no error, and click would exit with 1."""
         try:
-            returned = super().invoke(ctx)
+            result = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the interpreter, which flushes at exit
@@ -70,7 +71,7 @@ class VerbGroup(click.Group):
             if (verb := ctx.invoked_subcommand) is not None:
                 error.remedy = _as_typed(error.remedy, self.get_command(ctx, verb))
             raise
-        return returned
+        return result
 
     def main(  # type: ignore[override]  # the others are click's own
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **options: Any
@@ -131,10 +132,10 @@ def _as_typed(remedy: str, verb: click.Command) -> str:
     """A remedy whose arguments of Python, such as ``head_dim=64``, are options of this verb."""
     options = {str(one.name): one for one in verb.params if isinstance(one, click.Option)}
 
-    def typed(found: re.Match[str]) -> str:
-        name, value = found.groups()
+    def typed(argument: re.Match[str]) -> str:
+        name, value = argument.groups()
         if name not in options or value == "...":
-            return found[0]
+            return argument[0]
         flag = options[name].opts[-1]
         if value in ("None", "False"):
             return next(iter(options[name].secondary_opts), f"no {flag}")

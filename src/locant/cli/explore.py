@@ -1,14 +1,16 @@
-"""``locant explore``."""
+"""``locant explore``: the explorer, served or written to a file."""
 
 from __future__ import annotations
 
+import json
+import webbrowser
 from pathlib import Path
 
 import click
 
 from locant.cli.options import Place, as_json, files
 
-__all__ = ["verb"]
+__all__ = ["explore"]
 
 
 @click.command("explore")
@@ -22,7 +24,7 @@ __all__ = ["verb"]
 )  # fmt: skip
 @click.option("--export", "page", type=Place(), help="Write what is shown to one HTML file, and serve nothing.")
 @as_json
-def verb(
+def explore(
     files: tuple[str, ...], configs: tuple[str, ...], port: int, opens: bool, address: str, page: Path | None,
     as_json: bool,
 ) -> None:  # fmt: skip
@@ -35,18 +37,17 @@ def verb(
     from importlib.util import find_spec
 
     from locant.errors import InputError
-    from locant.explore.session import Session
-    from locant.explore.state import read_address
+    from locant.explore.session import Session, read_address
     from locant.files import write_whole
 
     session = Session.of(files, configs)
     screen, settings = read_address(address)
     if page is not None:
-        from locant.explore.answers import answer_alone
         from locant.explore.document import exported
+        from locant.explore.screens import answer_alone
 
         write_whole(page, exported(answer_alone(screen, settings, replace(session, is_shared=True))))
-        _print({"page": str(page)}, as_json)
+        _print("page", str(page), as_json)
         return
     if find_spec("uvicorn") is None or find_spec("starlette") is None:
         raise InputError("the explorer needs a web server, which is not installed", "pip install 'locant[explore]'")
@@ -60,17 +61,12 @@ def verb(
         click.echo("stopped", err=True)
 
 
-def _print(result: dict[str, str], as_json: bool) -> None:
-    import json
-
-    (value,) = result.values()
-    click.echo(json.dumps(result) if as_json else value)  # at once, also into a pipe
+def _print(name: str, value: str, as_json: bool) -> None:
+    click.echo(json.dumps({name: value}) if as_json else value)  # at once, also into a pipe
 
 
 def _tell(address: str, opens: bool, as_json: bool) -> None:
-    import webbrowser
-
-    _print({"address": address}, as_json)
+    _print("address", address, as_json)
     click.echo("Ctrl-C ends it", err=True)
     if opens and not webbrowser.open(address):
         click.echo("no browser was found: open the address in one on this machine", err=True)

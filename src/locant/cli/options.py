@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from locant.errors import InputError
 from locant.figures import SIZES
 
 __all__ = [
-    "SEED", "Place", "as_json", "device", "encoding_options", "files", "listed", "only_given", "output",
-    "require_taken", "tokenizer_options",
+    "SEED", "Place", "as_json", "count", "device", "encoding_options", "files", "flag_of", "listed", "only_given",
+    "output", "positive", "report_options", "require_taken", "text_of", "tokenizer_options", "typed",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -55,14 +56,24 @@ device = click.option(
 files = click.argument("files", nargs=-1, type=str, metavar="[FILE]...")
 
 
-def output(help_text: str, default: str | None = None) -> Callable[[F], F]:
+def output(help_text: str, **more: Any) -> Callable[[F], F]:
     """The place to write to."""
-    return click.option("-o", "--output", type=Place(), default=default, help=help_text)
+    return click.option("-o", "--output", type=Place(), help=help_text, **more)
+
+
+def count(*names: str, low: int = 1, **more: Any) -> Callable[[F], F]:
+    """An option that is a whole number."""
+    return click.option(*names, type=click.IntRange(min=low), **more)
+
+
+def positive(*names: str, **more: Any) -> Callable[[F], F]:
+    """An option that is a number above 0."""
+    return click.option(*names, type=click.FloatRange(min=0, min_open=True), **more)
 
 
 def _together(*options: Callable[[F], F]) -> Callable[[F], F]:
     """Several options as one decorator, which the help shows in this order."""
-    return lambda function: functools.reduce(lambda made, option: option(made), reversed(options), function)
+    return lambda function: functools.reduce(lambda verb, option: option(verb), reversed(options), function)
 
 
 tokenizer_options = _together(
@@ -83,16 +94,21 @@ tokenizer_options = _together(
 """Which tokenizer reads the text, and whether one may be fetched."""
 
 
-def _size(name: str, help_text: str) -> Callable[[F], F]:
-    flag = f"--{name.replace('_', '-')}"
-    return click.option(flag, type=click.IntRange(min=1), help=help_text, show_default=str(SIZES[name]))
+def text_of(options: dict[str, Any]) -> dict[str, Any]:
+    """Takes `tokenizer_options` out of all options."""
+    return {name: options.pop(name) for name in ("tokenizer", "vocab_size", "download")}
 
+
+report_options = _together(
+    output("The folder of the report.", default="report"),
+    click.option("--force", is_flag=True, help="Write into a folder that holds other things; they stay as they are."),
+)
 
 encoding_options = _together(
-    _size("d_model", "Width of embeddings."),
-    _size("head_dim", "Width of a head."),
-    _size("num_heads", "Heads."),
-    click.option("--base", type=click.FloatRange(min=0, min_open=True), help="Base of the frequencies."),
+    count("--d-model", help="Width of embeddings.", show_default=str(SIZES["d_model"])),
+    count("--head-dim", help="Width of a head.", show_default=str(SIZES["head_dim"])),
+    count("--num-heads", help="Heads.", show_default=str(SIZES["num_heads"])),
+    positive("--base", help="Base of the frequencies."),
 )
 """The sizes of one encoding, which is taken for a small model where they are not given."""
 
@@ -108,15 +124,22 @@ def require_taken(name: str, given: dict[str, Any], verb: str) -> None:
         remedy = "--encoding rotary" if verb == "embed" else f"locant plot rotary --scaling {scaling}:4"
         raise InputError(f"got {name}, which is a scaling of rotary", remedy)
     takes = signature(find(name)).parameters
-    if foreign := [_typed(option) for option in given if option not in takes]:
-        known = [option for option in ("d_model", "head_dim", "num_heads", "base", "scaling") if option in takes]
-        words = ", ".join(map(_typed, known)) or "none of these"
-        example = f" {_typed(known[0])} {SIZES.get(known[0], 16)}" if known else ""
+    if foreign := [flag_of(option) for option in given if option not in takes]:
+        options = [option for option in ("d_model", "head_dim", "num_heads", "base", "scaling") if option in takes]
+        words = ", ".join(map(flag_of, options)) or "none of these"
+        example = f" {flag_of(options[0])} {SIZES.get(options[0], 16)}" if options else ""
         raise InputError(f"got {', '.join(foreign)} for {name}, which takes {words}", f"locant {verb} {name}{example}")
 
 
-def _typed(option: str) -> str:
+def flag_of(option: str) -> str:
+    """An option as it is typed."""
     return "--" + option.replace("_", "-")
+
+
+def typed(*options: str) -> list[str]:
+    """Those of these options that stand on the command line."""
+    source = click.get_current_context().get_parameter_source
+    return [flag_of(option) for option in options if source(option) is ParameterSource.COMMANDLINE]
 
 
 def only_given(options: dict[str, Any]) -> dict[str, Any]:

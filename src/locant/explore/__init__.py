@@ -1,15 +1,14 @@
 """`locant explore`: encodings, models and rows of tokens to look at, in a browser on this machine.
 
-`screens/` holds one file per screen, which computes; `page/screens/` one of the same name, which draws. Numbers are
-made here, in Python, and nowhere in JavaScript. `state` reads what an address says, `session` holds the files that are
-open, `answers` joins the two, `document` writes the page, `server` speaks HTTP on the loopback address,
-`notebook` has the widget.
+`screens/` computes and answers, `page/screens/` draws: a file for each screen. Numbers are made here, in Python, and
+nowhere in JavaScript. `session` reads what an address says and holds the files that are open, `document` writes the
+page, `server` speaks HTTP on the loopback address, `comparison` runs one, `notebook` has the widget.
 
 To add a screen, write two files and nothing else:
 
-1. ``screens/rows.py`` with ``SCREEN = Screen(...)``. Its function reads each setting from a `State`, with a default and
-   its limits (which become the control on the page), and returns a dictionary: numbers, texts, lists, and NumPy arrays,
-   which arrive as arrays. The key ``"python"`` holds the code that draws or computes the same.
+1. ``screens/rows.py`` with ``SCREENS = {"rows": Screen(...)}``. Its function reads each setting from a `State`, with a
+   default and its limits (which become the control on the page), and returns a dictionary: numbers, texts, lists, and
+   NumPy arrays, which arrive as arrays. The key ``"python"`` holds the code that draws or computes the same.
 2. ``page/screens/rows.js``, which exports ``open(place, page)``. It builds its controls and pictures once, and returns
    ``{show(answer), keys}``: `show` is called with every new answer, ``keys`` names what keys do. What a visitor changes
    goes through ``page.change({name: value})``: into the address, from there to Python, and back into `show`.
@@ -44,8 +43,7 @@ def widget(address: str = "compare", *, files: Sequence[str] = (), configs: Sequ
     from importlib.util import find_spec
 
     from locant.errors import InputError
-    from locant.explore.session import Session
-    from locant.explore.state import read_address
+    from locant.explore.session import Session, read_address
 
     if find_spec("anywidget") is None:
         raise InputError("a widget needs anywidget, which is not installed", "pip install 'locant[notebook]'")

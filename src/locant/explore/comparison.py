@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from locant.errors import LocantError
 from locant.lab.comparison import Progress, compare_files
@@ -26,13 +26,7 @@ LAST_WORDS = 4000
 
 
 class Comparison:
-    """One process that trains and measures; its folder is an ordinary report.
-
-    Args:
-        files: the texts; none: the sample text.
-        options: those of `locant.lab.Settings`.
-        folder: where the report goes.
-    """
+    """One process that trains and measures; its folder is an ordinary report. `options` are those of `Settings`."""
 
     def __init__(self, files: list[str], options: dict[str, Any], folder: Path) -> None:
         self.folder = folder
@@ -45,7 +39,8 @@ class Comparison:
             [sys.executable, "-m", __name__, asked],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
-        self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read_steps, self._read_words)]
+        pipes = {self._read_steps: self._process.stdout, self._read_words: self._process.stderr}
+        self._readers = [threading.Thread(target=read, args=[pipe], daemon=True) for read, pipe in pipes.items()]
         for reader in self._readers:
             reader.start()
 
@@ -66,28 +61,23 @@ class Comparison:
         """Steps of all trainings so far."""
         return sum(map(len, self.losses.values()))
 
-    def stop(self) -> None:
-        """As Ctrl-C does: what is measured so far becomes the report."""
+    def stop(self, *, wait: bool = False) -> None:
+        """As Ctrl-C does: what is measured so far becomes the report; `wait` until it is written."""
         if self._process.poll() is None:
             self.stopped = True
             self._process.send_signal(signal.SIGINT)
+        if wait:
+            self._process.wait()
 
-    def close(self) -> None:
-        """Stop, and wait until the report is written."""
-        self.stop()
-        self._process.wait()
-
-    def _read_steps(self) -> None:
-        assert self._process.stdout is not None  # noqa: S101  # as asked for above
-        with self._process.stdout as lines:
+    def _read_steps(self, lines: IO[str]) -> None:
+        with lines:
             for line in lines:
                 step = json.loads(line)
                 self.total = step["total"]
                 self.losses.setdefault(f"{step['encoding']}, seed {step['seed']}", []).append(step["loss"])
 
-    def _read_words(self) -> None:
-        assert self._process.stderr is not None  # noqa: S101  # the same
-        with self._process.stderr as lines:
+    def _read_words(self, lines: IO[str]) -> None:
+        with lines:
             for line in lines:
                 self._said = (self._said + line)[-LAST_WORDS:]
 

@@ -13,8 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from locant.explore.answers import as_json
-from locant.explore.screens import screens
+from locant.explore.screens import as_json, screens
 from locant.figures.canvas import DARK, LIGHT, Theme
 from locant.report.page import colors, document
 

@@ -8,9 +8,8 @@ import anywidget
 import traitlets
 
 from locant.errors import LocantError
-from locant.explore.answers import answer, answer_alone, as_json, sentence
 from locant.explore.document import bundle, stylesheet
-from locant.explore.screens import find_screen
+from locant.explore.screens import answer, answer_alone, as_json, find_screen, sentence
 from locant.explore.session import Session
 
 __all__ = ["Widget"]

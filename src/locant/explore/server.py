@@ -14,17 +14,17 @@ from dataclasses import replace
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from locant.errors import InputError, LocantError
-from locant.explore.answers import answer, answer_link, as_json
 from locant.explore.document import exported, modules, served, stylesheet
+from locant.explore.screens import answer, answer_link, as_json
 from locant.explore.screens.results import start
-from locant.explore.session import MAX_DROPPED, Session
-from locant.explore.state import State
+from locant.explore.session import MAX_DROPPED, Session, State
 
 __all__ = ["application", "new_token", "run"]
 
@@ -52,44 +52,46 @@ def new_token() -> str:
 
 
 def application(session: Session, token: str) -> ASGIApp:
-    """The explorer as an ASGI application, behind its guard."""
+    """The explorer as an ASGI application, behind its guard; what takes time runs in threads."""
 
-    async def page(request: Request) -> Response:
+    def page(request: Request) -> Response:
         return HTMLResponse(served())
 
-    async def style(request: Request) -> Response:
+    def style(request: Request) -> Response:
         return Response(stylesheet(), media_type="text/css")
 
-    async def module(request: Request) -> Response:
+    def module(request: Request) -> Response:
         code = modules().get(request.path_params["path"])
-        return PlainTextResponse("no such module", 404) if code is None else Response(code, media_type=JAVASCRIPT)
+        return (
+            PlainTextResponse("no such module", 404) if code is None else Response(code, media_type="text/javascript")
+        )
 
     async def alive(request: Request) -> Response:
         return Response(status_code=204)
 
     async def numbers(request: Request) -> Response:
-        settings = _settings(await _body(request, MAX_SETTINGS, "settings"))
+        settings = await _settings(request)
         asked = answer_link if "link" in request.query_params else answer
-        return await _in_thread(lambda: _json(asked(request.path_params["screen"], settings, session)))
+        return await run_in_threadpool(lambda: _json(asked(request.path_params["screen"], settings, session)))
 
     async def drop(request: Request) -> Response:
         content = await _body(request, MAX_DROPPED, "a dropped file")
         return _json({"key": session.drop(request.query_params.get("name", "file"), content)})
 
     async def compare(request: Request) -> Response:
-        settings = _settings(await _body(request, MAX_SETTINGS, "settings"))
-        return await _in_thread(lambda: _json({"key": start(State(settings), session)}))
+        settings = await _settings(request)
+        return await run_in_threadpool(lambda: _json({"key": start(State(settings), session)}))
 
     async def stop(request: Request) -> Response:
         session.stop()
         return _json({})
 
-    async def save(request: Request) -> Response:
+    def save(request: Request) -> Response:
         settings = dict(request.query_params)
         screen = settings.pop("screen", "")
         shared = replace(session, is_shared=True)
         named = {"Content-Disposition": 'attachment; filename="locant.html"'}
-        return await _in_thread(lambda: HTMLResponse(exported(answer(screen, settings, shared)), headers=named))
+        return HTMLResponse(exported(answer(screen, settings, shared)), headers=named)
 
     routes = [
         Route("/", page),
@@ -106,9 +108,6 @@ def application(session: Session, token: str) -> ASGIApp:
     inner = Starlette(routes=routes, exception_handlers=handlers)
     inner.router.redirect_slashes = False  # to an address without the token
     return Guard(inner, token)
-
-
-JAVASCRIPT = "text/javascript"
 
 
 class Guard:
@@ -149,11 +148,11 @@ def _is_own(request: Request) -> bool:
 
 
 def _with_headers(send: Send) -> Send:
+    own = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+
     async def sending(message: Any) -> None:
-        if message["type"] == "http.response.start":
-            own = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-            message = {**message, "headers": [*message["headers"], *own]}
-        await send(message)
+        starts = message["type"] == "http.response.start"
+        await send({**message, "headers": [*message["headers"], *own]} if starts else message)
 
     return sending
 
@@ -170,7 +169,8 @@ async def _body(request: Request, most: int, what: str) -> bytes:
     return bytes(parts)
 
 
-def _settings(body: bytes) -> dict[str, str]:
+async def _settings(request: Request) -> dict[str, str]:
+    body = await _body(request, MAX_SETTINGS, "settings")
     try:
         values = json.loads(body)
     except (ValueError, RecursionError):
@@ -178,13 +178,6 @@ def _settings(body: bytes) -> dict[str, str]:
     if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
         raise InputError("got settings that are no JSON object of texts", '{"length": "128"}')
     return values
-
-
-async def _in_thread(make: Callable[[], Response]) -> Response:
-    """Numbers take milliseconds to seconds, in which other pages are answered."""
-    from starlette.concurrency import run_in_threadpool
-
-    return await run_in_threadpool(make)
 
 
 def _json(value: Any, status: int = 200) -> Response:
@@ -219,4 +212,4 @@ def run(session: Session, port: int, token: str, when_ready: Callable[[str], Non
         try:
             uvicorn.Server(config).run(sockets=[listening])
         finally:
-            session.close()
+            session.stop(wait=True)

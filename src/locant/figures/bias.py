@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from locant.figures.canvas import ONE_SIGN, SIGNED, Theme, heat_map, spread
+from locant.figures.canvas import ONE_SIGN, SIGNED, Theme, range_of, spread
 from locant.figures.scores import bias_map, with_random_tables
-from locant.positions import OffsetBias, PositionEncoding, Positions, T5Bias
+from locant.positions import PositionEncoding, Positions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = ["draw_bias", "draw_nothing", "draw_offsets"]
+__all__ = ["draw_bias", "draw_nothing", "draw_offsets", "has_buckets"]
 
+ADDED = "added to the score"
 NUM_MAPS = 4
 NUM_CURVES = 8
 WIDTHS = (1, 1.18)
@@ -39,22 +40,21 @@ def draw_bias(part: Figure | SubFigure, encoding: PositionEncoding, length: int,
         title = f"{title}, for random tokens"
     theme.entitle(part, title)
     left, right = part.subfigures(1, 2, squeeze=False, width_ratios=WIDTHS)[0]
-    axes, linear = left.subplots(), hasattr(encoding, "slopes")
-    style = "steps-mid" if isinstance(encoding, T5Bias) else "default"
+    axes, linear, bucketed = left.subplots(), hasattr(encoding, "slopes"), has_buckets(encoding)
+    style = "steps-mid" if bucketed else "default"
     for number, head in enumerate(spread(len(bias), NUM_CURVES if linear else NUM_MAPS)):
         slope = f": slope {-bias[head, 1, 0]:.4g}" if linear else ""
         theme.curve(axes, bias[head, -1, ::-1], number, label=f"head {head}{slope}", drawstyle=style)
     axes.margins(x=0.01)
-    what = "By distance, from the last query back"
-    theme.dress(axes, title=what, x="distance (tokens)", y="added to the score", grid=True)
-    columns = 2 if linear else 4
-    theme.legend(axes, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=columns, columnspacing=1.2)
-    if isinstance(encoding, T5Bias):
+    title = "By distance, from the last query back"
+    theme.dress(axes, title=title, x="distance (tokens)", y=ADDED, grid=True)
+    theme.legend(axes, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=2 if linear else 4, columnspacing=1.2)
+    if bucketed:
         _scale_as_buckets(axes, encoding, length, theme)
     _maps(right, bias, theme, hide_later=not getattr(encoding, "bidirectional", False))
 
 
-def draw_offsets(part: Figure | SubFigure, encoding: OffsetBias, length: int, theme: Theme) -> None:
+def draw_offsets(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme) -> None:
     """What one query's keys get from some heads, as maps of the grid: a query in its middle, and one in its corner."""
     height, width = encoding.height, encoding.width
     title = f"{type(encoding).__name__}: what is added to the scores of one query on a grid of {height} x {width}"
@@ -63,20 +63,16 @@ def draw_offsets(part: Figure | SubFigure, encoding: OffsetBias, length: int, th
     theme.entitle(part, title if (bias == other).all() else f"{title}, for random tokens")
     heads, places = spread(len(bias), NUM_MAPS), (height // 2 * width + width // 2, 0)
     shown = bias[np.ix_(heads, places)]
-    low, high = float(shown.min()), float(shown.max())
-    if signed := low < 0 < high:
-        low, high = -max(-low, high), max(-low, high)
+    scale = range_of(float(shown.min()), float(shown.max()))
     grid = part.subplots(2, len(heads), sharex=True, sharey=True, squeeze=False)
     for (down, across), axes in np.ndenumerate(grid):
         row, column = divmod(places[down], width)
+        title, x = ("", "column of the key") if down else (f"head {heads[across]}", "")
+        y, bar = "" if across else "row of the key", "" if down or across else ADDED
         values = shown[across, down].reshape(height, width)
-        image = heat_map(axes, values, SIGNED if signed else ONE_SIGN, low, high)
+        theme.heat_map(axes, values, *scale, title, x, y, bar, ax=grid, fraction=0.05, pad=0.03)
         axes.set_aspect("equal")
         axes.plot(column, row, marker="o", markersize=6, markerfacecolor="none", color=theme.ink)
-        title, x = ("", "column of the key") if down else (f"head {heads[across]}", "")
-        theme.dress(axes, title=title, x=x, y="" if across else "row of the key")
-        if not down and not across:
-            theme.color_bar(image, "added to the score", ax=grid, fraction=0.05, pad=0.03)
 
 
 def draw_nothing(part: Figure | SubFigure, encoding: PositionEncoding, length: int, theme: Theme) -> None:
@@ -89,7 +85,12 @@ def draw_nothing(part: Figure | SubFigure, encoding: PositionEncoding, length: i
     theme.dress(axes, title=title, x="key position", y="query position")
 
 
-def _scale_as_buckets(axes: Axes, encoding: T5Bias, length: int, theme: Theme) -> None:
+def has_buckets(encoding: PositionEncoding) -> bool:
+    """Whether distances share the entries of a table, in buckets that widen: those of T5."""
+    return hasattr(encoding, "buckets") and hasattr(encoding, "bidirectional")
+
+
+def _scale_as_buckets(axes: Axes, encoding: Any, length: int, theme: Theme) -> None:
     """A distance axis on which all buckets are about equally wide: linear, and logarithmic where the buckets are."""
     one_sided = encoding.num_buckets // 2 if encoding.bidirectional else encoding.num_buckets
     exact = one_sided // 2
@@ -106,8 +107,7 @@ def _scale_as_buckets(axes: Axes, encoding: T5Bias, length: int, theme: Theme) -
     last = int(torch.searchsorted(buckets, buckets[-1]))
     if last < length:
         axes.axvline(last, color=theme.muted, linewidth=1, linestyle=(0, (2, 3)))
-        words, place = f"one bucket \nfrom {last} on ", (last, 1.0)
-        ends = ("data", "axes fraction")
+        words, place, ends = f"one bucket \nfrom {last} on ", (last, 1.0), ("data", "axes fraction")
         axes.annotate(words, place, xycoords=ends, va="top", ha="right", fontsize=8.5, color=theme.muted)
 
 
@@ -116,20 +116,18 @@ def _maps(part: SubFigure, bias: np.ndarray, theme: Theme, *, hide_later: bool) 
     heads = spread(len(bias), NUM_MAPS)
     hidden = np.triu(np.ones(bias.shape[1:], dtype=bool), 1) & hide_later
     shown = np.ma.masked_array(bias, np.broadcast_to(hidden, bias.shape))
-    low, high = min(float(shown.min()), 0.0), max(float(shown.max()), 0.0)
-    if signed := low < 0 < high:
-        low, high = -max(-low, high), max(-low, high)
-    logarithmic = low < -STEEP and not signed
+    scale = range_of(min(float(shown.min()), 0.0), max(float(shown.max()), 0.0))
+    logarithmic = scale[1] < -STEEP and scale[0] != SIGNED
     rows, columns = (1, len(heads)) if len(heads) <= 2 else (2, 2)
     grid = part.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for place, axes in enumerate(grid.flat):
         if place >= len(heads):
             axes.set_visible(False)
             continue
-        head = heads[place]
-        image = heat_map(axes, shown[head], SIGNED if signed else ONE_SIGN, low, high, logarithmic=logarithmic)
+        x = "key position" if place + columns >= len(heads) else ""
+        y, bar = "" if place % columns else "query position", "" if place else ADDED
+        theme.heat_map(
+            axes, shown[heads[place]], *scale, f"head {heads[place]}", x, y, bar,
+            logarithmic=logarithmic, ax=grid, fraction=0.05, pad=0.03,
+        )  # fmt: skip
         axes.set_box_aspect(1)
-        bottom, left = place + columns >= len(heads), place % columns == 0
-        theme.dress(axes, title=f"head {head}", x="key position" if bottom else "", y="query position" if left else "")
-        if not place:
-            theme.color_bar(image, "added to the score", ax=grid, fraction=0.05, pad=0.03)

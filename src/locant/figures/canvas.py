@@ -7,6 +7,7 @@ object interface is used, never pyplot: no display, no global figure list.
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 __all__ = [
-    "ANGLES", "DARK", "LIGHT", "ONE_SIGN", "SIGNED", "THEMES", "Theme", "heat_map", "require_figure",
+    "ANGLES", "DARK", "LIGHT", "ONE_SIGN", "SIGNED", "THEMES", "Theme", "range_of", "require_figure",
     "require_matplotlib", "save", "spread", "svg",
 ]  # fmt: skip
 
@@ -56,12 +57,13 @@ class Theme:
     curves: tuple[str, ...]
 
     def blank(self, width: float, height: float) -> Figure:
-        """An empty figure; sizes in inches."""
+        """An empty figure, which a notebook shows without pyplot and without a magic word; sizes in inches."""
         require_matplotlib()
-        from locant.figures.drawing import Drawing
+        from matplotlib.figure import Figure
 
-        figure = Drawing(figsize=(width, height), layout="constrained", facecolor=self.paper)
+        figure = Figure(figsize=(width, height), layout="constrained", facecolor=self.paper)
         figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.04, hspace=0.05)  # type: ignore[union-attr]
+        figure._repr_png_ = functools.partial(_of_notebook, figure)  # type: ignore[attr-defined]
         return figure
 
     def entitle(self, part: Figure | SubFigure, title: str) -> None:
@@ -88,6 +90,28 @@ class Theme:
         style = {"frameon": False, "fontsize": 9, "labelcolor": self.ink, "handlelength": 3.2, "alignment": "left"}
         legend = axes.legend(title=title, **style, **place)
         legend.get_title().set(color=self.muted, fontsize=9)
+
+    def heat_map(
+        self, axes: Axes, values: np.ndarray, colors: str, low: float, high: float, title: str = "", x: str = "",
+        y: str = "", bar: str = "", *, logarithmic: bool = False, **place: Any,
+    ) -> AxesImage:  # fmt: skip
+        """A map whose pixels are centred on whole numbers, with row 0 at the top; small ones with their numbers.
+
+        A logarithmic scale is linear between -1 and 1. `bar` says what the values are, beside the map or at `place`.
+        """
+        from matplotlib.colors import Normalize, SymLogNorm
+        from matplotlib.ticker import MaxNLocator
+
+        norm = SymLogNorm(1.0, vmin=low, vmax=high) if logarithmic else Normalize(low, high)
+        image = axes.imshow(values, cmap=colors, norm=norm, aspect="auto", interpolation="nearest")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(7, integer=True, steps=[1, 2, 5, 10]))
+        if max(values.shape) <= WRITTEN:
+            _write_numbers(axes, image, values)
+        if bar:
+            self.color_bar(image, bar, **place)
+        self.dress(axes, title=title, x=x, y=y)
+        return image
 
     def color_bar(self, image: AxesImage, label: str, **place: Any) -> Colorbar:
         """The scale of a heat map: beside it, or where `place` says."""
@@ -134,23 +158,9 @@ def require_figure(path: Path | None) -> None:
         raise InputError(f"got {str(path)!r}, {expected}", str(path.with_suffix(".png")))
 
 
-def heat_map(
-    axes: Axes, values: np.ndarray, colors: str, low: float, high: float, *, logarithmic: bool = False
-) -> AxesImage:
-    """A map whose pixels are centred on whole numbers, with row 0 at the top; small ones with their numbers.
-
-    A logarithmic scale is linear between -1 and 1.
-    """
-    from matplotlib.colors import Normalize, SymLogNorm
-    from matplotlib.ticker import MaxNLocator
-
-    norm = SymLogNorm(1.0, vmin=low, vmax=high) if logarithmic else Normalize(low, high)
-    image = axes.imshow(values, cmap=colors, norm=norm, aspect="auto", interpolation="nearest")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(7, integer=True, steps=[1, 2, 5, 10]))
-    if max(values.shape) <= WRITTEN:
-        _write_numbers(axes, image, values)
-    return image
+def range_of(low: float, high: float) -> tuple[str, float, float]:
+    """The colours of values between these, and what they begin and end with: of both signs, 0 is in the middle."""
+    return (SIGNED, -max(-low, high), max(-low, high)) if low < 0 < high else (ONE_SIGN, low, high)
 
 
 def _write_numbers(axes: Axes, image: AxesImage, values: np.ndarray) -> None:
@@ -168,6 +178,12 @@ def spread(count: int, most: int) -> list[int]:
     if count <= most:
         return list(range(count))
     return [round(step * (count - 1) / (most - 1)) for step in range(most)]
+
+
+def _of_notebook(figure: Figure) -> bytes:
+    image = io.BytesIO()
+    figure.savefig(image, format="png", facecolor=figure.get_facecolor())
+    return image.getvalue()
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,9 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from locant.figures import SIZES
-from locant.figures.canvas import LIGHT, ONE_SIGN, SIGNED, Theme, heat_map, spread
+from locant.figures.canvas import LIGHT, SIGNED, Theme, range_of, spread
 from locant.figures.rotate import wavelength_text
-from locant.positions import Convolutional, Learned, LearnedGrid, PositionEncoding, Positions, Sinusoidal
+from locant.positions import PositionEncoding, Positions
 from locant.positions.grids import Grid
 
 if TYPE_CHECKING:
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_convolution", "draw_flat_map", "draw_grid", "draw_similarity", "draw_sinusoidal", "draw_table"]
 
+TOKENS, ADDED = "position (tokens)", "added to the embedding"
 
-def draw_sinusoidal(part: Figure | SubFigure, encoding: Sinusoidal, length: int, theme: Theme) -> None:
+
+def draw_sinusoidal(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme) -> None:
     """Every dimension of every position; a few dimensions as curves; the product of any two positions."""
     vectors = encoding.vectors(Positions.arange(length))[0]
     top, bottom = part.subfigures(2, 1, squeeze=False, height_ratios=(3, 3.4))[:, 0]
@@ -33,15 +35,13 @@ def draw_sinusoidal(part: Figure | SubFigure, encoding: Sinusoidal, length: int,
     for number, pair in enumerate(spread((encoding.d_model + 1) // 4 + 1, 5)):
         wave = wavelength_text(float(encoding.angles.frequencies[pair]))
         theme.curve(left, vectors[:, 2 * pair], number, label=f"{2 * pair}: {wave}")
-    theme.dress(left, title="A few sine dimensions", x="position (tokens)", y="value", grid=True)
+    theme.dress(left, title="A few sine dimensions", x=TOKENS, y="value", grid=True)
     below = {"loc": "upper left", "bbox_to_anchor": (0, -0.16), "ncols": 3, "columnspacing": 1.2}
     theme.legend(left, title="dimension: wavelength in tokens", **below)
     product = (vectors @ vectors.T).numpy()
-    low, high = float(product.min()), float(product.max())
-    signed = (SIGNED, -high, high) if low < 0 else (ONE_SIGN, 0.0, high)
-    theme.color_bar(heat_map(right, product, *signed), "PE · PE")
+    scale = range_of(min(float(product.min()), 0.0), float(product.max()))
+    theme.heat_map(right, product, *scale, "Product of two positions", TOKENS, TOKENS, "PE · PE")
     right.set_box_aspect(1)
-    theme.dress(right, title="Product of two positions", x="position (tokens)", y="position (tokens)")
 
 
 def draw_table(part: Figure | SubFigure, encoding: PositionEncoding, length: int, theme: Theme) -> None:
@@ -54,16 +54,16 @@ def draw_table(part: Figure | SubFigure, encoding: PositionEncoding, length: int
     left, right = part.subplots(1, 2)
     reach = float(vectors.abs().quantile(0.995)) if vectors.numel() < 2**24 else float(vectors.abs().max())
     _table(left, vectors, theme, reach=max(reach, 1e-12))
-    image = heat_map(right, (unit @ unit.T).numpy(), SIGNED, -1.0, 1.0)
-    theme.color_bar(image, "cosine")
-    theme.dress(right, title="How alike two positions are", x="position (tokens)", y="position (tokens)")
+    words = "How alike two positions are", TOKENS, TOKENS, "cosine"
+    theme.heat_map(right, (unit @ unit.T).numpy(), SIGNED, -1.0, 1.0, *words)
     for axes in (left, right):
         axes.set_box_aspect(1)
-    rows = f"Learned positions: {encoding.max_seq_len} rows" if isinstance(encoding, Learned) else ""
-    theme.entitle(part, f"{rows or type(encoding).__name__}, d_model {width}")
+    rows = getattr(encoding, "max_seq_len", None)
+    name = type(encoding).__name__ if rows is None else f"Learned positions: {rows} rows"
+    theme.entitle(part, f"{name}, d_model {width}")
 
 
-def draw_grid(part: Figure | SubFigure, encoding: LearnedGrid, length: int, theme: Theme) -> None:
+def draw_grid(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme) -> None:
     """How alike the vectors of some cells are to those of all cells, in the table and in one that is twice as large."""
     if encoding.height == 1:
         return draw_table(part, encoding, min(length, encoding.width), theme)
@@ -75,17 +75,16 @@ def draw_grid(part: Figure | SubFigure, encoding: LearnedGrid, length: int, them
         maps = side.subplots(3, 3, sharex=True, sharey=True)
         for (down, across), axes in np.ndenumerate(maps):
             alike = unit @ unit[rows[down] * width + columns[across]]
-            heat_map(axes, alike.view(height, width).numpy(), SIGNED, -1.0, 1.0)
-            axes.set_aspect("equal")
             title, x, y = f"{rows[down]}, {columns[across]}", "column" if down == 2 else "", "" if across else "row"
-            theme.dress(axes, title=title, x=x, y=y)
+            theme.heat_map(axes, alike.view(height, width).numpy(), SIGNED, -1.0, 1.0, title, x, y)
+            axes.set_aspect("equal")
         theme.color_bar(maps[0, 0].images[0], "cosine", ax=maps, fraction=0.05, pad=0.03)
         theme.entitle(side, f"The table, {height}x{width}" if scale == 1 else f"{height}x{width}, {encoding.mode}")
     theme.entitle(part, f"LearnedGrid, d_model {encoding.d_model}: how alike all cells are to the one at row, column")
     return None
 
 
-def draw_convolution(part: Figure | SubFigure, encoding: Convolutional, length: int, theme: Theme) -> None:
+def draw_convolution(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme) -> None:
     """What one token adds to its neighbours, and how much they get of it."""
     generator, reach = torch.Generator().manual_seed(0), encoding.kernel_size
     x = encoding.weight.new_zeros(2, 2 * reach + 1, encoding.d_model)
@@ -97,10 +96,9 @@ def draw_convolution(part: Figure | SubFigure, encoding: Convolutional, length: 
     left, right = part.subplots(1, 2)
     offsets = (-reach - 0.5, reach + 0.5)
     largest = max(float(added.abs().max()), 1e-12)
-    image = heat_map(left, added.numpy().T, SIGNED, -largest, largest)
+    words = "What one token adds to those around it", "tokens behind it", "dimension", ADDED
+    image = theme.heat_map(left, added.numpy().T, SIGNED, -largest, largest, *words)
     image.set_extent((*offsets, encoding.d_model - 0.5, -0.5))
-    theme.color_bar(image, "added to the embedding")
-    theme.dress(left, title="What one token adds to those around it", x="tokens behind it", y="dimension")
     right.plot(range(-reach, reach + 1), added.norm(dim=1).numpy(), color=theme.stroke(0)[0], linewidth=1.6)
     right.set_xlim(*offsets)
     theme.dress(right, title="How much it adds", x="tokens behind it", y="length of the vector", grid=True)
@@ -109,9 +107,8 @@ def draw_convolution(part: Figure | SubFigure, encoding: Convolutional, length: 
 
 
 def _table(axes: Axes, vectors: Tensor, theme: Theme, *, reach: float) -> None:
-    table: np.ndarray = vectors.numpy().T
-    theme.color_bar(heat_map(axes, table, SIGNED, -reach, reach), "added to the embedding")
-    theme.dress(axes, title="Every dimension of every position", x="position (tokens)", y="dimension")
+    words = "Every dimension of every position", TOKENS, "dimension", ADDED
+    theme.heat_map(axes, vectors.numpy().T, SIGNED, -reach, reach, *words)
 
 
 def draw_similarity(words: Sequence[str], similarity: Float[Tensor, "words words"], theme: Theme = LIGHT) -> Figure:
@@ -119,8 +116,7 @@ def draw_similarity(words: Sequence[str], similarity: Float[Tensor, "words words
     side = max(3.2, 0.32 * len(words) + 1.4)
     figure = theme.blank(side + 1.0, side)
     axes = figure.subplots()
-    theme.color_bar(heat_map(axes, similarity.numpy(), SIGNED, -1.0, 1.0), "cosine")
-    theme.dress(axes, title="How alike two words are", x="", y="")
+    theme.heat_map(axes, similarity.numpy(), SIGNED, -1.0, 1.0, title="How alike two words are", bar="cosine")
     axes.set_xticks(range(len(words)), words, rotation=90)
     axes.set_yticks(range(len(words)), words)
     axes.set_box_aspect(1)

@@ -13,26 +13,12 @@ import torch
 
 from locant.arguments import one_of, whole
 from locant.errors import RangeError
-from locant.figures import GRID, MAX_LENGTH, SIZES, TRAINED
-from locant.figures.bias import draw_bias, draw_nothing, draw_offsets
+from locant.figures import GRID, MAX_LENGTH, SIZES, TRAINED, bias, embed, rotate
 from locant.figures.canvas import LIGHT, THEMES, Theme
-from locant.figures.embed import draw_convolution, draw_grid, draw_sinusoidal, draw_table
-from locant.figures.frequencies import Wavelengths, draw_report, draw_scaled, draw_wavelengths
-from locant.figures.rotate import draw_by_class, draw_rotary, draw_rotated, draw_xpos, rotates
 from locant.models import encoding_from_config, with_defaults
-from locant.positions import (
-    Convolutional,
-    LearnedGrid,
-    OffsetBias,
-    PositionEncoding,
-    Rotary,
-    Sinusoidal,
-    T5Bias,
-    XPos,
-)  # fmt: skip
+from locant.positions import PositionEncoding
 from locant.positions.base import ModelShape
 from locant.positions.registry import find
-from locant.positions.rotary_by_class import RotaryByClass
 from locant.positions.scaling import Unscaled, scaling_by_name
 from locant.probing.report import Report
 
@@ -49,19 +35,20 @@ _SEEDING = threading.Lock()
 TABLES = 1 << 16
 """Before the seed of an encoding's tables: with the seed of the contents they would hold the same numbers."""
 
-DRAWINGS: tuple[tuple[str, type[PositionEncoding], Drawing, float], ...] = (
-    ("embed", Sinusoidal, draw_sinusoidal, 7.6),
-    ("embed", LearnedGrid, draw_grid, 5.8),
-    ("embed", Convolutional, draw_convolution, 5.0),
-    ("embed", PositionEncoding, draw_table, 5.0),
-    ("rotate", Rotary, draw_rotary, 8.8),
-    ("rotate", XPos, draw_xpos, 6.6),
-    ("rotate", RotaryByClass, draw_by_class, 4.6),
-    ("rotate", PositionEncoding, draw_rotated, 4.6),
-    ("bias", OffsetBias, draw_offsets, 6.4),
-    ("bias", PositionEncoding, draw_bias, 5.6),
+DRAWINGS: tuple[tuple[str, str, Drawing, float], ...] = (
+    ("embed", "vectors", embed.draw_sinusoidal, 7.6),
+    ("embed", "table", embed.draw_grid, 5.8),
+    ("embed", "kernel_size", embed.draw_convolution, 5.0),
+    ("embed", "", embed.draw_table, 5.0),
+    ("rotate", "cos_sin", rotate.draw_rotary, 8.8),
+    ("rotate", "fading", rotate.draw_xpos, 6.6),
+    ("rotate", "classes", rotate.draw_by_class, 4.6),
+    ("rotate", "", rotate.draw_rotated, 4.6),
+    ("bias", "height", bias.draw_offsets, 6.4),
+    ("bias", "", bias.draw_bias, 5.6),
 )
-"""For each method of an encoding: the class that it is of, what draws it, and how high that is in inches."""
+"""For each method: what an encoding has whose method is of this package, what draws it, and how high that is in inches.
+Methods of others are drawn by what they do."""
 
 
 def plot(
@@ -104,7 +91,7 @@ def plot(
         cause = f"got {', '.join(options)} for a {type(what).__name__}, expected options only with a name"
         raise RangeError(cause, "plot('rotary', head_dim=64)")
     if isinstance(what, Report):
-        return draw_report(what, colors)
+        return rotate.draw_report(what, colors)
     encoding = what if isinstance(what, PositionEncoding) else encoding_from_config(what, layer_type=layer_type)
     return draw(encoding, length=length, theme=colors)
 
@@ -129,7 +116,7 @@ def draw(
 
 def default_length(encoding: PositionEncoding) -> int:
     """Enough positions to see the pattern: for T5, past the distance from which all are one."""
-    past = encoding.max_distance * 3 // 2 if isinstance(encoding, T5Bias) else SIZES["max_seq_len"]
+    past = getattr(encoding, "max_distance", 0) * 3 // 2 if bias.has_buckets(encoding) else SIZES["max_seq_len"]
     return max(2, min(past, MAX_LENGTH))
 
 
@@ -176,18 +163,16 @@ def seeded(seed: int) -> Generator[None]:
 
 
 def _drawings(encoding: PositionEncoding, trained: int | None) -> list[tuple[Drawing, float]]:
-    kind = type(encoding)
-    if isinstance(encoding, Rotary) and not isinstance(encoding.scaling, Unscaled):
-        return [(partial(draw_scaled, trained=trained), 4.4)]
-    found: dict[str, tuple[Drawing, float]] = {}
-    for door, owner, drawing, height in DRAWINGS:
-        if door in found or getattr(kind, door) is getattr(PositionEncoding, door):
+    if not isinstance(getattr(encoding, "scaling", Unscaled()), Unscaled):
+        return [(partial(rotate.draw_scaled, trained=trained), 4.4)]
+    by_door: dict[str, tuple[Drawing, float]] = {}
+    for door, property_, drawing, height in DRAWINGS:
+        is_ours = getattr(type(encoding), door).__module__.startswith("locant.")
+        if door not in encoding.doors() or (drawing is rotate.draw_rotated and not rotate.rotates(encoding)):
             continue
-        if drawing is draw_rotated and not rotates(encoding):
-            continue
-        if owner is PositionEncoding or (issubclass(kind, owner) and getattr(kind, door) is getattr(owner, door)):
-            found[door] = drawing, height
-    return list(found.values()) or [(draw_nothing, 5.6)]
+        if not property_ or (is_ours and hasattr(encoding, property_)):
+            by_door.setdefault(door, (drawing, height))
+    return list(by_door.values()) or [(bias.draw_nothing, 5.6)]
 
 
 def draw_explanation(explanation: Explanation, config: Mapping[str, Any], name: str) -> Figure:
@@ -197,7 +182,7 @@ def draw_explanation(explanation: Explanation, config: Mapping[str, Any], name: 
         encoding = encoding_from_config(with_defaults(config), layer_type=explanation.layers[0].name)
         return draw(encoding, length=max(min(explanation.longest or 128, 128), 2))
     rows = [
-        Wavelengths(
+        rotate.Wavelengths(
             name if kind is None else f"{name}, {kind}",
             [pair.wavelength / pair.stretch if pair.wavelength and pair.stretch else None for pair in one.pairs],
             [pair.wavelength for pair in one.pairs],
@@ -205,11 +190,11 @@ def draw_explanation(explanation: Explanation, config: Mapping[str, Any], name: 
         )
         for kind, one in rotary
     ]
-    return draw_wavelengths(rows, "without a scaling", "as it is")
+    return rotate.draw_wavelengths(rows, "without a scaling", "as it is")
 
 
 def draw_extension(extension: Extension, name: str) -> Figure:
     """The wavelengths before and after a context was extended."""
     title = f"{name}: {extension.trained:,} to {extension.to:,} positions by {extension.method}"
     marks = {"trained": extension.trained, "longest": extension.to}
-    return draw_wavelengths([Wavelengths(title, *extension.wavelengths, marks)], "before", "after")
+    return rotate.draw_wavelengths([rotate.Wavelengths(title, *extension.wavelengths, marks)], "before", "after")

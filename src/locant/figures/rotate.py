@@ -1,47 +1,55 @@
-"""Pictures of what rotates queries and keys: angles, and what the rotation makes of their product."""
+"""Pictures of what rotates queries and keys: angles, what is left of a product, scalings, and what `probe` measured."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
+from locant.errors import InputError
 from locant.figures import SIZES
-from locant.figures.canvas import ANGLES, SIGNED, Theme, heat_map
+from locant.figures.canvas import ANGLES, LIGHT, SIGNED, Theme
 from locant.figures.scores import num_heads_of
-from locant.positions import PositionEncoding, Positions, Rotary, XPos
-from locant.positions.rotary_by_class import RotaryByClass, products
+from locant.positions import PositionEncoding, Positions
+from locant.positions.rotary_by_class import products
+from locant.probing.bias import BiasReport
+from locant.probing.report import Report, RotationReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = ["draw_by_class", "draw_rotary", "draw_rotated", "draw_xpos", "rotates", "wavelength_text"]
+__all__ = [
+    "Wavelengths", "draw_by_class", "draw_report", "draw_rotary", "draw_rotated", "draw_scaled", "draw_wavelengths",
+    "draw_xpos", "rotates", "wavelength_text",
+]  # fmt: skip
 
+LEAST = 1e-9
+"""What is drawn of no error at all, on a scale of powers of ten."""
+Lengths = list[float | None]
 NUM_CURVES = 5
 
 
-def draw_rotary(part: Figure | SubFigure, encoding: Rotary, length: int, theme: Theme) -> None:
+def draw_rotary(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme) -> None:
     """The angle of every pair, its cosine, the cosine of a few pairs as curves, and the mean over all pairs."""
     cos, sin = (each[0].numpy() for each in encoding.cos_sin(Positions.arange(length)))
     (top, middle, bottom), (side, middle_side, key) = _rows_with_sides(part, (3.0, 3.0, 2.6))
-    image = heat_map(top, np.arctan2(sin, cos).T, ANGLES, -math.pi, math.pi)
+    title = "The angle by which each pair of dimensions is rotated"
+    image = theme.heat_map(top, np.arctan2(sin, cos).T, ANGLES, -math.pi, math.pi, title=title, y="pair")
     bar = theme.color_bar(image, "angle (radians)", cax=_beside(side))
     bar.set_ticks([-math.pi, -math.pi / 2, 0, math.pi / 2, math.pi], labels=["−π", "−π/2", "0", "π/2", "π"])
     size = f"head_dim {encoding.head_dim}"
     if encoding.rotary_dim < encoding.head_dim:
         size = f"{encoding.rotary_dim} of {encoding.head_dim} dimensions"
     theme.entitle(part, f"Rotary positions (RoPE), {size}, base {encoding.base:g}")
-    theme.dress(top, title="The angle by which each pair of dimensions is rotated", x="", y="pair")
-    theme.color_bar(heat_map(middle, cos.T, SIGNED, -1.0, 1.0), "cosine", cax=_beside(middle_side))
-    theme.dress(middle, title="Its cosine", x="", y="pair")
+    theme.heat_map(middle, cos.T, SIGNED, -1.0, 1.0, "Its cosine", "", "pair", "cosine", cax=_beside(middle_side))
     _pairs(bottom, key, cos.T, encoding, theme, "position, or distance of query and key (tokens)", "cosine")
 
 
-def draw_xpos(part: Figure | SubFigure, encoding: XPos, length: int, theme: Theme) -> None:
+def draw_xpos(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme) -> None:
     """What is left of each pair's part of q . k at every distance: it oscillates, and it fades."""
     frequency = np.array([float(each) for each in encoding.angles.frequencies])[:, None]
     fading = encoding.fading.on(torch.device("cpu")).numpy()[:, None]
@@ -50,9 +58,8 @@ def draw_xpos(part: Figure | SubFigure, encoding: XPos, length: int, theme: Them
     (top, bottom), (side, key) = _rows_with_sides(part, (3.0, 2.6))
     sizes = f"head_dim {encoding.head_dim}, base {encoding.base:g}, scale base {encoding.scale_base:g}"
     theme.entitle(part, f"xPos, {sizes}")
-    image = heat_map(top, product, SIGNED, -1.0, 1.0)
-    theme.color_bar(image, "share of the pair's product", cax=_beside(side))
-    theme.dress(top, title="What is left of each pair's product", x="", y="pair")
+    words = "What is left of each pair's product", "", "pair", "share of the pair's product"
+    theme.heat_map(top, product, SIGNED, -1.0, 1.0, *words, cax=_beside(side))
     _pairs(bottom, key, product, encoding, theme, "distance of query and key (tokens)", "share")
 
 
@@ -64,8 +71,8 @@ def draw_rotated(part: Figure | SubFigure, encoding: PositionEncoding, length: i
         q, k = (x[0, 0].float() for x in encoding.rotate(ones, ones.clone(), _read(encoding, length)))
     left, right = part.subplots(1, 2)
     reach = float(q.abs().max())
-    theme.color_bar(heat_map(left, q.numpy().T, SIGNED, -reach, reach), "value")
-    theme.dress(left, title="A query of ones, rotated", x="position (tokens)", y="dimension")
+    words = "A query of ones, rotated", "position (tokens)", "dimension", "value"
+    theme.heat_map(left, q.numpy().T, SIGNED, -reach, reach, *words)
     theme.curve(right, (k.flip(0) @ q[-1] / width).numpy(), 0)
     theme.dress(right, title="Its product with a key of ones", x="distance (tokens)", y="q · k / head_dim", grid=True)
     theme.entitle(part, f"{type(encoding).__name__}, head_dim {width}")
@@ -73,10 +80,8 @@ def draw_rotated(part: Figure | SubFigure, encoding: PositionEncoding, length: i
 
 def _read(encoding: PositionEncoding, length: int) -> Positions:
     """The first positions, with what is read of tokens of different contents."""
-    generator = torch.Generator().manual_seed(0)
-    return encoding.read(
-        torch.randn(1, length, getattr(encoding, "d_model", 1), generator=generator), Positions.arange(length)
-    )
+    tokens = torch.randn(1, length, getattr(encoding, "d_model", 1), generator=torch.Generator().manual_seed(0))
+    return encoding.read(tokens, Positions.arange(length))
 
 
 def rotates(encoding: PositionEncoding) -> bool:
@@ -86,22 +91,21 @@ def rotates(encoding: PositionEncoding) -> bool:
     return rotated[0] is not q or rotated[1] is not k
 
 
-def draw_by_class(part: Figure | SubFigure, encoding: RotaryByClass, length: int, theme: Theme) -> None:
+def draw_by_class(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme) -> None:
     """The product of a query of ones with a key of ones, for every pair, and for the last query."""
     ones = torch.ones(1, 1, length, encoding.head_dim)
     with torch.no_grad():
-        product = (
-            products(encoding.pair_classes(Positions.arange(length)), ones, ones)[0, 0] / encoding.head_dim
-        ).numpy()
+        product = products(encoding.pair_classes(Positions.arange(length)), ones, ones)[0, 0].numpy()
+    product = product / encoding.head_dim
     left, right = part.subplots(1, 2)
-    theme.color_bar(heat_map(left, product, SIGNED, -1.0, 1.0), "q · k / head_dim")
-    theme.dress(left, title="The product of ones, of every pair", x="key", y="query")
+    words = "The product of ones, of every pair", "key", "query", "q · k / head_dim"
+    theme.heat_map(left, product, SIGNED, -1.0, 1.0, *words)
     theme.curve(right, product[-1, ::-1], 0)
     theme.dress(right, title="For the last query", x="distance (tokens)", y="q · k / head_dim", grid=True)
     theme.entitle(part, f"{type(encoding).__name__}, head_dim {encoding.head_dim}")
 
 
-def _pairs(axes: Axes, key: Axes, by_pair: np.ndarray, encoding: Rotary | XPos, theme: Theme, x: str, y: str) -> None:
+def _pairs(axes: Axes, key: Axes, by_pair: np.ndarray, encoding: Any, theme: Theme, x: str, y: str) -> None:
     """A few pairs as curves, and the mean of all: what is left of the product of two vectors of ones."""
     count = len(by_pair)
     for number, pair in enumerate(sorted({step * (count // 2) // (NUM_CURVES - 1) for step in range(NUM_CURVES)})):
@@ -110,8 +114,8 @@ def _pairs(axes: Axes, key: Axes, by_pair: np.ndarray, encoding: Rotary | XPos, 
     axes.plot(by_pair.mean(0), color=theme.ink, linewidth=2.6, label="all: mean")
     theme.dress(axes, title="A few pairs, and the mean of all", x=x, y=y, grid=True)
     handles, labels = axes.get_legend_handles_labels()
-    place = {"loc": "upper left", "borderaxespad": 0.0}
-    theme.legend(key, title="pair: wavelength in tokens", handles=handles, labels=labels, **place)
+    place = {"loc": "upper left", "borderaxespad": 0.0, "handles": handles, "labels": labels}
+    theme.legend(key, title="pair: wavelength in tokens", **place)
 
 
 def _rows_with_sides(part: Figure | SubFigure, heights: tuple[float, ...]) -> tuple[Sequence[Axes], Sequence[Axes]]:
@@ -132,3 +136,106 @@ def wavelength_text(frequency: float) -> str:
         return "endless"
     length = 2 * math.pi / frequency
     return f"{length:.3g}" if length < 1000 else f"{round(length, 2 - math.floor(math.log10(length))):,.0f}"
+
+
+class Wavelengths(NamedTuple):
+    """Wavelengths of all pairs, in positions; ``None`` for a pair that is not rotated. `marks` are lengths by name."""
+
+    title: str
+    before: Lengths
+    after: Lengths
+    marks: Mapping[str, int]
+
+
+def draw_wavelengths(rows: Sequence[Wavelengths], *names: str) -> Figure:
+    """For each row, the wavelengths before and after, called by these names, and the ratio of the two."""
+    figure = LIGHT.blank(10.5, 0.6 + 3.6 * len(rows))
+    for row, axes in zip(rows, figure.subplots(len(rows), 2, squeeze=False, width_ratios=(3, 2)), strict=True):
+        _draw_row(row, axes, names, LIGHT)
+    return figure
+
+
+def draw_scaled(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme, trained: int | None = None) -> None:
+    """A scaled rotary encoding beside the same without its scaling.
+
+    Where frequencies depend on the length of the sequence, they are those at factor x trained length.
+    """
+    scaling, name = encoding.scaling, type(encoding.scaling).__name__
+    factor = getattr(scaling, "factor", None)
+    trained = getattr(scaling, "original_max_seq_len", trained)
+    longest = encoding.seq_len or round((trained or 0) * (1.0 if factor is None else factor))
+    plain = encoding.alike(scaling=None, seq_len=None)
+    scaled = encoding if scaling.length_that_matters is None else encoding.for_length(max(longest, 1))
+    before, after = (
+        [2 * math.pi / float(each) if each else None for each in one.angles.frequencies] for one in (plain, scaled)
+    )
+    marks = {name: mark for name, mark in (("trained", trained), ("scaled to", longest)) if mark}
+    row = Wavelengths("Wavelength of each pair of dimensions", before, after, marks)
+    named = name if factor is None else f"{name}, factor {factor:g}"
+    theme.entitle(part, f"RoPE, head_dim {encoding.head_dim}, base {encoding.base:g}: {named}")
+    _draw_row(row, part.subplots(1, 2, width_ratios=(3, 2)), ("without the scaling", name), theme)
+
+
+def _draw_row(row: Wavelengths, axes: Sequence[Axes], names: Sequence[str], theme: Theme) -> None:
+    left, right = axes
+    for number, (name, waves) in enumerate(zip(names, (row.before, row.after), strict=True)):
+        if still := waves.count(None):
+            name = f"{name}; {still} pairs are not rotated"
+        theme.curve(left, [math.nan if wave is None else wave for wave in waves], number, label=name)
+    left.set_yscale("log")
+    theme.dress(left, title=row.title, x="pair of dimensions", y="wavelength (positions)", grid=True)
+    for length, name in {length: name for name, length in row.marks.items()}.items():
+        left.axhline(length, color=theme.muted, linewidth=1.0, linestyle=":")
+        place = {"xytext": (2, 3), "textcoords": "offset points", "color": theme.muted, "fontsize": 8.5}
+        left.annotate(f"{name} {length:,}", (0, length), **place)  # type: ignore[arg-type]
+    theme.legend(left, loc="lower right")
+    pairs = zip(row.before, row.after, strict=True)
+    theme.curve(right, [after / before if before and after else math.nan for before, after in pairs], 1)
+    right.set_ylim(bottom=0)
+    right.set_xlim(left.get_xlim())
+    theme.dress(right, title="Stretched by", x="pair of dimensions", y="factor", grid=True)
+
+
+def draw_report(report: Report, theme: Theme = LIGHT) -> Figure:
+    """Frequencies and errors of what rotates; the slopes of a linear bias."""
+    if isinstance(report, BiasReport) and report.slopes is not None:
+        figure = theme.blank(6.0, 3.8)
+        axes, (color, _, marker) = figure.subplots(), theme.stroke(0)
+        axes.plot(range(len(report.slopes)), report.slopes, color=color, marker=marker)
+        theme.dress(axes, title="Slope of each head", x="head", y="bias per token of distance", grid=True)
+    elif isinstance(report, RotationReport) and report.queries.blocks:
+        figure = theme.blank(10.5, 4.2)
+        left, right = figure.subplots(1, 2)
+        _draw_frequencies(left, report, theme)
+        _draw_errors(right, report, theme)
+    else:
+        got = f"got a report on {report.subject}, which neither turns pairs nor falls linearly with the distance"
+        raise InputError(got, "print(report)")
+    theme.entitle(figure, f"{report.subject}: {report.encoding or 'no encoding of locant'}")
+    return figure
+
+
+def _draw_frequencies(axes: Axes, report: RotationReport, theme: Theme) -> None:
+    for axis in range(report.axes):
+        rows = [(pair, abs(block.frequencies[axis])) for pair, block in enumerate(report.queries.blocks)]
+        turning = [(pair, each) for pair, each in rows if each]
+        if turning:
+            color, _, marker = theme.stroke(axis)
+            label = f"axis {axis}" if report.axes > 1 else "measured"
+            axes.plot(*zip(*turning, strict=True), color=color, marker=marker, linestyle="", markersize=4, label=label)
+    axes.set_yscale("log")
+    theme.dress(axes, title="Frequency of each pair", x="pair of dimensions", y="radians per position", grid=True)
+    theme.legend(axes, loc="upper right")
+
+
+def _draw_errors(axes: Axes, report: RotationReport, theme: Theme) -> None:
+    color, line, marker = theme.stroke(0)
+    values = [max(error, LEAST) for error in report.errors.values()]
+    axes.plot([*report.errors], values, color=color, linestyle=line, marker=marker, markersize=4, label="as it is")
+    for number, (dtype, (error, _)) in enumerate(report.casts.items(), 1):
+        color, line, _ = theme.stroke(number)
+        axes.axhline(max(error, LEAST), color=color, linestyle=line, label=f"cast to {dtype}, up to 4,097")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    theme.dress(axes, title="Largest error of an angle", x="position", y="radians", grid=True)
+    theme.legend(axes, loc="lower right")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sized
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -17,9 +18,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.figures import SIZES
-from locant.positions import PositionEncoding, Positions, RotaryByHead
+from locant.positions import PositionEncoding, Positions
 from locant.positions.base import reads_hidden_states
-from locant.positions.heads import Heads
 from locant.positions.rotary_by_class import products
 
 __all__ = ["Scores", "bias_map", "num_heads_of", "score_by_distance", "score_map", "with_random_tables"]
@@ -40,10 +40,10 @@ class Scores(NamedTuple):
 
 def num_heads_of(encoding: PositionEncoding) -> int:
     """How many heads its bias has, or how many it rotates differently."""
-    if isinstance(encoding, RotaryByHead):
-        return len(encoding.groups)
-    heads = getattr(encoding, "heads", None)
-    return len(heads) if isinstance(heads, Heads) else getattr(encoding, "num_heads", FREE_HEADS)
+    for heads in (getattr(encoding, name, None) for name in ("groups", "heads")):
+        if isinstance(heads, Sized):
+            return len(heads)
+    return getattr(encoding, "num_heads", FREE_HEADS)
 
 
 def with_random_tables(encoding: PositionEncoding) -> PositionEncoding:
@@ -118,8 +118,8 @@ def score_map(
     positions = Positions.of(torch.from_numpy(index)[None])
     q, k, bias = _through_doors(encoding, q, k, positions, positions, head)
     if encoding.pair_classes(positions) is not None:
-        found = _products(encoding, q, k, positions, positions)
-        return (found.mean(0) / math.sqrt(q.shape[-1]) + bias.mean(0)).numpy()
+        products = _products(encoding, q, k, positions, positions)
+        return (products.mean(0) / math.sqrt(q.shape[-1]) + bias.mean(0)).numpy()
     q, k = (each.transpose(0, 1).reshape(len(index), -1) for each in (q, k))  # the sum over draws within one product
     scores = 2 * draws
     return (q @ k.T / (scores * math.sqrt(q.shape[-1] // scores)) + bias.mean(0)).numpy()
@@ -128,8 +128,7 @@ def score_map(
 def _contents(encoding: PositionEncoding, draws: int, alike: float, seed: int) -> Float[Tensor, "2 scores 1 width"]:
     """Vectors of length sqrt(width) in random directions, this cosine apart, and their opposites.
 
-    A product of a content and a position is 0 in the mean over all directions. With opposites it is so in the mean over
-    those that are drawn, too: no position of the query is above another by chance.
+    With opposites, the mean product of a content and a position is 0: no position is above another by chance.
     """
     width = getattr(encoding, "head_dim", getattr(encoding, "d_model", SIZES["head_dim"]))
     q, other = torch.randn(2, draws, 1, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -154,7 +153,7 @@ def _through_doors(
     head = min(head, heads - 1)
     all_q, all_k = q.expand(-1, heads, -1, -1), k.expand(-1, heads, -1, -1)
     bias = encoding.bias(all_q, all_k, positions, k_positions)
-    if hasattr(encoding, "num_heads") or isinstance(encoding, RotaryByHead):  # it may rotate each differently
+    if hasattr(encoding, "num_heads") or hasattr(encoding, "groups"):  # it may rotate each differently
         q, k = (each[:, [head]] for each in encoding.rotate(all_q, all_k, positions, k_positions))
     else:
         q, k = encoding.rotate(q, k, positions, k_positions)

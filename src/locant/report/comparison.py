@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from locant.lab.summary import Row, Summary, summarise
 from locant.lab.training import split_off
 from locant.report import console
 from locant.report.console import BEST, MISSING, QUIET, counted, out, show, talk
-from locant.report.page import curves, report, table, write_page
+from locant.report.page import bullets, curves, report, scrolling, settings_table, table, write_page
 from locant.report.sentences import sentences
 from locant.text.corpus import Corpus
 
@@ -131,24 +131,27 @@ def write_report(results: Mapping[str, Any], folder: Path) -> Path:
 
 def page(results: Mapping[str, Any]) -> str:
     """The whole page, from `Results.to_dict()` or a `results.json`."""
-    summary = summarise(results)
-    said = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in sentences(summary))
+    summary, settings = summarise(results), results["settings"]
+    band = "The band goes from the lowest to the highest seed. " if summary.num_seeds > 1 else ""
+    pictures = curves(
+        summary,
+        f"Loss against the length of the window. {band}The dotted line is the training length; on it, the small hollow "
+        "marks are the training losses.",
+        f"Loss against the position within windows of {summary.lengths[-1]:,} tokens. {band}Right of the dotted line "
+        "are positions that did not occur in training.",
+    )
     sections = {
-        "What the numbers say": f"<ul>\n{said}\n</ul>",
+        "What the numbers say": bullets(sentences(summary)),
         "Loss by length": _losses(summary),
-        "The two curves": _pictures(summary),
+        "The two curves": pictures,
         "How it was made": _how(results),
     }
     title = f"Trained at {summary.train_length:,} tokens, read at {summary.lengths[-1]:,}"
-    return report(title, _facts(summary, results["settings"]), sections)
-
-
-def _facts(summary: Summary, settings: Mapping[str, Any]) -> str:
-    """What was done, in one line under the title."""
     text = settings["text"]
     read = f"trained on {text['train_tokens']:,} tokens, measured on the last {text['held_out_tokens']:,}"
     counts = [counted(len(summary.rows), "encoding"), f"{counted(summary.num_seeds, 'seed')} each"]
-    return " · ".join([*counts, counted(settings["num_steps"], "step"), text["source"], read])
+    facts = " · ".join([*counts, counted(settings["num_steps"], "step"), text["source"], read])
+    return report(title, facts, sections)
 
 
 def _losses(summary: Summary) -> str:
@@ -158,8 +161,8 @@ def _losses(summary: Summary) -> str:
     multiples = [f"{length:,}<small>{length / summary.train_length:g}×</small>" for length in lengths]
     rows = []
     for row in summary.ranked(lengths[-1]):
-        losses = [_loss(row, length, summary, marked=row in leaders[length]) for length in lengths]
-        rows.append([escape(row.encoding), f"{row.train_loss.mean:.3f}" if row.train_loss else MISSING, *losses])
+        cells = [_loss(row, length, summary, marked=row in leaders[length]) for length in lengths]
+        rows.append([escape(row.encoding), f"{row.train_loss.mean:.3f}" if row.train_loss else MISSING, *cells])
     rows.append(["windows", "", *(f"{summary.num_windows(length):,}" for length in lengths)])
     if summary.unigram_loss is not None:
         rows.append(["unigram", "", *[f"{summary.unigram_loss:.3f}"] * len(lengths)])
@@ -172,8 +175,8 @@ def _losses(summary: Summary) -> str:
         note += "Unigram is the loss of a count: how often each token is in the training text. "
     if any(leaders.values()):
         note += "Best, and bold, are the lowest of a column and what is not clearly different from it."
-    rows_of_losses = table(["encoding", "training", *multiples], rows, "losses")
-    return f'<div class="scroll">{rows_of_losses}</div>\n<p class="note">{escape(note)}</p>'
+    losses = scrolling(table(["encoding", "training", *multiples], rows, "losses"))
+    return f'{losses}\n<p class="note">{escape(note)}</p>'
 
 
 def _loss(row: Row, length: int, summary: Summary, *, marked: bool) -> str:
@@ -187,29 +190,26 @@ def _loss(row: Row, length: int, summary: Summary, *, marked: bool) -> str:
     return f"<td{kind}>{cell.mean:.3f}{spread}<small>{' · '.join(filter(None, below))}</small></td>"
 
 
-def _pictures(summary: Summary) -> str:
-    band = "The band goes from the lowest to the highest seed. " if summary.num_seeds > 1 else ""
-    return curves(
-        summary,
-        f"Loss against the length of the window. {band}The dotted line is the training length; on it, the small hollow "
-        "marks are the training losses.",
-        f"Loss against the position within windows of {summary.lengths[-1]:,} tokens. {band}Right of the dotted line "
-        "are positions that did not occur in training.",
-    )
-
-
 def _how(results: Mapping[str, Any]) -> str:
     """The command, every setting, every version, every single model."""
     text = {f"text: {name}": value for name, value in results["settings"]["text"].items()}
     settings = {name: value for name, value in results["settings"].items() if name != "text"}
     line = escape(command(results["settings"])).replace(" --", "</span> <span>--")  # lines may break there
-    made = ""
-    for facts in ({**settings, **text}, results["environment"]):
-        rows = ([escape(name.replace("_", " ")), escape(_plain(value))] for name, value in facts.items())
-        made += table((), rows, "settings")
+    tables = "".join(
+        settings_table({name.replace("_", " "): _plain(value) for name, value in facts.items()})
+        for facts in ({**settings, **text}, results["environment"])
+    )
+    records = results["records"]
+    lengths = sorted({int(length) for record in records for length in record["loss_by_length"]})
+    rows = []
+    for record in records:
+        losses = [record["train_loss"], *(record["loss_by_length"].get(str(length)) for length in lengths)]
+        cells = (MISSING if loss is None else f"{loss:.4f}" for loss in losses)
+        rows.append([escape(record["encoding"]), str(record["seed"]), *cells])
+    models = scrolling(table(["encoding", "seed", "training", *(f"{length:,}" for length in lengths)], rows))
     return (
-        f'<p>To make it again:</p>\n<pre><span>{line}</span></pre>\n<div class="pair">\n{made}\n</div>\n'
-        f"<details><summary>Every model</summary>\n{_models(results['records'])}\n</details>"
+        f'<p>To make it again:</p>\n<pre><span>{line}</span></pre>\n<div class="pair">\n{tables}\n</div>\n'
+        f"<details><summary>Every model</summary>\n{models}\n</details>"
     )
 
 
@@ -219,15 +219,3 @@ def _plain(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value))
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _models(records: Sequence[Mapping[str, Any]]) -> str:
-    """One row for each, with the losses as they were measured."""
-    lengths = sorted({int(length) for record in records for length in record["loss_by_length"]})
-    rows = []
-    for record in records:
-        losses = [record["train_loss"], *(record["loss_by_length"].get(str(length)) for length in lengths)]
-        shown = (MISSING if loss is None else f"{loss:.4f}" for loss in losses)
-        rows.append([escape(record["encoding"]), str(record["seed"]), *shown])
-    head = ["encoding", "seed", "training", *(f"{length:,}" for length in lengths)]
-    return f'<div class="scroll">{table(head, rows)}</div>'

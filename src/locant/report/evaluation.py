@@ -14,7 +14,7 @@ from locant.lab.evaluation import interval_of_mean
 from locant.lab.summary import ENOUGH_WINDOWS, summarise
 from locant.report.console import MISSING, named_rows, show
 from locant.report.console import table as printed
-from locant.report.page import curves, report, table, write_page
+from locant.report.page import bullets, curves, report, scrolling, settings_table, table, write_page
 
 __all__ = ["evaluation_sentences", "print_evaluation", "print_tuning", "tuning_sentences", "write_evaluation"]
 
@@ -28,26 +28,26 @@ VISIBLE = 0.001
 def evaluation_sentences(results: Mapping[str, Any]) -> list[str]:
     """What follows from the numbers, and what does not: the first encoding is what the others are held against."""
     first, *others = results["records"]
-    text, found = results["settings"]["text"], []
+    text, said = results["settings"]["text"], list[str]()
     few = [length for length, losses in first["loss_by_window"].items() if len(losses) < ENOUGH_WINDOWS]
     told = [length for length in first["loss_by_window"] if length not in few]
     if few:
         lengths = ", ".join(f"{int(length):,}" for length in few)
-        found.append(f"Fewer than {ENOUGH_WINDOWS} windows of {lengths} tokens: nothing follows at that length.")
+        said.append(f"Fewer than {ENOUGH_WINDOWS} windows of {lengths} tokens: nothing follows at that length.")
     if told:
-        found += [
+        said += [
             f"{other['encoding']} against {first['encoding']}: {_differences(first, other, told)}." for other in others
         ]
     for task, name in TASKS.items():
-        if asked := _asked(first, task):
-            counts = (f"{each['encoding']} {_recalled(each, task)}" for each in results["records"])
-            found.append(f"{name.capitalize()} recalled, of {asked}: {', '.join(counts)}.")
-    found.append(
+        if asked := _sum_of(first, task, "asked"):
+            counts = (f"{each['encoding']} {_sum_of(each, task, 'recalled')}" for each in results["records"])
+            said.append(f"{name.capitalize()} recalled, of {asked}: {', '.join(counts)}.")
+    said.append(
         f"One model and one text, {text['source']}: nothing follows for others. Loss says how well the next token is "
         "predicted, for which near tokens are mostly enough. Nothing was trained, and a short training may change the "
         "order."
     )
-    return found
+    return said
 
 
 def _differences(first: Mapping[str, Any], other: Mapping[str, Any], lengths: Sequence[str]) -> str:
@@ -89,57 +89,40 @@ def _loss(record: Mapping[str, Any], length: str) -> str:
     return MISSING if loss is None else f"{loss:.3f}{spread}"
 
 
-def _asked(record: Mapping[str, Any], task: str) -> int:
-    return sum(each["asked"] for each in record.get(task, ()))
-
-
-def _recalled(record: Mapping[str, Any], task: str) -> int:
-    return sum(each["recalled"] for each in record.get(task, ()))
+def _sum_of(record: Mapping[str, Any], task: str, count: str) -> int:
+    return sum(each[count] for each in record.get(task, ()))
 
 
 def _share(record: Mapping[str, Any], task: str) -> str:
-    asked = _asked(record, task)
-    return f"{_recalled(record, task)}/{asked}" if asked else MISSING
+    asked = _sum_of(record, task, "asked")
+    return f"{_sum_of(record, task, 'recalled')}/{asked}" if asked else MISSING
 
 
 def write_evaluation(results: Mapping[str, Any], folder: Path) -> Path:
     """Write the pictures and the page beside `results.json`; returns where the page is."""
     settings, records, summary = results["settings"], results["records"], summarise(results)
     text, lengths = settings["text"], [*records[0]["loss_by_length"]]
-    said = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in evaluation_sentences(results))
+    losses, keys = [], []
+    for record in records:
+        name = escape(record["encoding"])
+        losses.append([name, *(_loss(record, length) for length in lengths), *(_share(record, task) for task in TASKS)])
+        for task, what in TASKS.items():
+            for one in record.get(task, ()):
+                share = f"{one['recalled']}/{one['asked']}"
+                keys.append([name, what, f"{one['length']:,}", f"{one['depth']:.0%}", share])
     head = ["encoding", *(f"{int(length):,}" for length in lengths), *TASKS.values()]
-    rows = [
-        [
-            escape(each["encoding"]),
-            *(_loss(each, length) for length in lengths),
-            *(_share(each, task) for task in TASKS),
-        ]
-        for each in records
-    ]
-    keys = [
-        [
-            escape(each["encoding"]),
-            name,
-            f"{one['length']:,}",
-            f"{one['depth']:.0%}",
-            f"{one['recalled']}/{one['asked']}",
-        ]
-        for each in records
-        for task, name in TASKS.items()
-        for one in each.get(task, ())
-    ]
     recall = table(["encoding", "what", "length", "depth", "recalled"], keys) if keys else "<p>None were asked for.</p>"
-    made = table((), [[escape(name), escape(str(value))] for name, value in results["environment"].items()], "settings")
+    versions = settings_table({name: str(value) for name, value in results["environment"].items()})
     sections = {
-        "What follows, and what does not": f"<ul>\n{said}\n</ul>",
-        "Loss by length": f'<div class="scroll">{table(head, rows, "losses")}</div>\n<p class="note">{NOTE}</p>',
+        "What follows, and what does not": bullets(evaluation_sentences(results)),
+        "Loss by length": f'{scrolling(table(head, losses, "losses"))}\n<p class="note">{NOTE}</p>',
         "The two curves": curves(
             summary,
             "Loss against the length of the window. The dotted line is the length that the model states.",
             f"Loss against the position within windows of {summary.lengths[-1]:,} tokens.",
         ),
         "Recall": recall,
-        "How it was made": f"<pre><span>{escape(_command(settings))}</span></pre>\n{made}",
+        "How it was made": f"<pre><span>{escape(_command(settings))}</span></pre>\n{versions}",
     }
     title = f"{text['model']}, with {len(records)} position encodings"
     facts = f"{text['source']} · {text['windows']} windows of {settings['lengths'][-1]:,} tokens · nothing was trained"

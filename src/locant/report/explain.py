@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,6 @@ import torch
 from locant.checkpoints.explanation import Explanation, Layers
 from locant.checkpoints.extension import Extension
 from locant.checkpoints.rotary_settings import RotarySettings
-from locant.embedding.table import TableSize
 from locant.figures.canvas import spread
 from locant.report.console import add_rows, named_rows, print_json, show, size, table
 
@@ -22,16 +21,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = [
-    "explanation_facts",
-    "layers_rows",
-    "print_explanation",
-    "print_extension",
-    "spans",
-    "summary_rows",
+    "explanation_facts", "layers_rows", "print_explanation", "print_extension", "spans", "summary_rows",
     "swapped_layers",
-]
+]  # fmt: skip
 
-Rows = Iterator[tuple[str, Sequence[str]]]
+Rows = Iterable[tuple[str, Sequence[str]]]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DOOR_WORDS = {
@@ -67,7 +61,11 @@ def print_explanation(
 def explanation_facts(explanation: Explanation) -> dict[str, Any]:
     """Everything as plain values, for JSON."""
     values = dataclasses.asdict(explanation)
-    values["tables"] = [_table_facts(size) for size in explanation.tables]
+    values["tables"] = [
+        {"name": table.name, "shape": list(table.shape), "parameters": table.num_parameters,
+         "bytes": {name: table.num_bytes(dtype) for name, dtype in DTYPES.items()}}
+        for table in explanation.tables
+    ]  # fmt: skip
     for layers, plain in zip(explanation.layers, values["layers"], strict=True):
         if layers.rotary is not None:
             groups = ("kept", "between", "stretched", "still", "never_round")
@@ -196,61 +194,40 @@ def _tables(explanation: Explanation) -> Table:
     return rows
 
 
-def _table_facts(size: TableSize) -> dict[str, Any]:
-    weights = {name: size.num_bytes(dtype) for name, dtype in DTYPES.items()}
-    return {"name": size.name, "shape": list(size.shape), "parameters": size.num_parameters, "bytes": weights}
-
-
 def print_extension(
     extension: Extension, source: str, written: Path, figure: Path | None = None, *, as_json: bool = False
 ) -> None:
     """What changes in the configuration of `source`, and which files were written."""
     drawn = None if figure is None else str(figure)
     if as_json:
-        print_json({"config": source, **_extension_facts(extension), "written": str(written), "figure": drawn})
+        facts = {
+            "method": extension.method,
+            "trained": extension.trained,
+            "to": extension.to,
+            "changed": {key: {"before": old, "after": new} for key, (old, new) in extension.changed.items()},
+            "layer_type": extension.layer_type,
+            "before": dataclasses.asdict(extension.before),
+            "after": dataclasses.asdict(extension.after),
+            "notes": extension.notes,
+            "stretches": extension.stretches,
+        }
+        print_json({"config": source, **facts, "written": str(written), "figure": drawn})
         return
-    show(
-        _extension_summary(extension, source),
-        _extended_pairs(extension),
-        "\n".join(filter(None, (str(written), drawn))),
-    )
-
-
-def _extension_facts(extension: Extension) -> dict[str, Any]:
-    """What changes, as plain values for JSON."""
-    return {
-        "method": extension.method,
-        "trained": extension.trained,
-        "to": extension.to,
-        "changed": {key: {"before": old, "after": new} for key, (old, new) in extension.changed.items()},
-        "layer_type": extension.layer_type,
-        "before": dataclasses.asdict(extension.before),
-        "after": dataclasses.asdict(extension.after),
-        "notes": extension.notes,
-        "stretches": extension.stretches,
+    changes, stretches = extension.changed.items(), extension.stretches
+    same = [pair for pair, stretch in enumerate(stretches) if stretch is not None and abs(stretch - 1) <= SAME]
+    rows = {
+        "model": [source],
+        "context": [f"{extension.trained:,} to {extension.to:,} positions, {extension.method}"],
+        "changes": [f"{key}: {_short(old)} -> {_short(new)}" for key, (old, new) in changes],
+        "attention factor": [f"{extension.after.attention_factor:.10g}"],
+        "pairs unchanged": [f"{len(same)} ({spans(same)}) of {len(stretches)}"],
+        "note": extension.notes,
     }
-
-
-def _extension_summary(extension: Extension, source: str) -> Table:
-    rows = named_rows()
-    rows.add_row("model", source)
-    rows.add_row("context", f"{extension.trained:,} to {extension.to:,} positions, {extension.method}")
-    changes = extension.changed.items()
-    add_rows(rows, "changes", (f"{key}: {_short(old)} -> {_short(new)}" for key, (old, new) in changes))
-    rows.add_row("attention factor", f"{extension.after.attention_factor:.10g}")
-    stretches = extension.stretches
-    kept = [i for i, stretch in enumerate(stretches) if stretch is not None and abs(stretch - 1) <= SAME]
-    rows.add_row("pairs unchanged", f"{len(kept)} ({spans(kept)}) of {len(stretches)}")
-    add_rows(rows, "note", extension.notes)
-    return rows
-
-
-def _extended_pairs(extension: Extension) -> Table:
-    rows = table("pair", "wavelength", "after", "stretched by")
-    for number in spread(len(extension.stretches), NUM_PAIRS):
+    pairs = table("pair", "wavelength", "after", "stretched by")
+    for number in spread(len(stretches), NUM_PAIRS):
         old, new = (_tokens(each[number]) for each in extension.wavelengths)
-        rows.add_row(str(number), old, new, _stretched(extension.stretches[number]))
-    return rows
+        pairs.add_row(str(number), old, new, _stretched(stretches[number]))
+    show(_table_of(rows.items()), pairs, "\n".join(filter(None, (str(written), drawn))))
 
 
 def _short(value: Any) -> str:

@@ -1,26 +1,35 @@
-"""What a screen is, and which there are: each file here registers one by its ``SCREEN``."""
+"""What a screen is, which there are, and what each answers: JSON, in which arrays are the bytes of their numbers.
+
+Each file here registers its screens by its ``SCREENS``.
+"""
 
 from __future__ import annotations
 
+import base64
 import importlib
+import json
+import math
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from locant.arguments import one_of
-from locant.explore.session import Session
-from locant.explore.state import State
+from locant.errors import InputError, LocantError
+from locant.explore.session import Session, State
 
-__all__ = ["Screen", "find_screen", "screens"]
+__all__ = [
+    "Screen", "answer", "answer_alone", "answer_link", "as_json", "called", "find_screen", "sampled", "screens",
+    "sentence",
+]  # fmt: skip
 
-Numbers = Callable[[State, Session], Mapping[str, Any]]
 
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Screen:
-    """A screen of the explorer. Its page is ``page/screens/NAME.js``, and its name that of its file.
+    """A screen of the explorer, whose page is ``page/screens/NAME.js``.
 
     Args:
         title: in the list of screens.
@@ -32,17 +41,110 @@ class Screen:
     title: str
     place: int
     about: str
-    numbers: Numbers
+    numbers: Callable[[State, Session], Mapping[str, Any]]
 
 
 @cache
 def screens() -> dict[str, Screen]:
     """Every screen by its name, in the order of the list."""
-    names = [file.name for file in pkgutil.iter_modules(__path__)]
-    found = {name: importlib.import_module(f"{__name__}.{name}").SCREEN for name in names}
-    return dict(sorted(found.items(), key=lambda item: item[1].place))
+    modules = [importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
+    named = [item for module in modules for item in module.SCREENS.items()]
+    return dict(sorted(named, key=lambda item: item[1].place))
 
 
 def find_screen(name: str) -> Screen:
     """The screen of this name."""
     return screens()[one_of("screen", name, screens())]
+
+
+def called(function: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[Any, str]:
+    """What a function returns, and the call as it is typed.
+
+    >>> called(math.gcd, 12, 18)
+    (6, 'math.gcd(12, 18)')
+    """
+    name = function.__qualname__
+    name = name if "." in name else f"{function.__module__.rpartition('.')[2]}.{name}"
+    words = [*map(repr, arguments), *(f"{option}={value!r}" for option, value in options.items())]
+    return function(*arguments, **options), f"{name}({', '.join(words)})"
+
+
+def sampled(count: int, most: int) -> np.ndarray:
+    """Whole numbers from 0 to `count` - 1, all of them or so many."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
+
+
+def answer(name: str, given: Mapping[str, str], session: Session) -> dict[str, Any]:
+    """What a screen shows for these settings: the settings as they were read, their controls, and the numbers."""
+    state = State(given)
+    try:
+        numbers = find_screen(name).numbers(state, session)
+    except RecursionError:
+        raise InputError("got values nested too deeply", "a configuration as transformers writes it") from None
+    return {"screen": name, "state": state.settled, "controls": state.controls, "numbers": numbers}
+
+
+class Reading(dict[str, str]):
+    """Settings that remember which of them was read last."""
+
+    last = ""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As of any dictionary."""
+        if name in self:
+            self.last = name
+        return super().get(name, default)
+
+
+def answer_link(name: str, given: Mapping[str, str], session: Session) -> dict[str, Any]:
+    """The same, for an address that was written elsewhere: settings that cannot be shown are left out, and said.
+
+    ``refused`` holds what was wrong with them, ``left_out`` their names: of an error, the setting read last.
+    """
+    taken, refused = Reading(given), list[str]()
+    while True:
+        try:
+            shown = answer(name, taken, session)
+        except LocantError as error:
+            if taken.last not in taken:
+                raise
+            refused.append(sentence(error))
+            del taken[taken.last]
+        else:
+            left_out = [setting for setting in given if setting not in taken]
+            return {**shown, "refused": [*dict.fromkeys(refused)], "left_out": left_out}
+
+
+def sentence(error: LocantError) -> str:
+    """What a page says of an error."""
+    return f"{error.cause}. Try: {error.remedy}" if error.remedy else error.cause
+
+
+def answer_alone(name: str, given: Mapping[str, str], session: Session) -> dict[str, Any]:
+    """The same, for a screen that is shown without the others: it has to show every file and every configuration."""
+    alone = answer(name, given, session)
+    offered = {choice for control in alone["controls"].values() for choice in control.get("choices", ())}
+    unseen = [name for name in dict.fromkeys([*session.names, *session.configs]) if name not in offered]
+    if unseen:
+        remedy = "the screen text for texts and models, model for configurations, results for reports"
+        raise InputError(f"the screen {name} shows nothing of {', '.join(unseen)}", remedy)
+    return alone
+
+
+def as_json(value: Any) -> str:
+    """JSON as a browser reads it: numbers that are not finite become ``null``, outside of arrays."""
+    return json.dumps(_plain(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        number = np.ascontiguousarray(value, dtype=np.int32 if value.dtype.kind in "iub" else np.float32)
+        data = base64.b64encode(number.astype(number.dtype.newbyteorder("<")).tobytes()).decode()
+        return {"array": number.dtype.name, "shape": list(number.shape), "data": data}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

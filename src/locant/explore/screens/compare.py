@@ -11,18 +11,17 @@ from typing import Any
 import numpy as np
 
 from locant.errors import LocantError
-from locant.explore.screens import Screen
-from locant.explore.session import Session
-from locant.explore.state import State
+from locant.explore.screens import Screen, sampled
+from locant.explore.session import Session, State
 from locant.figures import SIZES, TRAINED
 from locant.figures.plot import encoding_to_draw
 from locant.figures.scores import score_by_distance, score_map, with_random_tables
-from locant.positions import ALiBi, Convolutional, Cope, DistanceBias, PositionEncoding, Rotary
+from locant.positions import PositionEncoding
 from locant.positions.encodings.alibi import alibi_slopes
 from locant.positions.registry import encodings, find
 from locant.positions.scaling import SCALINGS
 
-__all__ = ["SCREEN"]
+__all__ = ["SCREENS"]
 
 SLOTS = ("1", "2", "3", "4")
 FIRST = {"1": "rotary", "2": "alibi", "3": "sinusoidal"}
@@ -55,7 +54,7 @@ class Choice:
     @property
     def draws(self) -> int:
         """How many pairs of contents it is drawn for."""
-        by_content = "bias" in self.kind.doors() and not issubclass(self.kind, DistanceBias)
+        by_content = "bias" in self.kind.doors() and not hasattr(self.kind, "of_distance")
         by_head = "rotate" in self.kind.doors() and "num_heads" in inspect.signature(self.kind).parameters
         return COSTLY_DRAWS if by_content or by_head else DRAWS
 
@@ -73,22 +72,23 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     alike = state.real("alike", 0.75, 0, 1)
     at = state.whole("at", 0, 0, MAX_LENGTH)
     chosen = [choice for slot in SLOTS if (choice := _chosen(state, slot, head)) is not None]
-    distances, positions = _spread(length, POINTS), _spread(length, SIDE)
-    shown = [_shown_or_why_not(choice, length, distances, positions, alike, head) for choice in chosen]
+    shown: list[dict[str, Any]] = [
+        {"slot": int(choice.slot), "name": choice.name, "label": choice.label, "doors": list(choice.kind.doors()),
+         **_drawn(choice, length, alike, head)}
+        for choice in chosen
+    ]  # fmt: skip
     curves = [each["mean"] for each in shown if "mean" in each]
     high = max((float(curve.max()) for curve in curves), default=1.0)
     low = max(min((float(curve.min()) for curve in curves), default=0.0), high - VISIBLE)
     return {
         "length": length,
-        "distances": distances,
-        "positions": positions,
+        "distances": sampled(length, POINTS),
+        "positions": sampled(length, SIDE),
         "at": min(at, length - 1),
         "low": low,
         "high": high,
         "encodings": shown,
-        "python": _code(
-            [choice for choice, each in zip(chosen, shown, strict=True) if "mean" in each], length, alike, head
-        ),
+        "python": _code([one for one, each in zip(chosen, shown, strict=True) if "mean" in each], length, alike, head),
     }
 
 
@@ -113,51 +113,39 @@ def _chosen(state: State, slot: str, head: int) -> Choice | None:
             trained = own.whole("trained", TRAINED, 1, MAX_LENGTH, log=True)
             options |= {"scaling": f"{scaling}:{factor:g}", "trained": trained}
             words.append(f"{scaling} ×{factor:g}")
-    if name == ALiBi.info.name:
-        slope = own.real("slope", alibi_slopes(SIZES["num_heads"])[head], 0, 1)
-        if slope != alibi_slopes(SIZES["num_heads"])[head]:
+    if name == "alibi":
+        usual = alibi_slopes(SIZES["num_heads"])[head]
+        slope = own.real("slope", usual, 0, 1)
+        if slope != usual:
             options["slopes"] = (slope,) * SIZES["num_heads"]
         words.append(f"slope {slope:.4g}")
     return Choice(slot, name, tuple(options.items()), ", ".join([name, *words]))
 
 
 @lru_cache(maxsize=32)
-def _built(name: str, options: tuple[tuple[str, Any], ...], length: int | None) -> PositionEncoding:
+def _built(name: str, options: tuple[tuple[str, Any], ...], length: int | None) -> Any:
     return with_random_tables(encoding_to_draw(name, length=length, **dict(options)))
 
 
-def _shown_or_why_not(
-    choice: Choice, length: int, distances: np.ndarray, positions: np.ndarray, alike: float, head: int
-) -> Mapping[str, Any]:
-    """What one encoding refuses, the others may draw."""
-    facts = {"slot": int(choice.slot), "name": choice.name, "label": choice.label, "doors": list(choice.kind.doors())}
-    try:
-        return {**facts, **_shown(choice, length, distances, positions, alike, head)}
-    except LocantError as error:
-        return {**facts, "note": error.cause}
-
-
-def _shown(
-    choice: Choice, length: int, distances: np.ndarray, positions: np.ndarray, alike: float, head: int
-) -> Mapping[str, Any]:
+def _drawn(choice: Choice, length: int, alike: float, head: int) -> Mapping[str, Any]:
+    """The curve and the map of one encoding, or why it has none: what it refuses, the others may draw."""
     has_rows = bool({"max_seq_len", "width"} & {*inspect.signature(choice.kind).parameters})
-    encoding = _built(choice.name, choice.options, length if has_rows else None)
-    if isinstance(encoding, Rotary) and encoding.scaling.length_that_matters is not None:
-        encoding = encoding.for_length(length)
-    if isinstance(encoding, Cope) and length > SIDE:
-        return {"note": f"counts every token between query and key: drawn up to {SIDE} tokens"}
-    if isinstance(encoding, Convolutional):
-        return {"note": "made from all tokens around, so it has no score for two of them"}
-    curve = score_by_distance(encoding, distances, alike=alike, head=head, draws=choice.draws)
-    matrix = score_map(encoding, positions, alike=alike, head=head, draws=choice.draws)
+    contents: dict[str, Any] = {"alike": alike, "head": head, "draws": choice.draws}
+    try:
+        encoding = _built(choice.name, choice.options, length if has_rows else None)
+        if getattr(getattr(encoding, "scaling", None), "length_that_matters", None) is not None:
+            encoding = encoding.for_length(length)
+        if encoding.needs_all_keys and length > SIDE:
+            return {"note": f"counts every token between query and key: drawn up to {SIDE} tokens"}
+        if hasattr(encoding, "kernel_size"):
+            return {"note": "made from all tokens around, so it has no score for two of them"}
+        curve = score_by_distance(encoding, sampled(length, POINTS), **contents)
+        matrix = score_map(encoding, sampled(length, SIDE), **contents)
+    except LocantError as error:
+        return {"note": error.cause}
     if not getattr(encoding, "bidirectional", False):
         matrix[np.triu_indices(len(matrix), 1)] = np.nan
     return {**curve._asdict(), "map": matrix}
-
-
-def _spread(length: int, most: int) -> np.ndarray:
-    """Whole numbers from 0 to `length` - 1, all of them or so many."""
-    return np.unique(np.linspace(0, length - 1, min(length, most)).round().astype(np.int64))
 
 
 def _code(chosen: list[Choice], length: int, alike: float, head: int) -> str:
@@ -177,9 +165,5 @@ def _code(chosen: list[Choice], length: int, alike: float, head: int) -> str:
     )
 
 
-SCREEN = Screen(
-    title="Compare",
-    place=1,
-    about="What distance does to an attention score, encoding by encoding: the same contents, moved apart.",
-    numbers=numbers,
-)
+ABOUT = "What distance does to an attention score, encoding by encoding: the same contents, moved apart."
+SCREENS = {"compare": Screen("Compare", 1, ABOUT, numbers)}

@@ -4,42 +4,34 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from locant.explore.screens import Screen
-from locant.explore.session import Session
-from locant.explore.state import State
+from locant.explore.session import Session, State
 from locant.positions import ALiBi, Positions, Rotary, T5Bias
 from locant.positions.scaling import DynamicNTK
 
-__all__ = ["BUGS", "SCREEN", "Bug"]
+__all__ = ["BUGS", "SCREENS"]
 
 
-@dataclass(frozen=True)
-class Bug:
-    """One mistake.
-
-    Args:
-        title: what goes wrong.
-        entry: its number in ``tests/known_bugs``.
-        source: the thread where it was found.
-        story: how it comes about, and what it does.
-        axes: what the values are counted by, and what they are; of a map, what its rows and columns are.
-        draw: from a position, the places on the first axis, what is right and what is wrong.
-        first: the position to begin with; 0: it plays no part.
-    """
+class Bug(NamedTuple):
+    """One mistake."""
 
     title: str
     entry: str
+    """Its number in ``tests/known_bugs``."""
     source: str
+    """The thread where it was found."""
     story: str
     axes: tuple[str, str]
+    """What the values are counted by, and what they are; of a map, what its rows and columns are."""
     draw: Callable[[int], tuple[np.ndarray, np.ndarray, np.ndarray]]
+    """From a position, the places on the first axis, what is right and what is wrong."""
     first: int = 0
+    """The position to begin with; 0: it plays no part."""
 
 
 def rounded_angles(position: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -188,32 +180,19 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     """What is right and what the mistake makes of it, on one axis."""
     bug = BUGS[state.one_of("bug", next(iter(BUGS)), list(BUGS))]
     position = state.whole("position", bug.first, 0, 2**20, log=True) if bug.first else 0
-    places, right, wrong = bug.draw(position)
-    return {
-        "title": bug.title,
-        "entry": bug.entry,
-        "source": bug.source,
-        "story": bug.story,
-        "axes": bug.axes,
-        "titles": {name: each.title for name, each in BUGS.items()},
-        "places": np.asarray(places, np.float64),
-        "right": np.asarray(right, np.float64),
-        "wrong": np.asarray(wrong, np.float64),
-        "python": _code(bug, position),
-    }
-
-
-def _code(bug: Bug, position: int) -> str:
-    return (
+    values = (np.asarray(each, np.float64) for each in bug.draw(position))
+    python = (
         "import numpy as np\nimport torch\n\n"
         "from locant import ALiBi, Positions, Rotary, T5Bias\nfrom locant.scaling import DynamicNTK\n\n\n"
         f"{inspect.getsource(bug.draw)}\n\nplaces, right, wrong = {bug.draw.__name__}({position})\n"
     )
+    return {
+        **{name: getattr(bug, name) for name in ("title", "entry", "source", "story", "axes")},
+        "titles": {name: each.title for name, each in BUGS.items()},
+        **dict(zip(("places", "right", "wrong"), values, strict=True)),
+        "python": python,
+    }
 
 
-SCREEN = Screen(
-    title="Known bugs",
-    place=9,
-    about="Mistakes that real code made, as they look: none of them fails, all of them change what a model learns.",
-    numbers=numbers,
-)
+ABOUT = "Mistakes that real code made, as they look: none of them fails, all of them change what a model learns."
+SCREENS = {"known_bugs": Screen("Known bugs", 9, ABOUT, numbers)}

@@ -1,50 +1,77 @@
-"""Model: what a configuration means for positions, layer by layer, and what changes for a longer context."""
+"""Model, and Swap: what a configuration means for positions, layer by layer, and other positions in its layers.
+
+For a swap the model is built from its configuration without weights, and really swapped: each sentence is that of the
+handle.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
+import locant.scaling
 from locant.checkpoints.explanation import Explanation, explain, layer_strip
 from locant.checkpoints.extension import METHODS, Extension, extend
-from locant.errors import LocantError
+from locant.errors import InputError, LocantError
 from locant.explore.screens import Screen
-from locant.explore.session import Session
-from locant.explore.state import SCALING_TITLES, State
+from locant.explore.session import SCALING_TITLES, Session, State
+from locant.lab.language_model import CAUSAL, auto_class, stated_length, trained_length, without_weights
+from locant.lab.ways import NUMBERED, USUAL_FACTOR, Way
 from locant.models.registry import presets
-from locant.report.explain import layers_rows, summary_rows, swapped_layers
+from locant.positions.base import PositionEncoding
+from locant.report.explain import layers_rows, spans, summary_rows, swapped_layers
+from locant.swapping import swap
+from locant.swapping.added_point import bias_points, layer_types
+from locant.swapping.plan import Weightless, described
+from locant.swapping.rotary_point import rotary_points
 
-__all__ = ["SCREEN"]
+__all__ = ["SCREENS"]
 
+NO_KIND = {"name": None, "doors": [], "base": None, "warnings": [],
+           "facts": [["swapped", ["in the place of the encoding that the model had"]]]}  # fmt: skip
+"""Of layers whose own encoding was swapped for another one."""
 STRETCH = 4
 LONGEST = 2**30
+ALL, EVERY = "all", "every"
+OWN = "its own"
+USUAL = 4.0
+UNSTATED = 4096
+BY_LAYER = "a plan by layer is for locant.swap alone"
+OTHER_MODELS = "evaluate and tune are for causal language models"
 
 
-def numbers(state: State, session: Session) -> Mapping[str, Any]:
+def model_screen(state: State, session: Session) -> Mapping[str, Any]:
     """What `locant explain` tells of a model, its layers in order, and what `locant extend` would change."""
-    name, told, config = session.chosen_model(state)
+    name, title, config = session.chosen_model(state)
     text = json.dumps(config)
     explanation = _explained(text)
-    rotary = next((layers.rotary for layers in explanation.layers if layers.rotary is not None), None)
+    rotary = [layers for layers in explanation.layers if layers.rotary is not None]
     trained = explanation.trained or explanation.longest or 4096
     to = state.whole("to", STRETCH * trained, 1, LONGEST, log=True)
     method = state.one_of("method", "yarn", list(METHODS), SCALING_TITLES)
-    pairs = 0 if rotary is None else len(rotary.pairs)
+    pairs = len(rotary[0].rotary.pairs) if rotary else 0  # type: ignore[union-attr]
     extension, refused = _extended(text, to, method) if rotary else (None, "no layer has rotary positions to stretch")
+    source = "config.json" if name in session.configs or name not in presets() else name
     return {
-        "model": told,
+        "model": title,
         "model_type": explanation.model_type,
         "pair": state.whole("pair", pairs // 2, 0, max(pairs - 1, 0), follows=True),
-        "facts": _rows(summary_rows(explanation, told)),
-        "kinds": [*map(_kind, explanation.layers), *map(_swapped_kind, swapped_layers(explanation))],
+        "facts": _rows(summary_rows(explanation, title)),
+        "kinds": [
+            *map(_kind, explanation.layers),
+            *({**NO_KIND, "kind": encoding} for encoding in swapped_layers(explanation)),
+        ],
         "layers": _layers(config, explanation),
-        "wavelengths": [_wavelengths(layers) for layers in explanation.layers if layers.rotary is not None],
+        "wavelengths": [_wavelengths(layers) for layers in rotary],
         "extension": None if extension is None else _extension(extension, session),
         "refused": refused,
-        "python": _code("config.json" if name in session.configs or name not in presets() else name, to, method),
+        "python": _code_of_extension(source, to, method),
     }
 
 
@@ -78,11 +105,6 @@ def _kind(layers: Any) -> Mapping[str, Any]:
     }
 
 
-def _swapped_kind(encoding: str) -> Mapping[str, Any]:
-    facts = [["swapped", ["in the place of the encoding that the model had"]]]
-    return {"name": None, "kind": encoding, "doors": [], "base": None, "facts": facts, "warnings": []}
-
-
 def _layers(config: Mapping[str, Any], explanation: Explanation) -> list[Mapping[str, Any]]:
     """Of every layer, the number of its kind, those of `Explanation.layers` first, and its window."""
     numbers = {layers.name: number for number, layers in enumerate(explanation.layers)}
@@ -96,46 +118,37 @@ def _layers(config: Mapping[str, Any], explanation: Explanation) -> list[Mapping
 
 def _wavelengths(layers: Any) -> Mapping[str, Any]:
     rotary = layers.rotary
-    return {
-        "name": layers.name,
-        "plain": [pair.wavelength / (pair.stretch or 1) if pair.wavelength else None for pair in rotary.pairs],
-        "now": [pair.wavelength for pair in rotary.pairs],
-        "trained": rotary.trained,
-        "longest": rotary.length,
-        "scaling": rotary.scaling,
-    }
+    now = [pair.wavelength for pair in rotary.pairs]
+    plain = [pair.wavelength / (pair.stretch or 1) if pair.wavelength else None for pair in rotary.pairs]
+    lengths = {"trained": rotary.trained, "longest": rotary.length}
+    return {"name": layers.name, "plain": plain, "now": now, **lengths, "scaling": rotary.scaling}
 
 
 def _extension(extension: Extension, session: Session) -> Mapping[str, Any]:
     before, after = extension.wavelengths
     config = _without_folders(extension.config) if session.is_shared else extension.config
     return {
-        "method": extension.method,
-        "trained": extension.trained,
-        "to": extension.to,
+        **{name: getattr(extension, name) for name in ("method", "trained", "to", "stretches", "notes")},
         "layers": extension.layer_type,
         "before": before,
         "after": after,
-        "stretches": extension.stretches,
-        "notes": list(extension.notes),
         "changed": [[key, json.dumps(old), json.dumps(new)] for key, (old, new) in extension.changed.items()],
         "config": json.dumps(config, indent=2, ensure_ascii=False) + "\n",
     }
 
 
 def _without_folders(value: Any) -> Any:
-    """A configuration without the paths of a machine: `transformers` writes down where it found a model."""
+    """A configuration without paths, of this system or another: `transformers` writes down where it found a model."""
+
+    def is_path(value: Any) -> bool:
+        return isinstance(value, str) and any(kind(value).is_absolute() for kind in (PurePosixPath, PureWindowsPath))
+
     if isinstance(value, Mapping):
-        return {key: _without_folders(each) for key, each in value.items() if not _is_absolute(each)}
+        return {key: _without_folders(each) for key, each in value.items() if not is_path(each)}
     return value
 
 
-def _is_absolute(value: Any) -> bool:
-    """Of this system or another one."""
-    return isinstance(value, str) and any(kind(value).is_absolute() for kind in (PurePosixPath, PureWindowsPath))
-
-
-def _code(source: str, to: int, method: str) -> str:
+def _code_of_extension(source: str, to: int, method: str) -> str:
     return (
         "from locant.checkpoints.config_source import read_source\n"
         "from locant.checkpoints.explanation import explain\n"
@@ -147,9 +160,145 @@ def _code(source: str, to: int, method: str) -> str:
     )
 
 
-SCREEN = Screen(
-    title="Model",
-    place=3,
-    about="What a config.json means for positions, in words and numbers, and what a longer context would change in it.",
-    numbers=numbers,
-)
+def swap_screen(state: State, session: Session) -> Mapping[str, Any]:
+    """The sentence of each layer, the frequencies before and after, and the code; or why it is refused."""
+    name, title, config = session.chosen_model(state)
+    way = _way(state)
+    folder = session.written(name) if name in session.models else "MODEL"
+    answer: dict[str, Any] = {"model": title, "way": _word(way), "pair": 0, "layers": [], "groups": [], "pairs": None,
+                              "refused": None, "ways": [], "python": ""}  # fmt: skip
+    try:
+        model = without_weights(config)
+        trained, longest = _lengths(model.config)
+        types = layer_types(bias_points(model), model.config.get_text_config())
+        every, of_type = _plan(state, way, types)
+        with nullcontext() if way.is_of_rotary else Weightless():
+            encoding = way.encoding(model, trained, longest, of_type)
+        given: dict[str, Any] = {"encoding": encoding}
+        if of_type is not None:
+            given = {"layers": lambda _, kind: encoding if kind == of_type else None}
+        elif every is not None:
+            given = {"layers": {"every": every, "encoding": encoding}}
+        with swap(model, **given) as handle:
+            sentences = [each.partition(": ")[2] for each in handle.sentences]
+    except LocantError as error:
+        return {**answer, "refused": [error.cause, error.remedy]}
+    auto = auto_class(model.config)
+    refused = BY_LAYER if every is not of_type else None if auto == CAUSAL else OTHER_MODELS
+    model_name, made = shlex.quote(folder), _made(encoding, way, (trained, longest, of_type))
+    alone = f"{way.name} is for a model as it is: nothing that it gets used to" if way.is_for_reading_alone else None
+    to = max(way.stretched(trained), 2 * trained)
+    return {
+        **answer,
+        "layers": [
+            {"type": kind, "changed": encoding is None or not said.startswith(OWN), "sentence": said}
+            for kind, said in zip(types, sentences, strict=True)
+        ],
+        "groups": [[spans([at for at, each in enumerate(sentences) if each == said]), said]
+                   for said in dict.fromkeys(sentences)],
+        **_pairs(state, model, encoding, of_type, trained, to),
+        "ways": [
+            [f"locant evaluate {model_name} my.txt --lengths {trained},{to} --with own,{_word(way)}", refused],
+            [f"locant tune {model_name} my.txt --with {_word(way)} --minutes 30", refused or alone],
+        ],
+        "python": _code_of_swap(auto, folder, made, every, of_type),
+    }  # fmt: skip
+
+
+def _way(state: State) -> Way:
+    name = state.one_of("with", "yarn", [each for each in Way.names() if each != "own"], SCALING_TITLES)
+    if name not in NUMBERED:
+        return Way(name)
+    usual = USUAL_FACTOR.get(name, USUAL)
+    whole = name == "self-extend"
+    factor = state.whole("factor", int(usual), 2, 64) if whole else state.real("factor", usual, 1, 64, log=True)
+    return Way(name, float(factor))
+
+
+def _word(way: Way) -> str:
+    return way.name if way.factor is None else f"{way.name}:{way.factor:g}"
+
+
+def _plan(state: State, way: Way, types: Sequence[str | None]) -> tuple[int | None, str | None]:
+    """Every which layer gets it, or those of which type; with neither, all do."""
+    if way.name == "exact":
+        return None, None
+    kinds = [kind for kind in dict.fromkeys(types) if kind is not None]
+    plan = state.one_of("layers", ALL, [ALL, EVERY, *(kinds if len(kinds) > 1 else [])])
+    every = state.whole("every", min(4, len(types)), 1, len(types), follows=True) if plan == EVERY else None
+    return every, plan if plan in kinds else None
+
+
+def _lengths(config: Any) -> tuple[int, int]:
+    """Trained and stated; a configuration without any is refused by `evaluate` and `tune`, and not by `swap`."""
+    try:
+        return trained_length(config), stated_length(config)
+    except InputError:
+        return UNSTATED, UNSTATED
+
+
+def _pairs(state: State, model: Any, encoding: Any, of_type: str | None, trained: int, to: int) -> dict[str, Any]:
+    """The inverse frequencies and attention factors of the model's own rotary encoding and of another one."""
+    own = {kind: rotary for point in rotary_points(model, angles="exact") for kind, rotary in point.own.items()}
+    if not own or not hasattr(encoding, "pairs"):
+        return {}
+    before, after = (
+        rotary if rotary.scaling.length_that_matters is None else rotary.for_length(length)
+        for rotary, length in ((own.get(of_type) or next(iter(own.values())), trained), (encoding, to))
+    )
+    return {
+        "pair": state.whole("pair", len(before.pairs) // 2, 0, len(before.pairs) - 1, follows=True),
+        "pairs": {
+            "before": before.inv_freq.tolist(),
+            "after": after.inv_freq.tolist(),
+            "factors": [each.scaling.effective_attention_factor for each in (before, after)],
+            "to": None if after.seq_len is None else to,
+        },
+    }
+
+
+def _made(encoding: PositionEncoding | None, way: Way, sizes: tuple[int, int, str | None]) -> str:
+    """The Python that makes the encoding."""
+    if encoding is None:
+        return ""
+    if (said := described(encoding)) is None:
+        lengths = ", ".join(repr(each) for each in sizes if each is not None)
+        return f"locant.lab.ways.Way.of({_word(way)!r}).encoding(model, {lengths})"
+    options = [f", {name}={_option(value)}" for name, value in said["options"].items()]
+    return f"locant.encoding({said['name']!r}{''.join(options)})"
+
+
+def _option(value: Any) -> str:
+    if not isinstance(value, dict):
+        return repr(value)
+    (_, kind), *given = value.items()
+    usual = {field.name: field.default for field in fields(getattr(locant.scaling, kind))}
+    return f"locant.scaling.{kind}({', '.join(f'{name}={each!r}' for name, each in given if usual[name] != each)})"
+
+
+def _code_of_swap(auto: str | None, folder: str, made: str, every: int | None, of_type: str | None) -> str:
+    call = "locant.swap(model, encoding)" if made else "locant.swap(model)"
+    if every is not None:
+        call = f'locant.swap(model, layers={{"every": {every}, "encoding": encoding}})'
+    if of_type is not None:
+        call = f"locant.swap(model, layers=lambda layer, kind: encoding if kind == {of_type!r} else None)"
+    ways = "import locant.lab.ways\n" if ".lab.ways." in made else ""
+    return (
+        f"from transformers import {auto}\n\nimport locant\n{ways}\n"
+        f"model = {auto}.from_pretrained({folder!r})\n"
+        + (f"encoding = {made}\n" if made else "")
+        + f"swapped = {call}\nprint(swapped)  # a sentence for each layer\n"
+        "swapped.undo()\n"
+    )
+
+
+SCREENS = {
+    "model": Screen(
+        "Model", 3, "What a config.json means for positions, in words and numbers, and what a longer context would "
+        "change in it.", model_screen,
+    ),
+    "swap": Screen(
+        "Swap", 4, "Other positions in a model's layers: what locant.swap would put where, what it refuses, and what "
+        "to type.", swap_screen,
+    ),
+}  # fmt: skip

@@ -11,9 +11,8 @@ import numpy as np
 
 from locant.errors import InputError
 from locant.explore.comparison import Comparison
-from locant.explore.screens import Screen
-from locant.explore.session import Session
-from locant.explore.state import State
+from locant.explore.screens import Screen, sampled
+from locant.explore.session import Session, State
 from locant.files import FaultError, strict_json
 from locant.lab.results import RECORD, RESULTS
 from locant.lab.settings import Settings
@@ -21,7 +20,7 @@ from locant.lab.summary import Cell, Row, Summary, summarise
 from locant.report.evaluation import evaluation_sentences, tuning_sentences
 from locant.report.sentences import sentences
 
-__all__ = ["SCREEN", "start"]
+__all__ = ["SCREENS", "start"]
 
 NOTHING = "none yet"
 SAMPLE = "sample text"
@@ -133,13 +132,13 @@ def _shown(results: dict[str, Any] | None, name: str) -> dict[str, Any]:
             return _tuned(results, name)
         summary = summarise(results)
         evaluated = "ways" in results["settings"]
-        intervals = _bootstrapped(results, summary) if evaluated else _over_windows(summary)
+        written = {record["encoding"]: record["interval_by_length"] for record in results["records"] if evaluated}
         return {
             "said": evaluation_sentences(results) if evaluated else sentences(summary),
             "note": EVALUATED if evaluated else COMPARED,
             "lengths": np.array(summary.lengths),
             "trained": summary.train_length,
-            "rows": [_row(row, summary, *intervals[row.encoding]) for row in summary.rows],
+            "rows": [_row(row, summary, written.get(row.encoding)) for row in summary.rows],
             "pass_keys": [_recalled(record) for record in results["records"] if record.get("pass_keys")],
         }
     except (ValueError, LookupError, TypeError, AttributeError):
@@ -168,34 +167,20 @@ def _tuned(record: dict[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def _bootstrapped(results: dict[str, Any], summary: Summary) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """The 95 % intervals that an evaluation wrote down, by encoding: their lower and their upper ends."""
-    found = {}
-    for record in results["records"]:
-        ends = [record["interval_by_length"].get(str(length)) or (np.nan, np.nan) for length in summary.lengths]
-        low, high = np.array(ends, dtype=np.float64).T
-        found[record["encoding"]] = (low, high)
-    return found
+def _row(row: Row, summary: Summary, written: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The curves of an encoding, and their 95 % intervals: those that an evaluation has `written` down, by length.
 
-
-def _over_windows(summary: Summary) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """The 95 % intervals of a comparison, where there are windows enough."""
-    found = {}
-    for row in summary.rows:
-        means = _cells([row.by_length.get(length) for length in summary.lengths])
+    Of a comparison, those over windows, where there are enough.
+    """
+    means = _cells([row.by_length.get(length) for length in summary.lengths])
+    if written is None:
         margins = np.array([row.margin(length) or np.nan for length in summary.lengths])
-        found[row.encoding] = (means - margins, means + margins)
-    return found
-
-
-def _row(row: Row, summary: Summary, low: np.ndarray, high: np.ndarray) -> dict[str, Any]:
-    return {
-        "name": row.encoding,
-        "by_length": _cells([row.by_length.get(length) for length in summary.lengths]),
-        "low": low,
-        "high": high,
-        "by_position": _smooth(_cells(row.by_position)),
-    }
+        low, high = means - margins, means + margins
+    else:
+        ends = [written.get(str(length)) or (np.nan, np.nan) for length in summary.lengths]
+        low, high = np.array(ends, dtype=np.float64).T
+    by_position = _smooth(_cells(row.by_position))
+    return {"name": row.encoding, "by_length": means, "low": low, "high": high, "by_position": by_position}
 
 
 def _recalled(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,7 +207,7 @@ def _smooth(values: np.ndarray) -> np.ndarray:
 
 
 def _thinned(losses: list[float]) -> dict[str, np.ndarray]:
-    steps = np.unique(np.linspace(0, len(losses) - 1, min(len(losses), POINTS)).round().astype(np.int64))
+    steps = sampled(len(losses), POINTS)
     return {"steps": steps + 1, "losses": np.array(losses)[steps]}
 
 
@@ -245,9 +230,5 @@ def _code_of_tuning(folder: str) -> str:
     )
 
 
-SCREEN = Screen(
-    title="Results",
-    place=8,
-    about="Which encoding works at lengths that a model was not trained at? Measured on small models, or yours.",
-    numbers=numbers,
-)
+ABOUT = "Which encoding works at lengths that a model was not trained at? Measured on small models, or yours."
+SCREENS = {"results": Screen("Results", 8, ABOUT, numbers)}

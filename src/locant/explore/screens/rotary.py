@@ -1,4 +1,4 @@
-"""Rotary: a clock for every pair of dimensions, what scalings do to each, what a cache and rounding cost."""
+"""Rotary, and Images and video: a clock for every pair of dimensions, in text, under scalings, and on several axes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import torch
 
 from locant.arguments import MAX_INT32
 from locant.checkpoints.rotary_settings import bands_of, pair_settings, rounding_errors
-from locant.explore.screens import Screen
-from locant.explore.session import Session
-from locant.explore.state import SCALING_TITLES, State
-from locant.positions import Positions, Rotary
-from locant.positions.scaling import EXTENDING, SCALINGS, Scaling, scaling_by_name
+from locant.explore.screens import Screen, sampled
+from locant.explore.session import SCALING_TITLES, Session, State
+from locant.positions import Pairs, Positions, Rotary
+from locant.positions.scaling import EXTENDING, SCALINGS, scaling_by_name
 
-__all__ = ["SCREEN"]
+__all__ = ["SCREENS"]
 
 NONE = "none"
 MAX_LENGTH = 2**22
@@ -28,8 +27,16 @@ NEAR = 8
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
+AXES = ("frame", "row", "column")
+FRAME, ROW, COLUMN = range(3)
+SCHEMES = ("contiguous", "stride", "turns", "axial", "heads")
+"""One ladder of frequencies, in sections (Qwen2-VL), every third pair (Qwen3-VL) or rows and columns in turns and then
+frames (ERNIE 4.5 VL); or a ladder for each axis, as in vision encoders; or an axis for each group of heads (MHRoPE)."""
+MOST = 32
+"""Frames, rows, columns, and tokens of text on either side."""
 
-def numbers(state: State, session: Session) -> Mapping[str, Any]:
+
+def clocks(state: State, session: Session) -> Mapping[str, Any]:
     """For one rotary encoding: its pairs at a position, beside those of every scaling, and what is lost."""
     dim = state.whole("head_dim", 64, 4, 256, even=True)
     base = state.real("base", 10_000.0, 2, 1e9, log=True)
@@ -38,12 +45,16 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     factor = state.real("factor", 8.0, 1, 128, log=True)
     position = state.whole("position", 1000, 0, MAX_INT32, log=True)
     pair = state.whole("pair", min(dim // 2 - 1, 12), 0, dim // 2 - 1, follows=True)
-    length = min(round(trained * factor), MAX_INT32)
-    plain, rotary = _rotary(dim, base, NONE, factor, trained), _rotary(dim, base, method, factor, trained)
+    length, sizes = round(trained * factor), (dim, base, factor, trained)
+    rotary = _rotary(method, length, *sizes)
     if rotary.seq_len is not None and position >= length:
         length = position + 1  # the sequence is at least as long as that, and the frequencies follow
         rotary = rotary.for_length(length)
-    cos, sin = rotary.cos_sin(Positions.of(torch.tensor([[position]])), torch.float64)
+    attention_factor = rotary.scaling.effective_attention_factor
+    cos, sin = (
+        each[0, 0].numpy() / attention_factor
+        for each in rotary.cos_sin(Positions.of(torch.tensor([[position]])), torch.float64)
+    )
     pairs = pair_settings(rotary)
     bands = {number: name for name, members in bands_of(pairs).items() for number in members}
     return {
@@ -52,94 +63,157 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
         "trained": trained,
         "length": length,
         "scaling": method,
-        "cos": cos[0, 0].numpy() / rotary.scaling.effective_attention_factor,
-        "sin": sin[0, 0].numpy() / rotary.scaling.effective_attention_factor,
+        "cos": cos,
+        "sin": sin,
         "wavelengths": [each.wavelength for each in pairs],
-        "plain": [each.wavelength for each in pair_settings(plain)],
+        "plain": [each.wavelength for each in pair_settings(_rotary(NONE, length, *sizes))],
         "rotations": [position / each.wavelength if each.wavelength else 0.0 for each in pairs],
         "bands": [bands[number] for number in range(dim // 2)],
-        "attention_factor": rotary.scaling.effective_attention_factor,
-        "methods": _side_by_side(dim, base, factor, trained),
-        "cache": _cached_keys(dim, base, factor, trained, length),
+        "attention_factor": attention_factor,
+        **_side_by_side(*sizes),
         "precision": _precision(rotary, position),
-        "python": _code(rotary, position, trained),
+        "python": _code_of_clocks(rotary, position, trained),
     }
 
 
-@lru_cache(maxsize=64)
-def _rotary(dim: int, base: float, method: str, factor: float, trained: int) -> Rotary:
-    """For the length that it is scaled to, where the frequencies depend on it."""
-    rotary = Rotary(dim, base, scaling=_scaling(dim, base, method, factor, trained))
-    return rotary if rotary.scaling.length_that_matters is None else rotary.for_length(round(trained * factor))
+@lru_cache(maxsize=80)
+def _rotary(method: str, length: int, dim: int, base: float, factor: float, trained: int) -> Rotary:
+    """At this length, where the frequencies depend on it."""
+    scaling = None if method == NONE else scaling_by_name(f"{method}:{factor!r}", trained, dim, base)
+    rotary = Rotary(dim, base, scaling=scaling)
+    return rotary if rotary.scaling.length_that_matters is None else rotary.for_length(length)
 
 
-def _scaling(dim: int, base: float, method: str, factor: float, trained: int) -> Scaling | None:
-    return None if method == NONE else scaling_by_name(f"{method}:{factor!r}", trained, dim, base)
+def _side_by_side(*sizes: Any) -> Mapping[str, Any]:
+    """By how much each method stretches the wavelength of each pair, and how well its cached keys fit.
 
-
-def _side_by_side(dim: int, base: float, factor: float, trained: int) -> Mapping[str, Any]:
-    """By how much each method stretches the wavelength of each pair."""
-    rows = [pair_settings(_rotary(dim, base, method, factor, trained)) for method in EXTENDING]
-    stretch = np.array([[each.stretch or np.nan for each in row] for row in rows])
-    return {"names": list(EXTENDING), "stretch": stretch, "most": max(float(np.nanmax(stretch)), 1.001)}
-
-
-def _cached_keys(dim: int, base: float, factor: float, trained: int, length: int) -> Mapping[str, Any]:
-    """How well a key that was cached at the trained length fits a query at the new one, by the key's position.
-
-    1 where its angles are those of the new length; the mean over pairs of the cosine of the difference elsewhere.
+    A key that was cached at the trained length, by its position: 1 where its angles are those of the new length; the
+    mean over pairs of the cosine of the difference elsewhere.
     """
-    positions = np.unique(np.linspace(0, trained - 1, min(trained, NUM_POINTS)).round().astype(np.int64))
-    at = Positions.of(torch.from_numpy(positions)[None])
-    curves: dict[str, Any] = {}
+    *_, factor, trained = sizes
+    positions, curves = sampled(trained, NUM_POINTS), dict[str, Any]()
+    at, stretch = Positions.of(torch.from_numpy(positions)[None]), []
     for method in EXTENDING:
-        now = _rotary(dim, base, method, factor, trained)
-        if now.scaling.length_that_matters is None:
-            continue
-        (cos_then, sin_then), (cos_now, sin_now) = (
-            each.cos_sin(at, torch.float64) for each in (_then(dim, base, method, factor, trained), now)
-        )
-        size = now.scaling.effective_attention_factor**2
-        curves[method] = ((cos_then * cos_now + sin_then * sin_now)[0].mean(-1) / size).numpy()
-    return {"positions": positions, "curves": curves, "kept": [name for name in EXTENDING if name not in curves]}
-
-
-@lru_cache(maxsize=16)
-def _then(dim: int, base: float, method: str, factor: float, trained: int) -> Rotary:
-    return _rotary(dim, base, method, factor, trained).for_length(trained)
+        now = _rotary(method, round(trained * factor), *sizes)
+        stretch.append([each.stretch or np.nan for each in pair_settings(now)])
+        if now.scaling.length_that_matters is not None:
+            then = _rotary(method, trained, *sizes)
+            (cos_then, sin_then), (cos_now, sin_now) = (each.cos_sin(at, torch.float64) for each in (then, now))
+            size = now.scaling.effective_attention_factor**2
+            curves[method] = ((cos_then * cos_now + sin_then * sin_now)[0].mean(-1) / size).numpy()
+    most = max(float(np.nanmax(stretch)), 1.001)
+    still = [name for name in EXTENDING if name not in curves]
+    return {
+        "methods": {"names": list(EXTENDING), "stretch": np.array(stretch), "most": most},
+        "cache": {"positions": positions, "curves": curves, "kept": still},
+    }
 
 
 def _precision(rotary: Rotary, position: int) -> Mapping[str, Any]:
     """The errors of cosines by dtype: the largest near positions up to 2^31, and of each pair at this position."""
     places = np.unique(np.geomspace(1, MAX_INT32, NUM_PLACES).round().astype(np.int64))
     near = np.clip(places[:, None] - np.arange(NEAR), 0, None)
-    here = torch.tensor([position])
-    found: dict[str, Any] = {"positions": places.astype(np.float64), "curves": {}, "pairs": {}}
+    curves, pairs = {}, {}
     for name, dtype in DTYPES.items():
         largest = rounding_errors(rotary, torch.from_numpy(near.ravel()), dtype).amax(-1)
-        found["curves"][name] = largest.reshape(near.shape).amax(-1).numpy()
-        found["pairs"][name] = rounding_errors(rotary, here, dtype)[0].numpy()
-    return found
+        curves[name] = largest.reshape(near.shape).amax(-1).numpy()
+        pairs[name] = rounding_errors(rotary, torch.tensor([position]), dtype)[0].numpy()
+    return {"positions": places.astype(np.float64), "curves": curves, "pairs": pairs}
 
 
-def _code(rotary: Rotary, position: int, trained: int) -> str:
-    made = f"Rotary({rotary.head_dim}, base={rotary.base!r}"
-    if rotary.scaling.length_that_matters is not None or type(rotary.scaling).__name__ != "Unscaled":
-        made += f", scaling=scaling.{rotary.scaling!r}"
-    made += ")" if rotary.seq_len is None else f").for_length({rotary.seq_len})"
+def _code_of_clocks(rotary: Rotary, position: int, trained: int) -> str:
+    scaling = "" if type(rotary.scaling).__name__ == "Unscaled" else f", scaling=scaling.{rotary.scaling!r}"
+    for_length = "" if rotary.seq_len is None else f".for_length({rotary.seq_len})"
     return (
         "import torch\n\nfrom locant import Positions, Rotary, plot, scaling\n\n"
-        f"rotary = {made}\n"
+        f"rotary = Rotary({rotary.head_dim}, base={rotary.base!r}{scaling}){for_length}\n"
         f"cos, sin = rotary.cos_sin(Positions.of(torch.tensor([[{position}]])))\n"
         "wavelengths = [float(2 * torch.pi / float(each)) for each in rotary.angles.frequencies]\n"
         f'plot(rotary).savefig("rotary.png")  # its wavelengths; trained with {trained} positions\n'
     )
 
 
-SCREEN = Screen(
-    title="Rotary",
-    place=2,
-    about="Every pair of dimensions is a clock that turns with the position: fast ones tell near tokens apart, slow "
-    "ones far ones.",
-    numbers=numbers,
-)
+def images(state: State, session: Session) -> Mapping[str, Any]:
+    """The index of every token on every axis, the axis of every pair, and how alike two places are after rotation."""
+    frames, rows, columns = (
+        state.whole(name, n, 1, MOST) for name, n in (("frames", 2), ("rows", 12), ("columns", 16))
+    )
+    before, after = state.whole("before", 5, 0, MOST), state.whole("after", 4, 0, MOST)
+    step = state.whole("step", 1, 1, 25)
+    goes_on = state.one_of("goes_on", "largest", ["largest", "sides"])
+    pairs = state.whole("pairs", 64, 3, 128)
+    scheme = state.one_of("scheme", "axial", SCHEMES)
+    base = state.real("base", 10_000.0, 2, 1e9, log=True)
+    axes, options = _axes(state, pairs, scheme)
+    rotary = Rotary(2 * pairs, base, **options)
+    parts = [before, (frames, rows, columns, step), after]
+    positions, behind = (Positions.multimodal([*parts[:2], text], goes_on=goes_on) for text in (after, 1))
+    at = state.whole("at", before + rows * columns // 2 + columns // 2, 0, positions.seq_len - 1, follows=True)
+    cos, sin = (each[0] for each in rotary.cos_sin(positions, torch.float64))
+    return {
+        "axes": list(AXES),
+        "index": positions.index[0].numpy(),
+        "grid": [frames, rows, columns],
+        "image": [before, before + frames * rows * columns],
+        "next": int(behind.index[0, -1, 0]),
+        "at": at,
+        "alike": (cos * cos[at] + sin * sin[at]).mean(-1).numpy(),
+        "axis_of_pair": np.array(axes),
+        "wavelengths": [pair.wavelength for pair in pair_settings(rotary)],
+        "python": _code_of_images(rotary, scheme, axes, f"{parts}, goes_on={goes_on!r}"),
+    }
+
+
+def _axes(state: State, pairs: int, scheme: str) -> tuple[list[int], dict[str, Any]]:
+    """Which axis each pair turns with, from the fastest to the slowest, and how a `Rotary` is told.
+
+    Of heads in three groups, one is shown: all its pairs turn with one axis. Else so many pairs turn with each.
+    """
+    if scheme == "heads":
+        axes = [AXES.index(state.one_of("group", AXES[ROW], AXES))] * pairs
+    else:
+        first = state.whole("frame_pairs", min(16, pairs - 2), 1, pairs - 2, follows=True)
+        second = state.whole("row_pairs", min(24, pairs - first - 1), 1, pairs - first - 1, follows=True)
+        sections = first, second, pairs - first - second
+        axes = np.repeat(np.arange(3), sections).tolist()
+        if scheme in ("contiguous", "axial"):
+            return axes, {"sections": sections, "axial": scheme == "axial"}
+        if scheme == "stride":  # as far as the sections of rows and columns reach; frames have the rest
+            axes = [pair % 3 if pair < 3 * sections[pair % 3] else FRAME for pair in range(pairs)]
+        else:
+            _, rows, columns = sections
+            both = min(rows, columns)
+            axes = [ROW, COLUMN] * both + [ROW] * (rows - both) + [COLUMN] * (columns - both) + [FRAME] * first
+    return axes, {"pairs": Pairs(dims=[(pair, pair + pairs) for pair in range(pairs)], axes=axes, num_axes=len(AXES))}
+
+
+def _code_of_images(rotary: Rotary, scheme: str, axes: list[int], parts: str) -> str:
+    made = f"sections={rotary.sections}{', axial=True' if rotary.axial else ''}"
+    table, imported, beside = "", "", ""
+    if not rotary.is_short:
+        imported = "from locant.positions import Pairs\n"
+        table = f"axes = {axes}\ndims = [(pair, pair + {len(axes)}) for pair in range({len(axes)})]\n"
+        made = "pairs=Pairs(dims=dims, axes=axes, num_axes=3)"
+    if scheme == "heads":
+        imported = "from locant.positions import Pairs, RotaryByHead\n"
+        one = "Pairs(dims=dims, axes=[axis] * len(axes), num_axes=3)"
+        group = f"Rotary({rotary.head_dim}, base={rotary.base!r}, pairs={one})"
+        beside = f"by_head = RotaryByHead([{group} for axis in range(3)])\n"
+    return (
+        f"from locant import Positions, Rotary\n{imported}\n"
+        f"positions = Positions.multimodal({parts})\n"
+        f"{table}rotary = Rotary({rotary.head_dim}, base={rotary.base!r}, {made})\n{beside}"
+        "cos, sin = rotary.cos_sin(positions)\n"
+    )
+
+
+SCREENS = {
+    "rotary": Screen(
+        "Rotary", 2, "Every pair of dimensions is a clock that turns with the position: fast ones tell near tokens "
+        "apart, slow ones far ones.", clocks,
+    ),
+    "images": Screen(
+        "Images and video", 6, "A token of an image has a frame, a row and a column: each turns pairs of its own, and "
+        "text goes on behind.", images,
+    ),
+}  # fmt: skip

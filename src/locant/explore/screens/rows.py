@@ -15,16 +15,15 @@ from locant.attention.choice import choose_backend
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask
 from locant.errors import LocantError, RangeError
-from locant.explore.screens import Screen
-from locant.explore.session import Session
-from locant.explore.state import State
+from locant.explore.screens import Screen, called
+from locant.explore.session import Session, State
 from locant.figures import SIZES
 from locant.figures.plot import encoding_to_draw
 from locant.positions import PositionEncoding, Positions, generalizing
 from locant.positions.fields import Read
 from locant.positions.registry import encodings
 
-__all__ = ["SCREEN"]
+__all__ = ["SCREENS"]
 
 MOST = 192
 """Tokens of a row, and of a cache: each is drawn."""
@@ -34,7 +33,7 @@ BOTH, CAUSAL = "both directions", "causal"
 
 COUNTED = "counted"
 INDICES = {
-    COUNTED: "counted", "randomized": "random, in order", "coupled": "coupled by significance",
+    COUNTED: COUNTED, "randomized": "random, in order", "coupled": "coupled by significance",
     "abacus": "within numbers (abacus)",
 }  # fmt: skip
 SUM = "653+49=207"
@@ -47,6 +46,12 @@ class Row(NamedTuple):
     queries: Positions
     keys: Positions | None
     python: str
+
+    @classmethod
+    def of(cls, function: Callable[..., Positions], *arguments: Any, **options: Any) -> Row:
+        """What this function makes, without a cache."""
+        positions, python = called(function, *arguments, **options)
+        return cls(positions, None, f"positions = {python}\n")
 
 
 class Asked(NamedTuple):
@@ -77,7 +82,9 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     allowed = row.queries.mask(row.keys, causal=causal, window=window)[0, 0].numpy()
     distance = (row.queries.order[0][:, None] - keys.order[0]).numpy().astype(np.float64)
     distance[~allowed] = np.nan
-    ranks = _ranks(row.queries, asked.world, asked.zigzag)
+    ranks = np.zeros(row.queries.seq_len, np.int64)
+    for rank in range(asked.world):
+        ranks[row.queries.shard_slots(rank, asked.world, asked.zigzag).numpy()] = rank
     options = ["k_positions"] * (row.keys is not None) + ["causal=False"] * (not causal)
     options += [] if window is None else [f"window={window}"]
     used = "from locant.positions import generalizing\n" if "generalizing." in row.python else ""
@@ -109,7 +116,7 @@ def _of_documents(state: State, indices: str) -> Asked:
     world = state.whole("ranks", 1, 1, 8)
     zigzag = world > 1 and state.one_of("split", "zigzag", ["zigzag", "contiguous"]) == "zigzag"
     parts = world * (1 + zigzag) if world > 1 else 1
-    lengths, padding = [_multiple(each, parts) for each in lengths], _multiple(padding, parts)
+    *lengths, padding = (-(-each // parts) * parts for each in (*lengths, padding))  # the next multiple of parts
     below = 0 if counted else state.whole("below", 2048, max(lengths), MAX_INT32, log=True, follows=True)
     seed = 0 if counted else state.whole("seed", 0, 0, 99)
 
@@ -117,10 +124,8 @@ def _of_documents(state: State, indices: str) -> Asked:
         longer = [each * times for each in lengths]
         if counted:
             return _row(longer, padding * times, side, cached * times)
-        length = sum(longer) + padding * times
-        python = f"positions = generalizing.randomized([{longer}], {below}, seed={seed}, length={length})\n"
-        largest = max(below, *longer)  # a row for the backend, which may be too long for this limit
-        return Row(generalizing.randomized([longer], largest, seed=seed, length=length), None, python)
+        largest = max(below, *longer)  # a row for the backend may be too long for this limit
+        return Row.of(generalizing.randomized, [longer], largest, seed=seed, length=sum(longer) + padding * times)
 
     return Asked(row, cached, world, zigzag, parts)
 
@@ -132,16 +137,14 @@ def _of_a_sum(state: State, indices: str) -> Asked:
     if indices == "coupled" and not re.fullmatch(r"[0-9]+([^0-9][0-9]+)+", text):
         raise RangeError(f"got {shown(text)} for sum, expected numbers with one sign between two", f"sum={SUM}")
     if indices == "coupled":
-        python = f"positions = generalizing.coupled({numbers})\n"
-        sum_row = Row(generalizing.coupled(numbers), None, python)
-        return Asked(lambda _: sum_row, characters=text)
-    if not numbers:
+        row = Row.of(generalizing.coupled, numbers)
+    elif numbers:
+        positions = generalizing.abacus([*map(ord, text)], [*map(ord, "0123456789")])
+        python = f"ids, digits = [*map(ord, {text!r})], [*map(ord, '0123456789')]\n"
+        row = Row(positions, None, f"{python}positions = generalizing.abacus(ids, digits)\n")
+    else:
         raise RangeError(f"got {shown(text)} for sum, expected a text with numbers", f"sum={SUM}")
-    ids, digits = [*map(ord, text)], [*map(ord, "0123456789")]
-    python = f"ids, digits = [*map(ord, {text!r})], [*map(ord, '0123456789')]\n"
-    python += "positions = generalizing.abacus(ids, digits)\n"
-    digit_row = Row(generalizing.abacus(ids, digits), None, python)
-    return Asked(lambda _: digit_row, characters=text)
+    return Asked(lambda _: row, characters=text)
 
 
 def _lengths(text: str) -> list[int]:
@@ -155,24 +158,17 @@ def _lengths(text: str) -> list[int]:
     return lengths
 
 
-def _multiple(count: int, of: int) -> int:
-    """The next one that is not smaller."""
-    return -(-count // of) * of
-
-
 def _row(lengths: list[int], padding: int, side: str, cached: int) -> Row:
     """By the shortest way to say it; cached tokens stand before the first document, and are of it."""
     total = sum(lengths)
     if cached and len(lengths) == 1 and not padding:
-        keys = Positions.arange(cached + total)
-        python = f"positions = Positions.after({cached}, {total})\nk_positions = Positions.arange({cached + total})\n"
-        return Row(Positions.after(cached, total), keys, python)
+        keys, python = called(Positions.arange, cached + total)
+        row = Row.of(Positions.after, cached, total)
+        return Row(row.queries, keys, f"{row.python}k_positions = {python}\n")
     if not cached and not padding and len(lengths) == 1:
-        return Row(Positions.arange(total), None, f"positions = Positions.arange({total})\n")
+        return Row.of(Positions.arange, total)
     if not cached and (side == "right" or not padding):
-        filled = f", length={total + padding}" if padding else ""
-        positions = Positions.packed(lengths, length=total + padding)
-        return Row(positions, None, f"positions = Positions.packed({lengths}{filled})\n")
+        return Row.of(Positions.packed, lengths, **({"length": total + padding} if padding else {}))
     index = [np.arange(length) + (cached if number == 0 else 0) for number, length in enumerate(lengths)]
     document = [np.full(length, number) for number, length in enumerate(lengths)]
     blank, no_document = np.zeros(padding, np.int64), np.full(padding, -1)
@@ -194,14 +190,6 @@ def _tokens(positions: Positions) -> dict[str, np.ndarray]:
     return {name: getattr(positions, name)[0].numpy() for name in ("index", "document", "order")}
 
 
-def _ranks(positions: Positions, world: int, zigzag: bool) -> np.ndarray:
-    """The rank of each token of the row."""
-    ranks = np.zeros(positions.seq_len, np.int64)
-    for rank in range(world):
-        ranks[positions.shard_slots(rank, world, zigzag).numpy()] = rank
-    return ranks
-
-
 def _backend(row: Row, name: str, causal: bool, window: int | None) -> dict[str, Any]:
     """What `attend` would choose on a CPU, and why; its tensors take no memory."""
     mask = AttentionMask(row.queries, row.keys, causal, window)
@@ -217,13 +205,8 @@ def _backend(row: Row, name: str, causal: bool, window: int | None) -> dict[str,
         chosen, reason = choice.name, choice.reason
     except LocantError as error:  # the row is shown all the same
         chosen, reason = NONE, error.cause
-    return {
-        "name": chosen,
-        "reason": reason,
-        "queries": mask.queries.seq_len,
-        "keys": mask.keys.seq_len,
-        "heads": SIZES["num_heads"],
-    }
+    sizes = {"queries": mask.queries.seq_len, "keys": mask.keys.seq_len, "heads": SIZES["num_heads"]}
+    return {"name": chosen, "reason": reason, **sizes}
 
 
 def _with_read(positions: Positions, read: Read) -> Positions:
@@ -232,9 +215,5 @@ def _with_read(positions: Positions, read: Read) -> Positions:
     return replace(positions, read=Read(*of_all))
 
 
-SCREEN = Screen(
-    title="Rows",
-    place=5,
-    about="Documents, padding, a cache, a window and ranks: where each token stands, and who attends to whom.",
-    numbers=numbers,
-)
+ABOUT = "Documents, padding, a cache, a window and ranks: where each token stands, and who attends to whom."
+SCREENS = {"rows": Screen("Rows", 5, ABOUT, numbers)}

@@ -15,15 +15,14 @@ import torch
 from locant.embedding import InputEmbedding
 from locant.errors import InputError
 from locant.explore.screens import Screen
-from locant.explore.session import Session
-from locant.explore.state import State
+from locant.explore.session import Session, State
 from locant.figures.plot import seeded
 from locant.positions import PositionEncoding, Positions
 from locant.positions.registry import encodings, find
 from locant.text import Tokenizer, Windows, sample_text
 from locant.text.reading import read_texts
 
-__all__ = ["SCREEN"]
+__all__ = ["SCREENS"]
 
 SAMPLE, BYTES, TRAINED = "sample text", "bytes", "trained on this text"
 MOST_CHARACTERS = 200_000
@@ -56,14 +55,13 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     part = ids[start : start + count]
     at = min(state.whole("at", 0, 0, MOST_TOKENS), len(part) - 1)
     if model == NO_MODEL:
-        embedders = [NONE, *(each for each, kind in encodings().items() if "embed" in kind.doors() and _fits(kind))]
+        kinds = {each: kind for each, kind in encodings().items() if {*kind.sizes()} <= SIZES.keys()}
+        embedders = [NONE, *(each for each, kind in kinds.items() if "embed" in kind.doors())]
         added = state.one_of("encoding", "sinusoidal", embedders)
         scale = state.one_of("scale", "sqrt_d_model", [NONE, "sqrt_d_model"])
         embedding, built = _embedding(tokenizer.vocab_size, added, scale), _code_of_untrained(added, scale)
-        spelled = kind
     else:
-        spelled = session.written(model)
-        embedding, built = _pretrained(folder), _code_of_pretrained(spelled, at)
+        embedding, built = _pretrained(folder), _code_of_pretrained(session.written(model), at)
     with torch.no_grad():
         tokens = torch.from_numpy(part).long()[None]
         alone = embedding.token(tokens)
@@ -87,27 +85,26 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
         "nearest": _alike(vectors),
         "neighbours": _neighbours(folder, int(part[at])) if folder else [],
         "python": _code(
-            typed, opened, session.written(model) if folder else kind, vocab_size, start, count, length, stride
+            repr(typed) if typed else f"{opened}[:{MOST_CHARACTERS}]",
+            session.written(model) if folder else kind,
+            vocab_size,
+            f"{start}:{start + count}",
+            f"length={length}, stride={stride}",
         )
         + built,
     }
 
 
 def _chosen(state: State, session: Session) -> tuple[str, str, str]:
-    """A file of the command line, one that was dropped, or the sample text: its name, what Python opens, and the text.
-
-    Of a dropped file only the name is known.
-    """
+    """A file of the command line, one that was dropped, or the sample text: its name, how Python reads it, its text."""
     files = session.texts
-    asked = state.text("file")
-    dropped = session.dropped_files(asked)
+    dropped = session.dropped_files(state.text("file"))
     titles = {key: file.name for key, file in dropped.items()}
-    first = next(iter(files), SAMPLE)
-    name = state.one_of("file", first, [*files, SAMPLE, *titles], titles)
+    name = state.one_of("file", next(iter(files), SAMPLE), [*files, SAMPLE, *titles], titles)
     if name == SAMPLE:
-        return name, SAMPLE, sample_text()[:MOST_CHARACTERS]
+        return name, "locant.text.sample_text()", sample_text()[:MOST_CHARACTERS]
     if name in files:
-        return name, session.written(name), read_texts(files[name])[0][:MOST_CHARACTERS]
+        return name, _opening(session.written(name)), read_texts(files[name])[0][:MOST_CHARACTERS]
     try:
         text = dropped[name].content.decode()
     except UnicodeDecodeError as error:
@@ -115,7 +112,11 @@ def _chosen(state: State, session: Session) -> tuple[str, str, str]:
         raise InputError(cause, "a text file") from None
     if not text:
         raise InputError(f"got {titles[name]!r}, which is empty", "a file with text in it")
-    return titles[name], titles[name], text[:MOST_CHARACTERS]
+    return titles[name], _opening(titles[name]), text[:MOST_CHARACTERS]
+
+
+def _opening(name: str) -> str:
+    return f"open({name!r}, encoding='utf-8').read()"
 
 
 @lru_cache(maxsize=8)
@@ -144,10 +145,6 @@ def _sizes(added: str) -> dict[str, int]:
     return {size: SIZES[size] for size in find(added).sizes()}
 
 
-def _fits(kind: type[PositionEncoding]) -> bool:
-    return {*kind.sizes()} <= SIZES.keys()
-
-
 @lru_cache(maxsize=2)
 def _pretrained(folder: str) -> InputEmbedding:
     return InputEmbedding.from_pretrained(folder)
@@ -167,15 +164,11 @@ def _windows(ids: np.ndarray, length: int, stride: int, tokenizer: Tokenizer) ->
         return {"inputs": [], "targets": [], "starts": []}
     windows = Windows(ids, length, stride)
     batch = windows.collate([windows[number] for number in range(len(windows))])
+    targets = batch["targets"]
     rows = {
-        side: [[tokenizer.token(each) if each >= 0 else "" for each in row] for row in batch[key].tolist()]
-        for side, key in (("inputs", "ids"), ("targets", "targets"))
+        side: [[tokenizer.token(each) if each >= 0 else "" for each in row] for row in ids.tolist()]
+        for side, ids in (("inputs", batch["ids"].where(targets >= 0, -1)), ("targets", targets))
     }
-    padded = (batch["targets"] < 0).tolist()
-    rows["inputs"] = [
-        ["" if no_target else piece for piece, no_target in zip(row, none, strict=True)]
-        for row, none in zip(rows["inputs"], padded, strict=True)
-    ]
     return {**rows, "starts": [number * stride for number in range(len(windows))]}
 
 
@@ -186,16 +179,14 @@ def _alike(vectors: np.ndarray) -> np.ndarray:
     return unit @ unit.T
 
 
-def _code(typed: str, name: str, kind: str, vocab_size: int, start: int, count: int, length: int, stride: int) -> str:
-    read = f"open({name!r}, encoding='utf-8').read()"
-    text = repr(typed) if typed else f"{'locant.text.sample_text()' if name == SAMPLE else read}[:{MOST_CHARACTERS}]"
+def _code(text: str, kind: str, vocab_size: int, part: str, windows: str) -> str:
     makers = {BYTES: "locant.Tokenizer.bytes()", TRAINED: f"locant.Tokenizer.train(text, {vocab_size})"}
     made = makers.get(kind, f"locant.Tokenizer.load({kind!r})")
     return (
         f"import torch\n\nimport locant\n\ntext = {text}\ntokenizer = {made}\n"
-        f"ids = tokenizer.encode(text)[{start}:{start + count}]\n"
+        f"ids = tokenizer.encode(text)[{part}]\n"
         "print([tokenizer.token(each) for each in ids])\n"
-        f"windows = locant.Windows(ids, length={length}, stride={stride}) if len(ids) > 1 else []\n"
+        f"windows = locant.Windows(ids, {windows}) if len(ids) > 1 else []\n"
     )
 
 
@@ -221,9 +212,5 @@ def _code_of_pretrained(folder: str, at: int) -> str:
     )
 
 
-SCREEN = Screen(
-    title="Your text",
-    place=7,
-    about="From characters to vectors: tokens, their ids and bytes, sliding windows, embeddings with position added.",
-    numbers=numbers,
-)
+ABOUT = "From characters to vectors: tokens, their ids and bytes, sliding windows, embeddings with position added."
+SCREENS = {"text": Screen("Your text", 7, ABOUT, numbers)}

@@ -98,7 +98,7 @@ class RePo(RotaryOfHeads):
         """The inverse rotation, of values that were rotated as the keys are."""
         return self._rotated("y", y, positions, inverse=True)
 
-    def cos_sin(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def cos_sin_of_heads(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         places = positions.read.of_query
         if places is None:
             raise LocantError("got positions without what RePo reads of hidden states", REMEDY)

@@ -25,7 +25,7 @@ __all__ = ["FoPE", "MixedRotary", "RotaryByHead", "RotaryOfHeads"]
 class RotaryOfHeads(RotatedAlike):
     """The base of rotations whose angles each key/value head has for itself and its queries.
 
-    A subclass writes `cos_sin`.
+    A subclass writes `cos_sin_of_heads`.
 
     Args:
         head_dim: dimensions per head; dimension i pairs with i + head_dim / 2.
@@ -39,13 +39,13 @@ class RotaryOfHeads(RotatedAlike):
         self.num_heads = whole("num_heads", num_heads, 1, MAX_WIDTH, remedy="num_heads=8")
         self.base = base_of(base)
 
-    def cos_sin(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def cos_sin_of_heads(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """By which each pair of each head is rotated, ``#batch heads seq pairs``: a subclass writes this."""
         raise NotImplementedError
 
     def _rotated(self, name: str, x: Tensor, positions: Positions, *, inverse: bool = False) -> Tensor:
         require_heads(name, x, positions, self.head_dim)
-        cos, sin = self.cos_sin(positions, torch.promote_types(x.dtype, torch.float32))
+        cos, sin = self.cos_sin_of_heads(positions, torch.promote_types(x.dtype, torch.float32))
         if x.shape[1] % self.num_heads:
             raise shape_error(name, x, f"a multiple of {self.num_heads} heads", f"num_heads={x.shape[1]}")
         cos, sin = (each.expand(len(x), -1, -1, -1).flatten(0, 1) for each in (cos, -sin if inverse else sin))
@@ -111,7 +111,7 @@ class MixedRotary(RotaryOfHeads):
         """The inverse of `rotate_one`."""
         return self._rotated("y", y, positions, inverse=True)
 
-    def cos_sin(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def cos_sin_of_heads(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         if positions.axes != self.num_axes:
             got = f"got positions with {positions.axes} axes for num_axes={self.num_axes}"
             raise ShapeError(got, f"MixedRotary({self.head_dim}, {self.num_heads}, num_axes={positions.axes})")
@@ -201,7 +201,7 @@ class FoPE(RotaryOfHeads):
             for weight in (self.cosines, self.sines):
                 weight.copy_(eye + torch.randn_like(weight) * self.noise / math.sqrt(count))
 
-    def cos_sin(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def cos_sin_of_heads(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         positions.require_single_axis("FoPE")
         plain = self.angles.cos_sin(positions.index, positions.max_index, positions.min_index, torch.float64)
         cos, sin = (

@@ -1,4 +1,4 @@
-"""``locant prepare``."""
+"""``locant prepare`` and ``locant export``: token stores from texts, and in the formats of other programs."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from typing import Any, get_args
 import click
 from click.core import ParameterSource
 
-from locant.cli.options import as_json, only_given, output, tokenizer_options
+from locant.cli.options import Place, as_json, count, only_given, output, tokenizer_options
 from locant.errors import InputError
 from locant.text import Tokenizer
-from locant.text.prepare import Estimate, estimate, finalize, prepare
+from locant.text.prepare import Estimate, estimate, finalize
+from locant.text.prepare import prepare as prepare_store
 from locant.text.prepare.plan import ContentOptions
 from locant.text.prepare.sources import FIELD
 from locant.text.store import TokenStore
 from locant.text.tokenizer.engine import EngineName
 
-__all__ = ["verb"]
+__all__ = ["export", "prepare"]
 
-DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(prepare).parameters.items()}
+DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(prepare_store).parameters.items()}
 
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\0": "\0", r"\\": "\\"}
 
 
 def _unescaped(text: str) -> str:
     r"""A text in which ``\n``, ``\t``, ``\r``, ``\0`` and ``\\`` stand for what cannot be typed."""
-    return re.sub(r"\\[ntr0\\]", lambda found: ESCAPES[found[0]], text)
+    return re.sub(r"\\[ntr0\\]", lambda escape: ESCAPES[escape[0]], text)
 
 
 @click.command("prepare")
@@ -37,36 +38,28 @@ def _unescaped(text: str) -> str:
 @output("The folder of the store.")
 @tokenizer_options
 @click.option(
-    "--separator",
-    type=_unescaped,
-    metavar="TEXT",
+    "--separator", type=_unescaped, metavar="TEXT",
     help=r"The text between two documents of a file, such as '\n\n'. Default: nothing.",
-)
+)  # fmt: skip
 @click.option("--field", help=f"The key (.jsonl) or column (.parquet) of the text. Default: {FIELD}.")
 @click.option(
-    "--end-of-text/--no-end-of-text",
-    "append_end_of_text",
-    default=None,
+    "--end-of-text/--no-end-of-text", "append_end_of_text", default=None,
     help="Whether an end-of-text id follows every document. Default: if the tokenizer has one.",
-)
+)  # fmt: skip
+@count("--shard-size", metavar="TOKENS", help=f"Of a file. Default: {DEFAULTS['shard_size']}.")
 @click.option(
-    "--shard-size", type=click.IntRange(min=1), metavar="TOKENS", help=f"Of a file. Default: {DEFAULTS['shard_size']}."
-)
-@click.option(
-    "--engine",
-    type=click.Choice(["auto", *get_args(EngineName)]),
+    "--engine", type=click.Choice(["auto", *get_args(EngineName)]),
     help=f"What encodes. Default: {DEFAULTS['engine']}, the fast one where its ids are the same.",
-)
-@click.option("--workers", type=click.IntRange(min=1), help="Processes. Default: one for each core; one for a task.")
-@click.option("--task", type=click.IntRange(min=0), help="Do only this share of the work, 0 to NUM_TASKS - 1.")
-@click.option("--num-tasks", type=click.IntRange(min=1), help="Into how many shares the work is divided.")
+)  # fmt: skip
+@count("--workers", help="Processes. Default: one for each core; one for a task.")
+@count("--task", low=0, help="Do only this share of the work, 0 to NUM_TASKS - 1.")
+@count("--num-tasks", help="Into how many shares the work is divided.")
 @click.option("--finalize", "only_join", is_flag=True, help="Join what all tasks have made.")
 @click.option("--ray", metavar="ADDRESS|local", help="Do the work on a Ray cluster.")
 @click.option("--restart", is_flag=True, help="Discard unfinished work in the folder, and begin anew.")
 @click.option("--dry-run", is_flag=True, help="Estimate documents, tokens and bytes; write nothing.")
 @as_json
-@click.pass_context
-def verb(ctx: click.Context, paths: tuple[str, ...], output: Path | None, as_json: bool, **options: Any) -> None:
+def prepare(paths: tuple[str, ...], output: Path | None, as_json: bool, **options: Any) -> None:
     """Make a token store from files of text.
 
     PATH is a .txt, .md, .jsonl or .parquet file, each also .gz or .zst, a folder, a glob, or - for standard input.
@@ -89,12 +82,17 @@ def verb(ctx: click.Context, paths: tuple[str, ...], output: Path | None, as_jso
     elif output is None:
         raise InputError("got no folder for the store", "-o FOLDER")
     elif only_join:
-        _require_alone(ctx)
+        _require_alone(click.get_current_context())
         facts, line = _made(finalize(output))
     else:
         with progress_bar() as progress:
-            store = prepare(paths, output, resume=not restart, progress=progress, **given)
-        facts, line = _done(output, given["task"], given["num_tasks"]) if store is None else _made(store)
+            store = prepare_store(paths, output, resume=not restart, progress=progress, **given)
+        if store is None:
+            facts = {"store": str(output), "task": given["task"], "num_tasks": given["num_tasks"]}
+            done = f"{output}: task {given['task']} of {given['num_tasks']} is done"
+            line = f"{done}; when all are: locant prepare --finalize -o {output}"
+        else:
+            facts, line = _made(store)
     print_result(facts, line, as_json=as_json)
 
 
@@ -102,10 +100,10 @@ def _estimated(estimate: Estimate) -> tuple[dict[str, Any], str]:
     from locant.report.console import counted
 
     about = "" if estimate.exact else "about "
-    made = f"{about}{counted(estimate.documents, 'document')}, {about}{counted(estimate.tokens, 'token')}"
+    content = f"{about}{counted(estimate.documents, 'document')}, {about}{counted(estimate.tokens, 'token')}"
     store = f"{about}{counted(estimate.store_bytes, 'byte')} in the store"
     files = f"{counted(estimate.files, 'file')} of {counted(estimate.bytes, 'byte')}"
-    return dataclasses.asdict(estimate), f"{files}: {made}, {store}"
+    return dataclasses.asdict(estimate), f"{files}: {content}, {store}"
 
 
 def _made(store: TokenStore) -> tuple[dict[str, Any], str]:
@@ -122,15 +120,40 @@ def _made(store: TokenStore) -> tuple[dict[str, Any], str]:
     return facts, f"{store.path}: {counted(tokens, 'token')} in {where}"
 
 
-def _done(store: Path, task: int, num_tasks: int) -> tuple[dict[str, Any], str]:
-    line = f"{store}: task {task} of {num_tasks} is done; when all are: locant prepare --finalize -o {store}"
-    return {"store": str(store), "task": task, "num_tasks": num_tasks}, line
-
-
-def _require_alone(ctx: click.Context) -> None:
+def _require_alone(context: click.Context) -> None:
     """Refuse other options beside ``--finalize``: what to make was decided by the tasks."""
-    others = [one for one in ctx.command.params if one.name not in ("only_join", "output", "as_json")]
-    typed = [one for one in others if ctx.get_parameter_source(str(one.name)) is ParameterSource.COMMANDLINE]
+    others = [one for one in context.command.params if one.name not in ("only_join", "output", "as_json")]
+    typed = [one for one in others if context.get_parameter_source(str(one.name)) is ParameterSource.COMMANDLINE]
     if typed:
-        given = ", ".join(one.get_error_hint(ctx) for one in typed)
+        given = ", ".join(one.get_error_hint(context) for one in typed)
         raise InputError(f"got {given} beside --finalize", "locant prepare --finalize -o STORE")
+
+
+@click.command("export")
+@click.argument("store", type=Place())
+@click.option("--to", metavar="FORMAT", required=True, help="The format to write.")
+@output("A folder that is not there yet, or empty.", required=True)
+@click.option("--format", metavar="FORMAT", help="The format that STORE has. Default: locant.")
+@click.option("--dtype", metavar="NAME", help="Of nanogpt's tokens, whose file does not state it. Default: uint16.")
+@click.option("--tokenizer", metavar="NAME|PATH", help="The tokenizer of a STORE that has none of its own.")
+@click.option("--end-of-text", type=int, metavar="ID", help="The id after each document of a STORE without an index.")
+@as_json
+def export(store: Path, to: str, output: Path, as_json: bool, **options: Any) -> None:
+    """Write a token store in the format of another program, or one of theirs as a locant store.
+
+    \b
+    nanogpt    train.bin, a file of nothing but tokens
+    megatron   tokens.bin and tokens.idx
+    datatrove  00000.ds with its index and metadata, for each shard
+    locant     a locant store; needs the tokenizer
+    or a format that an installed package offers (entry points "locant.formats")
+
+    STORE stays as it is. Every id is checked against the vocabulary, and every index against its tokens.
+    """  # noqa: D301
+    from locant.report.console import print_result, progress_bar
+    from locant.text.store import export_store
+
+    opened = TokenStore(store, **only_given(options))
+    with progress_bar("token") as progress:
+        exported = export_store(opened, output, to=to, progress=lambda done: progress(done, len(opened)))
+    print_result(dataclasses.asdict(exported), str(exported), as_json=as_json)

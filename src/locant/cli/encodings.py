@@ -1,4 +1,4 @@
-"""``locant plot``."""
+"""``locant list``, ``plot`` and ``bench``: which encodings there are, how they look, and what was measured."""
 
 from __future__ import annotations
 
@@ -7,10 +7,45 @@ from typing import Any
 
 import click
 
-from locant.cli.options import SEED, as_json, encoding_options, only_given, output, require_taken
+from locant.cli.options import (
+    SEED,
+    as_json,
+    count,
+    encoding_options,
+    flag_of,
+    only_given,
+    output,
+    require_taken,
+)  # fmt: skip
 from locant.figures import MAX_LENGTH, TRAINED
 
-__all__ = ["verb"]
+__all__ = ["bench", "list_", "plot"]
+
+
+@click.command("list")
+@click.argument("name", required=False)
+@encoding_options
+@as_json
+def list_(name: str | None, as_json: bool, **options: Any) -> None:
+    """List every encoding, what it does and costs; or one in full, with its numbers.
+
+    With a NAME, also its options, and its slopes or inverse frequencies, for a small model or for the sizes given.
+    """
+    from locant.report.console import print_json, talk
+    from locant.report.listing import encoding_facts, facts_of_all, print_all, print_encoding
+
+    given = only_given(options)
+    if name is None:
+        if given:
+            raise click.UsageError(f"got {flag_of(next(iter(given)))} without the name of an encoding")
+        facts, broken = facts_of_all()
+        for why in broken:
+            talk(f"left out: {why}")
+        print_json(facts) if as_json else print_all(facts)
+    else:
+        require_taken(name, given, "list")
+        facts = encoding_facts(name, **given)
+        print_json(facts) if as_json else print_encoding(facts)
 
 
 @click.command("plot")
@@ -21,13 +56,11 @@ __all__ = ["verb"]
 )
 @encoding_options
 @click.option("--scaling", metavar="NAME[:FACTOR]", help="Of rotary, such as yarn:8; a wrong name lists all.")
-@click.option(
-    "--trained", type=click.IntRange(min=1), default=TRAINED, help="The trained length, which --scaling stretches."
-)
+@count("--trained", default=TRAINED, help="The trained length, which --scaling stretches.")
 @click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True, help="The paper.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the random weights of learned tables.")
 @as_json
-def verb(
+def plot(
     encoding: str, output: Path | None, length: int | None, trained: int, theme: str, seed: int, as_json: bool,
     **options: Any,
 ) -> None:  # fmt: skip
@@ -58,3 +91,17 @@ def verb(
         print_json({**facts, "numbers": numbers(built)})
     else:
         click.echo(path)
+
+
+@click.command("bench")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@as_json
+def bench(names: tuple[str, ...], as_json: bool) -> None:
+    """Show what was measured against other people's code, on which device.
+
+    NAME is a benchmark, such as rotary or attention; without one, all are shown. To measure on your own machine: make
+    bench, in a checkout.
+    """
+    from locant.report.benchmarks import print_recorded
+
+    print_recorded(names, as_json=as_json)

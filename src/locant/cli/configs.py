@@ -1,0 +1,161 @@
+"""``locant explain``, ``extend`` and ``probe``: what the configuration of a model says of positions, and does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from locant.cli.options import SEED, Place, as_json, count, device, only_given, output
+from locant.errors import InputError
+
+__all__ = ["METHODS", "explain", "extend", "probe"]
+
+METHODS = ("yarn", "linear", "ntk", "dynamic", "longrope", "llama3")
+
+picture = output("Also draw a picture; its suffix (.png, .svg, .pdf) is the format.")
+
+
+@click.command("explain")
+@click.argument("config")
+@click.option("--against", metavar="CONFIG", help="Of a GGUF file: what it was made from, to be compared with it.")
+@count("--n-ctx", help="Of a GGUF file: the context that is allocated, llama.cpp's -c.")
+@picture
+@as_json
+def explain(config: str, against: str | None, n_ctx: int | None, output: Path | None, as_json: bool) -> None:
+    """Show how a model encodes positions, in words and numbers.
+
+    CONFIG is a config.json, the folder of a model, or the name of a preset such as llama-3.1-8b; a wrong name lists
+    them all. It may also be a GGUF file: then what llama.cpp does with it is told, and with --against where that
+    differs from a configuration; beside the safetensors of a folder, also whether q and k are in the right order.
+    Exit code 1: they differ.
+    """
+    if config.endswith(".gguf"):
+        _explain_gguf(config, against, n_ctx, output, as_json=as_json)
+        return
+    if against is not None or n_ctx is not None:
+        raise InputError(f"got --against or --n-ctx for {config}, which is no GGUF file", "FILE.gguf --against CONFIG")
+    from locant.checkpoints.config_source import read_source
+    from locant.checkpoints.explanation import explain
+    from locant.figures.canvas import require_figure, save
+    from locant.figures.plot import draw_explanation
+    from locant.report.explain import print_explanation
+
+    require_figure(output)
+    read = read_source(config)
+    explanation = explain(read)
+    if output is not None:
+        save(draw_explanation(explanation, read, config), output)
+    print_explanation(explanation, config, output, as_json=as_json)
+
+
+def _explain_gguf(file: str, against: str | None, n_ctx: int | None, output: Path | None, *, as_json: bool) -> None:
+    from locant.checkpoints.config_source import read_source
+    from locant.engines.gguf import compare_gguf, read_gguf
+    from locant.figures.canvas import require_figure, save
+    from locant.figures.plot import plot
+    from locant.report.gguf import print_gguf
+
+    require_figure(output)
+    if against is None:
+        model, comparison = read_gguf(file, n_ctx), None
+    else:
+        folder = Path(against) if any(Path(against).glob("*.safetensors*")) else None
+        comparison = compare_gguf(file, read_source(against), n_ctx=n_ctx, folder=folder)
+        model = comparison.model
+    if output is not None:
+        save(plot(model.encoding), output)
+    print_gguf(model, comparison, file, as_json=as_json)
+    if comparison is not None and not comparison.agrees:
+        raise click.exceptions.Exit(1)
+
+
+@click.command("extend")
+@click.argument("config")
+@count("--to", required=True, metavar="TOKENS", help="The new length.")
+@click.option("--method", type=click.Choice(METHODS), default=METHODS[0], show_default=True, help="How to stretch.")
+@click.option("--search", metavar="TEXT", help="With longrope: search its factors on this text, with the model itself.")
+@count("--generations", low=0, help="Of the search, 12 forward passes each. Default: 8.")
+@count("--windows", help="At most so many of TOKENS from TEXT. Default: 4.")
+@click.option("--seed", type=SEED, help="Of the search. Default: 0.")
+@device
+@output("The new configuration. Default: NAME-METHOD-TOKENS.json.")
+@click.option("--figure", type=Place(), help="Also draw a picture (.png, .svg, .pdf).")
+@as_json
+def extend(
+    config: str, search: str | None, figure: Path | None, as_json: bool, to: int, method: str, output: Path | None,
+    **of_search: Any,
+) -> None:  # fmt: skip
+    """Write the configuration of a model for a longer context.
+
+    CONFIG is a config.json, the folder of a model, or the name of a preset. Only what has to change changes. Whether
+    the model then reads that far is for a measurement, and often for some training.
+    A search needs the folder, with weights and tokenizer. What it measures is kept beside the new configuration, in
+    NAME.search.json, and a second call goes on from there.
+    """
+    from locant.checkpoints.extension import write_extension
+    from locant.figures.canvas import require_figure, save
+    from locant.figures.plot import draw_extension
+    from locant.report.explain import print_extension
+
+    def draw(extension: Any) -> None:
+        if figure is not None:
+            save(draw_extension(extension, config), figure)
+
+    require_figure(figure)
+    asked: dict[str, Any] = {"to": to, "method": method, "output": output}
+    factors, given = None, only_given(of_search)
+    if search is not None:
+        factors = _searched(config, search, asked, given)
+    elif given:
+        raise InputError(f"got --{next(iter(given))} without a search", "--method longrope --search my.txt")
+    extension, written = write_extension(config, **asked, factors=factors, beside=draw)
+    print_extension(extension, config, written, figure, as_json=as_json)
+
+
+def _searched(config: str, text: str, asked: dict[str, Any], given: dict[str, Any]) -> Any:
+    from locant.checkpoints.config_source import read_source
+    from locant.checkpoints.extension import extend, extension_path
+    from locant.files import require_file
+    from locant.report.console import progress_bar
+
+    if asked["method"] != "longrope":
+        raise InputError(f"got --search for {asked['method']}, which has no factors to search", "--method longrope")
+    path = extension_path(config, **asked)
+    require_file(path)  # a search can take hours
+    extension = extend(read_source(config), to=asked["to"], method=asked["method"])
+    from locant.lab.factor_search import search_factors
+
+    with progress_bar("set") as progress:
+        record = path.with_name(f"{path.name.removesuffix('.json')}.search.json")
+        return search_factors(config, [text], extension, record=record, on_step=progress, **given)
+
+
+@click.command("probe")
+@click.argument("model")
+@click.option("--layer-type", help="Which layers, where they differ. Default: the first kind.")
+@picture
+@as_json
+def probe(model: str, layer_type: str | None, output: Path | None, as_json: bool) -> None:
+    """Measure what the rotary positions of a model do, without reading its code.
+
+    MODEL is a config.json, the folder of a model, the name of a preset such as llama-3.1-8b, or a model_type or class
+    that the installed transformers knows, such as qwen3 or Qwen3ForCausalLM. Its rotary module is built from the
+    configuration and run: no weights, no code of the folder and no network.
+    """
+    from locant.checkpoints.config_source import read_source
+    from locant.figures.canvas import require_figure, save
+    from locant.figures.plot import plot
+    from locant.probing.probe import config_by_name, probe
+    from locant.report.console import print_json
+
+    require_figure(output)
+    config = None if Path(model).exists() else config_by_name(model)
+    report = probe(read_source(model) if config is None else config, layer_type=layer_type)
+    if output is not None:
+        save(plot(report), output)
+    if as_json:
+        print_json({"model": model, **report.to_dict(), "figure": None if output is None else str(output)})
+    else:
+        click.echo("\n".join(map(str, (report, *([] if output is None else [output])))))

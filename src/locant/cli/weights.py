@@ -1,0 +1,154 @@
+"""``locant convert``, ``vocabulary`` and ``neighbours``: the weights of a model, to change and to look at."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from locant.cli.options import SEED, Place, as_json, count, files, output, typed
+from locant.errors import InputError
+
+__all__ = ["convert", "neighbours", "vocabulary"]
+
+LAYOUT = click.Choice(["half", "interleaved"])
+
+
+@click.command("convert")
+@click.argument("folder", type=Place())
+@click.option("--to", type=LAYOUT, required=True, help="The layout that the weights shall have.")
+@click.option("--from", "source", type=LAYOUT, help="The layout that they have. Default: by the configuration.")
+@output("A folder that is not there yet, or empty.", required=True)
+@click.option("--config", type=Place(), help="A config.json elsewhere, for adapters, which have none.")
+@as_json
+def convert(folder: Path, to: Any, source: Any, output: Path, config: Path | None, as_json: bool) -> None:
+    """Change which dimensions rotary positions pair, in the weights of a checkpoint.
+
+    \b
+    half         i with i + d/2, as in Llama, Qwen, Gemma and GPT-NeoX
+    interleaved  2i with 2i + 1, as in the paper, GPT-J and DeepSeek
+
+    FOLDER holds config.json and model.safetensors, or its shards with their index. Rows of queries and keys are moved,
+    everything else is copied byte for byte, and FOLDER stays as it is.
+    """  # noqa: D301
+    from locant.checkpoints.layout_folder import convert_folder
+    from locant.report.console import counted, print_result, progress_bar, talk
+
+    with progress_bar() as progress:
+        conversion = convert_folder(folder, output, to=to, source=source, config=config, progress=progress)
+    if conversion.left_out:
+        talk(f"left out: {', '.join(conversion.left_out)}")
+    moved = f"{conversion.converted} of {conversion.tensors} tensors converted"
+    size = f"{counted(conversion.bytes, 'byte')} in {counted(len(conversion.files), 'file')}"
+    line = f"{conversion.output}: {conversion.source} -> {conversion.to}, {moved}, {size}"
+    print_result(asdict(conversion), line, as_json=as_json)
+
+
+@click.command("neighbours")
+@click.argument("model")
+@click.argument("words", nargs=-1, metavar="[WORD]...")
+@count("-k", "--count", default=10, show_default=True, help="How many tokens.")
+@click.option("--figure", type=Place(), help="Of a list: a heat map of how alike the words are (.png, .svg, .pdf).")
+@click.option("--map", "flat_map", type=Place(), help="Of a list: the words in two dimensions (.png, .svg, .pdf).")
+@click.option("--layout", type=click.Choice(["pca", "umap"]), default="pca", show_default=True, help="Of the map.")
+@click.option("--positions", type=Place(), help="Draw the model's table of positions, and how alike they are.")
+@as_json
+def neighbours(
+    model: str, words: tuple[str, ...], count: int, figure: Path | None, flat_map: Path | None, layout: str,
+    positions: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Show which tokens of a model are near to a word.
+
+    \b
+    king                   the tokens nearest to it
+    king - man + woman     those nearest to a sum
+    cat dog refrigerator   how alike any two are
+
+    MODEL is a folder with config.json, tokenizer.json and weights in safetensors. Only its tables are read.
+    """  # noqa: D301
+    from locant.embedding.input import InputEmbedding
+    from locant.embedding.words import Words, terms_of
+    from locant.figures.canvas import require_figure, save
+    from locant.figures.embed import draw_flat_map, draw_similarity
+    from locant.figures.plot import draw
+    from locant.report.console import print_json
+    from locant.report.embedding import nearest_facts, print_nearest, print_similarity, similarity_facts
+
+    for path in (figure, flat_map, positions):
+        require_figure(path)
+    words = tuple(" ".join(words).split())
+    if not (words or positions):
+        raise InputError("got no word", f"locant neighbours {model} king")
+    terms = terms_of(words) if words else None
+    if (figure or flat_map) and (not words or terms):
+        raise InputError("got a picture of a list, and no list of words", f"locant neighbours {model} cat dog house")
+    facts: dict[str, Any] = {"model": model}
+    if words:
+        table = Words.from_pretrained(model)
+        facts |= nearest_facts(table, terms, count) if terms else similarity_facts(table, words)
+        if figure:
+            save(draw_similarity(words, table.similarity(words)), figure)
+        if flat_map:
+            save(draw_flat_map(words, table.flat_map(words, layout)), flat_map)
+    if positions:
+        encoding = InputEmbedding.from_pretrained(model).encoding
+        if "embed" not in encoding.doors():
+            raise InputError(f"got {model}, which has no table of positions", "locant explain, which says what it has")
+        save(draw(encoding, length=getattr(encoding, "max_seq_len", None)), positions)
+    drawn = [str(path) for path in (figure, flat_map, positions) if path]
+    if as_json:
+        print_json({**facts, "figures": drawn})
+    else:
+        if words:
+            (print_nearest if terms else print_similarity)(facts)
+        for path in drawn:
+            click.echo(path)
+
+
+@click.command("vocabulary")
+@click.argument("model")
+@files
+@count("--keep", help="Leave out all tokens but so many that the FILEs use most.")
+@click.option("--add", multiple=True, metavar="TOKEN", help="Add a special token; may be given several times.")
+@count("--multiple-of", default=1, show_default=True, help="With --add: rows of the tables.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="With --add: of the new rows.")
+@output("The folder to write. Default: MODEL-KEEP, or MODEL-added.")
+@click.option("--force", is_flag=True, help="Replace the folder of a model that is there.")
+@as_json
+def vocabulary(
+    model: str, files: tuple[str, ...], keep: int | None, add: tuple[str, ...], output: Path | None, force: bool,
+    as_json: bool, **of_rows: int,
+) -> None:  # fmt: skip
+    """Change the vocabulary of a model, in its tables, its head and its tokenizer together.
+
+    MODEL is a folder with config.json, tokenizer.json and weights in safetensors; it stays as it is. Logits of the
+    tokens that are kept do not change.
+    """
+    from locant.checkpoints.vocabulary import add_tokens, keep_tokens
+    from locant.files import require_apart
+    from locant.report.console import print_json
+    from locant.report.embedding import print_change
+    from locant.text.reading import read_texts
+
+    command = f"locant vocabulary {model} corpus.txt --keep"
+    if (keep is None) == (not add):
+        raise InputError("got neither or both of --keep and --add", f"{command} 32000")
+    if keep and not files:
+        raise InputError("got --keep without a FILE", f"{command} {keep}")
+    if files and not keep:
+        raise InputError(f"got {', '.join(files)} beside --add, which reads no text", "--add without a FILE")
+    if keep and (rows := " and ".join(typed("multiple_of", "seed"))):
+        raise InputError(f"got {rows} beside --keep, which adds no rows", f"--keep {keep} without {rows}")
+    written = output or Path(f"{Path(model).name}-{keep or 'added'}")
+    for file in files:
+        require_apart(written, Path(file))
+    if keep is None:
+        change = add_tokens(model, written, add, **of_rows, force=force)
+    else:
+        change = keep_tokens(model, written, read_texts(files), keep, force=force)
+    if as_json:
+        print_json({**asdict(change), "files": files})
+    else:
+        print_change(change, files)
