@@ -27,7 +27,7 @@ def golden(output: Path) -> None:
 
 @click.command("check-batch")
 @click.argument("file")
-@count("--axes", high=3, default=1, show_default=True, help="3 for models with positions in time, rows and columns.")
+@count("--axes", default=1, show_default=True, help="3 for models with positions in time, rows and columns.")
 @as_json
 def check_batch(file: str, axes: int, as_json: bool) -> None:
     """Look for mistakes in the positions and documents of a training batch.

@@ -162,4 +162,5 @@ def _of_labels(labels: Tensor, documents: Tensor) -> Iterator[str]:
     leaking = begins & (labels[:, 1:] != NO_TARGET)
     if bool(leaking.any()):
         row, slot = (int(each) for each in leaking.nonzero()[0])
-        yield f"labels have a target at token {slot + 1} of row {row}, the first of a document: it is predicted from another"
+        place = f"token {slot + 1} of row {row}"
+        yield f"labels have a target at {place}, the first of a document, which is predicted from another document"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from locant.arguments import MAX_INT32, one_of, whole
 from locant.errors import InputError, LocantError
@@ -46,7 +46,7 @@ def rotary_model(
         raise LocantError(got, "torch.onnx.export of a module that calls rotary.rotate")
     cos, sin = rotary.tables(max_seq_len)
     part = 0 if rotary.rotary_dim == rotary.head_dim else rotary.rotary_dim
-    attributes = {"interleaved": int(rotary.layout == "interleaved"), "rotary_embedding_dim": part}
+    attributes: dict[str, Any] = {"interleaved": int(rotary.layout == "interleaved"), "rotary_embedding_dim": part}
     if domain:
         order, attributes["num_heads"] = ["x", "positions", "cos", "sin"], num_heads if part else 0
     else:

@@ -1,4 +1,4 @@
-"""`Positions` as the batches of trainers have them: ids, documents and padding side by side, as `transformers` reads them.
+"""`Positions` as batches of trainers have them: ids, documents and padding side by side, as `transformers` reads them.
 
 What a batch says twice has to agree, or documents leak into each other; here disagreement is an error.
 """

@@ -61,9 +61,9 @@ def equal(a: Positions, b: Positions) -> bool:
     """Whether every token has the same index, document, order and place in grids of the same sizes."""
     if (a.denominator, a.device, a.grids) != (b.denominator, b.device, b.grids) or not torch.equal(a.index, b.index):
         return False
-    if a.place_or_none is not None and b.place_or_none is not None:
-        if not torch.equal(a.place_or_none, b.place_or_none):
-            return False
+    place, other = a.place_or_none, b.place_or_none
+    if place is not None and other is not None and not torch.equal(place, other):
+        return False
     same_order = a.order_or_none is b.order_or_none or torch.equal(a.order, b.order)
     return same_order and torch.equal(a.document, b.document)
 
