@@ -15,6 +15,7 @@ from ._version import __version__ as __version__
 from .attention import KVCache, attend
 from .embedding import InputEmbedding, SegmentEmbedding, TokenEmbedding
 from .engines.gguf import encoding_from_gguf
+from .engines.kv_reuse import move_cache
 from .errors import InputError, LocantError, RangeError, ShapeError
 from .figures.plot import plot
 from .models import encoding_from_config, register_architecture
@@ -95,6 +96,7 @@ __all__ = [
     "encoding",
     "encoding_from_config",
     "encoding_from_gguf",
+    "move_cache",
     "plot",
     "prepare",
     "probe",

@@ -1,0 +1,176 @@
+"""Cached keys that are moved are those that the model computes at the other place."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel, StaticCache
+
+from locant import ALiBi, LocantError, Positions, RangeError, Rotary, ShapeError, move_cache
+from locant.positions.scaling import YaRN
+from tests.refusal import refuses
+from tests.tolerances import SHIFTED, assert_close
+
+LENGTH = 9
+IDS = torch.randint(3, 90, (2, LENGTH), generator=torch.Generator().manual_seed(5))
+SIZES = {
+    "vocab_size": 90, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0,
+}  # fmt: skip
+LATENT = {
+    "num_key_value_heads": 4, "moe_intermediate_size": 16, "first_k_dense_replace": 2, "q_lora_rank": 16,
+    "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+
+
+def _model(kind: str, **sizes: Any) -> PreTrainedModel:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SIZES, **sizes})).eval()
+
+
+def _filled(model: PreTrainedModel, start: int, cache: Any) -> Any:
+    places = torch.arange(start, start + LENGTH).expand(2, -1)
+    with torch.no_grad():
+        model(IDS, past_key_values=cache, position_ids=places)
+    return cache
+
+
+@pytest.mark.parametrize("angles", ["float32", "exact"])
+@pytest.mark.parametrize("by", [3, 1000])
+@pytest.mark.parametrize(
+    ("kind", "sizes", "order"),
+    [
+        ("llama", {}, None),
+        ("gpt_neox", {"rotary_pct": 0.5}, None),
+        ("deepseek_v3", LATENT, "half"),
+        ("deepseek_v3", {**LATENT, "rope_interleave": False}, "half"),
+        ("deepseek_v2", LATENT, "interleaved"),
+    ],
+)
+def test_moved_keys_are_those_of_the_model_at_the_other_place(
+    kind: str, sizes: dict[str, Any], order: Any, by: int, angles: Any
+) -> None:
+    model = _model(kind, **sizes)
+    here, there = (_filled(model, start, DynamicCache()) for start in (0, by))
+    rotary = Rotary.from_config(model.config, angles=angles)
+    rotated, rest = ("keys", "values") if order is None else ("values", "keys")
+    if order is not None:
+        with refuses(LocantError, "latent_layout"):
+            move_cache(here, rotary, by=by)
+        other: Any = {"half": "interleaved", "interleaved": "half"}[order]
+        wrong = move_cache(copy.deepcopy(here), rotary, by=by, latent_layout=other)
+        assert (wrong.layers[0].values - there.layers[0].values).abs().max() > 0.1
+    before = [getattr(layer, rotated).clone() for layer in here.layers]
+    values = [getattr(layer, rest).clone() for layer in here.layers]
+    assert move_cache(here, rotary, by=by, latent_layout=order) is here
+    limit = SHIFTED[torch.float32] if angles == "float32" else 1000 * SHIFTED[torch.float32]  # of the model's angles
+    for layer, target, old, value in zip(here.layers, there.layers, before, values, strict=True):
+        expected = getattr(target, rotated)
+        assert (getattr(layer, rotated) - expected).abs().max() < limit * expected.abs().max()
+        assert (old - expected).abs().max() > 0.01, "nothing had to move"
+        assert torch.equal(getattr(layer, rest), value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "rotary",
+    [
+        Rotary(16),
+        Rotary(16, layout="interleaved", rotary_dim=8),
+        Rotary(16, scaling=YaRN(factor=4.0, original_max_seq_len=64)),
+        Rotary(16, angles="float32"),
+    ],
+    ids=repr,
+)
+def test_spans_move_each_by_its_own_number(rotary: Rotary, dtype: torch.dtype) -> None:
+    keys = torch.randn(2, 3, 12, 16, dtype=dtype)
+    places = torch.arange(12)
+    rotated = rotary.rotate_one(keys, Positions.arange(12))
+    moved = rotated.clone()
+    move_cache(moved, rotary, by=[100, -2, 0], spans=[(0, 3), (5, 9), (9, 11)])
+    places[0:3] += 100
+    places[5:9] -= 2
+    expected = rotary.rotate_one(keys, Positions.of(places))
+    assert_close(moved, expected)
+    assert torch.equal(moved[:, :, 3:5], rotated[:, :, 3:5])
+    assert torch.equal(moved[:, :, 11:], rotated[:, :, 11:])
+
+
+@pytest.mark.parametrize("by", [2**31 - 12, -(2**31) + 1, 16_777_217])
+def test_far_moves_are_exact(by: int) -> None:
+    rotary, keys = Rotary(64), torch.randn(1, 2, 5, 64, dtype=torch.float64)
+    moved = move_cache(rotary.rotate_one(keys, Positions.arange(5)), rotary, by=by)
+    angle = (torch.arange(5) + by).double()[:, None] * rotary.inv_freq  # off by 3e-7 at 2^31
+    a, b = keys.chunk(2, dim=-1)
+    expected = torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], dim=-1)
+    assert (moved - expected).abs().max() < 10 * SHIFTED[torch.float32]
+
+
+def test_ten_moves_drift_by_ten_roundings() -> None:
+    rotary, keys = Rotary(64), torch.randn(1, 4, 32, 64)
+    moved = rotary.rotate_one(keys, Positions.arange(32))
+    for _ in range(10):
+        move_cache(moved, rotary, by=12_345)
+    assert (moved - rotary.rotate_one(keys, Positions.after(123_450, 32))).abs().max() < 10 * SHIFTED[torch.float32]
+
+
+def test_blocks_of_a_paged_cache_move_where_they_lie() -> None:
+    rotary = Rotary(16)
+    keys = torch.randn(1, 2, 32, 16)
+    rotated = rotary.rotate_one(keys, Positions.arange(32))
+    blocks = rotated[0].transpose(0, 1).reshape(4, 8, 2, 16).clone()  # four blocks of eight tokens
+    move_cache(blocks.transpose(1, 2), rotary, by=50)
+    expected = rotary.rotate_one(keys, Positions.after(50, 32))
+    assert_close(blocks.reshape(32, 2, 16).transpose(0, 1)[None], expected)
+
+
+def test_static_caches_and_layers_without_rotation() -> None:
+    model = _model("llama")
+    rotary = Rotary.from_config(model.config)
+    static = _filled(model, 0, StaticCache(config=model.config, max_cache_len=16))
+    dynamic = _filled(model, 0, DynamicCache())
+    second = dynamic.layers[1].keys.clone()
+    move_cache(static, rotary, by=7, spans=[(0, LENGTH)])
+    move_cache(dynamic, [rotary, None], by=7)
+    assert torch.equal(static.layers[0].keys[:, :, :LENGTH], dynamic.layers[0].keys)
+    assert not static.layers[0].keys[:, :, LENGTH:].any()
+    assert torch.equal(dynamic.layers[1].keys, second)
+
+
+@pytest.mark.parametrize(
+    ("keys", "options", "kind", "word"),
+    [
+        (torch.zeros(1, 2, 5, 16), {"by": 2**31}, RangeError, "by"),
+        (torch.zeros(1, 2, 5, 16), {"by": 1, "spans": [(0, 6)]}, RangeError, "5 slots"),
+        (torch.zeros(1, 2, 5, 16), {"by": 1, "spans": [(0, 3), (2, 4)]}, RangeError, "overlap"),
+        (torch.zeros(1, 2, 5, 16), {"by": [1, 2], "spans": [(0, 3)]}, ShapeError, "2 numbers"),
+        (torch.zeros(1, 2, 5, 24), {"by": 1}, ShapeError, "24"),
+        (torch.zeros(2, 5, 16), {"by": 1}, ShapeError, "kv_heads"),
+        (torch.zeros(1, 2, 5, 16, dtype=torch.int8), {"by": 1}, LocantError, "int8"),
+        (torch.zeros(1, 2, 5, 16, dtype=torch.float8_e4m3fn), {"by": 1}, LocantError, "float8"),
+        ({}, {"by": 1}, LocantError, "cache"),
+    ],
+)
+def test_what_cannot_be_moved_is_refused(keys: Any, options: dict[str, Any], kind: Any, word: str) -> None:
+    with refuses(kind, word):
+        move_cache(keys, Rotary(16), **options)
+    with refuses(LocantError, "ALiBi"):
+        move_cache(torch.zeros(1, 2, 5, 16), ALiBi(2), by=1)  # type: ignore[arg-type]
+
+
+def test_nothing_moves_where_a_later_layer_is_refused() -> None:
+    class QuantizedLayer:
+        is_sliding = False
+        keys: Tensor | None = None
+
+    cache = _filled(_model("llama"), 0, DynamicCache())
+    before = cache.layers[0].keys.clone()
+    cache.layers.append(QuantizedLayer())
+    with refuses(LocantError, "QuantizedLayer"):
+        move_cache(cache, Rotary(8), by=1)
+    assert torch.equal(cache.layers[0].keys, before)
