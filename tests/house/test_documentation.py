@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -61,7 +62,8 @@ def _registries_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("code", "output"), shown())
 def test_an_example_prints_what_stands_below_it(code: str, output: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run(code)
+    with shapes_unchecked() if "torch.export" in code else nullcontext():  # sizes are symbols, and no int
+        run(code)
     assert capsys.readouterr().out == output
 
 

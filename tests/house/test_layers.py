@@ -134,7 +134,8 @@ def _write(src: Path, path: str, code: str) -> None:
 
 # ---------------------------------------------------------------------- classes of encodings
 
-BY_ANSWERS = ("attention", "kernels", "parallel")
+BY_ANSWERS = ("attention", "cli", "embedding", "figures", "kernels", "parallel", "report", "text")
+"""The other rooms build rotary encodings, or compare modules of other programs with them."""
 BASES = {"DistanceBias", "HeadTable", "HiddenBias", "OffsetBias", "RotaryByClass", "RowBias"}
 CLASSES = BASES | {kind.__name__ for kind in encodings().values()} - {PositionEncoding.__name__}
 

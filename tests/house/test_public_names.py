@@ -24,12 +24,12 @@ NAMES = {
     "LearnedGrid", "Convolutional", "register_encoding", "scaling", "encoding_from_config", "register_architecture",
     "XPos", "Kerple", "Fire", "Fox", "Inkling", "Sandwich", "Cope", "Shaw", "TransformerXL", "Deberta",
     "SelfExtend", "ReRoPE", "DualChunk", "GridBias", "ContinuousGridBias", "DecomposedBias",
-    "attend", "KVCache", "plot", "probe", "swap",
+    "attend", "KVCache", "plot", "probe", "swap", "encoding_from_gguf", "move_cache",
     "LocantError", "ShapeError", "RangeError", "InputError",
 }  # fmt: skip
 VERBS = {
     "embed", "compare", "explain", "extend", "convert", "evaluate", "tune", "neighbours", "vocabulary", "prepare",
-    "export", "plot", "probe", "explore", "bench", "list",
+    "export", "plot", "probe", "explore", "bench", "list", "check-batch", "golden",
 }  # fmt: skip
 
 

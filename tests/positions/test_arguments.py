@@ -49,6 +49,7 @@ SAMPLE = {
     "max_seq_len": 16, "d_model": 8, "num_heads": 2, "head_dim": 4, "factor": 2.0, "original_max_seq_len": 8,
     "short_factor": (1.0, 1.0), "long_factor": (2.0, 2.0), "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "seq_len": 4, "cache_len": 4, "n": 2, "attention_mask": torch.ones(1, 2), "lengths": [2, 3], "index": [1],
+    "batch": {"position_ids": [[0, 1]]},
     "parts": [Positions.arange(2)], "sizes": 2, "rank": 0, "world": 2, "ids": [1], "digits": [1], "numbers": [1, 2],
     "documents": [2], "rotary": Rotary(4), "grids": [(1, 2)], "groups": [Rotary(4)], "height": 2, "width": 3,
 }  # fmt: skip
@@ -138,7 +139,7 @@ OTHERS = {
     "layout", "angles", "kind", "form", "terms", "sections", "slopes", "short_factor", "long_factor",
     "lengths", "length", "parts", "documents", "ids", "digits", "positions", "numbers", "goes_on", "padding", "grids",
     "attention_mask", "index", "document", "order", "cache_len", "pairs", "temperature",
-    "rotary", "groups",
+    "rotary", "groups", "Positions.from_batch.batch",
 }  # fmt: skip
 """Parameters that are no numbers; what is wrong with them is a `LocantError` of one kind or another."""
 
@@ -164,7 +165,7 @@ def test_an_odd_argument_is_refused_by_name(build: Build, required: dict[str, An
     default = inspect.signature(build).parameters[name].default
     flag = FLAG if isinstance(default, bool) else frozenset()
     accepted = {*ACCEPTED.get(f"{owner}.{name}", ACCEPTED.get(name, flag)), *(NONE if default is None else ())}
-    number = name not in OTHERS and not isinstance(default, bool)
+    number = OTHERS.isdisjoint({name, f"{owner}.{name}"}) and not isinstance(default, bool)
     require_refused(build, required, name, accepted, number=number, word=WORDS.get(name, name))
 
 

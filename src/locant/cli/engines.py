@@ -13,16 +13,18 @@ __all__ = ["check_batch", "golden"]
 
 @click.command("golden")
 @output("The file of safetensors.", default="golden.safetensors")
-def golden(output: Path) -> None:
-    """Write golden vectors, which a port of rotary positions to another language has to agree with.
+@as_json
+def golden(output: Path, as_json: bool) -> None:
+    """Write golden vectors, to check a port of rotary positions.
 
-    Seven scalings at two bases, at positions from 0 to 2^31 - 1: frequencies, exact and float32 cosines and sines,
-    and vectors rotated in both layouts.
+    A port to another language is right where it agrees with them: seven scalings at two bases, at positions from 0 to
+    2^31 - 1, with frequencies, exact and float32 cosines and sines, and vectors rotated in both layouts.
     """
     from locant.engines.golden import write_golden
+    from locant.report.console import print_result
 
-    number = write_golden(output)
-    click.echo(f"{output}: {number} tensors, {output.stat().st_size:,} bytes")
+    facts = {"file": str(output), "tensors": write_golden(output), "bytes": output.stat().st_size}
+    print_result(facts, f"{output}: {facts['tensors']} tensors, {facts['bytes']:,} bytes", as_json=as_json)
 
 
 @click.command("check-batch")
@@ -30,7 +32,7 @@ def golden(output: Path) -> None:
 @count("--axes", default=1, show_default=True, help="3 for models with positions in time, rows and columns.")
 @as_json
 def check_batch(file: str, axes: int, as_json: bool) -> None:
-    """Look for mistakes in the positions and documents of a training batch.
+    """Find mistakes in the positions of a training batch.
 
     FILE is a batch as a model of transformers is called with, saved as .safetensors, .npz or .json: input_ids,
     position_ids, attention_mask, labels, cu_seq_lens_q and _k, max_length_q and _k, as far as it has them. Told are

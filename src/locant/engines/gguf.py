@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from locant.arguments import MAX_INT32, whole
+from locant.arguments import MAX_INT32, Real, whole
 from locant.checkpoints.checkpoint_folder import TensorFolder
 from locant.errors import InputError
 from locant.kernels.rotary import Layout
@@ -157,7 +157,7 @@ class _Fields:
         value = max(value) if isinstance(value, list) and value else value
         return default if value is None else value
 
-    def number(self, key: str, default: float | None = None) -> float:
+    def number(self, key: str, default: Real | None = None) -> Real:
         value = self.of(key, default)
         if not isinstance(value, (int, float)) or not math.isfinite(value):
             got = f"got {self.path} with {value!r} for {self.architecture}.{key}, expected a number"

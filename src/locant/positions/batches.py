@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from locant.arguments import shown
 from locant.errors import LocantError, ShapeError
 from locant.positions.checks import integers, padding_mask
 from locant.positions.documents import PADDING, cu_seqlens
@@ -58,6 +59,8 @@ def batch_of(
 
 def fields_of_batch(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Index, document and order for `Positions.from_batch`; raises where two keys contradict each other."""
+    if not isinstance(batch, Mapping):
+        raise LocantError(f"got {shown(batch)} for batch, expected a dictionary", "the keywords of a model's call")
     ids, mask = batch.get("position_ids"), batch.get("attention_mask")
     boundaries = next((batch[name] for name in BOUNDARIES if batch.get(name) is not None), None)
     if ids is None and mask is None and boundaries is None:
