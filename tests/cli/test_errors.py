@@ -30,7 +30,7 @@ test_a_slip_of_the_fingers_is_one_line = refused(
 WRITERS = {
     "compare": "text.txt", "convert": "model --to half", "embed": "text.txt", "evaluate": "model",
     "explain": "llama-3.1-8b", "export": "store --to nanogpt", "extend": "llama-3.1-8b --to 262144",
-    "plot": "sinusoidal", "prepare": "text.txt", "probe": "llama-3.1-8b", "tune": "model --with own",
+    "golden": "", "plot": "sinusoidal", "prepare": "text.txt", "probe": "llama-3.1-8b", "tune": "model --with own",
     "vocabulary": "model --keep 300",
 }  # fmt: skip
 """Every verb that takes ``-o``, with words that it would begin to work on."""

@@ -102,6 +102,7 @@ ACCEPTED: dict[str, Collection[str]] = {
     **dict.fromkeys(("short_factor", "long_factor", "index", "lengths", "numbers", "documents"), frozenset({"list"})),
     **dict.fromkeys(("ids", "digits"), frozenset({"list", "0", "-1"})),
     "randomized.lengths": frozenset({"0", "list"}),
+    "Positions.from_batch.batch": frozenset(),
     "abacus.ids": frozenset({"list"}),
     **dict.fromkeys(("mscale", "mscale_all_dim"), ZERO | POSITIVE),
     **dict.fromkeys(("document", "order"), frozenset({"0", "-1", "list"})),
