@@ -1,0 +1,159 @@
+"""Known bugs 101 to 108: what trainers, converters and servers make of one model's positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from locant import LocantError, Positions, Rotary
+from locant.engines.batches import check_batch, pack_documents
+from locant.positions.scaling import Unscaled, YaRN
+from tests.known_bugs.exhibit import exhibit
+from tests.tolerances import LENGTH
+
+TRAINED = 4096
+Check = Callable[..., tuple[str, ...]]
+
+
+def test_101_yarn_acts_at_the_trained_length_too() -> None:
+    """pytorch/torchtitan#4117: a cache for just the trained length was made as if nothing was configured.
+
+    YaRN's factor acts at every length, and so does its attention factor.
+    """
+    rotary = Rotary(64, scaling=YaRN(factor=40.0, original_max_seq_len=TRAINED))
+
+    def check(cache_of: Callable[[Rotary, int], Tensor]) -> None:
+        cache = cache_of(rotary, TRAINED)
+        size = (cache[:, 0] ** 2 + cache[:, 32] ** 2).sqrt().mean().item()
+        assert abs(size - (1 + 0.1 * np.log(40))) <= LENGTH * size, f"cosines have the size {size:.3g}"  # of the paper
+
+    def guarded(rotary: Rotary, n: int) -> Tensor:
+        return (rotary if n > TRAINED else rotary.alike(scaling=Unscaled())).cos_sin_cache(n)
+
+    exhibit(check, Rotary.cos_sin_cache, twin=guarded, because="cosines have the size 1")
+
+
+def test_102_the_ends_of_the_ramp_are_not_exchanged() -> None:
+    """pytorch/torchtitan#3787: `beta_fast` and `beta_slow` had opposite meanings in two codes, and files made up for it."""
+
+    def check(build: Callable[..., YaRN]) -> None:
+        try:
+            build(factor=4.0, original_max_seq_len=TRAINED, beta_fast=1.0, beta_slow=32.0)
+        except LocantError:
+            return
+        raise AssertionError("a ramp from 1 to 32 rotations is taken for one from 32 to 1")
+
+    def sorting(*, beta_fast: float, beta_slow: float, **rest: Any) -> YaRN:
+        return YaRN(beta_fast=max(beta_fast, beta_slow), beta_slow=min(beta_fast, beta_slow), **rest)
+
+    exhibit(check, YaRN, twin=sorting, because="is taken for one from 32 to 1")
+
+
+def test_103_a_file_without_the_factors_of_its_configuration_is_told(tmp_path: Path) -> None:
+    """ggml-org/llama.cpp#24820: a converter read an older key, and left LongRoPE's factors out of the file."""
+    pytest.importorskip("gguf", reason="gguf is not installed")
+    from locant.engines.gguf import compare_gguf, read_gguf
+    from tests.engines.tiny_gguf import model_of, write
+
+    plain, stretched = model_of("llama", "default"), model_of("llama", "longrope")
+    path = write(plain, tmp_path / "a.gguf")
+
+    def check(agrees: Callable[[Path, dict[str, Any]], bool]) -> None:
+        assert agrees(path, plain.config.to_dict())
+        assert not agrees(path, stretched.config.to_dict()), "the factors are missing, and nothing is said"
+
+    def by_base(path: Path, config: dict[str, Any]) -> bool:
+        encoding = read_gguf(path).encoding
+        return isinstance(encoding, Rotary) and encoding.base == config["rope_parameters"]["rope_theta"]
+
+    exhibit(check, lambda *pair: compare_gguf(*pair).agrees, twin=by_base, because="the factors are missing")
+
+
+def test_104_every_layout_has_the_attention_factor() -> None:
+    """GaijinEntertainment/daScript#3479: one layout's code multiplied by the factor, the other's did not."""
+    scaling = YaRN(factor=4.0, original_max_seq_len=64, attention_factor=1.4)
+    x = torch.randn(1, 2, 7, 32)
+
+    def check(rotate: Callable[[Rotary], Tensor]) -> None:
+        for layout in ("half", "interleaved"):
+            rotated = rotate(Rotary(32, scaling=scaling, layout=layout))
+            ratio = (rotated.norm(dim=-1) / x.norm(dim=-1)).mean().item()
+            assert abs(ratio - 1.4) <= LENGTH * 1.4, f"{layout}: vectors are {ratio:.3g} times as long"
+
+    def ours(rotary: Rotary) -> Tensor:
+        return rotary.rotate_one(x, Positions.arange(7))
+
+    def forgetting(rotary: Rotary) -> Tensor:
+        return ours(rotary) / (1.4 if rotary.layout == "interleaved" else 1.0)
+
+    exhibit(check, ours, twin=forgetting, because="interleaved: vectors are 1 times as long")
+
+
+def _by_shapes(batch: Mapping[str, Any], **_: Any) -> tuple[str, ...]:
+    """What a trainer checks: every tensor has as many tokens as the ids."""
+    length = batch["input_ids"].shape[-1]
+    tensors = [value for name, value in batch.items() if isinstance(value, Tensor) and "cu_" not in name]
+    return () if all(value.shape[-1] == length for value in tensors) else ("sizes differ",)
+
+
+def _by_lengths(batch: Mapping[str, Any], **_: Any) -> tuple[str, ...]:
+    """Whether cumulative lengths rise."""
+    return () if bool((batch["cu_seq_lens_q"].diff() > 0).all()) else ("lengths fall",)
+
+
+BATCH = pack_documents([{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}])
+
+
+def test_105_ids_of_one_axis_are_told_where_a_model_has_three() -> None:
+    """axolotl-ai-cloud/axolotl#3817: a packed batch had 2-D ids, and the axes of images were never computed."""
+
+    def check(check_batch: Check) -> None:
+        assert check_batch(BATCH) == ()
+        assert check_batch(BATCH, axes=3), "images are counted as text, and nothing is said"
+
+    exhibit(check, check_batch, twin=_by_shapes, because="images are counted as text")
+
+
+def test_106_every_number_of_a_mask_is_a_token() -> None:
+    """hiyouga/LlamaFactory#7754: of rows packed as 1, 1, 2, 2 only the ones were counted."""
+    mask = torch.tensor([[1, 1, 2, 2, 2]])
+
+    def check(index_of: Callable[[Tensor], Tensor]) -> None:
+        index = index_of(mask)
+        assert index.tolist() == [[0, 1, 0, 1, 2]], f"the second document is counted {index[0, 2:].tolist()}"
+
+    def of_ones(mask: Tensor) -> Tensor:
+        return ((mask == 1).cumsum(dim=1) - 1).clamp(min=0)
+
+    def ours(mask: Tensor) -> Tensor:
+        return Positions.from_batch({"attention_mask": mask}).index
+
+    exhibit(check, ours, twin=of_ones, because="the second document is counted")
+
+
+def test_107_ids_that_were_padded_without_their_positions_are_told() -> None:
+    """hiyouga/LlamaFactory#10783: tokens were padded to a multiple of 8, position ids were not."""
+    padded = {**BATCH, "input_ids": torch.nn.functional.pad(BATCH["input_ids"], (0, 3))}
+
+    def check(check_batch: Check) -> None:
+        assert check_batch(BATCH) == ()
+        assert check_batch(padded), "five positions for eight tokens, and nothing is said"
+
+    exhibit(check, check_batch, twin=_by_lengths, because="five positions for eight tokens")
+
+
+def test_108_lengths_with_and_without_padding_are_not_mixed() -> None:
+    """radixark/miles#1272, NVIDIA-NeMo/Megatron-Bridge#4507: cumulative lengths of padded documents, tokens without."""
+    mixed = {**BATCH, "cu_seq_lens_q": torch.tensor([0, 4, 8]), "cu_seq_lens_k": torch.tensor([0, 4, 8])}
+
+    def check(check_batch: Check) -> None:
+        assert check_batch(BATCH) == ()
+        assert check_batch(mixed), "lengths of eight tokens for five, and nothing is said"
+
+    exhibit(check, check_batch, twin=_by_lengths, because="lengths of eight tokens for five")
