@@ -40,7 +40,7 @@ def test_101_yarn_acts_at_the_trained_length_too() -> None:
 
 
 def test_102_the_ends_of_the_ramp_are_not_exchanged() -> None:
-    """pytorch/torchtitan#3787: `beta_fast` and `beta_slow` had opposite meanings in two codes, and files made up for it."""
+    """pytorch/torchtitan#3787: `beta_fast` and `beta_slow` meant each other, and files made up for it."""
 
     def check(build: Callable[..., YaRN]) -> None:
         try:
