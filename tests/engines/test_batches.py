@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, DataCollatorWithFlattening, PreTrainedModel
 
-from locant import InputError, LocantError, Positions, ShapeError
+from locant import InputError, LocantError, Positions, RangeError, ShapeError
 from locant.cli import main
 from locant.engines.batches import check_batch, pack_documents, read_batch
 from tests.refusal import refuses
@@ -114,7 +114,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "one of two lengths": ({"cu_seq_lens_k": None}, "both are needed"),
     "a longest that is none": ({"max_length_q": 8}, "max_length_q is 8, and a document has 9"),
     "targets across documents": ({"labels": PACKED["input_ids"]}, "token 5 of row 0"),
-    "ids that were not padded": ({"position_ids": PACKED["position_ids"][:, :15]}, "15 tokens, and the batch has 18"),
+    "ids that were not padded": (
+        {"position_ids": PACKED["position_ids"][:, :15]},
+        "1 x 15 tokens, and the batch has 1 x 18",
+    ),
     "ids of another shape": ({"position_ids": torch.zeros(2, 1, 18, dtype=torch.int64)}, "shape (2, 1, 18)"),
 }
 
@@ -178,3 +181,43 @@ def test_files_that_are_no_batch_are_refused(tmp_path: Path) -> None:
     for path in [*tmp_path.iterdir(), tmp_path / "nothing.json", tmp_path]:
         with refuses(InputError, path.name):
             read_batch(path)
+
+
+def test_gaps_in_the_ids_of_one_document_are_no_boundaries() -> None:
+    """Without a mask a model of `transformers` would take each gap for the end of a document."""
+    for positions in (Positions.of([[0, 5, 9, 10]]), Positions.cat([Positions.arange(2), Positions.after(10, 2)])):
+        batch = positions.to_batch()
+        assert batch["attention_mask"].all()
+        assert Positions.from_batch(batch) == positions
+        assert check_batch(batch) == ()
+    with refuses(LocantError, "different documents"):
+        Positions.from_batch({"position_ids": torch.tensor([[0, 1, 0, 1]]), "attention_mask": torch.ones(1, 4)})
+
+
+def test_padded_examples_are_packed_without_their_padding() -> None:
+    padded = [{"input_ids": [7, 8, 0], "attention_mask": [1, 1, 0]}, {"input_ids": [9, 9], "labels": None}]
+    assert pack_documents(padded)["input_ids"].tolist() == [[7, 8, 9, 9]]
+    alone = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_tensors="pt")(EXAMPLES[:1])
+    ours = pack_documents(EXAMPLES[:1])
+    assert {name: torch.as_tensor(value).tolist() for name, value in ours.items()} == {
+        name: torch.as_tensor(value).tolist() for name, value in alone.items()
+    }
+
+
+def test_lists_are_read_and_other_things_refused() -> None:
+    assert check_batch({"input_ids": [1, 2, 3], "position_ids": [0, 1, 2]}) == ()
+    padded = {"input_ids": [[1, 2]], "labels": [[1, 2]], "attention_mask": [[1, 0]]}
+    assert "labels have targets at padding" in check_batch(padded)
+    assert check_batch({"input_ids": torch.ones(3, 4), "position_ids": torch.arange(4).expand(2, 4)})
+    wrong: list[Any] = ["text", {}, {"foo": 1}, {"input_ids": [[1, 2], [3]]}, None]
+    for batch in wrong:
+        with refuses(LocantError):
+            check_batch(batch)
+    with refuses(RangeError, "axes"):
+        check_batch(PACKED, axes=0)
+    odd: list[tuple[Any, Any]] = [({}, LocantError), ([1, 2], LocantError), ({"input_ids": [1.5, 2]}, ShapeError)]
+    for example, kind in odd:
+        with refuses(kind):
+            pack_documents([example])
+    with refuses(LocantError, "2 axes"):
+        Positions.grid(2, 3).to_batch()

@@ -122,6 +122,24 @@ def test_an_exported_program_is_for_every_length_and_holds_operators_of_torch_al
 
 
 @pytest.mark.unchecked
+@pytest.mark.parametrize("length", [9, 20])
+def test_a_decoding_step_is_exported_for_every_length(length: int) -> None:
+    class Step(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, index: Tensor) -> Tensor:
+            positions = Positions(index)
+            q = Rotary(HEAD_DIM).rotate_one(q, positions)
+            return attend(q, k, v, positions=positions, k_positions=Positions.arange(k.shape[2]))
+
+    def step(length: int) -> tuple[Tensor, ...]:
+        return _tokens(1)[0], *_tokens(length)[1:], torch.tensor([[length - 1]])
+
+    program = torch.export.export(Step(), step(length), dynamic_shapes=({}, {2: LENGTH}, {2: LENGTH}, {}), strict=False)
+    for other in (2, 15, 16, 300):
+        inputs = step(other)
+        assert_close(program.module()(*inputs), Step()(*inputs))
+
+
+@pytest.mark.unchecked
 def test_in_place_and_tiles_while_exporting() -> None:
     class InPlace(nn.Module):
         def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

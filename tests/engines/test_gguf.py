@@ -142,7 +142,8 @@ def _metadata(path: Path, architecture: str, **keys: Any) -> Path:
     writer.add_vocab_size(300)
     writer.add_context_length(256)
     writer.add_embedding_length(64)
-    writer.add_block_count(2)
+    if "block_count" not in keys:
+        writer.add_block_count(2)
     writer.add_feed_forward_length(96)
     writer.add_head_count(4)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -167,12 +168,39 @@ def test_pairs_of_every_architecture_are_those_of_the_library(tmp_path: Path) ->
 
 
 def test_other_encodings_than_rotary(tmp_path: Path) -> None:
-    bloom = _metadata(tmp_path / "bloom.gguf", "bloom", **{"attention.max_alibi_bias": 8.0})
-    assert repr(encoding_from_gguf(bloom)) == repr(ALiBi(4))
+    keys: dict[str, dict[str, Any]] = {
+        "mpt": {"attention.max_alibi_bias": 8.0}, "bloom": {}, "jina-bert-v2": {}, "baichuan": {"block_count": 40},
+    }  # fmt: skip
+    for name, more in keys.items():
+        assert repr(encoding_from_gguf(_metadata(tmp_path / f"{name}.gguf", name, **more))) == repr(ALiBi(4))
+    assert encoding_from_gguf(_metadata(tmp_path / "b.gguf", "baichuan")).doors()[0] == "rotate"
     assert not encoding_from_gguf(_metadata(tmp_path / "mamba.gguf", "mamba")).doors()
-    for name in ("gpt2", "t5"):
+    for name in ("gpt2", "t5", "bert", "starcoder"):
         with refuses(InputError, name, "encoding_from_config"):
             encoding_from_gguf(_metadata(tmp_path / f"{name}.gguf", name))
+
+
+def test_layers_without_rotation_are_no_difference(tmp_path: Path) -> None:
+    path = _metadata(tmp_path / "a.gguf", "cohere2")
+    config = {
+        "model_type": "cohere2", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "max_position_embeddings": 256,
+    }  # fmt: skip
+    comparison = compare_gguf(path, config)
+    assert comparison.agrees, comparison.differences
+    assert any("do not rotate" in note for note in comparison.model.notes)
+
+
+def test_a_type_without_its_factors(tmp_path: Path) -> None:
+    """llama.cpp divides positions by the factor all the same."""
+    model = model_of("llama", "linear")
+    path = write(model, tmp_path / "a.gguf", scaling_type="longrope")
+    with LlamaCpp(path, CONTEXT) as llama:
+        theirs = llama.logits(IDS[0].tolist())
+    assert np.abs(theirs - _logits(model, encoding_from_gguf(path), IDS)).max() < LLAMA_CPP
+    with refuses(InputError, "rope.scaling.type"):
+        encoding_from_gguf(_metadata(tmp_path / "b.gguf", "llama", **{"rope.scaling.type": "foo"}))
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:

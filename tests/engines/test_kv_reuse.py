@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel, StaticCache
 
 from locant import ALiBi, LocantError, Positions, RangeError, Rotary, ShapeError, move_cache
-from locant.positions.scaling import YaRN
+from locant.positions.scaling import DynamicNTK, YaRN
 from tests.refusal import refuses
 from tests.tolerances import SHIFTED, assert_close
 
@@ -174,3 +175,25 @@ def test_nothing_moves_where_a_later_layer_is_refused() -> None:
     with refuses(LocantError, "QuantizedLayer"):
         move_cache(cache, Rotary(8), by=1)
     assert torch.equal(cache.layers[0].keys, before)
+
+
+def test_moves_that_have_no_angle_or_would_lose_a_gradient_are_refused() -> None:
+    keys = torch.randn(1, 2, 10, 16)
+    dynamic = Rotary(16, scaling=DynamicNTK(factor=2.0, original_max_seq_len=16))
+    for rotary, by in ((dynamic, 30), (Rotary(16), 2**31 - 5)):
+        with refuses(RangeError):
+            move_cache(keys.clone(), rotary, by=by)
+    move_cache(keys.clone(), dynamic.for_length(64), by=30)
+    weights = keys.clone().requires_grad_()
+    with refuses(LocantError, "gradient"):
+        move_cache(weights * weights, Rotary(16), by=3)
+    with torch.no_grad():
+        move_cache(weights * weights, Rotary(16), by=3)
+    odd: list[Any] = [(0, 5), [(0, 5, 2)], [slice(0, 5)], [(0.5, 2)]]
+    for spans in odd:
+        with refuses(RangeError, "spans"):
+            move_cache(keys, Rotary(16), by=1, spans=spans)
+    by_array, by_tensor = (
+        move_cache(keys.clone(), Rotary(16), by=by, spans=[(0, 5)]) for by in (np.array([1]), torch.tensor([1]))
+    )
+    assert torch.equal(by_array, by_tensor)

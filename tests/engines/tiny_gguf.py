@@ -73,13 +73,14 @@ def write(
     *,
     architecture: str | None = None,
     reordered: bool = True,
+    scaling_type: str | None = None,
 ) -> Path:
     """The file of a model; `keys` are joined to its keys below ``rope.scaling``."""
     config = model.config
     architecture = architecture or {"gpt_neox": "gptneox"}.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, architecture)
     _write_sizes(writer, config)
-    factors = _write_scaling(writer, config.rope_parameters, architecture, keys or {})
+    factors = _write_scaling(writer, config.rope_parameters, architecture, keys or {}, scaling_type)
     write_tokenizer(writer)
     weights = {name: tensor.detach().float().numpy() for name, tensor in model.state_dict().items()}
     tensors = _of_neox(weights) if config.model_type == "gpt_neox" else _of_llama(weights)
@@ -116,13 +117,13 @@ def _write_sizes(writer: Any, config: Any) -> None:
 
 
 def _write_scaling(
-    writer: Any, rope: dict[str, Any], architecture: str, keys: Mapping[str, float]
+    writer: Any, rope: dict[str, Any], architecture: str, keys: Mapping[str, float], scaling_type: str | None
 ) -> dict[str, np.ndarray]:
     kind = rope["rope_type"]
     for key, value in keys.items():
         writer.add_float32(f"{architecture}.rope.scaling.{key}", value)
     if kind in ("linear", "yarn"):
-        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_type(gguf.RopeScalingType(scaling_type or kind))
         writer.add_rope_scaling_factor(rope["factor"])
     if kind in ("yarn", "longrope"):
         writer.add_rope_scaling_orig_ctx_len(TRAINED)

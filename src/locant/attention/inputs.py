@@ -161,6 +161,8 @@ class AttentionInputs:
 
         Decided by shapes and by what needs a gradient, so that compiled code reads no values.
         """
+        if torch.compiler.is_exporting():
+            return False  # an exported program is for every length
         few_queries = FEWEST_KEYS * self.q.shape[2] <= self.k.shape[2]
         return few_queries and not self.needs_gradient and not self.is_transformed
 

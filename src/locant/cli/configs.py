@@ -31,7 +31,7 @@ def explain(config: str, against: str | None, n_ctx: int | None, output: Path | 
     differs from a configuration; beside the safetensors of a folder, also whether q and k are in the right order.
     Exit code 1: they differ.
     """
-    if config.endswith(".gguf"):
+    if config.lower().endswith(".gguf"):
         _explain_gguf(config, against, n_ctx, output, as_json=as_json)
         return
     if against is not None or n_ctx is not None:

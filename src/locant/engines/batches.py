@@ -14,13 +14,25 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from locant.arguments import shown, whole
 from locant.errors import InputError, LocantError, ShapeError
 from locant.positions import Positions
-from locant.positions.batches import BOUNDARIES, counted, documents_of_boundaries, documents_of_ids, ids_of
+from locant.positions.batches import (
+    AXES,
+    BOUNDARIES,
+    counted,
+    documents_of_boundaries,
+    documents_of_ids,
+    ids_of,
+    restarts,
+)
+from locant.positions.checks import integers
 
 __all__ = ["check_batch", "pack_documents", "read_batch"]
 
 NO_TARGET = -100
+ROWS = ("input_ids", "labels", "position_ids", "attention_mask")
+LONGEST = ("max_length_q", "max_length_k")
 
 
 def pack_documents(examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -37,17 +49,37 @@ def pack_documents(examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     >>> batch["labels"], batch["position_ids"]
     (tensor([[-100,    6, -100,    8,    9]]), tensor([[0, 1, 0, 1, 2]]))
     """
-    documents = [torch.as_tensor(example["input_ids"], dtype=torch.int64) for example in examples]
-    labels = [
-        torch.as_tensor(example.get("labels", ids)).clone() for example, ids in zip(examples, documents, strict=True)
-    ]
-    for ids, targets in zip(documents, labels, strict=True):
-        if ids.ndim != 1 or ids.shape != targets.shape:
-            got = f"got input_ids of shape {tuple(ids.shape)} and labels of shape {tuple(targets.shape)}"
-            raise ShapeError(f"{got}, expected one number per token", "the ids of one document, unpadded")
-        targets[:1] = NO_TARGET
-    positions = Positions.packed([len(ids) for ids in documents])
-    return {"input_ids": torch.cat(documents)[None], "labels": torch.cat(labels)[None], **positions.to_batch()}
+    documents = [_document(example) for example in examples]
+    positions = Positions.packed([len(ids) for ids, _ in documents])
+    boundaries = positions.cu_seqlens()
+    longest = max((len(ids) for ids, _ in documents), default=0)
+    return {
+        "input_ids": torch.cat([torch.zeros(0, dtype=torch.int64), *(ids for ids, _ in documents)])[None],
+        "labels": torch.cat([torch.zeros(0, dtype=torch.int64), *(labels for _, labels in documents)])[None],
+        "position_ids": positions.index,
+        **dict.fromkeys(BOUNDARIES, boundaries),
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+
+
+def _document(example: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """The ids and the targets of one document, without its padding."""
+    if not isinstance(example, Mapping) or example.get("input_ids") is None:
+        got = f"got {shown(example)} for a document, expected a dictionary with input_ids"
+        raise LocantError(got, '{"input_ids": [5, 6, 7]}')
+    ids = integers("input_ids", example["input_ids"])
+    labels = ids if example.get("labels") is None else integers("labels", example["labels"])
+    mask = example.get("attention_mask")
+    real = torch.ones_like(ids) if mask is None else torch.as_tensor(mask)
+    if ids.ndim != 1 or not ids.shape == labels.shape == real.shape:
+        got = (
+            f"got input_ids of shape {tuple(ids.shape)}, labels of {tuple(labels.shape)}, a mask of {tuple(real.shape)}"
+        )
+        raise ShapeError(f"{got}, expected one number per token", "the ids of one document")
+    ids, labels = ids[real != 0], labels[real != 0].clone()
+    labels[:1] = NO_TARGET
+    return ids, labels
 
 
 def read_batch(path: Path | str) -> dict[str, Any]:
@@ -89,11 +121,31 @@ def check_batch(batch: Mapping[str, Any], *, axes: int = 1) -> tuple[str, ...]:
     >>> check_batch({"input_ids": torch.ones(1, 5), "position_ids": torch.tensor([[0, 1, 2, 3, 4]])})
     ()
     """
-    return tuple(_findings({key: value for key, value in batch.items() if value is not None}, axes))
+    whole("axes", axes, 1, AXES, remedy="axes=3 for Qwen2-VL and its kin")
+    return tuple(_findings(_read(batch), axes))
 
 
-def _findings(batch: Mapping[str, Any], axes: int) -> Iterator[str]:
-    shape = next((torch.as_tensor(batch[name]).shape[:2] for name in ("input_ids", "labels") if name in batch), None)
+def _read(batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What says something of positions and documents, each with a row for each row of the batch."""
+    if not isinstance(batch, Mapping):
+        raise LocantError(f"got {shown(batch)} for batch, expected a dictionary", "the keywords of a model's call")
+    tensors = dict[str, Tensor]()
+    for name in (*ROWS, *BOUNDARIES, *LONGEST):
+        if batch.get(name) is not None:
+            try:
+                tensor = torch.as_tensor(batch[name])
+            except (TypeError, ValueError, RuntimeError):
+                got = f"got {shown(batch[name])} for {name}, expected numbers"
+                raise LocantError(got, "a tensor, one row for each row of the batch") from None
+            tensors[name] = tensor[None] if name in ROWS and tensor.ndim == 1 else tensor
+    if not tensors:
+        got = f"got a batch with {', '.join(map(str, batch)) or 'nothing'}"
+        raise LocantError(f"{got}, which says nothing of tokens and positions", f"{', '.join(ROWS)} in it")
+    return tensors
+
+
+def _findings(batch: Mapping[str, Tensor], axes: int) -> Iterator[str]:
+    shape = next((batch[name].shape[:2] for name in ("input_ids", "labels") if name in batch), None)
     text = None
     if "position_ids" in batch:
         try:
@@ -101,16 +153,23 @@ def _findings(batch: Mapping[str, Any], axes: int) -> Iterator[str]:
         except LocantError as error:
             yield str(error)
             return
-        if shape is not None and index.shape[1] != shape[1]:
-            yield f"position_ids are for {index.shape[1]} tokens, and the batch has {shape[1]}"
+        if shape is not None and (index.shape[1] != shape[1] or index.shape[0] not in (1, shape[0])):
+            of_ids, of_batch = (f"{rows} x {tokens}" for rows, tokens in (index.shape[:2], shape))
+            yield f"position_ids are for {of_ids} tokens, and the batch has {of_batch}"
             return
-        ids = torch.as_tensor(batch["position_ids"])
         if axes > 1 and index.ndim == 2:
             yield f"position_ids have one axis, and the model has {axes}: images are counted as text"
-        text = None if index.ndim == 3 and ids.shape[0] == 3 else text
-    mask = torch.as_tensor(batch["attention_mask"]) if "attention_mask" in batch else None
+        text = None if index.ndim == 3 and len(batch["position_ids"]) == AXES else text
+        text = text if text is None or shape is None else text.expand(shape[0], -1)
+    for name in ("labels", "attention_mask"):
+        if name in batch and shape is not None and batch[name].ndim == 2 and batch[name].shape != shape:
+            yield f"{name} are of {tuple(batch[name].shape)}, and the batch of {tuple(shape)}"
+            return
+    mask = batch.get("attention_mask")
     if mask is not None and mask.ndim == 2:
-        yield from _of_mask(mask, text, shape)
+        yield from _of_mask(mask, text)
+        if "labels" in batch and bool(((mask == 0) & (batch["labels"] != NO_TARGET)).any()):
+            yield "labels have targets at padding"
     documents = None
     for name in BOUNDARIES:
         if name in batch:
@@ -120,38 +179,31 @@ def _findings(batch: Mapping[str, Any], axes: int) -> Iterator[str]:
                 yield str(error).replace(BOUNDARIES[0], name)
                 return
             yield from _of_lengths(batch, name)
-    if documents is not None and text is not None and not torch.equal(documents_of_ids(text.reshape(1, -1)), documents):
-        slot = int((documents_of_ids(text.reshape(1, -1)) != documents)[0].nonzero()[0])
-        yield f"position_ids and {BOUNDARIES[0]} tell different documents from token {slot} on"
+    if documents is not None and text is not None:
+        differ = documents_of_ids(text.reshape(1, -1)) != documents
+        if bool(differ.any()):
+            slot = int(differ[0].nonzero()[0])
+            yield f"position_ids and {BOUNDARIES[0]} tell different documents from token {slot} on"
     if axes > 1 and documents is not None and text is None:
         yield "position_ids have no ids of text before those of the axes, in which the model looks for documents"
-    found = documents_of_ids(text) if documents is None and text is not None else documents
+    found = documents_of_ids(text) if documents is None and text is not None and mask is None else documents
     if found is not None and "labels" in batch:
-        yield from _of_labels(torch.as_tensor(batch["labels"]).reshape(found.shape), found)
+        yield from _of_labels(batch["labels"].reshape(found.shape), found)
 
 
-def _of_mask(mask: Tensor, text: Tensor | None, shape: Sequence[int] | None) -> Iterator[str]:
-    if shape is not None and mask.shape[1] != shape[1]:
-        yield f"attention_mask is for {mask.shape[1]} tokens, and the batch has {shape[1]}"
-        return
+def _of_mask(mask: Tensor, text: Tensor | None) -> Iterator[str]:
     if bool((mask > 1).any()):
         yield "attention_mask numbers documents, and code that looks for ones sees the first alone"
-    elif text is not None and bool((documents_of_ids(text) * (mask != 0)).any()) and _restarts(text, mask):
+    elif text is not None and text.shape == mask.shape and restarts(text, (mask != 0).long() - 1):
         yield "attention_mask stands beside ids of several documents: models then do not look for documents in the ids"
 
 
-def _restarts(text: Tensor, mask: Tensor) -> bool:
-    """Whether an id falls between two tokens that are no padding."""
-    real = (mask[:, 1:] != 0) & (mask[:, :-1] != 0)
-    return bool(((text.diff(dim=1) <= 0) & real).any())
-
-
-def _of_lengths(batch: Mapping[str, Any], name: str) -> Iterator[str]:
+def _of_lengths(batch: Mapping[str, Tensor], name: str) -> Iterator[str]:
     other, longest = BOUNDARIES[1 - BOUNDARIES.index(name)], f"max_length_{name[-1]}"
-    ends = torch.as_tensor(batch[name])
+    ends = batch[name]
     if other not in batch:
         yield f"{name} is there and {other} is not: both are needed"
-    elif name == BOUNDARIES[0] and not torch.equal(ends, torch.as_tensor(batch[other])):
+    elif name == BOUNDARIES[0] and not torch.equal(ends, batch[other]):
         yield f"{name} and {other} differ: tokens would see those of other documents"
     if longest in batch and int(batch[longest]) < int(ends.diff().max()):
         yield f"{longest} is {int(batch[longest])}, and a document has {int(ends.diff().max())} tokens"

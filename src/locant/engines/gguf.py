@@ -20,7 +20,7 @@ from locant.checkpoints.checkpoint_folder import TensorFolder
 from locant.errors import InputError
 from locant.kernels.rotary import Layout
 from locant.models.config_values import Config
-from locant.models.encodings import encoding_from_config, layer_types
+from locant.models.encodings import encoding_from_config, layer_types, rotary_layer_types
 from locant.models.registry import with_defaults
 from locant.models.rope_parameters import is_per_layer, rope_dictionary
 from locant.positions import ALiBi, PositionEncoding, Positions, Rotary
@@ -57,6 +57,20 @@ NONE = {
     "nemotron_h", "nemotron_h_moe", "refact", "rwkv6", "rwkv6qwen2", "rwkv7", "t5", "t5encoder", "wavtokenizer-dec",
 }  # fmt: skip
 """Those without rotary positions."""
+
+ADDED = {"bert", "gpt2", "starcoder", "t5", "t5encoder"}
+"""Those with a table of positions, or of biases, whatever `llama_model_rope_type` says of them."""
+
+ALIBI = {"bloom", "jina-bert-v2", "refact"}
+"""Those with ALiBi even where no key says so; of Baichuan the models with `BAICHUAN_13B` layers."""
+
+BAICHUAN_13B = 40
+
+UNROTATED = {"cohere2", "exaone4", "exaone-moe", "llama4", "smollm3"}
+"""Those some of whose layers do not rotate, by code."""
+
+LOCAL_BASE = {"gemma3", "gemma3n", "modern-bert"}
+"""Those whose layers with a window have the usual base, unless a key says another."""
 
 READS_BETAS = {"mistral3"}
 """Measured: for these llama.cpp reads ``yarn_beta_fast`` and ``yarn_beta_slow`` from the file; not for Llama, Qwen2."""
@@ -182,18 +196,24 @@ class _Fields:
 def _model(fields: _Fields, n_ctx: int | None) -> GgufModel:
     trained = int(fields.number("context_length"))
     n_ctx = trained if n_ctx is None else whole("n_ctx", n_ctx, 1, MAX_INT32 + 1, remedy="the -c of llama.cpp")
-    encoding, notes = _without_rotary(fields) if fields.architecture in NONE else _rotary(fields, n_ctx)
+    name = fields.architecture
+    if name in ADDED or "position_embd.weight" in fields.tensors:
+        got = f"got {fields.path} of {name}, whose positions are a table in the file"
+        raise InputError(got, "locant.encoding_from_config with the model's config.json")
+    baichuan_13b = name == "baichuan" and fields.of("block_count") == BAICHUAN_13B
+    encoding, notes = _without_rotary(fields) if name in NONE or baichuan_13b else _rotary(fields, n_ctx)
     return GgufModel(architecture=fields.architecture, encoding=encoding, n_ctx=n_ctx, notes=tuple(notes))
 
 
 def _without_rotary(fields: _Fields) -> tuple[PositionEncoding, list[str]]:
-    largest = fields.of("attention.max_alibi_bias", 8.0 if fields.architecture == "refact" else 0.0)
-    if largest == 8.0:
-        return ALiBi(int(fields.number("attention.head_count"))), []
-    if largest or fields.architecture in ("gpt2", "t5", "t5encoder"):
-        got = f"got {fields.path} of {fields.architecture}, whose positions are a table or slopes in the file"
-        raise InputError(got, "locant.encoding_from_config with the model's config.json")
-    return PositionEncoding(), []
+    has_slopes = fields.architecture in {*ALIBI, "baichuan"}
+    largest = fields.of("attention.max_alibi_bias", 8.0 if has_slopes else 0.0)
+    if largest not in (0.0, 8.0):
+        got = f"got {fields.path} with attention.max_alibi_bias={largest}, whose slopes are not those of the paper"
+        raise InputError(got, "ALiBi(num_heads, slopes=...)")
+    if not largest:
+        return PositionEncoding(), []
+    return ALiBi(int(fields.number("attention.head_count"))), ["that there is ALiBi is code of llama.cpp"] * has_slopes
 
 
 def _rotary(fields: _Fields, n_ctx: int) -> tuple[Rotary, list[str]]:
@@ -211,7 +231,9 @@ def _rotary(fields: _Fields, n_ctx: int) -> tuple[Rotary, list[str]]:
         head_dim = rotary_dim
         notes.append("of multi-head latent attention, only the dimensions that are rotated are told")
     base = fields.number("rope.freq_base", DEFAULT_BASE)
-    if fields.of("rope.freq_base_swa") is not None or fields.architecture in ("gemma3", "gemma3n"):
+    if fields.architecture in UNROTATED:
+        notes.append("some layers do not rotate, by code of this architecture; told are the others")
+    if fields.of("rope.freq_base_swa") is not None or fields.architecture in LOCAL_BASE:
         local = fields.of("rope.freq_base_swa", DEFAULT_BASE)
         notes.append(f"layers with a window have the base {local:g} and no scaling; told are the others")
     scaling = _scaling(fields, n_ctx, notes)
@@ -227,6 +249,9 @@ def _scaling(fields: _Fields, n_ctx: int, notes: list[str]) -> Scaling | None:
     kind = fields.of("rope.scaling.type", "linear")
     temperature = float(fields.of("rope.scaling.attn_factor", 1.0))
     trained = int(fields.of("rope.scaling.original_context_length", fields.number("context_length")))
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        got = f"got {fields.path} with rope.scaling.type={kind!r}, which llama.cpp does not load"
+        raise InputError(got, "none, linear, yarn or longrope")
     kind, factor = ("none", 1.0) if kind == "none" or (kind == "linear" and factor == 1) else (kind, float(factor))
     long, short = fields.factors("rope_factors_long"), fields.factors("rope_factors_short")
     plain = fields.factors("rope_freqs")
@@ -268,7 +293,7 @@ def _scaling(fields: _Fields, n_ctx: int, notes: list[str]) -> Scaling | None:
     if temperature != 1:
         got = f"got {fields.path} with rope.scaling.attn_factor={temperature:g} beside {kind} scaling"
         raise InputError(got, "locant.encoding_from_config with the model's config.json")
-    return Linear(factor=factor) if kind == "linear" else None
+    return None if factor == 1 else Linear(factor=factor)  # also of a longrope without factors
 
 
 # ---------------------------------------------------------------------- beside a configuration
@@ -293,8 +318,8 @@ def compare_gguf(
     fields = _Fields(path)
     model = _model(fields, n_ctx)
     full = with_defaults(config)
-    kinds = layer_types(full)
-    kind = "full_attention" if "full_attention" in kinds else kinds[0] if kinds else None
+    kinds = rotary_layer_types(full) or layer_types(full) or (None,)
+    kind = "full_attention" if "full_attention" in kinds else kinds[0]
     stated = encoding_from_config(full, layer_type=kind)
     ignored = dict(_ignored(fields, full, kind))
     if not (isinstance(stated, Rotary) and isinstance(model.encoding, Rotary)):

@@ -8,16 +8,19 @@ seen the tokens before them, and moved ones have seen another past.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from operator import index
+from typing import Any, TypeVar, get_args
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from locant.arguments import MAX_INT32, shown, whole
+from locant.arguments import MAX_INT32, one_of, shown, whole
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.kernels.rotary import Layout, rotate
 from locant.positions import Positions, Rotary
+from locant.positions.positions import require_positions
 
 __all__ = ["move_cache"]
 
@@ -28,7 +31,7 @@ Spans = Sequence[tuple[int, int]]
 def move_cache(
     cache: Cache,
     encoding: Rotary | Sequence[Rotary | None],
-    by: int | Sequence[int],
+    by: int | Sequence[int] | Tensor | np.ndarray,
     spans: Spans | None = None,
     *,
     positions: Positions | None = None,
@@ -62,11 +65,16 @@ def move_cache(
     >>> torch.allclose(moved, rotary.rotate_one(keys, Positions.after(1_000_000, 3)), atol=1e-6)
     True
     """
+    if latent_layout is not None:
+        one_of("latent_layout", latent_layout, get_args(Layout))
+    if positions is not None:
+        require_positions(positions)
     if isinstance(cache, Tensor):
         rotary = _of_layer(encoding, 0)
         if rotary is not None:
             _require_keys(cache, rotary)
-            _move(cache, rotary, by, spans, positions)
+            _require_places(cache, rotary, _spans_of(cache, by, spans), positions)
+            _move(cache, rotary, _spans_of(cache, by, spans), positions)
         return cache
     layers = getattr(cache, "layers", None)
     if layers is None:
@@ -79,9 +87,9 @@ def move_cache(
         if rotary is not None and _is_filled(layer):
             parts.append(_part_of(layer, rotary, latent_layout))
             _require_keys(*parts[-1])
-            _spans_of(parts[-1][0], by, spans)
+            _require_places(*parts[-1], _spans_of(parts[-1][0], by, spans), positions)
     for keys, rotary in parts:
-        _move(keys, rotary, by, spans, positions)
+        _move(keys, rotary, _spans_of(keys, by, spans), positions)
     return cache
 
 
@@ -91,7 +99,9 @@ def _of_layer(encoding: Rotary | Sequence[Rotary | None], number: int) -> Rotary
         if number >= len(encoding):
             raise ShapeError(f"got {len(encoding)} encodings for layer {number}", "one for each layer of the cache")
         one = encoding[number]
-    if one is not None and type(one) is not Rotary:
+        if one is None:
+            return None
+    if type(one) is not Rotary:
         raise LocantError(f"got {shown(one)}, expected a Rotary", "Rotary.from_config(model.config)")
     return one
 
@@ -123,11 +133,15 @@ def _part_of(layer: Any, rotary: Rotary, latent_layout: Layout | None) -> tuple[
     return values, rotary.alike(layout=latent_layout)
 
 
-def _spans_of(keys: Tensor, by: int | Sequence[int], spans: Spans | None) -> list[tuple[int, int, int]]:
+def _spans_of(keys: Tensor, by: object, spans: Spans | None) -> list[tuple[int, int, int]]:
     """Where each span begins and ends, and how far it moves."""
     length = keys.shape[2]
-    given = [(0, length)] if spans is None else [(int(start), int(stop)) for start, stop in spans]
-    steps = [*by] if isinstance(by, Sequence) else [by] * len(given)
+    try:
+        given = [(0, length)] if spans is None else [(index(start), index(stop)) for start, stop in spans]
+    except (TypeError, ValueError):
+        raise RangeError(f"got {shown(spans)} for spans", "[(start, stop), ...], slots of the cache") from None
+    of_numbers = by.tolist() if isinstance(by, (Tensor, np.ndarray)) else by
+    steps = [*of_numbers] if isinstance(of_numbers, (Sequence, range)) else [of_numbers] * len(given)
     if len(steps) != len(given):
         raise ShapeError(f"got {len(steps)} numbers for by and {len(given)} spans", "one number for each span, or one")
     steps = [whole("by", each, -MAX_INT32, remedy="a number of positions") for each in steps]
@@ -147,22 +161,36 @@ def _require_keys(keys: Tensor, rotary: Rotary) -> None:
     if not keys.dtype.is_floating_point or keys.dtype.itemsize < 2:
         got = f"got keys of {keys.dtype}, which another rotation would round again"
         raise LocantError(got, "keys.float() * scale moved, and quantised anew")
+    if keys.requires_grad and torch.is_grad_enabled():
+        got = "got keys that need a gradient, which a move in place would not be part of"
+        raise LocantError(got, "torch.no_grad() around it, or rotary.move(keys, positions, to)")
+
+
+def _require_places(
+    keys: Tensor, rotary: Rotary, spans: list[tuple[int, int, int]], positions: Positions | None
+) -> None:
+    """Raise where a token would move to a position that the encoding has no angle for."""
+    for start, stop, step in spans:
+        here = Positions.arange(keys.shape[2]) if positions is None else positions
+        here = here.slice(start, stop)
+        if here.index.numel():
+            low, high = (int(end) for end in here.index.aminmax())
+            rotary.cos_sin(Positions.of([low + step, high + step]))
 
 
 def _move(
     keys: Float[Tensor, "batch kv_heads seq head_dim"],
     rotary: Rotary,
-    by: int | Sequence[int],
-    spans: Spans | None,
+    spans: list[tuple[int, int, int]],
     positions: Positions | None,
 ) -> None:
-    for start, stop, step in _spans_of(keys, by, spans):
+    for start, stop, step in spans:
         part = keys[:, :, start:stop]
         if rotary.angles.mode == "exact" and rotary.pairs.runs_as is not None:
-            index = torch.full((1, stop - start), step, dtype=torch.int64, device=keys.device)
+            steps = torch.full((1, stop - start), step, dtype=torch.int64, device=keys.device)
             tables = rotary.angles.tables(keys.device, None, None)._replace(attention_factor=1.0)
             with torch.no_grad():
-                rotate(part, None, index, tables, rotary.layout, inplace=True)
+                rotate(part, None, steps, tables, rotary.layout, inplace=True)
             continue
         here = Positions.arange(keys.shape[2], device=keys.device) if positions is None else positions
         here = here.slice(start, stop)

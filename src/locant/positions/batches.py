@@ -25,9 +25,12 @@ __all__ = [
     "documents_of_ids",
     "fields_of_batch",
     "ids_of",
+    "restarts",
 ]
 
 BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k")
+AXES = 3
+"""Of vision-language models: time, rows and columns."""
 
 
 def batch_of(
@@ -40,6 +43,9 @@ def batch_of(
         got = "got padding beside several documents in a row, of which no key of a batch tells both"
         raise LocantError(got, "Positions.packed(lengths) without length=, so that nothing is padded")
     if index.ndim == 3:
+        if index.shape[2] != AXES:
+            got = f"got positions with {index.shape[2]} axes, of which no key of a batch tells"
+            raise LocantError(got, f"{AXES} axes, as of Positions.multimodal, or position_ids as your model wants them")
         ids = index.movedim(-1, 0)
         # Vision-language models look for documents in ids of text, which stand before those of the axes.
         batch: dict[str, Any] = {"position_ids": torch.cat([_within(document)[None], ids]) if packed else ids}
@@ -50,6 +56,8 @@ def batch_of(
         batch = {"position_ids": index}
     if padded:
         batch["attention_mask"] = (document != PADDING).long()
+    elif not packed and index.ndim == 2 and bool(documents_of_ids(index).any()):
+        batch["attention_mask"] = torch.ones_like(document)  # without one, a gap in the ids would begin a document
     elif packed and len(document) == 1:
         boundaries = cu_seqlens(document)
         longest = int(boundaries.diff().max())
@@ -77,12 +85,20 @@ def fields_of_batch(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor | None, Te
     if index is None or text is None:
         assert document is not None  # noqa: S101  # one of the three is there
         return _within(document), document, None
-    if document is None or (document == 0).all():  # a mask of ones says nothing
-        found = documents_of_ids(text)
-        document = found if bool(found.any()) else document
-    elif not bool((document == PADDING).any()) and not torch.equal(documents_of_ids(text), counted(document)):
-        raise _disagree("position_ids", "cu_seq_lens_q" if boundaries is not None else "attention_mask")
+    if document is None:
+        document = documents_of_ids(text)
+        document = document if bool(document.any()) else None
+    elif boundaries is not None and not torch.equal(documents_of_ids(text), document):
+        raise _disagree("position_ids", "cu_seq_lens_q")
+    elif restarts(text, document):
+        raise _disagree("position_ids", "attention_mask")
     return index, document, text if index.ndim == 3 else None
+
+
+def restarts(text: Int[Tensor, "batch seq"], document: Int[Tensor, "batch seq"]) -> bool:
+    """Whether ids fall within a document: models that are given a mask do not look for documents in the ids."""
+    within = (document[:, 1:] == document[:, :-1]) & (document[:, 1:] != PADDING)
+    return bool(((text.diff(dim=1) <= 0) & within).any())
 
 
 def ids_of(ids: Any) -> tuple[Int[Tensor, "batch seq"], Tensor]:

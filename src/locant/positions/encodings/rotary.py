@@ -310,6 +310,8 @@ class Rotary(PositionEncoding):
         tensor([[1.0000, 1.0000, 0.0000, 0.0000],
                 [0.5403, 0.9999, 0.8415, 0.0100]])
         """
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise RangeError(f"got {shown(dtype)} for dtype, expected a floating dtype of torch", "torch.float32")
         cos, sin = self.cos_sin(Positions.arange(n))
         return torch.cat([cos[0], sin[0]], dim=-1).to(dtype)
 
