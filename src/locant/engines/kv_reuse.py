@@ -49,7 +49,8 @@ def move_cache(
         encoding: with which the keys were rotated; or one for each layer, ``None`` for layers that rotate nothing.
         by: how far, negative ones towards the start; one number, or one for each span.
         spans: slots of the cache ``(start, stop)`` that move, without overlap; default: all of it.
-        positions: where the keys stand now; default: each at the position of its slot. Counts for float32 angles alone.
+        positions: where the keys stand now; default: each at the position of its slot. With exact angles only the
+            end of what an encoding is defined for depends on it.
         latent_layout: which dimensions of a cached key form a pair in multi-head latent attention, of which
             `transformers` caches the rotated part as values: ``"half"`` for DeepSeek-V3 and what follows its code,
             whatever ``rope_interleave`` of the configuration says, for it sorts them before it rotates;
@@ -73,23 +74,26 @@ def move_cache(
         rotary = _of_layer(encoding, 0)
         if rotary is not None:
             _require_keys(cache, rotary)
-            _require_places(cache, rotary, _spans_of(cache, by, spans), positions)
-            _move(cache, rotary, _spans_of(cache, by, spans), positions)
+            moves = _spans_of(cache, by, spans)
+            _require_places(cache, rotary, moves, positions)
+            _move(cache, rotary, moves, positions)
         return cache
     layers = getattr(cache, "layers", None)
     if layers is None:
         got = f"got {shown(cache)}, expected a cache of transformers, or keys"
         raise LocantError(got, "move_cache(keys, ...) for the keys of each layer")
-    moves = [(layer, _of_layer(encoding, number)) for number, layer in enumerate(layers)]
-    parts: list[tuple[Tensor, Rotary]] = []
-    for layer, rotary in moves:  # all is checked before any of it moves
+    parts: list[tuple[Tensor, Rotary, list[tuple[int, int, int]]]] = []
+    for number, layer in enumerate(layers):  # all is checked before any of it moves
         _require_plain(layer, spans)
-        if rotary is not None and _is_filled(layer):
-            parts.append(_part_of(layer, rotary, latent_layout))
-            _require_keys(*parts[-1])
-            _require_places(*parts[-1], _spans_of(parts[-1][0], by, spans), positions)
-    for keys, rotary in parts:
-        _move(keys, rotary, _spans_of(keys, by, spans), positions)
+        of_layer = _of_layer(encoding, number)
+        if of_layer is not None and _is_filled(layer):
+            keys, rotary = _part_of(layer, of_layer, latent_layout)
+            _require_keys(keys, rotary)
+            moves = _spans_of(keys, by, spans)
+            _require_places(keys, rotary, moves, positions)
+            parts.append((keys, rotary, moves))
+    for keys, rotary, moves in parts:
+        _move(keys, rotary, moves, positions)
     return cache
 
 
