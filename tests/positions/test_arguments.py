@@ -51,7 +51,7 @@ SAMPLE = {
     "seq_len": 4, "cache_len": 4, "n": 2, "attention_mask": torch.ones(1, 2), "lengths": [2, 3], "index": [1],
     "batch": {"position_ids": [[0, 1]]},
     "parts": [Positions.arange(2)], "sizes": 2, "rank": 0, "world": 2, "ids": [1], "digits": [1], "numbers": [1, 2],
-    "documents": [2], "rotary": Rotary(4), "grids": [(1, 2)], "groups": [Rotary(4)], "height": 2, "width": 3,
+    "documents": [2], "num_frames": 8, "pair": 1, "watershed": 0.5, "rotary": Rotary(4), "grids": [(1, 2)], "groups": [Rotary(4)], "height": 2, "width": 3,
 }  # fmt: skip
 
 
@@ -122,6 +122,11 @@ ACCEPTED: dict[str, Collection[str]] = {
     **dict.fromkeys(("DynamicNTK.factor", "MixedNTK.factor", "YaRN.factor", "beta_fast"), POSITIVE - {"tiny"}),
     "MixedNTK.b": {"0", "1.5", "tiny"},
     **dict.fromkeys(("T5Bias.max_distance", "Deberta.max_distance"), ()),
+    "RIFLEx.pair": ZERO,
+    "RIFLEx.share": {"tiny"},
+    "DyPE.factor": POSITIVE - {"tiny"},
+    "DyPE.time": {"0", "tiny"},
+    **dict.fromkeys(("strength", "exponent"), {"0", "tiny", "1.5"}),
     "Deberta.num_buckets": NONE,
     "GridBias.prefix": FLAG,
     "Convolutional.norm": (),
