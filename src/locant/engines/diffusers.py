@@ -225,8 +225,10 @@ def _mrope(key: str) -> Callable[[Config], Sequence[int]]:
     """Of a list of pairs rows and columns have theirs, and frames all others."""
 
     def dims(config: Config) -> Sequence[int]:
-        _, rows, columns = _listed(key, 24, 20, 20)(config)
-        return _head_dim(config) - 2 * (rows + columns), 2 * rows, 2 * columns
+        older = (config.get("rope_scaling") or {}).get("mrope_section") or (24, 20, 20)
+        _, rows, columns = entries(key, config.get(key) or older, f"{key}: [24, 20, 20]")
+        sides = [2 * integer(key, pairs) for pairs in (rows, columns)]
+        return [_head_dim(config) - sum(sides), *sides]
 
     return dims
 
