@@ -51,7 +51,8 @@ SAMPLE = {
     "seq_len": 4, "cache_len": 4, "n": 2, "attention_mask": torch.ones(1, 2), "lengths": [2, 3], "index": [1],
     "batch": {"position_ids": [[0, 1]]},
     "parts": [Positions.arange(2)], "sizes": 2, "rank": 0, "world": 2, "ids": [1], "digits": [1], "numbers": [1, 2],
-    "documents": [2], "num_frames": 8, "pair": 1, "watershed": 0.5, "rotary": Rotary(4), "grids": [(1, 2)], "groups": [Rotary(4)], "height": 2, "width": 3,
+    "documents": [2], "rotary": Rotary(4), "grids": [(1, 2)], "groups": [Rotary(4)], "height": 2, "width": 3,
+    "num_frames": 8, "pair": 1,
 }  # fmt: skip
 
 
@@ -126,7 +127,7 @@ ACCEPTED: dict[str, Collection[str]] = {
     "RIFLEx.share": {"tiny"},
     "DyPE.factor": POSITIVE - {"tiny"},
     "DyPE.time": {"0", "tiny"},
-    **dict.fromkeys(("strength", "exponent"), {"0", "tiny", "1.5"}),
+    **dict.fromkeys(("strength", "exponent"), frozenset({"0", "tiny", "1.5"})),
     "Deberta.num_buckets": NONE,
     "GridBias.prefix": FLAG,
     "Convolutional.norm": (),

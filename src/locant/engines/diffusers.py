@@ -22,7 +22,7 @@ from locant.positions import Pairs, Positions, Rotary
 from locant.positions.angles import AngleMode
 from locant.positions.scaling import NTK, Linear, LongRoPE, Scaling, Unscaled
 
-__all__ = ["TRANSFORMERS", "Transformer", "config_of", "encoding_from_diffusers", "positions_from_diffusers"]
+__all__ = ["TRANSFORMERS", "Transformer", "encoding_from_diffusers", "positions_from_diffusers", "transformer_of"]
 
 
 class Picture(NamedTuple):
@@ -90,7 +90,8 @@ def encoding_from_diffusers(
     >>> encoding_from_diffusers({"_class_name": "WanTransformer3DModel", "attention_head_dim": 128})
     Rotary(head_dim=128, base=10000, sections=(22, 21, 21), axial=True, layout='interleaved', angles='exact')
     """
-    config, row = config_of(config_or_folder)
+    config = _config(config_or_folder)
+    row = transformer_of(config)
     if row.refused or not flag_at(config, ROTATES, default=True):
         got = f"got {config['_class_name']}, which {row.refused or f'has no rotary positions without {ROTATES}'}"
         raise InputError(got, "the encoding that docs/guides/diffusers.md names for it")
@@ -128,17 +129,21 @@ def positions_from_diffusers(
     >>> positions_from_diffusers({"_class_name": "FluxTransformer2DModel"}, rows=1, columns=2, text=1).index.tolist()
     [[[0, 0, 0], [0, 0, 0], [0, 0, 1]]]
     """
-    config, row = config_of(config_or_folder)
-    counts = {"frames": (frames, 1), "rows": (rows, 1), "columns": (columns, 1), "text": (text, 0)}
-    sizes = [whole(name, count, low, remedy=f"{name}=1") for name, (count, low) in counts.items()]
+    config = _config(config_or_folder)
+    row = transformer_of(config)
+    t, h, w = (
+        whole(name, size, 1, remedy=f"{name}=1")
+        for name, size in (("frames", frames), ("rows", rows), ("columns", columns))
+    )
     rate = Fraction(str(real("fps", fps, above=0, remedy="fps=24")))
-    picture = Picture(*sizes, rate)
+    picture = Picture(t, h, w, whole("text", text, 0, remedy="text=0"), rate)
     if text and row.text is None:
         got = f"got text={text} for {config['_class_name']}, which does not rotate text with the picture"
         raise RangeError(got, "text=0, for the tokens of the picture alone")
     places = row.grid(config, picture)
-    sides = [[Fraction(places.get(axis, int)(place)) for place in range(picture["thw".index(axis)])] for axis in "thw"]
-    tokens = [dict(zip("thw", cell, strict=True)) for cell in itertools.product(*sides)]
+    sizes = {"t": t, "h": h, "w": w}
+    sides = [[Fraction(places.get(axis, int)(place)) for place in range(size)] for axis, size in sizes.items()]
+    tokens = [dict(zip(sizes, cell, strict=True)) for cell in itertools.product(*sides)]
     start = row.text_from if isinstance(row.text_from, int) else row.text_from(picture)
     words = [dict.fromkeys(row.text or "", Fraction(start + number)) for number in range(picture.text)]
     tokens = tokens + words if row.text_last else words + tokens
@@ -149,38 +154,41 @@ def positions_from_diffusers(
     return Positions.of([index if len(axes) > 1 else [each for (each,) in index]], denominator=over)
 
 
-def config_of(config_or_folder: Config | str | Path) -> tuple[Config, Transformer]:
-    """A configuration, and the row of its class."""
-    config = config_or_folder
-    if isinstance(config, (str, Path)):
-        path = Path(config)
-        path = path / "transformer" if (path / "transformer").is_dir() else path
-        config = read_json(path / CONFIG if path.is_dir() else path)
+def transformer_of(config: Config) -> Transformer:
+    """The row of its class."""
     name = config.get("_class_name")
     if not isinstance(name, str) or name not in TRANSFORMERS:
         got = f"got {shown(name)} for _class_name, no transformer of diffusers whose rotary positions are known"
         raise InputError(got, "one of locant.engines.diffusers.TRANSFORMERS")
-    return {**config, "model_type": name}, TRANSFORMERS[name]
+    return TRANSFORMERS[name]
+
+
+def _config(config_or_folder: Config | str | Path) -> Config:
+    if not isinstance(config_or_folder, (str, Path)):
+        return config_or_folder
+    path = Path(config_or_folder)
+    path = path / "transformer" if (path / "transformer").is_dir() else path
+    return read_json(path / CONFIG if path.is_dir() else path)
 
 
 def _head_dim(config: Config, default: int | None = None) -> int:
     """The width of a head; of a configuration that does not say it, the default."""
-    if keys := [key for key in ("attention_head_dim", "head_dim", "linear_head_dim") if key in config]:
-        return required(config, *keys)
-    widths = ("hidden_size", "dim", "embed_dim", "dit_dim")
-    if default is not None and not any(key in config for key in widths):
-        return default
-    return required(config, *widths) // required(config, "num_attention_heads", "n_heads", "num_heads", "dit_heads")
+    keys, widths = ("attention_head_dim", "head_dim", "linear_head_dim"), ("hidden_size", "dim", "embed_dim", "dit_dim")
+    if keys_there := [key for key in keys if key in config]:
+        return required(config, *keys_there)
+    if any(key in config for key in widths):
+        return required(config, *widths) // required(config, "num_attention_heads", "n_heads", "num_heads", "dit_heads")
+    return required(config, *keys) if default is None else default
 
 
-def _listed(key: str, *default: int, times: int = 1) -> Callable[[Config], Sequence[int]]:
+def _listed(key: str, *default: int) -> Callable[[Config], Sequence[int]]:
     """In a list; ``None`` in its place: equal shares of a head."""
 
     def dims(config: Config) -> Sequence[int]:
         value = config.get(key, default)
         if value is None:
             return _shares(len(default))(config)
-        return [times * integer(key, each) for each in entries(key, value, f"{key}: {list(default)}")]
+        return [integer(key, each) for each in entries(key, value, f"{key}: {list(default)}")]
 
     return dims
 
@@ -262,9 +270,7 @@ def _trained(*sides: int | str) -> Grid:
 
 
 def _real(config: Config, picture: Picture) -> Mapping[str, Callable[[int], int]]:
-    raise InputError(
-        f"got {config['_class_name']}, whose places are real numbers", "Positions.of(..., denominator=...)"
-    )
+    raise InputError(f"got {config['_class_name']}, whose places are no fractions", "Positions.of(..., denominator=8)")
 
 
 THETA, THETA_256 = ("rope_theta", 1e4), ("rope_theta", 256.0)

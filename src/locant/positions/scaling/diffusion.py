@@ -12,7 +12,7 @@ from typing import Any
 from locant.arguments import MAX_INT32, whole
 from locant.errors import RangeError
 from locant.positions.scaling.base import Arithmetic, Scaling
-from locant.positions.scaling.ntk import NTK
+from locant.positions.scaling.ntk import ntk_exponent
 
 __all__ = ["DyPE", "RIFLEx"]
 
@@ -104,5 +104,5 @@ class DyPE(Scaling):
         return replace(self, time=time)
 
     def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
-        factor = self.factor ** (self.strength * self.time**self.exponent)
-        return NTK(factor=factor).formula(numbers, dim, base, seq_len)
+        exponent = numbers.real(self.strength * self.time**self.exponent) * ntk_exponent(dim, numbers.real)
+        return 1 / numbers.powers(dim, numbers.real(base) * numbers.real(self.factor) ** exponent)
