@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from locant import Positions, Rotary
-from locant.engines.diffusers import TRANSFORMERS, encoding_from_diffusers, positions_from_diffusers
+from locant.engines.diffusers import encoding_from_diffusers, positions_from_diffusers
+from locant.engines.diffusers_rows import TRANSFORMERS
 from locant.positions.angles import AngleMode
-from tests.tolerances import ROTATED_TOKEN
+from tests.tolerances import ROTATED_TOKEN, SMALL_ROUNDING
 
 __all__ = [
     "CASES", "DIFFERS", "GRID", "OPTIONS", "TEXT", "Outcome", "built", "class_of", "defaults", "files", "found",
@@ -52,6 +53,7 @@ def root() -> Path:
     return Path(package.origin).parent
 
 
+@functools.cache
 def found() -> set[str]:
     """``file:name`` of every class and function that makes cosines and sines, or is called as if it did."""
     names = set()
@@ -64,14 +66,14 @@ def found() -> set[str]:
 
 
 def _made_in(text: str, tree: Any, prefix: str = "") -> set[str]:
-    names = set()
+    names, lines = set(), text.splitlines()
     for node in tree.body:
         if not isinstance(node, (ast.ClassDef, ast.FunctionDef)) or USES.search(node.name):
             continue
         if isinstance(node, ast.ClassDef) and any("Mixin" in ast.unparse(base) for base in node.bases):
             names |= _made_in(text, node, f"{node.name}.")
             continue
-        source = ast.get_source_segment(text, node) or ""
+        source = "\n".join(lines[node.lineno - 1 : node.end_lineno])
         both = re.search(r"\bcos\b", source) and re.search(r"\bsin\b", source) and ANGLES.search(source)
         if MAKES.search(source) or both or CALLED_SO.search(node.name):
             names.add(prefix + node.name)
@@ -534,7 +536,7 @@ def table() -> str:
             f"{base:,.0f}",
             " ".join(map(str, row.dims(config))),
             result.verdict,
-            "below 1e-5" if result.exact < 1e-5 else f"{result.exact:.0e}",
+            "below 1e-5" if result.exact < SMALL_ROUNDING else f"{result.exact:.0e}",
             DIFFERS.get(name, ""),
         )
         lines.append(f"| {' | '.join(cells)} |")

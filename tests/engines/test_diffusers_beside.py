@@ -13,7 +13,7 @@ from locant import InputError, Positions, RangeError, Rotary
 from locant.engines.diffusers import encoding_from_diffusers, positions_from_diffusers
 from locant.positions import MixedRotary, Pairs, PositionEncoding, UnequalAngles
 from tests.refusal import refuses
-from tests.tolerances import DIFFERENT, PEER, ROTATED_TOKEN
+from tests.tolerances import DIFFERENT, OF_FLOAT32_ANGLES, PEER, ROTATED_TOKEN, SIX_DIGITS
 
 pytest.importorskip("diffusers", reason="pip install -r benchmarks/engines/diffusers.txt")
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]  # those of other packages
@@ -32,8 +32,6 @@ from tests.engines.diffusers_modules import (  # noqa: E402
 )  # fmt: skip
 
 CPU = torch.device("cpu")
-FEW_BITS = 8 * 2.0**-10
-"""Of float32 angles of 10,000 quarter turns, of which each is rounded some times."""
 
 
 def apart(ours: PositionEncoding, where: Positions, turn: Turn, width: int) -> float:
@@ -94,7 +92,7 @@ def test_mochi_is_a_rotation_by_learned_frequencies() -> None:
         halves = torch.cat([q[..., ::2], q[..., 1::2]], dim=-1)  # which `MixedRotary` pairs
         first, second = ours.rotate_one(halves, where).chunk(2, dim=-1)
         rotated = torch.stack([first, second], dim=-1).flatten(-2)
-        assert (rotated - theirs).abs().max() < 5 * 2.0**-14  # some last bits of float32 angles of up to 1,000
+        assert (rotated - theirs).abs().max() <= OF_FLOAT32_ANGLES[1_000]
     with refuses(InputError, "MixedRotary"):
         encoding_from_diffusers(defaults("MochiTransformer3DModel"))
 
@@ -125,7 +123,7 @@ def test_ltx_rotates_all_heads_as_one() -> None:
     turn: Turn = lambda q: code.apply_rotary_emb(q[:, 0], angles)[:, None]  # noqa: E731
     q = 2 * torch.rand(1, 1, where.seq_len, 2048) - 1
     difference = (ltx(32, 64, sizes).rotate_one(q, where) - turn(q)).abs().max()
-    assert difference <= FEW_BITS
+    assert difference <= OF_FLOAT32_ANGLES[15_708]
     with refuses(InputError, "whole width"):
         encoding_from_diffusers(config)
 
@@ -146,7 +144,7 @@ def test_ltx_2_rotates_all_heads_as_one(name: str, rope_type: str) -> None:
         theirs = module_of(name).apply_interleaved_rotary_emb(q[:, 0], (cos, sin))
     else:
         theirs = module_of(name).apply_split_rotary_emb(q[:, 0], (cos, sin))
-    assert (ours.rotate_one(q, where)[:, 0] - theirs).abs().max() <= FEW_BITS
+    assert (ours.rotate_one(q, where)[:, 0] - theirs).abs().max() <= OF_FLOAT32_ANGLES[15_708]
 
 
 def test_the_text_connectors_of_ltx_2_rotate_all_heads_as_one() -> None:
@@ -155,7 +153,7 @@ def test_the_text_connectors_of_ltx_2_rotate_all_heads_as_one() -> None:
     where = Positions.of(2 * torch.arange(40) - 4096)
     q = torch.rand(1, 1, 40, 64)
     theirs = module_of("LTX2VideoTransformer3DModel").apply_interleaved_rotary_emb(q[:, 0], (cos, sin))
-    assert (ltx(2, 32, (4096,)).rotate_one(q, where)[:, 0] - theirs).abs().max() <= FEW_BITS
+    assert (ltx(2, 32, (4096,)).rotate_one(q, where)[:, 0] - theirs).abs().max() <= OF_FLOAT32_ANGLES[15_708]
 
 
 def test_layers_of_qwen_image_stand_one_behind_another_and_the_condition_at_minus_one() -> None:
@@ -215,10 +213,10 @@ def test_grids_that_are_cropped_end_before_the_published_ones() -> None:
     """`linspace` to ``stop * (n - 1) / n`` is NumPy's without its end where a crop begins at 0, and nowhere else."""
     from diffusers.models.embeddings import get_2d_rotary_pos_embed
 
-    cos, _ = get_2d_rotary_pos_embed(8, ((0, 4), (32, 28)), (64, 48))  # Hunyuan-DiT, 1024 x 768
-    last = math.acos(float(cos[47, 2]) if float(cos[47, 2]) <= 1 else 1.0)  # pair 1 of columns: a hundredth per column
-    assert abs(last / 0.01 - 28 * 47 / 48) < 2e-2
-    assert abs(last / 0.01 - (4 + 24 * 47 / 48)) > 5e-2
+    cos, sin = get_2d_rotary_pos_embed(8, ((0, 4), (32, 28)), (64, 48))  # Hunyuan-DiT, 1024 x 768
+    last = math.atan2(float(sin[47, 2]), float(cos[47, 2])) * 100  # the slower pair of columns, 0.01 for each
+    assert last == pytest.approx(28 * 47 / 48, rel=SIX_DIGITS, abs=0)
+    assert (4 + 24 * 47 / 48) - last > DIFFERENT
     with refuses(RangeError, "scales"):
         positions_from_diffusers({**defaults("HunyuanDiT2DModel"), "patch_size": 2}, 1, 64, 48)
 
@@ -227,10 +225,10 @@ def test_modules_of_other_parts_are_rotary_as_they_are_named() -> None:
     index, line = torch.arange(40), Positions.arange(40)
     part = importlib.import_module
     freqs = part("diffusers.models.autoencoders.autoencoder_same").RotaryEmbedding(32)(40, CPU)
-    assert apart(Rotary(32), line, of_tables(freqs.cos(), freqs.sin()), 32) <= 4 * ROTATED_TOKEN
+    assert apart(Rotary(32), line, of_tables(freqs.cos(), freqs.sin()), 32) <= OF_FLOAT32_ANGLES[50]
     anima = part("diffusers.models.condition_embedders.condition_embedder_anima").AnimaRotaryEmbedding(64)
     cos, sin = anima(torch.zeros(1), index[None])
-    assert apart(Rotary(64), line, of_tables(cos[0], sin[0]), 64) <= 4 * ROTATED_TOKEN
+    assert apart(Rotary(64), line, of_tables(cos[0], sin[0]), 64) <= OF_FLOAT32_ANGLES[50]
     for name, rotary in (("Kandinsky5Transformer3DModel", "Kandinsky5RoPE1D"),
                          ("Kandinsky6Transformer3DModel", "Kandinsky6RoPE1D")):  # fmt: skip
         matrices = getattr(module_of(name), rotary)(64)(index)[:, 0]
@@ -263,7 +261,7 @@ def test_the_decoder_of_minimax_h3_turns_whole_circles() -> None:
     cos, sin = module(where.index / 8)
     frequencies = [2 * math.pi * 100.0 ** (-6 * rung / 48) for rung in range(8)]
     pairs = Pairs(dims=Pairs.of(48).dims, axes=[axis for axis in range(3) for _ in range(8)], inv_freq=frequencies * 3)
-    assert apart(Rotary(48, pairs=pairs), where, of_tables(cos[0, :, 0], sin[0, :, 0]), 48) <= 2 * ROTATED_TOKEN
+    assert apart(Rotary(48, pairs=pairs), where, of_tables(cos[0, :, 0], sin[0, :, 0]), 48) <= OF_FLOAT32_ANGLES[50]
 
 
 def test_the_text_model_of_kolors_is_chat_glm() -> None:
@@ -271,4 +269,4 @@ def test_the_text_model_of_kolors_is_chat_glm() -> None:
     cache = kolors.RotaryEmbedding(64)(40)
     turn: Turn = lambda q: kolors.apply_rotary_pos_emb(q.permute(2, 0, 1, 3), cache[:, None]).permute(1, 2, 0, 3)  # noqa: E731
     ours = Rotary(128, layout="interleaved", rotary_dim=64)
-    assert apart(ours, Positions.arange(40), turn, 128) <= 4 * ROTATED_TOKEN
+    assert apart(ours, Positions.arange(40), turn, 128) <= OF_FLOAT32_ANGLES[50]

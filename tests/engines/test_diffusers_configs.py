@@ -13,9 +13,11 @@ from click.testing import CliRunner
 
 from locant import InputError, LocantError, Positions, RangeError, Rotary
 from locant.cli import main
-from locant.engines.diffusers import TRANSFORMERS, encoding_from_diffusers, positions_from_diffusers
+from locant.engines.diffusers import encoding_from_diffusers, positions_from_diffusers
+from locant.engines.diffusers_rows import TRANSFORMERS
 from locant.scaling import DyPE, Linear, YaRN
 from tests.refusal import refuses
+from tests.tolerances import FEW_ROUNDINGS
 
 FLUX = {"_class_name": "FluxTransformer2DModel"}
 WAN = {"_class_name": "WanTransformer3DModel", "attention_head_dim": 128}
@@ -61,7 +63,7 @@ def test_a_configuration_that_says_nothing_is_read_by_defaults_or_refused(name: 
 def test_scalings_are_one_for_each_axis() -> None:
     scaled = encoding_from_diffusers(FLUX, scalings=(None, Linear(factor=2.0), Linear(factor=4.0)))
     divisors = encoding_from_diffusers(FLUX).inv_freq / scaled.inv_freq
-    assert divisors.tolist() == pytest.approx([1.0] * 8 + [2.0] * 28 + [4.0] * 28)
+    assert divisors.tolist() == pytest.approx([1.0] * 8 + [2.0] * 28 + [4.0] * 28, rel=FEW_ROUNDINGS, abs=0)
     same = (DyPE(factor=2.0),) * 3
     assert encoding_from_diffusers(FLUX, scalings=same).scaling == same[0]
     for wrong in ((None, None), (None, None, 2.0)):

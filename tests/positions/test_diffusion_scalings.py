@@ -13,6 +13,7 @@ from locant import RangeError, Rotary
 from locant.scaling import DyPE, RIFLEx
 from tests.positions.test_scaling import CLAIMS, Build, Formula, cosines_are_exact, plain
 from tests.refusal import refuses
+from tests.tolerances import FEW_ROUNDINGS
 
 mpf = mpmath.mpf
 
@@ -41,7 +42,7 @@ def test_the_pair_that_repeats_is_the_authors(after: int, dim: int, base: float,
 
 def test_the_pair_fills_the_share_of_its_period() -> None:
     period = 2 * math.pi / Rotary(16, 256.0, scaling=RIFLEx(num_frames=66, pair=3, share=1.0)).inv_freq[3].item()
-    assert period == pytest.approx(66)
+    assert period == pytest.approx(66, rel=FEW_ROUNDINGS, abs=0)
     assert Rotary(16, scaling=RIFLEx(num_frames=66, pair=7)).inv_freq[6] == Rotary(16).inv_freq[6]
     with refuses(RangeError, "pair=8", "8 pairs"):
         Rotary(16, scaling=RIFLEx(num_frames=66, pair=8))
