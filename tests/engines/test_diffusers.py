@@ -17,6 +17,7 @@ from locant import InputError, Positions
 from locant.engines.diffusers import encoding_from_diffusers, positions_from_diffusers
 from locant.engines.diffusers_rows import TRANSFORMERS
 from locant.scaling import NTK, Linear, RIFLEx
+from tests.engines.record import record
 from tests.refusal import refuses
 from tests.tolerances import DIFFERENT, FEW_ROUNDINGS, OF_FLOAT32_ANGLES, PEER
 
@@ -130,6 +131,8 @@ def test_a_wrong_row_would_be_noticed() -> None:
 
 def test_the_guide_has_the_table() -> None:
     assert table() in GUIDE.read_text(encoding="utf-8")
+    largest = max(min(one.exact, one.float32) for one in map(outcome, CASES) if one.verdict != "differs")
+    record("diffusers", f"rotation of {len(CASES)} transformers", largest, package="diffusers", unit="queries below 1")
     assert set(DIFFERS) <= set(CASES)
 
 

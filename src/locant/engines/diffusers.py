@@ -12,6 +12,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from locant.arguments import entries, real, shown, whole
 from locant.checkpoints.config_source import CONFIG, read_json
 from locant.engines.diffusers_rows import TRANSFORMERS, Picture, Transformer, head_dim_of
@@ -99,15 +101,15 @@ def positions_from_diffusers(
     places = row.grid(config, picture)
     sizes = {"t": t, "h": h, "w": w}
     sides = [[Fraction(places.get(axis, int)(place)) for place in range(size)] for axis, size in sizes.items()]
-    tokens = [dict(zip(sizes, cell, strict=True)) for cell in itertools.product(*sides)]
-    start = row.text_from if isinstance(row.text_from, int) else row.text_from(picture)
-    words = [dict.fromkeys(row.text or "", Fraction(start + number)) for number in range(picture.text)]
-    tokens = tokens + words if row.text_last else words + tokens
+    over = math.lcm(*(place.denominator for side in sides for place in side))
+    grids = torch.meshgrid(*(torch.tensor([int(place * over) for place in side]) for side in sides), indexing="ij")
+    cells = {axis: grid.flatten() for axis, grid in zip(sizes, grids, strict=True)}
+    words = torch.arange(picture.text) + (row.text_from if isinstance(row.text_from, int) else row.text_from(picture))
     axes = row.axes[-len(row.dims(config)) :]
-    cells = [[token.get(axis, Fraction(0)) for axis in axes] for token in tokens]
-    over = math.lcm(*(each.denominator for cell in cells for each in cell))
-    index = [[int(each * over) for each in cell] for cell in cells]
-    return Positions.of([index if len(axes) > 1 else [each for (each,) in index]], denominator=over)
+    of_picture = torch.stack([cells.get(axis, torch.zeros_like(cells["t"])) for axis in axes], dim=-1)
+    of_text = torch.stack([words * over * (axis in (row.text or "")) for axis in axes], dim=-1)
+    index = torch.cat([of_picture, of_text] if row.text_last else [of_text, of_picture])
+    return Positions.of(index[None] if len(axes) > 1 else index[None, :, 0], denominator=over)
 
 
 def _pairs(layout: str, dims: Sequence[int], scalings: Sequence[Scaling], base: float) -> Pairs:

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from locant.arguments import MAX_INT32, whole
+from locant.arguments import MAX_INT32, Real, whole
 from locant.errors import RangeError
 from locant.positions.scaling.base import Arithmetic, Scaling
 from locant.positions.scaling.ntk import ntk_exponent
@@ -50,7 +50,7 @@ class RIFLEx(Scaling):
         self._settle_reals("share", above=0, high=1)
 
     @staticmethod
-    def pair_that_repeats(after: float, dim: int, base: float) -> int:
+    def pair_that_repeats(after: Real, dim: int, base: Real) -> int:
         """The pair whose period is nearest to the frame `after` which the videos of a model repeat themselves."""
         return min(range(dim // 2), key=lambda i: abs(round(2 * math.pi * base ** (2 * i / dim)) - after))
 
@@ -99,7 +99,7 @@ class DyPE(Scaling):
         self._settle_reals("time", low=0, high=1)
         self._settle_reals("strength", "exponent", low=0, high=4)
 
-    def at(self, time: float) -> DyPE:
+    def at(self, time: Real) -> DyPE:
         """This scaling at another time of the diffusion, from 1, pure noise, to 0."""
         return replace(self, time=time)
 
