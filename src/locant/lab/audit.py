@@ -201,7 +201,7 @@ def audit(
         if (cell := Cell.of([losses.mean])) is None:
             raise InputError(f"got a loss that is not finite under {reading.name}", "a model in float32")
         windows = {length: tuple(Cell.of([loss]) for loss in losses.by_window)}
-        of_all = {"num_seeds": 1, "train_loss": None, "by_position": ()}
+        of_all: dict[str, Any] = {"num_seeds": 1, "train_loss": None, "by_position": ()}
         return Row(encoding=reading.name, by_length={length: cell}, by_window=windows, **of_all)
 
     return {**_search(subject, measured, on_step), "windows": count, "length": length}
