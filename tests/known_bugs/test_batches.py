@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
 
-from locant import LocantError, Positions, Rotary
+from locant import LocantError, Positions, Rotary, Sinusoidal, swap
 from locant.engines.batches import check_batch, pack_documents
 from locant.positions.scaling import Unscaled, YaRN
 from tests.known_bugs.exhibit import exhibit
@@ -157,3 +158,45 @@ def test_108_lengths_with_and_without_padding_are_not_mixed() -> None:
         assert check_batch(mixed), "lengths of eight tokens for five, and nothing is said"
 
     exhibit(check, check_batch, twin=_by_lengths, because="lengths of eight tokens for five")
+
+
+class _Noting(Sinusoidal):
+    """Notes where the tokens are that it is asked for."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model)
+        self.seen: list[Tensor] = []
+
+    def embed(self, x: Tensor, positions: Positions) -> Tensor:
+        self.seen.append(positions.index.expand(len(x), -1))
+        return super().embed(x, positions)
+
+
+def test_110_the_ids_of_generated_tokens_are_compared_and_not_their_text() -> None:
+    """huggingface/transformers#40490: ids were prepared wrongly in generation, and every slow test passed.
+
+    A token has the number of those before it that are no padding. Of rotary positions only distances matter: with ids
+    that count padding, too, the same text is generated, and a model that is evaluated at its longest ids is not.
+    """
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+    ids = torch.tensor([[5, 6, 7, 8, 9], [0, 0, 7, 8, 9]])
+    expected = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 2, 3, 4]])
+
+    def check(ids_in_generation: Callable[[], Tensor]) -> None:
+        seen = ids_in_generation()
+        wrong = (seen != expected) & torch.cat([mask, mask.new_ones(2, 2)], 1).bool()
+        assert not wrong.any(), f"{int(wrong.sum())} tokens have the id of another place"
+
+    def ours() -> Tensor:
+        sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 11, "bos_token_id": 0, "eos_token_id": 10}
+        model = GPT2LMHeadModel(GPT2Config(**sizes)).eval()
+        noting = _Noting(16)
+        with swap(model, noting):
+            model.generate(ids, attention_mask=mask, max_new_tokens=3, min_new_tokens=3, do_sample=False,
+                           pad_token_id=0)  # fmt: skip
+        return torch.cat(noting.seen, 1)
+
+    def by_slots() -> Tensor:
+        return torch.arange(7).expand(2, -1)
+
+    exhibit(check, ours, twin=by_slots, because="5 tokens have the id of another place")

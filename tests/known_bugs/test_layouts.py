@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaForCausalLM
 
 from locant import InputError, Positions, Rotary, attend
 from locant.checkpoints import convert_layout
+from locant.lab.audit import audit
 from tests.known_bugs.exhibit import exhibit
+from tests.lab.test_audit import LARGER, LENGTH, WINDOWS, llama, saved, weights_of
 from tests.positions.published import PUBLISHED
 from tests.tolerances import DOUBLE
 
@@ -170,3 +174,34 @@ def test_97_both_members_of_a_pair_turn_by_one_angle() -> None:
 
     half, interleaved = Rotary(HEAD_DIM), Rotary(HEAD_DIM, layout="interleaved")
     exhibit(check, half.rotate_one, interleaved.rotate_one, twin=repeated, because="lengths change")
+
+
+@pytest.mark.slow
+def test_109_weights_in_another_layout_than_their_code_are_told(tmp_path: Path) -> None:
+    """WestWaters/pollard-weights#70: a published model was read in the other layout, at 5.02 nats instead of 1.86.
+
+    Every key is there and every shape fits. Weights that were trained on pairs of neighbours are saved for code of
+    halves, and once more in the order of that code.
+    """
+    weights, _ = weights_of("interleaved", {})
+    trained = llama(LARGER)
+    ordered = convert_layout(weights, trained.config, to="half", source="interleaved")
+
+    def check(reads_as: Callable[[str, Sequence[str]], str]) -> None:
+        for kind, state, expected in (
+            ("right", ordered, "the configuration"),
+            ("wrong", weights, "interleaved layout"),
+        ):
+            trained.load_state_dict(state)
+            (tmp_path / kind).mkdir(exist_ok=True)
+            found = reads_as(*saved(trained, tmp_path / kind))
+            assert found == expected, f"weights of the {kind} layout are read as {found}"
+
+    def ours(folder: str, files: Sequence[str]) -> str:
+        return audit(folder, files, length=LENGTH, windows=WINDOWS)["best"]
+
+    def by_keys_and_shapes(folder: str, files: Sequence[str]) -> str:
+        _, told = LlamaForCausalLM.from_pretrained(folder, output_loading_info=True)
+        return "another" if any(told.values()) else "the configuration"
+
+    exhibit(check, ours, twin=by_keys_and_shapes, because="weights of the wrong layout are read as the configuration")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from locant.errors import InputError
-from locant.lab.summary import Cell, summarise
+from locant.lab.summary import Cell, Row, summarise
 from tests.lab.fabricated import LENGTHS, THE_FIELD, results
 from tests.tolerances import FEW_ROUNDINGS, FORMULA
 
@@ -59,3 +59,20 @@ def test_a_comparison_cut_short_counts_the_fewest_seeds() -> None:
 def test_results_without_records_are_an_error() -> None:
     with pytest.raises(InputError, match="without a single record"):
         summarise({**results(), "records": []})
+
+
+def test_one_of_many_comparisons_needs_a_larger_difference() -> None:
+    """Of sixteen windows, by the tables of Student's t with 15 degrees of freedom: 2.13 for one, 3.29 for ten."""
+    draw = np.random.default_rng(0).normal(size=16)
+    spread = (draw - draw.mean()) / draw.std(ddof=1) * 4  # whose mean has a standard error of 1
+
+    def is_clear(mean: float, comparisons: int) -> bool:
+        rows = [
+            Row(encoding="", num_seeds=1, train_loss=None, by_length={8: Cell.of([float(losses.mean())])},
+                by_position=(), by_window={8: tuple(Cell.of([float(each)]) for each in losses)})
+            for losses in (np.full(16, 9.0), 9 + mean + spread)
+        ]  # fmt: skip
+        return rows[0].is_clear(8, rows[1], 8, comparisons=comparisons)
+
+    assert (is_clear(2.2, 1), is_clear(2.3, 1)) == (False, True)
+    assert (is_clear(3.26, 10), is_clear(3.31, 10)) == (False, True)
