@@ -133,8 +133,8 @@ def tiny(family: Family, **options: Any) -> Any:
 
 
 def telling(family: Family = LLAMA, **options: Any) -> Any:
-    """In float64, with weights large enough that order shows."""
-    model = tiny(family, **options).double()
+    """Two layers in float64, with weights large enough that order shows."""
+    model = tiny(family, **{"num_hidden_layers": 2, **options}).double()
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2 and "embed" not in name:
             torch.nn.init.normal_(parameter, std=0.2)

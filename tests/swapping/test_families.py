@@ -41,7 +41,7 @@ SAMPLED = [
 
 @pytest.mark.parametrize("family", SAMPLED, ids=lambda family: family.model_type)
 def test_its_own_encoding_in_float32_gives_the_same_bits_and_exact_angles_nearly(family: Family) -> None:
-    assert outcome(family).verdict == "same bits"
+    assert outcome(family, works=()).verdict == "same bits"
     model = tiny(family)
     before = model(ids()).logits
     with locant.swap(model):

@@ -21,10 +21,10 @@ HEADS, WIDTH = 4, 16
 YARN = locant.scaling.YaRN(factor=4.0, original_max_seq_len=64)
 
 
-def model_of(family: Family) -> Any:
+def model_of(family: Family, **options: Any) -> Any:
     """GPT-NeoX, which rotates a part of each head, rotates the whole here."""
     whole = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}
-    return telling(family, **(whole if family.model_type == "gpt_neox" else {}))
+    return telling(family, **(whole if family.model_type == "gpt_neox" else {}), **options)
 
 
 ENCODINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], reference.Way]]] = {
@@ -36,13 +36,7 @@ ENCODINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], reference.Way]]] =
 }
 
 
-CASES = [
-    # In the fast suite every encoding once, and every family.
-    pytest.param(family, name, id=f"{family.model_type}-{name}", marks=() if fast else pytest.mark.slow)
-    for number, family in enumerate(WRITTEN)
-    for place, name in enumerate(ENCODINGS)
-    for fast in [place % len(WRITTEN) == number]
-]
+three = pytest.mark.parametrize("family", WRITTEN, ids=lambda family: family.model_type)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -51,7 +45,7 @@ def test_layers_that_keep_their_own_see_no_later_keys_whatever_function_is_named
     model.set_attn_implementation(attention)
     with locant.swap(model, layers={"every": 2, "encoding": locant.ALiBi(HEADS)}):
         actual = model(ids()).logits
-    assert off(actual, reference.logits(model, ids(), [own, reference.alibi(HEADS)] * 2)) <= LOGITS
+    assert off(actual, reference.logits(model, ids(), [own, reference.alibi(HEADS)])) <= LOGITS
 
 
 def test_heads_may_be_those_of_keys_and_twice_as_wide() -> None:
@@ -82,7 +76,8 @@ def test_pairs_rotated_by_their_class_generate_and_are_padded_as_alone() -> None
         locant.swap(model, locant.ReRoPE(locant.Rotary(WIDTH, layout="interleaved")))
 
 
-@pytest.mark.parametrize(("family", "name"), CASES)
+@three
+@pytest.mark.parametrize("name", ENCODINGS)
 def test_another_encoding_is_what_a_model_written_by_hand_computes(family: Family, name: str) -> None:
     model = model_of(family)
     before = model(ids()).logits
@@ -95,10 +90,10 @@ def test_another_encoding_is_what_a_model_written_by_hand_computes(family: Famil
     assert torch.equal(model(ids()).logits, before), "undo left something"
 
 
-@pytest.mark.parametrize("family", [WRITTEN[0], *(pytest.param(each, marks=pytest.mark.slow) for each in WRITTEN[1:])])
+@three
 def test_layers_may_differ(family: Family) -> None:
     """Every second layer without positions, and a function that gives three kinds."""
-    model, own = model_of(family), reference.rotary(WIDTH)
+    model, own = model_of(family, num_hidden_layers=4), reference.rotary(WIDTH)
     nope, alibi = locant.PositionEncoding(), locant.ALiBi(HEADS)
     with locant.swap(model, layers={"every": 2, "encoding": nope}) as swapped:
         assert off(model(ids()).logits, reference.logits(model, ids(), [own, reference.nope()] * 2)) <= LOGITS
