@@ -64,7 +64,7 @@ def test_an_adapter_needs_a_configuration(succeeds: Run, complains: Complains, m
 
 test_mistakes_cost_one_line = refused(
     "convert",
-    ("model -o out", "--to"),
+    ("model -o out", "half, interleaved"),
     ("model --to interleaved", "-o"),
     ("model --to neox -o out", "neox"),
     ("gone --to interleaved -o out", "got gone, which is no folder"),
@@ -74,24 +74,3 @@ test_mistakes_cost_one_line = refused(
     ("model --to interleaved -o text.txt", "which is a file"),
     fixtures=["model"],
 )
-
-
-def test_pickles_are_refused_in_one_line(complains: Complains, model: Path) -> None:
-    (model / "model.safetensors").rename(model / "pytorch_model.bin")
-    line = complains("convert model --to interleaved -o out")
-    assert "pytorch_model.bin, a pickle" in line
-
-
-def test_a_broken_file_is_refused_in_one_line(complains: Complains, model: Path) -> None:
-    path = model / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-    assert "no intact safetensors file" in complains("convert model --to interleaved -o out")
-
-
-def test_unknown_names_are_listed_in_one_line(complains: Complains, model: Path) -> None:
-    save_file({f"{NAME}.qkv_proj.weight": torch.zeros(48, 24)}, model / "model.safetensors")
-    assert f"{NAME}.qkv_proj.weight" in complains("convert model --to interleaved -o out")
-
-
-def test_a_missing_layout_is_answered_with_the_layouts_there_are(complains: Complains) -> None:
-    assert "half, interleaved" in complains("convert model -o out")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from locant.figures import canvas
 from tests.cli.conftest import Complains, Run
 from tests.minilm import MINILM
 
@@ -19,8 +20,9 @@ def test_a_word_and_a_sum(run: Run) -> None:
     assert lines[-1].split()[0] == "queen"
 
 
-def test_a_list_with_its_pictures(run: Run, folder: Path) -> None:
+def test_a_list_with_its_pictures(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
+    monkeypatch.setattr(canvas, "DOTS_PER_INCH", 30)
     pictures = ("--figure", "h.png", "--map", "m.svg", "--positions", "p.png")
     result = run("neighbours", MINILM, "cat", "dog", "tokenizer", *pictures)
     assert (result.exit_code, result.stderr) == (0, "")
