@@ -202,7 +202,7 @@ def test_84d_there_is_a_way_to_read_that_cannot_crash(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------ 84e: half of a store
 
-TEXTS = [f"document {number}. " * (1 + number % 3) for number in range(8)]
+TEXTS = [f"document {number}. " * (1 + number % 3) for number in range(4)]
 Progress = Callable[[int, int], None]
 
 

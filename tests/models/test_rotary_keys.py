@@ -12,37 +12,14 @@ from transformers import AutoConfig, AutoModel
 from locant import Rotary
 from locant.models.config_values import config_dict
 from locant.models.rope_parameters import ropes_by_layer
-from tests.models.configurations import ROTARY_KEYS, ROWS
+from tests.models.configurations import ROTARY_KEYS
 
 NOT_IN_TRANSFORMERS = {"kimi_k2"}
 """Runs DeepSeek-V3's modeling code, shipped with its weights."""
 
-# ------------------------------------------------------------------ what comes in where a key is missing
-
 IN_TRANSFORMERS = sorted(ROTARY_KEYS.keys() - NOT_IN_TRANSFORMERS)
 CODED = [name for name in IN_TRANSFORMERS if ROTARY_KEYS[name].fixed_base is None]
 """Those whose rotary positions are configured at all."""
-
-
-def defaults(model_type: str) -> Any:
-    """The text part of a configuration object that was told sizes, and nothing about rotary positions."""
-    config = AutoConfig.for_model(model_type, hidden_size=960, num_attention_heads=24, num_hidden_layers=6)
-    return config.get_text_config()
-
-
-@pytest.mark.parametrize("model_type", CODED)
-def test_a_width_is_required_where_the_class_has_one_of_its_own(model_type: str) -> None:
-    said = defaults(model_type).to_dict().get("head_dim")
-    own = said not in (None, 960 // 24) and ROTARY_KEYS[model_type].head_dim_key == "head_dim"
-    assert ("head_dim" in ROWS[model_type].defaults) == own
-
-
-@pytest.mark.parametrize("model_type", CODED)
-def test_rope_parameters_are_required_where_the_class_has_a_scaling(model_type: str) -> None:
-    rope = defaults(model_type).rope_parameters
-    flat = "rope_type" in rope
-    assert ROTARY_KEYS[model_type].per_layer == (not flat)
-    assert ROWS[model_type].scaling_required == (flat and rope["rope_type"] != "default")
 
 
 TINY: dict[str, Any] = {

@@ -96,12 +96,6 @@ def test_a_base_of_zero_is_a_layer_without_positions_and_several_bases_are_refus
         encoding_from_config({**mixed, "layer_rope_theta": [5e5, 1e4]})
 
 
-def test_what_is_no_rotation_is_refused_by_name() -> None:
-    for model_type in ("hunyuan_vl_text", "vjepa2"):
-        with refuses(InputError, model_type, "no rotation"):
-            Rotary.from_config({"model_type": model_type, "hidden_size": 64, "num_attention_heads": 2})
-
-
 def test_the_text_of_a_model_that_thinks_and_talks_is_that_of_the_thinker() -> None:
     config = AutoConfig.for_model("qwen2_5_omni")
     assert repr(Rotary.from_config(config)) == repr(Rotary.from_config(config.thinker_config.text_config))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +13,7 @@ from locant import InputError, Positions, Rotary
 from locant.checkpoints.explanation import explain
 from locant.models.registry import ARCHITECTURES
 from locant.probing.report import RotationReport
-from tests.models.rotary_modules import Case, cases, folders, said
+from tests.models.rotary_modules import Case, called, cases, folders, said, takes_positions
 from tests.refusal import refuses
 from tests.tolerances import SIX_DIGITS
 
@@ -36,77 +33,6 @@ def measured(report: RotationReport) -> dict[tuple[int, int], tuple[int, float]]
     return {dims if each > 0 else dims[::-1]: (axis, abs(each)) for dims, axis, each in table}
 
 
-def code_of(case: Case) -> Any:
-    return importlib.import_module(f"transformers.models.{case.folder}.modeling_{case.folder}")
-
-
-def conformer(case: Case) -> Callable[[Tensor], Tensor]:
-    code, module = code_of(case), case.cls(case.config)
-    attention = next(cls for cls in vars(code).values() if hasattr(cls, "_apply_rotary_embedding"))
-
-    def turn(x: Tensor) -> Tensor:
-        sizes = SimpleNamespace(num_heads=x.shape[1], head_size=x.shape[-1])
-        flat = x.transpose(1, 2).flatten(2)
-        turned = attention._apply_rotary_embedding(sizes, flat, module(torch.zeros(1, x.shape[2], 1)))
-        return turned.unflatten(-1, (x.shape[1], x.shape[-1])).transpose(1, 2)
-
-    return turn
-
-
-def clvp(case: Case) -> Callable[[Tensor], Tensor]:
-    code, module = code_of(case), case.cls(case.config)
-
-    def turn(x: Tensor) -> Tensor:
-        angles = module(torch.zeros(1, x.shape[2], 1))[0]
-        part, rest = x[..., : angles.shape[-1]], x[..., angles.shape[-1] :]
-        ids = torch.arange(x.shape[2])[None]
-        turned = code.apply_rotary_pos_emb(part, part, part, angles.cos(), angles.sin(), ids)[0]
-        return torch.cat([turned, rest], -1)
-
-    return turn
-
-
-def diffusion_transformer(case: Case) -> Callable[[Tensor, Tensor], Tensor]:
-    code, module = code_of(case), case.cls(case.config)
-
-    def turn(x: Tensor, positions: Tensor) -> Tensor:
-        cos, sin = module(torch.zeros(1, x.shape[2], 1), positions)
-        one = code.deinterleave_head_dim(x[:, :1])
-        turned = code.apply_rotary_pos_emb(one, one, cos, sin)[0]
-        return torch.cat([torch.stack(turned.chunk(2, -1), -1).flatten(-2), x[:, 1:]], 1)
-
-    return turn
-
-
-def esm_fold_2(case: Case) -> Callable[[Tensor, Tensor], Tensor]:
-    code, module = code_of(case), case.cls(case.config)
-
-    def turn(x: Tensor, index: Tensor) -> Tensor:
-        cos, sin = module(index[..., :3].float(), index[..., 3], torch.float32)
-        return code.apply_rotary_pos_emb(x, x, cos, sin)[0]
-
-    return turn
-
-
-def v_jepa_2(case: Case) -> Callable[[Tensor, Tensor], Tensor]:
-    attention: Any = case.cls(case.config, case.config.hidden_size, case.config.num_attention_heads)
-
-    def turn(x: Tensor, index: Tensor) -> Tensor:
-        return attention.apply_rotary_embeddings(
-            x, tuple(index[..., axis].expand(1, x.shape[1], -1) for axis in range(3))
-        )
-
-    return turn
-
-
-CALLED: dict[str, Callable[[Case], Callable[..., Tensor]]] = {
-    "RotaryPositionalEmbedding": lambda case: (clvp if case.folder == "clvp" else conformer)(case),
-    "DiTRotary": diffusion_transformer,
-    "EsmFold2": esm_fold_2,
-    "VJEPA2": v_jepa_2,
-}
-"""What has to be said of modules that are called in a way of their own, as a user would say it."""
-
 ON_A_GRID = ("DINOv3", "Dinov3", "Sapiens2", "Llama4Vision", "EfficientLoFTR")
 """Which make the tables of a whole image: tokens are looked up in it."""
 
@@ -114,8 +40,10 @@ ON_A_GRID = ("DINOv3", "Dinov3", "Sapiens2", "Llama4Vision", "EfficientLoFTR")
 def probed(case: Case, expected: Rotary | None) -> RotationReport:
     name, width = case.cls.__name__, None if expected is None else expected.head_dim
     axes = 3 if "VJEPA2" in name else None if expected is None else expected.pairs.num_axes
-    call = next((make for part, make in CALLED.items() if part in name), None)
-    target = case.cls(case.config) if call is None else call(case)
+    turn = called(case)
+    target: Any = case.cls(case.config) if turn is None else turn
+    if turn is not None and takes_positions(turn):
+        target = lambda x, positions: turn(positions, x)  # noqa: E731
     report = locant.probe(
         target, config=case.config, layer_type=case.layer_type, axes=axes,
         head_dim=width or case.config.hidden_size // 16,

@@ -154,9 +154,8 @@ FACTORS = {"short_factor": 1.0, "long_factor": 3.0}
 BESIDE_16 = (12, 16, 17, 40, 64, 65)
 
 
-def scaled(family: Family, scaling: str) -> Any:
-    """The same, trained at 16 tokens and stretched to 64."""
-    model = tiny(family)
+def scaled(model: Any, scaling: str) -> Any:
+    """Another of that class, trained at 16 tokens and stretched to 64."""
     widths = {kind: len(each.inv_freq) for kind, each in rotary_points(model, angles="float32")[0].own.items()}
     config = copy.deepcopy(model.config)
     text = config.get_text_config(decoder=True)
@@ -168,7 +167,7 @@ def scaled(family: Family, scaling: str) -> Any:
         rest = {key: value for key, value in rope.items() if key not in OF_A_SCALING}
         pairs = widths.get(kind, next(iter(widths.values())))
         factors = {name: [first + 0.1 * pair for pair in range(pairs)] for name, first in FACTORS.items()}
-        other = OTHER_SCALINGS.get(family.model_type, {})
+        other = OTHER_SCALINGS.get(text.model_type, {})
         return {**rest, "rope_type": scaling, **SCALINGS[scaling], **(factors | other if scaling == "longrope" else {})}
 
     ropes = text.rope_parameters

@@ -22,6 +22,7 @@ from locant.errors import InputError, RangeError
 from locant.positions import Positions
 from tests.largest import Largest
 from tests.refusal import refuses
+from tests.swapping import reference
 from tests.swapping.families import Family, tiny
 from tests.swapping.work import generated, off
 from tests.tolerances import DIFFERENT, LOGITS
@@ -175,18 +176,9 @@ def test_another_bias_is_what_its_own_code_would_add(encoding: Any, bias: Any, a
     assert "its learned bias taken out" in swapped.sentences[0]
 
 
-def turned(x: Tensor, width: int = WIDTH) -> Tensor:
-    frequencies = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    angle = torch.arange(x.shape[2], dtype=torch.float64)[:, None] * frequencies
-    first, second = x.chunk(2, -1)
-    return torch.cat(
-        [first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()], -1
-    ).float()
-
-
 def rotated_by_hand(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
     if query.shape[2] == key.shape[2]:  # self-attention: the texts are not equally long
-        query, key = turned(query).to(value.dtype), turned(key).to(value.dtype)
+        query, key = (reference.rotary(WIDTH).turn(x, 1) for x in (query, key))
         hidden = torch.ones(query.shape[2], query.shape[2], dtype=torch.bool).triu(1)
         mask = query.new_zeros(()).masked_fill(hidden, -math.inf) if module.is_causal else None
     options["position_bias"] = None
@@ -195,11 +187,11 @@ def rotated_by_hand(module: Any, query: Tensor, key: Tensor, value: Tensor, mask
 
 def test_rotary_positions_turn_queries_and_keys_of_self_attention_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(std=0.15).double()  # scores are not divided by anything: with larger ones they tell float32 angles
-    reference = copy.deepcopy(model)
+    theirs = copy.deepcopy(model)
     name = "tests of locant: rotary by hand"
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, name, rotated_by_hand)
-    reference.set_attn_implementation(name)
-    expected = logits(reference)
+    theirs.set_attn_implementation(name)
+    expected = logits(theirs)
     with locant.swap(model, locant.Rotary(WIDTH)):
         assert off(logits(model), expected) <= LOGITS
 
@@ -215,13 +207,13 @@ def test_padded_and_cached_rows_are_as_alone(encoding: Any) -> None:
 
 def test_token_embeddings_of_both_stacks_are_added_to() -> None:
     model, encoding = model_of(), locant.Sinusoidal(64)
-    reference = by_hand(model, nope)
-    for stack, length in ((reference.encoder, 30), (reference.decoder, 17)):
+    theirs = by_hand(model, nope)
+    for stack, length in ((theirs.encoder, 30), (theirs.decoder, 17)):
         stack.embed_tokens.register_forward_hook(
             lambda module, args, y, n=length: y + encoding.embed(0 * y[:1], Positions.arange(n))
         )
     with locant.swap(model, encoding):
-        assert off(logits(model), logits(reference)) <= LOGITS
+        assert off(logits(model), logits(theirs)) <= LOGITS
 
 
 def test_layers_are_counted_through_and_told_by_their_stack() -> None:
