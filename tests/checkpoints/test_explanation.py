@@ -41,15 +41,6 @@ def warnings_of(config: dict[str, Any]) -> str:
     return "\n".join(warning for layers in explain(config).layers for warning in layers.warnings)
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_is_explained(name: str) -> None:
-    explanation = explain(PRESETS[name])
-    assert explanation.model_type == PRESETS[name]["model_type"]
-    assert all(len(layers.doors) == 1 for layers in explanation.layers)
-    assert explanation.tables[0].shape[0] == PRESETS[name]["vocab_size"]
-    assert explanation.longest is not None
-
-
 @pytest.mark.parametrize("name", ["gpt2", "opt-1.3b", "bert-base", "roberta-base", "t5-base"])
 def test_the_tables_weigh_what_the_models_tables_weigh(name: str) -> None:
     small = {

@@ -28,7 +28,7 @@ def _forget_compiled_code() -> Iterator[None]:
 
 SOME = ("rotary dynamic", "t5")
 SOME_OR_ALL = pytest.mark.parametrize(
-    "kinds", [pytest.param(SOME, id="some"), pytest.param(tuple(EVERY), id="all", marks=pytest.mark.slow)]
+    "kinds", [pytest.param(SOME, id="some"), pytest.param(tuple(EACH_CODE), id="all", marks=pytest.mark.slow)]
 )
 """Compilers take long. `tests/positions` compiles every encoding as well, once."""
 

@@ -9,7 +9,7 @@ import pathlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -68,6 +68,7 @@ def _is_main(path: pathlib.Path) -> bool:
     return path.stem == f"modeling_{path.parent.name}"
 
 
+@cache
 def cases(folder: str) -> list[Case]:
     """Its rotary modules, as far as they can be built."""
     code = _code(folder)

@@ -59,19 +59,13 @@ def test_heads_may_be_those_of_keys_and_twice_as_wide() -> None:
 
 
 @torch.no_grad()
-def test_pairs_rotated_by_their_class_generate_and_are_padded_as_alone() -> None:
+def test_pairs_may_be_rotated_by_their_class() -> None:
+    """Padded and behind a cache, see `test_places`."""
     model, encoding = model_of(WRITTEN[0]), locant.SelfExtend(locant.Rotary(WIDTH), group=3, neighbours=4)
     tokens = ids()[:1]
     expected = reference.logits(model, tokens, reference.self_extend(WIDTH, 3, 4))
     with locant.swap(model, encoding):
         assert off(model(tokens).logits, expected) <= LOGITS
-        padded = torch.cat([tokens[:, :3], tokens], dim=1)
-        mask = torch.ones_like(padded)
-        mask[:, :3] = 0
-        behind = model(padded, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits[:, 3:]
-        assert off(behind, expected) <= LOGITS
-        cache = model(tokens[:, :-2], use_cache=True).past_key_values
-        assert off(model(tokens[:, -2:-1], past_key_values=cache).logits, expected[:, -2:-1]) <= LOGITS
     with refuses(RangeError, "layout='half'"):
         locant.swap(model, locant.ReRoPE(locant.Rotary(WIDTH, layout="interleaved")))
 
