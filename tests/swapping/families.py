@@ -102,7 +102,7 @@ class Family:
 
 LLAMA = Family("llama", "LlamaForCausalLM")
 WRITTEN = [LLAMA, Family("qwen2", "Qwen2ForCausalLM"), Family("gpt_neox", "GPTNeoXForCausalLM")]
-"""Those that `reference` has written out by hand."""
+"""Those that are tested with other encodings."""
 
 
 def families() -> list[Family]:

@@ -1,4 +1,4 @@
-"""Encodings that a model was not built with, beside a model written out by hand with them."""
+"""Encodings that a model was not built with, beside attention that is written out by hand with them."""
 
 from __future__ import annotations
 
@@ -43,15 +43,16 @@ three = pytest.mark.parametrize("family", WRITTEN, ids=lambda family: family.mod
 def test_layers_that_keep_their_own_see_no_later_keys_whatever_function_is_named(attention: str) -> None:
     model, own = model_of(WRITTEN[0]), reference.rotary(WIDTH)
     model.set_attn_implementation(attention)
+    expected = reference.logits(model, ids(), [own, reference.alibi(HEADS)])
     with locant.swap(model, layers={"every": 2, "encoding": locant.ALiBi(HEADS)}):
-        actual = model(ids()).logits
-    assert off(actual, reference.logits(model, ids(), [own, reference.alibi(HEADS)])) <= LOGITS
+        assert off(model(ids()).logits, expected) <= LOGITS
 
 
 def test_heads_may_be_those_of_keys_and_twice_as_wide() -> None:
     model = model_of(WRITTEN[0])
+    expected = reference.logits(model, ids(), reference.pope(WIDTH))
     with locant.swap(model, PoPE(WIDTH, num_heads=2)):
-        assert off(model(ids()).logits, reference.logits(model, ids(), reference.pope(WIDTH))) <= LOGITS
+        assert off(model(ids()).logits, expected) <= LOGITS
     with refuses(RangeError, "num_heads=2"):
         locant.swap(model, PoPE(WIDTH, num_heads=HEADS))
     with refuses(RangeError, "twice as many heads", "locant.lab.Decoder"):
@@ -72,7 +73,7 @@ def test_pairs_may_be_rotated_by_their_class() -> None:
 
 @three
 @pytest.mark.parametrize("name", ENCODINGS)
-def test_another_encoding_is_what_a_model_written_by_hand_computes(family: Family, name: str) -> None:
+def test_another_encoding_is_what_attention_written_by_hand_computes(family: Family, name: str) -> None:
     model = model_of(family)
     before = model(ids()).logits
     make, way = ENCODINGS[name]
@@ -89,10 +90,11 @@ def test_layers_may_differ(family: Family) -> None:
     """Every second layer without positions, and a function that gives three kinds."""
     model, own = model_of(family, num_hidden_layers=4), reference.rotary(WIDTH)
     nope, alibi = locant.PositionEncoding(), locant.ALiBi(HEADS)
+    expected = reference.logits(model, ids(), [own, reference.nope()] * 2)
     with locant.swap(model, layers={"every": 2, "encoding": nope}) as swapped:
-        assert off(model(ids()).logits, reference.logits(model, ids(), [own, reference.nope()] * 2)) <= LOGITS
+        assert off(model(ids()).logits, expected) <= LOGITS
     assert "no positions" in swapped.sentences[1]
-    ways = [own, reference.nope(), reference.alibi(HEADS), own]
+    expected = reference.logits(model, ids(), [own, reference.nope(), reference.alibi(HEADS), own])
     with locant.swap(model, layers=lambda layer, kind: [None, nope, alibi, None][layer]) as swapped:
-        assert off(model(ids()).logits, reference.logits(model, ids(), ways)) <= LOGITS
+        assert off(model(ids()).logits, expected) <= LOGITS
     assert [len(swapped.sentences), *("layer" in each for each in swapped.sentences)] == [4, *[True] * 4]

@@ -1,6 +1,6 @@
 """Position ids of the caller's, with a mask and without, behind a cache and in a graph: what attention reads.
 
-The oracles are a model written out by hand whose tokens stand where the ids say, the row alone, and the same tokens
+The oracles are attention written out by hand whose tokens stand where the ids say, the row alone, and the same tokens
 without a cache.
 """
 
