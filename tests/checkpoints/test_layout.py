@@ -14,13 +14,7 @@ from torch import Tensor
 
 from locant import InputError, Positions, RangeError, Rotary, ShapeError
 from locant.checkpoints import convert_layout
-from tests.checkpoints.other_layout import (
-    MODELS,
-    SIZES,
-    build,
-    hidden_states,
-    turn_otherwise,
-)
+from tests.checkpoints.other_layout import MODELS, SIZES, build, hidden_states, turn_otherwise
 from tests.models.configurations import ROTARY_KEYS
 from tests.refusal import refuses
 from tests.tolerances import DIFFERENT, assert_close

@@ -72,10 +72,7 @@ def test_missing_values_are_the_defaults_of_the_architecture_and_are_named(run: 
     printed = " ".join(run("explain config.json").stdout.split())
     assert "defaults rope_theta 10,000: not in the configuration, the default of qwen3 in transformers" in printed
     assert "head_dim 128: not in the configuration" in printed
-    assert json.loads(run("explain config.json --json").stdout)["defaults"] == {
-        "rope_theta": 10_000.0,
-        "head_dim": 128,
-    }
+    assert json.loads(run("explain config.json --json").stdout)["defaults"] == {"rope_theta": 10_000.0, "head_dim": 128}
     assert "defaults" not in run("explain qwen2.5-7b").stdout
 
 

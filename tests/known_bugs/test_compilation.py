@@ -82,11 +82,7 @@ class NoReading(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-PLACES = {
-    "counting": Positions.arange(6),
-    "decoding": Positions.after(2000, 6),
-    "packed": Positions.packed([2, 4]),
-}
+PLACES = {"counting": Positions.arange(6), "decoding": Positions.after(2000, 6), "packed": Positions.packed([2, 4])}
 
 
 def test_34_the_host_neither_reads_nor_sends() -> None:

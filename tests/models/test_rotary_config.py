@@ -13,14 +13,7 @@ from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
 
 from locant import InputError, LocantError, Positions, Rotary
 from locant.models import layer_types
-from locant.positions.scaling import (
-    DynamicNTK,
-    Linear,
-    LongRoPE,
-    Proportional,
-    Unscaled,
-    YaRN,
-)
+from locant.positions.scaling import DynamicNTK, Linear, LongRoPE, Proportional, Unscaled, YaRN
 from tests.models.configurations import ROPES, fields, llama
 from tests.positions.published import PUBLISHED, layer_type_of
 from tests.refusal import refuses

@@ -12,17 +12,7 @@ from transformers import AutoConfig, LlamaConfig, Phi3Config
 from transformers.models.stablelm.modeling_stablelm import StableLmRotaryEmbedding
 
 from locant import InputError, Positions, RangeError, Rotary
-from locant.positions.scaling import (
-    NTK,
-    DynamicNTK,
-    Linear,
-    Llama3,
-    LongRoPE,
-    Proportional,
-    Scaling,
-    Unscaled,
-    YaRN,
-)
+from locant.positions.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Scaling, Unscaled, YaRN
 from tests.models.configurations import fields
 from tests.positions.published import PUBLISHED, layer_type_of
 from tests.refusal import refuses

@@ -28,11 +28,7 @@ from tests.swapping.work import generated, off
 from tests.tolerances import DIFFERENT, LOGITS
 
 T5 = Family("t5", "T5ForConditionalGeneration")
-KIN = [
-    T5,
-    Family("mt5", "MT5ForConditionalGeneration"),
-    Family("umt5", "UMT5ForConditionalGeneration"),
-]
+KIN = [T5, Family("mt5", "MT5ForConditionalGeneration"), Family("umt5", "UMT5ForConditionalGeneration")]
 HEADS, WIDTH = 4, 16
 SOURCE, TARGET = 3 + torch.arange(60).view(2, 30), 5 + torch.arange(34).view(2, 17)
 MASK = torch.ones_like(SOURCE)
