@@ -80,6 +80,7 @@ def test_a_permalink_restores_its_pictures_which_fit_a_phone_and_back_undoes_a_c
     assert visit.text in page.inner_text("#main")
     page.set_viewport_size({"width": 400, "height": 800})
     page.wait_for_function("() => document.documentElement.scrollWidth <= 400")
+    page.set_viewport_size({"width": 1280, "height": 900})
     control = page.locator(f"[data-setting='{visit.setting}']")
     if control.evaluate("each => each.tagName") == "SELECT":
         control.select_option(visit.value)
