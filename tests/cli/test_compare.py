@@ -16,7 +16,7 @@ from locant.lab.results import command
 from locant.positions.registry import ENCODINGS
 from locant.report import comparison as terminal
 from locant.report.comparison import Screen
-from tests.cli.conftest import Complains, Run, listing
+from tests.cli.conftest import Complains, Run, listing, refused
 from tests.registries import restore
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
@@ -140,30 +140,29 @@ def test_ctrl_c_before_the_first_result_leaves_nothing(run: Run, folder: Path, m
     assert listing(folder) == before
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("text.txt --encodings rotary,alibbi", "'alibi'"),
-        ("text.txt --encodings ,", "expected one or more"),
-        ("text.txt --seeds 0,x", "'0,x' is not a list of numbers such as 0,1,2"),
-        ("text.txt --steps 0", "0 is not in the range"),
-        ("text.txt --train-length 0", "0 is not in the range"),
-        ("text.txt --minutes 0", "0.0 is not in the range x>0"),
-        ("text.txt --minutes 1 --steps 5", "got both steps and minutes"),
-        ("text.txt --multiples 0,1", "expected an integer of 1 or more"),
-        ("missing.txt", "there is no such file"),
-        ("text.txt -o text.txt", "text.txt, which is a file"),
-        ("text.txt -o text.txt/out", "cannot make text.txt/out"),
-        ("text.txt -o folder", "holds other things than a report"),
-    ],
-)
-def test_wrong_input_is_one_line_before_any_training(
-    complains: Complains, folder: Path, monkeypatch: pytest.MonkeyPatch, words: str, said: str
-) -> None:
+@pytest.fixture
+def _untrained(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "folder").mkdir()
     (folder / "folder" / "mine.txt").write_text("mine")
     monkeypatch.setattr(Screen, "advance", lambda *_: pytest.fail("a training began"))
-    assert said in complains(f"compare {words}")
+
+
+test_wrong_input_is_one_line_before_any_training = refused(
+    "compare",
+    ("text.txt --encodings rotary,alibbi", "'alibi'"),
+    ("text.txt --encodings ,", "expected one or more"),
+    ("text.txt --seeds 0,x", "'0,x' is not a list of numbers such as 0,1,2"),
+    ("text.txt --steps 0", "0 is not in the range"),
+    ("text.txt --train-length 0", "0 is not in the range"),
+    ("text.txt --minutes 0", "0.0 is not in the range x>0"),
+    ("text.txt --minutes 1 --steps 5", "got both steps and minutes"),
+    ("text.txt --multiples 0,1", "expected an integer of 1 or more"),
+    ("missing.txt", "there is no such file"),
+    ("text.txt -o text.txt", "text.txt, which is a file"),
+    ("text.txt -o text.txt/out", "cannot make text.txt/out"),
+    ("text.txt -o folder", "holds other things than a report"),
+    fixtures=["_untrained"],
+)
 
 
 def test_a_text_too_short_for_the_lengths_leaves_nothing(run: Run, folder: Path) -> None:
