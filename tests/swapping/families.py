@@ -151,7 +151,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
 OTHER_SCALINGS: dict[str, dict[str, Any]] = {"phimoe": {"short_mscale": 1.2, "long_mscale": 1.2}}
 OF_A_SCALING = {*(key for keys in SCALINGS.values() for key in keys), "type", "beta_fast", "beta_slow", "truncate"}
 FACTORS = {"short_factor": 1.0, "long_factor": 3.0}
-BESIDE_16 = (12, 16, 17, 40, 64, 65)
+BESIDE_16 = (16, 17, 64, 65)
 
 
 def scaled(model: Any, scaling: str) -> Any:
