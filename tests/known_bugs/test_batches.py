@@ -111,14 +111,20 @@ def _by_lengths(batch: Mapping[str, Any], **_: Any) -> tuple[str, ...]:
 BATCH = pack_documents([{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}])
 
 
-def test_105_ids_of_one_axis_are_told_where_a_model_has_three() -> None:
-    """axolotl-ai-cloud/axolotl#3817: a packed batch had 2-D ids, and the axes of images were never computed."""
+def finds(fault: str, batch: Mapping[str, Any], **options: Any) -> Callable[[Check], None]:
+    """A check that nothing is said of a sound batch, and something of this one."""
 
     def check(check_batch: Check) -> None:
         assert check_batch(BATCH) == ()
-        assert check_batch(BATCH, axes=3), "images are counted as text, and nothing is said"
+        assert check_batch(batch, **options), f"{fault}, and nothing is said"
 
-    exhibit(check, check_batch, twin=_by_shapes, because="images are counted as text")
+    return check
+
+
+def test_105_ids_of_one_axis_are_told_where_a_model_has_three() -> None:
+    """axolotl-ai-cloud/axolotl#3817: a packed batch had 2-D ids, and the axes of images were never computed."""
+    fault = "images are counted as text"
+    exhibit(finds(fault, BATCH, axes=3), check_batch, twin=_by_shapes, because=fault)
 
 
 def test_106_every_number_of_a_mask_is_a_token() -> None:
@@ -141,23 +147,15 @@ def test_106_every_number_of_a_mask_is_a_token() -> None:
 def test_107_ids_that_were_padded_without_their_positions_are_told() -> None:
     """hiyouga/LlamaFactory#10783: tokens were padded to a multiple of 8, position ids were not."""
     padded = {**BATCH, "input_ids": torch.nn.functional.pad(BATCH["input_ids"], (0, 3))}
-
-    def check(check_batch: Check) -> None:
-        assert check_batch(BATCH) == ()
-        assert check_batch(padded), "five positions for eight tokens, and nothing is said"
-
-    exhibit(check, check_batch, twin=_by_lengths, because="five positions for eight tokens")
+    fault = "five positions for eight tokens"
+    exhibit(finds(fault, padded), check_batch, twin=_by_lengths, because=fault)
 
 
 def test_108_lengths_with_and_without_padding_are_not_mixed() -> None:
     """radixark/miles#1272, NVIDIA-NeMo/Megatron-Bridge#4507: cumulative lengths of padded documents, tokens without."""
     mixed = {**BATCH, "cu_seq_lens_q": torch.tensor([0, 4, 8]), "cu_seq_lens_k": torch.tensor([0, 4, 8])}
-
-    def check(check_batch: Check) -> None:
-        assert check_batch(BATCH) == ()
-        assert check_batch(mixed), "lengths of eight tokens for five, and nothing is said"
-
-    exhibit(check, check_batch, twin=_by_lengths, because="lengths of eight tokens for five")
+    fault = "lengths of eight tokens for five"
+    exhibit(finds(fault, mixed), check_batch, twin=_by_lengths, because=fault)
 
 
 class _Noting(Sinusoidal):
