@@ -28,8 +28,6 @@ from locant.positions.registry import encodings
 from locant.swapping.handle import swap
 from locant.swapping.plan import KEY, built
 
-__all__ = ["PretrainedInput", "load_swapped", "read_pretrained_input", "read_pretrained_token", "told_layers"]
-
 OLD_NAMES = {"weight": "gamma", "bias": "beta"}
 """Parts of norms in checkpoints that came from TensorFlow."""
 

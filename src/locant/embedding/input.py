@@ -26,8 +26,6 @@ from locant.positions import PositionEncoding, Positions
 from locant.positions.positions import require_positions
 from locant.tensors import require_tensor
 
-__all__ = ["InputEmbedding", "why_plain"]
-
 Backend = Literal["auto", "fused", "plain"]
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # no public API

@@ -24,8 +24,6 @@ from locant.lab.settings import VOCAB_SIZE, Settings
 from locant.lab.training import Contestant, build, evaluate, fit, num_steps, shape, split_off, timed, unigram_loss
 from locant.text.corpus import Corpus, read_corpus
 
-__all__ = ["Progress", "Watcher", "compare", "compare_files"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:

@@ -56,8 +56,6 @@ from locant.swapping.rotary_point import rotary_points
 from locant.text.corpus import Corpus, read_corpus
 from locant.text.tokenizer import Tokenizer
 
-__all__ = ["EvaluationSettings", "evaluate_model", "interval_of_mean"]
-
 RESAMPLES = 2000
 SHARE = 0.7
 """Of the minutes, what windows are planned for: the rest is for loading, and for machines that are not always alike."""

@@ -27,8 +27,6 @@ from locant.lab.training import evaluate
 from locant.swapping import swap
 from locant.text.corpus import read_corpus
 
-__all__ = ["search_factors"]
-
 Factors = tuple[float, ...]
 
 PARENTS, VARIED, CROSSED = 6, 6, 6

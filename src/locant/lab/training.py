@@ -30,11 +30,6 @@ from locant.positions.registry import encodings, find
 from locant.positions.scaling import EXTENDING, SCALINGS, DynamicNTK, scaling_by_name
 from locant.text import Tokenizer, Windows
 
-__all__ = [
-    "HELD_OUT", "Contestant", "build", "evaluate", "fit", "num_steps", "optimizer_of", "schedule", "split_off",
-    "timed", "train", "unigram_loss", "update",
-]  # fmt: skip
-
 HELD_OUT = 0.1
 WARMUP_SHARE = 0.1
 FINAL_SHARE = 0.1
@@ -154,6 +149,7 @@ def build(contestant: Contestant, seed: int, vocab_size: int, settings: Settings
 
 
 def shape(settings: Settings) -> ModelShape:
+    """The sizes that encodings are built for."""
     return ModelShape(d_model=settings.d_model, num_heads=settings.num_heads, max_seq_len=settings.lengths[-1])
 
 

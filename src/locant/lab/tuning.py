@@ -61,8 +61,6 @@ from locant.swapping import swap
 from locant.text.corpus import Corpus, read_corpus
 from locant.text.windows import Windows
 
-__all__ = ["TuneSettings", "tune"]
-
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TRAINED = ("all", "new", "lora")
 RATES = {"all": 2e-5, "new": 1e-3, "lora": 2e-4}

@@ -39,8 +39,6 @@ from locant.positions.scaling import NTK, Proportional
 from locant.positions.temperature import Temperature
 from locant.positions.unequal import UnequalAngles
 
-__all__ = ["head_dim_of", "named_layout", "read_rotary", "rotary_dim_of", "second_members"]
-
 SHARE = "partial_rotary_factor"
 
 

@@ -15,8 +15,6 @@ from locant.positions.heads import Heads
 from locant.positions.positions import Positions
 from locant.positions.score_bias import ByDistance
 
-__all__ = ["DistanceBias"]
-
 
 class DistanceBias(PositionEncoding):
     """A bias that a subclass writes once, as a function of distance and head, and every backend of attention uses.

@@ -11,8 +11,6 @@ from torch import Tensor
 from locant.positions.positions import Positions
 from locant.positions.slot_functions import index_mod
 
-__all__ = ["MAX_DISTANCE", "ScoreMod", "bias_dtype", "distance_mod", "distances", "exact_dot"]
-
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's ``(score, batch, head, query, key) -> score``."""
 

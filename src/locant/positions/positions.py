@@ -26,8 +26,6 @@ from locant.positions.grids import Grid, fields_of_grids, grid_of, pack_grids, r
 from locant.positions.multimodal import Counting, Parts, fields_of_parts
 from locant.tensors import bounds, has_values, readable
 
-__all__ = ["Positions", "require_positions"]
-
 Device = torch.device | str | None
 Numbers = Tensor | np.ndarray | Sequence[object]
 

@@ -15,8 +15,6 @@ from locant.positions.pairs import bias_dtype
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Entries, Lookup
 
-__all__ = ["RowBias"]
-
 
 class RowBias(PositionEncoding):
     """A bias made of products of tokens with the rows of a table; every distance has a row.

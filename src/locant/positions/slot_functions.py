@@ -14,8 +14,6 @@ from locant.positions.documents import MaskMod, is_allowed
 if TYPE_CHECKING:
     from locant.positions.positions import Positions
 
-__all__ = ["SlotMod", "index_mod", "mask_mod"]
-
 SlotMod = Callable[[Tensor, Tensor], Tensor]
 """``(row, slot)`` to what is known of the token there."""
 

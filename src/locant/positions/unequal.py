@@ -10,8 +10,6 @@ from locant.positions.constant import Constant
 from locant.positions.encodings.rotary import Rotary, RotatedAlike
 from locant.positions.positions import Positions
 
-__all__ = ["UnequalAngles"]
-
 
 class UnequalAngles(RotatedAlike):
     r"""The first member of each pair as one table rotates it, and the second as another does.

@@ -21,11 +21,6 @@ from locant.errors import RangeError
 from locant.kernels.input_embedding import reference
 from locant.kernels.input_embedding.reference import Operands
 
-__all__ = [
-    "FEW", "Forward", "Gradients", "backward", "draw", "empty_backward", "empty_forward", "forward", "kept",
-    "require_rows", "slots_of_chunk",
-]  # fmt: skip
-
 CHUNK = 512
 """Tokens of a chunk, unless there are more sequences."""
 

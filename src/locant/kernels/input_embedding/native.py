@@ -17,8 +17,6 @@ from locant.kernels.input_embedding import cpu
 from locant.kernels.input_embedding.cpu import Forward, Gradients
 from locant.kernels.input_embedding.reference import Operands
 
-__all__ = ["backward", "forward", "unsupported"]
-
 FORWARD, BACKWARD = "locant_embed", "locant_embed_backward"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 BUFFERS = 3

@@ -25,8 +25,6 @@ from locant.kernels.input_embedding import cpu, native, reference
 from locant.kernels.input_embedding.reference import Operands
 from locant.kernels.transforms import in_forward_mode, is_exporting, is_graph_transformed, is_transforming
 
-__all__ = ["input_embedding", "input_embedding_backward", "look_up"]
-
 OPERANDS = (
     "Tensor ids, Tensor token, Tensor? position_index, Tensor? position, Tensor? segments, Tensor? segment, "
     "Tensor? gamma, Tensor? beta, Tensor? seed, float scale, int? padding_idx, float? eps, float p"

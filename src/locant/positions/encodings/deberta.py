@@ -21,8 +21,6 @@ from locant.positions.positions import Positions
 from locant.positions.row_bias import RowBias
 from locant.positions.score_bias import Lookup
 
-__all__ = ["Deberta", "DebertaTerm"]
-
 DebertaTerm = Literal["c2p", "p2c"]
 
 

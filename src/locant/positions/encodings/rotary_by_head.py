@@ -19,8 +19,6 @@ from locant.positions.frequencies import TWO_PI, base_of, inverse_frequencies, w
 from locant.positions.pair_table import Pairs
 from locant.positions.positions import Positions
 
-__all__ = ["FoPE", "MixedRotary", "RotaryByHead", "RotaryOfHeads"]
-
 
 class RotaryOfHeads(RotatedAlike):
     """The base of rotations whose angles each key/value head has for itself and its queries.

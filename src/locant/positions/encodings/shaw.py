@@ -12,8 +12,6 @@ from locant.positions.base import EncodingInfo
 from locant.positions.encodings import INIT_STD
 from locant.positions.row_bias import RowBias
 
-__all__ = ["Shaw"]
-
 
 class Shaw(RowBias):
     r"""Adds the product of the query and a learned vector for each distance, in either direction.

@@ -31,8 +31,9 @@ _FILES = [importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil
 KINDS: Mapping[str, type[Scaling]] = {
     name: kind
     for file in _FILES
-    for name in file.__all__
-    if hasattr(kind := getattr(file, name), "info") and kind is not Scaling
+    for name, kind in vars(file).items()
+    if isinstance(kind, type) and issubclass(kind, Scaling) and kind.__module__ == file.__name__
+    if kind is not Scaling and not name.startswith("_")
 }
 """Every scaling by the name of its class."""
 

@@ -10,8 +10,6 @@ from locant.arguments import flag, one_of
 from locant.errors import RangeError
 from locant.positions.scaling.base import Arithmetic, Scaling, ScalingInfo
 
-__all__ = ["Llama3", "MrRoPE", "YaRN"]
-
 
 class _Ramp(Scaling):
     """From pairs that stay to pairs that are interpolated by `factor` goes a ramp."""

@@ -14,8 +14,6 @@ from locant.positions.frequencies import PRECISION, TWO_PI, inverse_frequencies
 from locant.positions.scaling.base import Arithmetic, Scaling, ScalingInfo, Unscaled
 from locant.positions.scaling.blends import YaRN
 
-__all__ = ["Linear", "LongRoPE", "Proportional", "Resonance"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(Scaling):
