@@ -86,7 +86,7 @@ def test_it_is_what_the_modules_give(encoding: str, where: str) -> None:
     require_alike(fused, plain, ids, POSITIONS[where](), segments)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("scale", [None, 0.3, "sqrt_d_model", "sqrt_d_model_rounded"])
 def test_every_scale_in_every_dtype(scale: float | str | None, dtype: torch.dtype) -> None:
     fused, plain = pair(dtype, encoding=Sinusoidal(WIDTH), norm="layer_norm", scale=scale)
