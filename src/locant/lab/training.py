@@ -189,9 +189,9 @@ def split_off(ids: Int[np.ndarray, " tokens"], longest: int) -> tuple[np.ndarray
 def unigram_loss(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray, " more"], vocab_size: int) -> float:
     """What counting alone knows: nats per token of a held-out text, by how often each token is in the training text.
 
-    Nothing of what stands before a token is used. The targets are those of `evaluate`, at any length. Tokens that do
-    not occur share what Witten & Bell (1991, method C) leave them: as much as if each of those that do had once been
-    new.
+    Nothing of what stands before a token is used. The targets are those of `losses_in_windows`, at any length. Tokens
+    that do not occur share what Witten & Bell (1991, method C) leave them: as much as if each of those that do had once
+    been new.
 
     >>> round(unigram_loss(np.array([0, 0, 0, 1]), np.array([1, 0, 1]), 2), 4)  # shares of 4/6 and 2/6
     0.752
@@ -203,7 +203,7 @@ def unigram_loss(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray,
 
 
 @torch.no_grad()
-def evaluate(model: Any, ids: Int[np.ndarray, " tokens"], length: int) -> Losses:
+def losses_in_windows(model: Any, ids: Int[np.ndarray, " tokens"], length: int) -> Losses:
     """The losses of `ids` in windows of `length` tokens; each target counts once.
 
     Args:

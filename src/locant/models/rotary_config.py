@@ -34,10 +34,10 @@ from locant.models.config_values import (
 )
 from locant.models.rope_parameters import read_scaling, rope_of_layers, rope_type_of
 from locant.positions.encodings.rotary import Rotary
+from locant.positions.encodings.rotary_by_head import UnequalAngles
 from locant.positions.pair_table import Pairs
 from locant.positions.scaling import NTK, Proportional
 from locant.positions.temperature import Temperature
-from locant.positions.unequal import UnequalAngles
 
 SHARE = "partial_rotary_factor"
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from locant.arguments import one_of
 from locant.errors import RangeError
 from locant.positions.scaling.base import Scaling, Unscaled
-from locant.positions.scaling.blends import Llama3, YaRN
-from locant.positions.scaling.factors import Linear, LongRoPE, Proportional, Resonance
+from locant.positions.scaling.divisors import Linear, Llama3, LongRoPE, Proportional, Resonance
 from locant.positions.scaling.ntk import NTK, DynamicNTK, MixedNTK, ntk_exponent
+from locant.positions.scaling.yarn import YaRN
 
 __all__ = [
     "EXTENDING", "KINDS", "NTK", "SCALINGS", "DynamicNTK", "Linear", "Llama3", "LongRoPE", "MixedNTK", "Proportional",
