@@ -26,11 +26,15 @@ from locant import (
 )
 from locant.embedding.input import why_plain
 from locant.embedding.table import DeferredErrors
+from locant.kernels import native
+from locant.kernels.input_embedding.native import FORWARD
 from tests.gpu_without_gpu.device import pretended
 from tests.refusal import refuses
 from tests.tolerances import assert_close
 
 VOCAB, WIDTH, BATCH, LENGTH = 29, 14, 3, 7
+
+pytestmark = pytest.mark.skipif(native.function(FORWARD) is None, reason=f"native kernels are {native.status()}")
 
 ENCODINGS: dict[str, Callable[[], PositionEncoding | None]] = {
     "none": lambda: None,

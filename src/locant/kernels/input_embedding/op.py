@@ -122,9 +122,14 @@ def look_up(
     is_trained = torch.is_grad_enabled() and (table.requires_grad or is_transformed)
     if table.dtype not in (torch.float16, torch.bfloat16) or not is_trained or is_exporting():
         return F.embedding(ids, table, padding_idx)
-    is_plain = type(table) in (Tensor, nn.Parameter) and table.device.type == "cpu" and library.has(native.FORWARD)
-    if not is_plain or is_transformed or in_forward_mode():  # slower: unless it is compiled, it converts all rows
+    is_plain = type(table) in (Tensor, nn.Parameter) and table.device.type == "cpu"
+    is_native = library.has(native.FORWARD)
+    if not is_plain or is_transformed or in_forward_mode() or (torch.compiler.is_compiling() and not is_native):
+        # Slower: unless it is compiled, it converts all rows.
         return F.embedding(ids, table.float(), padding_idx).to(table.dtype)
+    if not is_native:
+        used, places = torch.unique(ids, return_inverse=True)
+        return F.embedding(places, F.embedding(used, table, padding_idx).float()).to(table.dtype)
     tokens = ids.reshape(1, -1)
     rows, _, _ = input_embedding(tokens, table, *[None] * 7, 1.0, padding_idx, None, 0.0)
     return rows.view(*ids.shape, table.shape[1])

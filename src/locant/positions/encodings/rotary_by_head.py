@@ -14,6 +14,7 @@ from locant.errors import RangeError, ShapeError
 from locant.kernels.rotary import rotate_pairs
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import EncodingInfo, ModelShape, Output, PositionEncoding, build, require_heads
+from locant.positions.constant import Constant
 from locant.positions.encodings.rotary import Rotary, RotatedAlike
 from locant.positions.frequencies import TWO_PI, base_of, inverse_frequencies, width_of
 from locant.positions.pair_table import Pairs
