@@ -98,9 +98,9 @@ def test_factors_are_searched_on_a_text_and_what_is_measured_is_not_measured_aga
     line = "extend model --to 64 --method longrope --search text.txt -o new.json"
     succeeds(line, "--generations", 0)
     before = json.loads((folder / "new.search.json").read_text())["measured"]
-    measured, evaluate = [], factor_search.evaluate
+    measured, losses = [], factor_search.losses_in_windows
     monkeypatch.setattr(
-        factor_search, "evaluate", lambda *given, **also: measured.append(0) or evaluate(*given, **also)
+        factor_search, "losses_in_windows", lambda *given, **also: measured.append(0) or losses(*given, **also)
     )
     found = json.loads(run(line, "--generations", 2, "--json").stdout)
     record = json.loads((folder / "new.search.json").read_text())["measured"]

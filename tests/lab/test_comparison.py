@@ -18,7 +18,7 @@ from locant import InputError, RangeError
 from locant.lab import Decoder, Settings, compare, comparison
 from locant.lab.comparison import Progress
 from locant.lab.results import Losses, Results
-from locant.lab.training import evaluate, split_off, unigram_loss
+from locant.lab.training import losses_in_windows, split_off, unigram_loss
 from locant.scaling import NTK, Linear, Llama3, YaRN
 from tests.lab.fabricated import SMALL, VOCAB, ids
 from tests.refusal import refuses
@@ -137,7 +137,7 @@ def test_how_long_it_will_take_is_said_before_the_first_training(monkeypatch: py
     timed = comparison.timed
     monkeypatch.setattr(comparison, "time", clock)
     monkeypatch.setattr(comparison, "fit", lambda *given, **also: called.append(("trained", 0.0)) or 0.0)
-    monkeypatch.setattr(comparison, "evaluate", reading)
+    monkeypatch.setattr(comparison, "losses_in_windows", reading)
     monkeypatch.setattr(comparison, "timed", training)
     settings = small(encodings=("nope", "rotary", "rotary+ntk"), seeds=(0, 1, 2), num_steps=50)
     with threads_of_torch(1):
@@ -169,7 +169,7 @@ def test_models_train_on_the_first_part_and_are_measured_on_the_rest(monkeypatch
         return Losses(mean=0.0, by_position=[0.0] * length, by_window=[0.0])
 
     monkeypatch.setattr(comparison, "fit", training)
-    monkeypatch.setattr(comparison, "evaluate", measuring)
+    monkeypatch.setattr(comparison, "losses_in_windows", measuring)
     compare(np.arange(1_000), 1_000, small(encodings=("nope",), seeds=(0,)))
     assert seen == {"train": set(range(900)), "evaluate": set(range(900, 1_000))}
 
@@ -205,7 +205,7 @@ def test_a_scaling_is_measured_with_the_model_that_was_trained_without(monkeypat
     }
     for name, scaling in scalings.items():
         model.embedding.encoding = type(plain)(plain.head_dim, scaling=scaling)
-        assert records[f"rotary+{name}"].loss_by_length[32] == evaluate(model, held_out, 32).mean
+        assert records[f"rotary+{name}"].loss_by_length[32] == losses_in_windows(model, held_out, 32).mean
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ import click
 from locant.cli.options import SEED, Place, as_json, count, device, only_given, output
 from locant.errors import InputError
 
-__all__ = ["METHODS", "explain", "extend", "probe"]
-
 METHODS = ("yarn", "linear", "ntk", "dynamic", "longrope", "llama3")
 
 picture = output("Also draw a picture; its suffix (.png, .svg, .pdf) is the format.")

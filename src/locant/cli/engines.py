@@ -8,8 +8,6 @@ import click
 
 from locant.cli.options import as_json, count, output
 
-__all__ = ["check_batch", "golden"]
-
 
 @click.command("golden")
 @output("The file of safetensors.", default="golden.safetensors")

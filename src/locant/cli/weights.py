@@ -11,8 +11,6 @@ import click
 from locant.cli.options import SEED, Place, as_json, count, device, files, only_given, output, typed
 from locant.errors import InputError
 
-__all__ = ["audit", "convert", "neighbours", "vocabulary"]
-
 LAYOUT = click.Choice(["half", "interleaved"])
 
 

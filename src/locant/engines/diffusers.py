@@ -23,8 +23,6 @@ from locant.positions import Pairs, Positions, Rotary
 from locant.positions.angles import AngleMode
 from locant.positions.scaling import Scaling, Unscaled
 
-__all__ = ["encoding_from_diffusers", "positions_from_diffusers", "transformer_of"]
-
 ROTATES = "use_rotary_positional_embeddings"
 
 

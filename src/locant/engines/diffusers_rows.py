@@ -16,8 +16,6 @@ from locant.errors import InputError, RangeError
 from locant.models.config_values import Config, integer, required
 from locant.positions.scaling import NTK, Linear, LongRoPE, Scaling
 
-__all__ = ["TRANSFORMERS", "Picture", "Transformer", "head_dim_of"]
-
 
 class Picture(NamedTuple):
     """Frames, rows and columns of tokens, tokens of text beside them, and frames per second."""

@@ -26,8 +26,6 @@ from locant.models.rope_parameters import is_per_layer, rope_dictionary
 from locant.positions import ALiBi, PositionEncoding, Positions, Rotary
 from locant.positions.scaling import DynamicNTK, Linear, LongRoPE, Scaling, YaRN
 
-__all__ = ["GgufComparison", "GgufModel", "compare_gguf", "encoding_from_gguf", "read_gguf"]
-
 INTERLEAVED = {
     "arcee", "arctic", "baichuan", "bailingmoe", "chameleon", "chatglm", "cohere2", "command-r", "deci", "deepseek",
     "deepseek2", "deepseek2-ocr", "ernie4_5", "ernie4_5-moe", "glm-dsa", "glm4", "granite", "granitehybrid",

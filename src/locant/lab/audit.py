@@ -33,7 +33,7 @@ from locant.lab.language_model import (
 )
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.summary import ENOUGH_WINDOWS, Cell, Row
-from locant.lab.training import evaluate
+from locant.lab.training import losses_in_windows
 from locant.models.encodings import layer_types, rotary_layer_types
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.scaling import Unscaled, scaling_by_name
@@ -41,8 +41,6 @@ from locant.swapping import swap
 from locant.swapping.added_point import own_tables
 from locant.swapping.rotary_point import rotary_points
 from locant.text.corpus import read_corpus
-
-__all__ = ["Reading", "audit"]
 
 ROTARY: Mapping[str, tuple[Any, ...]] = {
     "layout": ("half", "interleaved"),
@@ -197,7 +195,7 @@ def audit(
 
     def measured(reading: Reading) -> Row:
         with subject.read_as(reading):
-            losses = evaluate(AsDecoder(model), corpus.ids[: count * length + 1], length)
+            losses = losses_in_windows(AsDecoder(model), corpus.ids[: count * length + 1], length)
         if (cell := Cell.of([losses.mean])) is None:
             raise InputError(f"got a loss that is not finite under {reading.name}", "a model in float32")
         windows = {length: tuple(Cell.of([loss]) for loss in losses.by_window)}

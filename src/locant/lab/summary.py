@@ -15,8 +15,6 @@ import numpy as np
 
 from locant.errors import InputError
 
-__all__ = ["ENOUGH_WINDOWS", "Cell", "Row", "Summary", "summarise"]
-
 ENOUGH_WINDOWS = 10
 """With fewer held-out windows of a length, nothing is concluded about that length."""
 

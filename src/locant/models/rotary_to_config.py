@@ -24,8 +24,6 @@ from locant.positions.scaling import (
     ntk_exponent,
 )
 
-__all__ = ["rotary_to_config", "with_base"]
-
 
 def rotary_to_config(
     rotary: Rotary, *, max_seq_len: int | None = None, form: str = "rope_parameters"

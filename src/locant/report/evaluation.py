@@ -16,15 +16,6 @@ from locant.report.console import MISSING, add_rows, named_rows, show
 from locant.report.console import table as printed
 from locant.report.page import bullets, curves, report, scrolling, settings_table, table, write_page
 
-__all__ = [
-    "evaluation_sentences",
-    "print_audit",
-    "print_evaluation",
-    "print_tuning",
-    "tuning_sentences",
-    "write_evaluation",
-]
-
 TRAINED = {"all": "all weights", "new": "those of the encoding alone", "lora": "low-rank adapters"}
 TASKS = {"pass_keys": "pass keys", "key_values": "values of keys"}
 NOTE = "Nats per token; in brackets the 95% interval over windows, by a block bootstrap."

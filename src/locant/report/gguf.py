@@ -7,8 +7,6 @@ from typing import Any
 from locant.engines.gguf import GgufComparison, GgufModel
 from locant.report.console import add_rows, named_rows, print_json, show
 
-__all__ = ["print_gguf"]
-
 
 def print_gguf(model: GgufModel, comparison: GgufComparison | None, source: str, *, as_json: bool) -> None:
     """What is known of the file `source`, and of it beside a configuration."""

@@ -25,8 +25,6 @@ from locant.positions.scaling import Scaling, Unscaled
 from locant.positions.temperature import Temperature
 from locant.tensors import has_float64, has_values
 
-__all__ = ["Rotary", "RotatedAlike"]
-
 LEGACY_KEYS = ("inv_freq", "original_inv_freq", "freqs", "cos_cached", "sin_cached")
 """What other implementations keep in checkpoints; all of it follows from the configuration."""
 

@@ -14,8 +14,6 @@ from locant.errors import RangeError
 from locant.positions.scaling.base import Arithmetic, Scaling
 from locant.positions.scaling.ntk import ntk_exponent
 
-__all__ = ["DyPE", "RIFLEx"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RIFLEx(Scaling):
