@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.gpu_without_gpu import inductor
+from tests.gpu_without_gpu import inductor, outcomes
 
 __all__: list[str] = []
 
@@ -55,7 +55,7 @@ def _outcome(case: Any) -> list[str]:
     kernels = [kernel for kernel in made if kernel.shared <= inductor.SHARED_MEMORY]
     if missing := {kernel.name for kernel in made} - {kernel.name for kernel in kernels}:
         return ["", "", "", f"does not fit the device: {', '.join(sorted(missing))}"]
-    shared, atomics = max(kernel.shared for kernel in kernels), sum(kernel.outcome.atomics for kernel in kernels)
+    shared, atomics = max(kernel.shared for kernel in kernels), sum(outcomes.atomics(kernel.ptx) for kernel in kernels)
     return [str(len(kernels)), str(shared), str(atomics), ""]
 
 

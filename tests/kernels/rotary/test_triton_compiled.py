@@ -1,15 +1,7 @@
-"""What a GPU would be given: how often the kernel is compiled, and what into. Nothing here runs on one.
-
-Triton brings the assembler with it, so machine code is made without a device; how fast it is, only a device can say.
-"""
+"""What a GPU would be given: how often the kernel is compiled. What into, `tests/gpu_without_gpu` says."""
 
 from __future__ import annotations
 
-import multiprocessing
-import re
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +11,6 @@ from torch import Tensor
 from tests.kernels.rotary.rotating import launch, tables
 
 pytest.importorskip("triton", reason="there is no Triton for this platform")
-
-LAYOUTS = ["half", "interleaved"]
-NAMES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64"}
-NAMES[torch.int64] = "*i64"
 
 
 def compiled_for(arguments: dict[str, Any]) -> tuple[object, ...]:
@@ -78,91 +66,6 @@ def test_few_tokens_share_out_their_heads() -> None:
     assert shares(1, 1) == 8  # one block of four heads each
     assert shares(1, 4096) == 2
     assert shares(1, 16_384) == 1
-
-
-MachineCode = Callable[[dict[str, Any], int], str]
-
-
-@pytest.fixture(scope="module")
-def machine_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MachineCode]:
-    """PTX for a compute capability, after the assembler has accepted it.
-
-    Made in a process of its own: once Triton 3.5 has interpreted a kernel, it compiles none.
-    """
-    cache = tmp_path_factory.mktemp("triton")
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
-        yield lambda arguments, capability: fresh.submit(_machine_code, arguments, capability, cache).result()
-
-
-def _machine_code(arguments: dict[str, Any], capability: int, cache: Path) -> str:
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from locant.kernels.rotary import triton as module
-
-    signature, constants, hints = {}, {}, {}
-    for place, parameter in enumerate(module._rotate_kernel.params):
-        value = arguments[parameter.name]
-        if parameter.is_constexpr or (parameter.name.endswith("_dim") and value == 1):
-            signature[parameter.name], constants[place,] = "constexpr", value
-        elif isinstance(value, Tensor):
-            signature[parameter.name], hints[place,] = NAMES[value.dtype], [["tt.divisibility", 16]]
-        else:
-            signature[parameter.name] = parameter.annotation_type or "i32"
-    options = {name: arguments[name] for name in ("num_warps", "enable_fp_fusion")}
-    source = ASTSource(module._rotate_kernel, signature, constexprs=constants, attrs=hints)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(cache))
-        kernel = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    assert kernel.asm["cubin"]
-    return kernel.asm["ptx"]
-
-
-def contracted(ptx: str) -> list[str]:
-    """Products that are not rounded before they are added to something."""
-    return re.findall(r"\bfma\.rn\S*\.f(?:32|64)", ptx)
-
-
-def widths(ptx: str, access: str) -> set[str]:
-    """Of the accesses to bfloat16 tokens: so many registers of 32 bits at once."""
-    return set(re.findall(rf"\b{access}\.global\S*?((?:\.v[248])?\.b(?:16|32))", ptx))
-
-
-def tokens(head_dim: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
-    return torch.empty(1, 8, 5, head_dim, dtype=dtype), torch.empty(1, 2, 5, head_dim, dtype=dtype)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_tokens_move_16_bytes_at_a_time_and_products_are_rounded(layout: str, machine_code: MachineCode) -> None:
-    ptx = machine_code(launch(*tokens(128), layout=layout, levels=2), 90)
-    assert contracted(ptx) == []
-    assert ".local" not in ptx, "registers do not suffice"
-    assert widths(ptx, "st") == {".v4.b32"}
-    assert widths(ptx, "ld") == {".v4.b32"}
-
-
-@pytest.mark.slow
-def test_contracted_products_would_be_seen(machine_code: MachineCode) -> None:
-    fused = {**launch(*tokens(64), levels=2), "enable_fp_fusion": True}
-    assert contracted(machine_code(fused, 90))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(
-    ("head_dim", "capability"),
-    [(2, 90), (40, 90), (72, 80), (80, 90), (96, 100), (128, 80), (192, 90), (256, 90), (512, 90)],
-)
-def test_it_compiles_for_every_head(head_dim: int, layout: str, capability: int, machine_code: MachineCode) -> None:
-    """Whole and partial, with one axis and with several, in every dtype."""
-    for dtype in (torch.bfloat16, torch.float32, torch.float64):
-        ptx = machine_code(launch(*tokens(head_dim, dtype), layout=layout), capability)
-        assert contracted(ptx) == []
-        assert ".local" not in ptx
-    rotary_dim = max(2, head_dim // 4 * 2)
-    machine_code(launch(*tokens(head_dim), layout=layout, rotary_dim=rotary_dim, attention_factor=1.25), capability)
 
 
 @pytest.mark.gpu
