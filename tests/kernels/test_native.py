@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from locant import ALiBi, Positions, Rotary, attend
+from locant import ALiBi, InputEmbedding, Learned, Positions, Rotary, attend
 from locant.errors import InputError
 from locant.kernels import native
 from locant.kernels.native import build
@@ -224,11 +224,12 @@ def test_a_forked_process_does_not_wait_for_threads_that_it_lacks() -> None:
 
 
 class Rotated(Dataset[torch.Tensor]):
-    """Items that are computed by native kernels, rotated and attended to over a cache."""
+    """Items that are computed by native kernels: embedded, rotated and attended to over a cache."""
 
     def __init__(self) -> None:
         self.rotary, self.encoding, self.keys = Rotary(64), ALiBi(8), Positions.arange(600)
-        self.x = torch.randn(1, 8, 600, 64)
+        self.embedding = InputEmbedding(50, 512, encoding=Learned(600, 512), norm="layer_norm", backend="fused")
+        self.ids = torch.randint(50, (1, 600))
 
     def __len__(self) -> int:
         return 4
@@ -236,10 +237,11 @@ class Rotated(Dataset[torch.Tensor]):
     def __getitem__(self, item: int) -> torch.Tensor:
         with torch.no_grad():
             where = Positions.after(item, 600)
-            q, k = self.rotary.rotate(self.x, self.x, where)
+            x = self.embedding(self.ids).unflatten(-1, (8, 64)).transpose(1, 2)
+            q, k = self.rotary.rotate(x, x, where)
             q, k = self.rotary.rotate(q, k, where)
             last = Positions.after(599, 1)
-            return attend(q[:, :, -1:], k, self.x, encoding=self.encoding, positions=last, k_positions=self.keys)
+            return attend(q[:, :, -1:], k, x, encoding=self.encoding, positions=last, k_positions=self.keys)
 
 
 @needs_library

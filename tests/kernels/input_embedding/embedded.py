@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from locant.kernels.input_embedding import Operands, cpu, native
+from locant.kernels.input_embedding import Operands, cpu
+from tests.threads import threads
 
-__all__ = ["LEARNED", "Answer", "Kernel", "answer", "operands", "poisoned", "threads"]
+__all__ = ["EVERY", "LEARNED", "Answer", "answer", "backward", "forward", "kept", "operands", "poisoned", "threads"]
 
 LEARNED = ("token", "position", "segment", "gamma", "beta")
 EVERY = [True] * len(LEARNED)
@@ -109,36 +109,21 @@ def answer(o: Operands, cotangent: Tensor, keep: Tensor | None = None) -> Answer
     return Answer(y * drop, found)
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """One implementation."""
+def forward(o: Operands) -> Tensor:
+    """By torch's operators."""
+    with torch.no_grad(), poisoned():
+        return cpu.forward(o)[0]
 
-    name: str
 
-    @property
-    def module(self) -> Any:
-        return importlib.import_module(f"locant.kernels.input_embedding.{self.name}")
+def kept(o: Operands) -> Tensor:
+    with poisoned():
+        return cpu.kept(o)
 
-    def for_these(self, o: Operands) -> Any:
-        """What the operation runs: torch's operators where the native kernel does not take these tables."""
-        return cpu if self.name == "native" and native.unsupported(o) else self.module
 
-    def forward(self, o: Operands) -> tuple[Tensor, ...]:
-        with torch.no_grad(), poisoned():
-            return self.for_these(o).forward(o)
-
-    def kept(self, o: Operands) -> Tensor:
-        with poisoned():
-            return cpu.kept(o)
-
-    def both(self, grad: Tensor, o: Operands, needs: list[bool] | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        with torch.no_grad(), poisoned():
-            y, mean, rstd = self.for_these(o).forward(o)
-            found = self.for_these(o).backward(grad, mean, rstd, o, needs or EVERY)
-        return y, dict(zip(LEARNED, found, strict=True))
-
-    def backward(self, grad: Tensor, o: Operands, needs: list[bool] | None = None) -> dict[str, Tensor]:
-        return self.both(grad, o, needs)[1]
+def backward(grad: Tensor, o: Operands, needs: list[bool] | None = None) -> dict[str, Tensor]:
+    with torch.no_grad(), poisoned():
+        _, mean, rstd = cpu.forward(o)
+        return dict(zip(LEARNED, cpu.backward(grad, mean, rstd, o, needs or EVERY), strict=True))
 
 
 @contextlib.contextmanager
@@ -150,13 +135,3 @@ def poisoned() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from locant.errors import RangeError
-from locant.kernels.input_embedding import Operands
-from tests.kernels.input_embedding.embedded import Kernel, operands
+from locant.kernels import native as kernels
+from locant.kernels.input_embedding import Operands, cpu, native
+from tests.kernels.input_embedding.embedded import EVERY, operands, poisoned
 from tests.refusal import refuses
+
+BOTH = [cpu, native] if kernels.function(native.FORWARD) is not None else [cpu]
+kernel_is_either = pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.__name__.rpartition(".")[2])
 
 BAD = [-1, 23, 2**31, 2**63 - 1, -(2**63)]
 
 
+@kernel_is_either
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize(("name", "table"), [("ids", "token"), ("segments", "segment"), ("position_index", "position")])
-def test_a_cpu_raises(kernel: Kernel, name: str, table: str, bad: int) -> None:
+def test_a_cpu_raises(kernel: Any, name: str, table: str, bad: int) -> None:
     """Compiled code has no other check than this one."""
     o = operands()
     ids = getattr(o, name).clone()
@@ -27,10 +33,11 @@ def test_a_cpu_raises(kernel: Kernel, name: str, table: str, bad: int) -> None:
     with refuses(RangeError, f"{table} id {int(ids[1, 2])}", f"{getattr(o, table).shape[0]} rows"):
         kernel.forward(wrong)
     with refuses(RangeError, f"{table} id {int(ids[1, 2])}", f"{getattr(o, table).shape[0]} rows"):
-        kernel.module.backward(torch.zeros(3, 5, 13), torch.zeros(15), torch.ones(15), wrong, [True] * 5)
+        kernel.backward(torch.zeros(3, 5, 13), torch.zeros(15), torch.ones(15), wrong, [True] * 5)
 
 
-def test_rows_that_lie_more_than_four_gigabytes_apart(kernel: Kernel) -> None:
+@kernel_is_either
+def test_rows_that_lie_more_than_four_gigabytes_apart(kernel: Any) -> None:
     """Of the memory between them nothing is touched, so it costs nothing."""
     step = 2**31 + 7
     try:
@@ -43,18 +50,20 @@ def test_rows_that_lie_more_than_four_gigabytes_apart(kernel: Kernel) -> None:
     ids = torch.tensor([[0, 1, 2], [2, 2, 1]])
     o = operands((2, 3), 5, dtype=torch.bfloat16, ids=ids, padding_idx=None)
     with torch.no_grad():
-        expected = kernel.module.forward(dataclasses.replace(o, token=near))[0]
-        assert torch.equal(kernel.module.forward(dataclasses.replace(o, token=far))[0], expected)
+        expected = kernel.forward(dataclasses.replace(o, token=near))[0]
+        assert torch.equal(kernel.forward(dataclasses.replace(o, token=far))[0], expected)
 
 
+@kernel_is_either
 @pytest.mark.parametrize("without", [(), ("eps", "gamma", "beta")], ids=["with norm", "without"])
 @pytest.mark.parametrize("p", [0.0, 0.1])
-def test_inputs_are_left_as_they_are(kernel: Kernel, p: float, without: tuple[str, ...]) -> None:
+def test_inputs_are_left_as_they_are(kernel: Any, p: float, without: tuple[str, ...]) -> None:
     o: Operands = operands((2, 3), seed=torch.tensor([1]), p=p, position_index=torch.arange(3)[None], without=without)
     tensors = {f.name: getattr(o, f.name) for f in dataclasses.fields(o) if isinstance(getattr(o, f.name), Tensor)}
     before = {name: tensor.clone() for name, tensor in tensors.items()}
     grad = torch.randn(2, 3, 13)
     kept = grad.clone()
-    kernel.backward(grad, o)
+    with poisoned():
+        kernel.backward(grad, *kernel.forward(o)[1:], o, EVERY)
     assert torch.equal(grad, kept)
     assert all(torch.equal(tensors[name], before[name]) for name in tensors)

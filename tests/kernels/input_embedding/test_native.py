@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import random
-import subprocess
-import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
@@ -18,7 +14,7 @@ from torch import Tensor
 
 from locant.kernels import native as kernels
 from locant.kernels.input_embedding import Operands, cpu, native
-from tests.kernels.input_embedding.embedded import EVERY, LEARNED, operands, poisoned
+from tests.kernels.input_embedding.embedded import EVERY, LEARNED, operands, poisoned, threads
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 PARTS = [
@@ -96,33 +92,20 @@ def fuzz(seeds: range) -> None:
         require_same_bits(o, random_cotangent(draw, o), needs)
 
 
-@pytest.fixture(params=kernels.runnable())
-def variant(request: pytest.FixtureRequest) -> Iterator[str]:
-    of_library = kernels.function
-    with mock.patch.object(kernels, "function", lambda name: of_library(name, request.param)):
-        yield request.param
-
-
-@pytest.fixture
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 # ---------------------------------------------------------------------- bits
 
 
-@pytest.mark.parametrize("threads", [1, 3], indirect=True)
-def test_the_bits_of_torchs_operators_with_every_instruction_set(variant: str, threads: int) -> None:
-    fuzz(range(30 * threads, 30 * threads + 30))
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_bits_of_torchs_operators_with_every_instruction_set(variant: str, count: int) -> None:
+    with threads(count):
+        fuzz(range(30 * count, 30 * count + 30))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", range(1, 9), indirect=True)
-def test_the_bits_of_torchs_operators_whatever_the_number_of_threads(variant: str, threads: int) -> None:
-    fuzz(range(100 * threads, 100 * threads + 30))
+def test_the_bits_of_torchs_operators_whatever_the_number_of_threads(variant: str) -> None:
+    for count in range(1, 9):
+        with threads(count):
+            fuzz(range(100 * count, 100 * count + 30))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -181,28 +164,3 @@ def test_many_python_threads_at_once() -> None:
     with ThreadPoolExecutor(4) as pool:
         for ours, other in zip(pool.map(one, cotangents), expected, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(ours, other, strict=True))
-
-
-FORK = """
-import os, torch
-from locant import InputEmbedding, Learned
-embedding = InputEmbedding(50, 64, encoding=Learned(600, 64), norm="layer_norm", backend="fused")
-ids = torch.randint(50, (4, 600))
-def run():
-    return [embedding(ids), *torch.autograd.grad(embedding(ids).square().sum(), list(embedding.parameters()))]
-torch.set_num_threads(3)
-expected = run()
-child = os.fork()
-if not child:
-    ours = embedding(ids)
-    torch.set_num_threads(1)  # without it, torch's own operators wait for threads that are not there
-    os._exit(not torch.equal(ours, expected[0]))
-print(os.waitpid(child, 0)[1])
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_a_forked_process_embeds() -> None:
-    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=False, timeout=100)
-    assert done.stdout.strip() == "0", done.stderr
