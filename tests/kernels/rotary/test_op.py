@@ -43,7 +43,7 @@ def rotating(layout: str, index: Tensor | None = None, **options: Any) -> Callab
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("head_dim", [2, 40, 72, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("head_dim", [2, 72, 128])
 def test_the_gradient_is_what_arrives_rotated_back(head_dim: int, dtype: torch.dtype, layout: str) -> None:
     q = torch.randn(2, 3, 5, head_dim).to(dtype).requires_grad_()
     k = torch.randn(2, 5, 2, head_dim).to(dtype).transpose(1, 2).requires_grad_()
@@ -256,8 +256,7 @@ def test_compiled_code_is_one_graph_with_the_same_bits(grad: bool, inplace: bool
 @pytest.mark.unchecked
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's compiler, about itself
-@pytest.mark.parametrize("inplace", [False, True])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "inplace"), [("half", True), ("interleaved", False)])
 def test_the_real_compiler_changes_no_bit(layout: str, inplace: bool) -> None:
     torch._dynamo.reset()
     rotary = Rotary(DIM, layout=layout)  # type: ignore[arg-type]
@@ -335,24 +334,6 @@ def test_plain_tensors_on_a_gpu_reach_the_kernel_without_an_operator(
     if grad:
         torch.autograd.grad(out, leaves, [torch.randn(x.shape) for x in out])
     assert launched == [False] * (2 if inplace and grad else 1) + [True] * (2 if inplace else 1) * grad
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_on_a_gpu_the_bits_are_those_of_a_cpu(dtype: torch.dtype, layout: str) -> None:
-    q, k = (x.detach() for x in tokens(dtype))
-    index, of = far_positions(2, 5), tables(ROTARY_DIM)
-    there = of._replace(table=of.table.cuda())
-    assert choose_kernel(q.cuda(), index.cuda(), there).kernel == "triton"  # type: ignore[arg-type]
-    expected = rotate(q, k, index, of, layout)  # type: ignore[arg-type]
-    for inplace in (False, True):
-        for x, wanted in zip(
-            rotate(q.cuda(), k.cuda(), index.cuda(), there, layout, inplace=inplace),  # type: ignore[arg-type]
-            expected,
-            strict=True,
-        ):
-            assert torch.equal(x.cpu(), wanted)
 
 
 @pytest.mark.parametrize("grad", [False, True])

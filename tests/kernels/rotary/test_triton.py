@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from locant import Positions, Rotary
-from locant.kernels.rotary import reference
+from locant.kernels.rotary import choose_kernel, reference
 from locant.kernels.rotary.reference import Tables
 from tests import oracles
 from tests.kernels.interpreted import Place
@@ -136,6 +136,8 @@ def test_float32_angles_have_the_bits_of_torch_on_the_same_device() -> None:
 def test_the_public_door_gives_the_bits_of_a_cpu(options: dict[str, Any], dtype: torch.dtype) -> None:
     """Forward and backward, out of place and in place, at positions near and far."""
     rotary = Rotary(16, **options)
+    there = torch.ones(1, 1, 1, 16, dtype=dtype, device="cuda"), torch.zeros(1, 1, dtype=torch.long, device="cuda")
+    assert choose_kernel(*there, tables(16, "cuda")).kernel == "triton"
     axes = () if "sections" not in options else (3,)
     for limit in (2**16, 2**31):
         where = Positions.of(torch.randint(0, limit, (2, 33, *axes)))

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from locant.kernels.rotary.reference import Tables
 from tests.kernels.interpreted import Access, Place, sparse, watched, without_copying_back
-from tests.kernels.rotary.rotating import KERNEL, Case, far_positions, rotate_pairs, tables, truth
-from tests.tolerances import assert_close
+from tests.kernels.rotary.rotating import KERNEL, Case, far_positions, rotate_pairs, tables
 
 LAYOUTS = ["half", "interleaved"]
 DIM, ROTARY_DIM = 14, 10
@@ -141,28 +140,6 @@ def test_inputs_repeated_without_a_copy(layout: str, place: Place) -> None:
     copied = repeated._replace(q=repeated.q.contiguous(), k=repeated.k.contiguous())
     fresh = torch.empty(2, 5, 7, DIM).to(place.device), torch.empty(2, 3, 7, DIM).to(place.device)
     assert all(map(torch.equal, rotate_pairs(place, repeated, into=fresh), rotate_pairs(place, copied)))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("seq", [1, 33])
-def test_a_rim_of_nan_is_neither_read_nor_written(seq: int, layout: str, place: Place) -> None:
-    """Inputs and outputs lie in the middle of NaN: before, behind, and between their rows."""
-
-    def rimmed(x: Tensor) -> tuple[Tensor, Tensor]:
-        room = torch.full([size + 2 for size in x.shape], torch.nan)
-        room[1:-1, 1:-1, 1:-1, 1:-1] = x
-        room = room.to(place.device)
-        return room, room[1:-1, 1:-1, 1:-1, 1:-1]
-
-    given = case(layout)
-    given = given._replace(q=given.q[:, :, :1].repeat(1, 1, seq, 1), index=far_positions(1, seq), k=None)
-    room, q = rimmed(given.q)
-    out_room, out = rimmed(torch.full_like(given.q, torch.nan))
-    rotate_pairs(place, given._replace(q=q), into=(out, None))
-    assert_close(out.cpu(), truth(given.q, given.index, layout, ROTARY_DIM))
-    assert torch.equal(q.cpu(), given.q)
-    for x in (room, out_room):
-        assert int(x.isnan().sum()) == x.numel() - given.q.numel()
 
 
 # ---------------------------------------------------------------------- nothing where there is none
