@@ -23,7 +23,7 @@ import pytest
 
 from tests.text.prepare.corpus import contents, is_valid
 
-QUICK = 8
+QUICK = 6
 SHARDS = 6
 
 
@@ -88,9 +88,9 @@ def kill_at_moments(injector: FaultInjector, whole: dict[str, str], count: int) 
 
 
 def fail_at(injector: FaultInjector, whole: dict[str, str], steps: list[str], fault: str, places: list[int]) -> None:
-    for at in places:
+    for number, at in enumerate(places):
         shutil.rmtree(injector.out, ignore_errors=True)
-        answer = injector.run(fault=fault, at=at)
+        answer = injector.run(fault=("broken", "full")[number % 2] if fault == "disk" else fault, at=at)
         if fault in ("kill", "torn"):
             assert answer["code"] == -signal.SIGKILL, steps[at]
         elif answer["said"] is not None:  # what cannot be removed at the end is no error
@@ -139,10 +139,10 @@ def at_every_kind_that_a_full_disk_refuses(steps: list[str]) -> list[int]:
 @pytest.mark.parametrize(
     ("fault", "places"),
     [
-        ("kill", at_some_steps), ("torn", in_some_writes), ("short", in_some_writes), ("full", at_some_steps),
-        ("broken", at_some_steps), pytest.param("kill", every, marks=pytest.mark.slow),
+        ("kill", at_some_steps), ("torn", in_some_writes), ("short", in_some_writes), ("disk", at_some_steps),
+        pytest.param("kill", every, marks=pytest.mark.slow),
         pytest.param("torn", in_every_write, marks=pytest.mark.slow),
-        pytest.param("full", at_every_kind_that_a_full_disk_refuses, marks=pytest.mark.slow),
+        pytest.param("disk", at_every_kind_that_a_full_disk_refuses, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_a_fault_leaves_no_half_of_a_store(
@@ -265,6 +265,8 @@ def faults_of_order(steps: list[str]) -> list[str]:
             dirty.discard(path)
         elif what == "rename":
             place = Path(path)
+            if path.startswith("/shard") and "/.prepare" in dirty:
+                faults.append(f"{path} is joined while the names of parts are unflushed")
             faults += [f"{path} gets its name while {one} is unflushed" for one in dirty if is_before(place, one)]
             dirty.add(str(place.parent))
     last = [i for i, name in enumerate(steps) if name.startswith("rename")]
