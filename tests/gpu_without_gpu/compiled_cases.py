@@ -1,6 +1,6 @@
 """Every encoding in every arrangement, dtype and direction, compiled to machine code for an H100 that is not there.
 
-`test_attention_compiles.py` does a part of them, ``python -m tests.gpu_without_gpu.compile_all`` all of them.
+`test_attention_compiles.py` does a part of them, ``python -m benchmarks.compile_all`` all of them.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def in_turns() -> list[Case]:
     """Of each encoding one kind of rows with its backward pass, and decoding; kinds and dtypes in turn.
 
     Graphs, and DeBERTa's kernels, take a quarter or half a minute each: of those no decoding, nor of what belongs to
-    grids. `compile_all.py` does the rest.
+    grids. `benchmarks/compile_all.py` does the rest.
     """
     dtypes, cases = ("bfloat16", "float16", "float32"), list[Case]()
     for n, name in enumerate(BIASES):

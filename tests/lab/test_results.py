@@ -1,17 +1,21 @@
-"""A folder of results: made, used again, or refused; nothing of others is changed."""
+"""A folder of results: made, used again, or refused; means, spreads, ratios and ranks are those of its records."""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from locant.errors import InputError
 from locant.lab.evaluation import EvaluationSettings, evaluate_model
 from locant.lab.results import BY_LENGTH, BY_POSITION, PAGE, ResultsFolder
-from tests.lab.fabricated import results
+from locant.lab.summary import Cell, summarise
+from tests.lab.fabricated import LENGTHS, THE_FIELD, results
 from tests.lab.on_a_device import small_model
+from tests.tolerances import FEW_ROUNDINGS, FORMULA
 
 
 def names(folder: Path) -> list[str]:
@@ -79,3 +83,54 @@ def test_records_of_another_version_are_measured_anew(tmp_path: Path) -> None:
         (tmp_path / "out" / "results.json").write_text(json.dumps(earlier))
         again = evaluate_model(model, files, settings, output=tmp_path / "out")["records"][0]
         assert (again["seconds"] == -1) is is_reused
+
+
+# ---------------------------------------------------------------------- summaries
+
+
+def test_every_cell_is_the_mean_and_spread_over_seeds() -> None:
+    summary = summarise(results())
+    for row in summary.rows:
+        table = np.array(THE_FIELD[row.encoding])
+        for place, length in enumerate(LENGTHS):
+            cell = row.by_length[length]
+            assert cell is not None
+            assert cell.mean == pytest.approx(table[:, place].mean(), rel=FEW_ROUNDINGS, abs=0)
+            assert cell.deviation == pytest.approx(table[:, place].std(ddof=1), rel=FORMULA, abs=0)
+            assert (cell.low, cell.high) == (table[:, place].min(), table[:, place].max())
+
+
+def test_encodings_and_lengths_keep_their_order_whatever_the_order_of_records() -> None:
+    shuffled = results()
+    shuffled["records"] = [shuffled["records"][number] for number in (4, 0, 3, 1, 5, 2)]
+    summary = summarise(shuffled)
+    assert [row.encoding for row in summary.rows] == ["alibi", "nope", "sinusoidal"]
+    assert summary.lengths == LENGTHS
+    assert all(row.num_seeds == 2 for row in summary.rows)
+
+
+@pytest.mark.parametrize("bad", [None, math.nan, math.inf])
+def test_one_seed_without_a_loss_leaves_no_mean_of_the_others(bad: float | None) -> None:
+    assert Cell.of([2.0, bad, 2.0]) is None
+
+
+def test_the_best_is_the_lowest_mean_and_a_missing_loss_never_wins() -> None:
+    summary = summarise(results({"a": [(2.0, None)], "b": [(3.0, 9.0)]}, (8, 16)))
+    assert [summary.best(length).encoding for length in (8, 16)] == ["a", "b"]  # type: ignore[union-attr]
+    assert [row.encoding for row in summary.ranked(16)] == ["b", "a"]
+    assert summarise(results({"a": [(2.0, None)]}, (8, 16))).best(16) is None
+
+
+def test_ratios_are_to_the_training_length() -> None:
+    row = summarise(results()).rows[1]
+    assert row.ratio(512, 64) == pytest.approx((6.70 + 6.90) / (3.50 + 3.52), rel=FEW_ROUNDINGS, abs=0)
+    assert row.ratio(1024, 64) is None
+
+
+def test_a_comparison_cut_short_counts_the_fewest_seeds() -> None:
+    assert summarise(results({"a": [(1.0, 2.0), (1.0, 2.0)], "b": [(1.0, 2.0)]}, (8, 16))).num_seeds == 1
+
+
+def test_results_without_records_are_an_error() -> None:
+    with pytest.raises(InputError, match="without a single record"):
+        summarise({**results(), "records": []})

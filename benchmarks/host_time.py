@@ -1,6 +1,6 @@
 """What a decoding step's rotation takes of the host, beside a launch that could not be less.
 
-``python -m tests.gpu_without_gpu.host_time`` prints microseconds of one thread's time, the least of many turns in which
+``python -m benchmarks.host_time`` prints microseconds of one thread's time, the least of many turns in which
 all contenders come one after the other. Everything happens but the call of the CUDA driver, for all alike.
 """
 
@@ -28,7 +28,7 @@ TURNS, CALLS = 15, 150
 
 
 @triton.jit
-def copy(x, y, count, BLOCK: tl.constexpr):
+def copy(x, y, count, BLOCK: tl.constexpr):  # noqa: N803
     """As little as a kernel can do."""
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + o, tl.load(x + o, mask=o < count), mask=o < count)
@@ -95,7 +95,7 @@ def main() -> None:
     op.choose_kernel = _choose
     for batch in (1, 64):
         for name, microseconds in least(contenders(batch)).items():
-            print(f"batch {batch:3}  {name:34}{microseconds:7.1f} us")  # noqa: T201  # what it is for
+            print(f"batch {batch:3}  {name:34}{microseconds:7.1f} us")
 
 
 def _nothing(*_: object) -> None: ...

@@ -1,6 +1,6 @@
-"""Compiles every case of `compiled_cases.py` and writes down what came out, a line as each is done.
+"""Compiles every case of `tests/gpu_without_gpu/compiled_cases.py` and writes down what came out, a line for each.
 
-``python -m tests.gpu_without_gpu.compile_all`` takes an hour of a core's time; lines that this version of torch
+``python -m benchmarks.compile_all`` takes an hour of a core's time; lines that this version of torch
 has already in `RESULTS` are left.
 """
 
@@ -16,7 +16,7 @@ from tests.gpu_without_gpu import inductor, outcomes
 
 __all__: list[str] = []
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "compiled.csv"
+RESULTS = Path(__file__).parent / "results" / "compiled.csv"
 HEADER = ["torch", "encoding", "arrangement", "dtype", "backward", "kernels", "shared memory", "atomics", "error"]
 
 
@@ -33,7 +33,7 @@ def main() -> None:
             if key not in lines:
                 lines[key] = [*key, *_outcome(case)]
                 _write([lines[each] for each in cases if each in lines])
-                print(*lines[key], file=sys.stderr)  # noqa: T201  # it takes long
+                print(*lines[key], file=sys.stderr)  # it takes long
 
 
 def _turn(case: Any) -> tuple[bool, int]:
