@@ -149,14 +149,3 @@ def test_an_installed_encoding_is_found_by_name_listed_and_drawn(tmp_path: Path)
     drawn = CliRunner().invoke(main, ["plot", "gentle", "-o", f"{tmp_path}/gentle.png"])
     assert drawn.exit_code == 0, drawn.output
     assert (tmp_path / "gentle.png").stat().st_size > 1_000
-
-
-@pytest.mark.usefixtures("_installed")
-def test_an_installed_encoding_takes_part_in_a_comparison(tmp_path: Path) -> None:
-    options = "--encodings gentle,nope --steps 2 --seeds 0 --train-length 8 --multiples 1,2 --d-model 16 --num-layers 1"
-    (tmp_path / "text.txt").write_text("to be, or not to be: that is the question. " * 100)
-    done = CliRunner().invoke(
-        main, ["compare", f"{tmp_path}/text.txt", "--tokenizer", "bytes", *options.split(), "-o", f"{tmp_path}/report"]
-    )
-    assert done.exit_code == 0, done.output
-    assert "gentle" in (tmp_path / "report" / "results.json").read_text()
