@@ -249,9 +249,6 @@ def _inductor() -> None:
         setattr(extern_kernels, name, lambda *_, out: out)
 
 
-# ---------------------------------------------------------------------- what runs there
-
-
 def to_device(module: Any, *, learning: bool = False) -> None:
     """Give a module, if it is one, parameters on the device."""
     import torch

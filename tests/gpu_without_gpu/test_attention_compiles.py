@@ -60,9 +60,6 @@ def in_turns() -> list[Case]:
     return cases
 
 
-# ---------------------------------------------------------------------- in the other process
-
-
 class NoTraffic(TorchDispatchMode):
     """Refuses what waits for the device, and what copies to it from the host."""
 
@@ -101,9 +98,6 @@ def keeps_still(name: str, backend: str) -> None:
         ):
             stack.enter_context(mock.patch.object(module, attribute, stands_in))
         inductor.compiled(call)
-
-
-# ---------------------------------------------------------------------- in this one
 
 
 @pytest.fixture(scope="module")

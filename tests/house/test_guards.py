@@ -49,8 +49,6 @@ def test_what_a_signature_says_is_checked_with_or_without_shapes() -> None:
             wrong()
 
 
-# ---------------------------------------------------------------------- tolerances
-
 TESTS = Path(__file__).resolve().parents[1]
 
 COMPARED = {"allclose": 2, "approx": 1, "assert_allclose": 2, "assert_close": 2, "isclose": 2}

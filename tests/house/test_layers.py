@@ -103,8 +103,6 @@ def test_no_room_imports_one_above_it() -> None:
     assert upward_imports(SRC) == []
 
 
-# ---------------------------------------------------------------------- classes of encodings
-
 BY_ANSWERS = ("attention", "cli", "embedding", "figures", "kernels", "parallel", "report", "text")
 """The other rooms build rotary encodings, or compare modules of other programs with them."""
 BASES = {"DistanceBias", "HeadTable", "HiddenBias", "OffsetBias", "RotaryByClass", "RowBias"}
@@ -126,8 +124,6 @@ def test_no_file_names_a_class_of_encodings(room: str) -> None:
     assert files
     assert {file.name: named for file in files if (named := classes_named(file))} == {}
 
-
-# ---------------------------------------------------------------------- no file is executed by being opened
 
 RUNS_WHAT_IT_READS = re.compile(
     r"^\s*(?:import|from)\s+(?:cloudpickle|dill|joblib|marshal|pickle|shelve)\b|\btorch(?:\.hub)?\.load\(|"

@@ -47,8 +47,6 @@ def test_the_verbs_of_the_command_line_are_these() -> None:
     assert set(main.list_commands(click.Context(main))) == VERBS
 
 
-# ---------------------------------------------------------------------- what importing brings in
-
 # rich and tqdm draw the command line's progress; the others belong to one extra or one kernel.
 HEAVY = (
     "IPython", "PIL", "_pytest", "click", "gigatoken", "hypothesis", "jax", "matplotlib", "pandas", "pytest", "ray",

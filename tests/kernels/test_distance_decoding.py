@@ -63,9 +63,6 @@ def holds(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
     assert_close(sums, expected_sums)
 
 
-# ---------------------------------------------------------------------- against float64
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("keys", [1, 31, 32, 33, PART - 1, PART, PART + 1, 2 * PART + 7])
 def test_numbers_of_keys_around_those_of_a_part(keys: int, dtype: torch.dtype) -> None:
@@ -119,9 +116,6 @@ def test_caches_and_projections_in_any_memory(dtype: torch.dtype) -> None:
     assert not decode(q[:, :, -1:], k, nothing, table, 0, 39, 0.2, None)[0].any()
 
 
-# ---------------------------------------------------------------------- extremes
-
-
 @pytest.mark.parametrize("scale", [-0.5, 0.0, 1e-6, 2.0**10, 2.0**60])
 def test_scores_of_every_size(scale: float) -> None:
     """Small whole numbers, so that scores are exact, and differ by more than weights can tell, or not at all."""
@@ -155,9 +149,6 @@ def test_the_number_of_threads_changes_no_bit() -> None:
     for (y, sums), (other, other_sums) in itertools.pairwise(found):
         assert torch.equal(y, other)
         assert torch.equal(sums, other_sums)
-
-
-# ---------------------------------------------------------------------- what it takes
 
 
 def test_what_it_takes() -> None:

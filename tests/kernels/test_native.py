@@ -46,9 +46,6 @@ def run(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-# ---------------------------------------------------------------------- building
-
-
 @needs_gcc
 @pytest.mark.slow
 def test_a_library_is_built_once_and_an_earlier_one_is_removed(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,9 +103,6 @@ def test_fused_products_would_be_seen(copied: Path, monkeypatch: pytest.MonkeyPa
     assert torch.equal(ours, expected) == (best == "baseline")
 
 
-# ---------------------------------------------------------------------- choosing
-
-
 def test_without_a_library_torch_rotates_and_it_is_said_what_to_do(copied: Path) -> None:
     q = torch.randn(1, 2, 3, 8)
     index, of = torch.arange(3)[None], tables(8)
@@ -148,9 +142,6 @@ def test_what_the_kernel_cannot_read_goes_another_way_with_the_same_bits() -> No
         assert choose_kernel(q, index, of).kernel == "cpu"
     for q in (sparse, negated, windows):
         assert torch.equal(rotate(q, None, index, of, "half")[0], reference.rotate(q, None, index, of, "half")[0])
-
-
-# ---------------------------------------------------------------------- among other code
 
 
 @needs_library

@@ -85,9 +85,6 @@ def test_records_of_another_version_are_measured_anew(tmp_path: Path) -> None:
         assert (again["seconds"] == -1) is is_reused
 
 
-# ---------------------------------------------------------------------- summaries
-
-
 def test_every_cell_is_the_mean_and_spread_over_seeds() -> None:
     summary = summarise(results())
     for row in summary.rows:

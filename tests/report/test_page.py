@@ -173,9 +173,6 @@ def test_the_report_is_the_page_and_two_pictures(report: Path) -> None:
     assert sorted(path.name for path in report.parent.iterdir()) == sorted([PAGE, BY_LENGTH, BY_POSITION])
 
 
-# ---------------------------------------------------------------------- curves
-
-
 def test_loss_by_length_goes_through_the_means_within_the_seeds() -> None:
     (axes,) = draw_loss_by_length(summarise(results())).axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["64\n1×", "128\n2×", "256\n4×", "512\n8×"]

@@ -92,9 +92,6 @@ def fuzz(seeds: range) -> None:
         require_same_bits(o, random_cotangent(draw, o), needs)
 
 
-# ---------------------------------------------------------------------- bits
-
-
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_bits_of_torchs_operators_with_every_instruction_set(variant: str, count: int) -> None:
     with threads(count):
@@ -147,9 +144,6 @@ def test_what_it_cannot_read_goes_another_way_with_the_same_bits() -> None:
         require_same_bits(o, grad)
     with mock.patch.object(kernels, "function", return_value=None):
         assert native.unsupported(o) == f"native kernels are {kernels.status()}"
-
-
-# ---------------------------------------------------------------------- among other code
 
 
 def test_many_python_threads_at_once() -> None:

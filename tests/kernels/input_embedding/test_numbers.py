@@ -159,9 +159,6 @@ def test_only_the_gradients_asked_for(needed: int) -> None:
         assert torch.equal(some[name], every[name] if place == needed else torch.empty(0))
 
 
-# ---------------------------------------------------------------------- sums of many
-
-
 def test_many_uses_of_one_row_are_added_in_float32() -> None:
     """In bfloat16 a sum of ones stops at 256: what is added then is half a step, and rounded away."""
     without = ("eps", "gamma", "beta", "scale", "segment", "segments")
@@ -206,9 +203,6 @@ def test_the_same_bits_every_time() -> None:
         assert all(torch.equal(first[name], again[name]) for name in LEARNED)
 
 
-# ---------------------------------------------------------------------- agreement
-
-
 def test_a_token_alone_gets_the_bits_it_gets_in_a_batch() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         o = operands((3, 5), 13, dtype=dtype)
@@ -217,8 +211,6 @@ def test_a_token_alone_gets_the_bits_it_gets_in_a_batch() -> None:
             here = {n: getattr(o, n)[row : row + 1, slot : slot + 1] for n in ("ids", "position_index", "segments")}
             assert torch.equal(forward(dataclasses.replace(o, **here))[0, 0], whole[row, slot])
 
-
-# ---------------------------------------------------------------------- dropout
 
 SIZE, WIDTH = (6, 17), 96
 

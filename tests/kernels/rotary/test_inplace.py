@@ -35,8 +35,6 @@ def untouched(*tensors: Tensor) -> Iterator[None]:
         assert torch.equal(x.detach(), old)
 
 
-# ---------------------------------------------------------------------- memory
-
 MEMORY = 40
 SIZES = st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0, 1, 1, 2, 3, 4, 5, 6, 8, 12])), max_size=4)
 
@@ -208,9 +206,6 @@ def test_another_batch_is_refused() -> None:
                 rotated(q, k, inplace=inplace)
 
 
-# ---------------------------------------------------------------------- torch's graph
-
-
 @pytest.mark.parametrize("cut", ["chunk", "split", "unbind", "view of a chunk"])
 def test_views_that_came_with_others_are_refused_while_they_are_whole(cut: str) -> None:
     """The way most models get q and k; torch would complain as well, but with q overwritten."""
@@ -260,9 +255,6 @@ def test_positions_of_inference_mode_are_refused_for_gradients() -> None:
     q, k = (torch.randn(1, 2, 5, DIM, requires_grad=True) * 1 for _ in range(2))
     with untouched(q, k), refuses(LocantError, "positions", "inference mode", "outside"):
         rotate(q, k, index, OF, "half", inplace=True)
-
-
-# ---------------------------------------------------------------------- transforms
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's forward mode, about itself

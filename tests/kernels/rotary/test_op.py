@@ -38,9 +38,6 @@ def rotating(layout: str, index: Tensor | None = None, **options: Any) -> Callab
     return lambda q, k: rotate(q, k, index, tables(ROTARY_DIM), layout, **options)  # type: ignore[arg-type]
 
 
-# ---------------------------------------------------------------------- derivatives
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", [2, 72, 128])
@@ -151,9 +148,6 @@ def test_autocast_changes_nothing() -> None:
                 assert torch.equal(x, wanted)
 
 
-# ---------------------------------------------------------------------- in place
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("grad", [False, True])
 def test_in_place_is_the_same_and_torch_is_told(layout: str, grad: bool) -> None:
@@ -198,15 +192,12 @@ def test_a_leaf_is_not_overwritten(through: Callable[[Tensor], Tensor]) -> None:
     assert not torch.equal(q, before[0])
 
 
-def test_in_inference_mode() -> None:
+def test_in_place_in_inference_mode() -> None:
     with torch.inference_mode():
         q, k = torch.randn(1, 3, 5, DIM), torch.randn(1, 1, 5, DIM)
         expected = rotating("half")(q, k)
         for x, wanted in zip(rotating("half", inplace=True)(q, k), expected, strict=True):
             assert torch.equal(x, wanted)
-
-
-# ---------------------------------------------------------------------- compilers, and tensors without data
 
 
 @pytest.mark.unchecked
@@ -282,9 +273,6 @@ def test_shapes_without_data(options: dict[str, Any], inplace: bool) -> None:
         assert (x.device, x.shape) == (before.device, before.shape)
     real = torch.randn(1, 1, 5, DIM)  # and nothing of it stays behind
     assert not torch.equal(rotary.rotate(real, real, Positions.arange(5))[0], real)
-
-
-# ---------------------------------------------------------------------- the choice
 
 
 def test_the_choice_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,9 +153,6 @@ def test_the_public_door_gives_the_bits_of_a_cpu(options: dict[str, Any], dtype:
         assert all(map(torch.equal, *found))
 
 
-# ---------------------------------------------------------------------- how often it is compiled
-
-
 def compiled_for(arguments: dict[str, Any]) -> tuple[object, ...]:
     """What of a launch Triton compiles anew for: constants, dtypes, and what it may assume of the free integers."""
     key = []

@@ -26,9 +26,6 @@ def case(layout: str = "half", dtype: torch.dtype = torch.float32) -> Case:
     return Case(q, k, far_positions(1, 7), layout, ROTARY_DIM)
 
 
-# ---------------------------------------------------------------------- every element once
-
-
 def addresses(x: Tensor) -> np.ndarray:
     """Where each element of `x` lies."""
     offset = np.zeros((1,) * x.ndim, dtype=np.uint64)
@@ -97,9 +94,6 @@ def test_a_token_reads_two_rows_of_the_tables_below_65536_and_four_above() -> No
         assert np.isin(read, addresses(of.table)).sum() == tokens * rows * ROTARY_DIM
 
 
-# ---------------------------------------------------------------------- wherever it lies
-
-
 def gapped(x: Tensor) -> Tensor:
     """The same values with a NaN between any two of them."""
     return torch.stack([x, torch.full_like(x, torch.nan)], dim=-1).flatten(-2)[..., ::2]
@@ -142,9 +136,6 @@ def test_inputs_repeated_without_a_copy(layout: str, place: Place) -> None:
     assert all(map(torch.equal, rotate_pairs(place, repeated, into=fresh), rotate_pairs(place, copied)))
 
 
-# ---------------------------------------------------------------------- nothing where there is none
-
-
 @pytest.mark.parametrize("shape", [(0, 5, 7, DIM), (2, 5, 0, DIM), (2, 0, 7, DIM)])
 def test_nothing_is_launched_for_nothing(shape: tuple[int, ...], place: Place) -> None:
     x = torch.empty(shape)
@@ -156,9 +147,6 @@ def test_nothing_is_launched_for_nothing(shape: tuple[int, ...], place: Place) -
             assert q.shape == k.shape == shape
         with pytest.raises(KeyError):  # the patch does see a launch
             rotate_pairs(place, case())
-
-
-# ---------------------------------------------------------------------- far apart
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

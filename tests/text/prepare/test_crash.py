@@ -165,9 +165,6 @@ def test_a_full_disk_leaves_an_old_store_as_it_was(injector: FaultInjector, undi
         assert contents(injector.out) == undisturbed[0]
 
 
-# ------------------------------------------------------------------ beginning anew
-
-
 @pytest.fixture(scope="module")
 def restart(injector: FaultInjector) -> Restart:
     """Another request, whose store has fewer shards, that discards what is there."""
@@ -239,9 +236,6 @@ def test_a_restart_that_is_killed(restart: Restart, undisturbed: Any, places: Ca
         assert restart.run(fault="kill", at=at)["code"] == -signal.SIGKILL
         require_no_half(restart.injector.out, restart.whole)
         restart.resume()
-
-
-# ------------------------------------------------------------------ power cuts
 
 
 def is_before(place: Path, path: str) -> bool:

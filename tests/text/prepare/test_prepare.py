@@ -29,8 +29,6 @@ from tests.refusal import refuses
 from tests.text.prepare.corpus import END, SEPARATOR, TEXTS, contents, expected, options, planned, require_ids
 from tests.tolerances import ESTIMATED
 
-# ------------------------------------------------------------------ what is in it
-
 
 def test_a_store_holds_the_documents_in_order_each_with_its_end(corpus: Path, tmp_path: Path) -> None:
     store = prepare(corpus, tmp_path / "store", **options())
@@ -102,9 +100,6 @@ def test_no_text_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-# ------------------------------------------------------------------ the tokenizer
-
-
 def test_the_default_tokenizer_is_trained_on_all_of_the_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "TRAINING_BYTES", 2**18)
     corpus = tmp_path / "corpus"
@@ -127,9 +122,6 @@ def test_an_end_of_text_needs_a_token(corpus: Path, tmp_path: Path) -> None:
     with refuses(RangeError, "without an end-of-text"):
         prepare(corpus, tmp_path / "store", tokenizer=tokenizer, append_end_of_text=True)
     assert prepare(corpus, tmp_path / "store", tokenizer=tokenizer, workers=1).end_of_text is None
-
-
-# ------------------------------------------------------------------ however it is made
 
 
 def test_workers_tasks_and_order_do_not_matter(corpus: Path, tmp_path: Path) -> None:
@@ -189,9 +181,6 @@ def test_progress_ends_with_all_bytes(corpus: Path, tmp_path: Path) -> None:
     assert done == sorted(done)
 
 
-# ------------------------------------------------------------------ dry runs
-
-
 def test_an_estimate_of_a_small_input_is_exact_and_writes_nothing(corpus: Path, tmp_path: Path) -> None:
     before = contents(tmp_path)
     found = estimate(corpus, tokenizer="bytes", separator=SEPARATOR)
@@ -228,9 +217,6 @@ def test_an_estimate_refuses_what_can_be_read_once() -> None:
         estimate("-")
 
 
-# ------------------------------------------------------------------ size
-
-
 def test_two_terabytes_are_planned_in_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sparse files: planning reads their beginnings and a sample, and would take hours if it read them whole."""
     for number in range(4):
@@ -243,9 +229,6 @@ def test_two_terabytes_are_planned_in_seconds(tmp_path: Path, monkeypatch: pytes
     assert [(start, stop) for _, start, stop in ranges] == [
         (0, 2**26), (2**26, 2**27), (2**39 - 2**26, 2**39)
     ]  # fmt: skip
-
-
-# ------------------------------------------------------------------ arguments
 
 
 ODD: list[dict[str, Any]] = [

@@ -21,9 +21,6 @@ ENDS = np.cumsum([len(document) for document in DOCUMENTS]).tolist()
 WIDE = [[70_000, 1], [], [65_536]]
 
 
-# ------------------------------------------------------------------ ours, read by them
-
-
 @pytest.mark.parametrize("mmap", [True, False])
 def test_megatron_reads_every_shard_as_it_is(tmp_path: Path, mmap: bool) -> None:
     store = make(tmp_path / "store")
@@ -83,9 +80,6 @@ def test_all_three_say_the_same(tmp_path_factory: pytest.TempPathFactory, docume
         assert back[:].tolist() == store[:].tolist()
         if to != "nanogpt":
             assert back.documents.tolist() == store.documents.tolist()
-
-
-# ------------------------------------------------------------------ theirs, read by us
 
 
 @pytest.mark.parametrize("suffix", ["", ".bin", ".idx", None])
@@ -237,9 +231,6 @@ def test_what_is_not_there(tmp_path: Path, format: str) -> None:  # noqa: A002
     for path in (tmp_path / "nothing", tmp_path):
         with refuses(InputError, str(path)):
             TokenStore(path, format=format)
-
-
-# ------------------------------------------------------------------ from one format to another
 
 
 def test_a_store_goes_round_through_every_format(tmp_path: Path) -> None:

@@ -204,9 +204,6 @@ def test_an_interruption_that_the_library_swallows_is_one() -> None:
         fast.encode([b"one", b"two"])
 
 
-# ------------------------------------------------------------------ versions of Unicode
-
-
 TEMPLATES = (
     "{c}", "a{c}", "{c}a", "1{c}", "{c}1", " {c}", "{c} ", "{c}'s", "'{c}", "{c}{c}", ".{c}", "{c}.", "a{c}b", "1{c}2",
     "\u00e9{c}\u00e9", " {c}\n", "{c}\n", "\n{c}", "{c}'ll x", "A{c}a", "a{c}A", "\u65e5{c}\u65e5",

@@ -120,9 +120,6 @@ class TestABatch:
             next(iter(loader))
 
 
-# ------------------------------------------------------------------ pairs
-
-
 IDS = np.arange(50, 93)
 
 

@@ -159,9 +159,6 @@ class TestAMappedFile:
         assert last["targets"][2].tolist()[:12] == [0] * 7 + [65535, 7, 9, PAD, PAD]
 
 
-# ------------------------------------------------------------------ stores
-
-
 Make = Callable[[list[list[int]]], TokenStore]
 """A store with one shard for each list, of documents of these lengths; its ids count up."""
 
