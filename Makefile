@@ -84,7 +84,7 @@ test-browser: $(VENV)/dev.stamp chromium ## the explorer, driven in a real Chrom
 
 docs: $(VENV)/dev.stamp ## the documentation, in docs/_build/html; its warnings are errors
 	@$(BIN)/python -m sphinx --quiet -j $(WORKERS) -W --keep-going -d docs/_build/doctrees -b html docs docs/_build/html
-	@$(BIN)/python -m pytest -q tests/docs/test_site.py tests/docs/test_search.py
+	@$(BIN)/python -m pytest -q tests/docs/test_site.py
 
 bench: $(VENV)/dev.stamp ## the benchmarks, each against its peers
 	@$(PIP) -e '.[bench]'
