@@ -12,9 +12,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner
-from torch import Tensor
 
 import locant
 from locant.cli import main
@@ -23,7 +21,6 @@ from locant.positions.registry import ENCODINGS
 from locant.text.store.formats import FORMATS
 from tests.refusal import refuses, shapes_unchecked
 from tests.registries import restore
-from tests.tolerances import assert_close
 
 ROOT = Path(__file__).parents[2]
 GENERATED = {"_build", "reference"}
@@ -79,32 +76,6 @@ def test_the_first_example_has_twelve_lines_at_most_and_a_recipe_under_thirty() 
     assert lines[0] <= 12
     assert len(recipes) == 4
     assert max(lines[1:]) < 30
-
-
-@pytest.mark.unchecked  # FlexAttention is compiled
-@pytest.mark.parametrize("backend", ["eager", "sdpa", "tiled", "flex"])
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_the_formula_of_the_encoding_is_that_of_every_backend(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    monkeypatch.setattr("locant.attention.backends.flex._compiled", lambda device: flex_attention)
-    run(blocks(EXTENDING)[0][0])
-    encoding = locant.encoding("logarithmic", num_heads=4)
-    with torch.no_grad():
-        encoding.strength.copy_(torch.tensor([0.5, 1.0, 2.0, 3.0]))
-    q, k, v = torch.randn(2, 4, 37, 8), torch.randn(2, 2, 37, 8), torch.randn(2, 2, 37, 8)
-    positions = locant.Positions.packed([[20, 17], [30, 7]])
-    with torch.no_grad():
-        found = locant.attend(q, k, v, encoding=encoding, positions=positions, backend=backend)  # type: ignore[arg-type]
-        assert_close(found, _written_out(q, k, v, encoding.strength, positions))
-
-
-def _written_out(q: Tensor, k: Tensor, v: Tensor, strength: Tensor, positions: locant.Positions) -> Tensor:
-    k, v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
-    distance = (positions.index[:, None, :, None] - positions.index[:, None, None, :]).double()
-    scores = q.double() @ k.double().mT / 8**0.5 - strength.double()[:, None, None] * (distance.abs() + 1).log()
-    same = positions.document[:, None, :, None] == positions.document[:, None, None, :]
-    return (scores.masked_fill(~(same & (distance >= 0)), -torch.inf).softmax(-1) @ v.double()).to(q.dtype)
 
 
 def test_the_format_reads_and_writes(tmp_path: Path) -> None:

@@ -96,11 +96,15 @@ def test_nothing_of_the_size_of_q_is_kept_for_the_backward() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's forward mode, about itself
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_transformations_of_functions_work(layout: str) -> None:
+@pytest.mark.parametrize(("layout", "inplace"), [("half", False), ("interleaved", False), ("half", True)])
+def test_transformations_of_functions_work(layout: str, inplace: bool) -> None:
     """`torch.func`: gradients, tangents, samples side by side, one inside of the other."""
-    rotation, (q, k) = rotating(layout, far_positions(2, 5)), tokens(grad=False)
+    of_copies, (q, k) = rotating(layout, far_positions(2, 5), inplace=inplace), tokens(grad=False)
     along = torch.randn_like(q)
+
+    def rotation(q: Tensor, k: Tensor) -> Any:
+        return of_copies(q * 1, k * 1)
+
     _, (tangent, still) = torch.func.jvp(lambda q: rotation(q, k), (q,), (along,))
     assert_close(tangent, rotation(along, k)[0])
     assert not still.any()
@@ -113,7 +117,8 @@ def test_transformations_of_functions_work(layout: str) -> None:
 
     many_q, many_k = torch.randn(4, *q.shape, dtype=q.dtype), torch.randn(2, 4, *k.shape[1:], dtype=k.dtype)
     together = torch.vmap(torch.func.grad(loss, argnums=(0, 1)), in_dims=(0, 1))(many_q, many_k)
-    shared = torch.vmap(lambda q: rotation(q, k))(many_q)
+    # Of what not every sample has its own, `vmap` lets nobody overwrite any.
+    shared = torch.vmap(lambda q: rotation(q, k + 0 * q[:, :1] if inplace else k))(many_q)
     for i in range(4):
         for x, alone in zip(together, torch.func.grad(loss, argnums=(0, 1))(many_q[i], many_k[:, i]), strict=True):
             assert torch.equal(x[i], alone)
