@@ -263,8 +263,6 @@ def faults_of_order(steps: list[str]) -> list[str]:
             dirty.discard(path)
         elif what == "rename":
             place = Path(path)
-            if path.startswith("/shard") and "/.prepare" in dirty:
-                faults.append(f"{path} is joined while the names of parts are unflushed")
             faults += [f"{path} gets its name while {one} is unflushed" for one in dirty if is_before(place, one)]
             dirty.add(str(place.parent))
     last = [i for i, name in enumerate(steps) if name.startswith("rename")]

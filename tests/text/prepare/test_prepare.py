@@ -346,3 +346,15 @@ def test_a_shard_of_another_size_is_not_joined(source: Path, tmp_path: Path, mon
     with refuses(InputError, "shard-00000.bin has 3 bytes, expected 42", "--restart"):
         joining(source, out, monkeypatch, lambda: os.truncate(out / ".prepare/part-00000/shard-00000.bin", 3))
     prepare(source, out, tokenizer="bytes", workers=1, resume=False).verify()
+
+
+def test_every_folder_is_flushed_before_what_relies_on_it(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rename lasts once its folder was flushed: that of a part before it counts as done, the store's at the end."""
+    flushed: list[str] = []
+    monkeypatch.setattr(parts, "flush", lambda path: flushed.append(path.name))
+    prepare(source, tmp_path / "store", tokenizer="bytes", workers=1, task=0, num_tasks=1)
+    assert flushed == [".prepare"]
+    finalize(tmp_path / "store")
+    assert "store" in flushed[1:]
