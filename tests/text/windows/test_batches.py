@@ -75,14 +75,6 @@ class TestABatch:
         targets = torch.cat([batch["targets"].flatten() for batch in batches])
         assert targets[targets != PAD].tolist() == list(range(1, 50))
 
-    def test_may_be_put_together_by_torch_alone(self) -> None:
-        windows = Windows(np.arange(50, dtype=np.uint16), 4)
-        both = next(iter(DataLoader(ConcatDataset([windows, windows]), batch_size=30)))
-        assert both["ids"].shape == (26, 4)
-        assert both["positions"].document[12].tolist() == [0, -1, -1, -1]
-        full = next(iter(DataLoader(ConcatDataset([windows, windows]), batch_size=2)))
-        assert full["positions"] == Positions.arange(4)
-
     def test_is_a_dict_without_other_keys(self) -> None:
         batch = Windows(np.arange(9), 4).__getitems__([0])
         assert list(batch) == ["ids", "targets", "positions"]
@@ -106,12 +98,15 @@ class TestABatch:
             windows.__getitems__([2**70])
 
     def test_may_come_from_a_subset_or_from_several_texts(self) -> None:
+        """Put together by our collation, or by torch alone."""
         one, two = Windows(np.arange(9), 4), Windows(np.arange(100, 107), 4)
-        subset = next(iter(DataLoader(Subset(one, [1, 0]), batch_size=2, collate_fn=one.collate)))
-        assert subset["ids"][:, 0].tolist() == [4, 0]
-        both = next(iter(DataLoader(ConcatDataset([one, two]), batch_size=4, collate_fn=one.collate)))
-        assert both["ids"][:, 0].tolist() == [0, 4, 100, 104]
-        assert both["positions"].document[3].tolist() == [0, 0, -1, -1]
+        for collate in (one.collate, None):
+            subset = next(iter(DataLoader(Subset(one, [1, 0]), batch_size=2, collate_fn=collate)))
+            assert subset["ids"][:, 0].tolist() == [4, 0]
+            assert subset["positions"] == Positions.arange(4)
+            both = next(iter(DataLoader(ConcatDataset([one, two]), batch_size=4, collate_fn=collate)))
+            assert both["ids"][:, 0].tolist() == [0, 4, 100, 104]
+            assert both["positions"].document[3].tolist() == [0, 0, -1, -1]
 
     def test_error_reaches_the_user_of_worker_processes_whole(self) -> None:
         windows = Windows(np.arange(30), 4)
