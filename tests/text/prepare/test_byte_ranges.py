@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from locant.text.prepare import readers
@@ -53,7 +53,9 @@ def contents(draw: st.DrawFn) -> tuple[bytes, str]:
 
 
 class TestByteRanges:
+    @settings(max_examples=40)
     @given(given=contents(), range_bytes=st.integers(1, 60), block=st.integers(1, 40))
+    @example(given=(b"xxxxxaby", "ab"), range_bytes=60, block=6)  # a separator across the longest that is handed on
     def test_have_the_documents_that_split_gives(
         self, tmp_path_factory: pytest.TempPathFactory, given: tuple[bytes, str], range_bytes: int, block: int
     ) -> None:
