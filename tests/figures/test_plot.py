@@ -337,9 +337,8 @@ def test_a_subclass_that_rotates_otherwise_is_not_drawn_as_its_parent() -> None:
 def test_a_picture_is_of_the_kind_its_name_says_and_the_same_every_time(
     tmp_path: Path, suffix: str, begin: bytes
 ) -> None:
-    figure = draw(ALiBi(1), length=4)
     for name in ("one", "two"):
-        save(figure, tmp_path / (name + suffix))
+        save(draw(ALiBi(1), length=4), tmp_path / (name + suffix))
     one, two = ((tmp_path / (name + suffix)).read_bytes() for name in ("one", "two"))
     assert one.startswith(begin)
     assert one == two
