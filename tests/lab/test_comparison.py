@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +20,7 @@ from locant.lab.training import losses_in_windows, split_off, unigram_loss
 from locant.scaling import NTK, Linear, Llama3, YaRN
 from tests.lab.fabricated import SMALL, VOCAB, ids
 from tests.refusal import refuses
+from tests.threads import threads
 
 
 def small(**options: object) -> Settings:
@@ -65,20 +64,9 @@ def test_the_encoding_and_the_seed_decide_the_numbers_and_nothing_else_random_do
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@contextmanager
-def threads_of_torch(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-        assert torch.get_num_threads() == count
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_models_that_train_at_once_have_the_numbers_of_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     settings, fit, another = small(encodings=("learned", "fire"), seeds=(0, 1)), comparison.fit, threading.Barrier(2)
-    with threads_of_torch(1):
+    with threads(1):
         alone = compare(ids(), VOCAB, settings).records
 
     def meet(*args: Any, **options: Any) -> float:
@@ -86,8 +74,9 @@ def test_models_that_train_at_once_have_the_numbers_of_one_after_another(monkeyp
         return fit(*args, **options)
 
     monkeypatch.setattr(comparison, "fit", meet)
-    with threads_of_torch(2):
+    with threads(2):
         together = compare(ids(), VOCAB, settings).records
+        assert torch.get_num_threads() == 2
     for one, other in zip(alone, together, strict=True):
         assert (one.encoding, one.seed, one.loss_by_position) == (other.encoding, other.seed, other.loss_by_position)
 
@@ -105,7 +94,7 @@ def test_an_interrupt_ends_every_training() -> None:
         raise KeyboardInterrupt
 
     settings = small(encodings=("nope", "alibi", "rotary"), seeds=(0,), num_steps=200)
-    with threads_of_torch(1), pytest.raises(KeyboardInterrupt):
+    with threads(1), pytest.raises(KeyboardInterrupt):
         compare(ids(), VOCAB, settings, on_progress=wait, on_record=interrupt)
     assert 200 <= len(done) < 600
     assert set(threading.enumerate()) <= {*going}
@@ -140,7 +129,7 @@ def test_how_long_it_will_take_is_said_before_the_first_training(monkeypatch: py
     monkeypatch.setattr(comparison, "losses_in_windows", reading)
     monkeypatch.setattr(comparison, "timed", training)
     settings = small(encodings=("nope", "rotary", "rotary+ntk"), seeds=(0, 1, 2), num_steps=50)
-    with threads_of_torch(1):
+    with threads(1):
         compare(ids(), VOCAB, settings, on_plan=lambda results, seconds: called.append((results, seconds)))
     (results, seconds), *after = called
     assert (results.settings.num_steps, results.records, results.text["train_tokens"]) == (50, (), 810)
