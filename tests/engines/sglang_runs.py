@@ -1,7 +1,7 @@
 """``python -m tests.engines.sglang_runs JOBS.json OUT``: the tables of angles that SGLang makes, on a CPU.
 
-A process of its own, for SGLang reads its plug-ins once, and its import warns. Its engine does not run on a CPU; run are
-its arguments, its configuration and its rotary classes.
+A process of its own, for SGLang reads its plug-ins once, and its import warns. Its engine does not run on a CPU; its
+arguments, its configuration and its rotary classes do.
 """
 
 from __future__ import annotations

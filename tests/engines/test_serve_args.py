@@ -56,7 +56,7 @@ def test_an_override_makes_the_frequencies_in_transformers(engine: str, scaling:
         module(torch.zeros(1), torch.arange(TO)[None])
     rotary = served.extension.rotary[1]
     assert (module.inv_freq / rotary.inv_freq - 1).abs().max() < FREQUENCY
-    assert module.attention_scaling == pytest.approx(rotary.scaling.effective_attention_factor, rel=FORMULA)
+    assert abs(module.attention_scaling - rotary.scaling.effective_attention_factor) < FORMULA
     if engine != "transformers":
         assert json.loads(served.arguments[1]) == served.override
         assert served.arguments[3] == str(TO)
