@@ -100,11 +100,12 @@ def test_elsewhere_the_engine_keeps_its_own_and_that_is_said(config: Any, made: 
     assert words in said
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_engines_make_models_with_another_default_dtype(dtype: torch.dtype) -> None:
-    torch.set_default_dtype(dtype)
+def test_engines_make_models_with_another_default_dtype_and_device() -> None:
+    own = Rotary.from_config(LLAMA, angles="float32").cos_sin_cache(LENGTH)
+    torch.set_default_dtype(torch.bfloat16)
     try:
-        table, _ = table_of(Rotary.from_config(LLAMA), LLAMA)
+        with torch.device("meta"):
+            table, _ = table_of(Rotary.from_config(LLAMA), LLAMA, made=own)
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(table, Rotary.from_config(LLAMA).cos_sin_cache(LENGTH))

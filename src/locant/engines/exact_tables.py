@@ -95,13 +95,14 @@ def _exact(compute: Callable[..., Any], read_config: ConfigReader, log: logging.
         own = compute(module, *args, **options)
         name = type(module).__name__
         try:
-            rotary = _same_encoding(own, read_config())
+            with torch.device("cpu"):  # engines build models with another default device
+                rotary = _same_encoding(own, read_config())
+                exact = rotary.cos_sin_cache(len(own))
         except LocantError as error:
             log.warning("%s keeps its own table: %s", name, error)
             return own
         log.info("%s: %s exact rows of %s", name, f"{len(own):,}", rotary)
-        with torch.device("cpu"):  # engines build models with another default device
-            return rotary.cos_sin_cache(len(own)).to(own)
+        return exact.to(own)
 
     return table
 
@@ -112,7 +113,7 @@ def _same_encoding(own: object, config: Any) -> Rotary:
         raise LocantError("the engine tells no configuration")
     if not isinstance(own, Tensor) or own.ndim != 2 or not own.is_floating_point():
         raise LocantError("it is not one table of positions")
-    rows = torch.linspace(0, len(own) - 1, MOST_POSITIONS, dtype=torch.float64, device="cpu").long().unique()
+    rows = torch.linspace(0, len(own) - 1, MOST_POSITIONS, dtype=torch.float64).long().unique()
     theirs = own.cpu()[rows].float()
     errors = [(_error(each, rows, theirs), each) for each in _encodings(config, len(own))]
     error, nearest = min(errors, key=lambda each: each[0], default=(float("inf"), None))
@@ -122,8 +123,7 @@ def _same_encoding(own: object, config: Any) -> Rotary:
 
 
 def _error(rotary: Rotary, rows: Tensor, theirs: Tensor) -> float:
-    with torch.device("cpu"):
-        ours = torch.cat(rotary.alike(angles="float32").cos_sin(Positions.of(rows[None])), dim=-1)[0]
+    ours = torch.cat(rotary.alike(angles="float32").cos_sin(Positions.of(rows[None])), dim=-1)[0]
     return float((ours - theirs).abs().max()) if ours.shape == theirs.shape else float("inf")
 
 
