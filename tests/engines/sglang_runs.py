@@ -16,6 +16,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig  # noqa: F401  # before the stub below, whose presence transformers would notice
 
+STUBBED = ("torchvision", "torchvision.transforms", "torchvision.transforms.functional", "vllm", "vllm._custom_ops")
+"""For pictures, and for kernels of GPUs: their wheels need CUDA."""
+
 
 def run(model: str, options: dict[str, Any]) -> dict[str, torch.Tensor]:
     """As SGLang's own models ask for their table, after its options are made known to the process."""
@@ -39,8 +42,8 @@ def run(model: str, options: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def main(jobs: Path, out: Path) -> None:
-    for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.functional"):
-        sys.modules[name] = MagicMock()  # its wheel needs CUDA, and is for pictures
+    for name in STUBBED:
+        sys.modules[name] = MagicMock()
     from sglang.srt.plugins import load_plugins  # pyright: ignore[reportMissingImports]
 
     load_plugins()

@@ -77,7 +77,12 @@ def _config_of_sglang() -> Any:
         return None
     options = get_model()
     overrides = json.loads(options.json_model_override_args)
-    return get_config(options.model_path, options.trust_remote_code, options.revision, overrides)
+    config = get_config(options.model_path, options.trust_remote_code, options.revision, overrides).to_dict()
+    for part in (config, config.get("text_config") or {}):
+        rope = part.get("rope_parameters") or {}
+        if "rope_type" in rope:
+            rope.pop("type", None)  # SGLang adds it, and leaves it as it was when the other is overridden
+    return config
 
 
 def _replace_tables(module: ModuleType, read_config: ConfigReader, log: logging.Logger) -> None:
