@@ -111,11 +111,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         return {"name": name, "model": str(folder / (model or name)), "ids": ids[0].tolist(), "options": options}
 
     plain = [job(name) for name in MODELS]
-    odd = [
-        job("longrope"),
-        job("longrope", IDS[:, :50], "longrope"),
-        job("bfloat16", model="yarn", dtype="bfloat16"),
-    ]
+    odd = [job("longrope", IDS[:, :50]), job("bfloat16", model="yarn", dtype="bfloat16")]
     config = models["stretched"].config.to_dict()
     for scaling in STRETCHED:
         flags = serve_arguments(config, to=1024, engine="vllm", scaling=scaling).arguments
