@@ -36,8 +36,6 @@ MOST_POSITIONS = 4096
 ROUNDING = 2.0**-21
 """Relative, of frequencies: four roundings of float32, which are what the engine's own table may be off."""
 
-ConfigReader = Callable[[], Any]
-
 
 def vllm() -> None:
     """The entry point in the group ``vllm.general_plugins``, which vLLM calls in each of its processes."""
@@ -57,9 +55,7 @@ def sglang() -> None:
 
 def _asked(variable: str) -> bool:
     value = os.environ.get(variable)
-    if value:
-        one_of(variable, value, ("exact",), f"{variable}=exact, or none")
-    return bool(value)
+    return bool(value) and one_of(variable, value, ("exact",), f"{variable}=exact, or none") == value
 
 
 def _config_of_vllm() -> Any:
@@ -85,7 +81,7 @@ def _config_of_sglang() -> Any:
     return config
 
 
-def _replace_tables(module: ModuleType, read_config: ConfigReader, log: logging.Logger) -> None:
+def _replace_tables(module: ModuleType, read_config: Callable[[], Any], log: logging.Logger) -> None:
     """Wrap the method of every class that has one of its own, once."""
     bases = {base for each in vars(module).values() if isinstance(each, type) for base in each.__mro__}
     for each in bases:
@@ -94,7 +90,7 @@ def _replace_tables(module: ModuleType, read_config: ConfigReader, log: logging.
             setattr(each, METHOD, _exact(compute, read_config, log))
 
 
-def _exact(compute: Callable[..., Any], read_config: ConfigReader, log: logging.Logger) -> Callable[..., Any]:
+def _exact(compute: Callable[..., Any], read_config: Callable[[], Any], log: logging.Logger) -> Callable[..., Any]:
     @functools.wraps(compute)
     def table(module: Any, *args: Any, **options: Any) -> Any:
         own = compute(module, *args, **options)

@@ -13,8 +13,6 @@ from locant.report.console import MISSING, add_rows, named_rows, out, print_json
 
 __all__ = ["print_gguf", "print_serving"]
 
-Losses = Mapping[str, Mapping[str, float | None]]
-
 
 def print_gguf(model: GgufModel, comparison: GgufComparison | None, source: str, *, as_json: bool) -> None:
     """What is known of the file `source`, and of it beside a configuration."""
@@ -52,7 +50,7 @@ def _facts(model: GgufModel, comparison: GgufComparison | None, source: str) -> 
     }
 
 
-def print_serving(served: ServeArguments, source: str, losses: Losses, *, as_json: bool) -> None:
+def print_serving(served: ServeArguments, source: str, losses: Mapping[str, Any], *, as_json: bool) -> None:
     """The flags on one line, as a shell takes them; for `transformers` the keys of the configuration."""
     extension = served.extension
     if as_json:
