@@ -42,7 +42,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "yarn": ("llama", YARN),
     "llama3": ("llama", LLAMA3),
     "dynamic": ("llama", {"rope_type": "dynamic", "factor": 4.0}),
-    "partial": ("stablelm", {"partial_rotary_factor": 0.5}),
+    "partial": ("phi3", {"partial_rotary_factor": 0.5}),
     "qwen2": ("qwen2", {}),
     "qwen2-yarn": ("qwen2", YARN),
 }
@@ -58,7 +58,8 @@ def model_of(kind: str, rope: dict[str, Any], longest: int = LONGEST) -> PreTrai
     sizes = {
         "vocab_size": 100, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
         "intermediate_size": 96, "initializer_range": 0.3, "tie_word_embeddings": False,
-        "num_key_value_heads": 2, "max_position_embeddings": longest,
+        "num_key_value_heads": 2, "max_position_embeddings": longest, "pad_token_id": 0,
+        "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
     rope = {"rope_type": "default", "rope_theta": 10_000.0, **rope}
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, rope_parameters=rope)).eval()
