@@ -50,6 +50,7 @@ __all__ = [
     "SUM_IN_BFLOAT16",
     "TENSOR_CORES",
     "TOLERANCES",
+    "VLLM",
     "assert_close",
 ]
 
@@ -141,6 +142,9 @@ MULTIPLIED_UP = 1e-6
 
 LLAMA_CPP = 1e-2
 """Of logits of size 10: it looks GELU up in float16. Another angle moves them by 1 and more."""
+
+VLLM = 2e-4
+"""Of log-probabilities of its CPU engine, which go down to -20; another angle moves them by 1 and more."""
 
 LOGARITHM = 4e-7
 """How far a float32 bias may be, over its size, that is a logarithm or a power of a distance, and a product."""

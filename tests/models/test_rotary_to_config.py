@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from tests.models.configurations import fields
 from tests.positions.published import PUBLISHED, layer_type_of
 from tests.refusal import refuses
 from tests.tolerances import FORMULA
+
+pytestmark = pytest.mark.filterwarnings("ignore:LongRoPE")  # the last test has it
 
 SCALINGS: dict[str, Scaling] = {
     "default": Unscaled(),
@@ -194,3 +197,13 @@ def test_pairs_that_are_dealt_out_in_turns_are_written_as_qwen_3_vl_has_them(for
     assert again.pairs == rotary.pairs
     with refuses(InputError, "no keys"):
         Rotary.from_config(AutoConfig.for_model("nanochat")).to_config()
+
+
+def test_a_scaling_that_servers_read_otherwise_is_warned_of() -> None:
+    factors = {"short_factor": [1.0] * 4, "original_max_seq_len": 4096, "factor": 4.0}
+    with pytest.warns(UserWarning, match=r"LongRoPE.* 4096 tokens; vLLM and llama.cpp") as caught:
+        Rotary(8, scaling=LongRoPE(long_factor=[4.0] * 4, **factors)).to_config()
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Rotary(8, scaling=LongRoPE(long_factor=[1.0] * 4, **factors)).to_config()

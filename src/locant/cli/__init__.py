@@ -18,6 +18,7 @@ VERBS = {
     "neighbours": "weights.neighbours", "vocabulary": "weights.vocabulary", "prepare": "stores.prepare",
     "export": "stores.export", "plot": "encodings.plot", "probe": "configs.probe",
     "audit": "weights.audit", "check-batch": "engines.check_batch", "golden": "engines.golden",
+    "serve-args": "engines.serve_args",
     "explore": "explore.explore", "bench": "encodings.bench", "list": "encodings.list_",
 }  # fmt: skip
 

@@ -71,7 +71,7 @@ def _explain_gguf(file: str, against: str | None, n_ctx: int | None, output: Pat
     from locant.engines.gguf import compare_gguf, read_gguf
     from locant.figures.canvas import require_figure, save
     from locant.figures.plot import plot
-    from locant.report.gguf import print_gguf
+    from locant.report.engines import print_gguf
 
     require_figure(output)
     if against is None:

@@ -73,6 +73,9 @@ LOCAL_BASE = {"gemma3", "gemma3n", "modern-bert"}
 READS_BETAS = {"mistral3"}
 """Measured: for these llama.cpp reads ``yarn_beta_fast`` and ``yarn_beta_slow`` from the file; not for Llama, Qwen2."""
 
+NO_DYNAMIC = "llama.cpp has no dynamic scaling: its angles are not scaled"
+ALWAYS_ROUNDED = "llama.cpp always rounds the ends of the ramp to whole pairs"
+
 DEFAULT_BASE = 10_000.0
 MOST_POSITIONS = 4096
 """Positions at which two encodings are compared, spread over the context."""
@@ -368,13 +371,13 @@ def _ignored(fields: _Fields, config: Config, kind: str | None) -> Iterator[tupl
         rope = rope.get(str(kind)) or {}
     for key, value in rope.items():
         if key in ("rope_type", "type") and value == DynamicNTK.info.rope_type:
-            yield key, "llama.cpp has no dynamic scaling: its angles are not scaled"
+            yield key, NO_DYNAMIC
         elif key in ("beta_fast", "beta_slow") and value not in (None, getattr(YaRN, key)):
             if fields.architecture not in READS_BETAS:
                 option = f"--yarn-{key.replace('_', '-')} {value:g}"
                 yield key, f"llama.cpp does not read it from a file of {fields.architecture}: start it with {option}"
         elif key == "truncate" and value is False:
-            yield key, "llama.cpp always rounds the ends of the ramp to whole pairs"
+            yield key, ALWAYS_ROUNDED
 
 
 def _weights(fields: _Fields, folder: TensorFolder, *, reordered: bool) -> str | None:

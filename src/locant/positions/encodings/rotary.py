@@ -190,8 +190,9 @@ class Rotary(PositionEncoding):
             max_seq_len: the longest sequence, where the scaling does not imply it.
             form: ``"rope_parameters"``, or ``"rope_scaling"`` for earlier releases of both programs.
         """
-        from locant.models.rotary_to_config import rotary_to_config
+        from locant.models.rotary_to_config import rotary_to_config, warn_of_servers
 
+        warn_of_servers(self)
         return rotary_to_config(self, max_seq_len=max_seq_len, form=form)
 
     def for_length(self, seq_len: int) -> Rotary:
