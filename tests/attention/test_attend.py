@@ -18,6 +18,7 @@ from tests.attention.arrangements import (
     KV_HEADS,
     Arrangement,
     Inputs,
+    parameters_of,
     read,
     shaken,
 )
@@ -32,13 +33,12 @@ def holds(arrangement: Arrangement, encoding_name: str, backend: str, kv_heads: 
 
 
 FAST = {
-    "window", "packed", "chunk with a window", "behind caches of two lengths", "queries that see nothing",
-    "keys all later",
+    "packed", "chunk with a window", "behind caches of two lengths", "queries that see nothing", "keys all later",
 }  # fmt: skip
 LACKING_KEYS = {"keys out of reach", "fewer keys than queries"}
 """Of which keys between another and a query are missing: refused for encodings that need them."""
-SIMPLE = {"none", "alibi", "t5, both ways"}
-WITH_A_MATRIX = {"causal", "packed window both ways", "chunk with a window"}
+SIMPLE = {"none", "t5, both ways"}
+WITH_A_MATRIX = {"packed window both ways", "chunk with a window"}
 
 
 def combinations() -> list[object]:
@@ -53,7 +53,7 @@ def combinations() -> list[object]:
                 if backend == "tiled":
                     fast = simple or arrangement in FAST
                     found.append(values if fast else pytest.param(*values, marks=pytest.mark.slow))
-                elif simple or arrangement in WITH_A_MATRIX:
+                elif encoding == "none" or arrangement in WITH_A_MATRIX:
                     found.append(values)
     return found
 
@@ -73,15 +73,18 @@ def test_nope_adds_nothing(arrangement_name: str, backend: str) -> None:
     assert torch.equal(y, inputs.through(arrangement, None, backend))
 
 
+BY_TURNS = ["causal", "packed", "left padding", "chunk with a window"]
+BIASES = ["none", "alibi", "t5", "fire"]
+
+
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("encoding_name", ["none", "alibi", "t5", "fire"])
-@pytest.mark.parametrize("arrangement_name", ["causal", "packed", "left padding", "chunk with a window"])
+@pytest.mark.parametrize("encoding_name", BIASES)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_narrower_dtypes_agree_as_far_as_they_can(
-    backend: str, arrangement_name: str, encoding_name: str, dtype: torch.dtype
-) -> None:
-    arrangement, encoding = ARRANGEMENTS[arrangement_name], shaken(encoding_name, dtype)
+def test_narrower_dtypes_agree_as_far_as_they_can(backend: str, encoding_name: str, dtype: torch.dtype) -> None:
+    """Each backend meets each arrangement with every dtype or two."""
+    turn = BIASES.index(encoding_name) + dtype.itemsize + (dtype == torch.float16)
+    arrangement, encoding = ARRANGEMENTS[BY_TURNS[turn % 4]], shaken(encoding_name, dtype)
     inputs = Inputs.draw(arrangement, dtype)
     y = inputs.through(arrangement, encoding, backend)
     assert y.dtype == dtype
@@ -97,29 +100,26 @@ def test_narrower_dtypes_agree_as_far_as_they_can(
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("kv_heads", [1, 2, 3, HEADS])
-@pytest.mark.parametrize("encoding_name", ["none", "alibi", "t5", "shaw"])
+@pytest.mark.parametrize("kv_heads", [1, 2, HEADS])
+@pytest.mark.parametrize("encoding_name", ["none", "t5", "shaw"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_query_heads_share_key_heads_in_groups(backend: str, encoding_name: str, kv_heads: int) -> None:
     holds(ARRANGEMENTS["chunk behind a cache"], encoding_name, backend, kv_heads)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("scale", [None, 1.0, 0.25, 0.0])
-def test_scores_are_scaled_before_the_bias_is_added(scale: float | None, backend: str) -> None:
+def test_scores_are_scaled_before_the_bias_is_added(backend: str) -> None:
     arrangement, encoding = ARRANGEMENTS["packed"], shaken("t5")
     inputs = Inputs.draw(arrangement)
-    y = inputs.through(arrangement, encoding, backend, scale=scale)
-    factor = HEAD_DIM**-0.5 if scale is None else scale
-    expected, _ = inputs.expected(arrangement, encoding, torch.zeros_like(y), factor)
+    y = inputs.through(arrangement, encoding, backend, scale=0.25)
+    expected, _ = inputs.expected(arrangement, encoding, torch.zeros_like(y), 0.25)
     assert_close(y, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
-@pytest.mark.parametrize("scale", [0.0, -0.25])
-@pytest.mark.parametrize("arrangement_name", ["causal", "both ways", "one query"])
-def test_a_scale_may_be_zero_or_less(arrangement_name: str, scale: float, backend: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("scale", "arrangement_name"), [(0.0, "causal"), (-0.25, "both ways"), (-0.25, "one query")])
+def test_a_scale_may_be_zero_or_less(scale: float, arrangement_name: str, backend: str, dtype: torch.dtype) -> None:
     """Also where torch's kernels hide later tokens by minus infinity before they scale."""
     arrangement = ARRANGEMENTS[arrangement_name]
     drawn = Inputs.draw(arrangement, dtype, HEADS)
@@ -155,28 +155,27 @@ def test_packed_and_padded_rows_are_each_document_alone(backend: str, encoding_n
     assert not y[:, :, 15:].any()
 
 
+BLIND = ["holes", "nothing but padding", "queries that see nothing", "nothing to see for anyone"]
+WAYS = ["none", "t5", "fire", "cope"]
+
+
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("encoding_name", ["none", "t5", "fire", "cope"])
-@pytest.mark.parametrize(
-    "arrangement_name", ["holes", "nothing but padding", "queries that see nothing", "nothing to see for anyone"]
-)
+@pytest.mark.parametrize("encoding_name", WAYS)
+@pytest.mark.parametrize("arrangement_name", BLIND)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_queries_that_attend_to_nothing_give_zeros_and_no_gradient(
-    backend: str, arrangement_name: str, encoding_name: str, dtype: torch.dtype
+    backend: str, arrangement_name: str, encoding_name: str
 ) -> None:
+    """In float64 they are NumPy's, above; here float32 and bfloat16 take turns."""
+    dtype = (torch.float32, torch.bfloat16)[(BLIND.index(arrangement_name) + WAYS.index(encoding_name)) % 2]
     arrangement, encoding = ARRANGEMENTS[arrangement_name], shaken(encoding_name, dtype)
-    inputs = Inputs.draw(arrangement, dtype)
-    blind = arrangement.blind()
-    assert bool(blind.any())
+    inputs, blind = Inputs.draw(arrangement, dtype), arrangement.blind()
     y = inputs.through(arrangement, encoding, backend)
     assert not y[blind].any()
     assert bool((y[~blind] != 0).all())
     y.backward(torch.randn_like(y))
-    assert inputs.q.grad is not None
     assert not inputs.q.grad[blind].any()
-    parameters = [] if encoding is None else list(encoding.parameters())
-    for leaf in (inputs.q, inputs.k, inputs.v, *parameters):
+    for leaf in (inputs.q, inputs.k, inputs.v, *parameters_of(encoding).values()):
         assert leaf.grad is None or bool(torch.isfinite(leaf.grad).all())
 
 
@@ -245,8 +244,7 @@ def decoded(name: str) -> PositionEncoding:
     return encoding
 
 
-@pytest.mark.parametrize("chunk", [1, 4])
-@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize(("window", "chunk"), [(5, 1), (None, 4)])
 @pytest.mark.parametrize(
     ("backend", "encoding_name"),
     [

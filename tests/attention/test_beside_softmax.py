@@ -95,17 +95,18 @@ def holds(
 ALL = ["causal", "window", "packed", "left padding", "holes", "chunk with a window", "behind caches of two lengths",
        "one query", "queries that see nothing", "cross attention", "packed window both ways"]  # fmt: skip
 FEW = ("packed", "chunk with a window", "left padding")
+USUAL = ("none", "alibi, learned", "fire")
+ENCODINGS = (*USUAL, "t5", "cope")
 
 
 def combinations() -> list[object]:
-    """All at once meets everything in `tiled`; one of them alone, and what is written out, needs fewer."""
-    encodings = ("none", "alibi", "alibi, learned", "t5", "fire", "cope")
-    found: list[object] = []
-    for values in itertools.product(("lse", "sinks", "softcap", "all"), ALL, encodings, BACKENDS):
-        beside, arrangement, encoding, backend = values
-        usual = encoding in ("none", "alibi, learned", "fire") and (arrangement in FEW or backend == "tiled")
-        fast = usual if beside == "all" else arrangement in FEW and encoding == "t5" and backend != "auto"
-        found.append(values if fast else pytest.param(*values, marks=pytest.mark.slow))
+    """One of them alone meets what differs by it, all at once meet everything."""
+    alone = itertools.product(("lse", "sinks", "softcap"), FEW[:2], ("t5", "cope"), ("eager", "tiled"))
+    found: list[object] = list(alone)
+    for arrangement, encoding, backend in itertools.product(ALL, ENCODINGS, BACKENDS):
+        usual = backend == "tiled" or (backend == "eager" and arrangement in FEW)
+        values = ("all", arrangement, encoding, backend)
+        found.append(values if usual and encoding in USUAL else pytest.param(*values, marks=pytest.mark.slow))
     return found
 
 

