@@ -13,15 +13,7 @@ from torch import Tensor
 
 from locant import ALiBi, Deberta, KVCache, Positions, Shaw, T5Bias, attend
 from locant.attention.backends import flex
-from tests.attention.arrangements import (
-    ARRANGEMENTS,
-    ENCODINGS,
-    HEADS,
-    ONLY_A_MATRIX,
-    Arrangement,
-    Inputs,
-    shaken,
-)
+from tests.attention.arrangements import ARRANGEMENTS, ENCODINGS, HEADS, ONLY_A_MATRIX, Arrangement, Inputs, shaken
 from tests.tolerances import TENSOR_CORES, assert_close
 
 FAST = (("packed window both ways", "deberta"), ("chunk with a window", "t5"), ("left padding", "alibi"))

@@ -9,18 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from locant import (
-    ALiBi,
-    Cope,
-    Fire,
-    Kerple,
-    PositionEncoding,
-    Positions,
-    Sandwich,
-    Shaw,
-    T5Bias,
-    attend,
-)
+from locant import ALiBi, Cope, Fire, Kerple, PositionEncoding, Positions, Sandwich, Shaw, T5Bias, attend
 from locant.attention.backends import tiled
 from tests.attention.allocations import Allocations, allocations_of
 

@@ -124,8 +124,7 @@ class Model(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("name", "place"),
-    [("rotary", "packed"), ("alibi", "padded"), pytest.param("t5", "packed", marks=pytest.mark.slow)],
+    ("name", "place"), [("rotary", "packed"), ("alibi", "padded"), pytest.param("t5", "packed", marks=pytest.mark.slow)]
 )
 def test_a_model_from_ids_to_attention_is_one_graph(name: str, place: str) -> None:
     counter, model = CompileCounter(), Model(ENCODINGS[name]())
