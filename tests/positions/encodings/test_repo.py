@@ -11,7 +11,6 @@ from torch import Tensor
 
 from locant import KVCache, LocantError, Positions, Rotary, ShapeError, attend, encoding
 from locant.attention import StaticKVCache
-from locant.lab import Decoder
 from locant.positions.encodings.repo import RePo
 from tests.positions.claims import DTYPES, shaken
 from tests.positions.oracles_of_biases import numerical_gradients
@@ -130,14 +129,6 @@ def test_a_cache_keeps_rotated_keys_alone(static: bool) -> None:
             keys, values, k_positions = cache.append(new_k, v[:, :, part], read)
             out = attend(new_q, keys, values, encoding=repo, positions=read, k_positions=k_positions)
             assert_close(out, y[:, :, part])
-
-
-def test_it_runs_in_the_decoder_with_its_cache() -> None:
-    model = Decoder(50, RePo(4, HEADS, D_MODEL), d_model=D_MODEL, num_heads=HEADS, num_layers=2)
-    tokens, caches = torch.randint(0, 50, (1, 12)), [KVCache(), KVCache()]
-    with torch.no_grad():
-        parts = [model(tokens[:, start : start + 4], caches=caches) for start in (0, 4, 8)]
-        assert_close(torch.cat(parts, 1), model(tokens))
 
 
 def test_mistakes_are_named() -> None:

@@ -50,9 +50,3 @@ def test_unknown_bounds_change_no_bit() -> None:
     assert torch.equal(bias[:, :, :3, :3], encoding.bias(q, k, known)[:, :, :3, :3])
     for positions in (unknown, wide):
         assert encoding.score_mod(q, k, positions) is None, "it would look the bias up in a matrix"
-
-
-def test_float64_is_float64() -> None:
-    q, k = (x.double() for x in zeros(3, 4, 4))
-    truth = torch.from_numpy(sandwich(range(4), range(4), 3, 16))[None]
-    assert_close(Sandwich(3, dim=16).bias(q, k, Positions.arange(4)), truth)

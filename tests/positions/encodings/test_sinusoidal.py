@@ -51,16 +51,3 @@ def test_tokens_and_positions_are_added_wide_and_rounded_once(dtype: torch.dtype
     assert torch.equal(embedded, (x.to(wide) + encoding.vectors(positions, wide)).to(dtype))
     expected = torch.stack([torch.from_numpy(oracles.sinusoidal(row, 7)) for row in positions.index.tolist()])
     assert_close(embedded, x.double() + expected)
-
-
-def test_neighbours_stay_apart_in_bfloat16() -> None:
-    """In the vectors themselves; an offset added to a bfloat16 position would have merged them from 256 on."""
-    vectors = Sinusoidal(64).bfloat16().vectors(Positions.of([65_536, 65_537, 2**24, 2**24 + 1]))[0]
-    assert len(torch.unique(vectors, dim=0)) == 4
-
-
-def test_the_gradient_is_handed_through() -> None:
-    x, cotangent = torch.randn(2, 5, 7, requires_grad=True), torch.randn(2, 5, 7)
-    Sinusoidal(7).embed(x, Positions.arange(5)).backward(cotangent)
-    assert x.grad is not None
-    assert torch.equal(x.grad, cotangent)
