@@ -170,12 +170,6 @@ def test_an_odd_argument_is_refused_by_name(build: Build, required: dict[str, An
     require_refused(build, required, name, accepted, number=number, word=WORDS.get(name, name))
 
 
-def test_no_class_is_forgotten() -> None:
-    assert {"Positions.arange", "Positions.after", "Positions.packed", "Positions.of", "grid"} <= BUILDS.keys()
-    own = {"Unscaled", "Linear", "NTK", "DynamicNTK", "YaRN", "LongRoPE", "Llama3", "Proportional", "MixedNTK"}
-    assert own | {"Resonance"} <= {kind.__name__ for kind in SCALINGS}
-
-
 # ---------------------------------------------------------------------- what is large
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from locant import KVCache, Learned, LocantError, Positions, RangeError, Rotary, ShapeError, Sinusoidal, attend
-from locant.embedding import InputEmbedding, TokenEmbedding
+from locant import KVCache, Learned, LocantError, Positions, Rotary, Sinusoidal, attend
+from locant.embedding import InputEmbedding
 from tests.refusal import refuses
 
 
@@ -92,40 +92,3 @@ def test_position_ids_in_place_of_positions_are_refused_with_the_way_to_make_the
     for call in calls:
         with refuses(LocantError, "Positions.of(position_ids)"):
             call()
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
-def test_whole_numbers_are_not_rotated(dtype: torch.dtype) -> None:
-    x = torch.ones(1, 1, 3, 8, dtype=dtype)
-    where = Positions.arange(3)
-    calls = [
-        lambda: Rotary(8).rotate(x, x, where),
-        lambda: Sinusoidal(8).embed(x[0], where),
-        lambda: Learned(8, 8).embed(x[0], where),
-        lambda: attend(x, x, x, positions=where),
-    ]
-    for call in calls:
-        with refuses(ShapeError, "floating-point"):
-            call()
-
-
-@pytest.mark.parametrize("window", [1.5, True, 0])
-def test_a_window_is_a_number_of_tokens(window: object) -> None:
-    x = torch.randn(1, 1, 3, 8)
-    with refuses(RangeError, "window"):
-        attend(x, x, x, positions=Positions.arange(3), window=window)
-
-
-def test_scales_are_finite() -> None:
-    x = torch.randn(1, 1, 3, 8)
-    with refuses(RangeError, "finite"):
-        attend(x, x, x, positions=Positions.arange(3), scale=float("nan"))
-    with refuses(RangeError, "finite"):
-        TokenEmbedding(4, 4, scale=float("inf"))
-
-
-@pytest.mark.unchecked  # the shape checks refuse NumPy's integers
-def test_numbers_of_numpy_are_numbers() -> None:
-    ours, same = Rotary(np.int64(8), base=np.float64(500.0)), Rotary(8, 500.0)
-    assert ours.angles.frequencies == same.angles.frequencies
-    assert Positions.after(np.int64(3), 2) == Positions.after(3, 2)

@@ -23,7 +23,7 @@ def rows(draw: st.DrawFn, batch: int | None = None) -> tuple[torch.Tensor, torch
     return torch.tensor(index).view(batch, seq_len).long(), torch.tensor(document).view(batch, seq_len).long()
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.data(), st.booleans(), st.none() | st.integers(1, 5))
 def test_the_mask_is_the_rule_pair_by_pair(data: st.DataObject, causal: bool, window: int | None) -> None:
     queries = Positions.of(*data.draw(rows()))

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from locant import PositionEncoding, Positions, Rotary, ShapeError, XPos, attend
+from locant import PositionEncoding, Positions, Rotary, XPos, attend
 from locant.positions import ModelShape, Pairs
 from locant.positions.registry import encodings
 from locant.positions.scaling import YaRN
-from tests.refusal import refuses
 from tests.tolerances import PEER, assert_close
 
 SHAPE = ModelShape(d_model=12, num_heads=3, max_seq_len=8)
@@ -57,11 +56,6 @@ def test_what_a_rotated_value_contributes_depends_on_the_distance_alone(encoding
         return encoding.unrotate(y, positions)
 
     assert_close(attended(Positions.after(900, 7)), attended(Positions.arange(7)), torch.float32)
-
-
-def test_what_does_not_fit_is_refused_by_name() -> None:
-    with refuses(ShapeError, "y", "head_dim=10"):
-        ROTARY["half"].unrotate(torch.zeros(1, 2, 3, 8), Positions.arange(3))
 
 
 def test_it_is_the_attention_of_deepseek_v4() -> None:
