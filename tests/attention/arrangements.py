@@ -30,21 +30,6 @@ from locant.positions.registry import encodings
 from tests import oracles
 from tests.tolerances import assert_close
 
-__all__ = [
-    "ARRANGEMENTS",
-    "BATCH",
-    "ENCODINGS",
-    "HEADS",
-    "HEAD_DIM",
-    "KV_HEADS",
-    "ONLY_A_MATRIX",
-    "Arrangement",
-    "Inputs",
-    "parameters_of",
-    "read",
-    "shaken",
-]
-
 BATCH, HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 2, 6, 3, 4, 7
 
 ENCODINGS: dict[str, Callable[[], PositionEncoding | None]] = {

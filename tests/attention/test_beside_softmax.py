@@ -152,8 +152,8 @@ def test_where_there_are_no_keys_at_all(backend: str) -> None:
     assert not y.any()
     assert torch.equal(lse, torch.full((2, 6, 3), float("-inf")))
     if backend != "tiled":
-        _, weights, lse = attend(q, none, none, return_weights=True, return_lse=True, **options)
-        assert (weights.shape, lse.shape) == ((2, 6, 3, 0), (2, 6, 3))
+        _, weights, lse = attend(q.half(), none.half(), none.half(), return_weights=True, return_lse=True, **options)
+        assert (weights.shape, weights.dtype, lse.shape) == ((2, 6, 3, 0), torch.float32, (2, 6, 3))
     _, lse = attend(q, none, none, sinks=sinks, return_lse=True, **options)
     assert torch.equal(lse, sinks[None, :, None].expand(2, 6, 3))
 
@@ -354,9 +354,6 @@ def test_sinks_that_are_no_logits_of_the_heads(sinks: object, words: tuple[str, 
 def test_a_flag_is_true_or_false() -> None:
     with refuses(RangeError, "for return_lse", "True or False"):
         attend(X, X, X, positions=WHERE, return_lse=1)  # type: ignore[call-overload]
-
-
-# ------------------------------------------------- on a GPU: python -m pytest -m gpu tests/attention
 
 
 @pytest.mark.gpu

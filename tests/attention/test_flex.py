@@ -113,9 +113,6 @@ def test_growing_lengths_and_other_modules_are_compiled_once() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-# ------------------------------------------------- on a GPU: python -m pytest -m gpu tests/attention
-
-
 OF_HEADS = {
     "shaw": partial(Shaw, 32, 20, key_term=True),
     "deberta": partial(Deberta, HEADS, 32, num_buckets=12, max_distance=90),

@@ -192,9 +192,6 @@ def test_tokens_of_another_kind(new: Tensor) -> None:
         static().append(tokens(1).requires_grad_(), tokens(1), Positions.arange(1))
 
 
-# ------------------------------------------------- on a GPU: python -m pytest -m gpu tests/attention
-
-
 @pytest.mark.gpu
 @pytest.mark.unchecked
 def test_on_a_gpu_a_step_is_captured_and_replayed() -> None:

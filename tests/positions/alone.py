@@ -14,10 +14,6 @@ from torch import Tensor
 
 from locant import ALiBi, Learned, PositionEncoding, Positions, Rotary, Sinusoidal, T5Bias
 
-__all__ = [
-    "ARRANGEMENTS", "ENCODINGS", "HEADS", "HEAD_DIM", "CountsSlots", "encodings_of", "require_same_alone", "three_rows",
-]  # fmt: skip
-
 HEADS, KV_HEADS, HEAD_DIM, D_MODEL = 6, 2, 14, 11
 LENGTHS = [8, 1, 16]
 """Of the three rows; those that are cut for four ranks are multiples of 8."""

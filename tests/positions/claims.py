@@ -18,12 +18,6 @@ from tests.positions.oracles_of_biases import numerical_gradients
 from tests.refusal import refuses
 from tests.tolerances import assert_close
 
-__all__ = [
-    "DTYPES", "FAR", "agrees_with_itself_alone", "agrees_with_oracle", "alibi_row", "all_differ",
-    "compiles_at_most_twice", "handles_every_size", "has_no_state_but_parameters", "passes_gradcheck",
-    "ranks_make_the_whole", "score_mod_is_bias", "shaken", "zeros",
-]  # fmt: skip
-
 DTYPES = [torch.float32, torch.bfloat16]
 Build = Callable[[int, int], PositionEncoding]
 """From a number of heads and their width."""
@@ -40,9 +34,6 @@ def shaken(encoding: PositionEncoding, size: float = 0.3) -> PositionEncoding:
 def zeros(heads: int, queries: int, keys: int) -> tuple[Tensor, Tensor]:
     """Queries and keys for a bias that does not look at them."""
     return torch.zeros(1, heads, queries, 4), torch.zeros(1, heads, keys, 4)
-
-
-# ---------------------------------------------------------------------- the one rule
 
 
 def agrees_with_itself_alone(build: Build, dtype: torch.dtype) -> None:
@@ -83,9 +74,6 @@ def keys_as_ranks_send_them(encoding: PositionEncoding, tokens: alone.Tokens) ->
         bias = encoding.bias(q[:, :, mine], k[:, :, order], whole.select(mine), whole.select(order))
         assert (bias is None) == (expected is None)
         assert bias is None or torch.equal(bias, expected[:, :, mine][:, :, :, order])
-
-
-# ---------------------------------------------------------------------- oracles
 
 
 def agrees_with_oracle(
@@ -137,9 +125,6 @@ def passes_gradcheck(encoding: PositionEncoding, heads: int, head_dim: int, *, s
     assert torch.autograd.gradcheck(bias, (q, k, *encoding.parameters()))
 
 
-# ---------------------------------------------------------------------- the second door to the same numbers
-
-
 def score_mod_is_bias(build: Build) -> None:
     """Asked for all pairs at once and one at a time, with padding, packing, a cache, and rows of different places."""
     heads, kv_heads, head_dim = 4, 2, 6
@@ -183,9 +168,6 @@ def flex_attention_takes_it(encoding: PositionEncoding, heads: int, head_dim: in
         y = flex_attention(q, k, k, score_mod=encoding.score_mod(q, k, positions))
         expected = attend(q, k, k, encoding=encoding, positions=positions, causal=False, backend="eager")
     assert_close(y, expected)
-
-
-# ---------------------------------------------------------------------- compiling, sizes, state
 
 
 def compiles_at_most_twice(build: Build) -> None:

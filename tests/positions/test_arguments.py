@@ -170,9 +170,6 @@ def test_an_odd_argument_is_refused_by_name(build: Build, required: dict[str, An
     require_refused(build, required, name, accepted, number=number, word=WORDS.get(name, name))
 
 
-# ---------------------------------------------------------------------- what is large
-
-
 @pytest.mark.parametrize(
     "build",
     [
@@ -202,9 +199,6 @@ def test_extreme_scalings_can_be_built_with(kind: Build, number: float) -> None:
     for name, required in parameters(kind, SAMPLE):
         with suppress(LocantError, jaxtyping.TypeCheckError):
             Rotary(4, scaling=kind(**{**required, name: number}))
-
-
-# ---------------------------------------------------------------------- what is accepted
 
 
 def _numbers() -> list[Any]:

@@ -43,9 +43,6 @@ def test_a_bias_of_some_keys_is_that_of_all_unless_its_class_says_otherwise(name
     assert torch.equal(of_some, of_all[..., :5]) is not encoding.needs_all_keys
 
 
-# ---------------------------------------------------------------------- called like a function
-
-
 @pytest.mark.parametrize("encoding", [Learned(8, 12), Sinusoidal(12), PositionEncoding()])
 def test_what_only_embeds_can_be_called(encoding: PositionEncoding) -> None:
     x = torch.randn(2, 5, 12)

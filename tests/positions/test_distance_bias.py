@@ -138,9 +138,6 @@ def test_the_largest_distance_is_known_where_it_helps() -> None:
     assert largest_distance(Positions.of([5000]), Positions.of([0])) is None, "more distances than pairs"
 
 
-# ---------------------------------------------------------------------- looking at a bias
-
-
 def test_slopes_are_numbers() -> None:
     assert ALiBi(8).slopes.tolist() == [2.0**-n for n in range(1, 9)]
     assert ALiBi(8, head_slice=slice(2, 4)).slopes.tolist() == [2.0**-3, 2.0**-4]

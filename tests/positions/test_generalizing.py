@@ -15,8 +15,6 @@ from locant.positions.scaling import DynamicNTK, YaRN
 from tests.refusal import refuses
 from tests.tolerances import ANGLE, assert_close
 
-# ---------------------------------------------------------------------- builders
-
 
 def test_randomized_positions_are_different_numbers_in_order_and_of_each_document_its_own() -> None:
     positions = randomized([[5, 40], [30]], 50, seed=7, length=50)
@@ -75,8 +73,6 @@ def test_coupled_digits_share_an_index_by_their_significance() -> None:
         coupled([1, 5], start=0)
 
 
-# ---------------------------------------------------------------------- parts of a position
-
 HALVES = Positions.of([[-3, 0, 1, 2**31 - 1]], denominator=2)
 
 
@@ -132,8 +128,6 @@ def test_a_length_that_matters_is_counted_in_whole_positions() -> None:
     with refuses(RangeError, "4 tokens"):
         rotary.cos_sin(Positions.of([8], denominator=2))
 
-
-# ---------------------------------------------------------------------- keys that move
 
 ENCODINGS: dict[str, Rotary] = {
     "half": Rotary(8),

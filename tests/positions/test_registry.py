@@ -52,9 +52,6 @@ class WideForAModel(Wide):
         return cls(shape.num_heads, shape.head_dim)
 
 
-# ---------------------------------------------------------------------- this package's own
-
-
 def test_every_file_of_the_package_holds_encodings_that_are_found() -> None:
     files = {path.stem for path in Path(registry.own.__file__).parent.glob("*.py")} - {"__init__"}
     assert {kind.__module__.rsplit(".", 1)[-1] for kind in encodings().values()} == files | {"base"}
@@ -143,9 +140,6 @@ def test_an_unknown_option_and_a_missing_size_are_named(name: str) -> None:
     if sizes:
         with refuses(RangeError, next(iter(sizes)), f"locant.encoding({name!r}, "):
             encoding(name)
-
-
-# ---------------------------------------------------------------------- other people's
 
 
 @pytest.mark.usefixtures("_fresh")

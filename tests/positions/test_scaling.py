@@ -155,9 +155,6 @@ SHAPES = [*sorted({shape_of(config) for config in PUBLISHED.values()}), (5, 10_0
 """And ladders whose last pair is half empty."""
 
 
-# ---------------------------------------------------------------------- what every scaling has to hold
-
-
 def frequencies_are_the_formulas(scaling_for: Build, formula: Formula) -> None:
     """On every shape to 45 digits, whatever the process set decimals to; those in float32 to a few roundings."""
     with mpmath.workdps(DIGITS), decimal.localcontext(prec=7):

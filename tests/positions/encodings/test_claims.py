@@ -146,8 +146,6 @@ def test_ranks_hold_slices_of_one_model(name: str, build: claims.Build) -> None:
     claims.ranks_make_the_whole(build, same_bits=name != "fire" and "deberta" not in name)
 
 
-# ---------------------------------------------------------------------- shapes that are refused
-
 Case = tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], Positions, Positions | None, tuple[str, ...]]
 
 QK, FIVE = (2, 3, 5, 4), Positions.arange(5)

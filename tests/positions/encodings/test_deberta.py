@@ -40,9 +40,6 @@ def ours(layer: reference.DisentangledSelfAttention, table: Tensor, settings: De
     return encoding
 
 
-# ---------------------------------------------------------------------- buckets
-
-
 @pytest.mark.parametrize(
     ("buckets", "longest"),
     [(256, 512), (32, 128), (64, 512), (128, 513), (16, 64), (48, 100),
@@ -61,9 +58,6 @@ def test_the_bucket_table_is_that_of_transformers(buckets: int, longest: int) ->
 def test_without_buckets_every_distance_has_a_row() -> None:
     encoding = Deberta(1, 2, num_buckets=None, max_distance=5)
     assert encoding.rows(torch.arange(-7, 8)).tolist() == [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 9, 9]
-
-
-# ---------------------------------------------------------------------- the reference
 
 
 @pytest.mark.parametrize("terms", [BOTH, ("c2p",), ("p2c",)])
@@ -117,9 +111,6 @@ def test_attention_is_that_of_a_deberta_layer(share: bool, norm: bool) -> None:
         y = attend(q, k, v, encoding=encoding, positions=positions, causal=False, scale=encoding.scale)
     real = mask.bool()
     assert_close(y.transpose(1, 2).flatten(-2)[real], expected[real])
-
-
-# ---------------------------------------------------------------------- what every encoding holds
 
 
 def test_mistakes_are_named() -> None:

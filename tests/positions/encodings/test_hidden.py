@@ -66,8 +66,6 @@ def test_values_and_gradients_are_those_of_the_formula(name: str, queries: list[
     agrees_with_formula(encoding, queries, oracle(encoding, queries, list(range(12))))
 
 
-# ---------------------------------------------------------------------- through attention, in blocks
-
 ARRANGEMENTS: dict[str, tuple[Positions, dict[str, Any]]] = {
     "causal": (Positions.arange(41), {}),
     "packed": (Positions.packed([[21, 1, 11], [9, 29]], length=38), {}),
@@ -134,9 +132,6 @@ def test_nothing_is_held_for_pairs(name: str) -> None:
     assert largest.numbers <= n * blocks.BLOCK * 2
     assert x.grad is not None
     assert bool(x.grad.any())
-
-
-# ---------------------------------------------------------------------- caches, packing
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -220,9 +215,6 @@ def test_neighbours_far_down_a_row_differ_by_their_gate() -> None:
     assert_close(bias[0, 0, 1, 0], gate[0].float())
 
 
-# ---------------------------------------------------------------------- the model in transformers
-
-
 def test_inkling_is_that_of_transformers() -> None:
     """Its attention with the weights of the module: output, and gradients by the hidden states and by the bias."""
     from transformers.models.inkling.configuration_inkling import InklingTextConfig
@@ -258,9 +250,6 @@ def test_inkling_is_that_of_transformers() -> None:
     wanted = torch.autograd.grad(expected, [x, theirs.r_proj.weight, theirs.rel_logits_proj.proj], cotangent)
     for mine, its in zip(torch.autograd.grad(y, [x, *ours.parameters()], cotangent), wanted, strict=True):
         assert_close(mine, its, torch.float32)
-
-
-# ---------------------------------------------------------------------- what is refused, and what is left
 
 
 def test_it_runs_in_the_decoder_with_its_cache() -> None:

@@ -46,9 +46,6 @@ def zeros(tokens: int, heads: int = HEADS) -> Tensor:
     return torch.zeros(1, heads, tokens, HEAD_DIM)
 
 
-# ---------------------------------------------------------------------- published models
-
-
 def test_swin() -> None:
     from transformers.models.swin.modeling_swin import SwinRelativePositionBias
 
@@ -134,8 +131,6 @@ def test_vitdet() -> None:
     bias = ours.bias(q, q, Positions.grid(3, 5))
     same_gradients(bias, expected.view_as(bias), [(q, q), (ours.rows, tables[0]), (ours.columns, tables[1])])
 
-
-# ---------------------------------------------------------------------- through attention
 
 ENCODINGS: dict[str, Callable[[], OffsetBias]] = {
     "table": lambda: GridBias(HEADS, 4, 5, prefix=True),
@@ -235,9 +230,6 @@ def test_flex_attention_runs_it_on_a_cpu() -> None:
     assert_close(y, expected)
 
 
-# ---------------------------------------------------------------------- the claims of every encoding, in one row
-
-
 @pytest.mark.parametrize("resized", ["the copy", "the original"])
 def test_resizing_one_of_two_that_share_their_parameters_leaves_the_other_as_it_was(resized: str) -> None:
     bias = GridBias(HEADS, 3, 5)
@@ -247,9 +239,6 @@ def test_resizing_one_of_two_that_share_their_parameters_leaves_the_other_as_it_
     before = other.matrix(15).clone()
     one.resize(6, 6)
     assert torch.equal(other.matrix(15), before)
-
-
-# ---------------------------------------------------------------------- what is refused
 
 
 def test_offsets_that_the_grid_does_not_have_are_refused() -> None:

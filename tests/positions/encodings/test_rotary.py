@@ -30,9 +30,6 @@ def at(index: int) -> Positions:
     return Positions.of([index])
 
 
-# ---------------------------------------------------------------------- properties
-
-
 @given(
     st.integers(-4096, 4096), st.integers(-4096, 4096), st.integers(-(2**20), 2**20), st.integers(1, 64),
     st.sampled_from([1e4, 5e5, 1e7]), st.sampled_from(LAYOUTS),
@@ -116,8 +113,6 @@ def test_text_with_one_index_on_every_axis_is_plain_rotary() -> None:
             assert torch.equal(ours, other)
 
 
-# ---------------------------------------------------------------------- transformers
-
 FAR = [8191, 8192, 65_535, 131_071, 1_000_000, 2**24, 2**24 + 1, 2**31 - 1]
 
 
@@ -190,9 +185,6 @@ def test_partial_is_gpt_neox_and_phi(share: float) -> None:
     theirs = modeling_phi.apply_rotary_pos_emb(q[..., :n], k[..., :n], cos, sin)
     for rotated, expected, before in zip(ours, theirs, (q, k), strict=True):
         assert torch.equal(rotated, torch.cat([expected, before[..., n:]], dim=-1))
-
-
-# ---------------------------------------------------------------------- what is refused
 
 
 WRONG: list[tuple[dict[str, Any], tuple[str, ...]]] = [
