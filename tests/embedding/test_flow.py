@@ -13,7 +13,7 @@ from safetensors import safe_open
 from locant.embedding.flow import Embedded, Plan, embed, save_vectors
 from locant.errors import InputError, LocantError, RangeError
 from locant.report.embedding import shapes
-from locant.text.corpus import SAMPLE, Corpus, read_corpus
+from locant.text.corpus import Corpus, read_corpus
 from tests.refusal import refuses
 from tests.tolerances import ANGLE
 
@@ -169,22 +169,3 @@ def test_d_model_need_not_fit_the_heads_of_an_encoding_that_has_none(source: Cor
 def test_an_unknown_encoding_gets_a_suggestion() -> None:
     with pytest.raises(LocantError, match="'rotary'"):
         plan(encoding="rotery")
-
-
-def test_without_files_the_sample_text_and_a_tokenizer_trained_on_it_are_used() -> None:
-    source = read_corpus([], usual_vocab_size=300)
-    assert source.name == SAMPLE
-    assert source.tokenizer.vocab_size == 300
-    assert source.facts()["asked_vocab_size"] == 300
-    assert source.documents == (0, len(source.ids))
-
-
-def test_the_facts_of_a_source_are_ready_for_json(source: Corpus) -> None:
-    facts = json.loads(json.dumps(source.facts()))
-    assert (facts["tokens"], facts["characters"], facts["tokenizer"]) == (len(TEXT), len(TEXT), "bytes")
-    assert facts["asked_vocab_size"] is None
-
-
-def test_a_tokenizer_and_a_vocabulary_size_exclude_each_other() -> None:
-    with pytest.raises(InputError, match="one of the two"):
-        read_corpus([], tokenizer="bytes", vocab_size=300, usual_vocab_size=300)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers.models.opt.modeling_opt import OPTLearnedPositionalEmbedding
 
 from locant import Learned, Positions, RangeError
 from tests.refusal import refuses
@@ -25,23 +24,6 @@ def test_parameters_are_the_table() -> None:
     learned = Learned(2048, 64)
     assert float(learned.weight.detach().std()) == pytest.approx(0.02, rel=DRAWN, abs=0)
     assert (learned.max_seq_len, learned.d_model) == (2048, 64)
-
-
-@pytest.mark.parametrize("padding", ["left", "right"])
-def test_an_offset_of_two_is_opts(padding: str) -> None:
-    theirs = OPTLearnedPositionalEmbedding(11, 7)
-    learned = Learned(11, 7, offset=2)
-    learned.load_state_dict(theirs.state_dict(), strict=True)
-    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
-    mask = mask if padding == "left" else mask.flip(1)
-    x, real = torch.randn(2, 5, 7), mask.bool()
-    embedded, expected = learned.embed(x, Positions.from_mask(mask)), x + theirs(mask)
-    assert torch.equal(embedded[real], expected[real])
-    assert torch.equal(learned.embed(x[:1], Positions.after(6, 5)), x[:1] + theirs(torch.ones(1, 11), 6))
-    cotangent = torch.randn(2, 5, 7) * real[..., None]
-    embedded.backward(cotangent)
-    expected.backward(cotangent)
-    assert torch.equal(learned.weight.grad, theirs.weight.grad)
 
 
 def test_gradients_are_right_where_a_row_is_used_twice() -> None:

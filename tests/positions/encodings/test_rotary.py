@@ -9,13 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import GPTJConfig, GPTNeoXConfig, LlamaConfig, PhiConfig
-from transformers.models.gpt_neox import modeling_gpt_neox
+from transformers import GPTJConfig, LlamaConfig
 from transformers.models.gptj import modeling_gptj
 from transformers.models.llama import modeling_llama
-from transformers.models.phi import modeling_phi
-from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig, Qwen2VLVisionConfig
-from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding, Qwen2VLVisionRotaryEmbedding
 
 from locant import Positions, RangeError, Rotary, ShapeError
 from locant.positions.scaling import DynamicNTK, LongRoPE, Scaling
@@ -167,26 +163,6 @@ def test_interleaved_and_partial_is_gpt_j(rotary_dim: int) -> None:
         assert not torch.equal(ours, before)
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
-def test_partial_is_gpt_neox_and_phi(share: float) -> None:
-    rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": share}
-    sizes = {"hidden_size": 72, "num_attention_heads": 3, "rope_parameters": rope}
-    neox, phi = GPTNeoXConfig(**sizes), PhiConfig(**sizes)
-    q, k = torch.randn(2, 3, 5, 24), torch.randn(2, 1, 5, 24)
-    positions = Positions.after([700, 2355], 5)
-    rotary = Rotary(24, rotary_dim=int(24 * share), angles="float32")
-    ours, n = rotary.rotate(q, k, positions), rotary.rotary_dim
-
-    cos, sin = modeling_gpt_neox.GPTNeoXRotaryEmbedding(neox)(torch.zeros(1), positions.index)
-    for rotated, expected in zip(ours, modeling_gpt_neox.apply_rotary_pos_emb(q, k, cos, sin), strict=True):
-        assert torch.equal(rotated, expected)
-
-    cos, sin = modeling_phi.PhiRotaryEmbedding(phi)(torch.zeros(1), positions.index)
-    theirs = modeling_phi.apply_rotary_pos_emb(q[..., :n], k[..., :n], cos, sin)
-    for rotated, expected, before in zip(ours, theirs, (q, k), strict=True):
-        assert torch.equal(rotated, torch.cat([expected, before[..., n:]], dim=-1))
-
-
 WRONG: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     *(({"head_dim": head_dim}, (f"got {head_dim} for head_dim", "even")) for head_dim in (-2, 0, 1, 7)),
     *(({"rotary_dim": n}, (f"got {n} for rotary_dim", "head_dim=8", "even")) for n in (-2, 0, 3, 10)),
@@ -241,34 +217,6 @@ def test_keys_of_a_wider_dtype_keep_what_they_hold() -> None:
     k = torch.randn(1, 2, 5, 8, dtype=torch.float64)
     _, rotated = Rotary(8).rotate(k.float(), k, Positions.after(3, 5))
     assert_close(rotated, Rotary(8).rotate(k, k, Positions.after(3, 5))[1], torch.float64)
-
-
-SECTIONS = (16, 24, 24)
-
-
-def qwen_text() -> Qwen2VLRotaryEmbedding:
-    parameters = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": list(SECTIONS)}
-    config = Qwen2VLTextConfig(hidden_size=256, num_attention_heads=2, rope_parameters=parameters)
-    return Qwen2VLRotaryEmbedding(config)
-
-
-def test_sections_are_those_of_qwen2_vl_bit_for_bit():
-    index = torch.randint(0, 5_000, (2, 7, 3))
-    ours = Rotary(128, 1e6, sections=SECTIONS, angles="float32").cos_sin(Positions.of(index))
-    theirs = qwen_text()(torch.zeros(1), index.permute(2, 0, 1))
-    for mine, reference in zip(ours, theirs, strict=True):
-        assert torch.equal(mine, reference[..., :64])
-
-
-def test_axial_sections_are_those_of_qwen2_vls_vision_encoder():
-    height, width, head_dim = 5, 7, 80
-    vision = Qwen2VLVisionRotaryEmbedding(Qwen2VLVisionConfig(embed_dim=160, num_heads=2))
-    rotary = Rotary(head_dim, sections=(20, 20), axial=True, angles="float32")
-    grid = Positions.grid(height, width)
-    cos, sin = vision(torch.zeros(1), grid.index[0])
-    ours = rotary.cos_sin(grid)
-    assert torch.equal(ours[0][0], cos[..., :40])
-    assert torch.equal(ours[1][0], sin[..., :40])
 
 
 def scalings() -> list[Scaling]:

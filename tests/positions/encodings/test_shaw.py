@@ -51,17 +51,6 @@ def test_values_and_gradients_are_those_of_the_paper(key_term: bool, kv_heads: i
     )  # fmt: skip
 
 
-def test_bert_relative_key_query_is_the_key_term_on_a_flipped_table() -> None:
-    """BERT numbers its rows by query minus key and has one for every distance: ``l - r + max - 1``."""
-    q, k, table = torch.randn(2, 4, 9, 6), torch.randn(2, 4, 9, 6), torch.randn(2 * 9 - 1, 6)
-    distance = torch.arange(9)[:, None] - torch.arange(9)[None, :] + 8
-    bert = torch.einsum("bhld,lrd->bhlr", q, table[distance]) + torch.einsum("bhrd,lrd->bhlr", k, table[distance])
-    encoding = Shaw(6, 8, key_term=True)
-    with torch.no_grad():
-        encoding.weight.copy_(table.flip(0))
-    assert_close(encoding.bias(q, k, Positions.arange(9)).detach(), bert / 6**0.5)
-
-
 def test_the_farthest_vector_serves_everything_beyond() -> None:
     """At the limit, one before it and one past it, both ways."""
     encoding = Shaw(4, 5, max_later=3)
