@@ -76,12 +76,6 @@ def test_one_token_too_many_is_refused_and_loses_nothing() -> None:
         KVCache(max_len=5).append(tokens(6), tokens(6), Positions.arange(6))
 
 
-@pytest.mark.parametrize("max_len", [0, -1])
-def test_a_cache_of_nothing_is_refused(max_len: int) -> None:
-    with refuses(RangeError, f"got {max_len} for max_len"):
-        KVCache(max_len)
-
-
 def test_clear_forgets_everything() -> None:
     cache = KVCache()
     cache.append(tokens(4), tokens(4), Positions.arange(4))

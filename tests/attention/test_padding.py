@@ -149,31 +149,6 @@ def test_nothing_but_padding(length: int, backend: str) -> None:
     assert of_slopes is None or not of_slopes.any()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("max_len", [None, 20])
-def test_a_cache_stores_padding_as_zeros(max_len: int | None, backend: str) -> None:
-    prompt, encoding = PADDED["left padding"].positions, shaken("alibi, learned")
-    n = prompt.seq_len
-    inputs = Inputs.draw(Arrangement(Positions.of(torch.arange(n + 1).expand(2, -1), torch.zeros(2, n + 1).long())))
-    q, k, v = (x.detach() for x in (inputs.q, inputs.k, inputs.v))
-    outputs = []
-    for poison in (float("nan"), 0.25):
-        cache, parts = KVCache(max_len), []
-        for start, stop in ((0, n), (n, n + 1)):
-            where = cache.next_positions() if start else prompt
-            new = [poisoned(x[:, :, start:stop], where, poison).detach() for x in (q, k, v)]
-            keys, values, k_positions = cache.append(new[1], new[2], where)
-            parts.append(
-                attend(
-                    new[0], keys, values, encoding=encoding, positions=where, k_positions=k_positions, backend=backend
-                )
-            )
-        outputs.append(torch.cat(parts, dim=2))
-    assert not keys.transpose(1, 2)[k_positions.document == PADDING].any()
-    assert torch.equal(outputs[0], outputs[1])
-    assert bool(outputs[0].isfinite().all())
-
-
 @pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
 def test_the_places_of_a_cache_do_not_vouch_for_other_tensors(backend: str) -> None:
     cache, where = KVCache(), PADDED["left padding"].positions

@@ -31,6 +31,8 @@ from locant import (
     attend,
 )
 from locant.attention import PagedKVCache, StaticKVCache
+from locant.positions.encodings.cable import Cable
+from locant.positions.encodings.repo import RePo
 from tests.positions.claims import shaken
 from tests.refusal import refuses
 from tests.tolerances import DECODED
@@ -44,10 +46,14 @@ ENCODINGS: dict[str, Callable[[], PositionEncoding]] = {
     "cope": lambda: shaken(Cope(HEAD_DIM, 6), 1.0),
     "fox": lambda: Fox(HEADS, D_MODEL),
     "inkling": lambda: shaken(Inkling(HEADS, D_MODEL, d_rel=3, extent=9, floor=5)),
+    "cable": lambda: shaken(Cable(HEADS, D_MODEL)),
+    "repo": lambda: shaken(RePo(HEAD_DIM, KV_HEADS, D_MODEL)),
 }
 X, Q = torch.randn(99, D_MODEL), torch.randn(99, HEADS, HEAD_DIM)
 K, V = torch.randn(2, 99, KV_HEADS, HEAD_DIM)
 """Of every token that there is, by its number; the last one is what stands at padding."""
+for drawn in (Q, K, V):
+    drawn[..., -1, :, :] = torch.nan
 
 
 def of_tokens(drawn: Tensor, numbers: Tensor) -> Tensor:
@@ -150,7 +156,8 @@ def require_alone(driven: Driven, encoding: PositionEncoding, rows: list[list[in
         assert torch.equal(k_positions.expand(len(rows)).index[row, real], torch.arange(n)), f"row {row}: positions"
         assert torch.equal(keys[row, :, real], one_k[0]), f"row {row}: keys"
         assert torch.equal(values[row, :, real], of_tokens(V, mine)[0]), f"row {row}: values"
-        assert not keys[row, :, ~real].any(), f"row {row}: padding is not zeros"
+        for stored in (keys, values):
+            assert not stored[row, :, ~real].any(), f"row {row}: padding is not zeros"
         if bias is not None:
             expected = encoding.bias(one_q, one_k, whole)
             assert expected is not None

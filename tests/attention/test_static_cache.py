@@ -52,30 +52,6 @@ def step(
     return y, keys, values, k_positions
 
 
-@pytest.mark.parametrize("encoding_name", ENCODINGS)
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_it_decodes_as_a_growing_cache_does(prompt: str, encoding_name: str) -> None:
-    """Keys, values and positions bit for bit, outputs up to rounding; in a prompt, single tokens and a chunk."""
-    encoding, ours, growing, where = ENCODINGS[encoding_name](), static(), KVCache(), PROMPTS[prompt]
-    for n in (5, 1, 1, 3, 2):
-        if n != 5:
-            where = growing.next_positions(n)
-            following = ours.next_positions(n)
-            assert torch.equal(following.index, where.index.expand(2, -1))
-            assert torch.equal(following.document, where.document.expand(2, -1))
-        q, kv = tokens(n, HEADS), tokens(n)
-        found, expected = step(ours, encoding, q, kv, where), step(growing, encoding, q, kv, where)
-        filled = expected[1].shape[2]
-        assert len(ours) == len(growing) == filled
-        for got, wanted in zip(found[1:3], expected[1:3], strict=True):
-            assert torch.equal(got[:, :, :filled], wanted)
-            assert not got[:, :, filled:].any()
-        assert found[3].slice(0, filled) == expected[3].expand(2)
-        assert bool((found[3].document[:, filled:] == -1).all())
-        torch.testing.assert_close(found[0], expected[0], rtol=0, atol=DECODED)
-    assert filled == MAX_LEN
-
-
 def test_its_memory_stays_where_it_is() -> None:
     cache, places = static(value_dim=3), set()
     for n in (4, 1, 0, 7):
@@ -111,24 +87,6 @@ def test_all_steps_are_one_graph_compiled_once(encoding_name: str, prompt: str) 
             assert torch.equal(compiled(q, kv, compiled_cache), decode(q, kv, cache))
     assert len(compiled_cache) == len(cache) == 10
     assert counter.frame_count == 1
-
-
-@pytest.mark.slow
-@pytest.mark.unchecked
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_compiled_to_machine_code() -> None:
-    torch._dynamo.reset()
-    encoding, compiled_cache, cache = Rotary(HEAD_DIM), static(), static()
-
-    def decode(q: Tensor, kv: Tensor, cache: StaticKVCache) -> Tensor:
-        return step(cache, encoding, q, kv, cache.next_positions())[0]
-
-    compiled = torch.compile(decode, fullgraph=True)
-    with torch.no_grad():
-        for _ in range(6):
-            q, kv = tokens(1, HEADS), tokens(1)
-            found, expected = compiled(q, kv, compiled_cache), decode(q, kv, cache)
-            torch.testing.assert_close(found, expected, rtol=0, atol=DECODED)
 
 
 def test_a_device_is_asked_nothing() -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
-from torch.nn.attention.flex_attention import flex_attention
 
-from locant import ALiBi, PositionEncoding, Positions, RangeError, ShapeError, attend
+from locant import ALiBi, PositionEncoding, Positions, RangeError, ShapeError
 from tests.positions import alone, doors
 from tests.positions.oracles_of_biases import numerical_gradients
 from tests.refusal import refuses
@@ -155,19 +153,6 @@ def score_mod_is_bias(build: Build) -> None:
             if positions.seq_len == 1:
                 one = mod(torch.tensor(0.0), *(torch.tensor(i) for i in (1, 3, 0, 9)))
                 assert torch.equal(one, bias.expand(shape)[1, 3, 0, 9])
-
-    flex_attention_takes_it(encoding, heads, head_dim)
-
-
-def flex_attention_takes_it(encoding: PositionEncoding, heads: int, head_dim: int) -> None:
-    """Not compiled, which is the same program in the same operations."""
-    q, k = torch.randn(2, heads, 9, head_dim), torch.randn(2, heads, 9, head_dim)
-    positions = Positions.after([0, 30], 9)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-        y = flex_attention(q, k, k, score_mod=encoding.score_mod(q, k, positions))
-        expected = attend(q, k, k, encoding=encoding, positions=positions, causal=False, backend="eager")
-    assert_close(y, expected)
 
 
 def compiles_at_most_twice(build: Build) -> None:

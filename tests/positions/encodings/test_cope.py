@@ -42,23 +42,6 @@ def test_gates_that_are_open_count_tokens() -> None:
     assert_close(encoding.bias(q, k, Positions.arange(8))[0, 0].detach(), (steps + 1).clamp(0, 4).float())
 
 
-def test_padding_and_other_documents_open_no_gate() -> None:
-    """The counts of a packed, padded row, slot by slot, are those of each document alone; zero across documents."""
-    encoding = Cope(6)
-    positions = Positions.packed([[3, 0, 1, 4]], length=11)
-    q, k = torch.randn(1, 2, 11, 6), torch.randn(1, 2, 11, 6)
-    counts = encoding.counts(q, k, positions)
-    covered = torch.zeros(11, 11, dtype=torch.bool)
-    for first, n in ((0, 3), (3, 1), (4, 4)):
-        part = slice(first, first + n)
-        covered[part, part] = True
-        alone = encoding.counts(q[:, :, part], k[:, :, part], Positions.arange(n))
-        assert torch.equal(counts[:, :, part, part].tril(), alone.tril())
-    earlier_documents = counts[:, :, 4:8, :4]
-    assert torch.equal(earlier_documents.amin(), earlier_documents.amin().clamp(min=0))
-    assert not counts[:, :, 8:].any(), "a padding query counts nothing"
-
-
 def test_keys_in_any_order_give_the_same_bits() -> None:
     encoding = drawn(6)
     q, k = torch.randn(2, 4, 12, 6), torch.randn(2, 2, 12, 6)

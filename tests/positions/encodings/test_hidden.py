@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from locant import Fox, Inkling, KVCache, LocantError, Positions, ShapeError, attend
-from locant.attention import PagedKVCache, StaticKVCache
+from locant.attention import StaticKVCache
 from locant.attention.backends import blocks
 from locant.lab import Decoder
 from locant.positions.hidden_bias import HiddenBias
@@ -27,6 +27,8 @@ HEADS, D_MODEL, HEAD_DIM = 4, 10, 6
 
 
 def made(name: str, heads: int = HEADS, dtype: torch.dtype = torch.float32, **options: Any) -> HiddenBias:
+    name, _, plain = name.partition(", ")
+    options |= {"weighted": False} if plain else {}
     options = {"d_rel": 3, "extent": 7, "floor": 5, "alpha": 0.5} | options if name == "inkling" else options
     encoding = encodings()[name](heads, D_MODEL, **options)
     return claims.shaken(encoding).to(dtype)  # type: ignore[return-value]
@@ -75,7 +77,7 @@ ARRANGEMENTS: dict[str, tuple[Positions, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "cable, without slopes"])
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
 def test_attention_in_blocks_is_that_with_the_matrix(
     name: str, arrangement: str, monkeypatch: pytest.MonkeyPatch
@@ -132,59 +134,6 @@ def test_nothing_is_held_for_pairs(name: str) -> None:
     assert largest.numbers <= n * blocks.BLOCK * 2
     assert x.grad is not None
     assert bool(x.grad.any())
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("static", [False, True])
-def test_token_by_token_is_in_one_go(name: str, static: bool) -> None:
-    """A prompt, a chunk and single tokens behind a cache: the bits of the bias, and the outputs; two rows, padded."""
-    encoding, n = made(name), 20
-    mask = torch.ones(2, n, dtype=torch.long)
-    mask[1, :4] = 0
-    places, x = Positions.from_mask(mask), torch.randn(2, n, D_MODEL)
-    q, k, v = (torch.randn(2, HEADS, n, HEAD_DIM) for _ in range(3))
-    with torch.no_grad():
-        whole = encoding.read(x, places)
-        bias, y = encoding.bias(q, k, whole), attend(q, k, v, encoding=encoding, positions=whole)
-        options = {"batch": 2, "kv_heads": HEADS, "head_dim": HEAD_DIM, "encoding": encoding}
-        cache: Any = StaticKVCache(n + 3, **options) if static else KVCache()
-        for start, stop in [(0, 9), (9, 14), *((i, i + 1) for i in range(14, n))]:
-            part = slice(start, stop)
-            read = encoding.read(x[:, part], places.slice(start, stop), cache.positions)
-            keys, values, k_positions = cache.append(k[:, :, part], v[:, :, part], read)
-            step = encoding.bias(q[:, :, part], keys, read, k_positions)
-            assert torch.equal(step[0, :, :, :stop], bias[0, :, part, :stop])
-            assert torch.equal(step[1, :, :, 4:stop][:, max(4 - start, 0) :], bias[1, :, max(start, 4) : stop, 4:stop])
-            out = attend(q[:, :, part], keys, values, encoding=encoding, positions=read, k_positions=k_positions)
-            assert_close(out, y[:, :, part])
-
-
-@pytest.mark.parametrize("name", NAMES)
-@torch.no_grad()
-def test_rows_of_a_pool_are_each_as_alone(name: str) -> None:
-    """Prompts of 7 and 3 tokens, then token by token across the ends of blocks that others have used and left."""
-    encoding, x = made(name), torch.randn(2, 12, D_MODEL)
-    q, k = (torch.randn(2, HEADS, 12, HEAD_DIM) for _ in range(2))
-    cache = PagedKVCache(8, block_size=4, kv_heads=HEADS, head_dim=HEAD_DIM, encoding=encoding)
-    others = encoding.read(torch.randn(1, 32, D_MODEL), Positions.arange(32))
-    cache.append(*torch.randn(2, 1, HEADS, 32, HEAD_DIM), others, torch.arange(8)[None], torch.tensor([0]))
-    table, cached = torch.tensor([[6, 1, 3], [0, 5, -1]]), torch.tensor([0, 0])
-    prompts, steps = Positions.from_mask(torch.tensor([[1] * 7, [1] * 3 + [0] * 4])), []
-    for n in (7, 1, 1, 1):
-        slots = cached[:, None] + torch.arange(n)
-        new_x, new_q, new_k = (torch.stack([row[..., at, :] for row, at in zip(each, slots, strict=True)])
-                               for each in (x, q, k))  # fmt: skip
-        where = prompts if n == 7 else Positions.after(cached, n, max_index=cache.max_index)
-        read = encoding.read(new_x, where, cache.positions_of(table, cached))
-        keys, values, k_positions = cache.append(new_k, new_k, read, table, cached)
-        steps.append(attend(new_q, keys, values, encoding=encoding, positions=read, k_positions=k_positions))
-        cached = cached + (where.expand(2).document != -1).sum(1)
-    for row, first in enumerate((7, 3)):
-        n = first + 3
-        whole = encoding.read(x[row : row + 1, :n], Positions.arange(n))
-        tokens = (each[row : row + 1, :, :n] for each in (q, k, k))
-        expected = attend(*tokens, encoding=encoding, positions=whole)[0]
-        assert_close(torch.cat([steps[0][row, :, :first], *(step[row] for step in steps[1:])], dim=1), expected)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 from transformers import GPTJConfig, LlamaConfig
 from transformers.models.gptj import modeling_gptj
@@ -17,29 +15,9 @@ from locant import Positions, RangeError, Rotary, ShapeError
 from locant.positions.scaling import DynamicNTK, LongRoPE, Scaling
 from tests import oracles
 from tests.refusal import refuses
-from tests.tolerances import DIFFERENT, SHIFTED, assert_close
+from tests.tolerances import DIFFERENT, assert_close
 
 LAYOUTS = ["half", "interleaved"]
-
-
-def at(index: int) -> Positions:
-    return Positions.of([index])
-
-
-@given(
-    st.integers(-4096, 4096), st.integers(-4096, 4096), st.integers(-(2**20), 2**20), st.integers(1, 64),
-    st.sampled_from([1e4, 5e5, 1e7]), st.sampled_from(LAYOUTS),
-)  # fmt: skip
-def test_a_score_depends_on_the_distance_only(m: int, n: int, shift: int, pairs: int, base: float, layout: str) -> None:
-    rotary = Rotary(2 * pairs, base, layout=layout)
-    q, k = torch.randn(1, 1, 1, 2 * pairs), torch.randn(1, 1, 1, 2 * pairs)
-    score = torch.stack([_score(rotary, q, k, m + by, n + by) for by in (0, shift)])
-    assert float((score[1] - score[0]).abs()) <= SHIFTED[torch.float32] * float(q.norm() * k.norm())
-
-
-def _score(rotary: Rotary, q: Tensor, k: Tensor, m: int, n: int) -> Tensor:
-    rotated_q, rotated_k = rotary.rotate(q, k, at(m), at(n))
-    return (rotated_q.double() * rotated_k.double()).sum()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

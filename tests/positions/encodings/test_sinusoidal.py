@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from locant import Positions, Sinusoidal
 from tests import oracles
@@ -28,17 +26,6 @@ def test_far_positions_are_exact() -> None:
     vectors = Sinusoidal(6).vectors(Positions.of(index))[0].double().numpy()
     assert abs(vectors[:, 0::2] - sin).max() <= ANGLE
     assert abs(vectors[:, 1::2] - cos).max() <= ANGLE
-
-
-@given(st.integers(-(2**20), 2**20), st.integers(-(2**20), 2**20), st.integers(1, 24))
-def test_moving_by_k_is_one_fixed_linear_map(p: int, k: int, pairs: int) -> None:
-    """PE(p + k) = M_k PE(p) with M_k made of the angles of k alone."""
-    d_model = 2 * pairs
-    cos, sin = (torch.from_numpy(table[0]) for table in oracles.true_angles([k], d_model, 1e4))
-    M_k = torch.block_diag(*(torch.stack([c, s, -s, c]).view(2, 2) for c, s in zip(cos, sin, strict=True)))
-    encoding = Sinusoidal(d_model)
-    here, there = (encoding.vectors(Positions.of([index]), torch.float64)[0, 0] for index in (p, p + k))
-    assert_close(M_k @ here, there)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
