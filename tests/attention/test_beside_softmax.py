@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention
-from transformers.models.gemma2 import modeling_gemma2
-from transformers.models.gpt_oss import modeling_gpt_oss
 
 from locant import Cope, LocantError, PositionEncoding, Positions, RangeError, ShapeError, attend
 from locant.attention.backends import flex
@@ -269,43 +266,6 @@ def test_in_narrower_dtypes_with_a_logarithm_in_float32(backend: str, encoding_n
     for found, wanted in zip(torch.autograd.grad((y, lse), leaves, cotangents), truth, strict=True):
         scale = wanted.double().abs().max()  # sums of many terms: as near as the largest of them allows
         assert_close(found.double() / scale, wanted.double() / scale, dtype)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("window", [None, 4])
-def test_sinks_are_those_of_gpt_oss(backend: str, window: int | None) -> None:
-    where = Positions.arange(19)
-    inputs, sinks = Inputs.draw(ARRANGEMENTS["causal"]), sinks_drawn()
-    seen = where.mask(window=window)
-    mask = torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, float("-inf"))
-    layer = SimpleNamespace(sinks=sinks, num_key_value_groups=HEADS // KV_HEADS, training=False)
-    theirs, weights = modeling_gpt_oss.eager_attention_forward(layer, inputs.q, inputs.k, inputs.v, mask, SCALE)
-    leaves = (inputs.q, inputs.k, inputs.v, sinks)
-    cotangent = torch.randn_like(theirs)
-    expected = torch.autograd.grad(theirs, leaves, cotangent)
-    ours = attend(inputs.q, inputs.k, inputs.v, positions=where, window=window, sinks=sinks, backend=backend)
-    assert_close(ours.transpose(1, 2), theirs)
-    for found, wanted in zip(torch.autograd.grad(ours, leaves, cotangent.transpose(1, 2)), expected, strict=True):
-        assert_close(found, wanted)
-    _, ours = attend(inputs.q, inputs.k, inputs.v, positions=where, window=window, sinks=sinks, return_weights=True)
-    assert_close(ours, weights)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_soft_cap_is_that_of_gemma(backend: str) -> None:
-    where, inputs = Positions.arange(19), Inputs.draw(ARRANGEMENTS["causal"])
-    mask = torch.zeros(19, 19, dtype=torch.float64).masked_fill(~where.mask()[0], float("-inf"))
-    layer = SimpleNamespace(num_key_value_groups=HEADS // KV_HEADS, training=False)
-    theirs = modeling_gemma2.eager_attention_forward(
-        layer, inputs.q, inputs.k, inputs.v, mask, scaling=SCALE, softcap=CAP
-    )[0]
-    cotangent = torch.randn_like(theirs)
-    leaves = (inputs.q, inputs.k, inputs.v)
-    ours = attend(*leaves, positions=where, softcap=CAP, backend=backend)
-    assert_close(ours.transpose(1, 2), theirs.to(ours.dtype), torch.float32)  # theirs is a softmax in float32
-    expected = torch.autograd.grad(theirs, leaves, cotangent)
-    for found, wanted in zip(torch.autograd.grad(ours, leaves, cotangent.transpose(1, 2)), expected, strict=True):
-        assert_close(found, wanted, torch.float32)
 
 
 def test_what_is_returned_and_in_which_order() -> None:

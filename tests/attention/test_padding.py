@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from locant import ALiBi, KVCache, Positions, Shaw, attend
+from locant import KVCache, Positions, Shaw, attend
 from locant.attention.inputs import AttentionInputs, zero_padding
 from locant.attention.mask import AttentionMask
 from locant.positions.documents import PADDING
@@ -134,19 +134,6 @@ def test_weights_of_padding_are_zeros(dropout_p: float) -> None:
     assert not weights[padding].any()
     assert not weights.mT[padding].any()
     assert bool(y.isfinite().all())
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("length", [0, 1, 3])
-def test_nothing_but_padding(length: int, backend: str) -> None:
-    x = torch.full((2, 4, length, 3), float("nan"), requires_grad=True)
-    encoding = ALiBi(4, learned=True)
-    where = Positions.of(torch.zeros(2, length, dtype=torch.int64), torch.full((2, length), PADDING))
-    y = attend(x, x, x, encoding=encoding, positions=where, backend=backend)
-    assert torch.equal(y, torch.zeros_like(y))
-    gradient, of_slopes = torch.autograd.grad(y, [x, encoding.slopes], torch.ones_like(y), allow_unused=True)
-    assert gradient is None or not gradient.any()
-    assert of_slopes is None or not of_slopes.any()
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
@@ -273,17 +260,3 @@ def test_compiled_in_one_graph(backend: str) -> None:
     assert_close(y, expected)
     for gradient in torch.autograd.grad(y, [odd.q, odd.k, odd.v], torch.randn_like(y)):
         assert bool(gradient.isfinite().all())
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_under_vmap(backend: str) -> None:
-    arrangement = PADDED["left padding"]
-    odd = [given(Inputs.draw(arrangement), arrangement, float("nan")) for _ in range(2)]
-    together = [torch.stack([getattr(each, name).detach() for each in odd]) for name in "qkv"]
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, k, v, positions=arrangement.positions, backend=backend)
-
-    assert_close(
-        torch.func.vmap(run)(*together), torch.stack([each.through(arrangement, None, backend) for each in odd])
-    )

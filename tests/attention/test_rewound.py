@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.testing import CompileCounter
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from locant import (
     ALiBi,
@@ -285,9 +285,10 @@ def test_modes_may_change_in_between(cache_name: str) -> None:
 
 
 @pytest.mark.unchecked
-def test_drafting_is_one_graph_compiled_once() -> None:
+@pytest.mark.parametrize("encoding_name", ["rotary", "alibi"])
+def test_drafting_is_one_graph_compiled_once(encoding_name: str) -> None:
     torch._dynamo.reset()
-    encoding, counter = Rotary(HEAD_DIM), CompileCounter()
+    encoding, counter = ENCODINGS[encoding_name](), CompileCounterWithBackend("aot_eager")
     static, same = (StaticKVCache(MAX_LEN, batch=3, **SIZES) for _ in range(2))
 
     def draft(cache: StaticKVCache, numbers: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.testing import CompileCounter
 
 from locant import ALiBi, KVCache, LocantError, PositionEncoding, Positions, RangeError, Rotary, ShapeError, attend
 from locant.attention import PagedKVCache, StaticKVCache
@@ -15,12 +14,6 @@ from tests.refusal import refuses
 from tests.tolerances import DECODED
 
 HEADS, KV_HEADS, HEAD_DIM, MAX_LEN = 4, 2, 8, 12
-PROMPTS = {
-    "plain": Positions.arange(5),
-    "left padding": Positions.from_mask(torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])),
-    "holes": Positions.from_mask(torch.tensor([[1, 0, 1, 1, 0], [0, 0, 0, 0, 0]])),
-    "packed": Positions.packed([[3, 2], [4]], length=5),
-}
 ENCODINGS: dict[str, Callable[[], PositionEncoding]] = {
     "rotary": lambda: Rotary(HEAD_DIM),
     "alibi": lambda: ALiBi(HEADS),
@@ -64,29 +57,6 @@ def test_its_memory_stays_where_it_is() -> None:
     assert bool((cache.positions.document == -1).all())
     assert cache.next_positions(2).index.tolist() == [[0, 1], [0, 1]]
     assert len(places) == 1
-
-
-@pytest.mark.unchecked
-@pytest.mark.parametrize("prompt", ["plain", "left padding"])
-@pytest.mark.parametrize("encoding_name", ENCODINGS)
-def test_all_steps_are_one_graph_compiled_once(encoding_name: str, prompt: str) -> None:
-    torch._dynamo.reset()
-    encoding, compiled_cache, cache = ENCODINGS[encoding_name](), static(), static()
-    counter = CompileCounter()
-
-    def decode(q: Tensor, kv: Tensor, cache: StaticKVCache) -> Tensor:
-        return step(cache, encoding, q, kv, cache.next_positions())[0]
-
-    compiled = torch.compile(decode, fullgraph=True, backend=counter)
-    with torch.no_grad():
-        q, kv = tokens(5, HEADS), tokens(5)
-        for each in (compiled_cache, cache):
-            step(each, encoding, q, kv, PROMPTS[prompt])
-        for _ in range(5):
-            q, kv = tokens(1, HEADS), tokens(1)
-            assert torch.equal(compiled(q, kv, compiled_cache), decode(q, kv, cache))
-    assert len(compiled_cache) == len(cache) == 10
-    assert counter.frame_count == 1
 
 
 def test_a_device_is_asked_nothing() -> None:

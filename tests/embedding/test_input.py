@@ -126,16 +126,6 @@ def test_vectors_embedded_elsewhere_get_everything_but_the_scale() -> None:
     assert torch.equal(embedding.combine(x, positions, segments), unscaled.combine(x, positions, segments))
 
 
-def test_dropout_acts_in_training_only_and_keeps_the_mean() -> None:
-    embedding, ids = InputEmbedding(11, 64, dropout=0.25), torch.randint(11, (32, 37))
-    plain = embedding.token(ids)
-    assert torch.equal(embedding.eval()(ids), plain)
-    dropped = embedding.train()(ids)
-    share = float((dropped == 0).double().mean())
-    assert abs(share - 0.25) < 5 * (0.25 * 0.75 / dropped.numel()) ** 0.5
-    assert_close(dropped[dropped != 0], (plain / 0.75)[dropped != 0])
-
-
 def test_any_module_may_be_the_norm() -> None:
     norm = nn.RMSNorm(6)
     embedding, ids = InputEmbedding(11, 6, norm=norm), torch.randint(11, (2, 5))

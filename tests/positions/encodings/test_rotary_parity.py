@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, LlamaConfig
-from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
 
 from locant import Positions, Rotary
 from tests.positions.published import PUBLISHED, as_object, layer_type_of
@@ -38,8 +37,6 @@ def their_angles(config: Any, index: Tensor, rotary: Rotary, layer_type: str | N
     position_ids = index.expand(3, 1, -1) if rotary.sections else index[None]
     extra = (layer_type,) if layer_type else ()
     rotated = module(like, position_ids, *extra)
-    if isinstance(rotated, Tensor):  # complex numbers
-        return rotated.real, rotated.imag
     return pairs(rotated[0], rotary), pairs(rotated[1], rotary)
 
 
@@ -69,10 +66,8 @@ def lengths_of(name: str) -> list[int]:
     return sorted({trained, longest})
 
 
-POLAR = ("deepseek_v2", "llama4_text")
-"""Their cosines come out of `torch.polar`, which rounds the last bit in its own way; the frequencies are the same."""
-
-ELSEWHERE = ("gptj", *POLAR)
+ELSEWHERE = ("gptj", "deepseek_v2", "llama4_text")
+"""Without a module, or with complex numbers: `tests/models/test_every_rotary_module.py` runs them, and all others."""
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if PUBLISHED[name]["model_type"] not in ELSEWHERE])
@@ -81,26 +76,6 @@ def test_published_configurations_turn_as_in_transformers_bit_for_bit(name: str)
     config = as_object(facts)
     for length in lengths_of(name):
         assert_same_bits(config, around(length), layer_type_of(facts))
-
-
-def test_gpt_j_turns_as_in_transformers_bit_for_bit() -> None:
-    rotary = Rotary.from_config(as_object(PUBLISHED["gpt-j-6b"]), angles="float32")
-    cos, sin = rotary.cos_sin(Positions.arange(2048))
-    theirs = create_sinusoidal_positions(2048, 64)
-    assert torch.equal(sin[0], theirs[:, :32])
-    assert torch.equal(cos[0], theirs[:, 32:])
-
-
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if PUBLISHED[name]["model_type"] in POLAR])
-def test_models_with_complex_angles_turn_as_in_transformers_up_to_the_last_bit(name: str) -> None:
-    config = as_object(PUBLISHED[name])
-    rotary = Rotary.from_config(config, angles="float32")
-    assert torch.equal(rotary.scaling.rounded(rotary.rotary_dim, rotary.base), reference(config).inv_freq)
-    index = around(163840)
-    for ours, theirs in zip(
-        rotary.cos_sin(Positions.of(index)), their_angles(config, index, rotary, None), strict=True
-    ):
-        assert (ours - theirs).abs().max() <= 2**-24
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
