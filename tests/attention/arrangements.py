@@ -190,7 +190,6 @@ class Inputs:
         of one sign.
         """
         _, _, bias = self._bias(arrangement, encoding)
-        assert bias is not None
         given = self._given(arrangement, bias, scale)
         weights = torch.from_numpy(oracles.attention(*given)[1])
         to_weights = cotangent.double() @ self.v.detach().double().repeat_interleave(HEADS // self.v.shape[1], 1).mT

@@ -137,7 +137,6 @@ def test_a_query_without_a_key_gets_zeros(arrangement_name: str, backend: str) -
         assert bool((x[blind] == 0).all())
     (beside.sum() + with_sink.sum()).backward()
     for leaf in (inputs.q, inputs.k, inputs.v, sinks):
-        assert leaf.grad is not None
         assert bool(leaf.grad.isfinite().all())
 
 

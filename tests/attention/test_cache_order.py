@@ -116,8 +116,6 @@ def test_a_document_number_that_could_not_be_read_is_still_a_document() -> None:
 def test_the_bounds_of_what_comes_next_are_known_and_hold(n: int, cached: Positions) -> None:
     """Without them every layer of every step would ask the device; too narrow, tables would be read past their end."""
     following = filled(cached).next_positions(n)
-    assert following.min_index is not None
-    assert following.max_index is not None
     assert following.min_index <= int(following.index.min())
     assert int(following.index.max()) <= following.max_index
 

@@ -17,6 +17,7 @@ from tests.attention.arrangements import ARRANGEMENTS, ENCODINGS, HEADS, ONLY_A_
 from tests.tolerances import TENSOR_CORES, assert_close
 
 FAST = (("packed window both ways", "deberta"), ("chunk with a window", "t5"), ("left padding", "alibi"))
+WITH_A_FUNCTION = [name for name in ENCODINGS if name not in ONLY_A_MATRIX] * 2
 SLOW = ("packed window both ways", "chunk with a window", "holes", "behind caches of two lengths", "backwards")
 COMPILERS_OWN_WARNING = "ignore:.*torch.jit:DeprecationWarning"  # torch's compiler, about itself
 
@@ -37,9 +38,11 @@ def agrees(arrangement: Arrangement, encoding_name: str, dtype: torch.dtype = to
 @pytest.mark.parametrize(
     ("arrangement_name", "encoding_name"),
     [
-        each if each in FAST else pytest.param(*each, marks=pytest.mark.slow)
-        for each in itertools.product(ARRANGEMENTS, [name for name in ENCODINGS if name not in ONLY_A_MATRIX])
-        if each in FAST or each[0] in SLOW
+        *FAST,
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in zip(itertools.cycle(SLOW), WITH_A_FUNCTION, strict=False)
+        ),
     ],
 )
 def test_the_functions_it_gets_say_what_numpy_says(

@@ -85,7 +85,6 @@ def test_the_derivative_of_the_formula(way: str, encoding_name: str, backend: st
     q, tangent = drawn(), drawn()
     found, truth = WAYS[way](layer, q, tangent), WAYS[way](layer.written_out, q, tangent)
     assert found is not None
-    assert truth is not None
     assert bool(truth.any())
     assert_close(found, truth)
 
@@ -280,8 +279,6 @@ def test_compiled_it_loses_no_tangent_of_those_who_call_it(backend: str) -> None
         assert_close(compiled(q), layer.written_out(q))
         if backend != "tiled":
             found, truth = (in_a_dual_level(function, q, tangent) for function in (compiled, layer.written_out))
-            assert found is not None
-            assert truth is not None
             assert_close(found, truth)
             continue
         with refuses(LocantError, "backend='tiled'", "forward mode", "eager"):

@@ -113,7 +113,6 @@ def require_that_of_numpy(arrangement_name: str, name: str) -> None:
     expected, gradients = inputs.expected(arrangement, encoding, cotangent)
     assert_close(y, expected)
     leaves = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **parameters_of(encoding)}
-    assert encoding is not None
     terms = {} if name in PRODUCTS else inputs.terms_of_gradients(arrangement, encoding, cotangent)
     for leaf, found in zip(leaves, torch.autograd.grad(y, list(leaves.values()), cotangent), strict=True):
         size = terms[leaf].clamp(min=1) if leaf in terms else 1
@@ -131,7 +130,6 @@ def test_documents_of_many_blocks_some_of_which_hold_no_pair(calls: list[Pairs])
     weights = scores.masked_fill(~where.mask(), float("-inf")).softmax(-1).nan_to_num()
     (truth,) = torch.autograd.grad(weights @ v.double(), slopes, cotangent.double())
     assert_close(torch.autograd.grad(y, encoding.slopes, cotangent)[0], truth)
-    assert calls[0].some is not None
     assert calls[0].some.tolist() == [[[True, False], [False, True]], [[True, False], [True, True]]]
 
 

@@ -119,7 +119,6 @@ def test_what_is_inherited_when_a_method_is_overridden() -> None:
     def said(encoding: PositionEncoding) -> tuple[bool, bool]:
         q, where = torch.zeros(1, HEADS, 3, HEAD_DIM), Positions.arange(3)
         bias = bias_of(encoding, q, q, where, where)
-        assert bias is not None
         return bias.has_score_mod, isinstance(bias, ByDistance)
 
     assert said(ALiBi(HEADS)) == (True, True)

@@ -160,7 +160,6 @@ def require_alone(driven: Driven, encoding: PositionEncoding, rows: list[list[in
             assert not stored[row, :, ~real].any(), f"row {row}: padding is not zeros"
         if bias is not None:
             expected = encoding.bias(one_q, one_k, whole)
-            assert expected is not None
             wide = bias.expand(len(rows), -1, -1, -1)
             assert torch.equal(wide[row, :, 0, real], expected[0, :, -1]), f"row {row}: bias"
         alone = attend(one_q, one_k, of_tokens(V, mine), encoding=encoding, positions=whole)

@@ -146,7 +146,6 @@ def with_own_forward(embedding: InputEmbedding) -> None:
 
 
 def with_a_narrow_norm(embedding: InputEmbedding) -> None:
-    assert embedding.norm is not None
     embedding.norm.bfloat16()
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from threading import Barrier
@@ -161,12 +160,3 @@ def test_frequencies_have_fifty_digits() -> None:
             for i, frequency in enumerate(inverse_frequencies(dim, base)):
                 true = oracles.mpmath.power(oracles.mpmath.mpf(base), oracles.mpmath.mpf(-2 * i) / dim)
                 assert abs(oracles.mpmath.mpf(str(frequency)) / true - 1) < oracles.mpmath.mpf(10) ** -48
-
-
-@pytest.mark.parametrize("cast", [lambda module: module, lambda module: module.half()], ids=["as it is", "cast"])
-def test_a_copy_has_the_same_bits(cast: Callable[[Rotary], Rotary]) -> None:
-    """That no cast moves a bit is shown in `tests/known_bugs/test_casts.py`."""
-    where = Positions.of(EDGES)
-    for rotary in (Rotary(22), Rotary(22, angles="float32")):
-        copied = copy.deepcopy(cast(Rotary(22, angles=rotary.angles.mode)))
-        assert all(torch.equal(*pair) for pair in zip(rotary.cos_sin(where), copied.cos_sin(where), strict=True))

@@ -197,14 +197,6 @@ def test_what_a_table_is() -> None:
     assert hash(Pairs.of(8)) == hash(Pairs.of(8))
 
 
-@pytest.mark.unchecked
-def test_a_compiler_sees_one_graph() -> None:
-    rotary, positions = Rotary(HEAD_DIM, pairs=TABLES["scattered"]), at(TABLES["scattered"])
-    compiled = torch.compile(lambda q: rotary.rotate(q, q, positions), fullgraph=True, backend="eager")
-    q = heads(dtype=torch.float32)
-    assert all(map(torch.equal, compiled(q), rotary.rotate(q, q, positions)))
-
-
 REFUSED: dict[str, tuple[Callable[[], object], type[LocantError], str]] = {
     "a dimension twice": (lambda: Pairs(dims=[(0, 1), (1, 2)]), RangeError, "dims"),
     "no pair": (lambda: Pairs(dims=[]), RangeError, "dims"),

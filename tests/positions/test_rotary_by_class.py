@@ -51,7 +51,6 @@ def distances(encoding: RotaryByClass, i: np.ndarray, j: np.ndarray) -> np.ndarr
         return np.where(i - j < window, i - j, i // group - j // group + window - window // group)
     if isinstance(encoding, ReRoPE):
         return np.minimum(i - j, encoding.window)
-    assert isinstance(encoding, DualChunk)
     largest, size = encoding.chunk_size, encoding.chunk_size - encoding.local_size
     before = np.where(i // size == j // size + 1, np.minimum(i % size + size, largest), min(2 * size - 1, largest))
     return np.where(i // size == j // size, i % size, before) - j % size

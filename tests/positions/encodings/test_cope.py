@@ -112,5 +112,4 @@ def test_embeddings_begin_as_zeros_and_learn() -> None:
     bias = encoding.bias(q, k, Positions.arange(5))
     assert not bias.any()
     bias.backward(torch.randn_like(bias))
-    assert encoding.weight.grad is not None
     assert bool(encoding.weight.grad[:2].any())

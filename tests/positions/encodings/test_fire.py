@@ -26,7 +26,6 @@ def parameters(encoding: Fire) -> dict[str, torch.Tensor]:
 def test_values_and_gradients_are_those_of_the_mlp(hidden: int) -> None:
     """Below the threshold, beyond it, and keys after the query."""
     encoding = claims.shaken(Fire(HEADS, hidden=hidden, threshold=9.0))
-    assert isinstance(encoding, Fire)
     with torch.no_grad():
         encoding.c.fill_(0.35)
     queries, keys = [0, 1, 4, 11, 30], [0, 3, 10, 29, 50]
@@ -45,7 +44,6 @@ def test_a_hidden_unit_at_its_kink_learns_as_in_the_mlp(backend: str, dtype: tor
     """At 0 the derivative of torch's ReLU is 0: at distance 0 where biases are, and for kinks at distance 3 here."""
     length = 12
     encoding = claims.shaken(Fire(2, hidden=5, threshold=20.0)).to(dtype)
-    assert isinstance(encoding, Fire)
     nn.init.ones_(encoding.threshold_multiple)
     places = torch.arange(length)
     before = (places[:, None] - places).abs()

@@ -132,7 +132,6 @@ def test_nothing_is_held_for_pairs(name: str) -> None:
         positions = encoding.read(x, Positions.arange(n))
         attend(q, k, v, encoding=encoding, positions=positions).sum().backward()
     assert largest.numbers <= n * blocks.BLOCK * 2
-    assert x.grad is not None
     assert bool(x.grad.any())
 
 

@@ -32,7 +32,6 @@ def test_gradients_are_right_where_a_row_is_used_twice() -> None:
     positions = Positions.of([[0, 1, 1, 3, 0], [2, 2, 2, 1, 0]])
     cotangent = torch.randn(2, 5, 3, dtype=torch.float64)
     learned.embed(x, positions).backward(cotangent)
-    assert x.grad is not None
     assert torch.equal(x.grad, cotangent)
     expected = torch.zeros(4, 3, dtype=torch.float64)
     for b in range(2):
@@ -61,12 +60,6 @@ def test_a_negative_position_is_refused(offset: int) -> None:
     """Not read from the end of the table, and not from the rows before position 0."""
     with refuses(RangeError, "position -1", "(0, 2)"):
         Learned(8, 3, offset=offset).embed(torch.zeros(1, 3, 3), Positions.of([0, 1, -1]))
-
-
-def test_padding_of_any_width_has_a_row() -> None:
-    learned = Learned(3, 2)
-    mask = torch.zeros(1, 9).index_fill(1, torch.tensor([3, 5, 8]), 1)
-    assert torch.isfinite(learned.embed(torch.zeros(1, 9, 2), Positions.from_mask(mask))).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
@@ -118,7 +111,6 @@ def test_all_new_positions_can_be_used_and_learn(method: str) -> None:
     learned = Learned(4, 3)
     learned.resize(7, method=method)  # type: ignore[arg-type]
     learned.embed(torch.zeros(1, 7, 3), Positions.arange(7)).sum().backward()
-    assert learned.weight.grad is not None
     assert torch.equal(learned.weight.grad, torch.ones(7, 3))
     with refuses(RangeError, "position 7", "0..6"):
         learned.embed(torch.zeros(1, 8, 3), Positions.arange(8))
