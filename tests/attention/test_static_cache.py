@@ -1,23 +1,17 @@
-"""`StaticKVCache` holds what `KVCache` holds, in memory of one shape, without a question to the device."""
+"""`StaticKVCache`: memory of one shape, without a question to the device; what it holds is in `test_rewound`."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from locant import ALiBi, KVCache, LocantError, PositionEncoding, Positions, RangeError, Rotary, ShapeError, attend
+from locant import LocantError, Positions, RangeError, Rotary, ShapeError, attend
 from locant.attention import PagedKVCache, StaticKVCache
 from tests.refusal import refuses
 from tests.tolerances import DECODED
 
 HEADS, KV_HEADS, HEAD_DIM, MAX_LEN = 4, 2, 8, 12
-ENCODINGS: dict[str, Callable[[], PositionEncoding]] = {
-    "rotary": lambda: Rotary(HEAD_DIM),
-    "alibi": lambda: ALiBi(HEADS),
-}
 
 
 def static(**options: object) -> StaticKVCache:
@@ -26,23 +20,6 @@ def static(**options: object) -> StaticKVCache:
 
 def tokens(n: int, heads: int = KV_HEADS, width: int = HEAD_DIM) -> Tensor:
     return torch.randn(2, heads, n, width)
-
-
-def step(
-    cache: KVCache | StaticKVCache, encoding: PositionEncoding, q: Tensor, kv: Tensor, where: Positions
-) -> tuple[Tensor, Tensor, Tensor, Positions]:
-    q, k = encoding.rotate(q, kv, where)
-    keys, values, k_positions = cache.append(k, kv, where)
-    y = attend(
-        q,
-        keys,
-        values,
-        encoding=encoding,
-        positions=where,
-        k_positions=k_positions,
-        sinks=torch.ones(HEADS, device=q.device),
-    )
-    return y, keys, values, k_positions
 
 
 def test_its_memory_stays_where_it_is() -> None:
@@ -128,7 +105,10 @@ def test_on_a_gpu_a_step_is_captured_and_replayed() -> None:
     q, kv = (torch.zeros(2, heads, 1, HEAD_DIM, device="cuda") for heads in (HEADS, KV_HEADS))
 
     def decode(cache: StaticKVCache) -> Tensor:
-        return step(cache, encoding, q, kv, cache.next_positions())[0]
+        where, sinks = cache.next_positions(), torch.ones(HEADS, device="cuda")
+        rotated, k = encoding.rotate(q, kv, where)
+        keys, values, k_positions = cache.append(k, kv, where)
+        return attend(rotated, keys, values, encoding=encoding, positions=where, k_positions=k_positions, sinks=sinks)
 
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.no_grad():

@@ -140,13 +140,6 @@ def test_an_image_between_two_texts_is_seen_by_the_text_after_it_only() -> None:
     assert torch.equal(joined.mask()[0, 0], torch.ones(9, 9).tril().bool())
 
 
-def test_two_images_in_a_cache_are_one_after_the_other() -> None:
-    cache, k = KVCache(), torch.zeros(1, 1, 4, 8)
-    cache.append(k, k, Positions.grid(2, 2))
-    _, _, where = cache.append(k, k, Positions.grid(2, 2))
-    assert bool((where.order.diff() == 1).all())
-
-
 def test_an_order_that_goes_on_by_itself_is_left_as_it_is() -> None:
     first = Positions.of([[7, 7]], order=[[0, 1]])
     rest = Positions.of([[7, 7]], order=[[2, 3]])
