@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from locant import InputEmbedding, Learned, Positions, Rotary, attend
+from locant import ALiBi, DecomposedBias, InputEmbedding, Learned, Positions, Rotary, attend
 
 
 def everything() -> list[Positions]:
@@ -60,6 +60,26 @@ def test_positions_cannot_be_changed(field: str) -> None:
         setattr(Positions.arange(3), field, None)
     with pytest.raises(TypeError, match="unhashable"):
         hash(Positions.arange(3))
+
+
+def test_an_index_of_one_axis_is_the_same_however_it_is_written() -> None:
+    """``batch seq 1`` is ``batch seq`` from the start: as many rows as tokens would fit, and be wrong."""
+    index, q = torch.arange(9).view(3, 3), torch.randn(3, 2, 3, 8)
+    for with_axis, without in [
+        (Positions.grid(3), Positions.arange(3)),
+        (Positions.of(index[:1, :, None]), Positions.of(index[:1])),
+        (Positions.of(index[:, :, None]), Positions.of(index)),
+        (Positions.cat([Positions.grid(2), Positions.grid(1)]), Positions.of([0, 1, 0], order=[0, 1, 2])),
+    ]:
+        assert torch.equal(with_axis.index, without.index)
+        assert torch.equal(with_axis.order, without.order)
+        for encoding in (None, ALiBi(2), DecomposedBias(8, 1, 9)):
+            y, other = (attend(q, q, q, encoding=encoding, positions=where) for where in (with_axis, without))
+            assert torch.equal(y, other)
+        for one, other in zip(Rotary(8, sections=(4,)).cos_sin(with_axis), Rotary(8).cos_sin(without), strict=True):
+            assert torch.equal(one, other)
+        for learned in (Learned(9, 8), Learned(9, 8, offset=2)):
+            assert torch.equal(learned.embed(q[:, 0], with_axis), learned.embed(q[:, 0], without))
 
 
 def test_showing_positions_says_where_they_are() -> None:
