@@ -197,7 +197,11 @@ MORE_ROWS_AND_FEWER: Steps = [([0, 0, 1, 2, 2], [1, 2, 3, 0, 1]), ([3, 1], [1, 2
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("cache_name", "encoding_name", "steps"),
-    [*itertools.product(CACHES, ENCODINGS, (DRAFTS, BEAMS)), ("growing", "rotary", MORE_ROWS_AND_FEWER)],
+    [
+        *itertools.product(("growing", "static", "paged"), ENCODINGS, (DRAFTS, BEAMS)),
+        *itertools.product(("growing, of a known length",), ("rotary", "alibi"), (DRAFTS, BEAMS)),
+        ("growing", "rotary", MORE_ROWS_AND_FEWER),
+    ],
 )
 def test_rows_that_took_drafts_back_and_beams_are_rows_of_their_own(
     cache_name: str, encoding_name: str, steps: Steps

@@ -168,7 +168,7 @@ def answers_depend_on_arguments_only(build: Callable[[], PositionEncoding], pool
     return fresh
 
 
-@pytest.mark.parametrize("pool", [30, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pool", [22, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", BUILDS)
 def test_any_order_of_calls_gives_the_answers_of_fresh_objects(name: str, pool: int) -> None:
     refused = [answer for answer in answers_depend_on_arguments_only(BUILDS[name], pool) if isinstance(answer, str)]
