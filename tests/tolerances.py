@@ -11,7 +11,6 @@ from torch import Tensor
 __all__ = [
     "ANGLE",
     "ANGLE_IN_DOUBLE",
-    "ATTENDED",
     "DECODED",
     "DIFFERENT",
     "DOUBLE",
@@ -29,7 +28,6 @@ __all__ = [
     "LOGARITHM",
     "LOGITS",
     "LOSS",
-    "MULTIPLIED_UP",
     "OF_FLOAT32_ANGLES",
     "ONE_ROUNDING",
     "OVER_RANKS",
@@ -137,9 +135,6 @@ SHIFTED: dict[torch.dtype, float] = {torch.float32: 1e-6, torch.bfloat16: 1e-2}
 FREQUENCY = 1e-6
 """How far a frequency that is computed in float32, as models were trained, may be from the formula, over its size."""
 
-MULTIPLIED_UP = 1e-6
-"""How far a float32 slope may be, over its size, that a peer multiplies up from the one before: up to 64 roundings."""
-
 LLAMA_CPP = 1e-2
 """Of logits of size 10: it looks GELU up in float16. Another angle moves them by 1 and more."""
 
@@ -154,9 +149,6 @@ RATIO_OF_ONE = 5e-6
 
 FAR_SINES = 5e-6
 """How far a float32 sum of 32 cosines may be at distances beyond 2**24, where float64 itself is good for 2e-9 each."""
-
-ATTENDED = 1e-6
-"""How far weights and results of attention may be in float32 where other keys are beside them: a sum of some ten."""
 
 DECODED = 4e-6
 """The same for results with tokens in another arrangement, some eight times what is seen: values of up to four."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from torch.profiler import ProfilerActivity, profile
 
-__all__ = ["Allocations", "allocations_of"]
-
 
 @dataclass(frozen=True)
 class Allocations:

@@ -30,21 +30,6 @@ from locant.positions.registry import encodings
 from tests import oracles
 from tests.tolerances import assert_close
 
-__all__ = [
-    "ARRANGEMENTS",
-    "BATCH",
-    "ENCODINGS",
-    "HEADS",
-    "HEAD_DIM",
-    "KV_HEADS",
-    "ONLY_A_MATRIX",
-    "Arrangement",
-    "Inputs",
-    "parameters_of",
-    "read",
-    "shaken",
-]
-
 BATCH, HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 2, 6, 3, 4, 7
 
 ENCODINGS: dict[str, Callable[[], PositionEncoding | None]] = {
@@ -205,7 +190,6 @@ class Inputs:
         of one sign.
         """
         _, _, bias = self._bias(arrangement, encoding)
-        assert bias is not None
         given = self._given(arrangement, bias, scale)
         weights = torch.from_numpy(oracles.attention(*given)[1])
         to_weights = cotangent.double() @ self.v.detach().double().repeat_interleave(HEADS // self.v.shape[1], 1).mT

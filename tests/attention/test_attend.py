@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from locant import ALiBi, KVCache, PositionEncoding, Positions, Rotary, ShapeError, T5Bias, attend
+from locant import ALiBi, Positions, ShapeError, T5Bias, attend
 from tests import oracles
 from tests.attention.arrangements import (
     ARRANGEMENTS,
@@ -32,13 +32,12 @@ def holds(arrangement: Arrangement, encoding_name: str, backend: str, kv_heads: 
 
 
 FAST = {
-    "window", "packed", "chunk with a window", "behind caches of two lengths", "queries that see nothing",
-    "keys all later",
+    "packed", "chunk with a window", "behind caches of two lengths", "queries that see nothing", "keys all later",
 }  # fmt: skip
 LACKING_KEYS = {"keys out of reach", "fewer keys than queries"}
 """Of which keys between another and a query are missing: refused for encodings that need them."""
-SIMPLE = {"none", "alibi", "t5, both ways"}
-WITH_A_MATRIX = {"causal", "packed window both ways", "chunk with a window"}
+SIMPLE = {"none", "t5, both ways"}
+WITH_A_MATRIX = {"packed window both ways", "chunk with a window"}
 
 
 def combinations() -> list[object]:
@@ -53,7 +52,7 @@ def combinations() -> list[object]:
                 if backend == "tiled":
                     fast = simple or arrangement in FAST
                     found.append(values if fast else pytest.param(*values, marks=pytest.mark.slow))
-                elif simple or arrangement in WITH_A_MATRIX:
+                elif encoding == "none" or arrangement in WITH_A_MATRIX:
                     found.append(values)
     return found
 
@@ -64,24 +63,18 @@ def test_outputs_and_all_gradients_are_those_of_numpy(arrangement_name: str, enc
     holds(ARRANGEMENTS[arrangement_name], encoding_name, backend)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("arrangement_name", ["causal", "packed", "window both ways"])
-def test_nope_adds_nothing(arrangement_name: str, backend: str) -> None:
-    arrangement = ARRANGEMENTS[arrangement_name]
-    inputs = Inputs.draw(arrangement)
-    y = inputs.through(arrangement, PositionEncoding(), backend)
-    assert torch.equal(y, inputs.through(arrangement, None, backend))
+BY_TURNS = ["causal", "packed", "left padding", "chunk with a window"]
+BIASES = ["none", "alibi", "t5", "fire"]
 
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("encoding_name", ["none", "alibi", "t5", "fire"])
-@pytest.mark.parametrize("arrangement_name", ["causal", "packed", "left padding", "chunk with a window"])
+@pytest.mark.parametrize("encoding_name", BIASES)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_narrower_dtypes_agree_as_far_as_they_can(
-    backend: str, arrangement_name: str, encoding_name: str, dtype: torch.dtype
-) -> None:
-    arrangement, encoding = ARRANGEMENTS[arrangement_name], shaken(encoding_name, dtype)
+def test_narrower_dtypes_agree_as_far_as_they_can(backend: str, encoding_name: str, dtype: torch.dtype) -> None:
+    """Each backend meets each arrangement with every dtype or two."""
+    turn = BIASES.index(encoding_name) + dtype.itemsize + (dtype == torch.float16)
+    arrangement, encoding = ARRANGEMENTS[BY_TURNS[turn % 4]], shaken(encoding_name, dtype)
     inputs = Inputs.draw(arrangement, dtype)
     y = inputs.through(arrangement, encoding, backend)
     assert y.dtype == dtype
@@ -89,6 +82,7 @@ def test_narrower_dtypes_agree_as_far_as_they_can(
     y.backward(cotangent)
     expected, gradients = inputs.expected(arrangement, encoding, cotangent)
     assert_close(y, expected)
+    assert not y[arrangement.blind()].any()
     for name in ("q", "k", "v"):
         gradient = getattr(inputs, name).grad
         assert gradient.dtype == dtype
@@ -97,29 +91,26 @@ def test_narrower_dtypes_agree_as_far_as_they_can(
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("kv_heads", [1, 2, 3, HEADS])
-@pytest.mark.parametrize("encoding_name", ["none", "alibi", "t5", "shaw"])
+@pytest.mark.parametrize("kv_heads", [1, 2, HEADS])
+@pytest.mark.parametrize("encoding_name", ["none", "t5", "shaw"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_query_heads_share_key_heads_in_groups(backend: str, encoding_name: str, kv_heads: int) -> None:
     holds(ARRANGEMENTS["chunk behind a cache"], encoding_name, backend, kv_heads)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("scale", [None, 1.0, 0.25, 0.0])
-def test_scores_are_scaled_before_the_bias_is_added(scale: float | None, backend: str) -> None:
+def test_scores_are_scaled_before_the_bias_is_added(backend: str) -> None:
     arrangement, encoding = ARRANGEMENTS["packed"], shaken("t5")
     inputs = Inputs.draw(arrangement)
-    y = inputs.through(arrangement, encoding, backend, scale=scale)
-    factor = HEAD_DIM**-0.5 if scale is None else scale
-    expected, _ = inputs.expected(arrangement, encoding, torch.zeros_like(y), factor)
+    y = inputs.through(arrangement, encoding, backend, scale=0.25)
+    expected, _ = inputs.expected(arrangement, encoding, torch.zeros_like(y), 0.25)
     assert_close(y, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
-@pytest.mark.parametrize("scale", [0.0, -0.25])
-@pytest.mark.parametrize("arrangement_name", ["causal", "both ways", "one query"])
-def test_a_scale_may_be_zero_or_less(arrangement_name: str, scale: float, backend: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("scale", "arrangement_name"), [(0.0, "causal"), (-0.25, "both ways"), (-0.25, "one query")])
+def test_a_scale_may_be_zero_or_less(scale: float, arrangement_name: str, backend: str, dtype: torch.dtype) -> None:
     """Also where torch's kernels hide later tokens by minus infinity before they scale."""
     arrangement = ARRANGEMENTS[arrangement_name]
     drawn = Inputs.draw(arrangement, dtype, HEADS)
@@ -134,50 +125,6 @@ def test_a_scale_may_be_zero_or_less(arrangement_name: str, scale: float, backen
         if dtype in (torch.float64, torch.float32):
             assert_close(gradient, gradients[name])
         assert bool(gradient.isfinite().all())
-
-
-@pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("encoding_name", ENCODINGS)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_packed_and_padded_rows_are_each_document_alone(backend: str, encoding_name: str) -> None:
-    lengths, encoding = [5, 0, 1, 9], shaken(encoding_name)
-    x = torch.randn(1, HEADS, 17, HEAD_DIM, dtype=torch.float64)
-    x[:, :, 15:] = 1e30  # padding
-    packed = read(encoding, Positions.packed(lengths, length=17), x)
-    y = attend(x, x, x, encoding=encoding, positions=packed, backend=backend)
-    first = 0
-    for n in lengths:
-        part = x[:, :, first : first + n]
-        here = read(encoding, Positions.arange(n), part)
-        alone = attend(part, part, part, encoding=encoding, positions=here, backend=backend)
-        assert_close(y[:, :, first : first + n], alone)
-        first += n
-    assert not y[:, :, 15:].any()
-
-
-@pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("encoding_name", ["none", "t5", "fire", "cope"])
-@pytest.mark.parametrize(
-    "arrangement_name", ["holes", "nothing but padding", "queries that see nothing", "nothing to see for anyone"]
-)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_queries_that_attend_to_nothing_give_zeros_and_no_gradient(
-    backend: str, arrangement_name: str, encoding_name: str, dtype: torch.dtype
-) -> None:
-    arrangement, encoding = ARRANGEMENTS[arrangement_name], shaken(encoding_name, dtype)
-    inputs = Inputs.draw(arrangement, dtype)
-    blind = arrangement.blind()
-    assert bool(blind.any())
-    y = inputs.through(arrangement, encoding, backend)
-    assert not y[blind].any()
-    assert bool((y[~blind] != 0).all())
-    y.backward(torch.randn_like(y))
-    assert inputs.q.grad is not None
-    assert not inputs.q.grad[blind].any()
-    parameters = [] if encoding is None else list(encoding.parameters())
-    for leaf in (inputs.q, inputs.k, inputs.v, *parameters):
-        assert leaf.grad is None or bool(torch.isfinite(leaf.grad).all())
 
 
 @pytest.mark.parametrize("shape", [(0, 6, 3), (2, 6, 0)])
@@ -233,46 +180,6 @@ def test_dropout_drops_that_share_and_scales_the_rest(encoding_name: str, backen
     torch.manual_seed(7)
     assert torch.equal(first, attend(q, q, v, backend=backend, dropout_p=p, **options))
     assert not torch.equal(first, dropped)
-
-
-ROTARY = {"rotary": lambda: Rotary(6), "interleaved": lambda: Rotary(6, layout="interleaved"), "nope": PositionEncoding}
-DECODED = [*ROTARY, "alibi", "t5"]
-
-
-def decoded(name: str) -> PositionEncoding:
-    encoding = ROTARY[name]() if name in ROTARY else shaken(name, torch.float32)
-    assert encoding is not None
-    return encoding
-
-
-@pytest.mark.parametrize("chunk", [1, 4])
-@pytest.mark.parametrize("window", [None, 5])
-@pytest.mark.parametrize(
-    ("backend", "encoding_name"),
-    [
-        *((backend, name) for backend in BACKENDS for name in DECODED),
-        *(("tiled", name) for name in ENCODINGS if name not in (*DECODED, "none")),
-    ],
-)
-def test_decoding_through_a_cache_equals_one_shot(
-    backend: str, encoding_name: str, window: int | None, chunk: int
-) -> None:
-    n, encoding = 11, decoded(encoding_name)
-    head_dim = 6 if encoding_name in ROTARY else HEAD_DIM
-    q, k, v = torch.randn(2, 6, n, head_dim), torch.randn(2, 2, n, head_dim), torch.randn(2, 2, n, head_dim)
-    positions, options = Positions.arange(n), {"encoding": encoding, "window": window, "backend": backend}
-    rotated_q, rotated_k = encoding.rotate(q, k, positions)
-    with torch.no_grad():
-        at_once = attend(rotated_q, rotated_k, v, positions=read(encoding, positions, q), **options)
-        cache, steps = KVCache(), []
-        for first in range(0, n, chunk):
-            part = slice(first, first + chunk)
-            where = read(encoding, cache.next_positions(min(chunk, n - first)), q[:, :, part], cache.positions)
-            new_q, new_k = encoding.rotate(q[:, :, part], k[:, :, part], where)
-            keys, values, k_positions = cache.append(new_k, v[:, :, part], where)
-            assert torch.equal(keys, rotated_k[:, :, : len(cache)])
-            steps.append(attend(new_q, keys, values, positions=where, k_positions=k_positions, **options))
-    assert_close(torch.cat(steps, dim=2), at_once)
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:

@@ -9,8 +9,7 @@ from unittest import mock
 import pytest
 import torch
 
-from locant import ALiBi, Kerple, KVCache, PositionEncoding, Positions, Sandwich, T5Bias, attend
-from locant.attention import StaticKVCache
+from locant import ALiBi, Kerple, PositionEncoding, Positions, Sandwich, T5Bias, attend
 from locant.attention.choice import choose_backend
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask
@@ -73,25 +72,6 @@ def test_every_bias_against_float64(causal: bool, window: int | None, path: str)
                     ours = attend(q, k, v, **options, backend=backend)  # type: ignore[call-overload]
                     for found, truth in zip(*((x if beside else (x,)) for x in (ours, wide)), strict=True):
                         assert_close(found, truth, dtype)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("encoding", [None, ALiBi(HEADS), T5Bias(HEADS)], ids=["none", "alibi", "t5"])
-def test_rows_of_several_lengths_and_caches_of_one_shape(encoding: PositionEncoding | None) -> None:
-    """Not by one table, but each key is read once for the heads that share it here, too."""
-    padded = Positions.from_mask(torch.tensor([[0] * 20 + [1] * 29, [1] * 49]))
-    fixed = StaticKVCache(KEYS + 9, batch=2, kv_heads=KV_HEADS, head_dim=WIDTH)
-    caches = (KVCache(), fixed)
-    _, k, v = tokens(1)
-    for cache in caches:
-        cache.append(k[:, :, :49], v[:, :, :49], padded)
-        here = cache.next_positions()
-        q, _, _ = tokens(1)
-        keys, values, k_positions = cache.append(k[:, :, 49:], v[:, :, 49:], here)
-        options: Any = {"encoding": encoding, "positions": here, "k_positions": k_positions}
-        truth = attend(q.double(), keys.double(), values.double(), **options, backend="eager")
-        for backend in ("auto", "sdpa", "tiled"):
-            assert_close(attend(q, keys, values, **options, backend=backend), truth)
 
 
 @needs_library

@@ -13,18 +13,11 @@ from torch import Tensor
 
 from locant import ALiBi, Deberta, KVCache, Positions, Shaw, T5Bias, attend
 from locant.attention.backends import flex
-from tests.attention.arrangements import (
-    ARRANGEMENTS,
-    ENCODINGS,
-    HEADS,
-    ONLY_A_MATRIX,
-    Arrangement,
-    Inputs,
-    shaken,
-)
+from tests.attention.arrangements import ARRANGEMENTS, ENCODINGS, HEADS, ONLY_A_MATRIX, Arrangement, Inputs, shaken
 from tests.tolerances import TENSOR_CORES, assert_close
 
 FAST = (("packed window both ways", "deberta"), ("chunk with a window", "t5"), ("left padding", "alibi"))
+WITH_A_FUNCTION = [name for name in ENCODINGS if name not in ONLY_A_MATRIX] * 2
 SLOW = ("packed window both ways", "chunk with a window", "holes", "behind caches of two lengths", "backwards")
 COMPILERS_OWN_WARNING = "ignore:.*torch.jit:DeprecationWarning"  # torch's compiler, about itself
 
@@ -45,9 +38,11 @@ def agrees(arrangement: Arrangement, encoding_name: str, dtype: torch.dtype = to
 @pytest.mark.parametrize(
     ("arrangement_name", "encoding_name"),
     [
-        each if each in FAST else pytest.param(*each, marks=pytest.mark.slow)
-        for each in itertools.product(ARRANGEMENTS, [name for name in ENCODINGS if name not in ONLY_A_MATRIX])
-        if each in FAST or each[0] in SLOW
+        *FAST,
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in zip(itertools.cycle(SLOW), WITH_A_FUNCTION, strict=False)
+        ),
     ],
 )
 def test_the_functions_it_gets_say_what_numpy_says(
@@ -119,9 +114,6 @@ def test_growing_lengths_and_other_modules_are_compiled_once() -> None:
                 steps.append(attend(q[:, :, part], keys, values, **options))
         assert_close(torch.cat(steps, dim=2), at_once)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
-
-
-# ------------------------------------------------- on a GPU: python -m pytest -m gpu tests/attention
 
 
 OF_HEADS = {

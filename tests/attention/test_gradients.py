@@ -46,17 +46,19 @@ class Layer(nn.Module):
         self.encoding, self.backend = encoding if encoding is None else encoding.double(), backend
         self.k, self.v = drawn(), drawn()
 
-    def forward(self, q: Tensor) -> Tensor:
+    def forward(self, q: Tensor, *, written_out: bool = False) -> Tensor:
         where = Positions.arange(LENGTH)
-        y = attend(q, self.k, self.v, encoding=self.encoding, positions=where, backend=self.backend)
-        return y.sin()
-
-    def written_out(self, q: Tensor) -> Tensor:
+        if not written_out:
+            y = attend(q, self.k, self.v, encoding=self.encoding, positions=where, backend=self.backend)
+            return y.sin()
         scores = q @ self.k.mT * HEAD_DIM**-0.5
         if self.encoding is not None:
-            scores = scores + self.encoding.bias(q, self.k, Positions.arange(LENGTH))
+            scores = scores + self.encoding.bias(q, self.k, where)
         later = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
         return (scores.masked_fill(later, float("-inf")).softmax(-1) @ self.v).sin()
+
+    def written_out(self, q: Tensor) -> Tensor:
+        return self(q, written_out=True)
 
 
 def in_a_dual_level(function: Callable[[Tensor], Tensor], q: Tensor, tangent: Tensor) -> Tensor | None:
@@ -83,7 +85,6 @@ def test_the_derivative_of_the_formula(way: str, encoding_name: str, backend: st
     q, tangent = drawn(), drawn()
     found, truth = WAYS[way](layer, q, tangent), WAYS[way](layer.written_out, q, tangent)
     assert found is not None
-    assert truth is not None
     assert bool(truth.any())
     assert_close(found, truth)
 
@@ -99,37 +100,21 @@ def test_tiles_refuse_rather_than_answer_with_zeros(way: str, encoding_name: str
 @pytest.mark.parametrize("encoding_name", ["alibi, learned", "fire"])
 @pytest.mark.parametrize("backend", ["auto", "sdpa"])
 def test_the_derivative_at_parameters(backend: str, encoding_name: str) -> None:
-    encoding = ENCODINGS[encoding_name]()
-    q, layers = drawn(), {name: Layer(encoding, name) for name in (backend, "tiled")}
-    layers[backend].k.copy_(layers["tiled"].k)
-    layers[backend].v.copy_(layers["tiled"].v)
-    parameters = {name: each.detach() for name, each in layers[backend].named_parameters()}
+    layer, q = Layer(ENCODINGS[encoding_name](), backend), drawn()
+    parameters = {name: each.detach() for name, each in layer.named_parameters()}
     tangents = {name: torch.randn_like(each) for name, each in parameters.items()}
 
-    def through(parameters: dict[str, Tensor], layer: Layer, name: str) -> Tensor:
-        asked = Written(layer) if name == "written out" else layer
-        prefix = "layer." if name == "written out" else ""
-        return functional_call(asked, {prefix + key: each for key, each in parameters.items()}, (q,)).sum()
+    def through(parameters: dict[str, Tensor], **options: bool) -> Tensor:
+        return functional_call(layer, parameters, (q,), options).sum()
 
-    found = jvp(lambda each: through(each, layers[backend], backend), (parameters,), (tangents,))[1]
-    truth = jvp(lambda each: through(each, layers[backend], "written out"), (parameters,), (tangents,))[1]
+    found = jvp(through, (parameters,), (tangents,))[1]
+    truth = jvp(lambda each: through(each, written_out=True), (parameters,), (tangents,))[1]
     assert bool(truth != 0)
     assert_close(found, truth)
-    for way in (
-        lambda: jvp(lambda each: through(each, layers["tiled"], "tiled"), (parameters,), (tangents,)),
-        lambda: grad(lambda each: through(each, layers["tiled"], "tiled"))(parameters),
-    ):
+    layer.backend = "tiled"
+    for way in (lambda: jvp(through, (parameters,), (tangents,)), lambda: grad(through)(parameters)):
         with refuses(LocantError, "backend='tiled'", "eager"):
             way()
-
-
-class Written(nn.Module):
-    def __init__(self, layer: Layer) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, q: Tensor) -> Tensor:
-        return self.layer.written_out(q)
 
 
 @pytest.mark.parametrize("which", range(4))
@@ -253,37 +238,27 @@ def test_autocast_does_not_reach_into_a_backward_pass_by_table(
     assert all(torch.equal(a, b) for a, b in zip(plain, within, strict=True))
 
 
+REFUSED = r"got backend='tiled', which has no derivative in forward mode or inside torch\.func\.grad.*eager"
+
+
 @pytest.mark.unchecked
+@pytest.mark.parametrize(("way", "words"), [("jvp", r"torch\.func"), ("grad", REFUSED)])
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled"])
-def test_compiled_it_is_no_other(backend: str) -> None:
+def test_compiled_a_transform_is_right_or_refused(backend: str, way: str, words: str) -> None:
     layer, q, tangent = Layer(ALiBi(HEADS), backend), drawn(), drawn()
-    compiled = torch.compile(lambda q: jvp(layer, (q,), (tangent,))[1], backend="aot_eager")
+    compiled = torch.compile(lambda q: WAYS[way](layer, q, tangent), backend="aot_eager")
     if backend != "tiled":
-        assert_close(compiled(q), jvp(layer.written_out, (q,), (tangent,))[1])
-    else:
-        with pytest.raises(Exception, match=r"torch\.func"):  # whatever torch's tracer makes of it
-            compiled(q)
-
-
-@pytest.mark.unchecked
-@pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled"])
-def test_compiled_a_gradient_of_torch_func_is_right_or_refused_in_our_words(backend: str) -> None:
-    layer, q, cotangent = Layer(ALiBi(HEADS), backend), drawn(), drawn()
-    compiled = torch.compile(grad(lambda q: (layer(q) * cotangent).sum()), backend="aot_eager")
-    if backend != "tiled":
-        assert_close(compiled(q), grad(lambda q: (layer.written_out(q) * cotangent).sum())(q))
+        assert_close(compiled(q), WAYS[way](layer.written_out, q, tangent))
         return
-    with pytest.raises(
-        Exception,
-        match=r"got backend='tiled', which has no derivative in forward mode or inside torch\.func\.grad.*eager",
-    ):
+    with pytest.raises(Exception, match=words):  # whatever torch's tracer makes of it
         compiled(q)
 
 
 @pytest.mark.unchecked
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("backend", ["auto", pytest.param("sdpa", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("encoding_name", ["t5", pytest.param("cope", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("encoding_name", "backend"), [("t5", "auto"), pytest.param("cope", "sdpa", marks=pytest.mark.slow)]
+)
 def test_compiled_vmap_keeps_the_gradient_of_a_bias(encoding_name: str, backend: str) -> None:
     encoding = OF_VMAP[encoding_name]().double()
     q, index = torch.stack([drawn() for _ in range(3)]), torch.randint(0, 50, (3, LENGTH))
@@ -304,8 +279,6 @@ def test_compiled_it_loses_no_tangent_of_those_who_call_it(backend: str) -> None
         assert_close(compiled(q), layer.written_out(q))
         if backend != "tiled":
             found, truth = (in_a_dual_level(function, q, tangent) for function in (compiled, layer.written_out))
-            assert found is not None
-            assert truth is not None
             assert_close(found, truth)
             continue
         with refuses(LocantError, "backend='tiled'", "forward mode", "eager"):

@@ -79,7 +79,7 @@ def skips(mask: AttentionMask) -> bool:
     )
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.data())
 def test_missing_keys_are_noticed(data: st.DataObject) -> None:
     window = data.draw(st.none() | st.integers(1, 4), "window")

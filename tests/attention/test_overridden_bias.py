@@ -10,9 +10,6 @@ import torch
 from torch import Tensor
 
 from locant import ALiBi, LocantError, PositionEncoding, Positions, ShapeError, attend
-from locant.attention.backends import flex, tiled
-from locant.attention.inputs import AttentionInputs
-from locant.attention.mask import AttentionMask
 from locant.positions.base import ScoreMod, bias_of, has_bias
 from locant.positions.score_bias import ByDistance
 from tests.refusal import refuses
@@ -71,11 +68,29 @@ def on_the_object() -> ALiBi:
     return encoding
 
 
+class Thrice:
+    """No encoding by itself."""
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None = None) -> Tensor:
+        return 3 * super().bias(q, k, positions, k_positions)  # type: ignore[misc]
+
+
+class Mixed(Thrice, ALiBi):
+    """What is mixed in is written last."""
+
+
+class Late(ALiBi):
+    """Gets its bias when it is made already."""
+
+
+Late.bias = lambda self, q, k, p, keys=None: 3 * ALiBi.bias(self, q, k, p, keys)  # type: ignore[method-assign]
+
 TILTED: dict[str, Callable[[], PositionEncoding]] = {
     "a class": lambda: Tilted(HEADS),
     "a class below it": lambda: TiltedThrice(HEADS),
     "the object": on_the_object,
 }
+THRICE = {"a class mixed in": lambda: Mixed(HEADS), "a class that was there": lambda: Late(HEADS)}
 
 
 def drawn() -> tuple[Tensor, Tensor, Tensor]:
@@ -92,28 +107,18 @@ def with_tilt(q: Tensor, k: Tensor, v: Tensor, tilt: int = 1, times: int = 1) ->
 
 
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled", "eager"])
-@pytest.mark.parametrize("where", TILTED)
+@pytest.mark.parametrize("where", [*TILTED, *THRICE])
 def test_every_backend_takes_the_bias_that_overrides(where: str, backend: str) -> None:
     q, k, v = drawn()
-    y = attend(q, k, v, encoding=TILTED[where](), positions=Positions.arange(LENGTH), backend=backend)
-    assert_close(y, with_tilt(q, k, v), torch.float32)
-
-
-@pytest.mark.parametrize("where", TILTED)
-def test_flex_is_refused_what_overrides_the_bias_alone(where: str) -> None:
-    q, k, v = drawn()
-    with refuses(LocantError, "backend='flex'", "no score_mod", "tiled"):
-        attend(q, k, v, encoding=TILTED[where](), positions=Positions.arange(LENGTH), backend="flex")
-    inputs = AttentionInputs(q, k, v, AttentionMask(Positions.arange(LENGTH)), TILTED[where]())
-    assert "no score_mod" in (flex.obstacle(inputs) or "")
-    assert tiled.way_of(inputs).name == "tiles"
+    y = attend(q, k, v, encoding=(TILTED | THRICE)[where](), positions=Positions.arange(LENGTH), backend=backend)
+    expected = with_tilt(q, k, v, tilt=0, times=3) if where in THRICE else with_tilt(q, k, v)
+    assert_close(y, expected, torch.float32)
 
 
 def test_what_is_inherited_when_a_method_is_overridden() -> None:
     def said(encoding: PositionEncoding) -> tuple[bool, bool]:
         q, where = torch.zeros(1, HEADS, 3, HEAD_DIM), Positions.arange(3)
         bias = bias_of(encoding, q, q, where, where)
-        assert bias is not None
         return bias.has_score_mod, isinstance(bias, ByDistance)
 
     assert said(ALiBi(HEADS)) == (True, True)
@@ -141,33 +146,6 @@ def test_flex_agrees_with_the_other_backends() -> None:
     assert_close(attend(q, k, v, encoding=FunctionAlone(), positions=where, backend="flex"), plain)
     with refuses(LocantError, "Silent", "no score_mod", "tiled"):
         attend(q, k, v, encoding=Silent(HEADS), positions=where, backend="flex")
-
-
-class Thrice:
-    """No encoding by itself."""
-
-    def bias(self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None = None) -> Tensor:
-        return 3 * super().bias(q, k, positions, k_positions)  # type: ignore[misc]
-
-
-class Mixed(Thrice, ALiBi):
-    """What is mixed in is written last."""
-
-
-class Late(ALiBi):
-    """Gets its bias when it is made already."""
-
-
-@pytest.mark.parametrize("kind", [Mixed, Late])
-@pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled", "eager"])
-def test_a_bias_counts_wherever_it_was_written(
-    kind: type[ALiBi], backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if kind is Late:
-        monkeypatch.setattr(Late, "bias", lambda self, q, k, p, keys=None: 3 * ALiBi.bias(self, q, k, p, keys))
-    (q, k, v), where = drawn(), Positions.arange(LENGTH)
-    y = attend(q, k, v, encoding=kind(HEADS), positions=where, backend=backend)
-    assert_close(y, with_tilt(q, k, v, tilt=0, times=3), torch.float32)
 
 
 def test_one_of_the_two_is_written() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from locant import ALiBi, KVCache, Positions, Shaw, attend
+from locant import KVCache, Positions, Shaw, attend
 from locant.attention.inputs import AttentionInputs, zero_padding
 from locant.attention.mask import AttentionMask
 from locant.positions.documents import PADDING
@@ -66,14 +66,16 @@ def agrees(arrangement: Arrangement, encoding_name: str, backend: str, poison: f
             assert_close(ours, gradients.get(name, torch.zeros_like(leaf)))
         assert bool(ours.isfinite().all())
     for gradient, where in zip(found, (arrangement.positions, arrangement.keys, arrangement.keys), strict=False):
-        assert gradient is not None
         assert not gradient.transpose(1, 2)[where.expand(BATCH).document == PADDING].any()
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("poison", [float("nan"), pytest.param(float("-inf"), marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "encoding_name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in ENCODINGS]
+    ("encoding_name", "poison"),
+    [
+        *(pytest.param(name, float("nan"), marks=[] if name in FAST else [pytest.mark.slow]) for name in ENCODINGS),
+        pytest.param("cope", float("-inf"), marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("arrangement_name", PADDED)
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -134,44 +136,6 @@ def test_weights_of_padding_are_zeros(dropout_p: float) -> None:
     assert not weights[padding].any()
     assert not weights.mT[padding].any()
     assert bool(y.isfinite().all())
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("length", [0, 1, 3])
-def test_nothing_but_padding(length: int, backend: str) -> None:
-    x = torch.full((2, 4, length, 3), float("nan"), requires_grad=True)
-    encoding = ALiBi(4, learned=True)
-    where = Positions.of(torch.zeros(2, length, dtype=torch.int64), torch.full((2, length), PADDING))
-    y = attend(x, x, x, encoding=encoding, positions=where, backend=backend)
-    assert torch.equal(y, torch.zeros_like(y))
-    gradient, of_slopes = torch.autograd.grad(y, [x, encoding.slopes], torch.ones_like(y), allow_unused=True)
-    assert gradient is None or not gradient.any()
-    assert of_slopes is None or not of_slopes.any()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("max_len", [None, 20])
-def test_a_cache_stores_padding_as_zeros(max_len: int | None, backend: str) -> None:
-    prompt, encoding = PADDED["left padding"].positions, shaken("alibi, learned")
-    n = prompt.seq_len
-    inputs = Inputs.draw(Arrangement(Positions.of(torch.arange(n + 1).expand(2, -1), torch.zeros(2, n + 1).long())))
-    q, k, v = (x.detach() for x in (inputs.q, inputs.k, inputs.v))
-    outputs = []
-    for poison in (float("nan"), 0.25):
-        cache, parts = KVCache(max_len), []
-        for start, stop in ((0, n), (n, n + 1)):
-            where = cache.next_positions() if start else prompt
-            new = [poisoned(x[:, :, start:stop], where, poison).detach() for x in (q, k, v)]
-            keys, values, k_positions = cache.append(new[1], new[2], where)
-            parts.append(
-                attend(
-                    new[0], keys, values, encoding=encoding, positions=where, k_positions=k_positions, backend=backend
-                )
-            )
-        outputs.append(torch.cat(parts, dim=2))
-    assert not keys.transpose(1, 2)[k_positions.document == PADDING].any()
-    assert torch.equal(outputs[0], outputs[1])
-    assert bool(outputs[0].isfinite().all())
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
@@ -298,17 +262,3 @@ def test_compiled_in_one_graph(backend: str) -> None:
     assert_close(y, expected)
     for gradient in torch.autograd.grad(y, [odd.q, odd.k, odd.v], torch.randn_like(y)):
         assert bool(gradient.isfinite().all())
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_under_vmap(backend: str) -> None:
-    arrangement = PADDED["left padding"]
-    odd = [given(Inputs.draw(arrangement), arrangement, float("nan")) for _ in range(2)]
-    together = [torch.stack([getattr(each, name).detach() for each in odd]) for name in "qkv"]
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, k, v, positions=arrangement.positions, backend=backend)
-
-    assert_close(
-        torch.func.vmap(run)(*together), torch.stack([each.through(arrangement, None, backend) for each in odd])
-    )

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.testing import CompileCounter
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from locant import (
     ALiBi,
@@ -31,6 +31,8 @@ from locant import (
     attend,
 )
 from locant.attention import PagedKVCache, StaticKVCache
+from locant.positions.encodings.cable import Cable
+from locant.positions.encodings.repo import RePo
 from tests.positions.claims import shaken
 from tests.refusal import refuses
 from tests.tolerances import DECODED
@@ -44,10 +46,14 @@ ENCODINGS: dict[str, Callable[[], PositionEncoding]] = {
     "cope": lambda: shaken(Cope(HEAD_DIM, 6), 1.0),
     "fox": lambda: Fox(HEADS, D_MODEL),
     "inkling": lambda: shaken(Inkling(HEADS, D_MODEL, d_rel=3, extent=9, floor=5)),
+    "cable": lambda: shaken(Cable(HEADS, D_MODEL)),
+    "repo": lambda: shaken(RePo(HEAD_DIM, KV_HEADS, D_MODEL)),
 }
 X, Q = torch.randn(99, D_MODEL), torch.randn(99, HEADS, HEAD_DIM)
 K, V = torch.randn(2, 99, KV_HEADS, HEAD_DIM)
 """Of every token that there is, by its number; the last one is what stands at padding."""
+for drawn in (Q, K, V):
+    drawn[..., -1, :, :] = torch.nan
 
 
 def of_tokens(drawn: Tensor, numbers: Tensor) -> Tensor:
@@ -150,10 +156,10 @@ def require_alone(driven: Driven, encoding: PositionEncoding, rows: list[list[in
         assert torch.equal(k_positions.expand(len(rows)).index[row, real], torch.arange(n)), f"row {row}: positions"
         assert torch.equal(keys[row, :, real], one_k[0]), f"row {row}: keys"
         assert torch.equal(values[row, :, real], of_tokens(V, mine)[0]), f"row {row}: values"
-        assert not keys[row, :, ~real].any(), f"row {row}: padding is not zeros"
+        for stored in (keys, values):
+            assert not stored[row, :, ~real].any(), f"row {row}: padding is not zeros"
         if bias is not None:
             expected = encoding.bias(one_q, one_k, whole)
-            assert expected is not None
             wide = bias.expand(len(rows), -1, -1, -1)
             assert torch.equal(wide[row, :, 0, real], expected[0, :, -1]), f"row {row}: bias"
         alone = attend(one_q, one_k, of_tokens(V, mine), encoding=encoding, positions=whole)
@@ -191,7 +197,11 @@ MORE_ROWS_AND_FEWER: Steps = [([0, 0, 1, 2, 2], [1, 2, 3, 0, 1]), ([3, 1], [1, 2
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("cache_name", "encoding_name", "steps"),
-    [*itertools.product(CACHES, ENCODINGS, (DRAFTS, BEAMS)), ("growing", "rotary", MORE_ROWS_AND_FEWER)],
+    [
+        *itertools.product(("growing", "static", "paged"), ENCODINGS, (DRAFTS, BEAMS)),
+        *itertools.product(("growing, of a known length",), ("rotary", "alibi"), (DRAFTS, BEAMS)),
+        ("growing", "rotary", MORE_ROWS_AND_FEWER),
+    ],
 )
 def test_rows_that_took_drafts_back_and_beams_are_rows_of_their_own(
     cache_name: str, encoding_name: str, steps: Steps
@@ -278,9 +288,10 @@ def test_modes_may_change_in_between(cache_name: str) -> None:
 
 
 @pytest.mark.unchecked
-def test_drafting_is_one_graph_compiled_once() -> None:
+@pytest.mark.parametrize("encoding_name", ["rotary", "alibi"])
+def test_drafting_is_one_graph_compiled_once(encoding_name: str) -> None:
     torch._dynamo.reset()
-    encoding, counter = Rotary(HEAD_DIM), CompileCounter()
+    encoding, counter = ENCODINGS[encoding_name](), CompileCounterWithBackend("aot_eager")
     static, same = (StaticKVCache(MAX_LEN, batch=3, **SIZES) for _ in range(2))
 
     def draft(cache: StaticKVCache, numbers: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:

@@ -1,30 +1,17 @@
-"""`StaticKVCache` holds what `KVCache` holds, in memory of one shape, without a question to the device."""
+"""`StaticKVCache`: memory of one shape, without a question to the device; what it holds is in `test_rewound`."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.testing import CompileCounter
 
-from locant import ALiBi, KVCache, LocantError, PositionEncoding, Positions, RangeError, Rotary, ShapeError, attend
+from locant import LocantError, Positions, RangeError, Rotary, ShapeError, attend
 from locant.attention import PagedKVCache, StaticKVCache
 from tests.refusal import refuses
 from tests.tolerances import DECODED
 
 HEADS, KV_HEADS, HEAD_DIM, MAX_LEN = 4, 2, 8, 12
-PROMPTS = {
-    "plain": Positions.arange(5),
-    "left padding": Positions.from_mask(torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])),
-    "holes": Positions.from_mask(torch.tensor([[1, 0, 1, 1, 0], [0, 0, 0, 0, 0]])),
-    "packed": Positions.packed([[3, 2], [4]], length=5),
-}
-ENCODINGS: dict[str, Callable[[], PositionEncoding]] = {
-    "rotary": lambda: Rotary(HEAD_DIM),
-    "alibi": lambda: ALiBi(HEADS),
-}
 
 
 def static(**options: object) -> StaticKVCache:
@@ -33,47 +20,6 @@ def static(**options: object) -> StaticKVCache:
 
 def tokens(n: int, heads: int = KV_HEADS, width: int = HEAD_DIM) -> Tensor:
     return torch.randn(2, heads, n, width)
-
-
-def step(
-    cache: KVCache | StaticKVCache, encoding: PositionEncoding, q: Tensor, kv: Tensor, where: Positions
-) -> tuple[Tensor, Tensor, Tensor, Positions]:
-    q, k = encoding.rotate(q, kv, where)
-    keys, values, k_positions = cache.append(k, kv, where)
-    y = attend(
-        q,
-        keys,
-        values,
-        encoding=encoding,
-        positions=where,
-        k_positions=k_positions,
-        sinks=torch.ones(HEADS, device=q.device),
-    )
-    return y, keys, values, k_positions
-
-
-@pytest.mark.parametrize("encoding_name", ENCODINGS)
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_it_decodes_as_a_growing_cache_does(prompt: str, encoding_name: str) -> None:
-    """Keys, values and positions bit for bit, outputs up to rounding; in a prompt, single tokens and a chunk."""
-    encoding, ours, growing, where = ENCODINGS[encoding_name](), static(), KVCache(), PROMPTS[prompt]
-    for n in (5, 1, 1, 3, 2):
-        if n != 5:
-            where = growing.next_positions(n)
-            following = ours.next_positions(n)
-            assert torch.equal(following.index, where.index.expand(2, -1))
-            assert torch.equal(following.document, where.document.expand(2, -1))
-        q, kv = tokens(n, HEADS), tokens(n)
-        found, expected = step(ours, encoding, q, kv, where), step(growing, encoding, q, kv, where)
-        filled = expected[1].shape[2]
-        assert len(ours) == len(growing) == filled
-        for got, wanted in zip(found[1:3], expected[1:3], strict=True):
-            assert torch.equal(got[:, :, :filled], wanted)
-            assert not got[:, :, filled:].any()
-        assert found[3].slice(0, filled) == expected[3].expand(2)
-        assert bool((found[3].document[:, filled:] == -1).all())
-        torch.testing.assert_close(found[0], expected[0], rtol=0, atol=DECODED)
-    assert filled == MAX_LEN
 
 
 def test_its_memory_stays_where_it_is() -> None:
@@ -88,47 +34,6 @@ def test_its_memory_stays_where_it_is() -> None:
     assert bool((cache.positions.document == -1).all())
     assert cache.next_positions(2).index.tolist() == [[0, 1], [0, 1]]
     assert len(places) == 1
-
-
-@pytest.mark.unchecked
-@pytest.mark.parametrize("prompt", ["plain", "left padding"])
-@pytest.mark.parametrize("encoding_name", ENCODINGS)
-def test_all_steps_are_one_graph_compiled_once(encoding_name: str, prompt: str) -> None:
-    torch._dynamo.reset()
-    encoding, compiled_cache, cache = ENCODINGS[encoding_name](), static(), static()
-    counter = CompileCounter()
-
-    def decode(q: Tensor, kv: Tensor, cache: StaticKVCache) -> Tensor:
-        return step(cache, encoding, q, kv, cache.next_positions())[0]
-
-    compiled = torch.compile(decode, fullgraph=True, backend=counter)
-    with torch.no_grad():
-        q, kv = tokens(5, HEADS), tokens(5)
-        for each in (compiled_cache, cache):
-            step(each, encoding, q, kv, PROMPTS[prompt])
-        for _ in range(5):
-            q, kv = tokens(1, HEADS), tokens(1)
-            assert torch.equal(compiled(q, kv, compiled_cache), decode(q, kv, cache))
-    assert len(compiled_cache) == len(cache) == 10
-    assert counter.frame_count == 1
-
-
-@pytest.mark.slow
-@pytest.mark.unchecked
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_compiled_to_machine_code() -> None:
-    torch._dynamo.reset()
-    encoding, compiled_cache, cache = Rotary(HEAD_DIM), static(), static()
-
-    def decode(q: Tensor, kv: Tensor, cache: StaticKVCache) -> Tensor:
-        return step(cache, encoding, q, kv, cache.next_positions())[0]
-
-    compiled = torch.compile(decode, fullgraph=True)
-    with torch.no_grad():
-        for _ in range(6):
-            q, kv = tokens(1, HEADS), tokens(1)
-            found, expected = compiled(q, kv, compiled_cache), decode(q, kv, cache)
-            torch.testing.assert_close(found, expected, rtol=0, atol=DECODED)
 
 
 def test_a_device_is_asked_nothing() -> None:
@@ -192,9 +97,6 @@ def test_tokens_of_another_kind(new: Tensor) -> None:
         static().append(tokens(1).requires_grad_(), tokens(1), Positions.arange(1))
 
 
-# ------------------------------------------------- on a GPU: python -m pytest -m gpu tests/attention
-
-
 @pytest.mark.gpu
 @pytest.mark.unchecked
 def test_on_a_gpu_a_step_is_captured_and_replayed() -> None:
@@ -203,7 +105,10 @@ def test_on_a_gpu_a_step_is_captured_and_replayed() -> None:
     q, kv = (torch.zeros(2, heads, 1, HEAD_DIM, device="cuda") for heads in (HEADS, KV_HEADS))
 
     def decode(cache: StaticKVCache) -> Tensor:
-        return step(cache, encoding, q, kv, cache.next_positions())[0]
+        where, sinks = cache.next_positions(), torch.ones(HEADS, device="cuda")
+        rotated, k = encoding.rotate(q, kv, where)
+        keys, values, k_positions = cache.append(k, kv, where)
+        return attend(rotated, keys, values, encoding=encoding, positions=where, k_positions=k_positions, sinks=sinks)
 
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.no_grad():

@@ -47,7 +47,7 @@ def off_by(found: Tensor, truth: Tensor) -> float:
     return float((found.double() - truth.double()).norm() / truth.double().norm())
 
 
-@pytest.mark.parametrize("mean", [0.0, 4.0, 20.0])
+@pytest.mark.parametrize("mean", [0.0, 20.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("encoding_name", ENCODINGS)
 @pytest.mark.parametrize("backend", ["tiled", "sdpa", "eager"])

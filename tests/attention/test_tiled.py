@@ -14,7 +14,6 @@ from locant.attention.backends import tiled
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask
 from locant.positions.offset_bias import HeadTable
-from locant.positions.registry import encodings
 from tests.attention.arrangements import (
     ARRANGEMENTS,
     ENCODINGS,
@@ -185,11 +184,6 @@ def test_the_bias_of_equal_distances_is_equal_where_that_is_promised(encoding_na
         for step in range(-29, 30)
     )
     assert along == isinstance(encoding, DistanceBias | HeadTable)  # in one row, as here
-
-
-def test_every_encoding_with_a_bias_is_asked() -> None:
-    biased = {kind for kind in encodings().values() if "bias" in kind.doors()}
-    assert biased == {type(build()) for name, build in ENCODINGS.items() if name != "none"}
 
 
 @pytest.mark.parametrize(

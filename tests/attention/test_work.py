@@ -9,15 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from locant import ALiBi, Cope, PositionEncoding, Positions, T5Bias, attend
+from locant import ALiBi, Cope, Positions, attend
 from locant.attention.backends import tiled
 from locant.attention.inputs import AttentionInputs
 from locant.kernels import distance_attention as kernel
-from tests.attention.allocations import allocations_of
 
 HEADS, HEAD_DIM = 2, 8
-MANY = Positions.packed([100] * 21)
-"""Documents so short that tiles of queries are made of several."""
 
 
 def drawn(length: int, heads: int = HEADS) -> Tensor:
@@ -83,12 +80,3 @@ def test_keys_of_other_documents_are_left_out(
     q = drawn(64)
     attend(q, q, q, encoding=Cope(q.shape[-1]), positions=positions, backend="tiled")
     assert counter.pairs == pairs
-
-
-@pytest.mark.parametrize("build", [lambda heads: T5Bias(heads), lambda heads: ALiBi(heads)])
-def test_tiles_of_the_size_that_ships_are_small(build: Callable[[int], PositionEncoding]) -> None:
-    length, heads = 2048, 4
-    q, positions = drawn(length, heads), MANY.slice(0, length)
-    with torch.no_grad():
-        seen = allocations_of(lambda: attend(q, q, q, encoding=build(heads), positions=positions, backend="tiled"))
-    assert seen.largest <= heads * length**2 * 4 / 4

@@ -11,9 +11,9 @@ import torch
 from safetensors import safe_open
 
 from locant.embedding.flow import Embedded, Plan, embed, save_vectors
-from locant.errors import InputError, LocantError, RangeError
+from locant.errors import InputError, RangeError
 from locant.report.embedding import shapes
-from locant.text.corpus import SAMPLE, Corpus, read_corpus
+from locant.text.corpus import Corpus, read_corpus
 from tests.refusal import refuses
 from tests.tolerances import ANGLE
 
@@ -93,13 +93,6 @@ def test_encodings_of_other_doors_leave_embeddings_alone(
     assert (embedded.vectors.embeddings[same] == embedded.vectors.embeddings[0, 0]).all()
 
 
-def test_scale_multiplies_the_token_rows_and_not_the_positions(source: Corpus) -> None:
-    plain, scaled = (embed(source, plan(encoding="learned", scale=scale)).vectors.embeddings for scale in (None, 3.0))
-    nope, nope_scaled = (embed(source, plan(encoding="nope", scale=scale)).vectors.embeddings for scale in (None, 3.0))
-    assert torch.equal(nope_scaled, 3 * nope)
-    assert not torch.allclose(scaled, 3 * plain)
-
-
 def test_a_text_shorter_than_a_window_is_filled_up_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("abc")
     source = read_corpus([str(tmp_path / "short.txt")], tokenizer="bytes", usual_vocab_size=300)
@@ -164,27 +157,3 @@ def test_a_width_that_heads_cannot_share_is_an_error() -> None:
 
 def test_d_model_need_not_fit_the_heads_of_an_encoding_that_has_none(source: Corpus) -> None:
     assert embed(source, plan(encoding="sinusoidal", d_model=7)).vectors.embeddings.shape == (8, 4, 7)
-
-
-def test_an_unknown_encoding_gets_a_suggestion() -> None:
-    with pytest.raises(LocantError, match="'rotary'"):
-        plan(encoding="rotery")
-
-
-def test_without_files_the_sample_text_and_a_tokenizer_trained_on_it_are_used() -> None:
-    source = read_corpus([], usual_vocab_size=300)
-    assert source.name == SAMPLE
-    assert source.tokenizer.vocab_size == 300
-    assert source.facts()["asked_vocab_size"] == 300
-    assert source.documents == (0, len(source.ids))
-
-
-def test_the_facts_of_a_source_are_ready_for_json(source: Corpus) -> None:
-    facts = json.loads(json.dumps(source.facts()))
-    assert (facts["tokens"], facts["characters"], facts["tokenizer"]) == (len(TEXT), len(TEXT), "bytes")
-    assert facts["asked_vocab_size"] is None
-
-
-def test_a_tokenizer_and_a_vocabulary_size_exclude_each_other() -> None:
-    with pytest.raises(InputError, match="one of the two"):
-        read_corpus([], tokenizer="bytes", vocab_size=300, usual_vocab_size=300)

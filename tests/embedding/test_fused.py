@@ -11,7 +11,6 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from locant import (
     InputEmbedding,
@@ -138,19 +137,6 @@ def test_dropout_is_that_of_the_generator_and_only_in_training() -> None:
     assert_close(first[~dropped], (whole / 0.75)[~dropped])
 
 
-def test_recomputing_drops_the_same() -> None:
-    fused, _ = pair(encoding=Learned(9, WIDTH), norm="layer_norm", dropout=0.5)
-    ids, cotangent = torch.randint(VOCAB, (BATCH, LENGTH)), torch.randn(BATCH, LENGTH, WIDTH)
-    torch.manual_seed(1)
-    expected = torch.autograd.grad(fused(ids), list(fused.parameters()), cotangent)
-    torch.manual_seed(1)
-    y = checkpoint(fused, ids, use_reentrant=False)
-    assert isinstance(y, Tensor)
-    torch.randn(9)
-    found = torch.autograd.grad(y, list(fused.parameters()), cotangent)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
 class Whispering(Learned):
     pass
 
@@ -164,7 +150,6 @@ def with_own_forward(embedding: InputEmbedding) -> None:
 
 
 def with_a_narrow_norm(embedding: InputEmbedding) -> None:
-    assert embedding.norm is not None
     embedding.norm.bfloat16()
 
 
@@ -239,33 +224,10 @@ def test_autocast_decides_for_narrow_tables_only() -> None:
         assert "autocast" in str(why_plain(embedding.bfloat16()))
 
 
-def test_transforms_of_functions_work() -> None:
-    embedding = InputEmbedding(VOCAB, WIDTH, norm="layer_norm")
-    ids, weights = torch.randint(VOCAB, (4, 1, LENGTH)), dict(embedding.named_parameters())
-    nn.init.normal_(embedding.token.weight)
-    cotangent = torch.randn(1, LENGTH, WIDTH)
-
-    def loss(weights: dict[str, Tensor], ids: Tensor) -> Tensor:
-        assert why_plain(embedding) == "a transform of functions is at work"
-        return (torch.func.functional_call(embedding, weights, (ids,)) * cotangent).sum()
-
-    gradient = torch.func.grad(loss)(weights, ids[0])
-    expected = torch.autograd.grad((embedding(ids[0]) * cotangent).sum(), list(weights.values()))
-    for name, other in zip(weights, expected, strict=True):
-        assert_close(gradient[name], other)
-
-
 def test_a_graph_that_leaves_the_package_has_no_operation_of_ours() -> None:
     embedding = InputEmbedding(VOCAB, WIDTH, encoding=Learned(9, WIDTH), norm="layer_norm").eval()
     program = torch.export.export(embedding, (torch.zeros(1, LENGTH, dtype=torch.long),))
     assert not [node for node in program.graph.nodes if "locant" in str(node.target)]
-
-
-def test_the_state_is_the_same_and_copies_work() -> None:
-    fused, plain = pair(encoding=Learned(9, WIDTH), num_segments=2, norm="layer_norm")
-    assert list(fused.state_dict()) == list(plain.state_dict())
-    ids = torch.randint(VOCAB, (BATCH, LENGTH))
-    assert torch.equal(copy.deepcopy(fused)(ids), fused(ids))
 
 
 ASKED: list[tuple[type[LocantError], tuple[Any, ...]]] = [
@@ -380,17 +342,6 @@ def test_it_compiles_whole_for_every_length() -> None:
         found = torch.autograd.grad(compiled(ids), list(fused.parameters()), cotangent)
         expected = torch.autograd.grad(fused(ids), list(fused.parameters()), cotangent)
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
-@pytest.mark.unchecked
-def test_compiled_code_raises_as_well() -> None:
-    fused, _ = pair(encoding=Learned(41, WIDTH), num_segments=2, norm="layer_norm")
-    compiled = torch.compile(fused, fullgraph=True, backend="aot_eager")
-    good = torch.zeros(1, 3, dtype=torch.long)
-    assert torch.equal(compiled(good), fused(good))
-    with pytest.raises(RangeError, match="token id 29"):
-        compiled(torch.tensor([[0, VOCAB, 1]]))
-    assert torch.equal(compiled(good), fused(good))
 
 
 @pytest.mark.unchecked

@@ -7,8 +7,6 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from transformers import GemmaConfig
-from transformers.models.gemma.modeling_gemma import GemmaModel
 
 from locant import RangeError, SegmentEmbedding, ShapeError, TokenEmbedding
 from tests.refusal import refuses
@@ -37,24 +35,6 @@ def test_gradients_are_counted_once_per_use() -> None:
         for s in range(3):
             expected[ids[b, s]] += 2.5 * cotangent[b, s]
     assert_close(embedding.weight.grad, expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("d_model", [48, 2048, 3072])
-def test_the_rounded_scale_is_gemmas(d_model: int, dtype: torch.dtype) -> None:
-    """Not in float64: there theirs is still the square root in float32."""
-    config = GemmaConfig(vocab_size=11, hidden_size=d_model, intermediate_size=8, num_hidden_layers=0, head_dim=8,
-                         num_attention_heads=1, num_key_value_heads=1, pad_token_id=0)  # fmt: skip
-    theirs = GemmaModel(config).embed_tokens.to(dtype)
-    embedding = TokenEmbedding(11, d_model, scale="sqrt_d_model_rounded", padding_idx=0).to(dtype)
-    embedding.load_state_dict(theirs.state_dict(), strict=True)
-    ids = torch.randperm(11)[:10].view(2, 5)  # each once: sums of several they form in 16 bits
-    cotangent = torch.randn(2, 5, d_model).to(dtype)
-    ours, expected = embedding(ids), theirs(ids)
-    assert torch.equal(ours, expected)
-    ours.backward(cotangent)
-    expected.backward(cotangent)
-    assert torch.equal(embedding.weight.grad, theirs.weight.grad)
 
 
 FACTORS = {
@@ -105,7 +85,6 @@ def test_the_padding_row_is_zero_and_stays_zero(padding_idx: int) -> None:
     for _ in range(3):
         optimizer.zero_grad()
         embedding(ids).backward(torch.randn(3, 11, 7))
-        assert embedding.weight.grad is not None
         assert torch.equal(embedding.weight.grad[row], torch.zeros(7))
         optimizer.step()
     assert torch.equal(embedding.weight[row], torch.zeros(7))
@@ -118,7 +97,6 @@ def test_the_padding_row_survives_resizing_resetting_and_loading() -> None:
     assert embedding.padding_idx == 10
     assert torch.equal(embedding.weight[10], torch.zeros(7))
     embedding(torch.arange(17)).sum().backward()
-    assert embedding.weight.grad is not None
     assert embedding.weight.grad.any(1).tolist() == [i != 10 for i in range(17)]
     embedding.reset_parameters()
     assert embedding.weight.any(1).tolist() == [i != 10 for i in range(17)]

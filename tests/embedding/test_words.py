@@ -49,7 +49,6 @@ def test_the_nearest_tokens_are_those_of_the_whole_table(words: Words, word: str
 )
 def test_analogies(words: Words, text: str, answer: str) -> None:
     terms = terms_of([text])
-    assert terms is not None
     assert answer in [words.tokenizer.token(number) for number in words.nearest(terms, 3).ids.tolist()]
 
 

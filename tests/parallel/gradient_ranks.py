@@ -22,8 +22,6 @@ from locant import Rotary
 from locant.lab.decoder import Decoder
 from locant.parallel import VocabularyParallel, clip_grad_norm_, parameter_groups
 
-__all__ = ["MAX_NORM", "find_out"]
-
 STEPS, BATCH = 3, 4
 MAX_NORM = 0.5
 Optimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]

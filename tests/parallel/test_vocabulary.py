@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import parallelize_module
 
 from locant import InputEmbedding, LocantError, RangeError, ShapeError, Sinusoidal, TokenEmbedding
 from locant.lab.decoder import Decoder
@@ -98,12 +98,6 @@ def test_the_parts_are_drawn_as_a_whole_table_is(mesh: DeviceMesh) -> None:
     table.reset_parameters()
     assert isinstance(table.weight, DTensor)
     assert torch.equal(table.weight.full_tensor(), expected)
-
-
-def test_torchs_own_style_takes_no_other_module_than_its_own(mesh: DeviceMesh) -> None:
-    """Why there is a style of ours; should torch open its own, this test says so."""
-    with pytest.raises(NotImplementedError, match=r"only support nn\.Linear and nn\.Embedding"):
-        parallelize_module(nn.Sequential(TokenEmbedding(7, 4)), mesh, {"0": RowwiseParallel()})
 
 
 def test_mistakes_are_named(mesh: DeviceMesh) -> None:

@@ -19,8 +19,6 @@ from locant.embedding.table import Table
 from locant.parallel import VocabularyParallel
 from tests.tolerances import LOGITS
 
-__all__ = ["CASES", "RANKS", "find_out", "require_reset", "require_the_table_of_one_rank"]
-
 RANKS = 4
 D_MODEL = 3
 Case = tuple[int, int, int | None]

@@ -14,12 +14,8 @@ from torch import Tensor
 
 from locant import ALiBi, Learned, PositionEncoding, Positions, Rotary, Sinusoidal, T5Bias
 
-__all__ = [
-    "ARRANGEMENTS", "ENCODINGS", "HEADS", "HEAD_DIM", "CountsSlots", "encodings_of", "require_same_alone", "three_rows",
-]  # fmt: skip
-
 HEADS, KV_HEADS, HEAD_DIM, D_MODEL = 6, 2, 14, 11
-LENGTHS = [24, 1, 40]
+LENGTHS = [8, 1, 16]
 """Of the three rows; those that are cut for four ranks are multiples of 8."""
 
 
@@ -70,7 +66,7 @@ def padded(side: str) -> Iterator[tuple[Side, Side]]:
 def packed() -> Iterator[tuple[Side, Side]]:
     n = LENGTHS
     both = Side(
-        Positions.packed([[n[1], 0, n[2]], [n[0], n[1], n[1]]], length=70),
+        Positions.packed([[n[1], 0, n[2]], [n[0], n[1], n[1]]], length=n[2] + 5),
         [whole(1), whole(2, 0, n[1]), whole(0, 1), whole(1, 1, n[0]), whole(1, 1, n[0] + n[1])],
     )
     yield both, both
@@ -87,7 +83,7 @@ def cached() -> Iterator[tuple[Side, Side]]:
 
 def cached_together() -> Iterator[tuple[Side, Side]]:
     """Rows 0 and 2 side by side behind caches of different lengths."""
-    for step in range(0, LENGTHS[0], 5):
+    for step in range(0, LENGTHS[0], 3):
         starts = [step, step + LENGTHS[2] - LENGTHS[0]]
         pieces = [Piece(b, torch.tensor([0]), row, torch.tensor([starts[b]])) for b, row in enumerate((0, 2))]
         side = Side(Positions.after(torch.tensor(starts), 1), pieces)
@@ -96,10 +92,10 @@ def cached_together() -> Iterator[tuple[Side, Side]]:
 
 def chunked() -> Iterator[tuple[Side, Side]]:
     for row, n in enumerate(LENGTHS):
-        for first in range(0, n, 7):
-            places = torch.arange(first, min(first + 7, n))
+        for first in range(0, n, 5):
+            places = torch.arange(first, min(first + 5, n))
             chunk = Side(
-                Positions.arange(n).slice(first, first + 7), [Piece(0, torch.arange(len(places)), row, places)]
+                Positions.arange(n).slice(first, first + 5), [Piece(0, torch.arange(len(places)), row, places)]
             )
             yield chunk, alone(row)
             yield alone(row), chunk

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from locant import PositionEncoding, Positions
 
-__all__ = ["D_MODEL", "HEADS", "HEAD_DIM", "LENGTHS", "PLACES", "Doors", "require_same", "tokens"]
-
 HEADS, HEAD_DIM, D_MODEL = 4, 6, 7
 LENGTHS = (2, 3, 8, 9, 30, 51)
 """In `tests/known_bugs`, a slow test of entry 37 takes fifty, for every encoding."""

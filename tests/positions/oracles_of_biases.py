@@ -13,19 +13,6 @@ from collections.abc import Callable, Sequence
 import mpmath
 import numpy as np
 
-__all__ = [
-    "alibi_slopes_of_the_paper",
-    "cope",
-    "fire",
-    "fox",
-    "inkling",
-    "kerple",
-    "numerical_gradients",
-    "sandwich",
-    "shaw",
-    "transformer_xl",
-]
-
 Array = np.ndarray
 Places = Sequence[int]
 

@@ -10,8 +10,6 @@ from transformers import AutoConfig
 
 from locant.models.registry import presets
 
-__all__ = ["PRESETS", "PUBLISHED", "as_object", "layer_type_of"]
-
 
 class _Presets(Mapping[str, dict[str, Any]]):
     """Hands out copies: configuration classes of transformers write into the dictionaries that they are made of."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from threading import Barrier
@@ -19,7 +18,7 @@ from locant import Positions, Rotary
 from locant.positions import angles
 from locant.positions.frequencies import inverse_frequencies
 from tests import oracles
-from tests.tolerances import ANGLE, ANGLE_IN_DOUBLE, FORMULA, PRINTED
+from tests.tolerances import ANGLE, ANGLE_IN_DOUBLE, FORMULA
 
 BASES = [1e4, 5e5, 1e6, 1e7]
 EDGES = oracles.edge_positions()
@@ -48,8 +47,7 @@ def worst(rotary: Rotary, positions: np.ndarray, dim: int, base: float) -> float
     return error
 
 
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("dim", [2, 10, 64])
+@pytest.mark.parametrize(("base", "dim"), [(1e4, 64), (1e7, 10)])
 def test_the_fast_oracle_agrees_with_sixty_digits(dim: int, base: float) -> None:
     sample = np.array([*EDGES[::3], *spread(300)[150:200], 2**31 - 1])
     for fast, slow in zip(
@@ -58,8 +56,7 @@ def test_the_fast_oracle_agrees_with_sixty_digits(dim: int, base: float) -> None
         assert np.abs(fast - slow).max() < FORMULA
 
 
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("dim", [2, 6, 64])
+@pytest.mark.parametrize(("base", "dim"), list(zip(BASES, (16, 6, 2, 10), strict=True)))
 def test_a_hundred_thousand_positions_have_exact_angles(dim: int, base: float) -> None:
     positions = spread(140_000, seed=dim)
     assert len(np.unique(positions)) >= 100_000
@@ -67,16 +64,15 @@ def test_a_hundred_thousand_positions_have_exact_angles(dim: int, base: float) -
 
 
 @pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("dim", [128, 512])
-def test_wide_heads_have_exact_angles(dim: int, base: float) -> None:
-    assert worst(Rotary(dim, base), spread(8_000, seed=dim), dim, base) <= ANGLE
+def test_wide_heads_have_exact_angles(base: float) -> None:
+    assert worst(Rotary(128, base), spread(4_000), 128, base) <= ANGLE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("base", BASES)
 def test_very_many_positions_of_wide_heads_have_exact_angles(base: float) -> None:
     """512 wide: the frequencies of 128 and 256 are among them."""
-    assert worst(Rotary(512, base), spread(50_000, seed=512), 512, base) <= ANGLE
+    assert worst(Rotary(512, base), spread(20_000, seed=512), 512, base) <= ANGLE
 
 
 @pytest.mark.parametrize("last", [2**k + step for k in (8, 16, 17, 24, 25) for step in (-1, 0, 1)])
@@ -85,15 +81,6 @@ def test_angles_are_exact_whatever_the_largest_position_is(last: int) -> None:
     positions = np.array([p for p in EDGES if p < last] + [last])
     assert Positions.of(torch.from_numpy(positions)).max_index == last
     assert worst(Rotary(64), positions, 64, 1e4) <= ANGLE
-
-
-def test_the_bound_tells_the_usual_arithmetic_from_the_exact_one() -> None:
-    """The twin: float32 position times float32 frequency, already at 4095, and float32 products of exact tables."""
-    positions = np.arange(4096)
-    assert worst(Rotary(128, angles="float32"), positions, 128, 1e4) > 1e-4
-    coarse, fine = (oracles.angles(part, 128, 1e4) for part in (positions - positions % 64, positions % 64))
-    (a, b), (c, d) = (tuple(x.astype(np.float32) for x in pair) for pair in (coarse, fine))
-    assert np.abs(a * c - b * d - oracles.angles(positions, 128, 1e4)[0]).max() > ANGLE
 
 
 def test_angles_in_float64_are_exact_to_fifteen_digits() -> None:
@@ -173,18 +160,3 @@ def test_frequencies_have_fifty_digits() -> None:
             for i, frequency in enumerate(inverse_frequencies(dim, base)):
                 true = oracles.mpmath.power(oracles.mpmath.mpf(base), oracles.mpmath.mpf(-2 * i) / dim)
                 assert abs(oracles.mpmath.mpf(str(frequency)) / true - 1) < oracles.mpmath.mpf(10) ** -48
-
-
-def test_rotary_inverse_frequencies_at_dim_64() -> None:
-    assert [round(float(f), 4) for f in inverse_frequencies(64, 10_000.0)[:4]] == [1.0, 0.7499, 0.5623, 0.4217]
-    cos, sin = Rotary(64).cos_sin(Positions.after(1, 1), torch.float64)
-    assert torch.atan2(sin, cos)[0, 0, :4].tolist() == pytest.approx([1.0, 0.7499, 0.5623, 0.4217], abs=PRINTED[4])
-
-
-@pytest.mark.parametrize("cast", [lambda module: module, lambda module: module.half()], ids=["as it is", "cast"])
-def test_a_copy_has_the_same_bits(cast: Callable[[Rotary], Rotary]) -> None:
-    """That no cast moves a bit is shown in `tests/known_bugs/test_casts.py`."""
-    where = Positions.of(EDGES)
-    for rotary in (Rotary(22), Rotary(22, angles="float32")):
-        copied = copy.deepcopy(cast(Rotary(22, angles=rotary.angles.mode)))
-        assert all(torch.equal(*pair) for pair in zip(rotary.cos_sin(where), copied.cos_sin(where), strict=True))

@@ -51,7 +51,7 @@ SAMPLE = {
     "seq_len": 4, "cache_len": 4, "n": 2, "attention_mask": torch.ones(1, 2), "lengths": [2, 3], "index": [1],
     "batch": {"position_ids": [[0, 1]]},
     "parts": [Positions.arange(2)], "sizes": 2, "rank": 0, "world": 2, "ids": [1], "digits": [1], "numbers": [1, 2],
-    "documents": [2], "rotary": Rotary(4), "grids": [(1, 2)], "groups": [Rotary(4)], "height": 2, "width": 3,
+    "rotary": Rotary(4), "grids": [(1, 2)], "groups": [Rotary(4)], "height": 2, "width": 3,
     "num_frames": 8, "pair": 1,
 }  # fmt: skip
 
@@ -61,24 +61,7 @@ def _grid(sizes: Any, centred: Any = True, prefix: Any = 1, device: Any = None) 
     return Positions.grid(2, sizes, centred=centred, prefix=prefix, device=device)
 
 
-def _multimodal(
-    documents: Any,
-    merge: Any = 1,
-    merge_frames: Any = 1,
-    goes_on: Any = "sides",
-    denominator: Any = 1,
-    length: Any = None,
-    padding: Any = "left",
-    device: Any = None,
-) -> Positions:
-    """As it is, but what `Positions.cat` calls parts has another name."""
-    counting: dict[str, Any] = {"merge": merge, "merge_frames": merge_frames, "goes_on": goes_on}
-    return Positions.multimodal(
-        documents, **counting, denominator=denominator, length=length, padding=padding, device=device
-    )
-
-
-WRAPPED = {"grid": _grid, "multimodal": _multimodal}
+WRAPPED = {"grid": _grid}
 ENCODINGS = list(encodings().values())
 SCALINGS = [kind for name in scaling.__all__ if (kind := getattr(scaling, name)) is not scaling.Scaling]
 FACTORIES = [
@@ -100,7 +83,10 @@ ACCEPTED: dict[str, Collection[str]] = {
     # Beside these, what every signature says: ``None`` where it is the default, and a flag where the default is one.
     **dict.fromkeys(("base", "c", "gamma", "scale_base", "threshold", "factor", "low_freq_factor"), POSITIVE),
     **dict.fromkeys(("max_distance", "offset", "rank", "sizes", "batch", "start", "seed", "prefix"), ZERO),
-    **dict.fromkeys(("short_factor", "long_factor", "index", "lengths", "numbers", "documents"), frozenset({"list"})),
+    **dict.fromkeys(
+        ("short_factor", "long_factor", "index", "lengths", "numbers", "Positions.multimodal.parts"),
+        frozenset({"list"}),
+    ),
     **dict.fromkeys(("ids", "digits"), frozenset({"list", "0", "-1"})),
     "randomized.lengths": frozenset({"0", "list"}),
     "Positions.from_batch.batch": frozenset(),
@@ -144,7 +130,7 @@ ACCEPTED: dict[str, Collection[str]] = {
 OTHERS = {
     "norm", "axial", "scaling", "device",
     "layout", "angles", "kind", "form", "terms", "sections", "slopes", "short_factor", "long_factor",
-    "lengths", "length", "parts", "documents", "ids", "digits", "positions", "numbers", "goes_on", "padding", "grids",
+    "lengths", "length", "parts", "ids", "digits", "positions", "numbers", "goes_on", "padding", "grids",
     "attention_mask", "index", "document", "order", "cache_len", "pairs", "temperature",
     "rotary", "groups", "Positions.from_batch.batch",
 }  # fmt: skip
@@ -153,8 +139,7 @@ OTHERS = {
 WORDS = {
     "lengths": "length",
     "sizes": "size",
-    "parts": "",
-    "documents": "parts",
+    "Positions.cat.parts": "",
     "attention_mask": "mask",
     "length": "",
 }
@@ -163,7 +148,7 @@ WORDS = {
 CASES = [
     pytest.param(build, required, owner, name, id=f"{owner}.{name}")
     for owner, build in BUILDS.items()
-    for name, required in parameters(build, SAMPLE)
+    for name, required in parameters(build, SAMPLE | ({"parts": [2]} if owner == "Positions.multimodal" else {}))
 ]
 
 
@@ -173,16 +158,9 @@ def test_an_odd_argument_is_refused_by_name(build: Build, required: dict[str, An
     flag = FLAG if isinstance(default, bool) else frozenset()
     accepted = {*ACCEPTED.get(f"{owner}.{name}", ACCEPTED.get(name, flag)), *(NONE if default is None else ())}
     number = OTHERS.isdisjoint({name, f"{owner}.{name}"}) and not isinstance(default, bool)
-    require_refused(build, required, name, accepted, number=number, word=WORDS.get(name, name))
-
-
-def test_no_class_is_forgotten() -> None:
-    assert {"Positions.arange", "Positions.after", "Positions.packed", "Positions.of", "grid"} <= BUILDS.keys()
-    own = {"Unscaled", "Linear", "NTK", "DynamicNTK", "YaRN", "LongRoPE", "Llama3", "Proportional", "MixedNTK"}
-    assert own | {"Resonance"} <= {kind.__name__ for kind in SCALINGS}
-
-
-# ---------------------------------------------------------------------- what is large
+    require_refused(
+        build, required, name, accepted, number=number, word=WORDS.get(f"{owner}.{name}", WORDS.get(name, name))
+    )
 
 
 @pytest.mark.parametrize(
@@ -214,9 +192,6 @@ def test_extreme_scalings_can_be_built_with(kind: Build, number: float) -> None:
     for name, required in parameters(kind, SAMPLE):
         with suppress(LocantError, jaxtyping.TypeCheckError):
             Rotary(4, scaling=kind(**{**required, name: number}))
-
-
-# ---------------------------------------------------------------------- what is accepted
 
 
 def _numbers() -> list[Any]:

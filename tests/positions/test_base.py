@@ -38,12 +38,7 @@ def test_a_bias_of_some_keys_is_that_of_all_unless_its_class_says_otherwise(name
     read = encoding.read(torch.randn(1, 8, 12), whole)
     of_all = encoding.bias(q, k, read)
     of_some = encoding.bias(q, k[:, :, :5], read, read.slice(0, 5))
-    assert of_all is not None
-    assert of_some is not None
     assert torch.equal(of_some, of_all[..., :5]) is not encoding.needs_all_keys
-
-
-# ---------------------------------------------------------------------- called like a function
 
 
 @pytest.mark.parametrize("encoding", [Learned(8, 12), Sinusoidal(12), PositionEncoding()])

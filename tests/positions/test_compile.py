@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
-from locant import InputEmbedding, PositionEncoding, Positions, Rotary, Sinusoidal, attend
+from locant import InputEmbedding, PositionEncoding, Positions, Rotary, attend
 from tests.known_bugs.subjects import EVERY, differences, queries, use
 from tests.positions.alone import encodings_of
 from tests.positions.doors import D_MODEL, HEAD_DIM, HEADS, LENGTHS, PLACES, Doors, require_same, tokens
@@ -27,8 +27,8 @@ def _fresh() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-USED = [(name, "arange") for name in ENCODINGS]
-USED += [("rotary", place) for place in PLACES if place != "arange"] + [("t5", "padded")]
+USED = [(name, "arange") for name in ENCODINGS if name not in ("nope", "rotary interleaved", "t5")]
+USED += [("rotary", place) for place in PLACES if place not in ("arange", "packed")] + [("t5", "padded")]
 
 
 @pytest.mark.parametrize(("name", "place"), USED)
@@ -40,8 +40,7 @@ def test_all_lengths_take_two_compilations_and_no_graph_break(name: str, place: 
         for n in LENGTHS:
             x, q, k = tokens(n)
             require_same(compiled(x, q, k, PLACES[place](n)), doors(x, q, k, PLACES[place](n)))
-    if name != "nope":
-        assert 1 <= counter.frame_count <= 2
+    assert 1 <= counter.frame_count <= 2
 
 
 @pytest.mark.slow
@@ -63,7 +62,6 @@ def _use(encoding: PositionEncoding) -> Callable[..., tuple[Tensor, ...]]:
         if isinstance(encoding, Rotary):
             rotated = *encoding.rotate(q, q, positions), *encoding.rotate(q_low, q_low, positions)
             return *encoding.cos_sin(positions), *rotated
-        assert isinstance(encoding, Sinusoidal)
         return encoding.vectors(positions), encoding.embed(x, positions), encoding.embed(x_low, positions)
 
     return use
@@ -80,8 +78,8 @@ def test_float32_angles_compiled_differ_in_the_last_bit_only() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's compiler, about itself
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in ENCODINGS if name != "rotary float32"])
-def test_every_encoding_compiled_gives_the_same_bits(name: str) -> None:
+@pytest.mark.parametrize("name", ["learned", "rotary partial", "alibi", "t5 both ways"])
+def test_encodings_compiled_give_the_same_bits_at_padded_rows_of_any_length(name: str) -> None:
     doors = Doors(ENCODINGS[name]())
     compiled = torch.compile(doors, fullgraph=True)
     with torch.no_grad():
@@ -91,7 +89,7 @@ def test_every_encoding_compiled_gives_the_same_bits(name: str) -> None:
             require_same(compiled(x, q, k, positions), doors(x, q, k, positions))
 
 
-@pytest.mark.parametrize("name", ["learned", "sinusoidal", "rotary", "alibi", "t5"])
+@pytest.mark.parametrize("name", ["learned", "rotary", "t5"])
 def test_gradients_of_compiled_code_are_the_same(name: str) -> None:
     doors = Doors(ENCODINGS[name]())
     compiled = torch.compile(doors, fullgraph=True, backend="aot_eager")
@@ -124,8 +122,7 @@ class Model(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("name", "place"),
-    [("rotary", "packed"), ("alibi", "padded"), pytest.param("t5", "packed", marks=pytest.mark.slow)],
+    ("name", "place"), [("rotary", "packed"), ("alibi", "padded"), pytest.param("t5", "packed", marks=pytest.mark.slow)]
 )
 def test_a_model_from_ids_to_attention_is_one_graph(name: str, place: str) -> None:
     counter, model = CompileCounter(), Model(ENCODINGS[name]())
@@ -133,7 +130,6 @@ def test_a_model_from_ids_to_attention_is_one_graph(name: str, place: str) -> No
     with torch.no_grad():
         for n in (5, 9, 14, 15, 33):
             ids, positions = torch.randint(13, (2, n)), PLACES[place](n)
-            assert positions is not None
             assert torch.equal(compiled(ids, positions), model(ids, positions))
     assert 1 <= counter.frame_count <= 2
 
@@ -155,16 +151,6 @@ def test_decoding_token_by_token_takes_three_compilations(name: str) -> None:
         where = Positions.after(cached, 1), Positions.arange(cached + 1)
         assert torch.equal(compiled(q, k, *where), step(q, k, *where))
     assert 1 <= counter.frame_count <= 3
-
-
-def test_forward_keeps_nothing() -> None:
-    """No attribute appears or changes while an encoding is used."""
-    for build in ENCODINGS.values():
-        encoding = build()
-        before = {name: id(value) for name, value in vars(encoding).items()}
-        for n in (40, 1, 40):
-            Doors(encoding)(*tokens(n))
-        assert {name: id(value) for name, value in vars(encoding).items()} == before
 
 
 @pytest.mark.gpu

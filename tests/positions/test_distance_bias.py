@@ -128,7 +128,6 @@ def test_constants_are_resolved_before_the_score_function_is_called(monkeypatch:
         with monkeypatch.context() as patch:
             patch.setattr("locant.positions.constant.Constant.on", copies)
             zero = torch.tensor(0)
-            assert score_mod is not None
             score_mod(torch.tensor(0.0), zero, zero, zero, zero)
 
 
@@ -136,9 +135,6 @@ def test_the_largest_distance_is_known_where_it_helps() -> None:
     assert largest_distance(Positions.arange(5), Positions.arange(5)) == 4
     assert largest_distance(Positions.after(100, 2), Positions.arange(102)) == 101
     assert largest_distance(Positions.of([5000]), Positions.of([0])) is None, "more distances than pairs"
-
-
-# ---------------------------------------------------------------------- looking at a bias
 
 
 def test_slopes_are_numbers() -> None:

@@ -22,7 +22,6 @@ def images(**options: object) -> Positions:
 
 
 def coordinates(positions: Positions) -> Tensor:
-    assert positions.place_or_none is not None
     return cells(positions.grids)[positions.place_or_none]
 
 

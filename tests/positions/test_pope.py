@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from locant import KVCache, LocantError, Positions, RangeError, ShapeError, attend
+from locant import LocantError, Positions, RangeError, ShapeError
 from locant.positions import PoPE
 from tests.refusal import refuses
 from tests.tolerances import assert_close
@@ -39,22 +39,6 @@ def test_scores_are_the_formula_at_the_scale_of_the_old_width() -> None:
         angle = apart[..., None] * frequencies + shift[head // 2]
         expected = (lengths * np.cos(angle)).sum(-1) / np.sqrt(WIDTH)
         assert_close(ours[:, head].detach(), torch.from_numpy(expected), torch.float32)
-
-
-def test_a_cache_goes_on_token_by_token() -> None:
-    pope = encoding()
-    q = torch.randn(1, HEADS, 7, WIDTH)
-    k, v = torch.randn(2, 1, KV_HEADS, 7, WIDTH)
-    with torch.no_grad():
-        whole = Positions.arange(7)
-        expected = attend(*pope.rotate(q, k, whole), v, encoding=pope, positions=whole)
-        cache, outputs = KVCache(), []
-        for slot in range(7):
-            at, one = Positions.after(slot, 1), slice(slot, slot + 1)
-            new_q, new_k = pope.rotate(q[:, :, one], k[:, :, one], at)
-            keys, values, k_positions = cache.append(new_k, v[:, :, one], at)
-            outputs.append(attend(new_q, keys, values, encoding=pope, positions=at, k_positions=k_positions))
-    assert_close(torch.cat(outputs, dim=2), expected)
 
 
 def test_what_has_no_room_or_other_heads_is_refused() -> None:

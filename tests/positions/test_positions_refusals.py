@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._pytree import tree_map
 
 from locant import LocantError, Positions, RangeError, ShapeError
 from tests.refusal import refuses
@@ -103,10 +102,3 @@ def test_what_is_no_index_of_rows_is_refused_at_once(index: Any) -> None:
         "Positions.arange(10)" if isinstance(index, int) else "Positions.of(index)",
     ):
         Positions(index)
-
-
-@pytest.mark.unchecked
-def test_a_tree_of_anything_else_is_still_one() -> None:
-    for positions in (Positions.packed([2, 1]), Positions.of([0, 1], [0, 1], max_index=9)):
-        shapes = tree_map(lambda x: x.dim() if isinstance(x, torch.Tensor) else x, positions)
-        assert (shapes.index, shapes.document_or_none) == (2, 2)

@@ -52,9 +52,6 @@ class WideForAModel(Wide):
         return cls(shape.num_heads, shape.head_dim)
 
 
-# ---------------------------------------------------------------------- this package's own
-
-
 def test_every_file_of_the_package_holds_encodings_that_are_found() -> None:
     files = {path.stem for path in Path(registry.own.__file__).parent.glob("*.py")} - {"__init__"}
     assert {kind.__module__.rsplit(".", 1)[-1] for kind in encodings().values()} == files | {"base"}
@@ -108,7 +105,6 @@ def test_sizes_and_options_reach_the_encoding() -> None:
     grouped = ModelShape(d_model=24, num_heads=4, num_kv_heads=2, max_seq_len=17)
     assert [find(name).for_model(grouped).num_heads for name in ("alibi", "pope", "fope")] == [4, 2, 2]
     rotary = encoding("rotary", head_dim=8, base=5e5, layout="interleaved", rotary_dim=4, angles="float32")
-    assert isinstance(rotary, Rotary)
     assert (rotary.base, rotary.layout, rotary.rotary_dim, rotary.angles.mode) == (5e5, "interleaved", 4, "float32")
 
 
@@ -143,9 +139,6 @@ def test_an_unknown_option_and_a_missing_size_are_named(name: str) -> None:
     if sizes:
         with refuses(RangeError, next(iter(sizes)), f"locant.encoding({name!r}, "):
             encoding(name)
-
-
-# ---------------------------------------------------------------------- other people's
 
 
 @pytest.mark.usefixtures("_fresh")

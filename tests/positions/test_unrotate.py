@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
-from locant import PositionEncoding, Positions, Rotary, ShapeError, XPos, attend
+from locant import Positions, Rotary, attend
 from locant.positions import ModelShape, Pairs
 from locant.positions.registry import encodings
 from locant.positions.scaling import YaRN
-from tests.refusal import refuses
 from tests.tolerances import PEER, assert_close
 
 SHAPE = ModelShape(d_model=12, num_heads=3, max_seq_len=8)
@@ -45,23 +43,6 @@ def test_it_is_the_inverse_rotation_forward_and_gradient(name: str) -> None:
     cotangent = torch.randn_like(y)
     (gradient,) = torch.autograd.grad(back, y, cotangent)
     assert_close(gradient, rotary.rotate_one(cotangent, where) / factor**2, held)  # of R^-1 / m: R / m
-
-
-@pytest.mark.parametrize("encoding", [Rotary(6), Rotary(6, layout="interleaved"), XPos(6), PositionEncoding()])
-def test_what_a_rotated_value_contributes_depends_on_the_distance_alone(encoding: PositionEncoding) -> None:
-    q, k = torch.randn(2, 1, 2, 7, 6, dtype=torch.float64)
-
-    def attended(positions: Positions) -> Tensor:
-        rotated_q, rotated_k = encoding.rotate(q, k, positions)
-        y = attend(rotated_q, rotated_k, rotated_k, encoding=encoding, positions=positions)
-        return encoding.unrotate(y, positions)
-
-    assert_close(attended(Positions.after(900, 7)), attended(Positions.arange(7)), torch.float32)
-
-
-def test_what_does_not_fit_is_refused_by_name() -> None:
-    with refuses(ShapeError, "y", "head_dim=10"):
-        ROTARY["half"].unrotate(torch.zeros(1, 2, 3, 8), Positions.arange(3))
 
 
 def test_it_is_the_attention_of_deepseek_v4() -> None:

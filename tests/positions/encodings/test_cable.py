@@ -9,15 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from locant import ALiBi, Fox, LocantError, Positions, attend
-from locant.attention.backends import blocks
+from locant import Fox, LocantError, Positions, attend
 from locant.positions.encodings.cable import Cable
 from tests.positions.claims import shaken
 from tests.positions.encodings.test_hidden import D_MODEL, HEAD_DIM, HEADS, QUERIES, agrees_with_formula
 from tests.refusal import refuses
-from tests.tolerances import assert_close
 
 
 def cable(queries: list[int], keys: list[int], x: np.ndarray, weight: np.ndarray, **slope: np.ndarray) -> np.ndarray:
@@ -39,39 +36,9 @@ def test_values_and_gradients_are_those_of_the_formula(queries: list[int], weigh
     agrees_with_formula(encoding, queries, partial(cable, queries, list(range(12))))
 
 
-def test_with_steps_of_one_and_fixed_slopes_it_is_alibi() -> None:
-    encoding, alibi = Cable(HEADS, D_MODEL), ALiBi(HEADS)
-    x = torch.zeros(1, 20, D_MODEL)
-    x[..., 0] = 1.0
-    with torch.no_grad():
-        for parameter in encoding.parameters():
-            parameter.zero_()
-        encoding.weight[:, 0] = 1.0
-        encoding.slope[:, 0] = alibi.slopes.expm1().log()  # type: ignore[index]
-        q = torch.zeros(1, HEADS, 20, HEAD_DIM)
-        bias = encoding.bias(q, q, encoding.read(x, Positions.arange(20)))
-    assert_close(bias[0], alibi.matrix(20))
-
-
 def test_without_slopes_it_goes_in_blocks_of_far_keys_as_forget_gates_do() -> None:
     assert Cable(2, 4, weighted=False).far == Fox(2, 4).far == 0
     assert Cable(2, 4).far is None  # the slope of a query is no summand
-
-
-def test_without_slopes_attention_in_blocks_is_that_with_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, size in {"BLOCK": 8, "HELD": 128, "FAR_AT_ONCE": 24}.items():
-        monkeypatch.setattr(blocks, name, size)
-    encoding: Any = shaken(Cable(HEADS, D_MODEL, weighted=False)).double()
-    x, q, k, v = (torch.randn(2, *shape, dtype=torch.float64, requires_grad=True)
-                  for shape in ((70, D_MODEL), *[(HEADS, 70, HEAD_DIM)] * 3))  # fmt: skip
-    cotangent = torch.randn_like(v)
-
-    def through(backend: Any) -> tuple[Tensor, ...]:
-        y = attend(q, k, v, encoding=encoding, positions=encoding.read(x, Positions.arange(70)), backend=backend)
-        return y.detach(), *torch.autograd.grad(y, [x, q, k, v, *encoding.parameters()], cotangent)
-
-    for ours, expected in zip(through("tiled"), through("eager"), strict=True):
-        assert_close(ours, expected)
 
 
 def test_what_is_read_as_a_vector_is_for_no_score_function() -> None:

@@ -19,14 +19,14 @@ def drawn(head_dim: int, max_positions: int = 4) -> Cope:
     return encoding
 
 
-@pytest.mark.parametrize("max_positions", [1, 2, 4, 64])
-@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize(("max_positions", "kv_heads"), [(1, 1), (2, 2), (3, 1), (9, 2)])
 def test_values_and_gradients_are_those_of_the_paper(max_positions: int, kv_heads: int) -> None:
+    """Of one embedding, of fewer than tokens, and of so many that no count reaches the last."""
     encoding = drawn(3, max_positions)
-    queries, keys = [2, 5, 6], [0, 1, 2, 3, 4, 5, 6]
+    queries, keys = [2, 4], [0, 1, 2, 3, 4]
     claims.agrees_with_oracle(
         encoding, lambda q, k, weight: cope(q, k, queries, keys, weight, encoding.scale), {"weight": encoding.weight},
-        torch.randn(2, 2, 3, 3), torch.randn(2, kv_heads, 7, 3), queries, keys, contextual=True,
+        torch.randn(2, 2, 2, 3), torch.randn(2, kv_heads, 5, 3), queries, keys, contextual=True,
     )  # fmt: skip
 
 
@@ -40,23 +40,6 @@ def test_gates_that_are_open_count_tokens() -> None:
     with torch.no_grad():
         encoding.weight.copy_(torch.arange(5.0)[:, None].expand(5, 2) / 200)
     assert_close(encoding.bias(q, k, Positions.arange(8))[0, 0].detach(), (steps + 1).clamp(0, 4).float())
-
-
-def test_padding_and_other_documents_open_no_gate() -> None:
-    """The counts of a packed, padded row, slot by slot, are those of each document alone; zero across documents."""
-    encoding = Cope(6)
-    positions = Positions.packed([[3, 0, 1, 4]], length=11)
-    q, k = torch.randn(1, 2, 11, 6), torch.randn(1, 2, 11, 6)
-    counts = encoding.counts(q, k, positions)
-    covered = torch.zeros(11, 11, dtype=torch.bool)
-    for first, n in ((0, 3), (3, 1), (4, 4)):
-        part = slice(first, first + n)
-        covered[part, part] = True
-        alone = encoding.counts(q[:, :, part], k[:, :, part], Positions.arange(n))
-        assert torch.equal(counts[:, :, part, part].tril(), alone.tril())
-    earlier_documents = counts[:, :, 4:8, :4]
-    assert torch.equal(earlier_documents.amin(), earlier_documents.amin().clamp(min=0))
-    assert not counts[:, :, 8:].any(), "a padding query counts nothing"
 
 
 def test_keys_in_any_order_give_the_same_bits() -> None:
@@ -97,19 +80,15 @@ def test_attention_without_the_keys_in_between_is_refused(where: Positions) -> N
 
 def test_the_oldest_keys_may_be_missing() -> None:
     """A count goes from a key to the query, so what a sliding cache has dropped is in no count that is left."""
-    encoding, where = drawn(6), Positions.arange(20)
-    q, k, v = torch.randn(3, 2, 4, 20, 6)
-    y = attend(q, k, v, encoding=encoding, positions=where, window=5)
-    for p in range(5, 20):
+    encoding, where = drawn(6), Positions.arange(11)
+    q, k, v = torch.randn(3, 2, 4, 11, 6)
+    y, whole = attend(q, k, v, encoding=encoding, positions=where, window=5), encoding.bias(q, k, where)
+    for p in (5, 7, 10):
         for first in range(p - 4):
-            held, query = slice(first, p + 1), where.slice(p, p + 1)
-            step = attend(
-                q[:, :, [p]], k[:, :, held], v[:, :, held], encoding=encoding, positions=query,
-                k_positions=where.slice(first, p + 1), window=5,
-            )  # fmt: skip
-            bias = encoding.bias(q[:, :, [p]], k[:, :, held], query, where.slice(first, p + 1))
-            assert torch.equal(bias, encoding.bias(q, k, where)[:, :, [p], held])
-            assert_close(step, y[:, :, [p]])
+            held, query, keys = slice(first, p + 1), where.slice(p, p + 1), where.slice(first, p + 1)
+            options = {"encoding": encoding, "positions": query, "k_positions": keys, "window": 5}
+            assert_close(attend(q[:, :, [p]], k[:, :, held], v[:, :, held], **options), y[:, :, [p]])
+            assert torch.equal(encoding.bias(q[:, :, [p]], k[:, :, held], query, keys), whole[:, :, [p], held])
 
 
 def test_pages_in_any_order_give_the_same_bits() -> None:
@@ -133,5 +112,4 @@ def test_embeddings_begin_as_zeros_and_learn() -> None:
     bias = encoding.bias(q, k, Positions.arange(5))
     assert not bias.any()
     bias.backward(torch.randn_like(bias))
-    assert encoding.weight.grad is not None
     assert bool(encoding.weight.grad[:2].any())

@@ -42,21 +42,6 @@ def test_far_distances_are_as_good_as_near_ones(kind: str) -> None:
     assert float(((bias[0] - truth) / truth.clamp(max=-1e-9)).abs().max()) < LOGARITHM
 
 
-def test_the_power_form_with_exponent_one_tells_all_distances_apart() -> None:
-    encoding = set_to(Kerple(1, "power"), [0.5], [1.0])
-    bias = encoding.bias(*zeros(1, 1, 131_072), Positions.after(131_071, 1), Positions.arange(131_072))
-    assert len(bias.unique()) == 131_072
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_pair_depends_on_its_distance_alone(kind: str) -> None:
-    encoding = Kerple(3, kind)  # type: ignore[arg-type]
-    here = encoding.bias(*zeros(3, 9, 9), Positions.arange(9))
-    assert torch.equal(here, here.transpose(2, 3))
-    assert torch.equal(here, encoding.bias(*zeros(3, 9, 9), Positions.after(1_000_003, 9)))
-    assert not here.diagonal(dim1=2, dim2=3).any()
-
-
 def test_parameters_act_within_their_bounds_and_can_come_back() -> None:
     """Three around each bound: below, at, above. The value is held, the gradient is that of the bound."""
     encoding = set_to(Kerple(3, "power"), [0.009, 0.01, 0.011], [1.999, 2.0, 2.001])
@@ -64,9 +49,7 @@ def test_parameters_act_within_their_bounds_and_can_come_back() -> None:
     bias = encoding.bias(q, k, Positions.after(3, 1), Positions.arange(2))
     torch.testing.assert_close(bias[0, :, 0, 0], torch.tensor([-0.01 * 3**1.999, -0.01 * 9, -0.011 * 9]), **SHORT_SUM)
     bias.sum().backward()
-    assert encoding.r1.grad is not None
     assert bool((encoding.r1.grad < 0).all())
-    assert encoding.r2.grad is not None
     assert bool((encoding.r2.grad < 0).all())
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers.models.opt.modeling_opt import OPTLearnedPositionalEmbedding
 
 from locant import Learned, Positions, RangeError
 from tests.refusal import refuses
@@ -27,30 +26,12 @@ def test_parameters_are_the_table() -> None:
     assert (learned.max_seq_len, learned.d_model) == (2048, 64)
 
 
-@pytest.mark.parametrize("padding", ["left", "right"])
-def test_an_offset_of_two_is_opts(padding: str) -> None:
-    theirs = OPTLearnedPositionalEmbedding(11, 7)
-    learned = Learned(11, 7, offset=2)
-    learned.load_state_dict(theirs.state_dict(), strict=True)
-    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
-    mask = mask if padding == "left" else mask.flip(1)
-    x, real = torch.randn(2, 5, 7), mask.bool()
-    embedded, expected = learned.embed(x, Positions.from_mask(mask)), x + theirs(mask)
-    assert torch.equal(embedded[real], expected[real])
-    assert torch.equal(learned.embed(x[:1], Positions.after(6, 5)), x[:1] + theirs(torch.ones(1, 11), 6))
-    cotangent = torch.randn(2, 5, 7) * real[..., None]
-    embedded.backward(cotangent)
-    expected.backward(cotangent)
-    assert torch.equal(learned.weight.grad, theirs.weight.grad)
-
-
 def test_gradients_are_right_where_a_row_is_used_twice() -> None:
     learned = Learned(4, 3).double()
     x = torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True)
     positions = Positions.of([[0, 1, 1, 3, 0], [2, 2, 2, 1, 0]])
     cotangent = torch.randn(2, 5, 3, dtype=torch.float64)
     learned.embed(x, positions).backward(cotangent)
-    assert x.grad is not None
     assert torch.equal(x.grad, cotangent)
     expected = torch.zeros(4, 3, dtype=torch.float64)
     for b in range(2):
@@ -79,12 +60,6 @@ def test_a_negative_position_is_refused(offset: int) -> None:
     """Not read from the end of the table, and not from the rows before position 0."""
     with refuses(RangeError, "position -1", "(0, 2)"):
         Learned(8, 3, offset=offset).embed(torch.zeros(1, 3, 3), Positions.of([0, 1, -1]))
-
-
-def test_padding_of_any_width_has_a_row() -> None:
-    learned = Learned(3, 2)
-    mask = torch.zeros(1, 9).index_fill(1, torch.tensor([3, 5, 8]), 1)
-    assert torch.isfinite(learned.embed(torch.zeros(1, 9, 2), Positions.from_mask(mask))).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
@@ -136,7 +111,6 @@ def test_all_new_positions_can_be_used_and_learn(method: str) -> None:
     learned = Learned(4, 3)
     learned.resize(7, method=method)  # type: ignore[arg-type]
     learned.embed(torch.zeros(1, 7, 3), Positions.arange(7)).sum().backward()
-    assert learned.weight.grad is not None
     assert torch.equal(learned.weight.grad, torch.ones(7, 3))
     with refuses(RangeError, "position 7", "0..6"):
         learned.embed(torch.zeros(1, 8, 3), Positions.arange(8))

@@ -46,21 +46,6 @@ def zeros(tokens: int, heads: int = HEADS) -> Tensor:
     return torch.zeros(1, heads, tokens, HEAD_DIM)
 
 
-# ---------------------------------------------------------------------- published models
-
-
-def test_swin() -> None:
-    from transformers.models.swin.modeling_swin import SwinRelativePositionBias
-
-    theirs = randomized(SwinRelativePositionBias(HEADS, (3, 5)))
-    ours = GridBias(HEADS, 3, 5)
-    ours.load_state_dict({"weight": theirs.relative_position_bias_table})
-    bias, expected = ours.bias(zeros(15), zeros(15), Positions.grid(3, 5)), theirs()
-    assert torch.equal(bias, expected)
-    assert torch.equal(ours.matrix(15), expected[0])
-    same_gradients(bias, expected, [(ours.weight, theirs.relative_position_bias_table)])
-
-
 @pytest.mark.parametrize("size", [(4, 4), (5, 3), (2, 9)], ids=str)
 def test_beit_with_its_class_token_and_for_grids_of_other_sizes(size: tuple[int, int]) -> None:
     from transformers import BeitConfig
@@ -122,20 +107,6 @@ def test_sam_attention_also_with_interpolated_tables(size: tuple[int, int]) -> N
     ours.resize(*size)
     assert_close(ours.bias(q, k, Positions.grid(*size)), bias)
 
-
-def test_vitdet() -> None:
-    from transformers.models.vitdet.modeling_vitdet import add_decomposed_relative_positions
-
-    ours = DecomposedBias(HEAD_DIM, 3, 5)
-    q = torch.randn(2, HEADS, 15, HEAD_DIM, requires_grad=True)
-    tables = [each.detach().clone().requires_grad_() for each in (ours.rows, ours.columns)]
-    flat = q.flatten(0, 1)
-    expected = add_decomposed_relative_positions(torch.zeros(len(flat), 15, 15), flat, *tables, (3, 5), (3, 5))
-    bias = ours.bias(q, q, Positions.grid(3, 5))
-    same_gradients(bias, expected.view_as(bias), [(q, q), (ours.rows, tables[0]), (ours.columns, tables[1])])
-
-
-# ---------------------------------------------------------------------- through attention
 
 ENCODINGS: dict[str, Callable[[], OffsetBias]] = {
     "table": lambda: GridBias(HEADS, 4, 5, prefix=True),
@@ -235,9 +206,6 @@ def test_flex_attention_runs_it_on_a_cpu() -> None:
     assert_close(y, expected)
 
 
-# ---------------------------------------------------------------------- the claims of every encoding, in one row
-
-
 @pytest.mark.parametrize("resized", ["the copy", "the original"])
 def test_resizing_one_of_two_that_share_their_parameters_leaves_the_other_as_it_was(resized: str) -> None:
     bias = GridBias(HEADS, 3, 5)
@@ -247,9 +215,6 @@ def test_resizing_one_of_two_that_share_their_parameters_leaves_the_other_as_it_
     before = other.matrix(15).clone()
     one.resize(6, 6)
     assert torch.equal(other.matrix(15), before)
-
-
-# ---------------------------------------------------------------------- what is refused
 
 
 def test_offsets_that_the_grid_does_not_have_are_refused() -> None:

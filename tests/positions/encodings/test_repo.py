@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from locant import KVCache, LocantError, Positions, Rotary, ShapeError, attend, encoding
-from locant.attention import StaticKVCache
-from locant.lab import Decoder
+from locant import LocantError, Positions, ShapeError, attend, encoding
 from locant.positions.encodings.repo import RePo
 from tests.positions.claims import DTYPES, shaken
 from tests.positions.oracles_of_biases import numerical_gradients
@@ -49,20 +47,6 @@ def test_values_and_gradients_are_those_of_the_formula() -> None:
     truth = numerical_gradients(formula, given, cotangent[0].double().numpy())
     for name, ours in zip(leaves, torch.autograd.grad(rotated, list(leaves.values()), cotangent), strict=True):
         assert_close(ours[0] if name in "xq" else ours, torch.from_numpy(truth[name]))
-
-
-def test_where_the_index_is_read_it_is_rotary() -> None:
-    repo, x = made(torch.float64, width=1), torch.zeros(1, 9, D_MODEL, dtype=torch.float64)
-    x[0, :, 0], x[0, :, 1] = 100.0, torch.arange(9.0)
-    with torch.no_grad():
-        for parameter in repo.parameters():
-            parameter.zero_()
-        repo.gate[0, 0], repo.content[0, 1], repo.weight[:] = 1.0, 0.01, 1.0  # silu(100) is 100
-    q, k = (torch.randn(1, heads, 9, HEAD_DIM, dtype=torch.float64) for heads in (HEADS, KV_HEADS))
-    whole = Positions.arange(9)
-    expected = Rotary(HEAD_DIM, 50.0).rotate(q, k, whole)
-    for ours, its in zip(repo.rotate(q, k, repo.read(x, whole)), expected, strict=True):
-        assert_close(ours, its)
 
 
 def test_it_is_turned_back_and_in_place() -> None:
@@ -112,32 +96,6 @@ def test_attention_has_it_forward_and_every_gradient(backend: Any) -> None:
 
     for ours, expected in zip(through(backend, torch.float32), through("eager", torch.float64), strict=True):
         assert_close(ours, expected, torch.float32)
-
-
-@pytest.mark.parametrize("static", [False, True])
-def test_a_cache_keeps_rotated_keys_alone(static: bool) -> None:
-    repo, n = made(), 14
-    x, q = torch.randn(1, n, D_MODEL), torch.randn(1, HEADS, n, HEAD_DIM)
-    k, v = torch.randn(2, 1, KV_HEADS, n, HEAD_DIM)
-    cache: Any = StaticKVCache(n, batch=1, kv_heads=KV_HEADS, head_dim=HEAD_DIM, encoding=repo) if static else KVCache()
-    with torch.no_grad():
-        whole = repo.read(x, Positions.arange(n))
-        y = attend(*repo.rotate(q, k, whole), v, encoding=repo, positions=whole)
-        for start, stop in [(0, 6), (6, 9), *((i, i + 1) for i in range(9, n))]:
-            part = slice(start, stop)
-            read = repo.read(x[:, part], Positions.after(start, stop - start), cache.positions)
-            new_q, new_k = repo.rotate(q[:, :, part], k[:, :, part], read)
-            keys, values, k_positions = cache.append(new_k, v[:, :, part], read)
-            out = attend(new_q, keys, values, encoding=repo, positions=read, k_positions=k_positions)
-            assert_close(out, y[:, :, part])
-
-
-def test_it_runs_in_the_decoder_with_its_cache() -> None:
-    model = Decoder(50, RePo(4, HEADS, D_MODEL), d_model=D_MODEL, num_heads=HEADS, num_layers=2)
-    tokens, caches = torch.randint(0, 50, (1, 12)), [KVCache(), KVCache()]
-    with torch.no_grad():
-        parts = [model(tokens[:, start : start + 4], caches=caches) for start in (0, 4, 8)]
-        assert_close(torch.cat(parts, 1), model(tokens))
 
 
 def test_mistakes_are_named() -> None:

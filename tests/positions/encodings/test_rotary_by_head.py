@@ -5,19 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from locant import Positions, RangeError, Rotary, ShapeError, attend
+from locant import Positions, RangeError, Rotary, ShapeError
 from locant.positions import FoPE, MixedRotary, Pairs, RotaryByHead, StringRotary, UnequalAngles
 from tests.positions import claims
 from tests.refusal import refuses
 from tests.tolerances import DOUBLE, assert_close
-
-BUILDS: dict[str, claims.Build] = {
-    "mixed": lambda heads, width: MixedRotary(width, 2 if heads % 2 == 0 else 1),
-    "string": lambda heads, width: StringRotary(width),
-    "by head": lambda heads, width: RotaryByHead([Rotary(width), Rotary(width, 7.0, layout="interleaved")]),
-}
 
 
 def turned(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
@@ -53,18 +46,6 @@ def test_string_rotates_in_planes_of_an_orthogonal_matrix() -> None:
     expected = turned(x.numpy() @ planes.T, angle[:, None])
     assert_close(encoding.rotate_one(x, Positions.of(index)).detach(), torch.from_numpy(expected))
     assert_close(encoding.unrotate(encoding.rotate_one(x, Positions.of(index)), Positions.of(index)), x)
-
-
-@pytest.mark.parametrize("name", BUILDS)
-def test_scores_depend_on_distances_alone(name: str) -> None:
-    encoding = claims.shaken(BUILDS[name](4, 6)).double()
-    q, k = torch.randn(1, 4, 5, 6, dtype=torch.float64), torch.randn(1, 2, 5, 6, dtype=torch.float64)
-
-    def scores(where: Positions) -> Tensor:
-        rotated_q, rotated_k = encoding.rotate(q, k, where)
-        return attend(rotated_q, rotated_k, k, encoding=encoding, positions=where)
-
-    assert_close(scores(Positions.after(50, 5)), scores(Positions.arange(5)), torch.float32)
 
 
 def test_what_starts_as_rotary_is_rotary() -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, LlamaConfig
-from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
 
 from locant import Positions, Rotary
 from tests.positions.published import PUBLISHED, as_object, layer_type_of
@@ -38,8 +37,6 @@ def their_angles(config: Any, index: Tensor, rotary: Rotary, layer_type: str | N
     position_ids = index.expand(3, 1, -1) if rotary.sections else index[None]
     extra = (layer_type,) if layer_type else ()
     rotated = module(like, position_ids, *extra)
-    if isinstance(rotated, Tensor):  # complex numbers
-        return rotated.real, rotated.imag
     return pairs(rotated[0], rotary), pairs(rotated[1], rotary)
 
 
@@ -69,10 +66,8 @@ def lengths_of(name: str) -> list[int]:
     return sorted({trained, longest})
 
 
-POLAR = ("deepseek_v2", "llama4_text")
-"""Their cosines come out of `torch.polar`, which rounds the last bit in its own way; the frequencies are the same."""
-
-ELSEWHERE = ("gptj", *POLAR)
+ELSEWHERE = ("gptj", "deepseek_v2", "llama4_text")
+"""Without a module, or with complex numbers: `tests/models/test_every_rotary_module.py` runs them, and all others."""
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if PUBLISHED[name]["model_type"] not in ELSEWHERE])
@@ -83,26 +78,6 @@ def test_published_configurations_turn_as_in_transformers_bit_for_bit(name: str)
         assert_same_bits(config, around(length), layer_type_of(facts))
 
 
-def test_gpt_j_turns_as_in_transformers_bit_for_bit() -> None:
-    rotary = Rotary.from_config(as_object(PUBLISHED["gpt-j-6b"]), angles="float32")
-    cos, sin = rotary.cos_sin(Positions.arange(2048))
-    theirs = create_sinusoidal_positions(2048, 64)
-    assert torch.equal(sin[0], theirs[:, :32])
-    assert torch.equal(cos[0], theirs[:, 32:])
-
-
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if PUBLISHED[name]["model_type"] in POLAR])
-def test_models_with_complex_angles_turn_as_in_transformers_up_to_the_last_bit(name: str) -> None:
-    config = as_object(PUBLISHED[name])
-    rotary = Rotary.from_config(config, angles="float32")
-    assert torch.equal(rotary.scaling.rounded(rotary.rotary_dim, rotary.base), reference(config).inv_freq)
-    index = around(163840)
-    for ours, theirs in zip(
-        rotary.cos_sin(Positions.of(index)), their_angles(config, index, rotary, None), strict=True
-    ):
-        assert (ours - theirs).abs().max() <= 2**-24
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_dictionary_and_the_object_made_of_it_say_the_same(name: str) -> None:
     facts = PUBLISHED[name]
@@ -110,13 +85,6 @@ def test_a_dictionary_and_the_object_made_of_it_say_the_same(name: str) -> None:
     from_object = Rotary.from_config(as_object(facts), layer_type=layer_type_of(facts), angles="float32")
     for field in ("head_dim", "base", "scaling", "layout", "rotary_dim", "sections"):
         assert getattr(from_dict, field) == getattr(from_object, field), field
-
-
-@pytest.mark.parametrize("layer_type", ["full_attention", "sliding_attention"])
-@pytest.mark.parametrize("model_type", ["gemma3_text", "gemma4_text"])
-def test_layer_types_have_their_own_angles(model_type: str, layer_type: str) -> None:
-    sizes = {"hidden_size": 128, "num_attention_heads": 2, "head_dim": 64, "num_hidden_layers": 6}
-    assert_same_bits(AutoConfig.for_model(model_type, **sizes), around(131072), layer_type)
 
 
 def llama(rope: dict[str, Any], **sizes: Any) -> LlamaConfig:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from locant import Positions, Sinusoidal
 from tests import oracles
@@ -30,17 +28,6 @@ def test_far_positions_are_exact() -> None:
     assert abs(vectors[:, 1::2] - cos).max() <= ANGLE
 
 
-@given(st.integers(-(2**20), 2**20), st.integers(-(2**20), 2**20), st.integers(1, 24))
-def test_moving_by_k_is_one_fixed_linear_map(p: int, k: int, pairs: int) -> None:
-    """PE(p + k) = M_k PE(p) with M_k made of the angles of k alone."""
-    d_model = 2 * pairs
-    cos, sin = (torch.from_numpy(table[0]) for table in oracles.true_angles([k], d_model, 1e4))
-    M_k = torch.block_diag(*(torch.stack([c, s, -s, c]).view(2, 2) for c, s in zip(cos, sin, strict=True)))
-    encoding = Sinusoidal(d_model)
-    here, there = (encoding.vectors(Positions.of([index]), torch.float64)[0, 0] for index in (p, p + k))
-    assert_close(M_k @ here, there)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_tokens_and_positions_are_added_wide_and_rounded_once(dtype: torch.dtype) -> None:
     x = torch.randn(2, 5, 7).to(dtype)
@@ -51,16 +38,3 @@ def test_tokens_and_positions_are_added_wide_and_rounded_once(dtype: torch.dtype
     assert torch.equal(embedded, (x.to(wide) + encoding.vectors(positions, wide)).to(dtype))
     expected = torch.stack([torch.from_numpy(oracles.sinusoidal(row, 7)) for row in positions.index.tolist()])
     assert_close(embedded, x.double() + expected)
-
-
-def test_neighbours_stay_apart_in_bfloat16() -> None:
-    """In the vectors themselves; an offset added to a bfloat16 position would have merged them from 256 on."""
-    vectors = Sinusoidal(64).bfloat16().vectors(Positions.of([65_536, 65_537, 2**24, 2**24 + 1]))[0]
-    assert len(torch.unique(vectors, dim=0)) == 4
-
-
-def test_the_gradient_is_handed_through() -> None:
-    x, cotangent = torch.randn(2, 5, 7, requires_grad=True), torch.randn(2, 5, 7)
-    Sinusoidal(7).embed(x, Positions.arange(5)).backward(cotangent)
-    assert x.grad is not None
-    assert torch.equal(x.grad, cotangent)
