@@ -145,8 +145,8 @@ def _rows(environment: Environment, folder: Path) -> Iterator[dict[str, Any]]:
         largest[row["engine"], row["subject"]] = row
     for key in sorted(largest):
         row = largest[key]
-        test = row.pop("test").partition("[")[0]
-        command = f"pytest {test}" if environment.name == DEVELOPMENT else f"make engines ENGINES={environment.name}"
+        file = row.pop("test").partition("::")[0]
+        command = f"pytest {file}" if environment.name == DEVELOPMENT else f"make engines ENGINES={environment.name}"
         yield {**row, "difference": float(f"{row['difference']:.2g}"), "command": command}
 
 

@@ -118,7 +118,9 @@ def cos_sin(
 
 
 def _row(tables: Tables, level: int, per_pair: Tensor) -> tuple[Tensor, ...]:
-    if level and torch.compiler.is_exporting():
+    if level == 0:
+        byte = per_pair & 255
+    elif torch.compiler.is_exporting():
         # ONNX shifts unsigned integers alone. A division is exact there only below 2^24, or of a single byte.
         byte = torch.div(per_pair & 255 << 8 * level, 256**level, rounding_mode="floor")
     else:

@@ -17,10 +17,9 @@ from torch import Tensor
 from locant.arguments import Real, real, whole
 from locant.positions.frequencies import PRECISION, TWO_PI, inverse_frequencies
 
-__all__ = ["Arithmetic", "Frequencies", "Rounded", "Scaling", "ScalingInfo", "Unscaled"]
+__all__ = ["Arithmetic", "Frequencies", "Scaling", "ScalingInfo", "Unscaled"]
 
 Frequencies = tuple[Decimal, ...]
-Rounded = Float[Tensor, " pairs"]
 
 LENGTH = "original_max_seq_len"
 """The field of the trained length."""
@@ -127,7 +126,7 @@ class Scaling:
         with decimal.localcontext(PRECISION):
             return tuple(self.formula(DECIMALS, dim, base, seq_len))
 
-    def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
+    def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Float[Tensor, " pairs"]:
         """The same in float32, rounded after every step."""
         return self.formula(FLOAT32, dim, base, seq_len)
 

@@ -1,0 +1,134 @@
+"""What `kernels.kernelize` puts in the place of the rotary functions and modules of `transformers`.
+
+Layers have no state and no methods but `forward`: `self` is the module of `transformers` that is replaced.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from locant.positions.angles import Angles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["apply_rotary_transformers", "exact_angles"]
+
+
+class apply_rotary_transformers(nn.Module):  # noqa: N801 -- the name by which transformers ask for it
+    """For functions that are decorated as ``rotary_pos_emb``, with their bits, forward and backward."""
+
+    has_backward = True
+    can_torch_compile = True
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries and keys, rotated by cosines and sines as wide as a head, or half of it."""
+        direction, narrow = _convention(type(self).forward)
+        cos, sin = (each[..., : q.shape[-1] // 2].unsqueeze(unsqueeze_dim) for each in (cos, direction * sin))
+        plain = torch.compiler.is_compiling() or cos.requires_grad or sin.requires_grad
+        rotate = _rotated if plain else _Rotation.apply
+        rotated_q, rotated_k = rotate(q, cos, sin), rotate(k, cos, sin)
+        return (rotated_q.to(q.dtype), rotated_k.to(k.dtype)) if narrow else (rotated_q, rotated_k)
+
+
+class exact_angles(nn.Module):  # noqa: N801 -- beside the name above
+    """For a rotary embedding that has one ``config.rope_parameters``: angles that are exact at every position.
+
+    The name of its class is given to `kernels` by `replace_kernel_forward_from_hub(LlamaRotaryEmbedding, NAME)`.
+    """
+
+    has_backward = True
+    can_torch_compile = False
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of every position, each twice, in the dtype of `x`."""
+        rope = {name: tuple(value) if isinstance(value, list) else value for name, value in _rope(self.config).items()}
+        long = rope["rope_type"] in ("dynamic", "longrope")  # whose frequencies follow the length
+        length = int(position_ids.max()) + 1 if long and position_ids.numel() else None
+        found = _angles(2 * self.inv_freq.numel(), tuple(sorted(rope.items())), length)
+        if abs(found.attention_factor / self.attention_scaling - 1) > 1e-6:
+            got = f"a factor of {found.attention_factor:g} on cosines, where the model has {self.attention_scaling:g}"
+            raise ValueError(f"got {got}; try: the model without exact_angles")
+        cos, sin = (torch.cat([half, half], dim=-1).to(x.dtype) for half in found.cos_sin(position_ids, None, None))
+        return cos, sin
+
+
+class _Rotation(torch.autograd.Function):
+    """Keeps cosines and sines alone, which all layers share."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        return _rotated(x, cos, sin)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+        ctx.dtype = inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        return _rotated(grad, cos, -sin, ctx.dtype), None, None
+
+
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Pairs of i and i + half, rotated; autograd rounds every product of a gradient to `dtype`."""
+    dtype = dtype or torch.promote_types(x.dtype, cos.dtype)
+    a_cos, a_sin, b_cos, b_sin = ((part * by).to(dtype) for part in x.chunk(2, dim=-1) for by in (cos, sin))
+    return torch.cat([a_cos - b_sin, b_cos + a_sin], dim=-1)
+
+
+@torch.compiler.assume_constant_result
+def _convention(original: Callable[..., Any]) -> tuple[int, bool]:
+    """Which way a function turns, for NanoChat's turns back; and whether it keeps the dtype, as OLMo's does."""
+    return _measured(original)
+
+
+@functools.cache
+def _measured(original: Callable[..., Any]) -> tuple[int, bool]:
+    if original is apply_rotary_transformers.forward:
+        return 1, False
+    x, zero, one = torch.tensor([[[[1, 2, 3, 4]]]], dtype=torch.bfloat16), torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
+    turned, _ = original(None, x, x, zero, one)
+    directions = {(-3, -4, 1, 2): 1, (3, 4, -1, -2): -1}
+    if (found := tuple(turned.flatten().tolist())) not in directions:
+        raise ValueError(f"got a function that turns (1, 2, 3, 4) into {found}, expected pairs of i and i + 2")
+    return directions[found], turned.dtype == x.dtype
+
+
+def _rope(config: Any) -> dict[str, Any]:
+    """The rope parameters of a configuration, completed by the lengths that stand beside them."""
+    rope = {name: value for name, value in config.rope_parameters.items() if value is not None}
+    trained, longest = "original_max_position_embeddings", config.max_position_embeddings
+    if rope["rope_type"] == "dynamic":
+        rope[trained] = longest
+    elif rope["rope_type"] == "longrope":
+        rope.setdefault(trained, getattr(config, trained, longest))
+        rope.setdefault("factor", longest / rope[trained])
+    return rope
+
+
+@functools.lru_cache(maxsize=64)
+def _angles(dim: int, rope: tuple[tuple[str, Any], ...], length: int | None) -> Angles:
+    """Exact angles; `rope` holds the names and values of rope parameters."""
+    from dataclasses import fields
+
+    from locant.positions.scaling import KINDS  # which needs NumPy
+
+    values = {RENAMED.get(name, name): value for name, value in rope}
+    kind = {kind.info.rope_type: kind for kind in KINDS.values()}[values["rope_type"]]
+    scaling = kind(**{each.name: values[each.name] for each in fields(kind) if each.name in values})
+    frequencies = scaling.frequencies(dim, values["rope_theta"], length)
+    return Angles(frequencies, attention_factor=scaling.effective_attention_factor)
+
+
+RENAMED = {"original_max_position_embeddings": "original_max_seq_len", "partial_rotary_factor": "rotated_share"}
+"""What dataclasses call otherwise than configurations."""
