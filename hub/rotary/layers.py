@@ -6,17 +6,19 @@ Layers have no state and no methods but `forward`: `self` is the module of `tran
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from locant.positions.angles import Angles
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 __all__ = ["apply_rotary_transformers", "exact_angles"]
+
+TRAINED = "original_max_position_embeddings"
+RENAMED = {TRAINED: "original_max_seq_len", "partial_rotary_factor": "rotated_share"}
 
 
 class apply_rotary_transformers(nn.Module):  # noqa: N801 -- the name by which transformers ask for it
@@ -25,9 +27,7 @@ class apply_rotary_transformers(nn.Module):  # noqa: N801 -- the name by which t
     has_backward = True
     can_torch_compile = True
 
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
         """Queries and keys, rotated by cosines and sines as wide as a head, or half of it."""
         direction, narrow = _convention(type(self).forward)
         cos, sin = (each[..., : q.shape[-1] // 2].unsqueeze(unsqueeze_dim) for each in (cos, direction * sin))
@@ -46,15 +46,16 @@ class exact_angles(nn.Module):  # noqa: N801 -- beside the name above
     has_backward = True
     can_torch_compile = False
 
-    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of every position, each twice, in the dtype of `x`."""
-        rope = {name: tuple(value) if isinstance(value, list) else value for name, value in _rope(self.config).items()}
-        long = rope["rope_type"] in ("dynamic", "longrope")  # whose frequencies follow the length
-        length = int(position_ids.max()) + 1 if long and position_ids.numel() else None
+        rope = _rope(self.config)
+        follows = rope["rope_type"] in ("dynamic", "longrope") and position_ids.numel()
+        length = int(position_ids.max()) + 1 if follows else None
+        if length is not None and rope["rope_type"] == "longrope":  # which asks no more than whether it is longer
+            length = min(length, rope[TRAINED] + 1)
         found = _angles(2 * self.inv_freq.numel(), tuple(sorted(rope.items())), length)
         if abs(found.attention_factor / self.attention_scaling - 1) > 1e-6:
-            got = f"a factor of {found.attention_factor:g} on cosines, where the model has {self.attention_scaling:g}"
-            raise ValueError(f"got {got}; try: the model without exact_angles")
+            raise ValueError(f"got a factor {self.attention_scaling:g} on cosines, expected {found.attention_factor:g}")
         cos, sin = (torch.cat([half, half], dim=-1).to(x.dtype) for half in found.cos_sin(position_ids, None, None))
         return cos, sin
 
@@ -62,24 +63,22 @@ class exact_angles(nn.Module):  # noqa: N801 -- beside the name above
 class _Rotation(torch.autograd.Function):
     """Keeps cosines and sines alone, which all layers share."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def forward(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return _rotated(x, cos, sin)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[1:])
         ctx.dtype = inputs[0].dtype
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
         return _rotated(grad, cos, -sin, ctx.dtype), None, None
 
 
-def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Pairs of i and i + half, rotated; autograd rounds every product of a gradient to `dtype`."""
     dtype = dtype or torch.promote_types(x.dtype, cos.dtype)
     a_cos, a_sin, b_cos, b_sin = ((part * by).to(dtype) for part in x.chunk(2, dim=-1) for by in (cos, sin))
@@ -106,21 +105,17 @@ def _measured(original: Callable[..., Any]) -> tuple[int, bool]:
 
 def _rope(config: Any) -> dict[str, Any]:
     """The rope parameters of a configuration, completed by the lengths that stand beside them."""
-    rope = {name: value for name, value in config.rope_parameters.items() if value is not None}
-    trained, longest = "original_max_position_embeddings", config.max_position_embeddings
+    rope = {name: tuple(x) if isinstance(x, list) else x for name, x in config.rope_parameters.items() if x is not None}
     if rope["rope_type"] == "dynamic":
-        rope[trained] = longest
+        rope[TRAINED] = config.max_position_embeddings
     elif rope["rope_type"] == "longrope":
-        rope.setdefault(trained, getattr(config, trained, longest))
-        rope.setdefault("factor", longest / rope[trained])
+        rope.setdefault(TRAINED, getattr(config, TRAINED, config.max_position_embeddings))
+        rope.setdefault("factor", config.max_position_embeddings / rope[TRAINED])
     return rope
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=8)
 def _angles(dim: int, rope: tuple[tuple[str, Any], ...], length: int | None) -> Angles:
-    """Exact angles; `rope` holds the names and values of rope parameters."""
-    from dataclasses import fields
-
     from locant.positions.scaling import KINDS  # which needs NumPy
 
     values = {RENAMED.get(name, name): value for name, value in rope}
@@ -128,7 +123,3 @@ def _angles(dim: int, rope: tuple[tuple[str, Any], ...], length: int | None) -> 
     scaling = kind(**{each.name: values[each.name] for each in fields(kind) if each.name in values})
     frequencies = scaling.frequencies(dim, values["rope_theta"], length)
     return Angles(frequencies, attention_factor=scaling.effective_attention_factor)
-
-
-RENAMED = {"original_max_position_embeddings": "original_max_seq_len", "partial_rotary_factor": "rotated_share"}
-"""What dataclasses call otherwise than configurations."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from locant import ALiBi, PositionEncoding, Positions, Rotary, T5Bias, attend
 
-__all__ = ["HEADS", "HEAD_DIM", "LAYERS", "LENGTH", "STARTS", "Layer", "Rotation", "tokens"]
+__all__ = ["HEADS", "HEAD_DIM", "LAYERS", "LENGTH", "STARTS", "Layer", "Rotation", "far", "tokens"]
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16
 LENGTH = torch.export.Dim("length", min=2, max=2**20)
@@ -56,3 +56,7 @@ LAYERS = {
 
 STARTS = (0, 255, 65_530, 2**24 - 3, 2**31 - 10)
 """Where ten tokens stand: the last of them at 2**31 - 1."""
+
+
+def far(start: int) -> tuple[Tensor, Tensor]:
+    return tokens(10)[0], torch.arange(start, start + 10)[None]

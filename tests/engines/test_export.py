@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from locant import ALiBi, Fire, LocantError, PositionEncoding, Positions, Rotary, T5Bias, attend
-from tests.engines.exported import HEAD_DIM, HEADS, LAYERS, LENGTH, STARTS, Layer, Rotation, tokens
+from tests.engines.exported import HEAD_DIM, HEADS, LAYERS, LENGTH, STARTS, Layer, Rotation, far, tokens
 from tests.engines.record import record
 from tests.refusal import refuses
 from tests.tolerances import assert_close
@@ -66,7 +66,7 @@ def test_rotations_in_onnx_runtime_have_the_same_bits(layout: Any, tmp_path: Pat
     x, _, _ = tokens(8)
     program = _exported(module, (x, torch.arange(8)[None]), ({2: LENGTH}, {1: LENGTH}))
     for start in STARTS:
-        inputs = tokens(10)[0], torch.arange(start, start + 10)[None]
+        inputs = far(start)
         found, expected = _run(program, tmp_path / "a.onnx", inputs), module(*inputs)
         _record("rotations at positions up to 2³¹ − 1", found, expected)
         assert torch.equal(found, expected)
