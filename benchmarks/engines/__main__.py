@@ -29,7 +29,7 @@ from typing import Any
 
 from locant.files import write_whole
 
-__all__ = ["RESULTS", "Environment", "environments", "measured"]
+__all__ = ["RESULTS", "Environment", "NotMeasuredError", "environments", "main", "measured"]
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -147,7 +147,7 @@ def _rows(environment: Environment, folder: Path) -> Iterator[dict[str, Any]]:
         row = largest[key]
         file = row.pop("test").partition("::")[0]
         command = f"pytest {file}" if environment.name == DEVELOPMENT else f"make engines ENGINES={environment.name}"
-        yield {**row, "difference": float(f"{row['difference']:.2g}"), "command": command}
+        yield {**row, "difference": float(f"{row['difference']:.3g}"), "command": command}
 
 
 def main(names: list[str]) -> None:
@@ -155,19 +155,23 @@ def main(names: list[str]) -> None:
     known = environments()
     if unknown := sorted({*names} - {*known}):
         sys.exit(f"got {', '.join(unknown)}, expected some of {', '.join(known)}")
-    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
     failed = False
     for name in names or known:
         try:
-            results[name] = measured(known[name])
+            part = measured(known[name])
         except NotMeasuredError as problem:
             failed = True
-            old = results.get(name, {"measured": None, "rows": []})
-            results[name] = {**old, "cannot": known[name].cannot, "not_repeated": str(problem)}
+            old = _kept().get(name, {"measured": None, "rows": []})
+            part = {**old, "cannot": known[name].cannot, "not_repeated": str(problem)}
             print(f"{name} was not measured: {problem}", file=sys.stderr)
+        results = {**_kept(), name: part}
         write_whole(RESULTS, json.dumps({name: results[name] for name in known if name in results}, indent=1) + "\n")
     print(RESULTS)
     sys.exit(failed)
+
+
+def _kept() -> dict[str, Any]:
+    return json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 
 from locant.report.benchmarks import PLACES, recorded, table
 
-__all__ = ["ROOT", "benchmarks", "engines", "known_bugs"]
+__all__ = ["ROOT", "benchmarks", "difference", "engines", "known_bugs"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,7 +56,7 @@ def engines(record: dict[str, Any] | None = None) -> str:
             lines.extend(
                 _row(
                     f"{' '.join([engine, *dict.fromkeys(row['version'] for row in rows)])} ({part['measured']})",
-                    [f"{row['subject']}: {_difference(row)}" for row in rows],
+                    [f"{row['subject']}: {difference(row)}" for row in rows],
                     [f"`{command}`" for command in dict.fromkeys(row["command"] for row in rows)],
                     part["cannot"].get(engine, []),
                 )
@@ -66,8 +66,14 @@ def engines(record: dict[str, Any] | None = None) -> str:
     return "\n".join([*lines, ":::", *late])
 
 
-def _difference(row: dict[str, Any]) -> str:
-    return f"{row['difference']:.2g} {row['unit']}" if row["difference"] else "none"
+def difference(row: dict[str, Any]) -> str:
+    """As pages tell it.
+
+    >>> [difference({"difference": size, "unit": "logits"}) for size in (12.84, 0.000144, 0.0)]
+    ['12.8 logits', '0.00014 logits', 'none']
+    """
+    size = row["difference"]
+    return f"{size:{'.1f' if size >= 1 else '.2g'}} {row['unit']}" if size else "none"
 
 
 def _row(first: str, *cells: list[str]) -> Iterator[str]:

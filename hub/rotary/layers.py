@@ -29,8 +29,10 @@ class apply_rotary_transformers(nn.Module):  # noqa: N801 -- the name by which t
 
     def forward(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
         """Queries and keys, rotated by cosines and sines as wide as a head, or half of it."""
-        direction, narrow = _convention(type(self).forward)
-        cos, sin = (each[..., : q.shape[-1] // 2].unsqueeze(unsqueeze_dim) for each in (cos, direction * sin))
+        backwards, narrow = _convention(type(self).forward)
+        cos, sin = (
+            each[..., : q.shape[-1] // 2].unsqueeze(unsqueeze_dim) for each in (cos, -sin if backwards else sin)
+        )
         plain = torch.compiler.is_compiling() or cos.requires_grad or sin.requires_grad
         rotate = _rotated if plain else _Rotation.apply
         rotated_q, rotated_k = rotate(q, cos, sin), rotate(k, cos, sin)
@@ -43,10 +45,7 @@ class exact_angles(nn.Module):  # noqa: N801 -- beside the name above
     The name of its class is given to `kernels` by `replace_kernel_forward_from_hub(LlamaRotaryEmbedding, NAME)`.
     """
 
-    has_backward = True
-    can_torch_compile = False
-
-    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
         """Cosines and sines of every position, each twice, in the dtype of `x`."""
         rope = _rope(self.config)
         follows = rope["rope_type"] in ("dynamic", "longrope") and position_ids.numel()
@@ -56,8 +55,7 @@ class exact_angles(nn.Module):  # noqa: N801 -- beside the name above
         found = _angles(2 * self.inv_freq.numel(), tuple(sorted(rope.items())), length)
         if abs(found.attention_factor / self.attention_scaling - 1) > 1e-6:
             raise ValueError(f"got a factor {self.attention_scaling:g} on cosines, expected {found.attention_factor:g}")
-        cos, sin = (torch.cat([half, half], dim=-1).to(x.dtype) for half in found.cos_sin(position_ids, None, None))
-        return cos, sin
+        return tuple(torch.cat([half] * 2, dim=-1).to(x.dtype) for half in found.cos_sin(position_ids, None, None))
 
 
 class _Rotation(torch.autograd.Function):
@@ -86,25 +84,24 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype | None = No
 
 
 @torch.compiler.assume_constant_result
-def _convention(original: Callable[..., Any]) -> tuple[int, bool]:
-    """Which way a function turns, for NanoChat's turns back; and whether it keeps the dtype, as OLMo's does."""
+def _convention(original: Callable[..., Any]) -> tuple[bool, bool]:
+    """Whether a function turns backwards, as NanoChat's does, and whether it keeps the dtype, as OLMo's does."""
     return _measured(original)
 
 
 @functools.cache
-def _measured(original: Callable[..., Any]) -> tuple[int, bool]:
+def _measured(original: Callable[..., Any]) -> tuple[bool, bool]:
     if original is apply_rotary_transformers.forward:
-        return 1, False
+        return False, False
     x, zero, one = torch.tensor([[[[1, 2, 3, 4]]]], dtype=torch.bfloat16), torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
     turned, _ = original(None, x, x, zero, one)
-    directions = {(-3, -4, 1, 2): 1, (3, 4, -1, -2): -1}
-    if (found := tuple(turned.flatten().tolist())) not in directions:
-        raise ValueError(f"got a function that turns (1, 2, 3, 4) into {found}, expected pairs of i and i + 2")
-    return directions[found], turned.dtype == x.dtype
+    forwards, backwards = [-3, -4, 1, 2], [3, 4, -1, -2]
+    if (found := turned.flatten().tolist()) not in (forwards, backwards):
+        raise ValueError(f"got a function that turns 1, 2, 3, 4 into {found}, expected pairs of i and i + 2")
+    return found == backwards, turned.dtype == x.dtype
 
 
 def _rope(config: Any) -> dict[str, Any]:
-    """The rope parameters of a configuration, completed by the lengths that stand beside them."""
     rope = {name: tuple(x) if isinstance(x, list) else x for name, x in config.rope_parameters.items() if x is not None}
     if rope["rope_type"] == "dynamic":
         rope[TRAINED] = config.max_position_embeddings

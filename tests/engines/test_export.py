@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from locant import ALiBi, Fire, LocantError, PositionEncoding, Positions, Rotary, T5Bias, attend
+from locant.positions.scaling import YaRN
 from tests.engines.exported import HEAD_DIM, HEADS, LAYERS, LENGTH, STARTS, Layer, Rotation, far, tokens
 from tests.engines.record import record
 from tests.refusal import refuses
-from tests.tolerances import assert_close
+from tests.tolerances import ROTATED_TOKEN, assert_close
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")
@@ -70,6 +71,18 @@ def test_rotations_in_onnx_runtime_have_the_same_bits(layout: Any, tmp_path: Pat
         found, expected = _run(program, tmp_path / "a.onnx", inputs), module(*inputs)
         _record("rotations at positions up to 2³¹ − 1", found, expected)
         assert torch.equal(found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.unchecked
+def test_rotations_with_an_attention_factor_are_equal_up_to_its_rounding(tmp_path: Path) -> None:
+    module = Rotation(Rotary(HEAD_DIM, scaling=YaRN(factor=4.0, original_max_seq_len=64)))
+    program = _exported(module, far(0), None)
+    for start in STARTS:
+        inputs = far(start)
+        found, expected = _run(program, tmp_path / "a.onnx", inputs), module(*inputs)
+        _record("rotations by YaRN", found, expected)
+        assert (found - expected).abs().max() < ROTATED_TOKEN
 
 
 @pytest.mark.unchecked

@@ -131,6 +131,16 @@ def test_a_model_with_our_rotation_has_the_same_logits_and_gradients(
     assert all(torch.equal(of_ours[name], grad) for name, grad in of_theirs.items())
 
 
+@pytest.mark.skipif(is_kernels_available(), reason="these versions fit each other")
+def test_versions_that_do_not_fit_say_nothing_and_leave_a_model_as_it_is(folder: Path) -> None:
+    config = transformers.AutoConfig.for_model("mistral", **SIZES)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    layers = {"rotary_pos_emb": "apply_rotary_transformers"}
+    with _kernelized(model, folder, kernels.Mode.INFERENCE, **layers), _counted() as calls:
+        model(IDS)
+    assert not calls
+
+
 @pytest.mark.parametrize("start", [0, 1_000_000])
 @pytest.mark.parametrize("name", ROPES)
 def test_exact_angles_have_the_bits_of_a_swapped_model(name: str, start: int, folder: Path) -> None:
