@@ -1,7 +1,4 @@
-"""What `kernels.kernelize` puts in the place of the rotary functions and modules of `transformers`.
-
-Layers have no state and no methods but `forward`: `self` is the module of `transformers` that is replaced.
-"""
+"""What `kernels.kernelize` puts into models of `transformers`: `self` is the module that is replaced."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ from locant.positions.angles import Angles
 __all__ = ["apply_rotary_transformers", "exact_angles"]
 
 TRAINED = "original_max_position_embeddings"
-RENAMED = {TRAINED: "original_max_seq_len", "partial_rotary_factor": "rotated_share"}
 
 
 class apply_rotary_transformers(nn.Module):  # noqa: N801 -- the name by which transformers ask for it
@@ -27,16 +23,16 @@ class apply_rotary_transformers(nn.Module):  # noqa: N801 -- the name by which t
     has_backward = True
     can_torch_compile = True
 
-    def forward(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, ...]:
         """Queries and keys, rotated by cosines and sines as wide as a head, or half of it."""
         backwards, narrow = _convention(type(self).forward)
         cos, sin = (
             each[..., : q.shape[-1] // 2].unsqueeze(unsqueeze_dim) for each in (cos, -sin if backwards else sin)
         )
-        plain = torch.compiler.is_compiling() or cos.requires_grad or sin.requires_grad
-        rotate = _rotated if plain else _Rotation.apply
-        rotated_q, rotated_k = rotate(q, cos, sin), rotate(k, cos, sin)
-        return (rotated_q.to(q.dtype), rotated_k.to(k.dtype)) if narrow else (rotated_q, rotated_k)
+        learned = cos.requires_grad or sin.requires_grad
+        rotate = _rotated if learned or torch.compiler.is_compiling() else _Rotation.apply
+        rotated = ((x, rotate(x, cos, sin)) for x in (q, k))
+        return tuple(y.to(x.dtype) if narrow else y for x, y in rotated)
 
 
 class exact_angles(nn.Module):  # noqa: N801 -- beside the name above
@@ -50,8 +46,8 @@ class exact_angles(nn.Module):  # noqa: N801 -- beside the name above
         rope = _rope(self.config)
         follows = rope["rope_type"] in ("dynamic", "longrope") and position_ids.numel()
         length = int(position_ids.max()) + 1 if follows else None
-        if length is not None and rope["rope_type"] == "longrope":  # which asks no more than whether it is longer
-            length = min(length, rope[TRAINED] + 1)
+        if rope["rope_type"] == "longrope":  # which asks no more than whether it is longer
+            length = min(length or 1, rope[TRAINED] + 1)
         found = _angles(2 * self.inv_freq.numel(), tuple(sorted(rope.items())), length)
         if abs(found.attention_factor / self.attention_scaling - 1) > 1e-6:
             raise ValueError(f"got a factor {self.attention_scaling:g} on cosines, expected {found.attention_factor:g}")
@@ -115,8 +111,9 @@ def _rope(config: Any) -> dict[str, Any]:
 def _angles(dim: int, rope: tuple[tuple[str, Any], ...], length: int | None) -> Angles:
     from locant.positions.scaling import KINDS  # which needs NumPy
 
-    values = {RENAMED.get(name, name): value for name, value in rope}
+    names = {TRAINED: "original_max_seq_len", "partial_rotary_factor": "rotated_share"}
+    values = {names.get(name, name): value for name, value in rope}
     kind = {kind.info.rope_type: kind for kind in KINDS.values()}[values["rope_type"]]
     scaling = kind(**{each.name: values[each.name] for each in fields(kind) if each.name in values})
-    frequencies = scaling.frequencies(dim, values["rope_theta"], length)
-    return Angles(frequencies, attention_factor=scaling.effective_attention_factor)
+    factor = scaling.effective_attention_factor
+    return Angles(scaling.frequencies(dim, values["rope_theta"], length), attention_factor=factor)
