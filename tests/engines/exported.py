@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,7 +10,10 @@ from torch import Tensor, nn
 
 from locant import ALiBi, PositionEncoding, Positions, Rotary, T5Bias, attend
 
-__all__ = ["HEADS", "HEAD_DIM", "LAYERS", "LENGTH", "STARTS", "Layer", "Rotation", "far", "tokens"]
+__all__ = [
+    "HEADS", "HEAD_DIM", "LAYERS", "LENGTH", "STARTS", "Layer", "Rotation", "far", "off_in_layer", "off_in_rotation",
+    "tokens",
+]  # fmt: skip
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16
 LENGTH = torch.export.Dim("length", min=2, max=2**20)
@@ -60,3 +64,23 @@ STARTS = (0, 255, 65_530, 2**24 - 3, 2**31 - 10)
 
 def far(start: int) -> tuple[Tensor, Tensor]:
     return tokens(10)[0], torch.arange(start, start + 10)[None]
+
+
+Engine = Callable[[nn.Module, tuple[Tensor, ...], Any], Callable[..., Tensor]]
+"""Makes what an engine runs of a module, inputs, and `dynamic_shapes` or ``None``."""
+
+
+def off_in_layer(engine: Engine, name: str, length: Any) -> float:
+    """How far a layer is off in an engine, at one length, or where `length` is a symbol at several."""
+    encoding, options = LAYERS[name]
+    layer = Layer(encoding, **options).eval()
+    run = engine(layer, tokens(8), None if length is None else ({2: length},) * 3)
+    inputs = [tokens(each) for each in ((8,) if length is None else (8, 2, 37, 600))]
+    return max(float((run(*each) - layer(*each)).abs().max()) for each in inputs)
+
+
+def off_in_rotation(engine: Engine, rotary: Rotary, length: Any) -> float:
+    """How far rotated tokens are off in an engine, wherever they stand."""
+    module = Rotation(rotary).eval()
+    run = engine(module, far(0), None if length is None else ({2: length}, {1: length}))
+    return max(float((run(*inputs) - module(*inputs)).abs().max()) for inputs in map(far, STARTS))
