@@ -70,6 +70,7 @@ Engine = Callable[[nn.Module, tuple[Tensor, ...], Any], Callable[..., Tensor]]
 """Makes what an engine runs of a module, inputs, and `dynamic_shapes` or ``None``."""
 
 
+@torch.no_grad()
 def off_in_layer(engine: Engine, name: str, length: Any) -> float:
     """How far a layer is off in an engine, at one length, or where `length` is a symbol at several."""
     encoding, options = LAYERS[name]
@@ -79,6 +80,7 @@ def off_in_layer(engine: Engine, name: str, length: Any) -> float:
     return max(float((run(*each) - layer(*each)).abs().max()) for each in inputs)
 
 
+@torch.no_grad()
 def off_in_rotation(engine: Engine, rotary: Rotary, length: Any) -> float:
     """How far rotated tokens are off in an engine, wherever they stand."""
     module = Rotation(rotary).eval()

@@ -32,8 +32,7 @@ LIMIT = torch.export.Dim("length", min=2, max=1024)
 
 
 def _compiled(module: nn.Module, inputs: tuple[Tensor, ...], shapes: Any) -> Any:
-    with torch.no_grad():
-        program = torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)
+    program = torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)
     lowered = exir.to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
     loaded = Runtime.get().load_program(lowered.to_executorch().buffer)
     method = loaded.load_method("forward")

@@ -29,8 +29,7 @@ FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32"}
 
 
 def _compiled(module: nn.Module, inputs: tuple[Tensor, ...], shapes: Any) -> Any:
-    with torch.no_grad():
-        program = torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)
+    program = torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)
     compiled = openvino.Core().compile_model(openvino.convert_model(program), "CPU", FLOAT32)
     return lambda *inputs: torch.from_numpy(compiled([x.numpy() for x in inputs])[0].copy())
 
