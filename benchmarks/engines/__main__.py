@@ -63,11 +63,11 @@ class Environment:
         return Path(sys.executable) if self.name == DEVELOPMENT else own
 
     def constraints(self) -> str:
-        """Those of the repository, but for what is listed here, which has the version that the list says."""
-        listed = {_distribution(line): line for line in (*self.packages, *self.alone)}
+        """Those of the repository, but for packages that are listed here with a version, which counts more."""
         lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-        others = [line for line in lines if not line.startswith("#") and _distribution(line) not in listed]
-        return "\n".join([*others, *(line for line in listed.values() if "==" in line and "[" not in line)]) + "\n"
+        listed = [line.split(";")[0] for line in (*self.packages, *self.alone) if re.match(r"[\w.-]+==", line)]
+        versions = {_distribution(line): line for line in (*lines, *listed) if not line.startswith("#")}
+        return "\n".join(versions.values()) + "\n"
 
 
 def _distribution(requirement: str) -> str:
