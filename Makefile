@@ -23,7 +23,7 @@ PROFILE ?= thorough
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile # tests of a file share what takes seconds to begin
 MARKED = $$(grep -rlw --include='test_*.py' $(1) tests | sort) # to collect all others takes each worker some ten seconds
 
-.PHONY: help demo test lint types suite test-slow test-browser chromium docs kernels bench gpu engines clean
+.PHONY: help demo test lint types suite test-slow test-browser chromium docs bench gpu engines clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -84,13 +84,7 @@ test-browser: $(VENV)/dev.stamp chromium ## the explorer, driven in a real Chrom
 
 docs: $(VENV)/dev.stamp ## the documentation, in docs/_build/html; its warnings are errors
 	@$(BIN)/python -m sphinx --quiet -j $(WORKERS) -W --keep-going -d docs/_build/doctrees -b html docs docs/_build/html
-	@$(BIN)/python -m pytest -q tests/docs/test_site.py tests/docs/test_search.py
-
-OUTCOMES := tests/gpu_without_gpu/outcomes.csv
-kernels: $(VENV)/dev.stamp ## compile all GPU kernels anew, for devices that are not there, and write down what comes out
-	@rm -f $(OUTCOMES)
-	@LOCANT_KERNELS_ANEW=1 $(PYTEST) -q -m 'slow or not slow' tests/gpu_without_gpu
-	@LC_ALL=C sort -o $(OUTCOMES) $(OUTCOMES)
+	@$(BIN)/python -m pytest -q tests/docs/test_site.py
 
 bench: $(VENV)/dev.stamp ## the benchmarks, each against its peers
 	@$(PIP) -e '.[bench]'

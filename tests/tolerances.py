@@ -31,6 +31,7 @@ __all__ = [
     "LOGITS",
     "LOSS",
     "MULTIPLIED_UP",
+    "OF_FLOAT32_ANGLES",
     "ONE_ROUNDING",
     "OVER_RANKS",
     "PEER",
@@ -46,9 +47,11 @@ __all__ = [
     "SHIFTED",
     "SHORT_SUM",
     "SIX_DIGITS",
+    "SMALL_ROUNDING",
     "SUM_IN_BFLOAT16",
     "TENSOR_CORES",
     "TOLERANCES",
+    "VLLM",
     "assert_close",
 ]
 
@@ -120,6 +123,12 @@ ROTATED = 2e-7
 ROTATED_TOKEN = 1e-6
 """The same for tokens drawn from the normal distribution, absolutely: no pair of them is longer than some five."""
 
+OF_FLOAT32_ANGLES = {50: 4e-6, 520: 3.1e-5, 1_000: 3.1e-4, 15_708: 8e-3}
+"""How far numbers of size 1 may be that others rotated by float32 angles of up to so many radians: some last bits."""
+
+SMALL_ROUNDING = 1e-5
+"""Below this the guide to diffusers tells no number for how far a module's float32 angles move what it rotates."""
+
 LENGTH = 1e-6
 """How far a float32 norm may be, over the true one, or a product of two vectors of length 1: a sum of a few squares."""
 
@@ -134,6 +143,9 @@ MULTIPLIED_UP = 1e-6
 
 LLAMA_CPP = 1e-2
 """Of logits of size 10: it looks GELU up in float16. Another angle moves them by 1 and more."""
+
+VLLM = 2e-4
+"""Of log-probabilities of its CPU engine, which go down to -20; another angle moves them by 1 and more."""
 
 LOGARITHM = 4e-7
 """How far a float32 bias may be, over its size, that is a logarithm or a power of a distance, and a product."""

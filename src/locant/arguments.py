@@ -16,10 +16,6 @@ from typing import Any
 
 from locant.errors import RangeError, ShapeError
 
-__all__ = [
-    "MAX_INT32", "MAX_WIDTH", "Real", "entries", "flag", "one_of", "real", "scale_of", "shape_error", "shown", "whole",
-]  # fmt: skip
-
 Real = float | int
 """A float, or an int in its place: the type checks of the test suite tell them apart."""
 

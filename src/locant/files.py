@@ -21,11 +21,6 @@ from typing import Any
 
 from locant.errors import InputError
 
-__all__ = [
-    "FaultError", "NewFile", "flush", "json_text", "new_folder", "read_json", "replacing", "require_apart",
-    "require_file", "require_new", "strict_json", "write_whole",
-]  # fmt: skip
-
 BUFFER = 1 << 20
 """Bytes that `NewFile` gathers from small writes; larger ones go to the system at once."""
 

@@ -15,8 +15,6 @@ from typing import Generic, TypeVar
 from locant.arguments import entries, shown
 from locant.errors import InputError, LocantError, RangeError
 
-__all__ = ["Registry", "key_of"]
-
 T = TypeVar("T")
 
 

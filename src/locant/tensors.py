@@ -15,8 +15,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from locant.errors import ShapeError
 from locant.kernels.transforms import is_batched
 
-__all__ = ["bounds", "has_float64", "has_values", "readable", "require_arithmetic", "require_tensor"]
-
 FLOAT64 = {"cpu": True, "cuda": True, "meta": True}
 """Which types of devices have it; others are asked once."""
 

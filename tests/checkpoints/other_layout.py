@@ -6,7 +6,6 @@ A model whose weights were converted and whose rotation was exchanged has to com
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +18,7 @@ transformers = pytest.importorskip("transformers")
 from transformers.models.gptj import modeling_gptj  # noqa: E402
 from transformers.models.llama import modeling_llama  # noqa: E402
 
-__all__ = ["MODELS", "Small", "build", "hidden_states", "rotate_like_gptj", "rotate_like_llama", "turn_otherwise"]
+__all__ = ["MODELS", "SIZES", "Small", "build", "hidden_states", "turn_otherwise"]
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61, "hidden_size": 48, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -130,14 +129,12 @@ def rotate_like_llama(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return modeling_llama.apply_rotary_pos_emb(x, x, cos, sin)[0]
 
 
-def turn_otherwise(
-    monkeypatch: pytest.MonkeyPatch, small: Small, model: torch.nn.Module, rotation: Callable[..., Tensor] | None = None
-) -> None:
+def turn_otherwise(monkeypatch: pytest.MonkeyPatch, small: Small, model: torch.nn.Module) -> None:
     """Make this architecture turn the pairs of the other layout, by the code of another architecture."""
     if small.model_type == "deepseek_v3":  # knows both
         monkeypatch.setattr(model.config, "rope_interleave", False)
         return
-    rotation = rotation or (rotate_like_gptj if small.layout == "half" else rotate_like_llama)
+    rotation = rotate_like_gptj if small.layout == "half" else rotate_like_llama
 
     def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """The first dimensions of ``batch heads seq dim``; cosines are ``batch seq pairs``."""

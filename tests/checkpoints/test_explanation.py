@@ -41,15 +41,6 @@ def warnings_of(config: dict[str, Any]) -> str:
     return "\n".join(warning for layers in explain(config).layers for warning in layers.warnings)
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_is_explained(name: str) -> None:
-    explanation = explain(PRESETS[name])
-    assert explanation.model_type == PRESETS[name]["model_type"]
-    assert all(len(layers.doors) == 1 for layers in explanation.layers)
-    assert explanation.tables[0].shape[0] == PRESETS[name]["vocab_size"]
-    assert explanation.longest is not None
-
-
 @pytest.mark.parametrize("name", ["gpt2", "opt-1.3b", "bert-base", "roberta-base", "t5-base"])
 def test_the_tables_weigh_what_the_models_tables_weigh(name: str) -> None:
     small = {
@@ -224,28 +215,6 @@ def test_the_last_position_with_an_exact_angle_is_measured() -> None:
     facts = rotary_of(explain(llama(max_position_embeddings=2**31 - 1)))
     assert facts.length == 2**31 - 1
     assert 0.1 < facts.precision.at_longest <= 2
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("gpt2", {"vocab_size": "50257"}),
-        ("gpt2", {"vocab_size": [50257]}),
-        ("gpt2", {"n_embd": "768"}),
-        ("bert-base", {"type_vocab_size": "2"}),
-        ("bert-base", {"type_vocab_size": -1}),
-        ("bloom-7b1", {"seq_length": "2048"}),
-        ("bloom-7b1", {"hidden_size": "4096"}),
-        ("bloom-7b1", {"tie_word_embeddings": "no"}),
-        ("mistral-7b", {"max_position_embeddings": "32768"}),
-        ("mistral-7b", {"original_max_position_embeddings": "32768"}),
-        ("mistral-7b", {"layer_types": 5}),
-        ("deepseek-v3", {"qk_nope_head_dim": "128"}),
-    ],
-)
-def test_a_size_that_is_no_number_is_refused_before_anything_is_printed(name: str, change: dict[str, Any]) -> None:
-    with refuses(InputError, next(iter(change))):
-        explain({**PRESETS[name], **change})
 
 
 def test_an_explanation_needs_a_known_architecture() -> None:

@@ -14,13 +14,7 @@ from torch import Tensor
 
 from locant import InputError, Positions, RangeError, Rotary, ShapeError
 from locant.checkpoints import convert_layout
-from tests.checkpoints.other_layout import (
-    MODELS,
-    SIZES,
-    build,
-    hidden_states,
-    turn_otherwise,
-)
+from tests.checkpoints.other_layout import MODELS, SIZES, build, hidden_states, turn_otherwise
 from tests.models.configurations import ROTARY_KEYS
 from tests.refusal import refuses
 from tests.tolerances import DIFFERENT, assert_close
@@ -63,22 +57,6 @@ def test_a_converted_model_computes_the_same_with_the_other_rotation(
     # Norms and rotations of transformers are float32 inside, whatever the model is.
     assert float((wrong - before).abs().max()) > DIFFERENT, "the layout makes no difference to this test"
     assert_close(after, before, torch.float32)
-
-
-@pytest.mark.parametrize("name", ["llama", "gptj"])
-def test_our_rotation_in_the_other_layout_takes_the_place_of_theirs(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    small = MODELS[name]
-    model = build(small)
-    before = hidden_states(model)
-    rotary = Rotary.from_config(model.config, layout=small.other, angles="float32")
-
-    def ours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        turning = Rotary(2 * cos.shape[-1], rotary.base, layout=rotary.layout, angles="float32")
-        return turning.rotate(x, x, Positions.arange(x.shape[2]))[0]
-
-    model.load_state_dict(convert_layout(model.state_dict(), model.config, to=small.other))
-    turn_otherwise(monkeypatch, small, model, ours)
-    assert_close(hidden_states(model), before, torch.float32)
 
 
 @given(
@@ -342,12 +320,9 @@ def test_rows_that_do_not_fit_the_configuration_are_refused(
         ({"model_type": "phi", "partial_rotary_factor": 1.5}, ("1.5", "at most 1")),
         ({"model_type": "llama", "partial_rotary_factor": 0.5}, ("0.5", "the whole head")),
         ({"model_type": "qwen3", "head_dim": None}, ("qwen3", "head_dim")),
-        ({"model_type": ["llama"]}, ("model_type=['llama']",)),
-        ({"layer_types": 5}, ("layer_types=5",)),
         ({"per_layer_config": []}, ("per_layer_config=[]",)),
         ({"per_layer_config": {"0": 5}}, ("per_layer_config",)),
         ({"per_layer_config": {"first": {}}}, ("per_layer_config", "first")),
-        ({"rope_interleave": "yes"}, ("rope_interleave",)),
         ({"num_key_value_heads": 3}, ("4 query heads for 3",)),
         ({"num_attention_heads": None}, ("num_attention_heads",)),
         ({"attention_k_eq_v": True}, ("attention_k_eq_v",)),

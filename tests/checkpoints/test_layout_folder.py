@@ -45,25 +45,25 @@ def weights_of(layer: int) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-@pytest.fixture
-def whole(tmp_path: Path) -> Path:
-    folder = tmp_path / "whole"
+def saved(folder: Path, *names: str) -> Path:
+    """A layer in each of these files."""
     folder.mkdir()
-    save_file(weights_of(0), folder / "model.safetensors", metadata={"format": "pt", "by": "ä"})
+    for layer, name in enumerate(names):
+        save_file(weights_of(layer), folder / name, metadata={"format": "pt", "by": "ä"})
     (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     return folder
 
 
 @pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    return saved(tmp_path / "whole", "model.safetensors")
+
+
+@pytest.fixture
 def sharded(tmp_path: Path) -> Path:
-    folder = tmp_path / "sharded"
-    folder.mkdir()
-    weight_map = {}
-    for layer, file in enumerate(SHARDS):
-        save_file(weights_of(layer), folder / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(weights_of(layer), file)
+    folder = saved(tmp_path / "sharded", *SHARDS)
+    weight_map = {name: file for layer, file in enumerate(SHARDS) for name in weights_of(layer)}
     (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": 3}, "weight_map": weight_map}))
-    (folder / "config.json").write_text(json.dumps(CONFIG))
     return folder
 
 
@@ -90,7 +90,9 @@ def require_equal(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["whole", "sharded"])
-def test_the_files_hold_what_the_function_returns(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> None:
+def test_the_files_hold_what_the_function_returns_and_come_back(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
     folder: Path = request.getfixturevalue(kind)
     before = files(folder)
     made = convert_folder(folder, tmp_path / "out", to="interleaved")
@@ -103,6 +105,11 @@ def test_the_files_hold_what_the_function_returns(request: pytest.FixtureRequest
             assert new.metadata() == old.metadata()
             assert list(new.keys()) == list(old.keys())
     assert (tmp_path / "out" / INDEX).exists() == (kind == "sharded")
+    convert_folder(tmp_path / "out", tmp_path / "back", to="half")
+    there, back = files(tmp_path / "out"), files(tmp_path / "back")
+    assert json.loads(back.pop("config.json")) == json.loads(before.pop("config.json"))
+    assert back == before
+    assert any(there[name] != before[name] for name in before)
 
 
 @pytest.mark.parametrize("name", ["phi", "phi3", "falcon", "codegen", "cohere", "deepseek_v3", "gemma4"])
@@ -116,17 +123,6 @@ def test_every_order_of_rows_is_streamed_as_it_is_converted(tmp_path: Path, name
     model.config.to_json_file(folder / "config.json", use_diff=False)
     convert_folder(folder, tmp_path / "out", to=small.other)  # type: ignore[arg-type]
     require_equal(tensors(tmp_path / "out"), convert_layout(weights, model.config, to=small.other))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("kind", ["whole", "sharded"])
-def test_there_and_back_is_the_same_files(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> None:
-    folder: Path = request.getfixturevalue(kind)
-    convert_folder(folder, tmp_path / "there", to="interleaved")
-    convert_folder(tmp_path / "there", tmp_path / "back", to="half")
-    there, back, before = files(tmp_path / "there"), files(tmp_path / "back"), files(folder)
-    assert json.loads(back.pop("config.json")) == json.loads(before.pop("config.json"))
-    assert back == before
-    assert any(there[name] != before[name] for name in before)
 
 
 def test_the_configuration_says_what_the_weights_became(whole: Path, tmp_path: Path) -> None:
@@ -180,20 +176,16 @@ def test_an_adapter_takes_the_configuration_of_its_model(tmp_path: Path) -> None
     assert files(tmp_path / "out").keys() == {"adapter_model.safetensors", "adapter_config.json"}
 
 
-def test_links_are_followed(whole: Path, tmp_path: Path) -> None:
+def test_links_are_followed_and_an_empty_folder_may_take_what_they_lead_to(whole: Path, tmp_path: Path) -> None:
     """A local cache of models is a folder of links."""
-    links = tmp_path / "links"
+    links, out = tmp_path / "links", tmp_path / "out"
     links.mkdir()
+    out.mkdir()
     for path in whole.iterdir():
         (links / path.name).symlink_to(path)
-    convert_folder(links, tmp_path / "out", to="interleaved")
-    assert not any(path.is_symlink() for path in (tmp_path / "out").iterdir())
-
-
-def test_an_empty_folder_may_take_it(whole: Path, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    convert_folder(whole, tmp_path / "out", to="interleaved")
-    assert (tmp_path / "out" / "model.safetensors").exists()
+    convert_folder(links, out, to="interleaved")
+    assert (out / "model.safetensors").exists()
+    assert not any(path.is_symlink() for path in out.iterdir())
 
 
 def test_progress_ends_at_the_total(sharded: Path, tmp_path: Path) -> None:

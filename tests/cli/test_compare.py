@@ -16,7 +16,7 @@ from locant.lab.results import command
 from locant.positions.registry import ENCODINGS
 from locant.report import comparison as terminal
 from locant.report.comparison import Screen
-from tests.cli.conftest import Complains, Run, listing
+from tests.cli.conftest import Complains, Run, listing, refused
 from tests.registries import restore
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
@@ -140,34 +140,29 @@ def test_ctrl_c_before_the_first_result_leaves_nothing(run: Run, folder: Path, m
     assert listing(folder) == before
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("text.txt --encodings rotary,alibbi", "'alibi'"),
-        ("text.txt --encodings nope,nope", "each once"),
-        ("text.txt --encodings alibi+yarn", "alibi has no frequencies to scale"),
-        ("text.txt --encodings ,", "expected one or more"),
-        ("text.txt --seeds 0,x", "'0,x' is not a list of numbers such as 0,1,2"),
-        ("text.txt --seeds 1,1", "each once"),
-        ("text.txt --steps 0", "0 is not in the range"),
-        ("text.txt --train-length 0", "0 is not in the range"),
-        ("text.txt --minutes 0", "0.0 is not in the range x>0"),
-        ("text.txt --minutes 1 --steps 5", "got both steps and minutes"),
-        ("text.txt --d-model 10 --num-heads 4", "got d_model=10 for num_heads=4"),
-        ("text.txt --multiples 0,1", "expected an integer of 1 or more"),
-        ("missing.txt", "there is no such file"),
-        ("text.txt -o text.txt", "text.txt, which is a file"),
-        ("text.txt -o text.txt/out", "cannot make text.txt/out"),
-        ("text.txt -o folder", "holds other things than a report"),
-    ],
-)
-def test_wrong_input_is_one_line_before_any_training(
-    complains: Complains, folder: Path, monkeypatch: pytest.MonkeyPatch, words: str, said: str
-) -> None:
+@pytest.fixture
+def _untrained(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "folder").mkdir()
     (folder / "folder" / "mine.txt").write_text("mine")
     monkeypatch.setattr(Screen, "advance", lambda *_: pytest.fail("a training began"))
-    assert said in complains(f"compare {words}")
+
+
+test_wrong_input_is_one_line_before_any_training = refused(
+    "compare",
+    ("text.txt --encodings rotary,alibbi", "'alibi'"),
+    ("text.txt --encodings ,", "expected one or more"),
+    ("text.txt --seeds 0,x", "'0,x' is not a list of numbers such as 0,1,2"),
+    ("text.txt --steps 0", "0 is not in the range"),
+    ("text.txt --train-length 0", "0 is not in the range"),
+    ("text.txt --minutes 0", "0.0 is not in the range x>0"),
+    ("text.txt --minutes 1 --steps 5", "got both steps and minutes"),
+    ("text.txt --multiples 0,1", "expected an integer of 1 or more"),
+    ("missing.txt", "there is no such file"),
+    ("text.txt -o text.txt", "text.txt, which is a file"),
+    ("text.txt -o text.txt/out", "cannot make text.txt/out"),
+    ("text.txt -o folder", "holds other things than a report"),
+    fixtures=["_untrained"],
+)
 
 
 def test_a_text_too_short_for_the_lengths_leaves_nothing(run: Run, folder: Path) -> None:
@@ -190,16 +185,6 @@ def test_little_text_is_said_before_and_after(succeeds: Run, folder: Path) -> No
     settings = json.loads((folder / "out" / "results.json").read_text())["settings"]
     assert settings["num_steps"] == 6
     assert (settings["text"]["train_tokens"], settings["text"]["held_out_tokens"]) == (1728, 192)
-
-
-@pytest.mark.usefixtures("_undrawn")
-def test_scalings_take_part_beside_the_encoding_they_scale(succeeds: Run, folder: Path) -> None:
-    line = f"{TINY} --encodings rope,rotary+yarn --seeds 0 -o out"
-    succeeds(line)
-    plain, scaled = records(folder / "out")
-    assert (plain["encoding"], scaled["encoding"]) == ("rotary", "rotary+yarn")
-    assert plain["loss_by_length"]["4"] == scaled["loss_by_length"]["4"]
-    assert plain["loss_by_length"]["8"] != scaled["loss_by_length"]["8"]
 
 
 @pytest.mark.usefixtures("_undrawn")

@@ -42,21 +42,22 @@ def test_an_empty_path_is_not_the_current_folder(complains: Complains, verb: str
     assert "'-o' / '--output': the path is empty" in complains(f"{verb} {WRITERS[verb]} -o ''")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("export '' --to nanogpt -o out", "the path is empty"),
-        ("convert '' --to half -o out", "the path is empty"),
-        ("convert model --to half -o out --config ''", "the path is empty"),
-        ("extend llama-3.1-8b --to 262144 --figure ''", "the path is empty"),
-        ("explain ''", "got '', which is no file, no folder"),
-        ("prepare '' -o out", "got ''"),
-        ("embed ''", "which is a folder"),
-    ],
-)
-def test_nor_is_one_that_is_read(complains: Complains, folder: Path, words: str, said: str) -> None:
+@pytest.fixture
+def _configured(folder: Path) -> None:
     (folder / "config.json").write_text("{}")
-    assert said in complains(words)
+
+
+test_nor_is_one_that_is_read = refused(
+    "",
+    ("export '' --to nanogpt -o out", "the path is empty"),
+    ("convert '' --to half -o out", "the path is empty"),
+    ("convert model --to half -o out --config ''", "the path is empty"),
+    ("extend llama-3.1-8b --to 262144 --figure ''", "the path is empty"),
+    ("explain ''", "got '', which is no file, no folder"),
+    ("prepare '' -o out", "got ''"),
+    ("embed ''", "which is a folder"),
+    fixtures=["_configured"],
+)
 
 
 def test_without_a_verb_the_help_is_shown(run: Run) -> None:

@@ -18,6 +18,8 @@ from tests.tolerances import FEW_ROUNDINGS
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_explained_in_words_and_in_json(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     explanation = explain(PRESETS[name])
+    assert explanation.tables[0].shape[0] == PRESETS[name]["vocab_size"]
+    assert explanation.longest is not None
     print_explanation(explanation, name)
     words = " ".join(capsys.readouterr().out.split())
     assert words.startswith(f"model {name} ")
@@ -70,10 +72,7 @@ def test_missing_values_are_the_defaults_of_the_architecture_and_are_named(run: 
     printed = " ".join(run("explain config.json").stdout.split())
     assert "defaults rope_theta 10,000: not in the configuration, the default of qwen3 in transformers" in printed
     assert "head_dim 128: not in the configuration" in printed
-    assert json.loads(run("explain config.json --json").stdout)["defaults"] == {
-        "rope_theta": 10_000.0,
-        "head_dim": 128,
-    }
+    assert json.loads(run("explain config.json --json").stdout)["defaults"] == {"rope_theta": 10_000.0, "head_dim": 128}
     assert "defaults" not in run("explain qwen2.5-7b").stdout
 
 
@@ -112,23 +111,10 @@ GEMMA_4 = {
     ("change", "said"),
     [
         ({"model_type": "kimi_k2", "qk_rope_head_dim": 64, "rope_theta": None}, "without rope_theta"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0}}, "original_max_position_embeddings"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "alpha": 3}}, "'alpha'"),
-        ({"model_type": "mamba"}, "mamba"),
-        ({"model_type": ["llama"]}, "model_type=['llama']"),
-        ({"vocab_size": "128256"}, "vocab_size"),
-        ({"layer_types": 5}, "layer_types=5"),
-        ({"max_position_embeddings": 10**12}, "1000000000000 for max_position_embeddings, expected at most 2147483647"),
-        ({"max_position_embeddings": 2**31}, "expected at most 2147483647"),
-        ({"hidden_size": 10**12}, "hidden_size"),
-        ({"head_dim": 2**31 - 2}, "for head_dim, expected at most 262144"),
         ({"rope_theta": 1.0, "rope_scaling": YARN}, "got 1 for base"),
-        ({"rope_theta": -1.0, "rope_scaling": YARN}, "for base"),
         ({"rope_theta": float("nan")}, "rope_theta"),
-        ({"partial_rotary_factor": 1e308}, "partial_rotary_factor"),
         ({"rope_scaling": LONGROPE}, "original_max_seq_len"),
         (GEMMA_4, "layer_types"),
-        ({**GEMMA_4, "per_layer_config": []}, "per_layer_config=[]"),
     ],
 )
 def test_a_configuration_that_is_not_understood_is_one_line(
@@ -136,11 +122,6 @@ def test_a_configuration_that_is_not_understood_is_one_line(
 ) -> None:
     (folder / "config.json").write_text(json.dumps({**PRESETS["llama-3.1-8b"], **change}))
     assert said in complains("explain config.json")
-
-
-def test_a_number_of_thousands_of_digits_is_one_line(complains: Complains, folder: Path) -> None:
-    (folder / "config.json").write_text('{"model_type": "llama", "hidden_size": ' + "9" * 5000 + "}")
-    assert "is not JSON that can be read" in complains("explain config.json")
 
 
 def test_a_configuration_that_convert_wrote_is_explained(run: Run, folder: Path) -> None:

@@ -14,25 +14,19 @@ from tests.cli.conftest import Complains, Run
 SMALL = {"model_type": "qwen3", "hidden_size": 64, "num_attention_heads": 4, "head_dim": 32, "rope_theta": 1e6}
 
 
-def test_a_folder_is_measured_in_words_and_in_json(run: Run, folder: Path) -> None:
+def test_a_folder_is_measured_in_words_in_json_and_in_a_picture(run: Run, folder: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
     (folder / "config.json").write_text(json.dumps(SMALL))
     report = locant.probe(SMALL)
     assert isinstance(report, RotationReport)
-    assert run("probe .").stdout == f"{report}\n"
+    drawn = run("probe . -o x.svg")
+    assert (drawn.exit_code, drawn.stdout, drawn.stderr) == (0, f"{report}\nx.svg\n", "")
+    assert (folder / "x.svg").read_bytes().startswith(b"<?xml")
     facts = json.loads(run("probe config.json --json").stdout)
     assert facts["encoding"] == repr(locant.Rotary(32, 1e6, angles="float32"))
     assert facts["warnings"] == [*report.warnings]
     assert [block["dims"] for block in facts["queries"]["blocks"]] == [[pair, pair + 16] for pair in range(16)]
     assert facts["differences"] == []
-
-
-def test_a_picture_is_drawn(run: Run, folder: Path) -> None:
-    pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
-    (folder / "config.json").write_text(json.dumps(SMALL))
-    result = run("probe . -o x.svg")
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout.endswith("\nx.svg\n")
-    assert (folder / "x.svg").read_bytes().startswith(b"<?xml")
 
 
 def test_a_class_of_transformers_is_its_default_configuration(run: Run) -> None:

@@ -1,7 +1,11 @@
-"""The built site: links and anchors lead somewhere, nothing is fetched, pages are near and have something to see."""
+"""The built site: links and anchors lead somewhere, nothing is fetched, pages are near and have something to see.
+
+The words that tutorials of this field use are found by its search, which looks words up by their stems.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,6 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
+from sphinx.search.en import SearchEnglish
 
 SITE = Path(__file__).parents[2] / "docs" / "_build" / "html"
 pytestmark = pytest.mark.skipif(not (SITE / "searchindex.js").is_file(), reason="the site is not built; try: make docs")
@@ -89,11 +94,6 @@ def test_every_link_leads_to_a_page_and_an_anchor_that_are_there() -> None:
     assert broken(pages()) == []
 
 
-def test_a_broken_link_and_a_broken_anchor_are_seen() -> None:
-    page = Page(links=["nowhere.html", "index.html#nowhere", "#nowhere", "https://arxiv.org/"])
-    assert len(broken({**pages(), "here.html": page})) == 3
-
-
 def test_a_reader_fetches_nothing_from_elsewhere() -> None:
     elsewhere = [(name, each) for name, page in pages().items() for each in page.fetched if urlsplit(each).netloc]
     assert elsewhere == []
@@ -136,3 +136,44 @@ def test_the_page_of_every_encoding_and_scaling_shows_a_formula_limits_and_what_
     assert len(texts) >= 21
     for part in ("<math", "Limits", "Tested against", "doctest", r"-light\d*\.svg", r"-dark\d*\.svg"):
         assert [file.name for file, text in texts.items() if not re.search(part, text)] == []
+
+
+QUERIES = (
+    "token embedding", "segment embedding", "positional encoding", "sinusoidal", "learned positions", "RoPE",
+    "rotary", "ALiBi", "T5 bias", "sliding window", "stride", "drop_last", "DataLoader", "batch", "tiktoken", "BPE",
+    "byte pair encoding", "vocabulary", "GPT-2", "BERT", "unhappiness", "Zipf", "word order", "attention mask",
+    "causal mask", "padding", "packing", "KV cache", "speculative decoding", "context parallel", "YaRN", "NTK",
+    "LongRoPE", "position interpolation", "extrapolation", "nearest neighbours", "tied head", "weight tying",
+    "temperature", "generation", "multi-head attention", "grouped-query", "cross-entropy", "perplexity", "logits",
+    "nanoGPT", "flash-attention", "Ray", "parquet", "video", "interleaved", "bfloat16",
+)  # fmt: skip
+
+
+@cache
+def index() -> dict[str, set[int]]:
+    """The pages of each stem, of words in texts and in titles."""
+    stored = json.loads(
+        (SITE / "searchindex.js").read_text(encoding="utf-8").removeprefix("Search.setIndex(").removesuffix(")")
+    )
+    found: dict[str, set[int]] = {}
+    for part in ("terms", "titleterms"):
+        for stem, pages in stored[part].items():
+            found.setdefault(stem, set()).update(pages if isinstance(pages, list) else [pages])
+    return found
+
+
+def pages_with(query: str) -> set[int]:
+    """The pages that have every word of a query."""
+    language = SearchEnglish({})
+    words = [word for word in re.findall(r"\w+", query.lower()) if language.word_filter(language.stem(word))]
+    assert words, query
+    return set.intersection(*(index().get(language.stem(word), set()) for word in words))
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_word_of_the_tutorials_is_found(query: str) -> None:
+    assert pages_with(query)
+
+
+def test_a_word_that_is_nowhere_is_not_found() -> None:
+    assert not pages_with("sliding wombat")

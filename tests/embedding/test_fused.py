@@ -26,11 +26,15 @@ from locant import (
 )
 from locant.embedding.input import why_plain
 from locant.embedding.table import DeferredErrors
+from locant.kernels import native
+from locant.kernels.input_embedding.native import FORWARD
 from tests.gpu_without_gpu.device import pretended
 from tests.refusal import refuses
 from tests.tolerances import assert_close
 
 VOCAB, WIDTH, BATCH, LENGTH = 29, 14, 3, 7
+
+pytestmark = pytest.mark.skipif(native.function(FORWARD) is None, reason=f"native kernels are {native.status()}")
 
 ENCODINGS: dict[str, Callable[[], PositionEncoding | None]] = {
     "none": lambda: None,
@@ -86,7 +90,7 @@ def test_it_is_what_the_modules_give(encoding: str, where: str) -> None:
     require_alike(fused, plain, ids, POSITIONS[where](), segments)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("scale", [None, 0.3, "sqrt_d_model", "sqrt_d_model_rounded"])
 def test_every_scale_in_every_dtype(scale: float | str | None, dtype: torch.dtype) -> None:
     fused, plain = pair(dtype, encoding=Sinusoidal(WIDTH), norm="layer_norm", scale=scale)

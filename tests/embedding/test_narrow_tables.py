@@ -15,6 +15,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.checkpoint import checkpoint
 
 from locant import ALiBi, InputEmbedding, Learned, PositionEncoding, Positions, Rotary, SegmentEmbedding, TokenEmbedding
+from locant.kernels import native
 
 VOCAB, WIDTH, LENGTH = 4, 8, 4_096
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -58,7 +59,10 @@ def test_an_input(encoding: str, num_segments: int, backend: Any, dtype: torch.d
 
 
 @DTYPES
-def test_tables_alone(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("is_native", [True, False], ids=["native", "torch alone"])
+def test_tables_alone(dtype: torch.dtype, is_native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_native:
+        monkeypatch.setattr(native, "has", lambda name: False)
     ids, cotangent = asked(dtype)
     token, segment = TokenEmbedding(VOCAB, WIDTH, padding_idx=1).to(dtype), SegmentEmbedding(VOCAB, WIDTH).to(dtype)
     assert torch.equal(gradient(segment, segment.weight, ids[0], cotangent[0]), counted(ids, cotangent))

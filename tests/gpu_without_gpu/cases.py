@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +9,9 @@ import torch
 
 from locant.kernels.rotary.reference import Tables
 from tests.gpu_without_gpu.launcher import Launch, device, launches
+from tests.gpu_without_gpu.outcomes import atomics, target
 
-__all__ = ["CASES", "UNCOUNTED", "There", "launched", "require_fit"]
+__all__ = ["CASES", "UNCOUNTED", "There", "launched", "require_fit", "require_registers", "rotate"]
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 There = Callable[..., Any]
@@ -88,10 +88,14 @@ def require_fit(there: There, case: str, capability: int, rows: int = UNCOUNTED[
     for launch in there(launched, case, capability):
         allowed = DIGITS if options.get("float32_angles") else uncounted.get(launch.kernel, 0)
         allowed = SPILLED.get((case, capability, launch.kernel), allowed)
-        outcome = launch.outcome
-        assert outcome.stack <= allowed, f"{launch.kernel} keeps {outcome.stack} bytes of a thread in memory"
-        assert re.fullmatch(rf"sm_{capability}a?", outcome.target)
-        assert outcome.atomics == 0, "an order of its own"
+        require_registers(launch, capability, allowed)
+
+
+def require_registers(launch: Launch, capability: int, allowed: int = 0) -> None:
+    """Raise unless so many bytes of a thread at most are kept in memory."""
+    assert launch.stack <= allowed, f"{launch.kernel} keeps {launch.stack} bytes of a thread in memory"
+    assert target(launch.ptx) in (f"sm_{capability}", f"sm_{capability}a")
+    assert atomics(launch.ptx) == 0, "an order of its own"
 
 
 def launched(case: str, capability: int) -> list[Launch]:

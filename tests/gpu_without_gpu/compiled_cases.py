@@ -1,6 +1,6 @@
 """Every encoding in every arrangement, dtype and direction, compiled to machine code for an H100 that is not there.
 
-`test_attention_compiles.py` does a part of them, ``python -m tests.gpu_without_gpu.compile_all`` all of them.
+`test_attention_compiles.py` does a part of them, ``python -m benchmarks.compile_all`` all of them.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def every_case() -> list[Case]:
     ]
 
 
-def machine_code(case: Case) -> list[inductor.Kernel]:
-    """The kernels of one call, and of its backward pass."""
+def machine_code(case: Case, beside: bool = False) -> list[inductor.Kernel]:
+    """The kernels of one call, and of its backward pass; with sinks, a soft cap and the log-sum-exp, or without."""
     if case.name in TILED:
         return of_a_graph(case, (LENGTH,), "auto")
     encoding = BIASES[case.name]()
@@ -75,11 +75,16 @@ def machine_code(case: Case) -> list[inductor.Kernel]:
     def call() -> None:
         inductor.to_device(encoding, learning=case.learning)
         q, k, where = tensors(*case[1:])
+        if beside:
+            sinks = torch.empty(HEADS, device="cuda", requires_grad=case.learning)
+            where |= {"sinks": sinks, "softcap": 30.0, "return_lse": True}
         with torch.set_grad_enabled(case.learning):
-            y = attend(q, k, k, encoding=encoding, backend="flex", **where)
+            found = attend(q, k, k, encoding=encoding, backend="flex", **where)
+            y, lse = found if beside else (found, torch.zeros(q.shape[:3], device="cuda"))
             if case.learning:
-                y.sum().backward()
+                (y.sum() + lse.sum()).backward()
         assert (y.dtype, y.shape) == (q.dtype, q.shape)
+        assert (lse.dtype, lse.shape) == (torch.float32, q.shape[:3])
 
     return inductor.compiled(call)
 

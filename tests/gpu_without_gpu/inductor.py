@@ -1,8 +1,7 @@
 """torch.compile for an H100 that is not there: dynamo, Inductor, Triton and the assembler, up to machine code.
 
 Tensors are fake ones on "cuda", so nothing is computed, and nothing can be: what reads a value of the device, or copies
-from the host to it, is refused. What Inductor's code would launch is listed instead, and compiled where `outcomes` does
-not know it.
+from the host to it, is refused. What Inductor's code would launch is compiled, and listed instead.
 
 The mock is global, and so is for processes of its own: `start` is what such a process begins with. torch may be built
 with CUDA or without.
@@ -19,8 +18,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-from tests.gpu_without_gpu import outcomes
 
 __all__ = ["Kernel", "compiled", "start", "to_device"]
 
@@ -82,7 +79,7 @@ class Kernel:
     name: str
     shared: int
     """Bytes of shared memory of a program."""
-    outcome: outcomes.Outcome
+    ptx: str
 
 
 class _Driver:
@@ -194,7 +191,6 @@ def _triton() -> None:
     from triton.runtime.errors import OutOfResources
 
     driver.set_active(_Driver())
-    outcomes.remember()
 
     def load(kernel: Any) -> None:
         if kernel.metadata.shared > SHARED_MEMORY:
@@ -208,7 +204,7 @@ def _triton() -> None:
 
     def compile_and_keep(source: Any, *arguments: Any, **options: Any) -> Any:
         made = compile_(source, *arguments, **options)
-        _KERNELS.append(Kernel(made.metadata.name, made.metadata.shared, outcomes.of(made)))
+        _KERNELS.append(Kernel(made.metadata.name, made.metadata.shared, made.asm["ptx"]))
         return made
 
     triton.compile = compile_and_keep
@@ -251,9 +247,6 @@ def _inductor() -> None:
     triton_heuristics.CachingAutotuner.bench = _always(1.0)  # all are as quick as one another
     for name in ("mm", "addmm", "bmm", "baddbmm"):  # libraries' products; torch has none that write to fake tensors
         setattr(extern_kernels, name, lambda *_, out: out)
-
-
-# ---------------------------------------------------------------------- what runs there
 
 
 def to_device(module: Any, *, learning: bool = False) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.gpu_without_gpu import outcomes
+from tests.gpu_without_gpu.outcomes import stack
 
 __all__ = ["CAPABILITIES", "Launch", "device", "fresh_process", "launches", "start"]
 
@@ -41,7 +41,9 @@ class Launch:
     grid: tuple[int, ...]
     arguments: tuple[Any, ...]
     """Everything that the kernel takes, tensors as their addresses."""
-    outcome: outcomes.Outcome
+    ptx: str
+    stack: int
+    """Bytes of every thread that did not fit into its registers."""
 
 
 class _Driver:
@@ -81,7 +83,7 @@ class _Launcher:
 
     def __call__(self, *given: Any) -> None:
         grid, kernel, arguments = given[:3], given[4], given[9:]
-        _LAUNCHED.append(Launch(self.name, grid, _addresses(arguments), outcomes.of(kernel)))
+        _LAUNCHED.append(Launch(self.name, grid, _addresses(arguments), kernel.asm["ptx"], stack(kernel.asm["cubin"])))
 
 
 def _addresses(argument: Any) -> Any:
@@ -107,7 +109,7 @@ def launches(function: Callable[..., Any], *arguments: Any, **options: Any) -> l
     return list(_LAUNCHED)
 
 
-def start(cache: Path, folder: Path | None = None, record: Path | None = outcomes.RECORD) -> None:
+def start(cache: Path, folder: Path | None = None) -> None:
     """Give Triton the make-believe driver, for as long as this process lives: the one in `folder`, if given."""
     os.environ["TRITON_CACHE_DIR"] = str(cache)
     if folder is not None:
@@ -123,13 +125,10 @@ def start(cache: Path, folder: Path | None = None, record: Path | None = outcome
 
     CompiledKernel._init_handles = load_and_sign
     driver.set_active(_Driver())
-    outcomes.remember(record)
 
 
 @contextmanager
-def fresh_process(
-    cache: Path, folder: Path | None = None, record: Path | None = outcomes.RECORD
-) -> Iterator[Callable[..., Any]]:
+def fresh_process(cache: Path, folder: Path | None = None) -> Iterator[Callable[..., Any]]:
     """Calls functions in a process in which Triton, that of `folder` or else the usual one, has that driver."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), start, (cache, folder, record)) as process:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), start, (cache, folder)) as process:
         yield lambda function, *arguments: process.submit(function, *arguments).result()

@@ -12,9 +12,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner
-from torch import Tensor
 
 import locant
 from locant.cli import main
@@ -23,7 +21,6 @@ from locant.positions.registry import ENCODINGS
 from locant.text.store.formats import FORMATS
 from tests.refusal import refuses, shapes_unchecked
 from tests.registries import restore
-from tests.tolerances import assert_close
 
 ROOT = Path(__file__).parents[2]
 GENERATED = {"_build", "reference"}
@@ -81,32 +78,6 @@ def test_the_first_example_has_twelve_lines_at_most_and_a_recipe_under_thirty() 
     assert max(lines[1:]) < 30
 
 
-@pytest.mark.unchecked  # FlexAttention is compiled
-@pytest.mark.parametrize("backend", ["eager", "sdpa", "tiled", "flex"])
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_the_formula_of_the_encoding_is_that_of_every_backend(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    monkeypatch.setattr("locant.attention.backends.flex._compiled", lambda device: flex_attention)
-    run(blocks(EXTENDING)[0][0])
-    encoding = locant.encoding("logarithmic", num_heads=4)
-    with torch.no_grad():
-        encoding.strength.copy_(torch.tensor([0.5, 1.0, 2.0, 3.0]))
-    q, k, v = torch.randn(2, 4, 37, 8), torch.randn(2, 2, 37, 8), torch.randn(2, 2, 37, 8)
-    positions = locant.Positions.packed([[20, 17], [30, 7]])
-    with torch.no_grad():
-        found = locant.attend(q, k, v, encoding=encoding, positions=positions, backend=backend)  # type: ignore[arg-type]
-        assert_close(found, _written_out(q, k, v, encoding.strength, positions))
-
-
-def _written_out(q: Tensor, k: Tensor, v: Tensor, strength: Tensor, positions: locant.Positions) -> Tensor:
-    k, v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
-    distance = (positions.index[:, None, :, None] - positions.index[:, None, None, :]).double()
-    scores = q.double() @ k.double().mT / 8**0.5 - strength.double()[:, None, None] * (distance.abs() + 1).log()
-    same = positions.document[:, None, :, None] == positions.document[:, None, None, :]
-    return (scores.masked_fill(~(same & (distance >= 0)), -torch.inf).softmax(-1) @ v.double()).to(q.dtype)
-
-
 def test_the_format_reads_and_writes(tmp_path: Path) -> None:
     run(blocks(EXTENDING)[3][0])
     (tmp_path / "a.txt").write_text("some text")
@@ -149,14 +120,3 @@ def test_an_installed_encoding_is_found_by_name_listed_and_drawn(tmp_path: Path)
     drawn = CliRunner().invoke(main, ["plot", "gentle", "-o", f"{tmp_path}/gentle.png"])
     assert drawn.exit_code == 0, drawn.output
     assert (tmp_path / "gentle.png").stat().st_size > 1_000
-
-
-@pytest.mark.usefixtures("_installed")
-def test_an_installed_encoding_takes_part_in_a_comparison(tmp_path: Path) -> None:
-    options = "--encodings gentle,nope --steps 2 --seeds 0 --train-length 8 --multiples 1,2 --d-model 16 --num-layers 1"
-    (tmp_path / "text.txt").write_text("to be, or not to be: that is the question. " * 100)
-    done = CliRunner().invoke(
-        main, ["compare", f"{tmp_path}/text.txt", "--tokenizer", "bytes", *options.split(), "-o", f"{tmp_path}/report"]
-    )
-    assert done.exit_code == 0, done.output
-    assert "gentle" in (tmp_path / "report" / "results.json").read_text()

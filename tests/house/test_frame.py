@@ -17,20 +17,12 @@ import locant._version
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
-# Written so that this file is not what they find.
-MACHINE = (
-    r"(?<![\w.~-])/(?:root|home|work|opt|Users|mnt|srv)/\w",  # a folder of somebody's machine
-    r"\b[A-Za-z]:\\\w+\\",
-    r"\bpypi[.]org\b",
-    r"\bpythonhosted[.]org\b",
-    r"\bdownload[.]pytorch[.]org\b",
-    r"\bregistry[.]npmjs[.]org\b",
-    r"\bindex[-_]url\b",
+# Written so that this file is not what it finds.
+MACHINE = re.compile(
+    r"(?<![\w.~-])/(?:root|home|work|opt|Users|mnt|srv)/\w|"  # a folder of somebody's machine
+    r"\b[A-Za-z]:\\\w+\\|\b(?:pypi[.]org|pythonhosted[.]org|download[.]pytorch[.]org|registry[.]npmjs[.]org)\b|"
+    r"\bindex[-_]url\b"
 )
-
-
-def traces_of_a_machine(text: str) -> list[str]:
-    return [match[0] for pattern in MACHINE for match in re.finditer(pattern, text)]
 
 
 def unpinned(requirements: list[str], constraints: str) -> list[str]:
@@ -82,11 +74,6 @@ def test_everything_that_dev_asks_for_is_pinned() -> None:
     assert unpinned(wanted, constraints) == []
 
 
-def test_a_missing_or_unfitting_pin_is_seen() -> None:
-    pins = "torch==2.8.0\nnumpy==2.0.0\nPyYAML==6.0.3\n"
-    assert unpinned(["torch>=2.9", "numpy>=1.26", "pyyaml", "rich>=13"], pins) == ["torch>=2.9", "rich>=13"]
-
-
 def test_pins_are_exact_sorted_and_without_build_tags() -> None:
     text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     pins = [line for line in text.splitlines() if line and not line.startswith("#")]
@@ -112,18 +99,4 @@ def test_ci_runs_the_command_that_the_readme_gives_for_testing_and_installs_noth
 def test_no_file_speaks_of_one_machine() -> None:
     texts = tracked_texts()
     assert "pyproject.toml" in texts
-    found = {path: traces_of_a_machine(text) for path, text in texts.items()}
-    assert {path: traces for path, traces in found.items() if traces} == {}
-
-
-TRACES = (
-    ("open('", "/home", "/ada/text.txt')"), ("cd ", "/work", "/main"), ("PATH=", "/opt", "/tools"),
-    ("C:", "\\Users", "\\ada"), ("https://", "pypi.", "org/simple"), ("pip install --extra-", "index", "-url x"),
-)  # fmt: skip
-"""In parts, or this file would hold them."""
-
-
-def test_a_trace_of_a_machine_is_seen_and_others_are_allowed() -> None:
-    assert all(traces_of_a_machine("".join(parts)) for parts in TRACES)
-    for text in ("~/work/notes", "../shared/corpora", "src/work/x", "https://arxiv.org/abs/1"):
-        assert traces_of_a_machine(text) == []
+    assert {path: traces for path, text in texts.items() if (traces := MACHINE.findall(text))} == {}

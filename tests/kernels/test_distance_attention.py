@@ -12,6 +12,7 @@ from torch import Tensor
 from locant.kernels import distance_attention as kernel
 from locant.kernels.distance_attention import distance_attention
 from tests import oracles
+from tests.threads import threads
 from tests.tolerances import assert_close
 
 SCALE = 0.4
@@ -166,18 +167,14 @@ def test_queries_without_a_key_have_no_logarithm() -> None:
         assert torch.equal(y[0, 0].any(-1), expected.isfinite())
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_same_bits_again(threads: int) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_same_bits_again(count: int) -> None:
     q, k, v, table = drawn(2, 4, 20, 8), drawn(2, 2, 20, 8), drawn(2, 2, 20, 8), drawn(4, 39)
     cotangent = torch.randn(2, 4, 20, 8, dtype=torch.float64)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        outcomes = []
+    outcomes = []
+    with threads(count):
         for _ in range(3):
             y, _ = distance_attention(q, k, v, table, 19, 38, SCALE)
             outcomes.append([y, *torch.autograd.grad(y, [q, k, v, table], cotangent)])
-    finally:
-        torch.set_num_threads(before)
     for outcome in outcomes[1:]:
         assert all(torch.equal(a, b) for a, b in zip(outcome, outcomes[0], strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -15,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from locant.kernels import native
-from locant.kernels.distance_attention import FUNCTION, decode, takes
+from locant.kernels.distance_attention import decode, takes
+from tests.threads import threads
 from tests.tolerances import assert_close
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -23,17 +23,7 @@ PART = 1_024
 """Keys of one part, as C has it."""
 
 
-@pytest.fixture(scope="module", autouse=True, params=native.runnable())
-def variant(request: pytest.FixtureRequest) -> Iterator[str]:
-    of_library = native.function
-    if of_library(FUNCTION) is None:
-        pytest.skip(f"native kernels are {native.status()}")
-
-    def function(name: str) -> Any:
-        return of_library(name, request.param)
-
-    with mock.patch.object(native, "function", function):
-        yield request.param
+pytestmark = pytest.mark.usefixtures("variant")
 
 
 def in_numpy(
@@ -71,9 +61,6 @@ def holds(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
     assert y.dtype == q.dtype
     assert_close(y, expected)
     assert_close(sums, expected_sums)
-
-
-# ---------------------------------------------------------------------- against float64
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -129,9 +116,6 @@ def test_caches_and_projections_in_any_memory(dtype: torch.dtype) -> None:
     assert not decode(q[:, :, -1:], k, nothing, table, 0, 39, 0.2, None)[0].any()
 
 
-# ---------------------------------------------------------------------- extremes
-
-
 @pytest.mark.parametrize("scale", [-0.5, 0.0, 1e-6, 2.0**10, 2.0**60])
 def test_scores_of_every_size(scale: float) -> None:
     """Small whole numbers, so that scores are exact, and differ by more than weights can tell, or not at all."""
@@ -158,18 +142,13 @@ def test_what_is_hidden_is_not_read_and_what_is_seen_may_be_nan() -> None:
 
 def test_the_number_of_threads_changes_no_bit() -> None:
     q, k, v, table = drawn(torch.bfloat16, 2, 2, 4, 1, 3 * PART + 1, 64, 64)
-    before = torch.get_num_threads()
     found = []
-    for threads in (1, 2, 5):
-        torch.set_num_threads(threads)
-        found.append(decode(q, k, v, table, 0, 3 * PART, 0.3, None))
-    torch.set_num_threads(before)
+    for count in (1, 2, 5):
+        with threads(count):
+            found.append(decode(q, k, v, table, 0, 3 * PART, 0.3, None))
     for (y, sums), (other, other_sums) in itertools.pairwise(found):
         assert torch.equal(y, other)
         assert torch.equal(sums, other_sums)
-
-
-# ---------------------------------------------------------------------- what it takes
 
 
 def test_what_it_takes() -> None:

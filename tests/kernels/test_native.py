@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from locant import ALiBi, Positions, Rotary, attend
+from locant import ALiBi, InputEmbedding, Learned, Positions, Rotary, attend
 from locant.errors import InputError
 from locant.kernels import native
 from locant.kernels.native import build
@@ -44,9 +44,6 @@ def run(code: str, **environment: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
-
-
-# ---------------------------------------------------------------------- building
 
 
 @needs_gcc
@@ -106,9 +103,6 @@ def test_fused_products_would_be_seen(copied: Path, monkeypatch: pytest.MonkeyPa
     assert torch.equal(ours, expected) == (best == "baseline")
 
 
-# ---------------------------------------------------------------------- choosing
-
-
 def test_without_a_library_torch_rotates_and_it_is_said_what_to_do(copied: Path) -> None:
     q = torch.randn(1, 2, 3, 8)
     index, of = torch.arange(3)[None], tables(8)
@@ -148,9 +142,6 @@ def test_what_the_kernel_cannot_read_goes_another_way_with_the_same_bits() -> No
         assert choose_kernel(q, index, of).kernel == "cpu"
     for q in (sparse, negated, windows):
         assert torch.equal(rotate(q, None, index, of, "half")[0], reference.rotate(q, None, index, of, "half")[0])
-
-
-# ---------------------------------------------------------------------- among other code
 
 
 @needs_library
@@ -224,11 +215,12 @@ def test_a_forked_process_does_not_wait_for_threads_that_it_lacks() -> None:
 
 
 class Rotated(Dataset[torch.Tensor]):
-    """Items that are computed by native kernels, rotated and attended to over a cache."""
+    """Items that are computed by native kernels: embedded, rotated and attended to over a cache."""
 
     def __init__(self) -> None:
         self.rotary, self.encoding, self.keys = Rotary(64), ALiBi(8), Positions.arange(600)
-        self.x = torch.randn(1, 8, 600, 64)
+        self.embedding = InputEmbedding(50, 512, encoding=Learned(600, 512), norm="layer_norm", backend="fused")
+        self.ids = torch.randint(50, (1, 600))
 
     def __len__(self) -> int:
         return 4
@@ -236,10 +228,11 @@ class Rotated(Dataset[torch.Tensor]):
     def __getitem__(self, item: int) -> torch.Tensor:
         with torch.no_grad():
             where = Positions.after(item, 600)
-            q, k = self.rotary.rotate(self.x, self.x, where)
+            x = self.embedding(self.ids).unflatten(-1, (8, 64)).transpose(1, 2)
+            q, k = self.rotary.rotate(x, x, where)
             q, k = self.rotary.rotate(q, k, where)
             last = Positions.after(599, 1)
-            return attend(q[:, :, -1:], k, self.x, encoding=self.encoding, positions=last, k_positions=self.keys)
+            return attend(q[:, :, -1:], k, x, encoding=self.encoding, positions=last, k_positions=self.keys)
 
 
 @needs_library

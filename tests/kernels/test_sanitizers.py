@@ -36,9 +36,6 @@ def sanitized(kind: str) -> list[str]:
     return [*(flag for flag in build.FLAGS if flag != "-O3"), level, "-g", f"-fsanitize={kind}"]
 
 
-# ---------------------------------------------------------------------- threads
-
-
 def races(kernel: str, folder: Path, sources: Path = build.HERE) -> int:
     """How many are reported of one call of `kernel` by four threads."""
     command = ["gcc", *sanitized("thread"), "-DVARIANT=watched", f"-I{sources}", f"-I{build.HERE}"]
@@ -66,8 +63,6 @@ def test_a_race_would_be_seen(tmp_path: Path) -> None:
     (tmp_path / "decode.c").write_text(code.replace(ATOMIC, "--plan->left[number]"), encoding="utf-8")
     assert races("decode", tmp_path, sources=tmp_path) > 0
 
-
-# ---------------------------------------------------------------------- addresses and undefined behaviour
 
 TESTS = [
     "tests/kernels/rotary/test_cpu.py",

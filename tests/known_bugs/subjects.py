@@ -29,7 +29,10 @@ from locant.positions.registry import encodings
 from locant.positions.rotary_by_class import products
 from locant.positions.scaling import KINDS, NTK, Linear, Resonance, Scaling
 
-__all__ = ["CONSTANT", "EVERY", "HEADS", "ROTARY_OPTIONS", "WIDTH", "Build", "differences", "queries", "rotary", "use"]
+__all__ = [
+    "CONSTANT", "DISTINCT", "EACH_CODE", "EVERY", "HEADS", "ROTARY_OPTIONS", "WIDTH", "Build", "differences", "queries",
+    "rotary", "use",
+]  # fmt: skip
 
 Build = Callable[[], PositionEncoding]
 
@@ -104,6 +107,9 @@ DISTINCT = (
     "sinusoidal", "alibi", "t5 bidirectional", "nope", "learned",
 )  # fmt: skip
 """Some whose code differs, for checks that take long."""
+
+EACH_CODE = {name: build for name, build in EVERY.items() if name in DISTINCT or not name.startswith("rotary ")}
+"""Every encoding, and rotary as often as its code differs: scalings differ in their numbers alone."""
 
 
 def queries(encoding: nn.Module, seq_len: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
 
-from locant import LocantError, Positions, Rotary
+from locant import LocantError, Positions, Rotary, Sinusoidal, swap
 from locant.engines.batches import check_batch, pack_documents
 from locant.positions.scaling import Unscaled, YaRN
 from tests.known_bugs.exhibit import exhibit
@@ -110,14 +111,20 @@ def _by_lengths(batch: Mapping[str, Any], **_: Any) -> tuple[str, ...]:
 BATCH = pack_documents([{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}])
 
 
-def test_105_ids_of_one_axis_are_told_where_a_model_has_three() -> None:
-    """axolotl-ai-cloud/axolotl#3817: a packed batch had 2-D ids, and the axes of images were never computed."""
+def finds(fault: str, batch: Mapping[str, Any], **options: Any) -> Callable[[Check], None]:
+    """A check that nothing is said of a sound batch, and something of this one."""
 
     def check(check_batch: Check) -> None:
         assert check_batch(BATCH) == ()
-        assert check_batch(BATCH, axes=3), "images are counted as text, and nothing is said"
+        assert check_batch(batch, **options), f"{fault}, and nothing is said"
 
-    exhibit(check, check_batch, twin=_by_shapes, because="images are counted as text")
+    return check
+
+
+def test_105_ids_of_one_axis_are_told_where_a_model_has_three() -> None:
+    """axolotl-ai-cloud/axolotl#3817: a packed batch had 2-D ids, and the axes of images were never computed."""
+    fault = "images are counted as text"
+    exhibit(finds(fault, BATCH, axes=3), check_batch, twin=_by_shapes, because=fault)
 
 
 def test_106_every_number_of_a_mask_is_a_token() -> None:
@@ -140,20 +147,54 @@ def test_106_every_number_of_a_mask_is_a_token() -> None:
 def test_107_ids_that_were_padded_without_their_positions_are_told() -> None:
     """hiyouga/LlamaFactory#10783: tokens were padded to a multiple of 8, position ids were not."""
     padded = {**BATCH, "input_ids": torch.nn.functional.pad(BATCH["input_ids"], (0, 3))}
-
-    def check(check_batch: Check) -> None:
-        assert check_batch(BATCH) == ()
-        assert check_batch(padded), "five positions for eight tokens, and nothing is said"
-
-    exhibit(check, check_batch, twin=_by_lengths, because="five positions for eight tokens")
+    fault = "five positions for eight tokens"
+    exhibit(finds(fault, padded), check_batch, twin=_by_lengths, because=fault)
 
 
 def test_108_lengths_with_and_without_padding_are_not_mixed() -> None:
     """radixark/miles#1272, NVIDIA-NeMo/Megatron-Bridge#4507: cumulative lengths of padded documents, tokens without."""
     mixed = {**BATCH, "cu_seq_lens_q": torch.tensor([0, 4, 8]), "cu_seq_lens_k": torch.tensor([0, 4, 8])}
+    fault = "lengths of eight tokens for five"
+    exhibit(finds(fault, mixed), check_batch, twin=_by_lengths, because=fault)
 
-    def check(check_batch: Check) -> None:
-        assert check_batch(BATCH) == ()
-        assert check_batch(mixed), "lengths of eight tokens for five, and nothing is said"
 
-    exhibit(check, check_batch, twin=_by_lengths, because="lengths of eight tokens for five")
+class _Noting(Sinusoidal):
+    """Notes where the tokens are that it is asked for."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model)
+        self.seen: list[Tensor] = []
+
+    def embed(self, x: Tensor, positions: Positions) -> Tensor:
+        self.seen.append(positions.index.expand(len(x), -1))
+        return super().embed(x, positions)
+
+
+def test_110_the_ids_of_generated_tokens_are_compared_and_not_their_text() -> None:
+    """huggingface/transformers#40490: ids were prepared wrongly in generation, and every slow test passed.
+
+    A token has the number of those before it that are no padding. Of rotary positions only distances matter: with ids
+    that count padding, too, the same text is generated, and a model that is evaluated at its longest ids is not.
+    """
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+    ids = torch.tensor([[5, 6, 7, 8, 9], [0, 0, 7, 8, 9]])
+    expected = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 2, 3, 4]])
+
+    def check(ids_in_generation: Callable[[], Tensor]) -> None:
+        seen = ids_in_generation()
+        wrong = (seen != expected) & torch.cat([mask, mask.new_ones(2, 2)], 1).bool()
+        assert not wrong.any(), f"{int(wrong.sum())} tokens have the id of another place"
+
+    def ours() -> Tensor:
+        sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 11, "bos_token_id": 0, "eos_token_id": 10}
+        model = GPT2LMHeadModel(GPT2Config(**sizes)).eval()
+        noting = _Noting(16)
+        with swap(model, noting):
+            model.generate(ids, attention_mask=mask, max_new_tokens=3, min_new_tokens=3, do_sample=False,
+                           pad_token_id=0)  # fmt: skip
+        return torch.cat(noting.seen, 1)
+
+    def by_slots() -> Tensor:
+        return torch.arange(7).expand(2, -1)
+
+    exhibit(check, ours, twin=by_slots, because="5 tokens have the id of another place")

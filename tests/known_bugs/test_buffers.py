@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from locant import InputEmbedding, Learned, PositionEncoding, Positions
 from tests.known_bugs.exhibit import exhibit
-from tests.known_bugs.subjects import DISTINCT, EVERY, WIDTH, Build, differences, queries, use
+from tests.known_bugs.subjects import DISTINCT, EACH_CODE, EVERY, WIDTH, Build, differences, queries, use
 from tests.known_bugs.twins import BufferRotary, GrowingRotary
 
 SOME_OF_EACH = [EVERY[name] for name in DISTINCT]
@@ -196,7 +196,7 @@ def test_31_nothing_is_left_behind_on_another_device() -> None:
         behind = {name: value.device.type for name, value in kept if value.device.type != "meta"}
         assert not behind, f"left behind: {behind}"
 
-    exhibit(check, *EVERY.values(), twin=MadeOnTheCpu, because="left behind: {'inv_freq': 'cpu'}")
+    exhibit(check, *EACH_CODE.values(), twin=MadeOnTheCpu, because="left behind: {'inv_freq': 'cpu'}")
 
 
 def test_32_buffers_are_the_same_objects_after_a_forward_pass() -> None:
@@ -213,7 +213,7 @@ def test_32_buffers_are_the_same_objects_after_a_forward_pass() -> None:
             after = {name: (id(value), value.data_ptr()) for name, value in encoding.named_buffers()}
             assert after == before, f"at length {seq_len} the buffers are other ones"
 
-    exhibit(check, *EVERY.values(), twin=GrowingRotary, because="at length 4 the buffers are other ones")
+    exhibit(check, *EACH_CODE.values(), twin=GrowingRotary, because="at length 4 the buffers are other ones")
 
 
 def kept(thing: object, path: str = "") -> Iterator[tuple[str, int, int]]:

@@ -15,7 +15,7 @@ from locant import PositionEncoding, Positions
 from locant.positions import constant
 from locant.positions.rotary_by_class import RotaryByClass
 from tests.known_bugs.exhibit import exhibit
-from tests.known_bugs.subjects import EVERY, Build, differences, queries, use
+from tests.known_bugs.subjects import EACH_CODE, EVERY, Build, differences, queries, use
 from tests.known_bugs.twins import BufferRotary
 
 
@@ -28,7 +28,7 @@ def _forget_compiled_code() -> Iterator[None]:
 
 SOME = ("rotary dynamic", "t5")
 SOME_OR_ALL = pytest.mark.parametrize(
-    "kinds", [pytest.param(SOME, id="some"), pytest.param(tuple(EVERY), id="all", marks=pytest.mark.slow)]
+    "kinds", [pytest.param(SOME, id="some"), pytest.param(tuple(EACH_CODE), id="all", marks=pytest.mark.slow)]
 )
 """Compilers take long. `tests/positions` compiles every encoding as well, once."""
 
@@ -82,11 +82,7 @@ class NoReading(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-PLACES = {
-    "counting": Positions.arange(6),
-    "decoding": Positions.after(2000, 6),
-    "packed": Positions.packed([2, 4]),
-}
+PLACES = {"counting": Positions.arange(6), "decoding": Positions.after(2000, 6), "packed": Positions.packed([2, 4])}
 
 
 def test_34_the_host_neither_reads_nor_sends() -> None:
@@ -104,7 +100,7 @@ def test_34_the_host_neither_reads_nor_sends() -> None:
                 use(encoding, x, positions)
             assert not mode.found, f"{encoding}: {place}, the host does {mode.found}"
 
-    exhibit(check, *EVERY.values(), twin=Switching, because=r"the host does \['_local_scalar_dense'\]")
+    exhibit(check, *EACH_CODE.values(), twin=Switching, because=r"the host does \['_local_scalar_dense'\]")
 
 
 class LengthInABuffer(BufferRotary):
@@ -166,11 +162,11 @@ def test_37_tables_are_built_once(constants_made: list[object]) -> None:
     def check(build: Build) -> None:
         encoding = build()
         constants_made.clear()
-        calls(encoding, use, (128, 1, 128, 7))
+        calls(encoding, use, (16, 1, 16, 7))
         builds = len(constants_made) + getattr(encoding, "builds", 0)
         assert builds <= 1, f"{builds} tables for four calls"
 
-    exhibit(check, *EVERY.values(), twin=RebuiltWhenShorter, because="4 tables for four calls")
+    exhibit(check, *EACH_CODE.values(), twin=RebuiltWhenShorter, because="4 tables for four calls")
     EVERY["rotary"]()
     assert constants_made, "no table was seen, nor would be"
 

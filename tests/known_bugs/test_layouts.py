@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaForCausalLM
 
 from locant import InputError, Positions, Rotary, attend
 from locant.checkpoints import convert_layout
+from locant.lab.audit import audit
 from tests.known_bugs.exhibit import exhibit
+from tests.lab.test_audit import LARGER, LENGTH, WINDOWS, llama, saved, weights_of
 from tests.positions.published import PUBLISHED
 from tests.tolerances import DOUBLE
 
@@ -34,14 +38,6 @@ QKV = "transformer.h.0.self_attention.query_key_value.weight"
 
 def random(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
-
-
-def split_weights() -> Weights:
-    return {Q: random(HEADS * HEAD_DIM, WIDTH), K: random(KEY_HEADS * HEAD_DIM, WIDTH), V: random(12, WIDTH)}
-
-
-def fused_weights() -> Weights:
-    return {QKV: random((HEADS + 2 * KEY_HEADS) * HEAD_DIM, WIDTH)}
 
 
 def parts(weights: Weights, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,13 +90,18 @@ def test_52_the_two_layouts_are_one_rotation_of_reordered_dimensions() -> None:
     exhibit(check, ours, twin=without_reordering, because="from position 1 on, the two layouts are two rotations")
 
 
-@pytest.mark.parametrize(("config", "make"), [(LLAMA, split_weights), (FUSED, fused_weights)], ids=["split", "fused"])
-def test_53_converted_weights_attend_as_before(config: Any, make: Callable[[], Weights]) -> None:
+SPLIT = {Q: HEADS * HEAD_DIM, K: KEY_HEADS * HEAD_DIM, V: KEY_HEADS * HEAD_DIM}
+
+
+@pytest.mark.parametrize(
+    ("config", "rows"), [(LLAMA, SPLIT), (FUSED, {QKV: sum(SPLIT.values())})], ids=["split", "fused"]
+)
+def test_53_converted_weights_attend_as_before(config: Any, rows: Mapping[str, int]) -> None:
     """huggingface/nanotron#427 and #241: attention was corrupt after a conversion.
 
     It has an argument that interleaves the rows of fused projections, and the script that calls it never passed it.
     """
-    weights = make()
+    weights = {name: random(count, WIDTH) for name, count in rows.items()}
     before = {name: tensor.clone() for name, tensor in weights.items()}
     x = random(TOKENS, WIDTH)
 
@@ -170,3 +171,34 @@ def test_97_both_members_of_a_pair_turn_by_one_angle() -> None:
 
     half, interleaved = Rotary(HEAD_DIM), Rotary(HEAD_DIM, layout="interleaved")
     exhibit(check, half.rotate_one, interleaved.rotate_one, twin=repeated, because="lengths change")
+
+
+@pytest.mark.slow
+def test_109_weights_in_another_layout_than_their_code_are_told(tmp_path: Path) -> None:
+    """WestWaters/pollard-weights#70: a published model was read in the other layout, at 5.02 nats instead of 1.86.
+
+    Every key is there and every shape fits. Weights that were trained on pairs of neighbours are saved for code of
+    halves, and once more in the order of that code.
+    """
+    weights, _ = weights_of("interleaved", {})
+    trained = llama(LARGER)
+    ordered = convert_layout(weights, trained.config, to="half", source="interleaved")
+
+    def check(reads_as: Callable[[str, Sequence[str]], str]) -> None:
+        for kind, state, expected in (
+            ("right", ordered, "the configuration"),
+            ("wrong", weights, "interleaved layout"),
+        ):
+            trained.load_state_dict(state)
+            (tmp_path / kind).mkdir(exist_ok=True)
+            found = reads_as(*saved(trained, tmp_path / kind))
+            assert found == expected, f"weights of the {kind} layout are read as {found}"
+
+    def ours(folder: str, files: Sequence[str]) -> str:
+        return audit(folder, files, length=LENGTH, windows=WINDOWS)["best"]
+
+    def by_keys_and_shapes(folder: str, files: Sequence[str]) -> str:
+        _, told = LlamaForCausalLM.from_pretrained(folder, output_loading_info=True)
+        return "another" if any(told.values()) else "the configuration"
+
+    exhibit(check, ours, twin=by_keys_and_shapes, because="weights of the wrong layout are read as the configuration")

@@ -51,9 +51,9 @@ class Way(NamedTuple):
     cuts: Sequence[int]
 
 
-PROMPT, NEW = 8, 3
+PROMPT, NEW = 8, 2
 PADDINGS = ((0, 0), (3, 0), (0, 3), (2, 1))
-CUTS = ((0, 8), (0, 3, 4, 8), range(9))
+CUTS = ((0, 8), (0, 3, 4, 8))
 WAYS = [Way(*padding, cuts) for padding, cuts in product(PADDINGS, CUTS)]
 Chunk = Callable[[Tensor, int, int], Positions]
 

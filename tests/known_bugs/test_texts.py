@@ -94,7 +94,7 @@ def test_84j_text_comes_back_byte_for_byte() -> None:
 
 Read = Callable[[Path], Iterator[int]]
 
-EXPLODES_TO = 64 * 2**20
+EXPLODES_TO = 16 * 2**20
 
 
 def ours(path: Path) -> Iterator[int]:
@@ -117,17 +117,17 @@ def unzipped(path: Path) -> Iterator[int]:
 
 
 def bomb(folder: Path, kind: str) -> Path:
-    """A file of some kilobytes that stands for 64 megabytes."""
+    """A file of some kilobytes that stands for 16 megabytes."""
     path = folder / f"bomb.{kind}"
     line = b"x" * 2**20
     if kind == "txt.gz":
-        path.write_bytes(gzip.compress(line * 64, mtime=0))
+        path.write_bytes(gzip.compress(line * 16, mtime=0))
     elif kind == "txt.zst":
-        path.write_bytes(pytest.importorskip("zstandard").compress(line * 64))
+        path.write_bytes(pytest.importorskip("zstandard").compress(line * 16))
     else:
         arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         once = arrow.DictionaryArray.from_arrays(
-            arrow.array(np.zeros(64, dtype=np.int32)), arrow.array([line.decode()])
+            arrow.array(np.zeros(16, dtype=np.int32)), arrow.array([line.decode()])
         )
         sink = io.BytesIO()
         parquet.write_table(arrow.table({"text": once}), sink, compression="zstd")

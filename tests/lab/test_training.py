@@ -14,7 +14,15 @@ import torch
 
 from locant import RangeError
 from locant.lab import Settings, generate, train
-from locant.lab.training import CALIBRATION_STEPS, Contestant, build, evaluate, num_steps, schedule, unigram_loss
+from locant.lab.training import (
+    CALIBRATION_STEPS,
+    Contestant,
+    build,
+    losses_in_windows,
+    num_steps,
+    schedule,
+    unigram_loss,
+)
 from tests.lab.fabricated import SMALL, VOCAB, ids
 from tests.refusal import refuses
 from tests.tolerances import FEW_ROUNDINGS, LOSS
@@ -38,9 +46,9 @@ def test_there_is_room_for_an_encoding_that_makes_more_heads() -> None:
 def test_evaluation_is_the_mean_over_all_targets_and_ignores_filling() -> None:
     """Against probabilities summed up one token at a time; the last of the windows is filled up."""
     decoder, text = model("alibi"), ids(43)
-    losses = evaluate(decoder, text, 8)
+    losses = losses_in_windows(decoder, text, 8)
     decoder.embedding.dropout.p = 0.5
-    assert evaluate(decoder.train(), text, 8) == losses, "nothing is dropped while measuring"
+    assert losses_in_windows(decoder.train(), text, 8) == losses, "nothing is dropped while measuring"
     by_position, by_window = [[] for _ in range(8)], []
     for start in range(0, 42, 8):
         window = torch.from_numpy(text[start : start + 9])
@@ -70,7 +78,7 @@ def test_a_unigram_count_is_measured_as_a_model_is(vocab_size: int) -> None:
     assert float(shares.sum()) == pytest.approx(1, abs=LOSS)
     for length in (5, 8, 42):
         assert unigram_loss(training, held_out, vocab_size) == pytest.approx(
-            evaluate(Counted(), held_out, length).mean, abs=LOSS
+            losses_in_windows(Counted(), held_out, length).mean, abs=LOSS
         )
 
 

@@ -9,6 +9,7 @@ import pathlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache, partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from locant import LocantError, Positions, Rotary, ShapeError
 from tests.tolerances import ROTATED_TOKEN
 
-__all__ = ["CALLED_SO", "Case", "Outcome", "cases", "folders", "outcome", "said", "theirs"]
+__all__ = ["Case", "Outcome", "called", "cases", "folders", "outcome", "said", "takes_positions", "theirs"]
 
 TOKENS, HEADS = 40, 2
 CALLED_SO = re.compile(r"Rotary|Rope(?=[A-Z])|RoPE(?=[A-Z])")
@@ -67,6 +68,7 @@ def _is_main(path: pathlib.Path) -> bool:
     return path.stem == f"modeling_{path.parent.name}"
 
 
+@cache
 def cases(folder: str) -> list[Case]:
     """Its rotary modules, as far as they can be built."""
     code = _code(folder)
@@ -196,6 +198,10 @@ def theirs(case: Case) -> tuple[Tensor, Turn]:
     run = next((special for part, special in SPECIAL.items() if part in name), None)
     if run is not None:
         return run(case)
+    if (turn := called(case)) is not None:
+        axes = next((axes for part, axes in AXES.items() if part in name), None)
+        index = torch.arange(TOKENS)[None] if axes is None else _index(axes)
+        return index, partial(turn, index) if takes_positions(turn) else turn
     if hasattr(case.cls, "compute_axial_rope_parameters"):
         return _axial(case)
     return _text(case)
@@ -282,31 +288,40 @@ def _axial(case: Case) -> tuple[Tensor, Turn]:
 # ---------------------------------------------------------------------- those that are called in a way of their own
 
 
-def _conformer(case: Case) -> tuple[Tensor, Turn]:
+def called(case: Case) -> Callable[..., Tensor] | None:
+    """A module that is called in a way of its own, as a user would call it: by tokens, or by positions and tokens."""
+    return next((make(case) for part, make in CALLED.items() if part in case.cls.__name__), None)
+
+
+def takes_positions(turn: Callable[..., Tensor]) -> bool:
+    return len(inspect.signature(turn).parameters) == 2
+
+
+def _conformer(case: Case) -> Turn:
     """A method of attention turns what is still in one piece; tokens count from 0."""
     code, module = _code(case.folder), case.cls(case.config)
     attention = next(cls for cls in vars(code).values() if hasattr(cls, "_apply_rotary_embedding"))
-    index = torch.arange(TOKENS)[None]
-    angles = module(torch.zeros(1, TOKENS, 1))
 
-    def turn(q: Tensor) -> Tensor:
-        sizes = SimpleNamespace(num_heads=q.shape[1], head_size=q.shape[-1])
-        turned = attention._apply_rotary_embedding(sizes, q.transpose(1, 2).flatten(2), angles)
-        return turned.unflatten(-1, (q.shape[1], q.shape[-1])).transpose(1, 2)
+    def turn(x: Tensor) -> Tensor:
+        sizes = SimpleNamespace(num_heads=x.shape[1], head_size=x.shape[-1])
+        angles = module(torch.zeros(1, x.shape[2], 1))
+        turned = attention._apply_rotary_embedding(sizes, x.transpose(1, 2).flatten(2), angles)
+        return turned.unflatten(-1, (x.shape[1], x.shape[-1])).transpose(1, 2)
 
-    return index, turn
+    return turn
 
 
-def _clvp(case: Case) -> tuple[Tensor, Turn]:
-    code, index = _code(case.folder), torch.arange(TOKENS)[None]
-    angles = case.cls(case.config)(torch.zeros(1, TOKENS, 1))[0]
+def _clvp(case: Case) -> Turn:
+    code, module = _code(case.folder), case.cls(case.config)
 
-    def turn(q: Tensor) -> Tensor:
-        part, width = q[..., : angles.shape[-1]], angles.shape[-1]
+    def turn(x: Tensor) -> Tensor:
+        angles = module(torch.zeros(1, x.shape[2], 1))[0]
+        part, rest = x[..., : angles.shape[-1]], x[..., angles.shape[-1] :]
+        index = torch.arange(x.shape[2])[None]
         turned = code.apply_rotary_pos_emb(part, part, part, angles.cos(), angles.sin(), index)[0]
-        return torch.cat([turned, q[..., width:]], -1)
+        return torch.cat([turned, rest], -1)
 
-    return index, turn
+    return turn
 
 
 def _centred(case: Case) -> tuple[Tensor, Turn]:
@@ -344,16 +359,16 @@ def _efficient_loftr(case: Case) -> tuple[Tensor, Turn]:
     ].transpose(1, 2)
 
 
-def _diffusion_transformer(case: Case) -> tuple[Tensor, Turn]:
+def _diffusion_transformer(case: Case) -> Callable[[Tensor, Tensor], Tensor]:
     """Only the first head of these is rotated."""
-    code, index = _code(case.folder), torch.arange(TOKENS)[None]
-    cos, sin = case.cls(case.config)(torch.zeros(1, TOKENS, 1), index)
+    code, module = _code(case.folder), case.cls(case.config)
 
-    def turn(q: Tensor) -> Tensor:
-        one = code.deinterleave_head_dim(q[:, :1])
-        return torch.cat([_interleaved_again(code.apply_rotary_pos_emb(one, one, cos, sin)[0]), q[:, 1:]], 1)
+    def turn(positions: Tensor, x: Tensor) -> Tensor:
+        cos, sin = module(torch.zeros(1, x.shape[2], 1), positions)
+        one = code.deinterleave_head_dim(x[:, :1])
+        return torch.cat([_interleaved_again(code.apply_rotary_pos_emb(one, one, cos, sin)[0]), x[:, 1:]], 1)
 
-    return index, turn
+    return turn
 
 
 def _music_flamingo(case: Case) -> tuple[Tensor, Turn]:
@@ -366,28 +381,38 @@ def _music_flamingo(case: Case) -> tuple[Tensor, Turn]:
     return index, lambda q: code.apply_rotary_time_emb(q, cos[:, None], sin[:, None])
 
 
-def _esm_fold_2(case: Case) -> tuple[Tensor, Turn]:
+def _esm_fold_2(case: Case) -> Callable[[Tensor, Tensor], Tensor]:
     """An atom's place in space and the number of its molecule; whole numbers here."""
-    code, index = _code(case.folder), _index(4)
-    cos, sin = case.cls(case.config)(index[..., :3].float(), index[..., 3], torch.float32)
-    return index, lambda q: code.apply_rotary_pos_emb(q, q, cos, sin)[0]
+    code, module = _code(case.folder), case.cls(case.config)
+
+    def turn(index: Tensor, x: Tensor) -> Tensor:
+        cos, sin = module(index[..., :3].float(), index[..., 3], torch.float32)
+        return code.apply_rotary_pos_emb(x, x, cos, sin)[0]
+
+    return turn
 
 
-def _v_jepa_2(case: Case) -> tuple[Tensor, Turn]:
-    index = _index(3)
+def _v_jepa_2(case: Case) -> Callable[[Tensor, Tensor], Tensor]:
     attention: Any = case.cls(case.config, case.config.hidden_size, case.config.num_attention_heads)
-    ids = tuple(index[..., axis].expand(1, HEADS, -1) for axis in range(3))
-    return index, lambda q: attention.apply_rotary_embeddings(q, ids)
 
+    def turn(index: Tensor, x: Tensor) -> Tensor:
+        return attention.apply_rotary_embeddings(x, tuple(axis.expand(1, x.shape[1], -1) for axis in index.unbind(-1)))
+
+    return turn
+
+
+CALLED: dict[str, Callable[[Case], Callable[..., Tensor]]] = {
+    "RotaryPositionalEmbedding": lambda case: (_clvp if case.folder == "clvp" else _conformer)(case),
+    "DiTRotary": _diffusion_transformer,
+    "EsmFold2": _esm_fold_2,
+    "VJEPA2": _v_jepa_2,
+}
+AXES = {"EsmFold2": 4, "VJEPA2": 3}
 
 SPECIAL: dict[str, Callable[[Case], tuple[Tensor, Turn]]] = {
-    "RotaryPositionalEmbedding": lambda case: (_clvp if case.folder == "clvp" else _conformer)(case),
     "RopePositionEmbedding": _centred,
     "EomtDinov3": _centred,
     "Llama4Vision": _llama_4_vision,
     "EfficientLoFTR": _efficient_loftr,
-    "DiT": _diffusion_transformer,
-    "EsmFold2": _esm_fold_2,
     "MusicFlamingo": _music_flamingo,
-    "VJEPA2": _v_jepa_2,
 }

@@ -1,4 +1,4 @@
-"""Every rotary module of `transformers` is rotated as it rotates, from its own default configuration."""
+"""Every rotary module of `transformers` is read as it rotates, from its own default configuration, and measured so."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
+import locant
 from locant import Positions, Rotary
 from locant.models import encoding_from_config, with_defaults
 from locant.models.config_values import HEADS, WIDTHS
 from locant.models.registry import read
 from locant.positions import UnequalAngles
+from locant.probing.report import RotationReport
 from tests.models.configurations import ROTARY_KEYS
-from tests.models.rotary_modules import Case, cases, folders, outcome, said, theirs
-from tests.tolerances import DIFFERENT, LENGTH
+from tests.models.rotary_modules import Case, called, cases, folders, outcome, said, takes_positions, theirs
+from tests.tolerances import DIFFERENT, LENGTH, SIX_DIGITS
 
 NO_ROTATION = {"hunyuan_vl": "by different axes: no rotation", "vjepa2": "by different frequencies: no rotation"}
 """Folders whose module is refused, and a part of the reason."""
@@ -90,3 +92,70 @@ def test_what_is_no_rotation_is_read_if_it_is_asked_for_and_has_the_same_bits(fo
         expected = rotated_q.clone()
         assert encoding.rotate(q, k, positions, inplace=True)[0] is q
         assert torch.equal(q, expected)
+
+
+# ---------------------------------------------------------------------- measured, with no word of a configuration
+
+NOT_OF_POSITIONS = {"musicflamingo"}
+"""Whose angles are the product of a frame and a place in it, and so of no position."""
+
+
+def rows(encoding: Rotary) -> dict[tuple[int, int], tuple[int, float]]:
+    """Axis and frequency of every pair that turns, by its dimensions in the direction of a positive angle."""
+    table = zip(encoding.pairs.dims, encoding.pairs.axes or (), encoding.inv_freq.abs().tolist(), strict=True)
+    return {pair: (axis, each) for pair, axis, each in table if each}
+
+
+def measured(report: RotationReport) -> dict[tuple[int, int], tuple[int, float]]:
+    table = [(block.dims, axis, block.frequencies[axis]) for block in report.queries.blocks for axis in block.axes]
+    return {dims if each > 0 else dims[::-1]: (axis, abs(each)) for dims, axis, each in table}
+
+
+ON_A_GRID = ("DINOv3", "Dinov3", "Sapiens2", "Llama4Vision", "EfficientLoFTR")
+"""Which make the tables of a whole image: tokens are looked up in it."""
+
+
+def probed(case: Case, expected: Rotary | None) -> RotationReport:
+    name, width = case.cls.__name__, None if expected is None else expected.head_dim
+    axes = 3 if "VJEPA2" in name else None if expected is None else expected.pairs.num_axes
+    turn = called(case)
+    target: Any = case.cls(case.config) if turn is None else turn
+    if turn is not None and takes_positions(turn):
+        target = lambda x, positions: turn(positions, x)  # noqa: E731
+    report = locant.probe(
+        target, config=case.config, layer_type=case.layer_type, axes=axes,
+        head_dim=width or case.config.hidden_size // 16,
+    )  # fmt: skip
+    assert isinstance(report, RotationReport)
+    return report
+
+
+@pytest.mark.filterwarnings("ignore:hy_v4 pairs:UserWarning")  # its code is what is measured here
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", sorted({*folders()} - {*NO_ROTATION} - NOT_OF_POSITIONS))
+def test_every_rotary_module_is_measured_as_its_configuration_says(folder: str) -> None:
+    for case in cases(folder):
+        if any(part in case.cls.__name__ for part in ON_A_GRID):
+            continue
+        expected = Rotary.from_config(said(case), layer_type=case.layer_type)
+        report = probed(case, expected)
+        ours, others = measured(report), rows(expected)
+        assert ours.keys() == others.keys(), (case.name, str(report))
+        for pair, (axis, each) in others.items():
+            assert ours[pair][0] == axis, (case.name, pair)
+            assert ours[pair][1] == pytest.approx(each, rel=SIX_DIGITS, abs=0), (case.name, pair)
+        factor = expected.scaling.effective_attention_factor
+        assert report.queries.factor == pytest.approx(factor, rel=SIX_DIGITS, abs=0)
+        assert report.queries.num_heads == expected.pairs.num_heads
+        assert report.is_rotation
+        assert isinstance(report.encoding, Rotary), (case.name, str(report))
+        assert rows(report.encoding).keys() == others.keys()
+
+
+@pytest.mark.parametrize("folder", NO_ROTATION)
+def test_what_is_no_rotation_is_named(folder: str) -> None:
+    (case,) = cases(folder)
+    report = probed(case, None)
+    assert not report.is_rotation
+    assert report.encoding is None
+    assert any("the two members of" in warning for warning in report.warnings), report.warnings

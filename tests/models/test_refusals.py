@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -162,16 +161,10 @@ def test_layers_that_differ_say_so_in_the_form_that_their_code_reads(config: Any
         (llama({"rope_type": "linear", "factor": 2.0}, rope_parameters={"rope_theta": 1e4}), ["rope_scaling"]),
         (llama({"rope_type": "banana"}), ["banana", "yarn"]),
         (llama({"rope_type": "yarn", "type": "linear", "factor": 2.0}), ["yarn", "linear"]),
-        (llama({"rope_type": ["yarn"]}), ["yarn"]),
         (llama({"rope_type": "mrope"}), ["mrope"]),
-        (llama("yarn"), ["yarn", "dictionary"]),  # type: ignore[arg-type]
         (llama({"rope_type": "linear"}), ["factor"]),
-        (llama({"rope_type": "linear", "factor": "2"}), ["factor", "'2'"]),
-        (llama({"rope_type": "linear", "factor": True}), ["factor", "True"]),
-        (llama({"rope_type": "linear", "factor": math.nan}), ["factor", "nan"]),
         (llama({"rope_type": "yarn", "factor": 4.0}), ["original_max_position_embeddings"]),
         (llama({"rope_type": "yarn", "original_max_position_embeddings": 1024}), ["factor"]),
-        (llama({**ROPES["yarn"], "original_max_position_embeddings": 1.5}), ["original_max_position_embeddings"]),
         (llama({**ROPES["yarn"], "truncate": 1}), ["truncate"]),
         (llama({**ROPES["yarn"], "mscale": 1.0, "mscale_all_dim": 1.0}), ["attention_factor", "mscale"]),
         (llama({**ROPES["yarn, weights"], "mscale_all_dim": None}), ["mscale", "mscale_all_dim"]),
@@ -179,34 +172,22 @@ def test_layers_that_differ_say_so_in_the_form_that_their_code_reads(config: Any
         (llama({**ROPES["dynamic"], "original_max_position_embeddings": 4096}), ["4096", "8192"]),
         (llama({**ROPES["yarn"]}, original_max_position_embeddings=512), ["1024", "512"]),
         (llama({**ROPES["longrope"], "original_max_position_embeddings": None}), ["original_max_position_embeddings"]),
-        (llama({**ROPES["longrope"], "long_factor": None}), ["long_factor"]),
-        (llama({**ROPES["longrope"], "long_factor": 3.0}), ["long_factor"]),
-        (llama({**ROPES["longrope"], "short_factor": [1.0, "x"]}), ["short_factor[1]"]),
         (llama({**ROPES["longrope, attention factor"], "factor": 9.0}), ["factor=9.0", "an attention factor"]),
-        (llama({**ROPES["llama3"], "low_freq_factor": None}), ["low_freq_factor"]),
         (llama({"rope_type": "proportional"}), ["partial_rotary_factor"]),
         (llama(hidden_size=500), ["500", "8"]),
         (llama(hidden_size=None), ["head_dim"]),
-        (llama(head_dim=64.5), ["head_dim", "64.5"]),
         (
             llama(model_type="of_somebody", rope_interleave=False, partial_rotary_factor=0.5, rotary_dim=16),
             ["rotary_dim=16"],
         ),
         (llama(partial_rotary_factor=1.5), ["1.5"]),
-        ({**PUBLISHED["phi-2"], "partial_rotary_factor": 1e308}, ["1e+308"]),
         ({**PUBLISHED["phi-2"], "partial_rotary_factor": 10**400}, ["1329 bits"]),
-        ({**PUBLISHED["phi-2"], "partial_rotary_factor": 0.0}, ["0"]),
-        (llama(rope_theta=math.nan), ["rope_theta", "a finite number"]),
-        (llama(rope_theta=10**400), ["rope_theta", "1329 bits"]),
-        (llama(rope_theta=[10_000.0]), ["rope_theta", "[10000.0]"]),
         (llama(max_position_embeddings=10**12), ["max_position_embeddings", "2147483647"]),
         (llama(hidden_size=10**12), ["hidden_size", "2147483647"]),
         (llama(layer_types=5), ["layer_types=5"]),
         (llama(layer_types=["full_attention", 5]), ["layer_types"]),
-        (llama(model_type=["llama"]), ["model_type=['llama']"]),
         (llama(n_embd=256), ["hidden_size=512", "n_embd=256"]),
         (llama(rope_interleave=True), ["rope_interleave", "half"]),
-        (llama(rope_interleave="yes"), ["rope_interleave"]),
         (llama(alibi=True), ["alibi"]),
         ({**PUBLISHED["Qwen2-VL-7B"], "rope_scaling": {"mrope_section": 24}}, ["mrope_section", "24"]),
         ({**PUBLISHED["Qwen2-VL-7B"], "rope_scaling": {"mrope_section": [16, -24]}}, ["mrope_section", "-24"]),

@@ -21,15 +21,7 @@ from locant.checkpoints.config_source import read_source
 from locant.checkpoints.explanation import explain
 from locant.checkpoints.extension import extend
 from locant.cli import main
-from locant.models import (
-    Architecture,
-    LayerKind,
-    RotaryKeys,
-    layer_types,
-    one_after_another,
-    required,
-    with_defaults,
-)
+from locant.models import Architecture, LayerKind, RotaryKeys, layer_types, one_after_another, required, with_defaults
 from locant.models.registry import ARCHITECTURES
 from tests.models.configurations import ROTARY_KEYS
 from tests.refusal import refuses

@@ -13,14 +13,7 @@ from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
 
 from locant import InputError, LocantError, Positions, Rotary
 from locant.models import layer_types
-from locant.positions.scaling import (
-    DynamicNTK,
-    Linear,
-    LongRoPE,
-    Proportional,
-    Unscaled,
-    YaRN,
-)
+from locant.positions.scaling import DynamicNTK, Linear, LongRoPE, Proportional, Unscaled, YaRN
 from tests.models.configurations import ROPES, fields, llama
 from tests.positions.published import PUBLISHED, layer_type_of
 from tests.refusal import refuses
@@ -146,19 +139,6 @@ def test_the_head_is_the_stated_one_or_a_share_of_the_width() -> None:
     assert Rotary.from_config(PUBLISHED["DeepSeek-V3"]).head_dim == 64
 
 
-@pytest.mark.parametrize(("name", "dims"), [("phi-2", 32), ("gpt-neox-20b", 24), ("gpt-j-6b", 64), ("glm-4-9b", 64)])
-def test_partial_rotation_under_all_its_names(name: str, dims: int) -> None:
-    assert Rotary.from_config(PUBLISHED[name]).rotary_dim == dims
-
-
-@pytest.mark.parametrize(("name", "layout"), [
-    ("Llama-2-7b", "half"), ("gpt-j-6b", "interleaved"), ("DeepSeek-V3", "interleaved"), ("glm-4-9b", "interleaved"),
-    ("c4ai-command-r", "interleaved"), ("gpt-neox-20b", "half"), ("gpt-oss-20b", "half"),
-])  # fmt: skip
-def test_the_layout_is_that_of_the_architecture(name: str, layout: str) -> None:
-    assert Rotary.from_config(PUBLISHED[name]).layout == layout
-
-
 def test_deepseek_says_its_layout_itself() -> None:
     assert Rotary.from_config({**PUBLISHED["DeepSeek-V3"], "rope_interleave": False}).layout == "half"
 
@@ -187,10 +167,6 @@ def test_the_text_part_of_a_multimodal_configuration_is_read() -> None:
     assert fields(Rotary.from_config(outer, layer_type="full_attention")) == fields(
         Rotary.from_config(inside, layer_type="full_attention")
     )
-
-
-def test_axes_have_sections() -> None:
-    assert Rotary.from_config(PUBLISHED["Qwen2-VL-7B"]).sections == (16, 24, 24)
 
 
 def test_yarn_without_a_factor_takes_the_ratio_of_the_lengths() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -12,21 +13,13 @@ from transformers import AutoConfig, LlamaConfig, Phi3Config
 from transformers.models.stablelm.modeling_stablelm import StableLmRotaryEmbedding
 
 from locant import InputError, Positions, RangeError, Rotary
-from locant.positions.scaling import (
-    NTK,
-    DynamicNTK,
-    Linear,
-    Llama3,
-    LongRoPE,
-    Proportional,
-    Scaling,
-    Unscaled,
-    YaRN,
-)
+from locant.positions.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Scaling, Unscaled, YaRN
 from tests.models.configurations import fields
 from tests.positions.published import PUBLISHED, layer_type_of
 from tests.refusal import refuses
 from tests.tolerances import FORMULA
+
+pytestmark = pytest.mark.filterwarnings("ignore:LongRoPE")  # the last test has it
 
 SCALINGS: dict[str, Scaling] = {
     "default": Unscaled(),
@@ -107,10 +100,23 @@ def test_what_comes_back_without_idle_fields_turns_alike(scaling: YaRN) -> None:
     assert again.scaling.effective_attention_factor == scaling.effective_attention_factor
 
 
+class Own(Unscaled):
+    """A scaling that no configuration knows."""
+
+
 @pytest.mark.parametrize("form", ["rope_parameters", "rope_scaling"])
-def test_still_pairs_of_a_part_of_the_head_are_not_written_as_those_of_the_whole(form: str) -> None:
-    with refuses(InputError, "34 of 80"):
-        Rotary(80, rotary_dim=34, scaling=Proportional(rotated_share=0.5)).to_config(form=form)
+@pytest.mark.parametrize(
+    ("rotary", "words"),
+    [
+        (Rotary(80, rotary_dim=34, scaling=Proportional(rotated_share=0.5)), "34 of 80"),
+        (Rotary(64, sections=(16, 16), axial=True), "axial"),
+        (Rotary(64, scaling=Own()), "Own"),
+    ],
+    ids=["pairs that stand still", "images", "a scaling"],
+)
+def test_what_no_configuration_says_is_not_written(rotary: Rotary, words: str, form: str) -> None:
+    with refuses(InputError, words):
+        rotary.to_config(form=form)
 
 
 def test_a_part_of_the_head_is_not_read_as_a_model_that_turns_the_whole() -> None:
@@ -135,11 +141,6 @@ def test_a_share_that_a_float_rounds_down_is_written_rounded_up(head_dim: int, r
 def test_a_longest_sequence_is_a_number_of_tokens(length: Any) -> None:
     with refuses(RangeError, "max_seq_len"):
         Rotary(64).to_config(max_seq_len=length)
-
-
-def test_frequencies_of_images_are_not_written_as_those_of_text() -> None:
-    with refuses(InputError, "axial"):
-        Rotary(64, sections=(16, 16), axial=True).to_config()
 
 
 def test_the_length_of_a_sequence_is_not_part_of_the_configuration() -> None:
@@ -184,14 +185,6 @@ def test_an_interleaved_encoding_is_not_read_as_a_model_of_halves() -> None:
         Rotary.from_config({**written, "model_type": "llama"})
 
 
-def test_a_scaling_that_no_configuration_knows_is_refused() -> None:
-    class Own(Unscaled):
-        pass
-
-    with refuses(InputError, "Own"):
-        Rotary(64, scaling=Own()).to_config()
-
-
 @pytest.mark.parametrize("form", ["rope_parameters", "rope_scaling"])
 def test_pairs_that_are_dealt_out_in_turns_are_written_as_qwen_3_vl_has_them(form: str) -> None:
     config = AutoConfig.for_model("qwen3_vl_text")
@@ -204,3 +197,13 @@ def test_pairs_that_are_dealt_out_in_turns_are_written_as_qwen_3_vl_has_them(for
     assert again.pairs == rotary.pairs
     with refuses(InputError, "no keys"):
         Rotary.from_config(AutoConfig.for_model("nanochat")).to_config()
+
+
+def test_a_scaling_that_servers_read_otherwise_is_warned_of() -> None:
+    factors = {"short_factor": [1.0] * 4, "original_max_seq_len": 4096, "factor": 4.0}
+    with pytest.warns(UserWarning, match=r"LongRoPE.* 4096 tokens; vLLM and llama.cpp") as caught:
+        Rotary(8, scaling=LongRoPE(long_factor=[4.0] * 4, **factors)).to_config()
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Rotary(8, scaling=LongRoPE(long_factor=[1.0] * 4, **factors)).to_config()

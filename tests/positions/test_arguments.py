@@ -52,6 +52,7 @@ SAMPLE = {
     "batch": {"position_ids": [[0, 1]]},
     "parts": [Positions.arange(2)], "sizes": 2, "rank": 0, "world": 2, "ids": [1], "digits": [1], "numbers": [1, 2],
     "documents": [2], "rotary": Rotary(4), "grids": [(1, 2)], "groups": [Rotary(4)], "height": 2, "width": 3,
+    "num_frames": 8, "pair": 1,
 }  # fmt: skip
 
 
@@ -122,6 +123,11 @@ ACCEPTED: dict[str, Collection[str]] = {
     **dict.fromkeys(("DynamicNTK.factor", "MixedNTK.factor", "YaRN.factor", "beta_fast"), POSITIVE - {"tiny"}),
     "MixedNTK.b": {"0", "1.5", "tiny"},
     **dict.fromkeys(("T5Bias.max_distance", "Deberta.max_distance"), ()),
+    "RIFLEx.pair": ZERO,
+    "RIFLEx.share": {"tiny"},
+    "DyPE.factor": POSITIVE - {"tiny"},
+    "DyPE.time": {"0", "tiny"},
+    **dict.fromkeys(("strength", "exponent"), frozenset({"0", "tiny", "1.5"})),
     "Deberta.num_buckets": NONE,
     "GridBias.prefix": FLAG,
     "Convolutional.norm": (),

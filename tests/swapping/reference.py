@@ -1,7 +1,7 @@
-"""Llama, Qwen2 and GPT-NeoX written out plainly, in float64, with a choice of positions: none of it is locant's.
+"""The attention of a model of `transformers` written out plainly, with a choice of positions: none of it is locant's.
 
 The formulas of positions are those of the papers: ALiBi (Press 2021), KERPLE (Chi 2022), xPos (Sun 2022), YaRN (Peng
-2023), PoPE (Gopalakrishnan 2025), Self-Extend (Jin 2024). Weights are read from a model of `transformers`.
+2023), PoPE (Gopalakrishnan 2025), Self-Extend (Jin 2024).
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 __all__ = ["alibi", "kerple", "logits", "nope", "pope", "rotary", "self_extend", "xpos", "yarn"]
 
@@ -50,12 +52,12 @@ def rotary(width: int, base: float = 10000.0) -> Way:
 
 
 def pope(width: int, base: float = 10000.0) -> Way:
-    """Without shifts; scores are over the root of `width`, though queries and keys are twice as wide."""
+    """Without shifts."""
     frequencies = torch.tensor([base ** (-channel / width) for channel in range(width)], dtype=torch.float64)
 
     def turn(x: Tensor, side: int) -> Tensor:
         angle = torch.arange(x.shape[2], dtype=torch.float64)[:, None] * frequencies
-        size = F.softplus(x) * (math.sqrt(2) if side == 1 else 1)
+        size = F.softplus(x)
         return torch.cat([size * angle.cos(), size * angle.sin()], -1)
 
     return Way(turn)
@@ -109,55 +111,34 @@ def _turned(x: Tensor, frequencies: list[float], width: int, size: Tensor | floa
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
 
 
+NAME = "tests of locant: attention written out"
+
+
 def logits(model: Any, ids: Tensor, way: Way | list[Way]) -> Tensor:
-    """Of a model of one of the three families; `way` may be a list with one for each layer."""
-    family = _neox if model.config.model_type == "gpt_neox" else _llama
+    """Of a model whose own code is told that every token stands at 0, with the attention that is written out here.
+
+    `way` may be a list with one for each layer.
+    """
     ways = way if isinstance(way, list) else [way] * model.config.num_hidden_layers
-    return family(model, ids, ways)
+    before = model.config._attn_implementation
+
+    def attention(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> tuple[Tensor, None]:
+        return _attended(q, k, v, ways[module.layer_idx]), None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ALL_ATTENTION_FUNCTIONS, NAME, attention)
+        model.set_attn_implementation(NAME)
+        out = model(ids, position_ids=torch.zeros_like(ids)).logits
+        model.set_attn_implementation(before)
+    return out
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, way: Way) -> Tensor:
     q, k = way.turn(q, 1), way.turn(k, -1)
     groups, length = q.shape[1] // k.shape[1], q.shape[2]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    scores = (q @ k.transpose(2, 3) if way.product is None else way.product(q, k)) / math.sqrt(q.shape[-1])
+    scores = (q @ k.transpose(2, 3) if way.product is None else way.product(q, k)) / math.sqrt(v.shape[-1])
     distance = torch.arange(length)[:, None] - torch.arange(length)
     if way.bias is not None:
         scores = scores + way.bias(distance.clamp(min=0).double())
-    y = scores.masked_fill(distance < 0, -math.inf).softmax(-1) @ v
-    return y.transpose(1, 2).flatten(2)
-
-
-def _heads(x: Tensor, width: int) -> Tensor:
-    return x.unflatten(-1, (-1, width)).transpose(1, 2)
-
-
-def _llama(model: Any, ids: Tensor, ways: list[Way]) -> Tensor:
-    config, inner = model.config, model.model
-    width = config.hidden_size // config.num_attention_heads
-
-    def normed(x: Tensor, norm: Any) -> Tensor:
-        return norm.weight * x / (x.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps).sqrt()
-
-    x = inner.embed_tokens.weight[ids]
-    for layer, way in zip(inner.layers, ways, strict=True):
-        a = layer.self_attn
-        y = normed(x, layer.input_layernorm)
-        q, k, v = (_heads(F.linear(y, each.weight, each.bias), width) for each in (a.q_proj, a.k_proj, a.v_proj))
-        x = x + a.o_proj(_attended(q, k, v, way))
-        y = normed(x, layer.post_attention_layernorm)
-        x = x + layer.mlp.down_proj(F.silu(layer.mlp.gate_proj(y)) * layer.mlp.up_proj(y))
-    return model.lm_head(normed(x, inner.norm))
-
-
-def _neox(model: Any, ids: Tensor, ways: list[Way]) -> Tensor:
-    config, inner = model.config, model.gpt_neox
-    width = config.hidden_size // config.num_attention_heads
-    x = inner.embed_in.weight[ids]
-    for layer, way in zip(inner.layers, ways, strict=True):
-        mixed = layer.attention.query_key_value(layer.input_layernorm(x))
-        q, k, v = _heads(mixed, 3 * width).split(width, -1)  # head by head
-        attended = layer.attention.dense(_attended(q, k, v, way))
-        y = layer.post_attention_layernorm(x)
-        x = x + attended + layer.mlp.dense_4h_to_h(F.gelu(layer.mlp.dense_h_to_4h(y)))
-    return model.lm_head(inner.final_layer_norm(x))
+    return (scores.masked_fill(distance < 0, -math.inf).softmax(-1) @ v).transpose(1, 2)

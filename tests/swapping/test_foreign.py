@@ -1,4 +1,4 @@
-"""Encodings that a model was not built with, beside a model written out by hand with them."""
+"""Encodings that a model was not built with, beside attention that is written out by hand with them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ HEADS, WIDTH = 4, 16
 YARN = locant.scaling.YaRN(factor=4.0, original_max_seq_len=64)
 
 
-def model_of(family: Family) -> Any:
+def model_of(family: Family, **options: Any) -> Any:
     """GPT-NeoX, which rotates a part of each head, rotates the whole here."""
     whole = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}
-    return telling(family, **(whole if family.model_type == "gpt_neox" else {}))
+    return telling(family, **(whole if family.model_type == "gpt_neox" else {}), **options)
 
 
 ENCODINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], reference.Way]]] = {
@@ -36,28 +36,23 @@ ENCODINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], reference.Way]]] =
 }
 
 
-CASES = [
-    # In the fast suite every encoding once, and every family.
-    pytest.param(family, name, id=f"{family.model_type}-{name}", marks=() if fast else pytest.mark.slow)
-    for number, family in enumerate(WRITTEN)
-    for place, name in enumerate(ENCODINGS)
-    for fast in [place % len(WRITTEN) == number]
-]
+three = pytest.mark.parametrize("family", WRITTEN, ids=lambda family: family.model_type)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_layers_that_keep_their_own_see_no_later_keys_whatever_function_is_named(attention: str) -> None:
     model, own = model_of(WRITTEN[0]), reference.rotary(WIDTH)
     model.set_attn_implementation(attention)
+    expected = reference.logits(model, ids(), [own, reference.alibi(HEADS)])
     with locant.swap(model, layers={"every": 2, "encoding": locant.ALiBi(HEADS)}):
-        actual = model(ids()).logits
-    assert off(actual, reference.logits(model, ids(), [own, reference.alibi(HEADS)] * 2)) <= LOGITS
+        assert off(model(ids()).logits, expected) <= LOGITS
 
 
 def test_heads_may_be_those_of_keys_and_twice_as_wide() -> None:
     model = model_of(WRITTEN[0])
+    expected = reference.logits(model, ids(), reference.pope(WIDTH))
     with locant.swap(model, PoPE(WIDTH, num_heads=2)):
-        assert off(model(ids()).logits, reference.logits(model, ids(), reference.pope(WIDTH))) <= LOGITS
+        assert off(model(ids()).logits, expected) <= LOGITS
     with refuses(RangeError, "num_heads=2"):
         locant.swap(model, PoPE(WIDTH, num_heads=HEADS))
     with refuses(RangeError, "twice as many heads", "locant.lab.Decoder"):
@@ -65,25 +60,20 @@ def test_heads_may_be_those_of_keys_and_twice_as_wide() -> None:
 
 
 @torch.no_grad()
-def test_pairs_rotated_by_their_class_generate_and_are_padded_as_alone() -> None:
+def test_pairs_may_be_rotated_by_their_class() -> None:
+    """Padded and behind a cache, see `test_places`."""
     model, encoding = model_of(WRITTEN[0]), locant.SelfExtend(locant.Rotary(WIDTH), group=3, neighbours=4)
     tokens = ids()[:1]
     expected = reference.logits(model, tokens, reference.self_extend(WIDTH, 3, 4))
     with locant.swap(model, encoding):
         assert off(model(tokens).logits, expected) <= LOGITS
-        padded = torch.cat([tokens[:, :3], tokens], dim=1)
-        mask = torch.ones_like(padded)
-        mask[:, :3] = 0
-        behind = model(padded, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits[:, 3:]
-        assert off(behind, expected) <= LOGITS
-        cache = model(tokens[:, :-2], use_cache=True).past_key_values
-        assert off(model(tokens[:, -2:-1], past_key_values=cache).logits, expected[:, -2:-1]) <= LOGITS
     with refuses(RangeError, "layout='half'"):
         locant.swap(model, locant.ReRoPE(locant.Rotary(WIDTH, layout="interleaved")))
 
 
-@pytest.mark.parametrize(("family", "name"), CASES)
-def test_another_encoding_is_what_a_model_written_by_hand_computes(family: Family, name: str) -> None:
+@three
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_another_encoding_is_what_attention_written_by_hand_computes(family: Family, name: str) -> None:
     model = model_of(family)
     before = model(ids()).logits
     make, way = ENCODINGS[name]
@@ -95,15 +85,16 @@ def test_another_encoding_is_what_a_model_written_by_hand_computes(family: Famil
     assert torch.equal(model(ids()).logits, before), "undo left something"
 
 
-@pytest.mark.parametrize("family", [WRITTEN[0], *(pytest.param(each, marks=pytest.mark.slow) for each in WRITTEN[1:])])
+@three
 def test_layers_may_differ(family: Family) -> None:
     """Every second layer without positions, and a function that gives three kinds."""
-    model, own = model_of(family), reference.rotary(WIDTH)
+    model, own = model_of(family, num_hidden_layers=4), reference.rotary(WIDTH)
     nope, alibi = locant.PositionEncoding(), locant.ALiBi(HEADS)
+    expected = reference.logits(model, ids(), [own, reference.nope()] * 2)
     with locant.swap(model, layers={"every": 2, "encoding": nope}) as swapped:
-        assert off(model(ids()).logits, reference.logits(model, ids(), [own, reference.nope()] * 2)) <= LOGITS
+        assert off(model(ids()).logits, expected) <= LOGITS
     assert "no positions" in swapped.sentences[1]
-    ways = [own, reference.nope(), reference.alibi(HEADS), own]
+    expected = reference.logits(model, ids(), [own, reference.nope(), reference.alibi(HEADS), own])
     with locant.swap(model, layers=lambda layer, kind: [None, nope, alibi, None][layer]) as swapped:
-        assert off(model(ids()).logits, reference.logits(model, ids(), ways)) <= LOGITS
+        assert off(model(ids()).logits, expected) <= LOGITS
     assert [len(swapped.sentences), *("layer" in each for each in swapped.sentences)] == [4, *[True] * 4]

@@ -230,21 +230,6 @@ def test_a_copy_of_a_swapped_model_is_apart_and_stays_swapped(encoding: Any) -> 
         locant.swap(copied)
 
 
-def test_a_table_of_learned_positions_is_taken_out() -> None:
-    """GPT-2 with ALiBi: without positions the order of earlier tokens is lost to its first layer."""
-    model = tiny(Family("gpt2", "GPT2LMHeadModel"))
-    tokens = torch.tensor([[5, 6, 7, 8]])
-    swapped = torch.tensor([[6, 5, 7, 8]])
-    with locant.swap(model, locant.PositionEncoding(), layers=None) as handle:
-        short = [model.transformer(each, use_cache=False).last_hidden_state[:, :1] for each in (tokens, swapped)]
-        assert "table of positions taken out" in handle.sentences[0]
-        one = model(tokens).logits
-        assert torch.equal(model(tokens, position_ids=torch.tensor([[9, 3, 1, 0]])).logits, one)
-    assert not torch.equal(short[0], short[1])
-    with locant.swap(model, locant.ALiBi(4)):
-        assert not torch.equal(model(tokens).logits, one)
-
-
 def test_a_temperature_of_queries_is_not_lost() -> None:
     """It cannot be told by angles, which are all that the model's own code is given."""
     model, temperature = tiny(LLAMA), Temperature(step=4, weight=0.5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -11,41 +10,37 @@ import torch
 import locant
 from tests.ranks import found_on, needs_gloo
 from tests.swapping.compiled_and_sharded import SPREAD, found_by_two, losses_on_two
-from tests.swapping.families import WRITTEN, Family, tiny
-from tests.swapping.work import Work, adapted, compiled, generated, ids, in_bfloat16, packed, padded, trained
+from tests.swapping.families import SAME, WORKS, WRITTEN, Family, tiny, worked
+from tests.swapping.work import compiled, ids, in_bfloat16, padded
 from tests.tolerances import LOGITS
 
 HEADS = 4
 three = pytest.mark.parametrize("family", WRITTEN, ids=lambda family: family.model_type)
-one = pytest.mark.parametrize(
-    "family", [WRITTEN[0], *(pytest.param(each, marks=pytest.mark.slow) for each in WRITTEN[1:])]
-)
-"""Three families; the fast suite has one of them."""
+OFTEN = {
+    *((WRITTEN[0], name) for name in WORKS),
+    (SPREAD[1], "generation"), (SPREAD[2], "packed"), (SPREAD[3], "gradients"), (SPREAD[5], "LoRA"),
+}  # fmt: skip
+"""Those of the fast suite: every work, and every family."""
+
+CANNOT = {("modernbert", "generation"), ("llama4_text", "LoRA")}
+"""What a class cannot do without `swap` either."""
+
+CASES = [
+    pytest.param(family, name, id=f"{family.model_type}-{name}", marks=() if fast else pytest.mark.slow)
+    for family in dict.fromkeys((*WRITTEN, *SPREAD))
+    for name in WORKS
+    for fast in [(family, name) in OFTEN]
+    if (family.model_type, name) not in CANNOT
+]
 
 
-def same(model: Any, work: Work) -> None:
-    """The same bits before, while swapped and after."""
-    before = work(copy.deepcopy(model))
-    with locant.swap(model, angles="float32"):
-        during = work(copy.deepcopy(model))
-    assert torch.equal(during, before)
-    assert torch.equal(work(model), before), "undo left something"
-
-
-WORK: dict[str, Work] = {
-    "generate": generated,
-    "packed": packed,
-    "checkpointing": trained,
-}
-
-
-@one
-@pytest.mark.parametrize("name", WORK)
+@pytest.mark.filterwarnings("ignore")  # those of other people's code
+@pytest.mark.parametrize(("family", "name"), CASES)
 def test_its_own_encoding_in_float32_changes_no_bit(family: Family, name: str) -> None:
-    same(tiny(family), WORK[name])
+    assert worked(tiny(family), WORKS[name]) == SAME
 
 
-@one
+@three
 def test_bfloat16_keeps_its_frequencies(family: Family) -> None:
     """`model.bfloat16()` rounds the frequencies of the module; those of a swapped model are of the configuration."""
     model = tiny(family)
@@ -74,8 +69,8 @@ def test_positions_in_embeddings_begin_behind_the_padding(encoding: Any) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("family", SPREAD, ids=lambda family: family.model_type)
 def test_compiled_it_is_one_graph(family: Family) -> None:
-    same(tiny(family), compiled)
     model = tiny(family)
+    assert worked(model, compiled) == SAME
     with locant.swap(model):
         assert (compiled(model) - model(ids()).logits).abs().max() <= LOGITS
 
@@ -89,17 +84,7 @@ def test_compiled_with_a_bias_it_is_one_graph(family: Family) -> None:
         assert (compiled(model) - model(ids()).logits).abs().max() <= LOGITS
 
 
-older = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-"""What peft 0.21 still calls."""
-
-
-@older
-@one
-def test_lora_trains_the_same_weights(family: Family) -> None:
-    same(tiny(family), adapted)
-
-
-@older
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21 calls it
 def test_lora_trains_the_encoding_beside_its_adapters() -> None:
     import peft
 

@@ -1,12 +1,13 @@
 """Position ids of the caller's, with a mask and without, behind a cache and in a graph: what attention reads.
 
-The oracles are a model written out by hand whose tokens stand where the ids say, the row alone, and the same tokens
+The oracles are attention written out by hand whose tokens stand where the ids say, the row alone, and the same tokens
 without a cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -25,16 +26,10 @@ GAP = torch.tensor([[*range(5), *range(105, 112)]])
 HEADS, WIDTH = 4, 16
 
 
-def cope() -> locant.Cope:
-    """With vectors that say something: new ones are zeros."""
-    encoding = locant.Cope(WIDTH)
-    torch.nn.init.normal_(encoding.weight)
-    return encoding
-
-
-def trained(encoding: Any) -> Any:
+def trained(encoding: Any, std: float = 0.3) -> Any:
+    """With parameters that say something: new ones may be zeros."""
     for parameter in encoding.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
+        torch.nn.init.normal_(parameter, std=std)
     return encoding
 
 
@@ -45,7 +40,7 @@ ENCODINGS: dict[str, Callable[[], Any]] = {
     "t5": lambda: trained(locant.T5Bias(HEADS)),
     "self_extend": lambda: locant.SelfExtend(locant.Rotary(WIDTH), 3, 4),
     "partial": lambda: locant.Rotary(WIDTH, rotary_dim=8),
-    "cope": cope,
+    "cope": lambda: trained(locant.Cope(WIDTH), 1.0),
 }
 every = pytest.mark.parametrize("name", ENCODINGS)
 
@@ -58,6 +53,16 @@ def at(places: Tensor) -> reference.Way:
     return reference.Way(bias=lambda distance: bias)
 
 
+def in_parts(model: Any, tokens: Tensor, places: Tensor, mask: Tensor | None, ends: tuple[int, ...]) -> Tensor:
+    """The logits of a row whose tokens come behind a cache of those before."""
+    cache, parts = DynamicCache(config=model.config), []
+    for begin, end in pairwise(ends):
+        options = {} if mask is None else {"attention_mask": mask[:, :end]}
+        where = places[:, begin:end]
+        parts.append(model(tokens[:, begin:end], position_ids=where, past_key_values=cache, **options).logits)
+    return torch.cat(parts, 1)
+
+
 @torch.no_grad()
 def test_a_gap_in_the_position_ids_is_one_without_a_mask_and_behind_a_cache() -> None:
     """A batch without padding has no mask: then positions were slots, and a gap was none."""
@@ -67,12 +72,7 @@ def test_a_gap_in_the_position_ids_is_one_without_a_mask_and_behind_a_cache() ->
     assert off(reference.logits(model, tokens, reference.alibi(HEADS)), expected) > DIFFERENT
     with locant.swap(model, locant.ALiBi(HEADS)):
         assert off(model(tokens, position_ids=places).logits, expected) <= LOGITS
-        cache = DynamicCache(config=model.config)
-        parts = [
-            model(tokens[:, begin:end], position_ids=places[:, begin:end], past_key_values=cache).logits
-            for begin, end in ((0, 4), (4, 7), (7, 8), (8, 12))
-        ]
-        assert off(torch.cat(parts, 1), expected) <= LOGITS
+        assert off(in_parts(model, tokens, places, None, (0, 4, 7, 8, 12)), expected) <= LOGITS
         first = model(tokens[:, :9], position_ids=places[:, :9], use_cache=True)  # a cache that the model made
         rest = model(tokens[:, 9:], position_ids=places[:, 9:], past_key_values=first.past_key_values)
         assert off(rest.logits, expected[:, 9:]) <= LOGITS
@@ -80,7 +80,7 @@ def test_a_gap_in_the_position_ids_is_one_without_a_mask_and_behind_a_cache() ->
 
 @every
 @torch.no_grad()
-def test_a_row_with_a_gap_is_the_same_in_a_padded_batch_and_step_by_step(name: str) -> None:
+def test_a_row_with_a_gap_is_the_same_in_a_padded_batch_and_in_parts(name: str) -> None:
     model = telling()
     tokens, mask, _ = padded()
     both, where = GAP.expand(2, -1), mask.flip(0)  # the second row is whole
@@ -88,13 +88,7 @@ def test_a_row_with_a_gap_is_the_same_in_a_padded_batch_and_step_by_step(name: s
         alone = model(tokens[1:], position_ids=GAP, attention_mask=mask[:1]).logits
         beside = model(tokens, position_ids=both, attention_mask=where).logits[1:]
         assert off(beside, alone) <= LOGITS
-        cache = DynamicCache(config=model.config)
-        steps = [
-            model(tokens[:, i : i + 1], position_ids=both[:, i : i + 1], attention_mask=where[:, : i + 1],
-                  past_key_values=cache).logits[1:]
-            for i in range(12)
-        ]  # fmt: skip
-        assert off(torch.cat(steps, 1), alone) <= LOGITS
+        assert off(in_parts(model, tokens, both, where, (0, 4, 5, 6, 12))[1:], alone) <= LOGITS
         plain = model(tokens[1:]).logits
     assert name == "cope" or off(alone, plain) > DIFFERENT, "the gap changed nothing"
 
@@ -102,26 +96,21 @@ def test_a_row_with_a_gap_is_the_same_in_a_padded_batch_and_step_by_step(name: s
 @every
 @torch.no_grad()
 def test_padded_rows_and_packed_documents_are_what_they_are_alone(name: str) -> None:
-    """Padding on either side, and in between, behind a cache too: CoPE counted it as tokens."""
+    """Padding before the row and in between, behind a cache too: CoPE counted it as tokens."""
     model = telling()
     tokens = ids()[1:]
     with locant.swap(model, ENCODINGS[name]()):
         alone = model(tokens).logits
-        for holes in ((0, 1, 2), (4, 5, 6), (0, 5)):
-            real = torch.tensor([slot not in holes for slot in range(12 + len(holes))])
-            row = torch.zeros(1, len(real), dtype=torch.int64).masked_scatter(real, tokens)
-            mask, places = real.long()[None], (real.long().cumsum(0) - 1).clamp(min=0)[None]
-            whole = model(row, attention_mask=mask, position_ids=places).logits[:, real]
-            assert off(whole, alone) <= LOGITS, holes
-            cache, parts = DynamicCache(config=model.config), []
-            for begin, end in ((0, 8), (8, 9), (9, 10), (10, len(real))):
-                options = {"attention_mask": mask[:, :end], "position_ids": places[:, begin:end]}
-                parts.append(model(row[:, begin:end], past_key_values=cache, **options).logits)
-            assert off(torch.cat(parts, 1)[:, real], alone) <= LOGITS, holes
+        real = torch.tensor([slot not in (0, 1, 5, 6) for slot in range(16)])
+        row = torch.zeros(1, 16, dtype=torch.int64).masked_scatter(real, tokens)
+        mask, places = real.long()[None], (real.long().cumsum(0) - 1).clamp(min=0)[None]
+        whole = model(row, attention_mask=mask, position_ids=places).logits[:, real]
+        assert off(whole, alone) <= LOGITS
+        assert off(in_parts(model, row, places, mask, (0, 8, 9, 16))[:, real], alone) <= LOGITS
         assert off(packed(model)[:, 5:], model(ids()[:, 5:]).logits) <= LOGITS
-        steps = generated(model, use_cache=False)
+        steps = generated(model, 3, use_cache=False)
         for options in ({}, {"cache_implementation": "static", "disable_compile": True}):
-            assert off(generated(model, **options), steps) <= LOGITS
+            assert off(generated(model, 3, **options), steps) <= LOGITS
 
 
 @pytest.mark.unchecked  # what is compiled is not run while shapes are checked

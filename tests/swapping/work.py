@@ -39,10 +39,10 @@ def padded() -> tuple[Tensor, Tensor, Tensor]:
     return tokens, mask, (mask.cumsum(1) - 1).clamp(min=0)
 
 
-def generated(model: Any, **options: Any) -> Tensor:
+def generated(model: Any, count: int = 6, **options: Any) -> Tensor:
     tokens, mask, _ = padded()
     found = model.generate(
-        tokens, attention_mask=mask, max_new_tokens=6, min_new_tokens=6, do_sample=False, pad_token_id=0,
+        tokens, attention_mask=mask, max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0,
         output_logits=True, return_dict_in_generate=True, **options,
     )  # fmt: skip
     return torch.stack(found.logits)

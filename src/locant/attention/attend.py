@@ -37,8 +37,6 @@ from locant.positions.documents import window_of
 from locant.positions.positions import require_positions
 from locant.positions.rotary_by_class import PairClass
 
-__all__ = ["attend"]
-
 Output = Float[Tensor, "batch heads query value_dim"]
 Weights = Float[Tensor, "batch heads query key"]
 LogSumExp = Float[Tensor, "batch heads query"]

@@ -39,8 +39,6 @@ from locant.positions.documents import PADDING
 from locant.positions.fields import Read
 from locant.tensors import readable
 
-__all__ = ["KVCache", "StaticKVCache"]
-
 
 class KVCache(Cache):
     """One layer's keys and values, for decoding. Keys go in rotated, so that no step rotates them again.

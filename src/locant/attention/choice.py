@@ -17,8 +17,6 @@ from locant.attention.inputs import AttentionInputs
 from locant.errors import LocantError
 from locant.kernels.distance_attention import takes
 
-__all__ = ["BackendChoice", "BackendName", "choose_backend"]
-
 BackendName = Literal["auto", "sdpa", "flex", "tiled", "eager"]
 
 SMALL = 2**20

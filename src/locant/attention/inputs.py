@@ -35,11 +35,6 @@ from locant.positions.documents import PADDING
 from locant.positions.score_bias import ScoreBias
 from locant.tensors import bounds, require_arithmetic, require_tensor
 
-__all__ = [
-    "Attended", "AttentionInputs", "factor_of", "joined", "require_encoding", "require_keys_between",
-    "require_tensors", "sinks_of", "softcap_of", "zero_padding",
-]  # fmt: skip
-
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """The dtypes that torch can multiply; float8 can only be stored."""
 FEWEST_KEYS = 16

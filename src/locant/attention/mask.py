@@ -23,8 +23,6 @@ from locant.positions import Positions
 from locant.positions.documents import PADDING
 from locant.tensors import readable
 
-__all__ = ["BLOCK", "AttentionMask", "Dense", "Segment", "distance_bounds"]
-
 BLOCK = 128
 """Tokens in a block, of queries and of keys: FlexAttention's default."""
 SHORTEST = 128

@@ -16,11 +16,6 @@ from locant.positions.documents import PADDING
 from locant.positions.positions import require_positions
 from locant.tensors import bounds, readable, require_tensor
 
-__all__ = [
-    "Cache", "FixedCache", "Keys", "Length", "NewKeys", "NewValues", "Values", "as_bytes", "following", "lengths_of",
-    "new_memory", "padded", "require_numbers", "require_rows",
-]  # fmt: skip
-
 Length = int | Int[Tensor, " batch"]
 """Of all rows, or of each."""
 NewKeys = Float[Tensor, "batch kv_heads new head_dim"]

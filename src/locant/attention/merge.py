@@ -18,8 +18,6 @@ from locant.arguments import entries, shape_error, shown
 from locant.errors import ShapeError
 from locant.tensors import require_arithmetic
 
-__all__ = ["merge", "shares"]
-
 Output = Float[Tensor, "batch heads query value_dim"]
 LogSumExp = Float[Tensor, "batch heads query"]
 

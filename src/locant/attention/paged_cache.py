@@ -36,8 +36,6 @@ from locant.positions.documents import PADDING
 from locant.positions.fields import Read
 from locant.tensors import bounds, readable, require_tensor
 
-__all__ = ["PagedKVCache"]
-
 
 class PagedKVCache(FixedCache):
     """One layer's keys and values of any number of sequences. Keys go in rotated.

@@ -24,11 +24,6 @@ from locant.checkpoints.config_source import CONFIG, read_json
 from locant.errors import InputError
 from locant.files import NewFile, flush, new_folder, require_new
 
-__all__ = [
-    "DTYPES", "Header", "TensorEntry", "TensorFolder", "companions", "headers_of", "read_header", "require_output",
-    "rewritten",
-]  # fmt: skip
-
 INDEX = "model.safetensors.index.json"
 WHOLE = ("model.safetensors", "adapter_model.safetensors")
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -12,8 +12,6 @@ from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.registry import presets
 
-__all__ = ["CONFIG", "as_json", "read_json", "read_source", "require_no_code"]
-
 CONFIG = "config.json"
 LARGEST = 2**28
 ATTENTION = ("attn_implementation", "_attn_implementation")

@@ -26,8 +26,6 @@ from locant.positions.encodings.learned import Learned
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.scaling import DynamicNTK, Linear, LongRoPE, Proportional, Scaling, YaRN
 
-__all__ = ["Explanation", "Layer", "Layers", "explain", "layer_strip", "trained_length"]
-
 COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 MOST = 10_000
 """Layers that are listed; no published model has a tenth of them."""

@@ -29,8 +29,6 @@ from locant.models.rotary_to_config import with_base
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.scaling import EXTENDING, SCALINGS, LongRoPE, Scaling, Unscaled, YaRN
 
-__all__ = ["METHODS", "Extension", "LongFactors", "extend", "extension_path", "write_extension"]
-
 
 class LongFactors(NamedTuple):
     """What LongRoPE divides the frequency of each pair by, and a sentence on where that comes from."""

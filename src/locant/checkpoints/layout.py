@@ -32,8 +32,6 @@ from locant.models.rope_parameters import is_per_layer, rope_dictionary
 from locant.models.rotary_config import head_dim_of, named_layout, rotary_dim_of
 from locant.models.weights import HeadRows, HeadShape, RowOrder, key_rows, query_rows
 
-__all__ = ["LayoutChange", "convert_layout", "row_order"]
-
 LAYOUTS = ("half", "interleaved")
 KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 

@@ -20,8 +20,6 @@ from locant.files import NewFile, require_new, write_whole
 from locant.kernels.rotary import Layout
 from locant.models.weights import HeadRows
 
-__all__ = ["CHUNK", "Conversion", "convert_folder", "write_reordered"]
-
 CHUNK = 2**20
 """Bytes that are copied at once where nothing changes its place."""
 

@@ -25,10 +25,8 @@ from locant.models.encodings import encoding_from_config
 from locant.models.registry import read, read_known
 from locant.models.weights import InputTables, RowScale
 from locant.positions.registry import encodings
-from locant.swapping.handle import swap
 from locant.swapping.plan import KEY, built
-
-__all__ = ["PretrainedInput", "load_swapped", "read_pretrained_input", "read_pretrained_token", "told_layers"]
+from locant.swapping.swap import swap
 
 OLD_NAMES = {"weight": "gamma", "bias": "beta"}
 """Parts of norms in checkpoints that came from TensorFlow."""

@@ -19,10 +19,6 @@ from locant.positions.angles import Angles
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.scaling import Unscaled
 
-__all__ = [
-    "PairSettings", "Precision", "RotarySettings", "bands_of", "pair_settings", "rotary_settings", "rounding_errors",
-]  # fmt: skip
-
 VISIBLE = 1e-3
 """An error of a cosine that is more than a rounding: a bfloat16 of 1 has steps of 8e-3, a float16 of 5e-4."""
 

@@ -37,8 +37,6 @@ from locant.models.registry import read_known
 from locant.text import Tokenizer
 from locant.text.tokenizer.editing import EditedTokenizer, keeping, with_tokens
 
-__all__ = ["Change", "add_tokens", "keep_tokens"]
-
 HEADS = (
     "lm_head", "lm_head.decoder", "embed_out", "cls.predictions", "cls.predictions.decoder", "predictions",
     "predictions.decoder", "vocab_projector", "generator_lm_head", "decoder",

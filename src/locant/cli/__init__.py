@@ -17,8 +17,9 @@ VERBS = {
     "convert": "weights.convert", "evaluate": "training.evaluate", "tune": "training.tune",
     "neighbours": "weights.neighbours", "vocabulary": "weights.vocabulary", "prepare": "stores.prepare",
     "export": "stores.export", "plot": "encodings.plot", "probe": "configs.probe",
-    "check-batch": "engines.check_batch", "golden": "engines.golden", "explore": "explore.explore",
-    "bench": "encodings.bench", "list": "encodings.list_",
+    "audit": "weights.audit", "check-batch": "engines.check_batch", "golden": "engines.golden",
+    "serve-args": "engines.serve_args",
+    "explore": "explore.explore", "bench": "encodings.bench", "list": "encodings.list_",
 }  # fmt: skip
 
 main = click.version_option(__version__, message="locant %(version)s")(

@@ -10,8 +10,6 @@ import click
 from locant.cli.options import SEED, Place, as_json, count, device, only_given, output
 from locant.errors import InputError
 
-__all__ = ["METHODS", "explain", "extend", "probe"]
-
 METHODS = ("yarn", "linear", "ntk", "dynamic", "longrope", "llama3")
 
 picture = output("Also draw a picture; its suffix (.png, .svg, .pdf) is the format.")
@@ -27,9 +25,9 @@ def explain(config: str, against: str | None, n_ctx: int | None, output: Path | 
     """Show how a model encodes positions, in words and numbers.
 
     CONFIG is a config.json, the folder of a model, or the name of a preset such as llama-3.1-8b; a wrong name lists
-    them all. It may also be a GGUF file: then what llama.cpp does with it is told, and with --against where that
-    differs from a configuration; beside the safetensors of a folder, also whether q and k are in the right order.
-    Exit code 1: they differ.
+    them all. It may be the folder of a pipeline of diffusers, whose transformer is told. It may also be a GGUF file:
+    then what llama.cpp does with it is told, and with --against where that differs from a configuration; beside the
+    safetensors of a folder, also whether q and k are in the right order. Exit code 1: they differ.
     """
     if config.lower().endswith(".gguf"):
         _explain_gguf(config, against, n_ctx, output, as_json=as_json)
@@ -43,11 +41,29 @@ def explain(config: str, against: str | None, n_ctx: int | None, output: Path | 
     from locant.report.explain import print_explanation
 
     require_figure(output)
-    read = read_source(config)
+    transformer = Path(config) / "transformer"
+    read = read_source(transformer if transformer.is_dir() else config)
+    if "_class_name" in read:
+        _explain_diffusers(read, output, as_json=as_json)
+        return
     explanation = explain(read)
     if output is not None:
         save(draw_explanation(explanation, read, config), output)
     print_explanation(explanation, config, output, as_json=as_json)
+
+
+def _explain_diffusers(config: dict[str, Any], output: Path | None, *, as_json: bool) -> None:
+    from locant.engines.diffusers import encoding_from_diffusers, transformer_of
+    from locant.figures.canvas import save
+    from locant.figures.plot import plot
+    from locant.report.console import print_result
+
+    encoding, row = encoding_from_diffusers(config), transformer_of(config)
+    text = "not rotated" if row.text is None else f"counts on {row.text}" if row.text else "at 0 on all axes"
+    facts = {"transformer": config["_class_name"], "encoding": repr(encoding), "axes": row.axes, "text": text}
+    if output is not None:
+        save(plot(encoding), output)
+    print_result(facts, "\n".join(f"{name}: {fact}" for name, fact in facts.items()), as_json=as_json)
 
 
 def _explain_gguf(file: str, against: str | None, n_ctx: int | None, output: Path | None, *, as_json: bool) -> None:
@@ -55,7 +71,7 @@ def _explain_gguf(file: str, against: str | None, n_ctx: int | None, output: Pat
     from locant.engines.gguf import compare_gguf, read_gguf
     from locant.figures.canvas import require_figure, save
     from locant.figures.plot import plot
-    from locant.report.gguf import print_gguf
+    from locant.report.engines import print_gguf
 
     require_figure(output)
     if against is None:

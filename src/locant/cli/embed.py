@@ -20,8 +20,6 @@ from locant.cli.options import (
 )  # fmt: skip
 from locant.errors import InputError
 
-__all__ = ["embed"]
-
 LENGTH = click.IntRange(min=1, max=2**31 - 1)
 VOCAB_SIZE = 4_096
 """Of the tokenizer that is trained on the text, where neither is given."""

@@ -19,8 +19,6 @@ from locant.cli.options import (
 )  # fmt: skip
 from locant.figures import MAX_LENGTH, TRAINED
 
-__all__ = ["bench", "list_", "plot"]
-
 
 @click.command("list")
 @click.argument("name", required=False)

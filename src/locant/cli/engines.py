@@ -1,14 +1,20 @@
-"""``locant golden`` and ``check-batch``: for the programs beside this one that place tokens, too."""
+"""``locant golden``, ``check-batch`` and ``serve-args``: for the programs beside this one that place tokens, too."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from locant.cli.options import as_json, count, output
+from locant.cli.configs import METHODS
+from locant.cli.options import as_json, count, device, only_given, output
+from locant.errors import InputError
 
-__all__ = ["check_batch", "golden"]
+if TYPE_CHECKING:
+    from locant.checkpoints.extension import Extension
+
+SERVERS = ("vllm", "sglang", "llama.cpp", "transformers")
 
 
 @click.command("golden")
@@ -49,3 +55,50 @@ def check_batch(file: str, axes: int, as_json: bool) -> None:
         click.echo("\n".join(findings) or "positions and documents agree")
     if findings:
         raise click.exceptions.Exit(1)
+
+
+@click.command("serve-args")
+@click.argument("model")
+@count("--to", required=True, metavar="TOKENS", help="The new length.")
+@click.option("--for", "engine", required=True, type=click.Choice(SERVERS), help="What serves the model.")
+@click.option("--scaling", type=click.Choice(METHODS), default=METHODS[0], show_default=True, help="How to stretch.")
+@click.option("--text", multiple=True, metavar="FILE", help="Measure the loss on it before and after, in this process.")
+@count("--windows", help="At most so many of TOKENS from the text. Default: 4.")
+@device
+@as_json
+def serve_args(
+    model: str, to: int, engine: str, scaling: str, text: tuple[str, ...], as_json: bool, **options: Any
+) -> None:
+    """Print the flags with which a server stretches the context of a model.
+
+    MODEL is the folder of a model, a config.json, or the name of a preset; for --text it is a folder with weights and
+    tokenizer. Also told is what the server ignores. For transformers, and for llama.cpp before a model is converted,
+    `locant extend` writes the same into a configuration.
+    """
+    from locant.checkpoints.config_source import read_source
+    from locant.engines.serve_args import serve_arguments
+    from locant.report.engines import print_serving
+
+    given = only_given(options)
+    if given and not text:
+        raise InputError(f"got --{next(iter(given))} without a text", "--text my.txt")
+    served = serve_arguments(read_source(model), to=to, engine=engine, scaling=scaling)
+    losses = _losses(model, text, served.extension, given) if text else {}
+    print_serving(served, model, losses, as_json=as_json)
+
+
+def _losses(model: str, text: tuple[str, ...], extension: Extension, given: dict[str, Any]) -> dict[str, Any]:
+    """Nats per token by length, with the model's own encoding and with the stretched one."""
+    from tempfile import TemporaryDirectory
+
+    from locant.lab.evaluation import EvaluationSettings, evaluate_model
+    from locant.report.console import progress_bar
+
+    way = f"{extension.method}:{extension.to / extension.trained!r}"
+    lengths = (extension.trained, extension.to)
+    options: dict[str, Any] = {"windows": 4, **given}
+    settings = EvaluationSettings(lengths=lengths, ways=("own", way), keys=0, **options)
+    with TemporaryDirectory() as folder, progress_bar("part") as progress:
+        results = evaluate_model(model, text, settings, output=Path(folder) / "losses", on_step=progress)
+    before, after = (record["loss_by_length"] for record in results["records"])
+    return {length: {"before": before[length], "after": after[length]} for length in before}

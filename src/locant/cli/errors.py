@@ -20,8 +20,6 @@ import click
 
 from locant.errors import InputError, LocantError
 
-__all__ = ["VerbGroup"]
-
 OUR_MISTAKE = 1
 WRONG_INPUT = 2
 INTERRUPTED = 130

@@ -10,8 +10,6 @@ import click
 
 from locant.cli.options import Place, as_json, files
 
-__all__ = ["explore"]
-
 
 @click.command("explore")
 @files

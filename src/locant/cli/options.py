@@ -13,11 +13,6 @@ from click.core import ParameterSource
 from locant.errors import InputError
 from locant.figures import SIZES
 
-__all__ = [
-    "SEED", "Place", "as_json", "count", "device", "encoding_options", "files", "flag_of", "listed", "only_given",
-    "output", "positive", "report_options", "require_taken", "text_of", "tokenizer_options", "typed",
-]  # fmt: skip
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 SEED = click.IntRange(min=0, max=2**63 - 1)

@@ -21,8 +21,6 @@ from locant.text.prepare.sources import FIELD
 from locant.text.store import TokenStore
 from locant.text.tokenizer.engine import EngineName
 
-__all__ = ["export", "prepare"]
-
 DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(prepare_store).parameters.items()}
 
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\0": "\0", r"\\": "\\"}

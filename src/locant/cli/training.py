@@ -25,8 +25,6 @@ from locant.cli.options import (
 )  # fmt: skip
 from locant.lab.settings import MAX_EPOCHS, MAX_STEPS, Settings
 
-__all__ = ["compare", "evaluate", "tune"]
-
 
 def _default(name: str) -> str:
     value = getattr(Settings, name)

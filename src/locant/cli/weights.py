@@ -1,4 +1,4 @@
-"""``locant convert``, ``vocabulary`` and ``neighbours``: the weights of a model, to change and to look at."""
+"""``locant audit``, ``convert``, ``vocabulary`` and ``neighbours``: what weights say, and changes of them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,38 @@ from typing import Any
 
 import click
 
-from locant.cli.options import SEED, Place, as_json, count, files, output, typed
+from locant.cli.options import SEED, Place, as_json, count, device, files, only_given, output, typed
 from locant.errors import InputError
 
-__all__ = ["convert", "neighbours", "vocabulary"]
-
 LAYOUT = click.Choice(["half", "interleaved"])
+
+
+@click.command("audit")
+@click.argument("model")
+@click.option("--text", "files", multiple=True, metavar="FILE", help="Default: the text that ships inside Python.")
+@count("--length", low=2, help="Tokens per window. Default: 512, or what the model states, where that is less.")
+@count("--windows", help="At most so many, and 10 or more. Default: 16.")
+@device
+@click.option(
+    "--dtype", type=click.Choice(("auto", "float32", "bfloat16", "float16")), help="Default: as it was saved."
+)
+@as_json
+def audit(model: str, files: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Check that weights were trained with the positions that their configuration says.
+
+    The loss on a text is measured under each plausible reading: the other layout, other bases, scalings and shares of
+    the head; for ALiBi, other signs and orders of its slopes. MODEL is a folder of this machine, with safetensors and
+    a tokenizer.json. Exit code 1: another reading fits better.
+    """
+    from locant.lab.audit import audit
+    from locant.report.console import print_json, progress_bar
+    from locant.report.evaluation import print_audit
+
+    with progress_bar("reading") as progress:
+        facts = audit(model, files, on_step=progress, **only_given(options))
+    print_json({"model": model, **facts}) if as_json else print_audit(facts)
+    if facts["verdict"] == "another fits":
+        raise click.exceptions.Exit(1)
 
 
 @click.command("convert")

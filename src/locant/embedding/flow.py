@@ -28,8 +28,6 @@ from locant.positions.registry import find
 from locant.text import IGNORED_TARGET, Windows
 from locant.text.corpus import Corpus
 
-__all__ = ["Embedded", "Flow", "Plan", "Token", "Vectors", "embed", "require_vectors_place", "save_vectors"]
-
 NUM_FIRST = 8
 NUM_VALUES = 4
 

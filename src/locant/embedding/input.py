@@ -21,17 +21,16 @@ from locant.embedding.table import RaisesLater, Table, require_ids
 from locant.embedding.token import Scale, SegmentEmbedding, TokenEmbedding, require_segments
 from locant.errors import LocantError, RangeError
 from locant.kernels.input_embedding import input_embedding
+from locant.kernels.input_embedding.native import DTYPES, FORWARD
+from locant.kernels.native import has
 from locant.kernels.transforms import in_forward_mode, is_exporting, is_graph_transformed, is_transforming
 from locant.positions import PositionEncoding, Positions
 from locant.positions.positions import require_positions
 from locant.tensors import require_tensor
 
-__all__ = ["InputEmbedding", "why_plain"]
-
 Backend = Literal["auto", "fused", "plain"]
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # no public API
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 MAX_DROPOUT = 1 - 2.0**-16  # of 16 random bits, one value at least has to be kept
 
 
@@ -246,6 +245,8 @@ def _why_these_tensors(embedding: InputEmbedding) -> str | None:
         return f"the tables are of dtype {weight.dtype}"
     if weight.device.type != "cpu":
         return f"there is no kernel for {weight.device.type}"
+    if not has(FORWARD):
+        return "the native kernels are not there: python -m locant.kernels.native"
     return None
 
 

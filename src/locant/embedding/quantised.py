@@ -20,8 +20,6 @@ from locant.embedding.table import require_ids
 from locant.embedding.token import TokenEmbedding
 from locant.errors import RangeError
 
-__all__ = ["QuantisationError", "QuantisedEmbedding"]
-
 CODES: dict[str, tuple[torch.dtype, float]] = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
 """The dtype of a code, and the largest number it holds."""
 

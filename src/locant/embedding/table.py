@@ -23,8 +23,6 @@ from locant.kernels.input_embedding import look_up
 from locant.kernels.transforms import is_exporting, is_transforming
 from locant.tensors import has_values, require_tensor
 
-__all__ = ["DeferredErrors", "RaisesLater", "Table", "TableSize", "require_ids", "rows_of", "table_sizes"]
-
 NO_FAULT = 2**63 - 1
 """In the place of the number of the first token without a row, where all have one."""
 

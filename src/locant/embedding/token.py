@@ -20,10 +20,6 @@ from locant.embedding.table import RaisesLater, Table, require_ids, rows_of
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.tensors import require_tensor
 
-__all__ = [
-    "MEASURES", "Nearest", "Scale", "SegmentEmbedding", "TokenEmbedding", "require_segments", "unit",
-]  # fmt: skip
-
 Scale = float | Literal["sqrt_d_model", "sqrt_d_model_rounded"]
 
 MEASURES = ("cosine", "dot")

@@ -15,8 +15,6 @@ from locant.embedding.token import Nearest, TokenEmbedding, unit
 from locant.errors import InputError
 from locant.text import Tokenizer
 
-__all__ = ["LAYOUTS", "Term", "Words", "flat_map", "terms_of"]
-
 LAYOUTS = ("pca", "umap")
 
 

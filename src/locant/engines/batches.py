@@ -28,8 +28,6 @@ from locant.positions.batches import (
 )
 from locant.positions.checks import integers
 
-__all__ = ["check_batch", "pack_documents", "read_batch"]
-
 NO_TARGET = -100
 ROWS = ("input_ids", "labels", "position_ids", "attention_mask")
 LONGEST = ("max_length_q", "max_length_k")

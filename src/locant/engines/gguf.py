@@ -26,8 +26,6 @@ from locant.models.rope_parameters import is_per_layer, rope_dictionary
 from locant.positions import ALiBi, PositionEncoding, Positions, Rotary
 from locant.positions.scaling import DynamicNTK, Linear, LongRoPE, Scaling, YaRN
 
-__all__ = ["GgufComparison", "GgufModel", "compare_gguf", "encoding_from_gguf", "read_gguf"]
-
 INTERLEAVED = {
     "arcee", "arctic", "baichuan", "bailingmoe", "chameleon", "chatglm", "cohere2", "command-r", "deci", "deepseek",
     "deepseek2", "deepseek2-ocr", "ernie4_5", "ernie4_5-moe", "glm-dsa", "glm4", "granite", "granitehybrid",
@@ -74,6 +72,9 @@ LOCAL_BASE = {"gemma3", "gemma3n", "modern-bert"}
 
 READS_BETAS = {"mistral3"}
 """Measured: for these llama.cpp reads ``yarn_beta_fast`` and ``yarn_beta_slow`` from the file; not for Llama, Qwen2."""
+
+NO_DYNAMIC = "llama.cpp has no dynamic scaling: its angles are not scaled"
+ALWAYS_ROUNDED = "llama.cpp always rounds the ends of the ramp to whole pairs"
 
 DEFAULT_BASE = 10_000.0
 MOST_POSITIONS = 4096
@@ -370,13 +371,13 @@ def _ignored(fields: _Fields, config: Config, kind: str | None) -> Iterator[tupl
         rope = rope.get(str(kind)) or {}
     for key, value in rope.items():
         if key in ("rope_type", "type") and value == DynamicNTK.info.rope_type:
-            yield key, "llama.cpp has no dynamic scaling: its angles are not scaled"
+            yield key, NO_DYNAMIC
         elif key in ("beta_fast", "beta_slow") and value not in (None, getattr(YaRN, key)):
             if fields.architecture not in READS_BETAS:
                 option = f"--yarn-{key.replace('_', '-')} {value:g}"
                 yield key, f"llama.cpp does not read it from a file of {fields.architecture}: start it with {option}"
         elif key == "truncate" and value is False:
-            yield key, "llama.cpp always rounds the ends of the ramp to whole pairs"
+            yield key, ALWAYS_ROUNDED
 
 
 def _weights(fields: _Fields, folder: TensorFolder, *, reordered: bool) -> str | None:

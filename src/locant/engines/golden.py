@@ -26,8 +26,6 @@ from locant.files import write_whole
 from locant.positions import Positions, Rotary
 from locant.positions.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Scaling, Unscaled, YaRN
 
-__all__ = ["golden_vectors", "write_golden"]
-
 HEAD_DIM = 64
 PAIRS = HEAD_DIM // 2
 TRAINED = 4096

@@ -22,8 +22,6 @@ from locant.kernels.rotary import Layout, rotate
 from locant.positions import Positions, Rotary
 from locant.positions.positions import require_positions
 
-__all__ = ["move_cache"]
-
 Cache = TypeVar("Cache")
 Spans = Sequence[tuple[int, int]]
 

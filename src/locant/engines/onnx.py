@@ -8,8 +8,6 @@ from locant.arguments import MAX_INT32, one_of, whole
 from locant.errors import InputError, LocantError
 from locant.positions import Rotary
 
-__all__ = ["rotary_model"]
-
 OPSETS = {"": 23, "com.microsoft": 1}
 IR_VERSION = 10
 

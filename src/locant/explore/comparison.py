@@ -19,8 +19,6 @@ from locant.errors import LocantError
 from locant.lab.comparison import Progress, compare_files
 from locant.report.comparison import Screen
 
-__all__ = ["Comparison", "Told"]
-
 LAST_WORDS = 4000
 """Characters kept of what a process says about itself."""
 

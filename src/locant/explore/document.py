@@ -17,8 +17,6 @@ from locant.explore.screens import as_json, screens
 from locant.figures.canvas import DARK, LIGHT, Theme
 from locant.report.page import colors, document
 
-__all__ = ["bundle", "exported", "modules", "served", "stylesheet"]
-
 PAGE = Path(__file__).parent / "page"
 IMPORT = re.compile(r'^import ({.+}) from "(\.[^"]+)";$', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)

@@ -12,8 +12,6 @@ from locant.explore.document import bundle, stylesheet
 from locant.explore.screens import answer, answer_alone, as_json, find_screen, sentence
 from locant.explore.session import Session
 
-__all__ = ["Widget"]
-
 
 class Widget(anywidget.AnyWidget):
     """One screen. `settings` are those of an address: what a visitor changes, and what Python may set.

@@ -26,8 +26,6 @@ from locant.explore.screens import answer, answer_link, as_json
 from locant.explore.screens.results import start
 from locant.explore.session import MAX_DROPPED, Session, State
 
-__all__ = ["application", "new_token", "run"]
-
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 MAX_SETTINGS = 2**18
 """Bytes of the settings of a screen."""

@@ -22,8 +22,6 @@ from locant.models.registry import presets
 if TYPE_CHECKING:
     from locant.explore.comparison import Comparison
 
-__all__ = ["MAX_DROPPED", "SCALING_TITLES", "Dropped", "Session", "State", "read_address"]
-
 LONGEST = 100_000
 """Characters of one setting."""
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = ["draw_bias", "draw_nothing", "draw_offsets", "has_buckets"]
-
 ADDED = "added to the score"
 NUM_MAPS = 4
 NUM_CURVES = 8

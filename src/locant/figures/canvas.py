@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
     from matplotlib.image import AxesImage
 
-__all__ = [
-    "ANGLES", "DARK", "LIGHT", "ONE_SIGN", "SIGNED", "THEMES", "Theme", "range_of", "require_figure",
-    "require_matplotlib", "save", "spread", "svg",
-]  # fmt: skip
-
 SUFFIXES = (".png", ".svg", ".pdf")
 DOTS_PER_INCH = 150
 CLIP_PATH = re.compile(rb"(?<=[\"#])p[0-9a-f]{10}(?=[\")])")

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = ["draw_convolution", "draw_flat_map", "draw_grid", "draw_similarity", "draw_sinusoidal", "draw_table"]
-
 TOKENS, ADDED = "position (tokens)", "added to the embedding"
 
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from locant.checkpoints.explanation import Explanation
     from locant.checkpoints.extension import Extension
 
-__all__ = ["default_length", "draw", "draw_explanation", "draw_extension", "encoding_to_draw", "plot", "seeded"]
-
 Drawing = Callable[..., None]
 _SEEDING = threading.Lock()
 TABLES = 1 << 16

@@ -22,11 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = [
-    "Wavelengths", "draw_by_class", "draw_report", "draw_rotary", "draw_rotated", "draw_scaled", "draw_wavelengths",
-    "draw_xpos", "rotates", "wavelength_text",
-]  # fmt: skip
-
 LEAST = 1e-9
 """What is drawn of no error at all, on a scale of powers of ten."""
 Lengths = list[float | None]

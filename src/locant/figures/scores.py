@@ -22,8 +22,6 @@ from locant.positions import PositionEncoding, Positions
 from locant.positions.base import reads_hidden_states
 from locant.positions.rotary_by_class import products
 
-__all__ = ["Scores", "bias_map", "num_heads_of", "score_by_distance", "score_map", "with_random_tables"]
-
 FREE_HEADS = 4
 """Of an encoding that does not say how many it has."""
 

@@ -34,8 +34,6 @@ from locant.errors import LocantError
 from locant.kernels import native
 from locant.kernels.transforms import is_differentiated, wants_result_alone
 
-__all__ = ["decode", "distance_attention", "takes"]
-
 TILE = 768
 """Queries at a time; from here on torch's kernel takes them in its largest steps."""
 NARROW_TILE = 256  # where queries attend to few keys, or scores or their bias are held

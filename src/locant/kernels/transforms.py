@@ -14,12 +14,6 @@ from torch import Tensor
 from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.autograd import forward_ad
 
-__all__ = [
-    "hides_gradient", "holds_several", "in_forward_mode", "is_batched", "is_differentiated", "is_exporting",
-    "is_functionalizing", "is_graph_transformed", "is_mapping", "is_transforming", "is_watched", "untransformed",
-    "wants_result_alone",
-]  # fmt: skip
-
 
 def is_transforming() -> bool:
     """Whether any transform of `torch.func` is at work."""

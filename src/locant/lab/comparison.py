@@ -21,10 +21,18 @@ from locant.errors import InputError
 from locant.lab.decoder import Decoder
 from locant.lab.results import Record, Results, ResultsFolder, finite
 from locant.lab.settings import VOCAB_SIZE, Settings
-from locant.lab.training import Contestant, build, evaluate, fit, num_steps, shape, split_off, timed, unigram_loss
+from locant.lab.training import (
+    Contestant,
+    build,
+    fit,
+    losses_in_windows,
+    num_steps,
+    shape,
+    split_off,
+    timed,
+    unigram_loss,
+)
 from locant.text.corpus import Corpus, read_corpus
-
-__all__ = ["Progress", "Watcher", "compare", "compare_files"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +139,7 @@ def _measured(
     began, plain, losses = time.perf_counter(), model.embedding.encoding, {}
     for length in settings.lengths:
         model.embedding.encoding = contestant.at_length(plain, length, settings.train_length, shape(settings))
-        losses[length] = evaluate(model, held_out, length)
+        losses[length] = losses_in_windows(model, held_out, length)
     model.embedding.encoding = plain
     return Record.of(
         losses,

@@ -16,8 +16,6 @@ from locant.embedding import InputEmbedding
 from locant.errors import RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
 
-__all__ = ["Decoder", "generate"]
-
 
 class Decoder(nn.Module):
     """Pre-norm blocks of attention and MLP over an `InputEmbedding`, with the token table as its head.

@@ -48,15 +48,13 @@ from locant.lab.results import (
     random_numbers_kept,
 )  # fmt: skip
 from locant.lab.settings import VOCAB_SIZE
-from locant.lab.training import evaluate
+from locant.lab.training import losses_in_windows
 from locant.lab.ways import Way
 from locant.positions.base import PositionEncoding
 from locant.swapping import swap
 from locant.swapping.rotary_point import rotary_points
 from locant.text.corpus import Corpus, read_corpus
 from locant.text.tokenizer import Tokenizer
-
-__all__ = ["EvaluationSettings", "evaluate_model", "interval_of_mean"]
 
 RESAMPLES = 2000
 SHARE = 0.7
@@ -190,9 +188,9 @@ def _earlier(output: Path, results: Mapping[str, Any]) -> tuple[int | None, dict
 def _fitting(model: Any, ids: np.ndarray, settings: EvaluationSettings, minutes: float) -> int:
     """How many windows of the longest length each encoding may take, by the time that one of them takes."""
     longest = settings.lengths[-1]
-    evaluate(AsDecoder(model), ids[:2], 1)  # the first use of a device takes longer
+    losses_in_windows(AsDecoder(model), ids[:2], 1)  # the first use of a device takes longer
     began = time.perf_counter()
-    evaluate(AsDecoder(model), ids, longest)
+    losses_in_windows(AsDecoder(model), ids, longest)
     taken = time.perf_counter() - began
     rows = len(TASKS) * settings.keys * len(DEPTHS) * sum(settings.lengths) / longest
     windows = SHARE * 60 * minutes / taken / len(settings.ways) - rows
@@ -205,7 +203,7 @@ def _measured(
 ) -> dict[str, Any]:  # fmt: skip
     began, losses = time.perf_counter(), {}
     for length in settings.lengths:
-        losses[length] = evaluate(AsDecoder(model), corpus.ids[:tokens], length)
+        losses[length] = losses_in_windows(AsDecoder(model), corpus.ids[:tokens], length)
         step()
     recalled = {
         task: _recalled(model, corpus.tokenizer, hide, settings.lengths, settings.keys, step)

@@ -23,11 +23,9 @@ from locant.files import json_text, write_whole
 from locant.lab.language_model import AsDecoder, device_of, fingerprint, load_model, num_windows
 from locant.lab.results import changed, earlier, finite
 from locant.lab.settings import VOCAB_SIZE
-from locant.lab.training import evaluate
+from locant.lab.training import losses_in_windows
 from locant.swapping import swap
 from locant.text.corpus import read_corpus
-
-__all__ = ["search_factors"]
 
 Factors = tuple[float, ...]
 
@@ -109,7 +107,7 @@ class _Losses:
             scaling: Any = own.scaling  # LongRoPE, as the extension is one by it
             rotary = own.alike(scaling=replace(scaling, long_factor=factors))
             with swap(self.model, layers=lambda index, layer_type: rotary if kind in (None, layer_type) else None):
-                loss = finite(evaluate(AsDecoder(self.model), self.ids, self.extension.to).mean)
+                loss = finite(losses_in_windows(AsDecoder(self.model), self.ids, self.extension.to).mean)
             self.losses[factors] = loss
             self.report["measured"].append({"factors": [*factors], "loss": loss})
             self._write()

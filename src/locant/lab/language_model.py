@@ -35,12 +35,6 @@ from locant.swapping.added_point import own_tables
 from locant.swapping.plan import Weightless
 from locant.text.corpus import Corpus
 
-__all__ = [
-    "CAUSAL", "DTYPES", "AsDecoder", "Head", "auto_class", "device_of", "fingerprint", "load_config",
-    "load_model", "num_windows", "quiet", "require_positions", "require_rows", "stated_length", "trained_length",
-    "without_weights",
-]  # fmt: skip
-
 MOST = {
     "layers": (("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 1_000),
     "width": (WIDTHS, 2**20),

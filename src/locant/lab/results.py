@@ -33,12 +33,6 @@ from locant.errors import InputError
 from locant.files import FaultError, json_text, replacing, strict_json, write_whole
 from locant.lab.settings import Settings
 
-__all__ = [
-    "BY_LENGTH", "BY_POSITION", "PAGE", "RECORD", "RESULTS", "Losses", "Record", "Results", "ResultsFolder",
-    "StateFolder", "changed", "command", "earlier", "environment", "finite", "plain_settings", "random_numbers_kept",
-    "refusing_to_lose",
-]  # fmt: skip
-
 RESULTS = "results.json"
 RECORD = "tuning.json"
 """What `tune` writes, into the folder of the model."""

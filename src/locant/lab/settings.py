@@ -8,8 +8,6 @@ from typing import Any
 from locant.arguments import entries, real, shown, whole
 from locant.errors import RangeError
 
-__all__ = ["MAX_EPOCHS", "MAX_STEPS", "VOCAB_SIZE", "Settings"]
-
 VOCAB_SIZE = 512
 """Of a tokenizer trained on the text: small, so that a small model learns from every step, and steps are fast."""
 

@@ -15,8 +15,6 @@ import numpy as np
 
 from locant.errors import InputError
 
-__all__ = ["ENOUGH_WINDOWS", "Cell", "Row", "Summary", "summarise"]
-
 ENOUGH_WINDOWS = 10
 """With fewer held-out windows of a length, nothing is concluded about that length."""
 
@@ -64,12 +62,13 @@ class Row:
         losses = self._segments(length, length)
         return _margin(losses) if losses is not None and len(losses) >= ENOUGH_WINDOWS else None
 
-    def is_clear(self, length: int, other: Row, other_length: int) -> bool:
+    def is_clear(self, length: int, other: Row, other_length: int, *, comparisons: int = 1) -> bool:
         """Whether the loss of this row differs from that of another by more than chance: the one rule for it.
 
         There have to be `ENOUGH_WINDOWS`; the difference has to be larger than the deviations over seeds together; and
         0 has to lie outside of the 95 % interval of the differences, window by window, as all models read the same
-        windows. Of two lengths, the shorter windows within each longer one are averaged.
+        windows. Of two lengths, the shorter windows within each longer one are averaged. Where this is the best or the
+        worst of several `comparisons`, the interval holds for all of them at once (Bonferroni).
         """
         longer = max(length, other_length)
         here, there = self._segments(length, longer), other._segments(other_length, longer)
@@ -79,7 +78,7 @@ class Row:
         both = min(len(here), len(there))  # the last segment may have no window of the other length that begins in it
         differences = here[:both] - there[:both]
         beyond_seeds = abs(mine.mean - theirs.mean) > mine.deviation + theirs.deviation
-        beyond_chance = abs(float(differences.mean())) > _margin(differences)
+        beyond_chance = abs(float(differences.mean())) > _margin(differences, comparisons)
         return both >= ENOUGH_WINDOWS and beyond_seeds and beyond_chance
 
     def _segments(self, length: int, longer: int) -> np.ndarray | None:
@@ -91,8 +90,21 @@ class Row:
         return np.bincount(segment, cells) / np.bincount(segment)
 
 
-def _margin(values: np.ndarray) -> float:
-    return STANDARD_ERRORS * float(values.std(ddof=1)) / math.sqrt(len(values))
+def _margin(values: np.ndarray, comparisons: int = 1) -> float:
+    errors = STANDARD_ERRORS if comparisons == 1 else _student(1 - 0.025 / comparisons, len(values) - 1)
+    return errors * float(values.std(ddof=1)) / math.sqrt(len(values))
+
+
+def _student(share: float, freedom: int) -> float:
+    """The quantile of Student's t, within 1 % from 9 degrees of freedom on (Cornish & Fisher; Abramowitz 26.7.5).
+
+    >>> round(_student(0.975, 9), 2), round(_student(0.999, 9), 2)
+    (2.26, 4.29)
+    """
+    z = statistics.NormalDist().inv_cdf(share)
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,11 +30,6 @@ from locant.positions.registry import encodings, find
 from locant.positions.scaling import EXTENDING, SCALINGS, DynamicNTK, scaling_by_name
 from locant.text import Tokenizer, Windows
 
-__all__ = [
-    "HELD_OUT", "Contestant", "build", "evaluate", "fit", "num_steps", "optimizer_of", "schedule", "split_off",
-    "timed", "train", "unigram_loss", "update",
-]  # fmt: skip
-
 HELD_OUT = 0.1
 WARMUP_SHARE = 0.1
 FINAL_SHARE = 0.1
@@ -154,6 +149,7 @@ def build(contestant: Contestant, seed: int, vocab_size: int, settings: Settings
 
 
 def shape(settings: Settings) -> ModelShape:
+    """The sizes that encodings are built for."""
     return ModelShape(d_model=settings.d_model, num_heads=settings.num_heads, max_seq_len=settings.lengths[-1])
 
 
@@ -193,9 +189,9 @@ def split_off(ids: Int[np.ndarray, " tokens"], longest: int) -> tuple[np.ndarray
 def unigram_loss(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray, " more"], vocab_size: int) -> float:
     """What counting alone knows: nats per token of a held-out text, by how often each token is in the training text.
 
-    Nothing of what stands before a token is used. The targets are those of `evaluate`, at any length. Tokens that do
-    not occur share what Witten & Bell (1991, method C) leave them: as much as if each of those that do had once been
-    new.
+    Nothing of what stands before a token is used. The targets are those of `losses_in_windows`, at any length. Tokens
+    that do not occur share what Witten & Bell (1991, method C) leave them: as much as if each of those that do had once
+    been new.
 
     >>> round(unigram_loss(np.array([0, 0, 0, 1]), np.array([1, 0, 1]), 2), 4)  # shares of 4/6 and 2/6
     0.752
@@ -207,7 +203,7 @@ def unigram_loss(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray,
 
 
 @torch.no_grad()
-def evaluate(model: Any, ids: Int[np.ndarray, " tokens"], length: int) -> Losses:
+def losses_in_windows(model: Any, ids: Int[np.ndarray, " tokens"], length: int) -> Losses:
     """The losses of `ids` in windows of `length` tokens; each target counts once.
 
     Args:

@@ -55,13 +55,11 @@ from locant.lab.results import (
     refusing_to_lose,
 )
 from locant.lab.settings import VOCAB_SIZE
-from locant.lab.training import evaluate, optimizer_of, schedule, split_off, update
+from locant.lab.training import losses_in_windows, optimizer_of, schedule, split_off, update
 from locant.lab.ways import Way
 from locant.swapping import swap
 from locant.text.corpus import Corpus, read_corpus
 from locant.text.windows import Windows
-
-__all__ = ["TuneSettings", "tune"]
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TRAINED = ("all", "new", "lora")
@@ -356,7 +354,7 @@ class _Run:
         return loss
 
     def _measured(self) -> Losses:
-        losses = evaluate(AsDecoder(self.model), self.held_out, self.length)
+        losses = losses_in_windows(AsDecoder(self.model), self.held_out, self.length)
         self.model.train()
         self._require_finite(losses.mean)
         return losses

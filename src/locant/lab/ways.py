@@ -19,8 +19,6 @@ from locant.positions.registry import encoding, encodings, find
 from locant.positions.scaling import EXTENDING, SCALINGS
 from locant.swapping.rotary_point import rotary_points
 
-__all__ = ["NUMBERED", "USUAL_FACTOR", "Way"]
-
 PLAIN = ("own", "exact", "nope")
 ALIASES = {"drope": "nope"}
 STRETCHES = tuple(sorted(EXTENDING, key=("linear", "ntk", "yarn").__contains__, reverse=True))  # the usual ones first

@@ -36,8 +36,6 @@ from locant.positions.encodings.learned import Learned
 from locant.positions.encodings.shaw import Shaw
 from locant.positions.encodings.t5 import T5Bias
 
-__all__ = ["ARCHITECTURES"]
-
 
 def _table_width(config: Config) -> int:
     """The width of the position table, which may be narrower than the layers (ALBERT, ELECTRA)."""

@@ -20,8 +20,6 @@ from locant.models.weights import InputTables, RowOrder
 from locant.positions.base import PositionEncoding
 from locant.positions.pair_table import Pairs
 
-__all__ = ["SHARE", "UNKNOWN", "WHOLE", "Architecture", "LayerKind", "PairsOf", "RotaryKeys", "rotary_row", "warn_if"]
-
 PairsOf = Callable[[Config, Config, int], Pairs]
 Remark = Callable[[Config, PositionEncoding], str | None]
 

@@ -13,8 +13,6 @@ from locant.positions.base import PositionEncoding
 from locant.positions.encodings.convolutional import Convolutional
 from locant.positions.pair_table import Pairs
 
-__all__ = ["ARCHITECTURES"]
-
 
 def _conformer(config: Config, layer_type: str | None) -> None:
     """Rotary positions, if ``position_embeddings_type`` says so; by default they are other ones."""

@@ -9,12 +9,6 @@ from locant import arguments
 from locant.arguments import Real, shown
 from locant.errors import InputError, LocantError
 
-__all__ = [
-    "HEADS", "LENGTHS", "TRAINED", "WIDTHS", "Config", "agreed", "config_dict", "flag", "flag_at", "integer",
-    "integer_at", "layer_types_in", "missing", "number", "of_single_layers", "one_named", "patches", "required",
-    "sections_in", "stated", "value_at", "width_per_head",
-]  # fmt: skip
-
 T = TypeVar("T")
 Config = Mapping[str, Any]
 

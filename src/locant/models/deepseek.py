@@ -16,8 +16,6 @@ from locant.positions.encodings.rotary import Rotary
 from locant.positions.pair_table import Pairs
 from locant.positions.scaling import YaRN
 
-__all__ = ["ARCHITECTURES"]
-
 
 def _latent_attention(config: Config, encoding: PositionEncoding) -> str | None:
     if not isinstance(encoding, Rotary) or "qk_nope_head_dim" not in config:

@@ -19,8 +19,6 @@ from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 
-__all__ = ["encoding_from_config", "layer_types", "read_measurable", "rotary_from_config", "rotary_layer_types"]
-
 E = TypeVar("E", bound=PositionEncoding)
 
 

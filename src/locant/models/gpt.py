@@ -17,8 +17,6 @@ from locant.models.weights import (
 )
 from locant.positions.scaling import LongRoPE, YaRN
 
-__all__ = ["ARCHITECTURES"]
-
 
 def _in_four_parts(shape: HeadShape) -> tuple[HeadRows, ...]:
     """CodeGen: cut for four accelerators, and in each part queries, values, keys."""

@@ -18,11 +18,6 @@ from locant.models.config_values import WIDTHS, Config, flag, integer, number, r
 from locant.models.weights import RMS_NORMED, InputTables, one_after_another
 from locant.positions.base import PositionEncoding
 
-__all__ = [
-    "ARCHITECTURES", "LISTED", "WINDOWED", "listed_layers", "none_of_granite", "none_of_zamba", "none_without",
-    "nope_in_full_attention", "of_types", "rope", "windowed_layers",
-]  # fmt: skip
-
 WINDOWED = ("sliding_attention", "full_attention")
 LISTED = ("with", "without")
 OFF = "'use_mem_rope': false, unless the model was trained with it"

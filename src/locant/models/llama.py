@@ -22,8 +22,6 @@ from locant.models.weights import InputTables
 from locant.positions.base import PositionEncoding
 from locant.positions.temperature import Tempered
 
-__all__ = ["ARCHITECTURES"]
-
 
 def _llama_4(config: Config, layer_type: str | None) -> PositionEncoding | None:
     """Layers without rotary positions let queries grow with their position, if they are asked to."""

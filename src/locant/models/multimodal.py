@@ -16,8 +16,6 @@ from locant.models.layered import rope
 from locant.models.weights import RMS_NORMED
 from locant.positions.pair_table import Pairs
 
-__all__ = ["ARCHITECTURES", "axes_in_turns"]
-
 TIME, ROW, COLUMN = 0, 1, 2
 MROPE = {"mrope": "default"}
 

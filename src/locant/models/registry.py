@@ -14,8 +14,6 @@ from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import LENGTHS, Config, config_dict, of_single_layers
 from locant.registry import Registry
 
-__all__ = ["ARCHITECTURES", "presets", "read", "read_known", "register_architecture", "with_defaults"]
-
 FAMILIES = (llama, layered, deepseek, gpt, added, audio, vision, multimodal)
 
 

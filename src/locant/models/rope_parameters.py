@@ -29,11 +29,6 @@ from locant.models.config_values import (
 )
 from locant.positions.scaling import SCALINGS, DynamicNTK, LongRoPE, Proportional, Scaling, Unscaled, YaRN
 
-__all__ = [
-    "ROPE_TYPES", "WEIGHTS", "RopeType", "is_per_layer", "read_scaling", "rope_dictionary", "rope_of_layers",
-    "rope_type_of", "ropes_by_layer", "stated_trained_length", "write_scaling",
-]  # fmt: skip
-
 FIELDS = {TRAINED: "original_max_seq_len", "partial_rotary_factor": "rotated_share"}
 """Keys of configurations that our dataclasses call otherwise."""
 

@@ -34,12 +34,10 @@ from locant.models.config_values import (
 )
 from locant.models.rope_parameters import read_scaling, rope_of_layers, rope_type_of
 from locant.positions.encodings.rotary import Rotary
+from locant.positions.encodings.rotary_by_head import UnequalAngles
 from locant.positions.pair_table import Pairs
 from locant.positions.scaling import NTK, Proportional
 from locant.positions.temperature import Temperature
-from locant.positions.unequal import UnequalAngles
-
-__all__ = ["head_dim_of", "named_layout", "read_rotary", "rotary_dim_of", "second_members"]
 
 SHARE = "partial_rotary_factor"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +24,6 @@ from locant.positions.scaling import (
     YaRN,
     ntk_exponent,
 )
-
-__all__ = ["rotary_to_config", "with_base"]
 
 
 def rotary_to_config(
@@ -68,6 +67,19 @@ def rotary_to_config(
     if form == "rope_parameters":
         return {"rope_parameters": {**rope, "rope_theta": base, **share}, **sizes}
     return {"rope_scaling": None if rope == {"rope_type": "default"} else rope, "rope_theta": base, **share, **sizes}
+
+
+def warn_of_servers(rotary: Rotary) -> None:
+    """Warn the caller's caller of a scaling that these keys do not make the same in `transformers` and in servers."""
+    scaling = rotary.scaling
+    if isinstance(scaling, LongRoPE) and scaling.short_factor != scaling.long_factor:
+        trained = scaling.original_max_seq_len
+        warnings.warn(
+            f"LongRoPE: transformers takes the short factors for texts of up to {trained} tokens; vLLM and llama.cpp "
+            "take the long ones for every text where they are started for more, SGLang where one text of a batch has "
+            f"more; try: serve such texts with a longest length of {trained}",
+            stacklevel=3,
+        )
 
 
 def _dealt_out(pairs: Pairs) -> list[int] | None:

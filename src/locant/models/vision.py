@@ -32,8 +32,6 @@ from locant.positions.encodings.grid_bias import ContinuousGridBias, DecomposedB
 from locant.positions.encodings.learned import LearnedGrid
 from locant.positions.pair_table import Pairs
 
-__all__ = ["ARCHITECTURES"]
-
 ROW, COLUMN = 0, 1
 
 

@@ -11,11 +11,6 @@ from typing import Literal
 
 from locant.models.config_values import WIDTHS, Config
 
-__all__ = [
-    "RMS_NORMED", "HeadRows", "HeadShape", "InputTables", "RowOrder", "RowScale", "group_by_group", "key_rows",
-    "one_after_another", "query_rows", "value_rows",
-]  # fmt: skip
-
 RowScale = float | Literal["sqrt_d_model", "sqrt_d_model_rounded"]
 
 

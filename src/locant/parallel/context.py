@@ -44,8 +44,6 @@ from locant.positions.positions import require_positions
 from locant.positions.score_bias import ScoreBias
 from locant.tensors import readable
 
-__all__ = ["Method", "attend", "gather_positions", "head_slice"]
-
 Method = Literal["gather", "ring", "ulysses"]
 Group = ProcessGroup | DeviceMesh | None
 

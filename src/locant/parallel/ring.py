@@ -26,8 +26,6 @@ from locant.attention.attend import attend
 from locant.attention.merge import merge
 from locant.positions import Positions
 
-__all__ = ["Ring", "ring_attention"]
-
 
 @dataclass(frozen=True)
 class Sent:

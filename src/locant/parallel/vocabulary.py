@@ -38,8 +38,6 @@ from locant.embedding.table import DeferredErrors, Table, rows_of
 from locant.errors import LocantError, ShapeError
 from locant.kernels.input_embedding import look_up
 
-__all__ = ["SplitTable", "VocabularyParallel", "clip_grad_norm_", "parameter_groups"]
-
 
 class VocabularyParallel(ParallelStyle):
     """Splits the table of a `TokenEmbedding` by rows, for `parallelize_module`.

@@ -27,6 +27,7 @@ from .encodings.rotary_by_distance import SelfExtend as SelfExtend
 from .encodings.rotary_by_head import FoPE as FoPE
 from .encodings.rotary_by_head import MixedRotary as MixedRotary
 from .encodings.rotary_by_head import RotaryByHead as RotaryByHead
+from .encodings.rotary_by_head import UnequalAngles as UnequalAngles
 from .encodings.sandwich import Sandwich as Sandwich
 from .encodings.shaw import Shaw as Shaw
 from .encodings.sinusoidal import Sinusoidal as Sinusoidal
@@ -46,4 +47,3 @@ from .registry import encoding as encoding
 from .registry import register_encoding as register_encoding
 from .rotary_by_class import RotaryByClass as RotaryByClass
 from .temperature import Temperature as Temperature
-from .unequal import UnequalAngles as UnequalAngles

@@ -33,8 +33,6 @@ from locant.positions.constant import Constant
 from locant.positions.frequencies import PRECISION, TWO_PI
 from locant.tensors import has_float64
 
-__all__ = ["AngleMode", "Angles"]
-
 AngleMode = Literal["exact", "float32"]
 
 

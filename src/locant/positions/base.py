@@ -19,19 +19,13 @@ from torch import Tensor, nn
 
 from locant.arguments import shape_error, whole
 from locant.errors import LocantError, RangeError
-from locant.positions.pairs import ScoreMod, bias_dtype
+from locant.positions.pairs import ScoreMod
 from locant.positions.positions import Positions, require_positions
 from locant.positions.score_bias import ScoreBias, Written
 from locant.tensors import require_arithmetic
 
 if TYPE_CHECKING:
     from locant.positions.rotary_by_class import PairClass
-
-__all__ = [
-    "Bias", "EncodingInfo", "Keys", "ModelShape", "Output", "PositionEncoding", "Queries", "ScoreMod", "bias_dtype",
-    "bias_matrix", "bias_of", "build", "has_bias", "reads_hidden_states", "require_embeddings", "require_heads",
-    "require_tokens", "require_width",
-]  # fmt: skip
 
 DOORS = {
     "embed": "encoding.embed(x, positions)",

@@ -17,17 +17,6 @@ from locant.errors import LocantError, ShapeError
 from locant.positions.checks import integers, padding_mask
 from locant.positions.documents import PADDING, cu_seqlens
 
-__all__ = [
-    "BOUNDARIES",
-    "batch_of",
-    "counted",
-    "documents_of_boundaries",
-    "documents_of_ids",
-    "fields_of_batch",
-    "ids_of",
-    "restarts",
-]
-
 BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k")
 AXES = 3
 """Of vision-language models: time, rows and columns."""

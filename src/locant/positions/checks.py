@@ -14,11 +14,6 @@ from locant.arguments import MAX_INT32, entries, shape_error, shown, whole
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.tensors import has_values, readable
 
-__all__ = [
-    "index_bound", "index_of", "integers", "known_device", "lengths_of", "on_device", "padding_mask", "require_bounds",
-    "require_index", "row_of", "rows_of", "token_count",
-]  # fmt: skip
-
 AXES = "(batch, seq) or (batch, seq, axes)"
 
 

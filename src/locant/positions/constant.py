@@ -17,8 +17,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from locant.kernels.transforms import is_watched, untransformed
 from locant.tensors import has_float64
 
-__all__ = ["Constant"]
-
 CONSTANTS: WeakSet[Constant] = WeakSet()
 
 

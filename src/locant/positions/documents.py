@@ -16,11 +16,6 @@ from locant.errors import RangeError, ShapeError
 from locant.positions.checks import token_count
 from locant.tensors import bounds
 
-__all__ = [
-    "PADDING", "MaskMod", "cu_seqlens", "document_or_none", "is_allowed", "pack", "require_documents", "row_width",
-    "shard_slots", "window_of",
-]  # fmt: skip
-
 PADDING = -1
 """The document of padding."""
 

@@ -17,8 +17,6 @@ from locant.positions.grids import Grid, joined_places
 if TYPE_CHECKING:
     from locant.positions.positions import Positions
 
-__all__ = ["NOT_READ", "Read", "equal", "flat", "joined", "register_pytree", "unflat"]
-
 LEAVES = ("index", "document_or_none", "order_or_none", "of_query", "of_key", "place_or_none")
 """The tensors, in the order in which a program is given them, and under which names."""
 

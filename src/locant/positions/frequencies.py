@@ -9,8 +9,6 @@ from typing import Any
 
 from locant.arguments import Real, real, whole
 
-__all__ = ["MAX_DIM", "PRECISION", "TWO_PI", "base_of", "inverse_frequencies", "width_of"]
-
 MAX_DIM = 2**18
 """The most dimensions that have angles: their tables take 2 GiB, and several times that while they are made."""
 

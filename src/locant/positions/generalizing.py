@@ -15,8 +15,6 @@ from locant.positions.checks import integers, known_device, rows_of
 from locant.positions.documents import PADDING, document_or_none
 from locant.positions.positions import Device, Numbers, Positions, require_positions
 
-__all__ = ["abacus", "coupled", "randomized"]
-
 
 def randomized(
     lengths: int | Sequence[int] | Sequence[Sequence[int]],

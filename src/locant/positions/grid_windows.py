@@ -13,8 +13,6 @@ from locant.errors import RangeError
 from locant.positions.constant import Constant
 from locant.positions.positions import Positions
 
-__all__ = ["GridWindows"]
-
 
 class GridWindows:
     """The windows of a grid, as rows of tokens, and where these tokens stand: Liu et al. 2021, section 3.2.

@@ -22,8 +22,6 @@ from locant.errors import RangeError, ShapeError
 from locant.positions.checks import token_count
 from locant.positions.documents import pack
 
-__all__ = ["Grid", "cells", "fields_of_grids", "grid_of", "joined_places", "pack_grids", "rows_of_grids"]
-
 Device = torch.device | str | None
 Slots = Int[np.ndarray, "rows width"]
 

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from locant.arguments import shape_error, shown, whole
 from locant.errors import RangeError
 
-__all__ = ["Heads", "blank_linear", "for_query_heads", "heads_of"]
-
 MAX_HEADS = 2**20  # slopes and slices are made head by head
 
 

@@ -17,15 +17,13 @@ from torch.utils.checkpoint import checkpoint
 from locant.arguments import MAX_WIDTH, whole
 from locant.errors import LocantError
 from locant.kernels.transforms import is_transforming
-from locant.positions.base import Keys, PositionEncoding, Queries, bias_dtype, require_embeddings, require_tokens
+from locant.positions.base import Keys, PositionEncoding, Queries, require_embeddings, require_tokens
 from locant.positions.documents import PADDING
 from locant.positions.fields import Read
 from locant.positions.heads import Heads
-from locant.positions.pairs import exact_dot
+from locant.positions.pairs import bias_dtype, exact_dot
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Pairwise, ScoreBias
-
-__all__ = ["HiddenBias", "OfTokens", "projected"]
 
 AT_ONCE = 2**17
 """Numbers of the hidden states that are held in float64 at a time."""

@@ -19,8 +19,6 @@ from locant.errors import RangeError, ShapeError
 from locant.positions.checks import on_device, token_count
 from locant.positions.documents import PADDING, document_or_none, row_width
 
-__all__ = ["Counting", "Parts", "fields_of_parts"]
-
 Part = int | tuple[Real, ...]
 Parts = Sequence[Part] | Sequence[Sequence[Part]] | Sequence[Sequence[Sequence[Part]]]
 

@@ -13,14 +13,13 @@ from torch.nn import functional as F
 
 from locant.arguments import whole
 from locant.errors import LocantError, RangeError, ShapeError
-from locant.positions.base import Keys, ModelShape, PositionEncoding, Queries, bias_dtype, build, require_heads
+from locant.positions.base import Keys, ModelShape, PositionEncoding, Queries, build, require_heads
 from locant.positions.grids import cells
 from locant.positions.heads import Heads
+from locant.positions.pairs import bias_dtype
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Entries, Lookup
 from locant.tensors import has_values
-
-__all__ = ["HeadTable", "OffsetBias", "Table"]
 
 MAX_SIDE = 2**14
 """Rows or columns of a grid: the number of its offsets, four times that of its cells, then fits 32 bits."""

@@ -27,8 +27,6 @@ from locant.positions.constant import Constant
 from locant.positions.frequencies import MAX_DIM
 from locant.positions.scaling import Scaling
 
-__all__ = ["Channels", "Pairs", "sections_of"]
-
 MAX_AXES = 2**15
 """The most indices that a token can have."""
 

@@ -18,15 +18,13 @@ from torch import Tensor
 
 from locant.arguments import entries, flag, whole
 from locant.errors import LocantError, RangeError, ShapeError
-from locant.positions import checks, documents, slot_functions
+from locant.positions import checks, documents, pairs
 from locant.positions.batches import batch_of, fields_of_batch
 from locant.positions.documents import PADDING, MaskMod, is_allowed, window_of
 from locant.positions.fields import NOT_READ, Read, equal, flat, joined, register_pytree, unflat
 from locant.positions.grids import Grid, fields_of_grids, grid_of, pack_grids, rows_of_grids
 from locant.positions.multimodal import Counting, Parts, fields_of_parts
 from locant.tensors import bounds, has_values, readable
-
-__all__ = ["Positions", "require_positions"]
 
 Device = torch.device | str | None
 Numbers = Tensor | np.ndarray | Sequence[object]
@@ -364,15 +362,15 @@ class Positions:
         [[[[1, 0, 0], [1, 1, 0], [0, 0, 1]]]]
         """
         queries, keys = self.paired(k_positions)
-        pairs = (queries.document[:, :, None], keys.document[:, None])
+        same = (queries.document[:, :, None], keys.document[:, None])
         orders = (queries.order[:, :, None], keys.order[:, None])
-        return is_allowed(*pairs, *orders, causal, window_of(window))[:, None]
+        return is_allowed(*same, *orders, causal, window_of(window))[:, None]
 
     def mask_mod(
         self, k_positions: Positions | None = None, *, causal: bool = True, window: int | None = None
     ) -> MaskMod:
         """The same mask as a function of (batch, head, query, key) slots, for FlexAttention."""
-        return slot_functions.mask_mod(*self.paired(k_positions), causal, window_of(window))
+        return pairs.mask_mod(*self.paired(k_positions), causal, window_of(window))
 
     def block_mask(
         self, k_positions: Positions | None = None, *, causal: bool = True, window: int | None = None

@@ -19,8 +19,6 @@ from locant.positions.base import PositionEncoding, build
 from locant.positions.scaling import SCALINGS
 from locant.registry import Registry, key_of
 
-__all__ = ["broken_encodings", "encoding", "encodings", "find", "register_encoding"]
-
 Kind = type[PositionEncoding]
 
 FIRST = (
@@ -114,8 +112,10 @@ def _register_own(registry: Registry[Kind]) -> None:
     by_name = {PositionEncoding.info.name: PositionEncoding}
     for file in pkgutil.iter_modules(own.__path__):
         module = importlib.import_module(f"{own.__name__}.{file.name}")
-        kinds = (getattr(module, name) for name in module.__all__)
-        by_name |= {kind.info.name: kind for kind in kinds if hasattr(kind, "info") and kind.info.name}
+        kinds = [
+            kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, PositionEncoding)
+        ]
+        by_name |= {kind.info.name: kind for kind in kinds if kind.info.name}
     for name in (*FIRST, *sorted({*by_name} - {*FIRST})):
         registry.register(name, by_name[name])
 

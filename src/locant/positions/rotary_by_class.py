@@ -23,12 +23,11 @@ from torch import Tensor
 
 from locant.arguments import shown
 from locant.errors import LocantError, RangeError, ShapeError
-from locant.positions.base import Keys, PositionEncoding, Queries, bias_dtype, require_heads
+from locant.positions.base import Keys, PositionEncoding, Queries, require_heads
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.heads import for_query_heads
+from locant.positions.pairs import bias_dtype
 from locant.positions.positions import Positions
-
-__all__ = ["PairClass", "RotaryByClass", "near_and_far", "products"]
 
 
 class PairClass(NamedTuple):

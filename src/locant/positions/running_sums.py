@@ -8,12 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.errors import LocantError
-from locant.positions.base import bias_dtype
 from locant.positions.documents import PADDING
 from locant.positions.hidden_bias import HiddenBias, projected
+from locant.positions.pairs import bias_dtype
 from locant.positions.positions import Positions
-
-__all__ = ["RunningSums"]
 
 GRID = 2.0**-30
 """Numbers are rounded to this: sums down to minus eight million then have no rounding, and so no order."""

@@ -16,8 +16,6 @@ from locant.arguments import MAX_INT32, Real, real, whole
 from locant.positions.base import Keys, PositionEncoding, Queries, require_heads
 from locant.positions.positions import Positions
 
-__all__ = ["Temperature", "Tempered"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Temperature:

@@ -17,8 +17,6 @@ from locant.positions.encodings.t5 import T5Bias
 from locant.probing.report import Report, some
 from locant.probing.subject import FAILED, Tried, UnusableError, name_of, refuse_unsteady
 
-__all__ = ["BiasReport", "bias_report"]
-
 BIASED = 300
 """Tokens whose bias is looked at: past the distance of most buckets, and where bfloat16 counts in steps."""
 

@@ -25,11 +25,6 @@ from locant.positions.scaling import Unscaled
 from locant.probing.rotation import NEAR, Rotation, is_recognised, wrapped
 from locant.probing.subject import FAILED, HEADS, Subject, refuse_unsteady
 
-__all__ = [
-    "CAST_UP_TO", "EXACT", "FLOAT32", "UNHARMED", "Arrangement", "arrangement_of", "precision_of", "shifts_of",
-    "steady",
-]  # fmt: skip
-
 FAR = (1, 257, 1025, 4097, 16_385, 65_537, 2**20 + 1, 2**24 + 1, 2**28 + 1, MAX_INT32)
 """One past powers of two, which narrow numbers round away."""
 

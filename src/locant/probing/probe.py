@@ -34,8 +34,6 @@ from locant.probing.report import SIDES, Report, RotationReport
 from locant.probing.rotation import EVEN, NEAR, Rotation, encoding_of, odd_pairs, rotations
 from locant.probing.subject import FAILED, HEADS, Subject, Tried, name_of, refuse, subject_of
 
-__all__ = ["config_by_name", "is_measurable", "measured_rotary", "probe"]
-
 SAME = 1e-3
 """How far tokens of length 1 in each dimension may be apart; float32 angles up to 61 radians move them by 1e-5."""
 

@@ -13,8 +13,6 @@ from locant.positions.base import PositionEncoding
 from locant.probing.precision import CAST_UP_TO, EXACT, UNHARMED, Arrangement
 from locant.probing.rotation import EVEN, NEAR, ROUNDED, Rotation, odd_pairs
 
-__all__ = ["SIDES", "Report", "RotationReport", "some"]
-
 SIDES = ("queries", "keys")
 
 DEPENDS = 1e-3

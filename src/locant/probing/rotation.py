@@ -22,10 +22,6 @@ from locant.positions.pair_table import Pairs
 from locant.positions.scaling import Linear, Llama3, Proportional, Scaling, Unscaled, YaRN
 from locant.probing.subject import HEADS, Subject
 
-__all__ = [
-    "EVEN", "NEAR", "ROUNDED", "Block", "Rotation", "encoding_of", "is_recognised", "odd_pairs", "rotations", "wrapped",
-]  # fmt: skip
-
 NEAR = (1, 2, 3, 5, 8, 13, 21, 34, 61)
 """Each at most twice the one before: a frequency known from one says how often the next went round."""
 

@@ -24,8 +24,6 @@ from locant.errors import InputError
 from locant.positions.base import PositionEncoding
 from locant.positions.positions import Positions
 
-__all__ = ["FAILED", "HEADS", "Subject", "Tried", "UnusableError", "name_of", "refuse", "refuse_unsteady", "subject_of"]
-
 ROTATES = "locant.probe(lambda x, positions: ..., head_dim=64), x of shape [batch, heads, seq, 64]"
 
 WIDTHS = (64, 128, 32, 80, 96, 256, 16, 48, 72, 112, 40, 24, 8, 512, 192, 12, 6, 4, 2)

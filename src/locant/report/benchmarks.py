@@ -11,8 +11,6 @@ from typing import Any
 from locant.errors import InputError
 from locant.report.console import print_json
 
-__all__ = ["print_recorded", "recorded", "table"]
-
 PLACES = (Path(__file__).parent / "results", Path(__file__).parents[3] / "benchmarks" / "results")
 """In an installed package, and in a checkout."""
 ENGINES = "engines"

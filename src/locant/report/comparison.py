@@ -19,8 +19,6 @@ from locant.report.page import bullets, curves, report, scrolling, settings_tabl
 from locant.report.sentences import sentences
 from locant.text.corpus import Corpus
 
-__all__ = ["Screen", "page", "print_losses", "record_line", "write_report"]
-
 
 class Screen(Watcher):
     """Shows on stderr how far a comparison is, with a bar only where a person watches; draws the report at its end."""

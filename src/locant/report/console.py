@@ -13,11 +13,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = [
-    "BEST", "MISSING", "QUIET", "add_rows", "counted", "fits", "named_rows", "out", "print_json", "print_result",
-    "progress_bar", "show", "size", "table", "talk",
-]  # fmt: skip
-
 BEST = "bold green"
 MISSING = "–"
 QUIET = "dim"

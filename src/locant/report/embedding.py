@@ -13,10 +13,6 @@ from locant.report.console import counted, fits, named_rows, show, size, table
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = [
-    "nearest_facts", "print_change", "print_flow", "print_nearest", "print_similarity", "shapes", "similarity_facts",
-]  # fmt: skip
-
 
 def print_flow(flow: Flow) -> None:
     """Three short tables: the text and the shapes it takes, what the tables weigh, and the first tokens."""

@@ -1,4 +1,4 @@
-"""What an evaluation of a model found: sentences, a table in the terminal, and a page; and what a tuning did."""
+"""What an evaluation of a model found: sentences, a table, and a page; what a tuning did, and an audit found."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ import numpy as np
 
 from locant.lab.evaluation import interval_of_mean
 from locant.lab.summary import ENOUGH_WINDOWS, summarise
-from locant.report.console import MISSING, named_rows, show
+from locant.report.console import MISSING, add_rows, named_rows, show
 from locant.report.console import table as printed
 from locant.report.page import bullets, curves, report, scrolling, settings_table, table, write_page
-
-__all__ = ["evaluation_sentences", "print_evaluation", "print_tuning", "tuning_sentences", "write_evaluation"]
 
 TRAINED = {"all": "all weights", "new": "those of the encoding alone", "lora": "low-rank adapters"}
 TASKS = {"pass_keys": "pass keys", "key_values": "values of keys"}
@@ -187,3 +185,16 @@ def _loading(record: Mapping[str, Any], output: Path) -> str:
     if record["swapped"]:
         return f"locant.checkpoints.load_swapped({str(output)!r})"
     return f"transformers.AutoModelForCausalLM.from_pretrained({str(output)!r})"
+
+
+def print_audit(facts: Mapping[str, Any]) -> None:
+    """What was found, and the loss under each reading, the lowest first."""
+    rows, readings = named_rows(), printed("nats per token", name="reading")
+    rows.add_row("verdict", facts["sentence"])
+    if "losses" in facts:
+        rows.add_row("configuration", facts["configuration"])
+        rows.add_row("text", f"{facts['windows']} windows of {facts['length']:,} tokens")
+        add_rows(rows, "left out", (f"{name}: {why}" for name, why in facts["left_out"].items()))
+    for name, loss in facts.get("losses", {}).items():
+        readings.add_row(name, f"{loss:.4f}")
+    show(rows, *([readings] if "losses" in facts else []))

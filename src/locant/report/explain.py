@@ -20,11 +20,6 @@ from locant.report.console import add_rows, named_rows, print_json, show, size, 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = [
-    "explanation_facts", "layers_rows", "print_explanation", "print_extension", "spans", "summary_rows",
-    "swapped_layers",
-]  # fmt: skip
-
 Rows = Iterable[tuple[str, Sequence[str]]]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

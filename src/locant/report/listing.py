@@ -15,8 +15,6 @@ from locant.report.console import QUIET, out, show, table
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["encoding_facts", "facts_of_all", "numbers", "print_all", "print_encoding"]
-
 WIDE = 120
 Facts = dict[str, Any]
 

@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "bullets", "colors", "curves", "document", "draw_loss_by_length", "draw_loss_by_position", "report", "scrolling",
-    "settings_table", "table", "write_page",
-]  # fmt: skip
-
 NUM_BINS = 32
 BAND = 0.18
 UNKNOWN = Cell(mean=np.nan, low=np.nan, high=np.nan, deviation=np.nan)

@@ -9,8 +9,6 @@ from locant.lab.summary import ENOUGH_WINDOWS, Row, Summary
 from locant.lab.training import HELD_OUT
 from locant.report.console import counted
 
-__all__ = ["sentences"]
-
 LEVEL = 0.02
 CLEAR = 0.06
 """Shares of the loss at the training length: within the first it stays level, above the second it is much worse."""

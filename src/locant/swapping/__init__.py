@@ -1,8 +1,8 @@
 """Another position encoding in a `transformers` model, through the points that `transformers` itself offers.
 
-`handle.py` is the door; `rotary_point.py`, `attention_point.py` and `added_point.py` know one point each; `plan.py`
+`swap.py` is the door; `rotary_point.py`, `attention_point.py` and `added_point.py` know one point each; `plan.py`
 says which layer gets what, and how it is written down; `locant.checkpoints.load_swapped` reads it again.
 """
 
-from locant.swapping.handle import Swap as Swap
-from locant.swapping.handle import swap as swap
+from locant.swapping.swap import Swap as Swap
+from locant.swapping.swap import swap as swap

@@ -25,11 +25,6 @@ from locant.positions.encodings.t5 import T5Bias
 from locant.positions.positions import Positions
 from locant.swapping.rotary_point import owner_around
 
-__all__ = [
-    "BiasPoint", "EmbeddingPoint", "GivenBias", "bias_points", "layer_types", "own_tables", "self_attention",
-    "take_out",
-]  # fmt: skip
-
 CALLED_SO = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
 """What models call their table of learned positions."""
 ROTATES = "RoFormer"

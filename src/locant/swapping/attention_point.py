@@ -32,11 +32,6 @@ from locant.swapping.added_point import GivenBias
 from locant.swapping.rotary_point import OfLength
 from locant.tensors import has_values
 
-__all__ = [
-    "KEY", "AttentionPoint", "attention_modules", "goes_by_class", "has_learned_bias", "name_again",
-    "name_our_function", "require_point",
-]  # fmt: skip
-
 NAME = "locant"
 KEY = "_locant_point"
 EAGER = "eager_attention_forward"

@@ -24,10 +24,6 @@ from locant.positions.registry import encoding as encoding_of
 from locant.positions.registry import encodings
 from locant.positions.scaling import Scaling, Unscaled
 
-__all__ = [
-    "KEY", "LayerPlan", "Weightless", "built", "described", "forget", "own_configurations", "planned", "record",
-]  # fmt: skip
-
 LayerPlan = Mapping[str, Any] | Callable[[int, str | None], PositionEncoding | None]
 """``{"every": 4, "encoding": other}``, or a function of the layer's index and type."""
 

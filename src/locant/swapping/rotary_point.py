@@ -30,8 +30,6 @@ from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 from locant.positions.scaling import LongRoPE
 
-__all__ = ["ANGLES", "NEAR", "LayerHook", "OfLength", "RotaryHook", "RotaryPoint", "owner_around", "rotary_points"]
-
 CALLED_SO = re.compile(r"Rotary|Rope(?=[A-Z])|RoPE(?=[A-Z])")
 ANGLES = "position_embeddings"
 """What attention modules call the angles that they are given."""

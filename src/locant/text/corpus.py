@@ -14,8 +14,6 @@ from locant.errors import InputError
 from locant.text.reading import read_texts, sample_text
 from locant.text.tokenizer import Tokenizer
 
-__all__ = ["Corpus", "read_corpus"]
-
 SAMPLE = "the sample text (Python's own documentation)"
 
 

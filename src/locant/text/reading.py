@@ -13,8 +13,6 @@ from typing import Protocol, runtime_checkable
 
 from locant.errors import InputError
 
-__all__ = ["STDIN", "Readable", "read_texts", "require_text", "sample_text", "standard_input", "well_formed"]
-
 STDIN = "-"
 
 

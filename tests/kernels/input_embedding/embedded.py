@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from locant.kernels.input_embedding import Operands, cpu, native
+from locant.kernels.input_embedding import Operands, native
 
 __all__ = ["LEARNED", "Answer", "Kernel", "answer", "operands", "poisoned", "threads"]
 
@@ -109,32 +108,21 @@ def answer(o: Operands, cotangent: Tensor, keep: Tensor | None = None) -> Answer
     return Answer(y * drop, found)
 
 
-@dataclass(frozen=True)
 class Kernel:
-    """One implementation."""
-
-    name: str
-
-    @property
-    def module(self) -> Any:
-        return importlib.import_module(f"locant.kernels.input_embedding.{self.name}")
-
-    def for_these(self, o: Operands) -> Any:
-        """What the operation runs: torch's operators where the native kernel does not take these tables."""
-        return cpu if self.name == "native" and native.unsupported(o) else self.module
+    """The native one, in memory that is full of NaN."""
 
     def forward(self, o: Operands) -> tuple[Tensor, ...]:
-        with torch.no_grad(), poisoned():
-            return self.for_these(o).forward(o)
+        with poisoned():
+            return native.forward(o)
 
     def kept(self, o: Operands) -> Tensor:
         with poisoned():
-            return cpu.kept(o)
+            return native.kept(o)
 
     def both(self, grad: Tensor, o: Operands, needs: list[bool] | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        with torch.no_grad(), poisoned():
-            y, mean, rstd = self.for_these(o).forward(o)
-            found = self.for_these(o).backward(grad, mean, rstd, o, needs or EVERY)
+        with poisoned():
+            y, mean, rstd = native.forward(o)
+            found = native.backward(grad, mean, rstd, o, needs or EVERY)
         return y, dict(zip(LEARNED, found, strict=True))
 
     def backward(self, grad: Tensor, o: Operands, needs: list[bool] | None = None) -> dict[str, Tensor]:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from locant.kernels import native as kernels
-from locant.kernels.input_embedding import Operands, cpu, native
+from locant.kernels.input_embedding import Operands, native
+from tests.kernels.input_embedding import by_torch
 from tests.kernels.input_embedding.embedded import EVERY, LEARNED, operands, poisoned
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -75,11 +76,10 @@ def random_cotangent(draw: random.Random, o: Operands) -> Tensor:
 
 def require_same_bits(o: Operands, cotangent: Tensor, needs: list[bool] = EVERY) -> None:
     with poisoned():
-        expected = cpu.forward(o)
-        expected_gradients = cpu.backward(cotangent, *expected[1:], o, needs)
-        assert native.unsupported(o) in (None, "there are no tokens")
+        expected = by_torch.forward(o)
+        expected_gradients = by_torch.backward(cotangent, *expected[1:], o, needs)
         ours = native.forward(o)
-        gradients = native.backward(cotangent, *ours[1:], o, needs) if o.num_tokens else expected_gradients
+        gradients = native.backward(cotangent, *ours[1:], o, needs)
     for name, one, other in zip(("y", "mean", "rstd"), ours, expected, strict=True):
         assert torch.equal(one, other), name
     for name, one, other in zip(LEARNED, gradients, expected_gradients, strict=True):
@@ -126,15 +126,12 @@ def test_the_bits_of_torchs_operators_whatever_the_number_of_threads(variant: st
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("width", range(4))
+@pytest.mark.parametrize("width", range(1, 4))
 def test_sizes_of_none_to_three(width: int, dtype: torch.dtype, variant: str) -> None:
     for batch in range(4):
         for seq_len in range(4):
             o = operands((batch, seq_len), width, dtype=dtype, seed=torch.tensor([1]), p=0.3)
-            kernel = cpu if native.unsupported(o) else native
-            assert (kernel is cpu) == (not batch * seq_len * width)
-            if kernel is native:
-                require_same_bits(o, torch.randn(batch, seq_len, width).to(dtype))
+            require_same_bits(o, torch.randn(batch, seq_len, width).to(dtype))
 
 
 def test_numbers_that_are_none(variant: str) -> None:
@@ -145,25 +142,18 @@ def test_numbers_that_are_none(variant: str) -> None:
         table[o.ids[0, 0], :3] = torch.tensor([float("inf"), float("-inf"), float("nan")])
         tables = {name: getattr(o, name).to(dtype) for name in ("position", "segment")}
         strange = dataclasses.replace(o, token=table, **tables)
-        ours, expected = native.forward(strange)[0], cpu.forward(strange)[0]
+        ours, expected = native.forward(strange)[0], by_torch.forward(strange)[0]
         assert torch.equal(ours.isnan(), expected.isnan())
         assert torch.equal(ours.nan_to_num(), expected.nan_to_num())
         assert ours.isnan().any()
 
 
-def test_what_it_cannot_read_goes_another_way_with_the_same_bits() -> None:
+def test_rows_that_do_not_lie_side_by_side_are_copied_first() -> None:
     o = operands((2, 5), 8)
-    assert native.unsupported(o) is None
-    columns = dataclasses.replace(o, token=torch.randn(8, 23).T)
-    negated = dataclasses.replace(o, segment=torch._neg_view(torch.randn(3, 8)))
-    for other in (columns, negated):
-        assert native.unsupported(other) == "the elements of a row do not lie side by side in memory"
-    doubles = operands((2, 5), 8, dtype=torch.float64)
-    assert native.unsupported(doubles) == "there is no native kernel for torch.float64"
+    for changed in ({"token": torch.randn(8, 23).T}, {"segment": torch._neg_view(torch.randn(3, 8))}):
+        require_same_bits(dataclasses.replace(o, **changed), torch.randn(2, 5, 8))
     for grad in (torch._neg_view(torch.randn(2, 5, 8)), torch.randn(2, 5, 8, dtype=torch.float64).float()):
         require_same_bits(o, grad)
-    with mock.patch.object(kernels, "function", return_value=None):
-        assert native.unsupported(o) == f"native kernels are {kernels.status()}"
 
 
 # ---------------------------------------------------------------------- among other code
@@ -172,7 +162,7 @@ def test_what_it_cannot_read_goes_another_way_with_the_same_bits() -> None:
 def test_many_python_threads_at_once() -> None:
     o = operands((5, 600), 64, seed=torch.tensor([1]), p=0.1, dtype=torch.bfloat16)
     cotangents = [torch.randn(5, 600, 64).bfloat16() for _ in range(12)]
-    _, mean, rstd = cpu.forward(o)
+    _, mean, rstd = native.forward(o)
 
     def one(cotangent: Tensor) -> Any:
         return native.backward(cotangent, mean, rstd, o, EVERY)

@@ -35,8 +35,6 @@ def untouched(*tensors: Tensor) -> Iterator[None]:
         assert torch.equal(x.detach(), old)
 
 
-# ---------------------------------------------------------------------- memory
-
 MEMORY = 40
 SIZES = st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0, 1, 1, 2, 3, 4, 5, 6, 8, 12])), max_size=4)
 
@@ -208,9 +206,6 @@ def test_another_batch_is_refused() -> None:
                 rotated(q, k, inplace=inplace)
 
 
-# ---------------------------------------------------------------------- torch's graph
-
-
 @pytest.mark.parametrize("cut", ["chunk", "split", "unbind", "view of a chunk"])
 def test_views_that_came_with_others_are_refused_while_they_are_whole(cut: str) -> None:
     """The way most models get q and k; torch would complain as well, but with q overwritten."""
@@ -262,26 +257,13 @@ def test_positions_of_inference_mode_are_refused_for_gradients() -> None:
         rotate(q, k, index, OF, "half", inplace=True)
 
 
-# ---------------------------------------------------------------------- transforms
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's forward mode, about itself
-def test_in_place_under_transforms_of_functions() -> None:
-    q, k, along = (torch.randn(3, 1, 2, 5, DIM, dtype=torch.float64) for _ in range(3))
-    here = lambda q, k: rotated(q * 1, k * 1, inplace=True)  # noqa: E731
-    expected = [rotated(*pair) for pair in zip(q, k, strict=True)]
-    for x, wanted in zip(torch.vmap(here)(q, k), zip(*expected, strict=True), strict=True):
-        assert torch.equal(x, torch.stack(wanted))
-    _, (tangent, still) = torch.func.jvp(lambda q: here(q, k[0]), (q[0],), (along[0],))
-    assert_close(tangent, truth(along[0], INDEX, "half", DIM))
-    assert not still.any()
-    functional = torch.func.functionalize(here)(q[0], k[0])
-    for x, wanted in zip(functional, expected[0], strict=True):
-        assert torch.equal(x, wanted)
-    for inplace in (False, True):
-        assert torch.equal(
-            torch.func.functionalize(lambda q, i=inplace: rotated(q * 1, None, inplace=i)[0])(q[0]), expected[0][0]
-        )
+@pytest.mark.parametrize("inplace", [False, True])
+def test_in_place_is_the_same_where_memory_is_made_functional(inplace: bool) -> None:
+    q, k = torch.randn(2, 1, 2, 5, DIM, dtype=torch.float64)
+    both = torch.func.functionalize(lambda q, k: rotated(q * 1, k * 1, inplace=inplace))(q, k)
+    assert all(map(torch.equal, both, rotated(q, k)))
+    (alone, _) = torch.func.functionalize(lambda q: rotated(q * 1, None, inplace=inplace))(q)
+    assert torch.equal(alone, both[0])
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's forward mode, about itself

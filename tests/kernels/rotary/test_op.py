@@ -38,12 +38,9 @@ def rotating(layout: str, index: Tensor | None = None, **options: Any) -> Callab
     return lambda q, k: rotate(q, k, index, tables(ROTARY_DIM), layout, **options)  # type: ignore[arg-type]
 
 
-# ---------------------------------------------------------------------- derivatives
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("head_dim", [2, 40, 72, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("head_dim", [2, 72, 128])
 def test_the_gradient_is_what_arrives_rotated_back(head_dim: int, dtype: torch.dtype, layout: str) -> None:
     q = torch.randn(2, 3, 5, head_dim).to(dtype).requires_grad_()
     k = torch.randn(2, 5, 2, head_dim).to(dtype).transpose(1, 2).requires_grad_()
@@ -99,11 +96,15 @@ def test_nothing_of_the_size_of_q_is_kept_for_the_backward() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's forward mode, about itself
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_transformations_of_functions_work(layout: str) -> None:
+@pytest.mark.parametrize(("layout", "inplace"), [("half", False), ("interleaved", False), ("half", True)])
+def test_transformations_of_functions_work(layout: str, inplace: bool) -> None:
     """`torch.func`: gradients, tangents, samples side by side, one inside of the other."""
-    rotation, (q, k) = rotating(layout, far_positions(2, 5)), tokens(grad=False)
+    of_copies, (q, k) = rotating(layout, far_positions(2, 5), inplace=inplace), tokens(grad=False)
     along = torch.randn_like(q)
+
+    def rotation(q: Tensor, k: Tensor) -> Any:
+        return of_copies(q * 1, k * 1)
+
     _, (tangent, still) = torch.func.jvp(lambda q: rotation(q, k), (q,), (along,))
     assert_close(tangent, rotation(along, k)[0])
     assert not still.any()
@@ -116,7 +117,8 @@ def test_transformations_of_functions_work(layout: str) -> None:
 
     many_q, many_k = torch.randn(4, *q.shape, dtype=q.dtype), torch.randn(2, 4, *k.shape[1:], dtype=k.dtype)
     together = torch.vmap(torch.func.grad(loss, argnums=(0, 1)), in_dims=(0, 1))(many_q, many_k)
-    shared = torch.vmap(lambda q: rotation(q, k))(many_q)
+    # Of what not every sample has its own, `vmap` lets nobody overwrite any.
+    shared = torch.vmap(lambda q: rotation(q, k + 0 * q[:, :1] if inplace else k))(many_q)
     for i in range(4):
         for x, alone in zip(together, torch.func.grad(loss, argnums=(0, 1))(many_q[i], many_k[:, i]), strict=True):
             assert torch.equal(x[i], alone)
@@ -149,9 +151,6 @@ def test_autocast_changes_nothing() -> None:
             for x, wanted in zip(rotation(q, k), expected, strict=True):
                 assert x.dtype == dtype
                 assert torch.equal(x, wanted)
-
-
-# ---------------------------------------------------------------------- in place
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -198,15 +197,12 @@ def test_a_leaf_is_not_overwritten(through: Callable[[Tensor], Tensor]) -> None:
     assert not torch.equal(q, before[0])
 
 
-def test_in_inference_mode() -> None:
+def test_in_place_in_inference_mode() -> None:
     with torch.inference_mode():
         q, k = torch.randn(1, 3, 5, DIM), torch.randn(1, 1, 5, DIM)
         expected = rotating("half")(q, k)
         for x, wanted in zip(rotating("half", inplace=True)(q, k), expected, strict=True):
             assert torch.equal(x, wanted)
-
-
-# ---------------------------------------------------------------------- compilers, and tensors without data
 
 
 @pytest.mark.unchecked
@@ -256,8 +252,7 @@ def test_compiled_code_is_one_graph_with_the_same_bits(grad: bool, inplace: bool
 @pytest.mark.unchecked
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's compiler, about itself
-@pytest.mark.parametrize("inplace", [False, True])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "inplace"), [("half", True), ("interleaved", False)])
 def test_the_real_compiler_changes_no_bit(layout: str, inplace: bool) -> None:
     torch._dynamo.reset()
     rotary = Rotary(DIM, layout=layout)  # type: ignore[arg-type]
@@ -283,9 +278,6 @@ def test_shapes_without_data(options: dict[str, Any], inplace: bool) -> None:
         assert (x.device, x.shape) == (before.device, before.shape)
     real = torch.randn(1, 1, 5, DIM)  # and nothing of it stays behind
     assert not torch.equal(rotary.rotate(real, real, Positions.arange(5))[0], real)
-
-
-# ---------------------------------------------------------------------- the choice
 
 
 def test_the_choice_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,24 +327,6 @@ def test_plain_tensors_on_a_gpu_reach_the_kernel_without_an_operator(
     if grad:
         torch.autograd.grad(out, leaves, [torch.randn(x.shape) for x in out])
     assert launched == [False] * (2 if inplace and grad else 1) + [True] * (2 if inplace else 1) * grad
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_on_a_gpu_the_bits_are_those_of_a_cpu(dtype: torch.dtype, layout: str) -> None:
-    q, k = (x.detach() for x in tokens(dtype))
-    index, of = far_positions(2, 5), tables(ROTARY_DIM)
-    there = of._replace(table=of.table.cuda())
-    assert choose_kernel(q.cuda(), index.cuda(), there).kernel == "triton"  # type: ignore[arg-type]
-    expected = rotate(q, k, index, of, layout)  # type: ignore[arg-type]
-    for inplace in (False, True):
-        for x, wanted in zip(
-            rotate(q.cuda(), k.cuda(), index.cuda(), there, layout, inplace=inplace),  # type: ignore[arg-type]
-            expected,
-            strict=True,
-        ):
-            assert torch.equal(x.cpu(), wanted)
 
 
 @pytest.mark.parametrize("grad", [False, True])

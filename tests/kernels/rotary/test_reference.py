@@ -7,9 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from locant.kernels.rotary.reference import rotate as rotate_at
 from locant.kernels.rotary.reference import rotate_pairs as rotate
 from tests import oracles
-from tests.tolerances import ROTATED_TOKEN, assert_close
+from tests.kernels.rotary.rotating import far_positions
+from tests.kernels.rotary.rotating import tables as exact_tables
+from tests.kernels.rotary.rotating import truth as truth_at
+from tests.tolerances import ROTATED, ROTATED_TOKEN, assert_close
 
 LAYOUTS = ["half", "interleaved"]
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -45,6 +49,23 @@ def test_half_precision_is_rounded_once(layout: str) -> None:
     true = truth(x, cos, sin, layout)
     spacing = torch.from_numpy(np.ldexp(1.0, np.frexp(true.numpy())[1] - 8))
     assert bool(((rotate(x, cos, sin, layout).double() - true).abs() <= spacing / 2 + ROTATED_TOKEN).all())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("dim", "rotary_dim"), [(2, 2), (3, 2), (72, 40), (128, 128), (200, 50)])
+def test_float32_is_as_close_as_a_rounded_cosine_and_three_operations_allow(
+    dim: int, rotary_dim: int, layout: str
+) -> None:
+    """At positions near and far; what is not rotated is handed through."""
+    x, index = torch.randn(2, 3, 63, dim), far_positions(2, 63)
+    out, _ = rotate_at(x, None, index, exact_tables(rotary_dim), layout)  # type: ignore[arg-type]
+    pairs = (2, rotary_dim // 2) if layout == "half" else (rotary_dim // 2, 2)
+    off, before = (
+        t[..., :rotary_dim].double().unflatten(-1, pairs).movedim(-2 if layout == "half" else -1, -1)
+        for t in (out - truth_at(x, index, layout, rotary_dim), x)
+    )
+    assert (off.abs() / before.norm(dim=-1, keepdim=True)).max() <= ROTATED
+    assert torch.equal(out[..., rotary_dim:], x[..., rotary_dim:])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from locant.kernels.rotary.reference import Tables
 from tests.kernels.interpreted import Access, Place, sparse, watched, without_copying_back
-from tests.kernels.rotary.rotating import KERNEL, Case, far_positions, rotate_pairs, tables, truth
-from tests.tolerances import assert_close
+from tests.kernels.rotary.rotating import KERNEL, Case, far_positions, rotate_pairs, tables
 
 LAYOUTS = ["half", "interleaved"]
 DIM, ROTARY_DIM = 14, 10
@@ -25,9 +24,6 @@ DIM, ROTARY_DIM = 14, 10
 def case(layout: str = "half", dtype: torch.dtype = torch.float32) -> Case:
     q, k = torch.randn(2, 5, 7, DIM).to(dtype), torch.randn(2, 3, 7, DIM).to(dtype)
     return Case(q, k, far_positions(1, 7), layout, ROTARY_DIM)
-
-
-# ---------------------------------------------------------------------- every element once
 
 
 def addresses(x: Tensor) -> np.ndarray:
@@ -98,9 +94,6 @@ def test_a_token_reads_two_rows_of_the_tables_below_65536_and_four_above() -> No
         assert np.isin(read, addresses(of.table)).sum() == tokens * rows * ROTARY_DIM
 
 
-# ---------------------------------------------------------------------- wherever it lies
-
-
 def gapped(x: Tensor) -> Tensor:
     """The same values with a NaN between any two of them."""
     return torch.stack([x, torch.full_like(x, torch.nan)], dim=-1).flatten(-2)[..., ::2]
@@ -143,31 +136,6 @@ def test_inputs_repeated_without_a_copy(layout: str, place: Place) -> None:
     assert all(map(torch.equal, rotate_pairs(place, repeated, into=fresh), rotate_pairs(place, copied)))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("seq", [1, 33])
-def test_a_rim_of_nan_is_neither_read_nor_written(seq: int, layout: str, place: Place) -> None:
-    """Inputs and outputs lie in the middle of NaN: before, behind, and between their rows."""
-
-    def rimmed(x: Tensor) -> tuple[Tensor, Tensor]:
-        room = torch.full([size + 2 for size in x.shape], torch.nan)
-        room[1:-1, 1:-1, 1:-1, 1:-1] = x
-        room = room.to(place.device)
-        return room, room[1:-1, 1:-1, 1:-1, 1:-1]
-
-    given = case(layout)
-    given = given._replace(q=given.q[:, :, :1].repeat(1, 1, seq, 1), index=far_positions(1, seq), k=None)
-    room, q = rimmed(given.q)
-    out_room, out = rimmed(torch.full_like(given.q, torch.nan))
-    rotate_pairs(place, given._replace(q=q), into=(out, None))
-    assert_close(out.cpu(), truth(given.q, given.index, layout, ROTARY_DIM))
-    assert torch.equal(q.cpu(), given.q)
-    for x in (room, out_room):
-        assert int(x.isnan().sum()) == x.numel() - given.q.numel()
-
-
-# ---------------------------------------------------------------------- nothing where there is none
-
-
 @pytest.mark.parametrize("shape", [(0, 5, 7, DIM), (2, 5, 0, DIM), (2, 0, 7, DIM)])
 def test_nothing_is_launched_for_nothing(shape: tuple[int, ...], place: Place) -> None:
     x = torch.empty(shape)
@@ -179,9 +147,6 @@ def test_nothing_is_launched_for_nothing(shape: tuple[int, ...], place: Place) -
             assert q.shape == k.shape == shape
         with pytest.raises(KeyError):  # the patch does see a launch
             rotate_pairs(place, case())
-
-
-# ---------------------------------------------------------------------- far apart
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from locant import InputError
 from locant.text.prepare import readers, sources
 from locant.text.prepare.plan import Plan, read_plan
+from locant.text.prepare.readers import Batch
 from locant.text.store import TokenStore
 
 SEPARATOR = "\n\n"
@@ -34,6 +36,20 @@ def require_ids(store: TokenStore, files: list[list[str]], end: int | None = END
     assert store[:].tolist() == ids
     assert np.diff(store.documents).tolist() == lengths
     store.verify()
+
+
+def together(batches: Iterable[Batch]) -> list[bytes]:
+    """Documents whose parts are joined, by the rule that the docstring of `readers.documents` states."""
+    found: list[bytes] = []
+    goes_on = False
+    for texts, unfinished in batches:
+        assert texts, "an empty batch"
+        if goes_on:
+            found[-1] += texts[0]
+        found += texts[goes_on:]
+        goes_on = unfinished
+    assert not goes_on, "the last document has no end"
+    return found
 
 
 def planned(store: Path) -> Plan:

@@ -8,31 +8,15 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from locant.text.prepare import readers
-from locant.text.prepare.readers import Batch, documents
+from locant.text.prepare.readers import documents
 from locant.text.prepare.sources import BLOCK, ByteRange, Tally, cut, find_sources
-from tests.text.prepare.corpus import small_blocks
+from tests.text.prepare.corpus import small_blocks, together
 
 BOM = b"\xef\xbb\xbf"
-
-
-def together(batches: list[Batch]) -> list[bytes]:
-    """Documents whose parts are joined, by the rule that the docstring of `readers.documents` states."""
-    found: list[bytes] = []
-    goes_on = False
-    for texts, unfinished in batches:
-        assert texts, "an empty batch"
-        for i, text in enumerate(texts):
-            if goes_on and i == 0:
-                found[-1] += text
-            else:
-                found.append(text)
-        goes_on = unfinished
-    assert not goes_on, "the last document has no end"
-    return found
 
 
 def read(byte_ranges: list[ByteRange]) -> tuple[list[bytes], list[Tally]]:
@@ -69,13 +53,16 @@ def contents(draw: st.DrawFn) -> tuple[bytes, str]:
 
 
 class TestByteRanges:
+    @settings(max_examples=40)
     @given(given=contents(), range_bytes=st.integers(1, 60), block=st.integers(1, 40))
+    @example(given=(b"xxxxxaby", "ab"), range_bytes=60, block=6)  # a separator across the longest that is handed on
     def test_have_the_documents_that_split_gives(
         self, tmp_path_factory: pytest.TempPathFactory, given: tuple[bytes, str], range_bytes: int, block: int
     ) -> None:
         content, separator = given
-        path = tmp_path_factory.mktemp("one") / "a.txt"
+        path, packed = (tmp_path_factory.mktemp("one") / name for name in ("a.txt", "a.md.gz"))
         path.write_bytes(content)
+        packed.write_bytes(gzip.compress(content))
         expected = [text for text in content.removeprefix(BOM).split(separator.encode()) if text]
         with pytest.MonkeyPatch.context() as patch:
             small_blocks(patch, block)
@@ -84,25 +71,14 @@ class TestByteRanges:
             assert found == expected
             # The range that holds all is not the same code.
             assert read(cut(source, len(content) + 1))[0] == expected
+            # A compressed file has one range.
+            (byte_range,) = cut(find_sources(packed, separator=separator)[0], 3)
+            found, (whole,) = read([byte_range])
+            assert (found, whole.sha256) == (expected, hashlib.sha256(packed.read_bytes()).hexdigest())
         assert sum(tally.bytes for tally in tallies) == len(content)
         for number, tally in enumerate(tallies):
             begin = number * range_bytes
             assert tally.sha256 == hashlib.sha256(content[begin : begin + range_bytes]).hexdigest()
-
-    @given(given=contents(), block=st.integers(1, 40))
-    def test_are_one_for_a_compressed_file(
-        self, tmp_path_factory: pytest.TempPathFactory, given: tuple[bytes, str], block: int
-    ) -> None:
-        content, separator = given
-        path = tmp_path_factory.mktemp("one") / "a.md.gz"
-        path.write_bytes(gzip.compress(content))
-        with pytest.MonkeyPatch.context() as patch:
-            small_blocks(patch, block)
-            (source,) = find_sources(path, separator=separator)
-            (byte_range,) = cut(source, 3)
-            found, (tally,) = read([byte_range])
-        assert found == [text for text in content.removeprefix(BOM).split(separator.encode()) if text]
-        assert tally.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
     @given(
         lines=st.lists(st.one_of(st.none(), st.text(max_size=30)), max_size=12),

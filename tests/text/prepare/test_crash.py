@@ -14,8 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,28 @@ import pytest
 
 from tests.text.prepare.corpus import contents, is_valid
 
-QUICK = 8
+QUICK = 6
 SHARDS = 6
 
 
 @pytest.fixture(scope="module")
 def injector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultInjector]:
-    with fault_injector(tmp_path_factory.mktemp("faults")) as subject:
-        yield subject
+    """Three files of a few documents each, shards of 80 tokens: two parts, of four shards and of two."""
+    folder = tmp_path_factory.mktemp("faults")
+    (folder / "corpus").mkdir()
+    for number in range(3):
+        texts = [f"document {number}.{i} " * (1 + i % 3) for i in range(6)]
+        (folder / "corpus" / f"{number}.txt").write_text("\n\n".join(texts))
+    script = Path(__file__).with_name("fault_process.py")
+    with subprocess.Popen(
+        [sys.executable, "-P", str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **ONE_THREAD},
+    ) as process:
+        yield FaultInjector(process, folder, {"separator": "\n\n", "shard_size": 80})
+        process.stdin.close()
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +74,9 @@ def resume(injector: FaultInjector, whole: dict[str, str]) -> None:
     assert contents(injector.out) == whole
 
 
-def chosen(steps: list[str], count: int) -> list[int]:
-    """Steps of the beginning, the end, and between."""
-    return sorted({round(i * (len(steps) - 1) / (count - 1)) for i in range(count)})
+def spread(places: Sequence[int], count: int) -> list[int]:
+    """Of the beginning, the end, and between."""
+    return sorted({places[round(i * (len(places) - 1) / (count - 1))] for i in range(count)})
 
 
 def kill_at_moments(injector: FaultInjector, whole: dict[str, str], count: int) -> set[int]:
@@ -88,9 +101,9 @@ def kill_at_moments(injector: FaultInjector, whole: dict[str, str], count: int) 
 
 
 def fail_at(injector: FaultInjector, whole: dict[str, str], steps: list[str], fault: str, places: list[int]) -> None:
-    for at in places:
+    for number, at in enumerate(places):
         shutil.rmtree(injector.out, ignore_errors=True)
-        answer = injector.run(fault=fault, at=at)
+        answer = injector.run(fault=("broken", "full")[number % 2] if fault == "disk" else fault, at=at)
         if fault in ("kill", "torn"):
             assert answer["code"] == -signal.SIGKILL, steps[at]
         elif answer["said"] is not None:  # what cannot be removed at the end is no error
@@ -119,37 +132,34 @@ def of_each_kind(steps: list[str], places: list[int]) -> list[int]:
     return sorted(at for both in ends.values() for at in both)
 
 
-def at_some_steps(steps: list[str]) -> list[int]:
-    return chosen(steps, QUICK)
+def writes(steps: list[str]) -> list[int]:
+    return [at for at, name in enumerate(steps) if name.startswith("write")]
 
 
-def in_some_writes(steps: list[str]) -> list[int]:
-    places = in_every_write(steps)
-    return [places[i] for i in chosen([""] * len(places), 4)]
-
-
-def in_every_write(steps: list[str]) -> list[int]:
-    return [i for i, name in enumerate(steps) if name.startswith("write")]
-
-
-def at_every_kind_that_a_full_disk_refuses(steps: list[str]) -> list[int]:
-    return of_each_kind(steps, [at for at, name in enumerate(steps) if not name.startswith(("remove", "rmdir"))])
+PLACES: dict[str, Callable[[list[str]], list[int]]] = {
+    "some steps": lambda steps: spread(range(len(steps)), QUICK),
+    "some writes": lambda steps: spread(writes(steps), 4),
+    "every step": every,
+    "every write": writes,
+    "each kind of step": lambda steps: of_each_kind(steps, every(steps)),
+    "each kind that a disk refuses": lambda steps: of_each_kind(
+        steps, [at for at, name in enumerate(steps) if not name.startswith(("remove", "rmdir"))]
+    ),
+}
 
 
 @pytest.mark.parametrize(
     ("fault", "places"),
     [
-        ("kill", at_some_steps), ("torn", in_some_writes), ("short", in_some_writes), ("full", at_some_steps),
-        ("broken", at_some_steps), pytest.param("kill", every, marks=pytest.mark.slow),
-        pytest.param("torn", in_every_write, marks=pytest.mark.slow),
-        pytest.param("full", at_every_kind_that_a_full_disk_refuses, marks=pytest.mark.slow),
+        ("kill", "some steps"), ("torn", "some writes"), ("disk", "some steps"),
+        pytest.param("kill", "every step", marks=pytest.mark.slow),
+        pytest.param("torn", "every write", marks=pytest.mark.slow),
+        pytest.param("disk", "each kind that a disk refuses", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
-def test_a_fault_leaves_no_half_of_a_store(
-    injector: FaultInjector, undisturbed: Any, fault: str, places: Callable[[list[str]], list[int]]
-) -> None:
+def test_a_fault_leaves_no_half_of_a_store(injector: FaultInjector, undisturbed: Any, fault: str, places: str) -> None:
     whole, steps = undisturbed
-    fail_at(injector, whole, steps, fault, places(steps))
+    fail_at(injector, whole, steps, fault, PLACES[places](steps))
 
 
 @pytest.mark.parametrize(("count", "left"), [(QUICK, 1), pytest.param(60, 10, marks=pytest.mark.slow)])
@@ -163,9 +173,6 @@ def test_a_full_disk_leaves_an_old_store_as_it_was(injector: FaultInjector, undi
     for at in range(3):
         injector.run(fault="full", at=at)
         assert contents(injector.out) == undisturbed[0]
-
-
-# ------------------------------------------------------------------ beginning anew
 
 
 @pytest.fixture(scope="module")
@@ -204,18 +211,12 @@ class Restart:
         assert contents(self.injector.out) == self.whole
 
 
-def every_kind(steps: list[str]) -> list[int]:
-    return of_each_kind(steps, every(steps))
-
-
-ANEW = pytest.mark.parametrize("places", [at_some_steps, pytest.param(every_kind, marks=pytest.mark.slow)])
+ANEW = pytest.mark.parametrize("places", ["some steps", pytest.param("each kind of step", marks=pytest.mark.slow)])
 
 
 @ANEW
-def test_beginning_anew_after_a_kill(
-    restart: Restart, undisturbed: Any, places: Callable[[list[str]], list[int]]
-) -> None:
-    for at in places(undisturbed[1]):
+def test_beginning_anew_after_a_kill(restart: Restart, undisturbed: Any, places: str) -> None:
+    for at in PLACES[places](undisturbed[1]):
         shutil.rmtree(restart.injector.out, ignore_errors=True)
         assert restart.injector.run(fault="kill", at=at)["code"] == -signal.SIGKILL
         if not (restart.injector.out / "store.json").exists():
@@ -224,7 +225,7 @@ def test_beginning_anew_after_a_kill(
 
 
 @ANEW
-def test_a_restart_that_is_killed(restart: Restart, undisturbed: Any, places: Callable[[list[str]], list[int]]) -> None:
+def test_a_restart_that_is_killed(restart: Restart, undisturbed: Any, places: str) -> None:
     _, steps = undisturbed
     restart.half_joined(steps)
     taken = restart.run()["steps"]
@@ -234,14 +235,11 @@ def test_a_restart_that_is_killed(restart: Restart, undisturbed: Any, places: Ca
         for what in ("remove /shard", "mkdir /.prepare.")
     )
     assert discarding < planning
-    for at in [*places(taken), discarding, discarding + 1, planning]:
+    for at in [*PLACES[places](taken), discarding, discarding + 1, planning]:
         restart.half_joined(steps)
         assert restart.run(fault="kill", at=at)["code"] == -signal.SIGKILL
         require_no_half(restart.injector.out, restart.whole)
         restart.resume()
-
-
-# ------------------------------------------------------------------ power cuts
 
 
 def is_before(place: Path, path: str) -> bool:
@@ -299,22 +297,3 @@ class FaultInjector:
         answer = json.loads(self.process.stdout.readline())
         assert not answer.get("crashed"), answer
         return answer
-
-
-@contextmanager
-def fault_injector(folder: Path, **options: Any) -> Iterator[FaultInjector]:
-    """Three files of a few documents each, shards of 80 tokens: two parts, of four shards and of two."""
-    corpus = folder / "corpus"
-    corpus.mkdir(parents=True)
-    for number in range(3):
-        (corpus / f"{number}.txt").write_text("\n\n".join(f"document {number}.{i} " * (1 + i % 3) for i in range(6)))
-    script = Path(__file__).with_name("fault_process.py")
-    with subprocess.Popen(
-        [sys.executable, "-P", str(script)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **ONE_THREAD},
-    ) as process:
-        yield FaultInjector(process, folder, {"separator": "\n\n", "shard_size": 80, **options})
-        process.stdin.close()

@@ -29,8 +29,6 @@ from tests.refusal import refuses
 from tests.text.prepare.corpus import END, SEPARATOR, TEXTS, contents, expected, options, planned, require_ids
 from tests.tolerances import ESTIMATED
 
-# ------------------------------------------------------------------ what is in it
-
 
 def test_a_store_holds_the_documents_in_order_each_with_its_end(corpus: Path, tmp_path: Path) -> None:
     store = prepare(corpus, tmp_path / "store", **options())
@@ -95,26 +93,11 @@ def test_any_documents_in_any_parts(
     assert max(len(shard) for shard in store.shards) < shard_size + max(expected(wanted)[1])
 
 
-def test_kinds_of_files_give_the_same_documents(corpus: Path, tmp_path: Path) -> None:
-    texts = [text for file in TEXTS for text in file]
-    lines = "".join(json.dumps({"body": text}) + "\n" for text in texts)
-    (tmp_path / "a.jsonl").write_text(lines)
-    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    for name in ("a.jsonl", "b.jsonl.gz"):
-        store = prepare(tmp_path / name, tmp_path / f"{name}-store", **options(separator=None, field="body"))
-        require_ids(store, [texts])
-
-
 def test_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "blank.txt").write_text(SEPARATOR * 3)
-    with refuses(InputError, "no text"):
-        prepare(tmp_path / "blank.txt", tmp_path / "store", **options())
-    with refuses(InputError, "no text"):
+    with refuses(InputError, "no text"):  # to train on; where nothing is trained, see above
         prepare(tmp_path / "blank.txt", tmp_path / "other", separator=SEPARATOR)
     assert not (tmp_path / "other").exists()
-
-
-# ------------------------------------------------------------------ the tokenizer
 
 
 def test_the_default_tokenizer_is_trained_on_all_of_the_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,9 +122,6 @@ def test_an_end_of_text_needs_a_token(corpus: Path, tmp_path: Path) -> None:
     with refuses(RangeError, "without an end-of-text"):
         prepare(corpus, tmp_path / "store", tokenizer=tokenizer, append_end_of_text=True)
     assert prepare(corpus, tmp_path / "store", tokenizer=tokenizer, workers=1).end_of_text is None
-
-
-# ------------------------------------------------------------------ however it is made
 
 
 def test_workers_tasks_and_order_do_not_matter(corpus: Path, tmp_path: Path) -> None:
@@ -201,9 +181,6 @@ def test_progress_ends_with_all_bytes(corpus: Path, tmp_path: Path) -> None:
     assert done == sorted(done)
 
 
-# ------------------------------------------------------------------ dry runs
-
-
 def test_an_estimate_of_a_small_input_is_exact_and_writes_nothing(corpus: Path, tmp_path: Path) -> None:
     before = contents(tmp_path)
     found = estimate(corpus, tokenizer="bytes", separator=SEPARATOR)
@@ -240,9 +217,6 @@ def test_an_estimate_refuses_what_can_be_read_once() -> None:
         estimate("-")
 
 
-# ------------------------------------------------------------------ size
-
-
 def test_two_terabytes_are_planned_in_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sparse files: planning reads their beginnings and a sample, and would take hours if it read them whole."""
     for number in range(4):
@@ -255,9 +229,6 @@ def test_two_terabytes_are_planned_in_seconds(tmp_path: Path, monkeypatch: pytes
     assert [(start, stop) for _, start, stop in ranges] == [
         (0, 2**26), (2**26, 2**27), (2**39 - 2**26, 2**39)
     ]  # fmt: skip
-
-
-# ------------------------------------------------------------------ arguments
 
 
 ODD: list[dict[str, Any]] = [

@@ -23,8 +23,6 @@ from locant.text.store import TokenStore, export_store
 from tests.refusal import refuses
 from tests.text.prepare.corpus import SEPARATOR, TEXTS, contents, edited, options, planned, require_ids
 
-# ------------------------------------------------------------------ tasks
-
 
 def test_joining_names_the_tasks_that_are_missing(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "store"
@@ -45,9 +43,6 @@ def test_joining_names_the_tasks_that_are_missing(corpus: Path, tmp_path: Path) 
 def test_nothing_to_join_is_refused(tmp_path: Path) -> None:
     with refuses(InputError, "no tasks to join"):
         finalize(tmp_path)
-
-
-# ------------------------------------------------------------------ going on, and refusing to
 
 
 def interrupted(corpus: Path, out: Path, *, finished: bool = False) -> None:
@@ -234,9 +229,6 @@ def test_the_dead_are_swept_and_the_living_are_not(
     assert not new.exists()
 
 
-# ------------------------------------------------------------------ standard input
-
-
 TEXT = SEPARATOR.join(TEXTS[0]).encode()
 
 Pipe = Callable[[list[str]], None]
@@ -261,7 +253,7 @@ def unfinished(pipe: Pipe, tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def test_it_is_kept_and_recognised(unfinished: Path, pipe: Pipe) -> None:
+def test_standard_input_is_kept_and_recognised(unfinished: Path, pipe: Pipe) -> None:
     pipe(TEXTS[1])
     with refuses(InputError, "standard_input was"):
         prepare("-", unfinished, **options())
@@ -274,7 +266,7 @@ def test_it_is_kept_and_recognised(unfinished: Path, pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("left", [b" " * len(TEXT), TEXT[:50], b"", None], ids=["blank", "cut", "empty", "gone"])
-def test_what_a_power_cut_left_of_it_is_not_read(unfinished: Path, pipe: Pipe, left: bytes | None) -> None:
+def test_what_a_power_cut_left_of_standard_input_is_not_read(unfinished: Path, pipe: Pipe, left: bytes | None) -> None:
     kept = unfinished / ".prepare" / "stdin"
     assert kept.read_bytes() == TEXT
     if left is None:
@@ -285,7 +277,7 @@ def test_what_a_power_cut_left_of_it_is_not_read(unfinished: Path, pipe: Pipe, l
     require_ids(prepare("-", unfinished, **options()), TEXTS[:1])
 
 
-def test_it_is_on_the_disk_before_anything_relies_on_it(
+def test_standard_input_is_on_the_disk_before_anything_relies_on_it(
     pipe: Pipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushed: list[int] = []
@@ -316,7 +308,7 @@ class Watched(Piped):
 
 
 @pytest.mark.parametrize("planned", [False, True])
-def test_what_killed_runs_have_kept_of_it_goes_before_it_is_kept_again(
+def test_what_killed_runs_have_kept_of_standard_input_goes_before_it_is_kept_again(
     pipe: Pipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planned: bool
 ) -> None:
     out = tmp_path / "store"

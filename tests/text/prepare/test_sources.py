@@ -15,7 +15,7 @@ from locant.errors import InputError
 from locant.text.prepare import readers
 from locant.text.prepare.readers import documents
 from locant.text.prepare.sources import Source, Tally, cut, find_sources, read_stdin
-from tests.text.prepare.corpus import small_blocks
+from tests.text.prepare.corpus import small_blocks, together
 
 zstandard = pytest.importorskip("zstandard")  # an independent writer; pyarrow reads
 pa = pytest.importorskip("pyarrow")
@@ -35,24 +35,17 @@ def names(sources: list[Source], folder: Path) -> list[str]:
 
 def texts(*paths: str | Path, separator: str | None = None, field: str | None = None) -> list[bytes]:
     """All documents, joined where they come in parts."""
-    found: list[bytes] = []
-    goes_on = False
-    for source in find_sources(paths, separator=separator, field=field):
-        for byte_range in cut(source, 2**30):
-            for batch in documents(byte_range, Tally()):
-                if goes_on:
-                    found[-1] += batch.texts.pop(0)
-                found += batch.texts
-                goes_on = batch.unfinished
-    return found
+    sources = find_sources(paths, separator=separator, field=field)
+    ranges = [byte_range for source in sources for byte_range in cut(source, 2**30)]
+    return [text for byte_range in ranges for text in together(documents(byte_range, Tally()))]
 
 
 def from_stdin(data: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: str) -> tuple[list[bytes], str]:
     """The documents of standard input, and its hash."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
     source, sha256 = read_stdin(find_sources("-", **options)[0], folder / "stdin")
-    ranges = cut(source, 2**30)
-    return [text for one in ranges for batch in documents(one, Tally()) for text in batch.texts], sha256
+    (byte_range,) = cut(source, 2**30)
+    return together(documents(byte_range, Tally())), sha256
 
 
 class TestFinding:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +21,6 @@ from locant.text.prepare.workers import Workers
 from locant.text.store import TokenStore
 from tests.refusal import refuses
 from tests.text.prepare.corpus import TEXTS, contents, options, planned, require_ids
-
-# ------------------------------------------------------------------ workers
 
 
 def test_a_worker_that_is_killed_is_reported_and_the_work_goes_on(corpus: Path, tmp_path: Path) -> None:
@@ -34,18 +33,6 @@ def test_a_worker_that_is_killed_is_reported_and_the_work_goes_on(corpus: Path, 
     with refuses(InputError, "no finished store"):
         TokenStore(tmp_path / "store")
     require_ids(prepare(corpus, tmp_path / "store", **options()), TEXTS)
-
-
-def test_what_goes_wrong_in_a_worker_is_said_here(corpus: Path, tmp_path: Path) -> None:
-    prepare(corpus, tmp_path / "store", **options(task=0, num_tasks=50))
-    plan = planned(tmp_path / "store")
-    with closing(Workers(1)) as workers:
-        workers.load(plan.store)
-        with pytest.raises(RuntimeError, match="ValueError"):
-            workers.make("tokenizers", [plan.num_parts + 5], lambda _: None)
-
-
-# ------------------------------------------------------------------ Ray
 
 
 @pytest.mark.slow
@@ -65,18 +52,12 @@ def test_a_ray_cluster_of_two_workers_makes_the_same_store(corpus: Path, tmp_pat
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}", "127.0.0.1:123456789"])
-def test_a_cluster_that_is_not_there_is_said_so_before_ray_waits_for_it(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
-) -> None:
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'locant[ray]'")
-    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray was asked"))
+def test_a_cluster_that_is_not_there_is_said_so_before_ray_waits_for_it(address: str) -> None:
+    ray = SimpleNamespace(init=lambda **_: pytest.fail("Ray was asked"))
     with socket.socket() as taken:  # a port that nothing listens at
         taken.bind(("127.0.0.1", 0))
         with refuses(InputError, "cannot reach a Ray cluster"):
-            prepare(corpus, tmp_path / "store", tokenizer="bytes", ray=address.format(taken.getsockname()[1]))
-
-
-# ------------------------------------------------------------------ Ctrl-C
+            workers._connect(ray, address.format(taken.getsockname()[1]), 1)
 
 
 def interrupt(*_: Any, **__: Any) -> Any:
@@ -95,14 +76,14 @@ def notes_of(corpus: Path, out: Path, **others: Any) -> list[str]:
     return getattr(caught.value, "__notes__", [])
 
 
-def test_while_planning_nothing_is_left(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_planning_leaves_nothing(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tokenizer, "train", interrupt)
     assert notes_of(corpus, tmp_path / "made" / "store", tokenizer=None) == []
     assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_while_parts_are_made_the_finished_ones_stay(
+def test_ctrl_c_while_parts_are_made_leaves_the_finished_ones(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int
 ) -> None:
     out, started = tmp_path / "store", list[subprocess.Popen[bytes]]()
@@ -122,7 +103,7 @@ def test_while_parts_are_made_the_finished_ones_stay(
     require_ids(prepare(corpus, out, **options()), TEXTS)
 
 
-def test_workers_do_not_receive_it(corpus: Path, tmp_path: Path) -> None:
+def test_workers_receive_no_ctrl_c_and_what_goes_wrong_in_one_is_said_here(corpus: Path, tmp_path: Path) -> None:
     """A terminal sends it to them too; what becomes of them is decided by the process that started them."""
     prepare(corpus, tmp_path / "store", **options(task=49, num_tasks=50))
     plan = planned(tmp_path / "store")
@@ -130,10 +111,12 @@ def test_workers_do_not_receive_it(corpus: Path, tmp_path: Path) -> None:
         os.kill(processes._workers[0].pid, signal.SIGINT)
         processes.load(plan.store)
         processes.make("tokenizers", range(plan.num_parts), lambda _: None)
+        with pytest.raises(RuntimeError, match="ValueError"):
+            processes.make("tokenizers", [plan.num_parts + 5], lambda _: None)
     require_ids(prepare(corpus, tmp_path / "store", **options()), TEXTS)
 
 
-def test_while_parts_are_joined_the_next_call_joins_the_rest(
+def test_after_ctrl_c_while_parts_are_joined_the_next_call_joins_the_rest(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "store"

@@ -25,7 +25,7 @@ class Faults:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
         self.failing: int | None = None
-        self.code = errno.ENOSPC
+        self.code = 0
         self.share = 1
         for name in CALLS:
             monkeypatch.setattr(os, name, self._counted(name, getattr(os, name)))
@@ -49,7 +49,7 @@ class Faults:
         number = 0
         while True:
             self.calls.clear()
-            self.failing = number
+            self.failing, self.code = number, (errno.ENOSPC, errno.EIO)[number % 2]
             try:
                 run()
             except InputError as error:
@@ -62,11 +62,9 @@ class Faults:
             number += 1
 
 
-@pytest.fixture(params=[errno.ENOSPC, errno.EIO])
-def faults(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Faults:
-    found = Faults(monkeypatch)
-    found.code = request.param
-    return found
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
+    return Faults(monkeypatch)
 
 
 def names(folder: Path) -> set[str]:

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from locant import InputError, RangeError, Tokenizer
 from locant.text.store import ShardWriter, TokenStore, export_store
@@ -19,9 +17,6 @@ from tests.text.store.other_programs import datatrove_reader, datatrove_writes, 
 DOCUMENTS = [document for shard in SHARDS for document in shard]
 ENDS = np.cumsum([len(document) for document in DOCUMENTS]).tolist()
 WIDE = [[70_000, 1], [], [65_536]]
-
-
-# ------------------------------------------------------------------ ours, read by them
 
 
 @pytest.mark.parametrize("mmap", [True, False])
@@ -69,23 +64,6 @@ def test_datatrove_reads_exported_files(tmp_path: Path) -> None:
     assert [item["input_ids"].tolist() for item in got] == [[5, 6, 7], [8, 9, 10], [11, 1, 2], [3, 4, 5]]
     assert got[0]["positions"].tolist() == [0, 1, 2]
     assert got[1]["positions"].tolist() == [0, 0, 1]
-
-
-@settings(max_examples=8)
-@given(st.lists(st.lists(st.integers(0, 256), max_size=4), min_size=1, max_size=6).filter(any))
-def test_all_three_say_the_same(tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]]) -> None:
-    folder = tmp_path_factory.mktemp("all")
-    store = make(folder / "store", [documents])
-    for to, name in (("nanogpt", "train.bin"), ("megatron", "tokens"), ("datatrove", "00000.ds")):
-        export_store(store, folder / to, to=to)
-        back = TokenStore(folder / to / name, format=to, tokenizer=BYTES)
-        back.verify()
-        assert back[:].tolist() == store[:].tolist()
-        if to != "nanogpt":
-            assert back.documents.tolist() == store.documents.tolist()
-
-
-# ------------------------------------------------------------------ theirs, read by us
 
 
 @pytest.mark.parametrize("suffix", ["", ".bin", ".idx", None])
@@ -237,9 +215,6 @@ def test_what_is_not_there(tmp_path: Path, format: str) -> None:  # noqa: A002
     for path in (tmp_path / "nothing", tmp_path):
         with refuses(InputError, str(path)):
             TokenStore(path, format=format)
-
-
-# ------------------------------------------------------------------ from one format to another
 
 
 def test_a_store_goes_round_through_every_format(tmp_path: Path) -> None:

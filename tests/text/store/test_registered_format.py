@@ -13,7 +13,6 @@ from locant import InputError, RangeError, Windows, formats
 from locant.formats import ExportSource, StoreFormat, StoreOptions
 from locant.text.store import TokenStore, export_store
 from locant.text.store.formats import FORMATS
-from tests.cli.conftest import run as run  # a fixture
 from tests.refusal import refuses
 from tests.registries import restore
 from tests.text.store.made import BYTES, SHARDS, TOKENS, make
@@ -52,15 +51,6 @@ def test_it_becomes_a_locant_store_and_any_other(tmp_path: Path) -> None:
     assert (back[:].tolist(), back.documents.tolist(), back.end_of_text) == (TOKENS.tolist(), OFFSETS, 256)
     assert back.manifest.sources[0]["size"] == (tmp_path / "npy" / "tokens.npy").stat().st_size
     assert np.fromfile(tmp_path / "nanogpt" / "train.bin", np.uint16).tolist() == TOKENS.tolist()
-
-
-def test_the_command_line_knows_it(tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    BYTES.save(make(tmp_path / "store").path.parent / "bytes.json")
-    assert run("export", "store", "--to", "npy", "-o", "npy").stdout == "npy: 13 tokens as uint16, npy, 3 files\n"
-    result = run("export", "npy", "--format", "npy", "--tokenizer", "bytes.json", "--to", "locant", "-o", "back")
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert TokenStore("back").documents.tolist() == OFFSETS
 
 
 def test_an_installed_package_offers_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 
@@ -13,12 +12,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 from locant.errors import InputError
 from locant.text import Tokenizer
 from locant.text.tokenizer.definition import without
-from tests.text.tokenizer.zoo import KINDS, definition, forbidden, library
-
-
-@functools.cache
-def loaded(kind: str) -> Tokenizer:
-    return Tokenizer.from_json(definition(kind))
+from tests.text.tokenizer.zoo import KINDS, definition, forbidden, library, loaded
 
 
 def spellings(name: str) -> list[str]:

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from locant.errors import InputError, RangeError, ShapeError
 from locant.text import Tokenizer, sample_text
 from tests.refusal import refuses
-from tests.text.tokenizer.zoo import KINDS, any_text, definition, library, loaded, plain_text, well_formed
+from tests.text.tokenizer.zoo import KINDS, any_text, definition, library, loaded, plain_text
 
 
 class TestBytes:
@@ -37,11 +37,6 @@ class TestBytes:
         theirs.add_tokens([AddedToken("<think>", normalized=False)])
         assert Tokenizer.from_json(theirs.to_str()).encode("a<think>").tolist() == [97, 257]
 
-    @given(text=any_text)
-    def test_the_library_reads_the_same_ids_from_the_saved_definition(self, text: str) -> None:
-        text = well_formed(text).replace("<|endoftext|>", "")
-        assert library("bytes").encode(text, add_special_tokens=False).ids == Tokenizer.bytes().encode(text).tolist()
-
 
 class TestIds:
     def test_are_one_axis_of_int32_whatever_the_vocabulary(self) -> None:
@@ -51,8 +46,8 @@ class TestIds:
             assert ids.ndim == 1
             assert ids.flags.writeable
 
-    @pytest.mark.parametrize("kind", KINDS)
-    @given(texts=st.lists(st.binary(max_size=20) | any_text, max_size=5))
+    @settings(max_examples=100)
+    @given(kind=st.sampled_from([*KINDS]), texts=st.lists(st.binary(max_size=20) | any_text, max_size=5))
     def test_of_a_batch_are_those_of_each_text(self, kind: str, texts: list[str | bytes]) -> None:
         batch = loaded(kind).encode_batch(texts)
         assert [ids.tolist() for ids in batch] == [loaded(kind).encode(text).tolist() for text in texts]
@@ -130,7 +125,7 @@ class TestDecoding:
 class TestTraining:
     def test_gives_a_vocabulary_of_the_size_asked_for(self) -> None:
         for size in (257, 300, 1000):
-            assert Tokenizer.train(sample_text(), size).vocab_size == size
+            assert Tokenizer.train(sample_text()[:50_000], size).vocab_size == size
 
     def test_on_a_text_with_few_pairs_gives_fewer(self) -> None:
         assert Tokenizer.train("abab", 4096).vocab_size == 256 + 1 + 1
@@ -207,18 +202,10 @@ class TestTraining:
 
 class TestAgainstOthers:
     @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "byte level, with dropout"])
-    @given(text=plain_text)
-    def test_ids_of_plain_text_are_those_of_the_library(self, kind: str, text: str) -> None:
-        tokenizer, theirs = loaded(kind), library(kind)
-        theirs.no_truncation()
-        theirs.no_padding()
-        for name in tokenizer.special_tokens:
-            text = text.replace(name, "")
-        assert tokenizer.encode(text).tolist() == theirs.encode(text, add_special_tokens=False).ids
-
-    @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "byte level, with dropout"])
     @given(parts=st.lists(plain_text | st.integers(0, 99), max_size=6))
-    def test_with_every_special_token_allowed_too(self, kind: str, parts: list[str | int]) -> None:
+    def test_ids_are_those_of_the_library_without_special_tokens_and_with_all_of_them(
+        self, kind: str, parts: list[str | int]
+    ) -> None:
         tokenizer, theirs = loaded(kind), library(kind)
         theirs.no_truncation()
         theirs.no_padding()
@@ -226,6 +213,9 @@ class TestAgainstOthers:
         text = "".join(part if isinstance(part, str) else names[part % len(names)] for part in parts)
         wanted = theirs.encode(text, add_special_tokens=False).ids
         assert tokenizer.encode(text, allowed_special=tokenizer.special_tokens).tolist() == wanted
+        for name in names:
+            text = text.replace(name, "")
+        assert tokenizer.encode(text).tolist() == theirs.encode(text, add_special_tokens=False).ids
 
     @pytest.mark.parametrize("kind", ["bytes", "trained here", "byte level, every flag", "word piece", "unigram"])
     def test_transformers_reads_the_saved_file_and_gives_the_same_ids(self, kind: str, tmp_path: Path) -> None:

@@ -192,12 +192,6 @@ def library(kind: str) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(definition(kind))
 
 
-@functools.cache
-def loaded(kind: str) -> Tokenizer:
-    """The kind as ours."""
-    return Tokenizer.from_json(definition(kind))
-
-
 def forbidden(tokenizer: Tokenizer) -> set[int]:
     """Every special id but the one for unknown words: that is what a word of an unknown spelling gets."""
     return {number for name, number in tokenizer.special_tokens.items() if "unk" not in name.lower()}
@@ -282,6 +276,6 @@ def with_split(
 
 
 @functools.cache
-def tokenizer(kind: str) -> Tokenizer:
-    """One of the zoo, or one of these."""
+def loaded(kind: str) -> Tokenizer:
+    """One of the zoo, or one of these, as ours."""
     return with_split(*SPLITS[kind]) if kind in SPLITS else Tokenizer.from_json(definition(kind))

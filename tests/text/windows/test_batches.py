@@ -63,8 +63,7 @@ class TestABatch:
         list(DataLoader(windows, batch_size=4, collate_fn=windows.collate))
         assert calls == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
-    @pytest.mark.parametrize("workers", [0, 2])
-    @pytest.mark.parametrize("told", [True, False])
+    @pytest.mark.parametrize(("workers", "told"), [(0, True), (0, False), (2, False)])
     def test_goes_through_a_data_loader_that_may_know_nothing_of_windows(self, workers: int, told: bool) -> None:
         windows = Windows(np.arange(50, dtype=np.uint16), 4)
         collate = windows.collate if told else None
@@ -75,14 +74,6 @@ class TestABatch:
         assert batches[0]["positions"].batch == 1
         targets = torch.cat([batch["targets"].flatten() for batch in batches])
         assert targets[targets != PAD].tolist() == list(range(1, 50))
-
-    def test_may_be_put_together_by_torch_alone(self) -> None:
-        windows = Windows(np.arange(50, dtype=np.uint16), 4)
-        both = next(iter(DataLoader(ConcatDataset([windows, windows]), batch_size=30)))
-        assert both["ids"].shape == (26, 4)
-        assert both["positions"].document[12].tolist() == [0, -1, -1, -1]
-        full = next(iter(DataLoader(ConcatDataset([windows, windows]), batch_size=2)))
-        assert full["positions"] == Positions.arange(4)
 
     def test_is_a_dict_without_other_keys(self) -> None:
         batch = Windows(np.arange(9), 4).__getitems__([0])
@@ -107,21 +98,21 @@ class TestABatch:
             windows.__getitems__([2**70])
 
     def test_may_come_from_a_subset_or_from_several_texts(self) -> None:
+        """Put together by our collation, or by torch alone."""
         one, two = Windows(np.arange(9), 4), Windows(np.arange(100, 107), 4)
-        subset = next(iter(DataLoader(Subset(one, [1, 0]), batch_size=2, collate_fn=one.collate)))
-        assert subset["ids"][:, 0].tolist() == [4, 0]
-        both = next(iter(DataLoader(ConcatDataset([one, two]), batch_size=4, collate_fn=one.collate)))
-        assert both["ids"][:, 0].tolist() == [0, 4, 100, 104]
-        assert both["positions"].document[3].tolist() == [0, 0, -1, -1]
+        for collate in (one.collate, None):
+            subset = next(iter(DataLoader(Subset(one, [1, 0]), batch_size=2, collate_fn=collate)))
+            assert subset["ids"][:, 0].tolist() == [4, 0]
+            assert subset["positions"] == Positions.arange(4)
+            both = next(iter(DataLoader(ConcatDataset([one, two]), batch_size=4, collate_fn=collate)))
+            assert both["ids"][:, 0].tolist() == [0, 4, 100, 104]
+            assert both["positions"].document[3].tolist() == [0, 0, -1, -1]
 
     def test_error_reaches_the_user_of_worker_processes_whole(self) -> None:
         windows = Windows(np.arange(30), 4)
         loader = DataLoader(windows, sampler=[99], batch_size=1, collate_fn=windows.collate, num_workers=1)
         with pytest.raises(LocantError, match="got window 99"):
             next(iter(loader))
-
-
-# ------------------------------------------------------------------ pairs
 
 
 IDS = np.arange(50, 93)
@@ -143,33 +134,24 @@ def test_a_window_is_a_pair(options: dict[str, object]) -> None:
         assert torch.equal(targets, window["targets"])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_gives_pairs_in_the_same_order(workers: int) -> None:
-    pairs, dicts = (windows.loader(3, seed=5, num_workers=workers) for windows in both())
+def test_loaders_give_pairs_in_the_same_order() -> None:
+    """Ours, and torch's with our collation or without, with workers or without."""
+    pairs, dicts = (
+        windows.loader(3, seed=5, num_workers=workers) for windows, workers in zip(both(), (2, 0), strict=True)
+    )
     for (inputs, targets), batch in zip(pairs, dicts, strict=True):
         assert torch.equal(inputs, batch["ids"])
         assert torch.equal(targets, batch["targets"])
     assert pairs.state_dict() == dicts.state_dict()
-
-
-@pytest.mark.parametrize("collated", [True, False])
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_plain_data_loader_gives_pairs(collated: bool, workers: int) -> None:
-    pairs, dicts = both()
-    collate = {"collate_fn": pairs.collate} if collated else {}
-    loader = DataLoader(pairs, batch_size=3, num_workers=workers, drop_last=True, **collate)
-    batches = list(loader)
-    assert len(batches) == len(dicts) // 3
-    for number, (inputs, targets) in enumerate(batches):
-        wanted = dicts.__getitems__(range(3 * number, 3 * number + 3))
-        assert torch.equal(inputs, wanted["ids"])
-        assert torch.equal(targets, wanted["targets"])
-
-
-def test_parts_of_datasets_give_pairs() -> None:
-    pairs, _ = both()
-    for dataset in (Subset(pairs, [1, 0]), ConcatDataset([pairs, pairs])):
-        for collate in (None, pairs.collate):
+    windows, wanted = both()
+    for collate, workers in ((None, 0), (windows.collate, 0), (None, 1)):
+        loader = DataLoader(windows, batch_size=3, num_workers=workers, drop_last=True, collate_fn=collate)
+        for number, (inputs, targets) in enumerate(loader):
+            batch = wanted.__getitems__(range(3 * number, 3 * number + 3))
+            assert torch.equal(inputs, batch["ids"])
+            assert torch.equal(targets, batch["targets"])
+        assert number + 1 == len(wanted) // 3
+        for dataset in (Subset(windows, [1, 0]), ConcatDataset([windows, windows])):
             inputs, targets = next(iter(DataLoader(dataset, batch_size=2, collate_fn=collate)))
             assert inputs.shape == targets.shape == (2, 4)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import tracemalloc
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,9 +68,14 @@ class TestTheSource:
 
     @pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64, ">i4"])
     @pytest.mark.parametrize("mode", ["flat", "document", "packed"])
-    def test_with_a_negative_id_is_refused_when_it_is_read(self, dtype: str, mode: str) -> None:
+    @pytest.mark.parametrize("is_native", [True, False])
+    def test_with_a_negative_id_is_refused_when_it_is_read(
+        self, dtype: str, mode: Any, is_native: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if not is_native:
+            monkeypatch.setattr(native, "function", lambda _: None)
         ids = np.array([1, 2, 3, 4, -5, 6], dtype=dtype)
-        windows = Windows(ids, 2, mode=mode, documents=None if mode == "flat" else [0, 3, 6])  # type: ignore[arg-type]
+        windows = Windows(ids, 2, mode=mode, documents=None if mode == "flat" else [0, 3, 6])
         assert windows[0]["ids"].tolist() == [1, 2]
         with refuses(RangeError, "got token id -5, expected 0 or more"):
             windows[1]
@@ -152,9 +159,6 @@ class TestAMappedFile:
         assert last["targets"][2].tolist()[:12] == [0] * 7 + [65535, 7, 9, PAD, PAD]
 
 
-# ------------------------------------------------------------------ stores
-
-
 Make = Callable[[list[list[int]]], TokenStore]
 """A store with one shard for each list, of documents of these lengths; its ids count up."""
 
@@ -187,23 +191,22 @@ SHARDS = [[5, 0, 30, 1], [2], [1], [7, 9, 40, 3], [0], [12]]
 
 @pytest.mark.parametrize("way", ["native", "mapped", "read"])
 @pytest.mark.parametrize("mode", ["flat", "document", "packed"])
-@pytest.mark.parametrize("length", [1, 4, 16, 200])
 def test_windows_of_a_store_are_those_of_its_ids(
-    make: Make, monkeypatch: pytest.MonkeyPatch, way: str, mode: str, length: int
+    make: Make, monkeypatch: pytest.MonkeyPatch, way: str, mode: Any
 ) -> None:
     store = TokenStore(make(SHARDS).path, mode="read" if way == "read" else "map")
     if way == "mapped":
         monkeypatch.setattr(native, "function", lambda _: None)
-    lengths = [length for shard in SHARDS for length in shard]
-    documents = None if mode == "flat" else np.cumsum([0, *lengths])
-    windows = Windows(store, length, mode=mode)  # type: ignore[arg-type]
-    wanted = Windows(np.arange(110) % 256, length, mode=mode, documents=documents)  # type: ignore[arg-type]
-    assert len(windows) == len(wanted)
-    order = np.random.default_rng(0).permutation(len(windows))
-    assert same(windows.__getitems__(order), wanted.__getitems__(order))
-    assert all(same(windows[index], wanted[index]) for index in range(len(windows)))
-    assert same(windows.__getitems__([]), wanted.__getitems__([]))
-    Windows(TokenStore(store.path), length, mode=mode).loader(2).load_state_dict(windows.loader(2).state_dict())  # type: ignore[arg-type]
+    documents = None if mode == "flat" else np.cumsum([0, *itertools.chain(*SHARDS)])
+    for length in (1, 4, 16, 200):
+        windows = Windows(store, length, mode=mode)
+        wanted = Windows(np.arange(110) % 256, length, mode=mode, documents=documents)
+        assert len(windows) == len(wanted)
+        order = np.random.default_rng(0).permutation(len(windows))
+        assert same(windows.__getitems__(order), wanted.__getitems__(order))
+        assert all(same(windows[index], wanted[index]) for index in order[:20])
+        assert same(windows.__getitems__([]), wanted.__getitems__([]))
+        Windows(TokenStore(store.path), length, mode=mode).loader(2).load_state_dict(windows.loader(2).state_dict())
 
 
 def test_shards_are_mapped_when_the_first_batch_is_read(make: Make) -> None:

@@ -161,9 +161,6 @@ class TestWhatIsAskedFor:
         assert repr(Windows(np.arange(9), 4)) == "Windows(2 of length 4, stride 4, flat, over 9 tokens)"
 
 
-# ------------------------------------------------------------------ packed rows
-
-
 FILLER = 10**6
 
 documents_of = st.lists(st.integers(0, 14), min_size=1, max_size=30)

@@ -27,8 +27,6 @@ from locant.attention.mask import AttentionMask
 from locant.positions.pairs import bias_dtype
 from locant.positions.score_bias import Lookup, Pairwise
 
-__all__ = ["attention_by_blocks"]
-
 BLOCK = 256
 """Queries, and keys, of a block."""
 HELD = 2**16

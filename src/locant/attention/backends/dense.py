@@ -30,8 +30,6 @@ from locant.attention.mask import Dense
 from locant.kernels.transforms import hides_gradient, is_differentiated
 from locant.positions.pairs import bias_dtype
 
-__all__ = ["as_wide_as_bias", "eager_attention", "sdpa_attention", "sdpa_obstacle"]
-
 
 def eager_attention(inputs: AttentionInputs) -> Attended:
     """The output, the log-sum-exp and the weights, whichever of them are asked for."""

@@ -37,8 +37,6 @@ from locant.positions.score_bias import ByDistance, Lookup
 from locant.positions.score_bias.by_distance import look_up
 from locant.positions.score_bias.lookup import sum_of
 
-__all__ = ["flex_attention", "obstacle"]
-
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NARROWEST = 16
 """The narrowest head that FlexAttention's CUDA kernels take."""

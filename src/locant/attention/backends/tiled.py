@@ -32,8 +32,6 @@ from locant.kernels.transforms import is_mapping, wants_result_alone
 from locant.positions.pairs import bias_dtype
 from locant.positions.score_bias import ByDistance, Lookup, Pairwise
 
-__all__ = ["Way", "obstacle", "tiled_attention", "way_of"]
-
 TILE_BYTES = 2**24
 """Of a tile's bias over all keys: queries are taken a power of two at a time, and no fewer than FEWEST_ROWS."""
 DEVICE_TILE_BYTES = 2**29

@@ -21,8 +21,6 @@ from locant.positions.encodings.alibi import alibi_slopes
 from locant.positions.registry import encodings, find
 from locant.positions.scaling import SCALINGS
 
-__all__ = ["SCREENS"]
-
 SLOTS = ("1", "2", "3", "4")
 FIRST = {"1": "rotary", "2": "alibi", "3": "sinusoidal"}
 NONE = "none"

@@ -14,8 +14,6 @@ from locant.explore.session import Session, State
 from locant.positions import ALiBi, Positions, Rotary, T5Bias
 from locant.positions.scaling import DynamicNTK
 
-__all__ = ["BUGS", "SCREENS"]
-
 
 class Bug(NamedTuple):
     """One mistake."""

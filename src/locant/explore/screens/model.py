@@ -31,8 +31,6 @@ from locant.swapping.added_point import bias_points, layer_types
 from locant.swapping.plan import Weightless, described
 from locant.swapping.rotary_point import rotary_points
 
-__all__ = ["SCREENS"]
-
 NO_KIND = {"name": None, "doors": [], "base": None, "warnings": [],
            "facts": [["swapped", ["in the place of the encoding that the model had"]]]}  # fmt: skip
 """Of layers whose own encoding was swapped for another one."""

@@ -20,8 +20,6 @@ from locant.lab.summary import Cell, Row, Summary, summarise
 from locant.report.evaluation import evaluation_sentences, tuning_sentences
 from locant.report.sentences import sentences
 
-__all__ = ["SCREENS", "start"]
-
 NOTHING = "none yet"
 SAMPLE = "sample text"
 POINTS = 200

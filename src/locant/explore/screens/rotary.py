@@ -16,8 +16,6 @@ from locant.explore.session import SCALING_TITLES, Session, State
 from locant.positions import Pairs, Positions, Rotary
 from locant.positions.scaling import EXTENDING, SCALINGS, scaling_by_name
 
-__all__ = ["SCREENS"]
-
 NONE = "none"
 MAX_LENGTH = 2**22
 NUM_POINTS = 128

@@ -23,8 +23,6 @@ from locant.positions import PositionEncoding, Positions, generalizing
 from locant.positions.fields import Read
 from locant.positions.registry import encodings
 
-__all__ = ["SCREENS"]
-
 MOST = 192
 """Tokens of a row, and of a cache: each is drawn."""
 NONE = "none"

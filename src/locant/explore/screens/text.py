@@ -22,8 +22,6 @@ from locant.positions.registry import encodings, find
 from locant.text import Tokenizer, Windows, sample_text
 from locant.text.reading import read_texts
 
-__all__ = ["SCREENS"]
-
 SAMPLE, BYTES, TRAINED = "sample text", "bytes", "trained on this text"
 MOST_CHARACTERS = 200_000
 """Of a text: more would make the tokenizer wait, and the page shows a few hundred tokens."""

@@ -31,8 +31,6 @@ from torch.nn import functional as F
 
 from locant.kernels.distance_gradient import FLAGGED, Biases, Pairs, Tokens
 
-__all__ = ["gradients"]
-
 BLOCKS = {2: 64, 4: 32}
 """Tokens of a block, by the bytes of a number."""
 FAR = tl.constexpr(2**40)

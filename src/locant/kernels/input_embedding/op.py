@@ -13,7 +13,6 @@ once. Tables in float32 and float64, and those that are not trained, are read by
 from __future__ import annotations
 
 import dataclasses
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,11 +20,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.kernels.input_embedding import cpu, native, reference
+from locant.kernels import native as library
+from locant.kernels.input_embedding import native, reference
 from locant.kernels.input_embedding.reference import Operands
 from locant.kernels.transforms import in_forward_mode, is_exporting, is_graph_transformed, is_transforming
-
-__all__ = ["input_embedding", "input_embedding_backward", "look_up"]
 
 OPERANDS = (
     "Tensor ids, Tensor token, Tensor? position_index, Tensor? position, Tensor? segments, Tensor? segment, "
@@ -41,20 +39,15 @@ def _operands(values: tuple[Any, ...]) -> Operands:
     return Operands(**dict(zip(NAMES, values, strict=True)))
 
 
-def _kernel(o: Operands) -> ModuleType:
-    return cpu if native.unsupported(o) else native
-
-
 @torch.library.custom_op(
     "locant::input_embedding",
     mutates_args=(),
     device_types="cpu",
     schema=f"({OPERANDS}) -> (Tensor, Tensor, Tensor)",
 )
-def input_embedding(*values: Any) -> cpu.Forward:
-    """Takes the fields of `Operands`; gives what `cpu.forward` does, and raises for an id without a row."""
-    o = _operands(values)
-    return _kernel(o).forward(o)
+def input_embedding(*values: Any) -> native.Forward:
+    """Takes the fields of `Operands`; gives what `native.forward` does, and raises for an id without a row."""
+    return native.forward(_operands(values))
 
 
 @torch.library.custom_op(
@@ -64,23 +57,22 @@ def input_embedding(*values: Any) -> cpu.Forward:
     schema=f"(Tensor grad, Tensor mean, Tensor rstd, {OPERANDS}, bool[] needs) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-def input_embedding_backward(grad: Tensor, mean: Tensor, rstd: Tensor, *values: Any) -> cpu.Gradients:
+def input_embedding_backward(grad: Tensor, mean: Tensor, rstd: Tensor, *values: Any) -> native.Gradients:
     """Gives the gradients of token, position, segment, gamma and beta; empty where the last argument says no."""
-    o = _operands(values[:-1])
-    return _kernel(o).backward(grad, mean, rstd, o, values[-1])
+    return native.backward(grad, mean, rstd, _operands(values[:-1]), values[-1])
 
 
 @input_embedding.register_fake
-def _(*values: Any) -> cpu.Forward:
-    return cpu.empty_forward(_operands(values))
+def _(*values: Any) -> native.Forward:
+    return native.empty_forward(_operands(values))
 
 
 @input_embedding_backward.register_fake
-def _(grad: Tensor, mean: Tensor, rstd: Tensor, *values: Any) -> cpu.Gradients:
-    return cpu.empty_backward(_operands(values[:-1]), values[-1])
+def _(grad: Tensor, mean: Tensor, rstd: Tensor, *values: Any) -> native.Gradients:
+    return native.empty_backward(_operands(values[:-1]), values[-1])
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: cpu.Forward) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: native.Forward) -> None:
     _, mean, rstd = output
     ctx.mark_non_differentiable(mean, rstd)
     tensors = [value if isinstance(value, Tensor) else None for value in inputs]
@@ -104,7 +96,7 @@ def _gradients(ctx: Any, grad: Tensor, *_: object) -> tuple[Tensor | None, ...]:
 
 def _differentiable(grad: Tensor, o: Operands, needs: list[bool]) -> list[Tensor | None]:
     """The same gradients from operations that have gradients themselves."""
-    keep = cpu.kept(o) if o.dropping else None
+    keep = native.kept(o) if o.dropping else None
     y = reference.input_embedding(o, keep)
     inputs = [table for table, need in zip(o.learned, needs, strict=True) if need and table is not None]
     gradients = iter(torch.autograd.grad(y, inputs, grad, create_graph=True))
@@ -131,8 +123,13 @@ def look_up(
     if table.dtype not in (torch.float16, torch.bfloat16) or not is_trained or is_exporting():
         return F.embedding(ids, table, padding_idx)
     is_plain = type(table) in (Tensor, nn.Parameter) and table.device.type == "cpu"
-    if not is_plain or is_transformed or in_forward_mode():  # slower: unless it is compiled, it converts all rows
+    is_native = library.has(native.FORWARD)
+    if not is_plain or is_transformed or in_forward_mode() or (torch.compiler.is_compiling() and not is_native):
+        # Slower: unless it is compiled, it converts all rows.
         return F.embedding(ids, table.float(), padding_idx).to(table.dtype)
+    if not is_native:
+        used, places = torch.unique(ids, return_inverse=True)
+        return F.embedding(places, F.embedding(used, table, padding_idx).float()).to(table.dtype)
     tokens = ids.reshape(1, -1)
     rows, _, _ = input_embedding(tokens, table, *[None] * 7, 1.0, padding_idx, None, 0.0)
     return rows.view(*ids.shape, table.shape[1])

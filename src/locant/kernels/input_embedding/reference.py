@@ -15,8 +15,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["Operands", "dropped", "input_embedding", "mean_over_width", "moments", "normed", "sum_of_rows"]
-
 LANES = 32
 """As in ``native/embedding.c``."""
 

@@ -7,8 +7,6 @@ import sys
 from locant.kernels.native import status
 from locant.kernels.native.build import BuildError, build
 
-__all__: list[str] = []
-
 if __name__ == "__main__":
     if sys.argv[1:] == ["build"]:
         try:

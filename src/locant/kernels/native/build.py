@@ -16,8 +16,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-__all__ = ["BuildError", "build", "library_path", "variants"]
-
 HERE = Path(__file__).parent
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fno-trapping-math", "-Wall")
 """No product is fused with a sum: results have the bits of torch's separate operations."""

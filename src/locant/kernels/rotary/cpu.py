@@ -24,8 +24,6 @@ from torch.autograd.graph import increment_version
 from locant.kernels import native
 from locant.kernels.rotary.reference import Layout, Tables, cos_sin
 
-__all__ = ["rotate_by_torch_", "rotate_natively_", "why_not_native"]
-
 FUNCTION = "locant_rotate"
 MOST_PAIRS = 8_192
 """``BLOCK_ANGLES`` in C: the angles of one token have to fit."""

@@ -22,8 +22,6 @@ from torch._C._autograd import CreationMeta, _get_creation_meta  # pyright: igno
 from locant.errors import LocantError, ShapeError
 from locant.kernels.transforms import in_forward_mode, is_functionalizing, is_transforming
 
-__all__ = ["are_the_same", "is_transformed", "require_writable"]
-
 
 def require_writable(q: Tensor, k: Tensor | None) -> bool:
     """Raise unless both can be overwritten; returns whether they are the same elements, to be rotated once."""

@@ -45,8 +45,6 @@ from locant.kernels.rotary import cpu, reference
 from locant.kernels.rotary.inplace import are_the_same, is_transformed, require_writable
 from locant.kernels.rotary.reference import Layout, Tables
 
-__all__ = ["KernelChoice", "choose_kernel", "rotate"]
-
 
 class KernelChoice(NamedTuple):
     """Which kernel rotates some tensors, and why not a faster one."""

@@ -16,8 +16,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["Layout", "Tables", "cos_sin", "rotate", "rotate_pairs", "two_floats"]
-
 Layout = Literal["half", "interleaved"]
 
 

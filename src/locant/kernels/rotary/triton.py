@@ -29,8 +29,6 @@ from torch import Tensor
 
 from locant.kernels.rotary.reference import Layout, Tables
 
-__all__ = ["rotate_", "unsupported"]
-
 TILE = 8_192
 """Bytes that a program of four warps has on their way at once: enough of them hide what a load takes."""
 

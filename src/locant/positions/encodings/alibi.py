@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from locant.arguments import entries, flag, real, shown
 from locant.errors import ShapeError
-from locant.positions.base import EncodingInfo, bias_dtype
+from locant.positions.base import EncodingInfo
 from locant.positions.constant import Constant
 from locant.positions.distance_bias import DistanceBias
 from locant.positions.heads import heads_of
-
-__all__ = ["ALiBi", "alibi_slopes"]
+from locant.positions.pairs import bias_dtype
 
 
 def alibi_slopes(num_heads: int) -> list[float]:

@@ -8,12 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import flag
-from locant.positions.base import EncodingInfo, bias_dtype
+from locant.positions.base import EncodingInfo
 from locant.positions.hidden_bias import projected
+from locant.positions.pairs import bias_dtype
 from locant.positions.positions import Positions
 from locant.positions.running_sums import RunningSums
-
-__all__ = ["Cable"]
 
 
 class Cable(RunningSums):

@@ -17,8 +17,6 @@ from locant.positions.documents import PADDING
 from locant.positions.positions import Positions
 from locant.tensors import has_values
 
-__all__ = ["Convolutional", "Norm"]
-
 Norm = Literal["weight", "layer"]
 
 

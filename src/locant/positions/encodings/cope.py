@@ -7,12 +7,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, scale_of, whole
-from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, bias_dtype, require_tokens
+from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, require_tokens
 from locant.positions.heads import for_query_heads
-from locant.positions.pairs import exact_dot
+from locant.positions.pairs import bias_dtype, exact_dot
 from locant.positions.positions import Positions
-
-__all__ = ["Cope"]
 
 GRID = 2.0**-30
 """Gates are rounded to this: sums of up to eight million then have no rounding, and so no order."""

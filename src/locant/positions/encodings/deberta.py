@@ -14,14 +14,12 @@ from locant.arguments import MAX_WIDTH, entries, flag, scale_of, shown, whole
 from locant.errors import RangeError
 from locant.positions.base import EncodingInfo, Keys, Queries
 from locant.positions.constant import Constant
+from locant.positions.distance_bias import RowBias
 from locant.positions.encodings import INIT_STD
 from locant.positions.heads import Heads, blank_linear
 from locant.positions.pairs import MAX_DISTANCE
 from locant.positions.positions import Positions
-from locant.positions.row_bias import RowBias
 from locant.positions.score_bias import Lookup
-
-__all__ = ["Deberta", "DebertaTerm"]
 
 DebertaTerm = Literal["c2p", "p2c"]
 

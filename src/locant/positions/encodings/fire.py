@@ -16,8 +16,6 @@ from locant.positions.pairs import bias_dtype
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Pairwise
 
-__all__ = ["Fire"]
-
 EPS = 1e-6  # added to the denominator, as the authors do
 
 

@@ -11,8 +11,6 @@ from locant.arguments import Real, real
 from locant.positions.base import EncodingInfo
 from locant.positions.running_sums import RunningSums
 
-__all__ = ["Fox"]
-
 
 class Fox(RunningSums):
     r"""Each token may forget what came before it: the scores of earlier keys fall by the logarithm of its gate.

@@ -16,8 +16,6 @@ from locant.positions.encodings import INIT_STD
 from locant.positions.heads import blank_linear
 from locant.positions.offset_bias import HeadTable, OffsetBias, Table
 
-__all__ = ["ContinuousGridBias", "DecomposedBias", "GridBias"]
-
 SPREAD = 8.0
 """Offsets within the grid go from minus this to this, before their logarithm to this base is taken."""
 

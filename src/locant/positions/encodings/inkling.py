@@ -8,13 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, Real, real, whole
-from locant.positions.base import EncodingInfo, Keys, Queries, bias_dtype, require_heads
+from locant.positions.base import EncodingInfo, Keys, Queries, require_heads
 from locant.positions.encodings import INIT_STD
 from locant.positions.hidden_bias import HiddenBias, OfTokens, projected
+from locant.positions.pairs import bias_dtype
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Entries, Lookup
-
-__all__ = ["Inkling"]
 
 
 class Inkling(HiddenBias):

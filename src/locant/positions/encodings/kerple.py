@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from locant.arguments import one_of
-from locant.positions.base import EncodingInfo, bias_dtype
+from locant.positions.base import EncodingInfo
 from locant.positions.distance_bias import DistanceBias
-
-__all__ = ["Kerple", "KerpleKind"]
+from locant.positions.pairs import bias_dtype
 
 KerpleKind = Literal["log", "power"]
 

@@ -18,8 +18,6 @@ from locant.positions.encodings import INIT_STD
 from locant.positions.grids import Grid
 from locant.positions.positions import Positions
 
-__all__ = ["Interpolation", "Learned", "LearnedGrid", "ResizeMethod"]
-
 Interpolation = Literal["bicubic", "bilinear"]
 ResizeMethod = Literal["extend", "interpolate"]
 

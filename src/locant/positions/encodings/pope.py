@@ -16,8 +16,6 @@ from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries,
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.positions import Positions
 
-__all__ = ["PoPE"]
-
 
 class PoPE(PositionEncoding):
     r"""Every dimension is a length, and the position alone its angle: what a token is, and where, are kept apart.

@@ -19,8 +19,6 @@ from locant.positions.frequencies import inverse_frequencies
 from locant.positions.hidden_bias import REMEDY, projected
 from locant.positions.positions import Positions
 
-__all__ = ["RePo"]
-
 
 class RePo(RotaryOfHeads):
     r"""RoPE at positions that are no numbers of tokens: every head reads, of its hidden state, where a token stands.

@@ -15,8 +15,6 @@ from locant.positions.constant import Constant
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 
-__all__ = ["RoPEPlusPlus"]
-
 
 class RoPEPlusPlus(PositionEncoding):
     r"""Rotary positions, and beside each head of queries a second one that reads the imaginary part of its scores.

@@ -25,8 +25,6 @@ from locant.positions.scaling import Scaling, Unscaled
 from locant.positions.temperature import Temperature
 from locant.tensors import has_float64, has_values
 
-__all__ = ["Rotary", "RotatedAlike"]
-
 LEGACY_KEYS = ("inv_freq", "original_inv_freq", "freqs", "cos_cached", "sin_cached")
 """What other implementations keep in checkpoints; all of it follows from the configuration."""
 
@@ -192,8 +190,9 @@ class Rotary(PositionEncoding):
             max_seq_len: the longest sequence, where the scaling does not imply it.
             form: ``"rope_parameters"``, or ``"rope_scaling"`` for earlier releases of both programs.
         """
-        from locant.models.rotary_to_config import rotary_to_config
+        from locant.models.rotary_to_config import rotary_to_config, warn_of_servers
 
+        warn_of_servers(self)
         return rotary_to_config(self, max_seq_len=max_seq_len, form=form)
 
     def for_length(self, seq_len: int) -> Rotary:

@@ -16,8 +16,6 @@ from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 from locant.positions.rotary_by_class import PairClass, RotaryByClass, near_and_far
 
-__all__ = ["DualChunk", "ReRoPE", "SelfExtend"]
-
 
 class ReRoPE(RotaryByClass):
     r"""Keys near the query are rotated as trained; all others as if they stood at the end of a window.

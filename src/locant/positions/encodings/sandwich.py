@@ -7,12 +7,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.positions.angles import Angles
-from locant.positions.base import EncodingInfo, bias_dtype
+from locant.positions.base import EncodingInfo
 from locant.positions.constant import Constant
 from locant.positions.distance_bias import DistanceBias
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
-
-__all__ = ["Sandwich"]
+from locant.positions.pairs import bias_dtype
 
 GRID = 2.0**-40
 """Cosines are rounded to this before they are added up: a sum without further rounding is the same in any order."""

@@ -9,10 +9,8 @@ from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, flag, scale_of, whole
 from locant.positions.base import EncodingInfo
+from locant.positions.distance_bias import RowBias
 from locant.positions.encodings import INIT_STD
-from locant.positions.row_bias import RowBias
-
-__all__ = ["Shaw"]
 
 
 class Shaw(RowBias):

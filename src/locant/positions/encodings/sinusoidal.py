@@ -11,8 +11,6 @@ from locant.positions.base import EncodingInfo, PositionEncoding, require_embedd
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.positions import Positions, require_positions
 
-__all__ = ["Sinusoidal"]
-
 
 class Sinusoidal(PositionEncoding):
     r"""Adds a fixed pattern of sines and cosines, one wavelength for each pair of dimensions.

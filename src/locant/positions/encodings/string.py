@@ -13,8 +13,6 @@ from locant.positions.base import EncodingInfo, Output, require_heads
 from locant.positions.encodings.rotary import Rotary, RotatedAlike
 from locant.positions.positions import Positions
 
-__all__ = ["StringRotary"]
-
 
 class StringRotary(RotatedAlike):
     r"""A learned orthogonal matrix, then a rotation: STRING, in which any planes can be those that are rotated.

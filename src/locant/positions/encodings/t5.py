@@ -10,13 +10,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from locant.arguments import flag, whole
-from locant.positions.base import EncodingInfo, bias_dtype
+from locant.positions.base import EncodingInfo
 from locant.positions.constant import Constant
 from locant.positions.distance_bias import DistanceBias
 from locant.positions.encodings import INIT_STD
-from locant.positions.pairs import MAX_DISTANCE
-
-__all__ = ["T5Bias"]
+from locant.positions.pairs import MAX_DISTANCE, bias_dtype
 
 
 class T5Bias(DistanceBias):

@@ -18,8 +18,6 @@ from locant.positions.pairs import bias_dtype, exact_dot
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Written
 
-__all__ = ["TransformerXL"]
-
 
 class TransformerXL(PositionEncoding):
     r"""Adds to q . k the paper's terms of the distance, of the key, and of the distance alone.

@@ -17,8 +17,6 @@ from locant.positions.constant import Constant
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.positions import Positions
 
-__all__ = ["XPos"]
-
 ROOM = {torch.float64: 900, torch.float32: 100, torch.bfloat16: 100, torch.float16: 8}
 """How many powers of two a query or key may be scaled by in either direction and stay a normal number of its dtype."""
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from locant.arguments import one_of
 from locant.errors import RangeError
 from locant.positions.scaling.base import Scaling, Unscaled
-from locant.positions.scaling.blends import Llama3, YaRN
-from locant.positions.scaling.factors import Linear, LongRoPE, Proportional, Resonance
+from locant.positions.scaling.divisors import Linear, Llama3, LongRoPE, Proportional, Resonance
 from locant.positions.scaling.ntk import NTK, DynamicNTK, MixedNTK, ntk_exponent
+from locant.positions.scaling.yarn import YaRN
 
 __all__ = [
     "EXTENDING", "KINDS", "NTK", "SCALINGS", "DynamicNTK", "Linear", "Llama3", "LongRoPE", "MixedNTK", "Proportional",
@@ -31,8 +31,9 @@ _FILES = [importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil
 KINDS: Mapping[str, type[Scaling]] = {
     name: kind
     for file in _FILES
-    for name in file.__all__
-    if hasattr(kind := getattr(file, name), "info") and kind is not Scaling
+    for name, kind in vars(file).items()
+    if isinstance(kind, type) and issubclass(kind, Scaling) and kind.__module__ == file.__name__
+    if kind is not Scaling and not name.startswith("_")
 }
 """Every scaling by the name of its class."""
 

@@ -17,8 +17,6 @@ from torch import Tensor
 from locant.arguments import Real, real, whole
 from locant.positions.frequencies import PRECISION, TWO_PI, inverse_frequencies
 
-__all__ = ["Arithmetic", "Frequencies", "Scaling", "ScalingInfo", "Unscaled"]
-
 Frequencies = tuple[Decimal, ...]
 
 LENGTH = "original_max_seq_len"

@@ -10,8 +10,6 @@ from locant.arguments import one_of
 from locant.errors import RangeError
 from locant.positions.scaling.base import Arithmetic, Scaling, ScalingInfo
 
-__all__ = ["NTK", "DynamicNTK", "MixedNTK", "ntk_exponent"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class NTK(Scaling):

@@ -15,8 +15,6 @@ from locant.positions.pairs import ScoreMod, bias_dtype, distance_mod, distances
 from locant.positions.positions import Positions
 from locant.positions.score_bias.kinds import ScoreBias
 
-__all__ = ["ByDistance", "largest_distance", "look_up"]
-
 FOR_ONE_THREAD = 2**15 - 1
 """Torch shares an operation on more elements out. Beside busy processes, waiting for another thread takes longer than
 the table of a decoding step does."""

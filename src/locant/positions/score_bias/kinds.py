@@ -14,8 +14,6 @@ from locant.errors import ShapeError
 from locant.positions.pairs import ScoreMod, bias_dtype
 from locant.positions.positions import Positions
 
-__all__ = ["Pairwise", "ScoreBias", "Written"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreBias:

@@ -15,8 +15,6 @@ from locant.positions.positions import Positions
 from locant.positions.score_bias.kinds import ScoreBias
 from locant.tensors import readable
 
-__all__ = ["Entries", "Lookup", "sum_of"]
-
 
 class OfPairs(NamedTuple):
     """Which entries the pairs of a tile have."""

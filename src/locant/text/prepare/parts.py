@@ -43,11 +43,6 @@ from locant.text.store import MANIFEST, FileRecord, ShardRecord, ShardWriter, To
 from locant.text.tokenizer import Tokenizer
 from locant.text.tokenizer.engine import Encoded, Engine
 
-__all__ = [
-    "Advance", "FinishedPart", "finalize", "finished_part", "join", "make_part", "missing_parts", "part_folder",
-    "sweep_parts", "tidy",
-]  # fmt: skip
-
 MARKER = "part.json"
 NUMBERING = "numbering.json"
 ANEW = "resume=False (--restart), which begins anew"

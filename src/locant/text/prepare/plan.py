@@ -48,11 +48,6 @@ from locant.text.store import MANIFEST
 from locant.text.tokenizer import Tokenizer
 from locant.text.tokenizer.tokenizer import LARGEST_VOCABULARY
 
-__all__ = [
-    "FOLDER", "LOCK", "SHARD_SIZE", "ContentOptions", "Plan", "Request", "cannot_write", "discard_plan", "is_abandoned",
-    "locked_folder", "part_bytes", "plan_for", "read_plan", "remove_shards", "store_folder", "take_place",
-]  # fmt: skip
-
 SHARD_SIZE = 2**26
 VOCAB_SIZE = 32_768
 TRAINED = "a BPE trained on the input"

@@ -44,8 +44,6 @@ from locant.text.store import MANIFEST, TokenStore, token_dtype
 from locant.text.tokenizer import Tokenizer
 from locant.text.tokenizer.engine import Engine, EngineChoice, EngineName, choose_engine
 
-__all__ = ["Estimate", "Progress", "estimate", "prepare"]
-
 Progress = Callable[[int, int], None]
 """Is called with how many bytes of the input are done, and how many there are."""
 

@@ -46,8 +46,6 @@ from locant.text.prepare.sources import (
 )
 from locant.text.reading import well_formed
 
-__all__ = ["CHECKED_BYTES", "TRAINING_BYTES", "Batch", "Sample", "clean_start", "documents", "take_sample"]
-
 BOM = codecs.BOM_UTF8
 
 OVERHEAD = 40

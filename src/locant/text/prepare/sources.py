@@ -37,11 +37,6 @@ from locant.errors import InputError
 from locant.files import NewFile
 from locant.text.reading import STDIN, Readable, require_text, standard_input
 
-__all__ = [
-    "BLOCK", "FIELD", "ByteRange", "Paths", "Source", "Tally", "blocks", "changed", "cut", "find_sources", "opened",
-    "range_blocks", "read_stdin", "require_arrow", "unpacked",
-]  # fmt: skip
-
 Paths = str | Path | Iterable[str | Path]
 Kind = Literal["text", "jsonl", "parquet"]
 Compression = Literal["gz", "zst"]

@@ -29,8 +29,6 @@ from locant.text.prepare.parts import Advance, make_part
 from locant.text.prepare.plan import Plan, read_plan
 from locant.text.tokenizer.engine import Engine, EngineName
 
-__all__ = ["LOCAL", "Workers", "main", "make_on_ray", "num_cores"]
-
 ONE_THREAD = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """There is a worker for every core already."""
 

@@ -36,8 +36,6 @@ from locant.text.store.formats import FORMATS, ExportSource, StoreFormat, StoreO
 from locant.text.store.formats.locant import TOKENIZER, LocantFormat, Manifest
 from locant.text.tokenizer import Tokenizer
 
-__all__ = ["Export", "TokenStore", "export_store", "map_side_by_side"]
-
 Mode = Literal["map", "read"]
 
 BLOCK = 1 << 16

@@ -33,12 +33,6 @@ import tokenizers
 
 from locant.errors import InputError, RangeError
 
-__all__ = [
-    "BYTE_SPELLING", "CONTRACTION", "END_OF_TEXT", "LONGEST_LETTER", "LOWER", "UPPER", "Definition", "byte_definition",
-    "byte_level", "byte_table", "fingerprint", "is_bytes", "is_lossless", "last_cut", "library_errors", "pair_template",
-    "parse", "why_not_cut", "without",
-]  # fmt: skip
-
 END_OF_TEXT = "<|endoftext|>"
 STARTS = ("[CLS]", "<s>", "<cls>")
 SEPARATORS = ("[SEP]", "</s>", "<sep>")

@@ -17,8 +17,6 @@ from locant.errors import InputError
 from locant.text.tokenizer.definition import parse
 from locant.text.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["EditedTokenizer", "keeping", "with_tokens"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class EditedTokenizer:

@@ -42,11 +42,6 @@ from locant.text.tokenizer.definition import LONGEST_LETTER, Definition, last_cu
 from locant.text.tokenizer.local_files import ENCODINGS
 from locant.text.tokenizer.tokenizer import Tokenizer
 
-__all__ = [
-    "GROWTH", "PART", "PROBE_TEXTS", "UNSEEN", "WHOLE", "Encoded", "Engine", "EngineChoice", "EngineName",
-    "GigatokenEngine", "choose_engine", "resident_bytes", "why_not_gigatoken",
-]  # fmt: skip
-
 EngineName = Literal["tokenizers", "gigatoken"]
 EngineChoice = Literal["auto"] | EngineName
 

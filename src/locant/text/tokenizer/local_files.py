@@ -23,8 +23,6 @@ from locant.errors import InputError
 from locant.text.reading import read_texts
 from locant.text.tokenizer.definition import BYTE_SPELLING, CONTRACTION, END_OF_TEXT, LOWER, UPPER, byte_level
 
-__all__ = ["ENCODINGS", "cached_encoding", "cached_name", "find", "tiktoken_cache"]
-
 HOST = "https://openaipublic.blob.core.windows.net/"  # part of the name of a cached file; nothing is fetched
 
 

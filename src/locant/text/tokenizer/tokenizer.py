@@ -34,8 +34,6 @@ from locant.text.tokenizer import definition as definitions
 from locant.text.tokenizer.definition import BYTE_SPELLING, END_OF_TEXT, library_errors
 from locant.text.tokenizer.local_files import find
 
-__all__ = ["LARGEST_VOCABULARY", "Tokenizer"]
-
 LARGEST_VOCABULARY = 10_000_000
 """The trainer ends the process where memory does not suffice."""
 

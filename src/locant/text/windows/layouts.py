@@ -35,11 +35,6 @@ from locant.positions import Positions
 from locant.positions.documents import PADDING
 from locant.text.windows.tokens import Tokens, gather, one_axis, places, require_ids
 
-__all__ = [
-    "IGNORED_TARGET", "Batch", "DocumentWindows", "Packing", "Pairs", "best_fit", "collate", "document_offsets",
-    "whole_batch",
-]  # fmt: skip
-
 IGNORED_TARGET = -100
 """The target where there is none: the default `ignore_index` of `torch.nn.functional.cross_entropy`."""
 

@@ -37,8 +37,6 @@ from locant.arguments import flag, one_of, real, shown, whole
 from locant.errors import InputError
 from locant.text.windows.layouts import collate
 
-__all__ = ["BatchSampler", "Loader", "Permutation"]
-
 BLOCK = 16_384  # windows whose places are looked up together
 LISTED = 2**16  # below this, an order is a list
 ROUNDS = 6  # an even number, after which each digit stands in its own place again

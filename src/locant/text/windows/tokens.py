@@ -26,11 +26,6 @@ from locant.errors import InputError, RangeError, ShapeError
 from locant.kernels import native
 from locant.text.store import TokenStore
 
-__all__ = [
-    "ArrayTokens", "Memory", "StoreTokens", "Tokens", "gather", "memory_of", "one_axis", "places", "require_ids",
-    "tokens_of",
-]  # fmt: skip
-
 FUNCTION = "locant_gather"
 
 pack_text = struct.Struct("=6q").pack

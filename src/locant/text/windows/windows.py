@@ -29,8 +29,6 @@ from locant.text.windows.layouts import Batch, DocumentWindows, Packing, Pairs, 
 from locant.text.windows.loader import BatchSampler, Loader
 from locant.text.windows.tokens import tokens_of
 
-__all__ = ["Windows"]
-
 Mode = Literal["flat", "document", "packed"]
 
 

@@ -19,11 +19,6 @@ from locant.errors import InputError, RangeError
 from locant.files import FaultError, NewFile
 from locant.text.tokenizer import Tokenizer
 
-__all__ = [
-    "CHECKED", "MAX_SIZE", "ExportSource", "StoreFormat", "StoreOptions", "fresh", "head_of", "only_file", "read_file",
-    "require", "require_file", "require_known", "sha256_of", "token_dtype",
-]  # fmt: skip
-
 DTYPES = ("uint8", "uint16", "uint32", "int16", "int32", "int64")
 HEAD = 4096
 BLOCK = 1 << 20

@@ -41,8 +41,6 @@ from locant.text.store.formats.shards import (
 )  # fmt: skip
 from locant.text.tokenizer import Tokenizer
 
-__all__ = ["TOKENIZER", "LocantFormat", "Manifest", "read_manifest", "write_manifest"]
-
 TOKENIZER = "tokenizer.json"
 VERSION = 1
 LARGEST = 1 << 30

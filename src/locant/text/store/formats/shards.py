@@ -36,11 +36,6 @@ from locant.text.store.formats.base import (
     token_dtype,
 )
 
-__all__ = [
-    "MANIFEST", "FileRecord", "Index", "IndexWriter", "ShardRecord", "ShardWriter", "index_size", "read_index",
-    "shard_name",
-]  # fmt: skip
-
 HEADER = struct.Struct("<9sQBQQ")
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1

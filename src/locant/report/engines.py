@@ -1,13 +1,15 @@
-"""`locant explain FILE.gguf`: what llama.cpp does about positions with a file, and where a configuration differs."""
+"""`locant explain FILE.gguf`: what llama.cpp does about positions with a file; `serve-args`: the flags of a server."""
 
 from __future__ import annotations
 
+import json
+import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from locant.engines.gguf import GgufComparison, GgufModel
-from locant.report.console import add_rows, named_rows, print_json, show
-
-__all__ = ["print_gguf"]
+from locant.engines.serve_args import ServeArguments
+from locant.report.console import MISSING, add_rows, named_rows, out, print_json, show
 
 
 def print_gguf(model: GgufModel, comparison: GgufComparison | None, source: str, *, as_json: bool) -> None:
@@ -44,3 +46,24 @@ def _facts(model: GgufModel, comparison: GgufComparison | None, source: str) -> 
         "ignored": dict(comparison.ignored),
         "weights": comparison.weights,
     }
+
+
+def print_serving(served: ServeArguments, source: str, losses: Mapping[str, Any], *, as_json: bool) -> None:
+    """The flags on one line, as a shell takes them; for `transformers` the keys of the configuration."""
+    extension = served.extension
+    if as_json:
+        facts: dict[str, Any] = {
+            "model": source, "engine": served.engine, "scaling": extension.method, "trained": extension.trained,
+            "to": extension.to, "arguments": served.arguments, "override": dict(served.override),
+            "ignored": dict(served.ignored), "notes": extension.notes, "losses": dict(losses),
+        }  # fmt: skip
+        print_json(facts)
+        return
+    out().print(shlex.join(served.arguments) or json.dumps(served.override), soft_wrap=True)
+    rows = named_rows()
+    add_rows(rows, "ignored", (f"{key}: {why}" for key, why in served.ignored.items()))
+    add_rows(rows, "note", extension.notes)
+    for length, loss in losses.items():
+        before, after = (MISSING if each is None else f"{each:.4f}" for each in (loss["before"], loss["after"]))
+        rows.add_row("loss", f"{before} before, {after} after, in nats per token at {int(length):,} tokens")
+    show(rows)

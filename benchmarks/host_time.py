@@ -1,8 +1,10 @@
 """What a decoding step's rotation takes of the host, beside a launch that could not be less.
 
-``python -m tests.gpu_without_gpu.host_time`` prints microseconds of one thread's time, the least of many turns in which
+``python -m benchmarks.host_time`` prints microseconds of one thread's time, the least of many turns in which
 all contenders come one after the other. Everything happens but the call of the CUDA driver, for all alike.
 """
+
+# ruff: noqa: N803 - constexpr arguments are written in capitals
 
 from __future__ import annotations
 
@@ -95,7 +97,7 @@ def main() -> None:
     op.choose_kernel = _choose
     for batch in (1, 64):
         for name, microseconds in least(contenders(batch)).items():
-            print(f"batch {batch:3}  {name:34}{microseconds:7.1f} us")  # noqa: T201  # what it is for
+            print(f"batch {batch:3}  {name:34}{microseconds:7.1f} us")
 
 
 def _nothing(*_: object) -> None: ...

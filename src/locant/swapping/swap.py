@@ -47,8 +47,6 @@ from locant.swapping.rotary_point import (
     rotary_points,
 )
 
-__all__ = ["Swap", "swap"]
-
 HOLDER = "locant"
 """Where a model holds the encodings that were put into it: their parameters are trained and saved with the model."""
 

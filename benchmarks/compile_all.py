@@ -1,6 +1,6 @@
-"""Compiles every case of `compiled_cases.py` and writes down what came out, a line as each is done.
+"""Compiles every case of `tests/gpu_without_gpu/compiled_cases.py` and writes down what came out, a line for each.
 
-``python -m tests.gpu_without_gpu.compile_all`` takes an hour of a core's time; lines that this version of torch
+``python -m benchmarks.compile_all`` takes an hour of a core's time; lines that this version of torch
 has already in `RESULTS` are left.
 """
 
@@ -12,11 +12,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.gpu_without_gpu import inductor
+from tests.gpu_without_gpu import inductor, outcomes
 
 __all__: list[str] = []
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "compiled.csv"
+RESULTS = Path(__file__).parent / "results" / "compiled.csv"
 HEADER = ["torch", "encoding", "arrangement", "dtype", "backward", "kernels", "shared memory", "atomics", "error"]
 
 
@@ -33,7 +33,7 @@ def main() -> None:
             if key not in lines:
                 lines[key] = [*key, *_outcome(case)]
                 _write([lines[each] for each in cases if each in lines])
-                print(*lines[key], file=sys.stderr)  # noqa: T201  # it takes long
+                print(*lines[key], file=sys.stderr)  # it takes long
 
 
 def _turn(case: Any) -> tuple[bool, int]:
@@ -55,7 +55,7 @@ def _outcome(case: Any) -> list[str]:
     kernels = [kernel for kernel in made if kernel.shared <= inductor.SHARED_MEMORY]
     if missing := {kernel.name for kernel in made} - {kernel.name for kernel in kernels}:
         return ["", "", "", f"does not fit the device: {', '.join(sorted(missing))}"]
-    shared, atomics = max(kernel.shared for kernel in kernels), sum(kernel.outcome.atomics for kernel in kernels)
+    shared, atomics = max(kernel.shared for kernel in kernels), sum(outcomes.atomics(kernel.ptx) for kernel in kernels)
     return [str(len(kernels)), str(shared), str(atomics), ""]
 
 

@@ -1,0 +1,274 @@
+"""What the transformers of `diffusers` do about positions: a row for each class.
+
+A configuration holds the sizes of a model. Which dimensions are paired, how they are dealt out to frames, rows and
+columns, where a grid begins and where text stands is code, which ``tests/engines/`` runs to compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import NamedTuple
+
+from locant.arguments import entries, shown
+from locant.errors import InputError, RangeError
+from locant.models.config_values import Config, integer, required
+from locant.positions.scaling import NTK, Linear, LongRoPE, Scaling
+
+
+class Picture(NamedTuple):
+    """Frames, rows and columns of tokens, tokens of text beside them, and frames per second."""
+
+    t: int
+    h: int
+    w: int
+    text: int
+    fps: Fraction
+
+
+Grid = Callable[[Config, Picture], Mapping[str, Callable[[int], Fraction | int]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transformer:
+    """What the code of a class of `diffusers` does about positions.
+
+    Args:
+        dims: makes how many dimensions of a head each axis has, of the configuration.
+        base: its base, or the key that holds it, and what the class takes without it.
+        layout: ``interleaved`` or ``half``, one axis after the other; ``half of each``: a half layout for each axis;
+            ``in turns``: interleaved, where axes take turns; ``mrope``: half, where one ladder over the head is dealt
+            out in turns.
+        axes: which index each has, among ``t h w l``: frame, row, column, layer.
+        scalings: makes one for each axis.
+        grid: makes the places on some axes, of the numbers of frames, rows and columns, which others are themselves.
+        text: the axes on which tokens of text count, that stand at 0 on the others; ``None``: the model does not
+            rotate text together with the picture.
+        text_from: the index of the first of them, or makes it.
+        text_last: whether they come after the picture in the sequence.
+        refused: why there is no encoding.
+    """
+
+    dims: Callable[[Config], Sequence[int]]
+    base: float | tuple[str, float] = 10_000.0
+    layout: str = "interleaved"
+    axes: str = "thw"
+    scalings: Callable[[Config], Sequence[Scaling | None]] | None = None
+    grid: Grid = lambda config, picture: {}
+    text: str | None = None
+    text_from: int | Callable[[Picture], int] = 0
+    text_last: bool = False
+    refused: str = ""
+
+
+def head_dim_of(config: Config, default: int | None = None) -> int:
+    """The width of a head; of a configuration that does not say it, the default."""
+    keys, widths = ("attention_head_dim", "head_dim", "linear_head_dim"), ("hidden_size", "dim", "embed_dim", "dit_dim")
+    if keys_there := [key for key in keys if key in config]:
+        return required(config, *keys_there)
+    if any(key in config for key in widths):
+        return required(config, *widths) // required(config, "num_attention_heads", "n_heads", "num_heads", "dit_heads")
+    return required(config, *keys) if default is None else default
+
+
+def _listed(key: str, *default: int) -> Callable[[Config], Sequence[int]]:
+    """In a list; ``None`` in its place: equal shares of a head."""
+
+    def dims(config: Config) -> Sequence[int]:
+        value = config.get(key, default)
+        if value is None:
+            return _shares(len(default))(config)
+        return [integer(key, each) for each in entries(key, value, f"{key}: {list(default)}")]
+
+    return dims
+
+
+def _shares(count: int, of: int = 1) -> Callable[[Config], Sequence[int]]:
+    """Equal shares, of the whole head or of a part of it."""
+    return lambda config: [head_dim_of(config) // of // count] * count
+
+
+def _sixths(config: Config) -> Sequence[int]:
+    side = head_dim_of(config) // 6 * 2
+    return head_dim_of(config) - 2 * side, side, side
+
+
+def _eighths(config: Config) -> Sequence[int]:
+    return [head_dim_of(config) // 8 * each for each in (2, 3, 3)]
+
+
+def _mrope(key: str) -> Callable[[Config], Sequence[int]]:
+    """Of a list of pairs rows and columns have theirs, and frames all others."""
+
+    def dims(config: Config) -> Sequence[int]:
+        older = (config.get("rope_scaling") or {}).get("mrope_section") or (24, 20, 20)
+        _, rows, columns = entries(key, config.get(key) or older, f"{key}: [24, 20, 20]")
+        sides = [2 * integer(key, pairs) for pairs in (rows, columns)]
+        return [head_dim_of(config) - sum(sides), *sides]
+
+    return dims
+
+
+def _omnigen(config: Config) -> list[Scaling]:
+    rope, keys = config.get("rope_scaling"), ("original_max_position_embeddings", "max_position_embeddings")
+    if not isinstance(rope, Mapping) or not {"short_factor", "long_factor"} <= rope.keys():
+        raise InputError(f"got rope_scaling={shown(rope)}", "'rope_scaling': {'short_factor': ..., 'long_factor': ...}")
+    trained, most = (required(config, key) for key in keys)
+    short, long = rope["short_factor"], rope["long_factor"]
+    return [LongRoPE(short_factor=short, long_factor=long, original_max_seq_len=trained, factor=most / trained)]
+
+
+def _centred(config: Config, picture: Picture) -> dict[str, Callable[[int], Fraction | int]]:
+    """Rows and columns around 0."""
+    return {"h": lambda row: row - (picture.h + 1) // 2, "w": lambda column: column - (picture.w + 1) // 2}
+
+
+def _trained(*sides: int | str) -> Grid:
+    """From 0, at the trained size: other sizes are cropped and scaled to it (CogVideoX 1.0, Hunyuan-DiT)."""
+
+    def grid(config: Config, picture: Picture) -> Mapping[str, Callable[[int], int]]:
+        patch = integer("patch_size", config.get("patch_size"))
+        usual = [(integer(side, config.get(side)) if isinstance(side, str) else side) // patch for side in sides]
+        if config.get("patch_size_t") is None and usual != [picture.h, picture.w]:
+            got = f"got {picture.h} x {picture.w} patches, which {config['_class_name']} scales to others"
+            raise RangeError(got, f"rows={usual[0]}, columns={usual[1]}, or Positions.of(index, denominator=...)")
+        return {}
+
+    return grid
+
+
+def _real(config: Config, picture: Picture) -> Mapping[str, Callable[[int], int]]:
+    raise InputError(f"got {config['_class_name']}, whose places are no fractions", "Positions.of(..., denominator=8)")
+
+
+THETA, THETA_256 = ("rope_theta", 1e4), ("rope_theta", 256.0)
+WHOLE_WIDTH = "turns the whole width before it is cut into heads, by frequencies that rise"
+
+FLUX = Transformer(dims=_listed("axes_dims_rope", 16, 56, 56), base=THETA, text="")
+QWEN = replace(FLUX, base=1e4, grid=_centred, text="thw", text_from=lambda picture: max(picture.h, picture.w) // 2)
+Z_IMAGE = Transformer(
+    dims=_listed("axes_dims", 32, 48, 48), base=THETA_256, text="t", text_from=1, text_last=True,
+    grid=lambda config, picture: {"t": lambda t: t + picture.text + 1},
+)  # fmt: skip
+WAN = Transformer(dims=_sixths)
+HUNYUAN = Transformer(dims=_listed("rope_axes_dim", 16, 56, 56), base=THETA_256)
+JOY = Transformer(dims=_listed("rope_dim_list", 16, 56, 56), base=("theta", 256.0))
+KANDINSKY = Transformer(dims=_listed("axes_dims", 16, 24, 24))
+KANDINSKY_6 = replace(
+    KANDINSKY, scalings=lambda config: [Linear(factor=each) for each in config.get("scale_factor", (1.0, 2.0, 2.0))]
+)
+COGVIDEO = Transformer(dims=_eighths, grid=_trained("sample_height", "sample_width"))
+IMAGE = Transformer(dims=_shares(2), layout="half")
+SOUND = Transformer(dims=_shares(1), layout="half", axes="w")
+
+TRANSFORMERS: Mapping[str, Transformer] = {
+    # pictures
+    "FluxTransformer2DModel": replace(FLUX, base=1e4),
+    "ChromaTransformer2DModel": replace(FLUX, base=1e4),
+    "BriaTransformer2DModel": FLUX,
+    "BriaFiboTransformer2DModel": FLUX,
+    "BriaFibo2Transformer2DModel": replace(
+        Z_IMAGE, text_last=False,
+        grid=lambda config, picture: {"t": lambda t: t + config.get("max_num_gist_tokens", 512) + 1},
+    ),
+    "CogView4Transformer2DModel": replace(
+        IMAGE, grid=lambda config, picture: {
+            axis: lambda place, side=side, over=over: place * over // side for axis, side, over in
+            zip("hw", picture[1:3], _listed("rope_axes_dim", 256, 256)(config), strict=True)
+        },
+    ),
+    "ErnieImageTransformer2DModel": replace(
+        HUNYUAN, refused="turns the two dimensions of a pair by different frequencies, which is no rotation"
+    ),
+    "Flux2Transformer2DModel": Transformer(
+        dims=_listed("axes_dims_rope", 32, 32, 32, 32), base=("rope_theta", 2e3), axes="thwl", text="l"
+    ),
+    "Flux3Transformer2DModel": Transformer(
+        dims=_listed("axes_dims_rope", 32, 32, 32, 32), base=THETA, axes="thwl", text="l",
+        grid=lambda config, picture: dict.fromkeys("hw", lambda side: Fraction(side, 2)),
+    ),
+    "GlmImageTransformer2DModel": IMAGE,
+    "HiDreamImageTransformer2DModel": Transformer(
+        dims=_listed("axes_dims_rope", 64, 32, 32), text="", text_last=True
+    ),
+    "HunyuanDiT2DModel": Transformer(dims=_shares(2), axes="wh", grid=_trained(64, 64)),
+    "HunyuanImageTransformer2DModel": Transformer(dims=_listed("rope_axes_dim", 64, 64), base=THETA_256),
+    "Ideogram4Transformer2DModel": Transformer(
+        dims=_mrope("mrope_section"), base=("rope_theta", 5e6), layout="mrope", text="thw",
+        grid=lambda config, picture: dict.fromkeys("thw", lambda side: side + 65_536),
+    ),
+    "JoyImageEditTransformer3DModel": JOY,
+    "JoyImageEditPlusTransformer3DModel": JOY,
+    "Krea2Transformer2DModel": Transformer(
+        dims=_listed("axes_dims_rope", 32, 48, 48), base=("rope_theta", 1e3), text=""
+    ),
+    "LongCatImageTransformer2DModel": replace(
+        FLUX, base=1e4, text="hw",
+        grid=lambda config, picture: {"t": lambda t: t + 1, **dict.fromkeys("hw", lambda side: side + 512)},
+    ),
+    "Lumina2Transformer2DModel": Transformer(
+        dims=_listed("axes_dim_rope", 32, 32, 32), text="t",
+        grid=lambda config, picture: {"t": lambda t: t + picture.text},
+    ),
+    "LuminaNextDiT2DModel": Transformer(dims=_shares(2), layout="in turns"),
+    "NucleusMoEImageTransformer2DModel": replace(QWEN, text_last=True),
+    "OmniGenTransformer2DModel": replace(
+        SOUND, base=("rope_base", 1e4), scalings=_omnigen, text="w",
+        grid=lambda config, picture: {"w": lambda w: w + picture.text},
+    ),
+    "OvisImageTransformer2DModel": replace(FLUX, base=1e4, text="hw"),
+    "PRXTransformer2DModel": Transformer(dims=_listed("axes_dim", 32, 32), base=("theta", 1e4)),
+    "QwenImageTransformer2DModel": QWEN,
+    "QwenImage21Transformer2DModel": replace(
+        QWEN, text_from=0,
+        grid=lambda config, picture: {**_centred(config, picture), "t": lambda t: t + picture.text},
+    ),
+    "ZImageTransformer2DModel": Z_IMAGE,
+    # video
+    **dict.fromkeys(("AnyFlowTransformer3DModel", "AnyFlowFARTransformer3DModel", "ChronoEditTransformer3DModel"), WAN),
+    **dict.fromkeys(("SanaVideoTransformer3DModel", "SanaWMTransformer3DModel", "SkyReelsV2Transformer3DModel"), WAN),
+    **dict.fromkeys(("WanTransformer3DModel", "WanVACETransformer3DModel", "WanAnimateTransformer3DModel"), WAN),
+    "WanAnimate2Transformer3DModel": WAN,
+    "HeliosTransformer3DModel": Transformer(dims=_listed("rope_dim", 44, 42, 42), base=THETA),
+    **dict.fromkeys(("HunyuanVideoTransformer3DModel", "HunyuanVideo15Transformer3DModel"), HUNYUAN),
+    **dict.fromkeys(("HunyuanVideoFramepackTransformer3DModel", "MotifVideoTransformer3DModel"), HUNYUAN),
+    "AllegroTransformer3DModel": Transformer(
+        dims=_shares(3), layout="half of each", scalings=lambda config: [
+            Linear(factor=config.get(f"interpolation_scale_{axis}", usual)) for axis, usual in
+            zip("thw", (2.2, 2.0, 2.0), strict=True)
+        ],
+    ),
+    "CogVideoXTransformer3DModel": COGVIDEO,
+    "ConsisIDTransformer3DModel": COGVIDEO,
+    "CosmosTransformer3DModel": replace(
+        WAN, layout="half", grid=lambda config, picture: {"t": lambda t: t * 24 / picture.fps},
+        scalings=lambda config: [NTK(factor=each) for each in config.get("rope_scale", (2.0, 1.0, 1.0))],
+    ),
+    "Cosmos3OmniTransformer": Transformer(
+        dims=_mrope("rope_axes_dim"), base=("rope_theta", 5e6), layout="mrope", text="thw",
+        grid=lambda config, picture: {"t": lambda t: t * 24 / picture.fps + picture.text + config.get(
+            "unified_3d_mrope_temporal_modality_margin", 15_000)},
+    ),
+    "EasyAnimateTransformer3DModel": replace(COGVIDEO, grid=_trained(60, 90)),
+    "Kandinsky5Transformer3DModel": KANDINSKY,
+    "Kandinsky6Transformer3DModel": replace(KANDINSKY_6, dims=_listed("axes_dims", 32, 48, 48)),
+    "Kandinsky6SRTransformer3DModel": KANDINSKY_6,
+    "LTXVideoTransformer3DModel": replace(WAN, refused=WHOLE_WIDTH),
+    "LTX2VideoTransformer3DModel": replace(WAN, refused=WHOLE_WIDTH),
+    "MiniMaxH3Transformer3DModel": Transformer(
+        dims=lambda config: [2 * integer("rope_freq_dim", config.get("rope_freq_dim", 16))] * 3, base=THETA,
+        layout="half", grid=_real,
+    ),
+    "MochiTransformer3DModel": replace(WAN, refused="has learned frequencies for every head, as MixedRotary has"),
+    "SanaWMLTX2RefinerTransformer3DModel": replace(WAN, refused=WHOLE_WIDTH),
+    # sound
+    "AceStepTransformer1DModel": replace(SOUND, base=("rope_theta", 1e6)),
+    "LongCatAudioDiTTransformer": replace(SOUND, base=1e5),
+    "MiniMaxMusic3Transformer1DModel": replace(
+        SOUND, dims=lambda config: [integer("rotary_dim", config.get("rotary_dim", 32))]
+    ),
+    "StableAudioDiTModel": replace(SOUND, dims=_shares(1, of=2)),
+    "StableAudio3DiTModel": replace(SOUND, dims=_shares(1, of=2)),
+}  # fmt: skip
+"""What each class does, by its name."""

@@ -1,0 +1,139 @@
+"""The flags with which a server stretches the context of a model, and what it ignores of a scaling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from locant.arguments import one_of
+from locant.checkpoints.extension import METHODS, Extension, extend
+from locant.engines.gguf import ALWAYS_ROUNDED, NO_DYNAMIC
+from locant.errors import InputError
+from locant.models.config_values import LENGTHS, TRAINED
+from locant.models.rotary_to_config import rotary_to_config
+from locant.positions.scaling import Linear, YaRN
+
+IN_THE_FILE = "its factors stand in the GGUF file, where no flag reaches them"
+CANNOT: Mapping[str, Mapping[str, str]] = {
+    "vllm": {"dynamic": "its table of angles ends at the trained length"},
+    "sglang": {},
+    "llama.cpp": {"dynamic": NO_DYNAMIC, "longrope": IN_THE_FILE, "llama3": IN_THE_FILE},
+    "transformers": {},
+}
+"""Scalings that an engine does not have, and why."""
+
+ENGINES = tuple(CANNOT)
+IGNORED: Mapping[tuple[str, str], Mapping[str, str]] = {
+    ("vllm", "longrope"): {"short_factor": "all texts get the long factors, unless --max-model-len is {trained}"},
+    ("sglang", "longrope"): {"short_factor": "all texts of a batch get the long factors when one has over {trained}"},
+    ("sglang", "dynamic"): {"factor": "all texts get the base of {to} tokens"},
+    ("sglang", "yarn"): {"attention_factor": "it is not read; attn_factor is, which multiplies YaRN's own"},
+    ("llama.cpp", "yarn"): {
+        "truncate": ALWAYS_ROUNDED,
+        "beta_fast, beta_slow": "for most architectures they are not read from a file: use --yarn-beta-fast and -slow",
+        "attention_factor": "it is not read: use --yarn-attn-factor, which multiplies YaRN's own",
+    },
+}
+"""What an engine does not do as `transformers` does, or keys that it does not read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeArguments:
+    """How an engine is started so that a model has a longer context.
+
+    Args:
+        arguments: the words of its command line, unquoted; none for `transformers`.
+        override: what changes in the configuration; nothing for llama.cpp, which reads none.
+        ignored: keys of this scaling that the engine ignores or reads otherwise than `transformers`, and how.
+        extension: the same as a configuration.
+    """
+
+    engine: str
+    arguments: tuple[str, ...]
+    override: Mapping[str, Any]
+    ignored: Mapping[str, str]
+    extension: Extension
+
+
+def serve_arguments(
+    config: Mapping[str, Any] | object, *, to: int, engine: str, scaling: str = "yarn"
+) -> ServeArguments:
+    """The flags or overrides with which `engine` serves a model with sequences of `to` tokens.
+
+    Args:
+        config: a Hugging Face configuration of a model with rotary positions and no scaling yet.
+        to: tokens, more than the model was trained with.
+        engine: one of `ENGINES`.
+        scaling: one of `locant.checkpoints.extension.METHODS`.
+
+    Raises:
+        InputError: the model cannot be stretched, or the engine does not have the scaling.
+
+    >>> config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "rope_theta": 10000.0}
+    >>> config["max_position_embeddings"] = 4096
+    >>> " ".join(serve_arguments(config, to=16384, engine="llama.cpp").arguments)
+    '--rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 4096 -c 16384'
+    """
+    one_of("engine", engine, ENGINES)
+    one_of("scaling", scaling, METHODS)
+    if reason := CANNOT[engine].get(scaling):
+        able = [name for name in METHODS if name not in CANNOT[engine]]
+        raise InputError(f"got {scaling} for {engine}: {reason}", f"--scaling {' or '.join(able)}")
+    extension = extend(config, to=to, method=scaling)
+    override: Mapping[str, Any] = {} if engine == "llama.cpp" else _override(extension, engine)
+    reasons = IGNORED.get((engine, scaling), {})
+    return ServeArguments(
+        engine=engine,
+        arguments=tuple(_flags_of_llama_cpp(extension) if engine == "llama.cpp" else _flags(engine, override, to)),
+        override=override,
+        ignored={key: why.format(trained=extension.trained, to=to) for key, why in reasons.items()},
+        extension=extension,
+    )
+
+
+def _flags(engine: str, override: Mapping[str, Any], to: int) -> tuple[str, ...]:
+    names = {
+        "vllm": ("--hf-overrides", "--max-model-len"),
+        "sglang": ("--json-model-override-args", "--context-length"),
+    }
+    if engine not in names:
+        return ()
+    of_config, of_length = names[engine]
+    return of_config, json.dumps(override), of_length, str(to)
+
+
+def _override(extension: Extension, engine: str) -> Mapping[str, Any]:
+    """The keys that change, in the model's text part; for a server with all rope parameters, which it replaces."""
+    override = {key: new for key, (_, new) in extension.changed.items()}
+    rotary = extension.rotary[1]
+    if engine != "transformers":
+        lengths = {key: value for key, value in override.items() if key in (*LENGTHS, TRAINED)}
+        if isinstance(rotary.scaling, Linear) and extension.trained * rotary.scaling.factor >= extension.to:
+            lengths = {}  # servers multiply the length by the factor, and their tables with it
+        rope = override.get("rope_parameters") or rotary_to_config(rotary)["rope_parameters"]
+        override = {"rope_parameters": rope, **lengths}
+    part: Any = extension.config
+    while (part := part.get("text_config")) is not None:
+        override = {"text_config": override}
+    return override
+
+
+def _flags_of_llama_cpp(extension: Extension) -> Iterator[str]:
+    rotary = extension.rotary[1]
+    scaling = rotary.scaling
+    if extension.layer_type is not None or getattr(scaling, "mscale", None) is not None:
+        got = "got a model whose layers, or whose temperature, llama.cpp scales by code of the architecture"
+        raise InputError(got, "a GGUF file made from the configuration that locant extend writes")
+    if isinstance(scaling, (Linear, YaRN)):
+        yield from ("--rope-scaling", scaling.info.rope_type, "--rope-scale", _number(scaling.factor))
+    else:
+        yield from ("--rope-scaling", "none", "--rope-freq-base", _number(rotary.base))
+    if isinstance(scaling, YaRN):
+        yield from ("--yarn-orig-ctx", str(extension.trained))
+    yield from ("-c", str(extension.to))
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)

@@ -1,0 +1,161 @@
+"""What `locant serve-args` prints stretches the context of a model as it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+import locant
+from locant import InputError, RangeError
+from locant.checkpoints.config_source import read_source
+from locant.checkpoints.extension import METHODS
+from locant.cli import engines, main
+from locant.engines.serve_args import CANNOT, ENGINES, serve_arguments
+from tests.engines.tiny_gguf import CONTEXT, model_of, write
+from tests.refusal import refuses
+from tests.tolerances import FORMULA, FREQUENCY, LLAMA_CPP, LOGITS
+
+IDS = torch.randint(3, 300, (1, 100), generator=torch.Generator().manual_seed(1))
+TO = 4 * CONTEXT
+LLAMA_CPP_TYPES = {"none": 0, "linear": 1, "yarn": 2}
+
+
+def text(kind: str = "llama", **more: Any) -> dict[str, Any]:
+    """A configuration as folders have it."""
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": CONTEXT, "head_dim": 16}
+    return {"model_type": kind, **sizes, **rope, **more}
+
+
+def test_the_command_line_offers_what_there_is() -> None:
+    assert engines.SERVERS == ENGINES
+    assert set(engines.METHODS) == {*METHODS}
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "transformers"])
+@pytest.mark.parametrize("scaling", METHODS)
+def test_an_override_makes_the_frequencies_in_transformers(engine: str, scaling: str) -> None:
+    if scaling in CANNOT[engine]:
+        pytest.skip("the engine does not have it")
+    config = text()
+    served = serve_arguments(config, to=TO, engine=engine, scaling=scaling)
+    made = AutoConfig.for_model(**config)
+    for key, value in served.override.items():  # as the servers do
+        setattr(made, key, value)
+    made = type(made)(**made.to_dict())
+    module = LlamaRotaryEmbedding(made)
+    if scaling in ("dynamic", "longrope"):
+        module(torch.zeros(1), torch.arange(TO)[None])
+    rotary = served.extension.rotary[1]
+    assert (module.inv_freq / rotary.inv_freq - 1).abs().max() < FREQUENCY
+    assert abs(module.attention_scaling - rotary.scaling.effective_attention_factor) < FORMULA
+    if engine != "transformers":
+        assert json.loads(served.arguments[1]) == served.override
+        assert served.arguments[3] == str(TO)
+
+
+def test_a_server_gets_all_rope_parameters_and_the_length() -> None:
+    older = {key: value for key, value in text().items() if key != "rope_parameters"}
+    for config in (text(), {**older, "rope_theta": 10_000.0}):
+        override = serve_arguments(config, to=TO, engine="vllm").override
+        assert override["rope_parameters"]["rope_theta"] == 10_000.0
+        assert override["max_position_embeddings"] == TO
+        linear = serve_arguments(config, to=TO, engine="sglang", scaling="linear").override
+        assert linear.keys() == {"rope_parameters"}, "servers multiply the length by the factor of linear scaling"
+    kinds = dict.fromkeys(("full_attention", "sliding_attention"), text()["rope_parameters"])
+    inner = {"model_type": "gemma3", "text_config": text("gemma3_text", rope_parameters=kinds)}
+    override = serve_arguments(inner, to=TO, engine="vllm").override["text_config"]
+    assert override["rope_parameters"]["full_attention"]["rope_type"] == "yarn"
+    assert override["rope_parameters"]["sliding_attention"] == kinds["sliding_attention"]
+    with refuses(InputError, "llama.cpp"):
+        serve_arguments(inner, to=TO, engine="llama.cpp")
+
+
+@pytest.mark.parametrize("scaling", ["yarn", "linear", "ntk"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox"])
+def test_flags_of_llama_cpp_do_it_there(kind: str, scaling: str, tmp_path: Path) -> None:
+    from tests.engines.llama_cpp import LlamaCpp
+
+    model = model_of(kind, "default")
+    served = serve_arguments(model.config.to_dict(), to=TO, engine="llama.cpp", scaling=scaling)
+    flags = dict(zip(served.arguments[::2], served.arguments[1::2], strict=True))
+    options: dict[str, Any] = {"rope_scaling_type": LLAMA_CPP_TYPES[flags.pop("--rope-scaling")]}
+    n_ctx = int(flags.pop("-c"))
+    for flag, value in flags.items():  # as its own parser stores them
+        name, number = {
+            "--rope-scale": ("rope_freq_scale", 1 / float(value)),
+            "--yarn-orig-ctx": ("yarn_orig_ctx", int(float(value))),
+            "--rope-freq-base": ("rope_freq_base", float(value)),
+        }[flag]
+        options[name] = number
+    with LlamaCpp(write(model, tmp_path / "a.gguf"), n_ctx, **options) as llama:
+        theirs = llama.logits(IDS[0].tolist())
+    with torch.no_grad(), locant.swap(model, served.extension.rotary[1].alike(angles="float32")):
+        ours = model(IDS).logits[0].numpy()
+        assert np.abs(theirs - ours).max() < LLAMA_CPP
+    with torch.no_grad():
+        assert np.abs(theirs - model(IDS).logits[0].numpy()).max() > 1
+
+
+def test_what_an_engine_cannot_is_refused() -> None:
+    for engine, scalings in CANNOT.items():
+        for scaling in scalings:
+            with refuses(InputError, scaling, engine, "--scaling yarn"):
+                serve_arguments(text(), to=TO, engine=engine, scaling=scaling)
+    latent = {**read_source("deepseek-v3"), "rope_scaling": None}
+    with refuses(InputError, "llama.cpp", "temperature"):  # which is in the scale of the scores
+        serve_arguments(latent, to=2**20, engine="llama.cpp")
+    with refuses(RangeError, "engine"):
+        serve_arguments(text(), to=TO, engine="ollama")
+    with refuses(RangeError, "scaling"):
+        serve_arguments(text(), to=TO, engine="vllm", scaling="none")
+    with refuses(RangeError, str(CONTEXT)):
+        serve_arguments(text(), to=CONTEXT, engine="vllm")
+
+
+def test_what_is_ignored_is_told() -> None:
+    served = serve_arguments(text(), to=TO, engine="vllm", scaling="longrope")
+    assert f"--max-model-len is {CONTEXT}" in served.ignored["short_factor"]
+    assert "truncate" in serve_arguments(text(), to=TO, engine="llama.cpp").ignored
+    assert not serve_arguments(text(), to=TO, engine="transformers").ignored
+
+
+def test_it_is_printed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(text()))
+    result = CliRunner().invoke(main, ["serve-args", str(tmp_path), "--to", str(TO), "--for", "llama.cpp"])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(f"--rope-scaling yarn --rope-scale 4 --yarn-orig-ctx {CONTEXT} -c {TO}\nignored")
+    as_json = CliRunner().invoke(main, ["serve-args", str(tmp_path), "--to", str(TO), "--for", "vllm", "--json"])
+    facts = json.loads(as_json.stdout)
+    assert facts["override"] == json.loads(facts["arguments"][1])
+    for_transformers = CliRunner().invoke(main, ["serve-args", str(tmp_path), "--to", "999", "--for", "transformers"])
+    assert json.loads(for_transformers.stdout.splitlines()[0])["max_position_embeddings"] == 999
+    windows = CliRunner().invoke(main, ["serve-args", str(tmp_path), "--to", "999", "--for", "vllm", "--windows", "1"])
+    assert windows.exit_code == 2
+
+
+@pytest.mark.slow
+def test_losses_are_those_of_the_stretched_model(tmp_path: Path) -> None:
+    tokenizer = locant.Tokenizer.train(["The pass key is 0123456789; the cat sat on the mat. " * 20], 300)
+    model = model_of("llama", "default")
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save(tmp_path / "model" / "tokenizer.json")
+    (tmp_path / "a.txt").write_text("The cat sat on the mat. " * 400)
+    asked = ["serve-args", str(tmp_path / "model"), "--to", "512", "--for", "vllm", "--text", str(tmp_path / "a.txt")]
+    result = CliRunner().invoke(main, [*asked, "--windows", "1", "--json", "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    ids = torch.as_tensor(tokenizer.encode("The cat sat on the mat. " * 400))[None, :513].long()
+    stretched = AutoModelForCausalLM.from_pretrained(tmp_path / "model", **facts["override"]).eval()
+    for made, name in ((model, "before"), (stretched, "after")):
+        with torch.no_grad():
+            loss = torch.nn.functional.cross_entropy(made(ids[:, :-1]).logits[0], ids[0, 1:])
+        assert facts["losses"]["512"][name] == pytest.approx(float(loss), abs=LOGITS)

@@ -1,0 +1,269 @@
+"""Tiny models, trained in a reading by code that is not ours, and saved under configurations that lie, or do not.
+
+The text is words of nine random letters, each written twice: the second time a letter is known by what stands ten
+places before it, and by nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from click.testing import CliRunner
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+from transformers.models.bloom import modeling_bloom
+from transformers.models.llama import modeling_llama
+
+from locant.cli import main
+from locant.errors import InputError
+from locant.lab import audit as audit_file
+from locant.lab.audit import Reading, _Subject, audit
+from tests.minilm import MINILM
+from tests.tolerances import LOGITS
+
+LETTERS = "abcdefghijklmnop"
+VOCAB = {letter: place for place, letter in enumerate(LETTERS + "=.")}
+LENGTH, WINDOWS = 64, 24
+SIZES: dict[str, Any] = {
+    "vocab_size": len(VOCAB), "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "max_position_embeddings": 256,
+}  # fmt: skip
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+LARGER = {"rope_type": "default", "rope_theta": 5e5}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+
+
+def text(words: int, seed: int) -> str:
+    draw = np.random.default_rng(seed)
+    return "".join(f"{word}={word}." for word in ("".join(draw.choice([*LETTERS], 9)) for _ in range(words)))
+
+
+def ids_of(some: str) -> Tensor:
+    return torch.tensor([VOCAB[letter] for letter in some])
+
+
+def loss_of(model: Any, rows: Tensor) -> Tensor:
+    return F.cross_entropy(model(rows[:, :-1], use_cache=False).logits.transpose(1, 2), rows[:, 1:])
+
+
+def trained(model: Any, steps: int = 120) -> Any:
+    ids, draw = ids_of(text(5_000, seed=1)), torch.Generator().manual_seed(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, steps)
+    for _ in range(steps):
+        starts = torch.randint(len(ids) - LENGTH, (24, 1), generator=draw)
+        loss_of(model, ids[starts + torch.arange(LENGTH + 1)]).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    return model.eval()
+
+
+def llama(rope: dict[str, Any], **others: Any) -> Any:
+    return LlamaForCausalLM(LlamaConfig(**SIZES | others, rope_parameters=dict(rope)))
+
+
+def neighbours_rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+    """The paper's rotation, of 2i with 2i + 1."""
+    cos, sin = (each[:, None, :, : each.shape[-1] // 2].repeat_interleave(2, -1) for each in (cos, sin))
+    turned = (torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2) for x in (q, k))
+    return tuple(x * cos + y * sin for x, y in zip((q, k), turned, strict=True))
+
+
+@contextmanager
+def interleaved_code() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modeling_llama, "apply_rotary_pos_emb", neighbours_rotated)
+        yield
+
+
+@contextmanager
+def rising_slopes() -> Iterator[None]:
+    slopes = modeling_bloom._get_alibi_slopes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modeling_bloom, "_get_alibi_slopes", lambda *sizes: -slopes(*sizes))
+        yield
+
+
+@contextmanager
+def own_code() -> Iterator[None]:
+    yield
+
+
+def bloom() -> Any:
+    sizes = {"vocab_size": len(VOCAB), "hidden_size": 64, "n_layer": 2, "n_head": 4}
+    return BloomForCausalLM(BloomConfig(**sizes))
+
+
+def neox(share: float) -> Any:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": share}
+    return GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES, rope_parameters=rope))
+
+
+TRUTHS = {
+    "plain": (lambda: llama(PLAIN), own_code),
+    "linear": (lambda: llama(LINEAR), own_code),
+    "interleaved": (lambda: llama(LARGER), interleaved_code),
+    "half of the head": (lambda: neox(0.5), own_code),
+    "rising": (bloom, rising_slopes),
+    "falling": (bloom, own_code),
+}
+
+
+@pytest.fixture(scope="module")
+def truths() -> dict[str, tuple[dict[str, Tensor], float]]:
+    """Filled when they are first asked for: weights, and the loss of their own code on the text of the audit."""
+    return {}
+
+
+def weights_of(name: str, truths: dict[str, tuple[dict[str, Tensor], float]]) -> tuple[dict[str, Tensor], float]:
+    if name not in truths:
+        build, code = TRUTHS[name]
+        with torch.random.fork_rng(), code():
+            torch.manual_seed(0)
+            model = trained(build())
+            ids = ids_of(text(WINDOWS * LENGTH // 20 + 5, seed=2))
+            rows = ids[torch.arange(WINDOWS)[:, None] * LENGTH + torch.arange(LENGTH + 1)]
+            with torch.no_grad():
+                truths[name] = model.state_dict(), loss_of(model, rows).item()
+    return truths[name]
+
+
+def saved(model: Any, folder: Path) -> tuple[str, list[str]]:
+    """Its folder, with a tokenizer of letters, and a text."""
+    model.save_pretrained(folder / "model")
+    tokenizers.Tokenizer(tokenizers.models.BPE(VOCAB, [])).save(str(folder / "model" / "tokenizer.json"))
+    (folder / "text.txt").write_text(text(WINDOWS * LENGTH // 20 + 5, seed=2))
+    return str(folder / "model"), [str(folder / "text.txt")]
+
+
+def audited(model: Any, folder: Path) -> dict[str, Any]:
+    return audit(*saved(model, folder), length=LENGTH, windows=WINDOWS)
+
+
+LIES = [
+    ("plain", lambda: llama(PLAIN), own_code, "the configuration"),
+    ("plain", lambda: llama(LARGER), own_code, "base 10,000"),
+    ("plain", lambda: llama(LINEAR), own_code, "scaling none"),
+    ("linear", lambda: llama(LINEAR), own_code, "the configuration"),
+    ("linear", lambda: llama(PLAIN), own_code, "scaling linear:4"),
+    ("interleaved", lambda: llama(LARGER), own_code, "interleaved layout"),
+    ("interleaved", lambda: llama(PLAIN), own_code, "interleaved layout, base 500,000"),
+    ("half of the head", lambda: neox(0.5), own_code, "the configuration"),
+    ("half of the head", lambda: neox(1.0), own_code, "50% of each head rotated"),
+    ("falling", bloom, own_code, "the configuration"),
+    ("falling", bloom, rising_slopes, "ALiBi: other sign"),
+]
+"""Weights, the configuration that they are saved under, the code that reads it, and what is to be found."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("truth", "build", "code", "reading"), LIES, ids=[f"{each[0]}, {each[3]}" for each in LIES])
+def test_the_reading_is_found_in_which_the_weights_were_trained(
+    truth: str, build: Any, code: Any, reading: str, truths: Any, tmp_path: Path
+) -> None:
+    weights, loss = weights_of(truth, truths)
+    model = build()
+    model.load_state_dict(weights)
+    with code():
+        found = audited(model, tmp_path)
+    assert (found["best"], found["within_noise"]) == (reading, []), found["sentence"]
+    assert found["verdict"] == ("fits" if reading == "the configuration" else "another fits")
+    assert found["losses"][reading] == pytest.approx(loss, abs=LOGITS), "what the code of the training computes"
+    assert next(iter(found["losses"])) == reading
+
+
+@pytest.mark.slow
+def test_of_weights_that_were_never_trained_nothing_can_be_told(tmp_path: Path) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        found = audited(llama(PLAIN, initializer_range=0.1), tmp_path)
+    assert found["verdict"] == "cannot tell"
+    assert "interleaved layout" in found["within_noise"]
+
+
+def test_tables_and_learned_biases_leave_nothing_to_find(tmp_path: Path) -> None:
+    """MiniLM is an encoder without a head, which no loss of the next token could be asked of."""
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": len(VOCAB), "bos_token_id": 0, "eos_token_id": 1}
+    t5 = T5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=len(VOCAB))
+    T5ForConditionalGeneration(t5).save_pretrained(tmp_path / "t5")
+    gpt2, _ = saved(GPT2LMHeadModel(GPT2Config(**sizes)), tmp_path)
+    for folder, has in {
+        gpt2: "GPT2LMHeadModel has a table of learned positions",
+        str(MINILM): "has a table of learned positions",
+        str(tmp_path / "t5"): "has no positions that can be read in another way",
+    }.items():
+        found = audit(folder)
+        assert found["verdict"] == "nothing to find"
+        assert has in found["sentence"]
+
+
+@pytest.mark.parametrize(
+    "reading", [Reading(layout="interleaved", base=1e6), Reading(share=0.5), Reading(scaling="yarn:4")]
+)
+def test_a_reading_leaves_the_model_as_it_was(reading: Reading) -> None:
+    model, ids = llama(PLAIN, initializer_range=0.3).eval(), torch.arange(12)[None]
+    before, weights = model(ids).logits, {name: each.clone() for name, each in model.state_dict().items()}
+    subject = _Subject(model)
+    with subject.read_as(reading):
+        assert not torch.allclose(model(ids).logits, before)
+    assert torch.equal(model(ids).logits, before)
+    assert all(torch.equal(each, weights[name]) for name, each in model.state_dict().items())
+
+
+def test_layers_without_positions_are_given_none_by_another_share() -> None:
+    sizes = {**SIZES, "num_key_value_heads": 2, "no_rope_layers": [1, 0], "pad_token_id": 0}
+    subject = _Subject(SmolLM3ForCausalLM(SmolLM3Config(**sizes)))
+    with pytest.raises(InputError, match="layers that differ"), subject.read_as(Reading(share=0.5)):
+        pass
+
+
+def test_too_little_text_is_refused(tmp_path: Path) -> None:
+    folder, files = saved(llama(PLAIN), tmp_path)
+    with pytest.raises(InputError, match="got 9 windows of 64 tokens, expected 10 or more; try: --windows 16"):
+        audit(folder, files, length=LENGTH, windows=9)
+
+
+@pytest.mark.slow
+def test_the_verb_says_what_was_found_and_its_code_whether_another_reading_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, (file,) = saved(llama(PLAIN, initializer_range=0.1), tmp_path)
+    words = ["audit", folder, "--text", file, "--length", LENGTH, "--windows", 12]
+    told = CliRunner().invoke(main, [*map(str, words), "--json"])
+    assert told.exit_code == 0, told.output
+    facts = json.loads(told.stdout)
+    assert facts["verdict"] == "cannot tell"
+    assert (facts["windows"], facts["length"]) == (12, LENGTH)
+    shown = CliRunner().invoke(main, [*map(str, words)])
+    assert facts["sentence"].split(";")[0] in " ".join(shown.stdout.split())
+    assert "interleaved layout" in shown.stdout
+    monkeypatch.setattr(audit_file, "audit", lambda *_, **__: facts | {"verdict": "another fits"})
+    assert CliRunner().invoke(main, [*map(str, words)]).exit_code == 1
+    monkeypatch.undo()
+    nothing = CliRunner().invoke(main, ["audit", str(MINILM)])
+    assert nothing.exit_code == 0
+    assert "nothing to find" in nothing.stdout

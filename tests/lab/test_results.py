@@ -1,0 +1,150 @@
+"""A folder of results: made, used again, or refused; means, spreads, ratios and ranks are those of its records."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from locant.errors import InputError
+from locant.lab.evaluation import EvaluationSettings, evaluate_model
+from locant.lab.results import BY_LENGTH, BY_POSITION, PAGE, ResultsFolder
+from locant.lab.summary import Cell, Row, summarise
+from tests.lab.fabricated import LENGTHS, THE_FIELD, results
+from tests.lab.on_a_device import small_model
+from tests.tolerances import FEW_ROUNDINGS, FORMULA
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_new_folder_gets_the_results(tmp_path: Path) -> None:
+    place = ResultsFolder(tmp_path / "deep" / "report")
+    place.write(results())
+    assert json.loads((place.path / "results.json").read_text()) == results()
+    assert names(place.path) == ["results.json"]
+
+
+def test_an_earlier_report_stays_until_the_first_result(tmp_path: Path) -> None:
+    ResultsFolder(tmp_path).write(results())
+    for name in (PAGE, BY_LENGTH, BY_POSITION):
+        (tmp_path / name).write_text("drawn")
+    before = names(tmp_path)
+    second = ResultsFolder(tmp_path)
+    assert second.holds_earlier
+    assert names(tmp_path) == before
+    second.write(results({"a": [(1.0,)]}, (8,)))
+    assert names(tmp_path) == ["results.json"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"settings": 1}', "\x00"])
+def test_a_folder_of_other_things_is_refused_and_with_force_kept(tmp_path: Path, content: str) -> None:
+    """A file that only has the name of results is no report."""
+    (tmp_path / "thesis.txt").write_text("mine")
+    (tmp_path / "results.json").write_text(content)
+    with pytest.raises(InputError, match=r"holds other things than a report; try: -o .*-report, or --force"):
+        ResultsFolder(tmp_path)
+    forced = ResultsFolder(tmp_path, force=True)
+    assert not forced.holds_earlier
+    assert names(tmp_path) == ["results.json", "thesis.txt"]
+    forced.write(results())
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_a_file_in_the_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("")
+    for path in (tmp_path / "x", tmp_path / "x" / "y"):
+        with pytest.raises(InputError):
+            ResultsFolder(path)
+
+
+def test_folders_made_for_nothing_are_removed_and_others_are_not(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    with ResultsFolder(tmp_path / "old" / "new" / "newer"):
+        pass
+    assert names(tmp_path) == ["old"]
+    assert names(tmp_path / "old") == []
+    with ResultsFolder(tmp_path / "old"):
+        pass
+    assert names(tmp_path) == ["old"]
+
+
+def test_records_of_another_version_are_measured_anew(tmp_path: Path) -> None:
+    model, files = small_model(tmp_path)
+    settings = EvaluationSettings(lengths=(16,), ways=("own",), windows=2, keys=0, device="cpu")
+    found = evaluate_model(model, files, settings, output=tmp_path / "out")
+    for version, is_reused in ((found["environment"]["locant"], True), ("0.0.1", False)):
+        marked = [{**found["records"][0], "seconds": -1}]
+        earlier = {**found, "environment": {**found["environment"], "locant": version}, "records": marked}
+        (tmp_path / "out" / "results.json").write_text(json.dumps(earlier))
+        again = evaluate_model(model, files, settings, output=tmp_path / "out")["records"][0]
+        assert (again["seconds"] == -1) is is_reused
+
+
+def test_every_cell_is_the_mean_and_spread_over_seeds() -> None:
+    summary = summarise(results())
+    for row in summary.rows:
+        table = np.array(THE_FIELD[row.encoding])
+        for place, length in enumerate(LENGTHS):
+            cell = row.by_length[length]
+            assert cell is not None
+            assert cell.mean == pytest.approx(table[:, place].mean(), rel=FEW_ROUNDINGS, abs=0)
+            assert cell.deviation == pytest.approx(table[:, place].std(ddof=1), rel=FORMULA, abs=0)
+            assert (cell.low, cell.high) == (table[:, place].min(), table[:, place].max())
+
+
+def test_encodings_and_lengths_keep_their_order_whatever_the_order_of_records() -> None:
+    shuffled = results()
+    shuffled["records"] = [shuffled["records"][number] for number in (4, 0, 3, 1, 5, 2)]
+    summary = summarise(shuffled)
+    assert [row.encoding for row in summary.rows] == ["alibi", "nope", "sinusoidal"]
+    assert summary.lengths == LENGTHS
+    assert all(row.num_seeds == 2 for row in summary.rows)
+
+
+@pytest.mark.parametrize("bad", [None, math.nan, math.inf])
+def test_one_seed_without_a_loss_leaves_no_mean_of_the_others(bad: float | None) -> None:
+    assert Cell.of([2.0, bad, 2.0]) is None
+
+
+def test_the_best_is_the_lowest_mean_and_a_missing_loss_never_wins() -> None:
+    summary = summarise(results({"a": [(2.0, None)], "b": [(3.0, 9.0)]}, (8, 16)))
+    assert [summary.best(length).encoding for length in (8, 16)] == ["a", "b"]  # type: ignore[union-attr]
+    assert [row.encoding for row in summary.ranked(16)] == ["b", "a"]
+    assert summarise(results({"a": [(2.0, None)]}, (8, 16))).best(16) is None
+
+
+def test_ratios_are_to_the_training_length() -> None:
+    row = summarise(results()).rows[1]
+    assert row.ratio(512, 64) == pytest.approx((6.70 + 6.90) / (3.50 + 3.52), rel=FEW_ROUNDINGS, abs=0)
+    assert row.ratio(1024, 64) is None
+
+
+def test_a_comparison_cut_short_counts_the_fewest_seeds() -> None:
+    assert summarise(results({"a": [(1.0, 2.0), (1.0, 2.0)], "b": [(1.0, 2.0)]}, (8, 16))).num_seeds == 1
+
+
+def test_results_without_records_are_an_error() -> None:
+    with pytest.raises(InputError, match="without a single record"):
+        summarise({**results(), "records": []})
+
+
+def test_one_of_many_comparisons_needs_a_larger_difference() -> None:
+    """Of sixteen windows, by the tables of Student's t with 15 degrees of freedom: 2.13 for one, 3.29 for ten."""
+    draw = np.random.default_rng(0).normal(size=16)
+    spread = (draw - draw.mean()) / draw.std(ddof=1) * 4  # whose mean has a standard error of 1
+
+    def is_clear(mean: float, comparisons: int) -> bool:
+        rows = [
+            Row(encoding="", num_seeds=1, train_loss=None, by_length={8: Cell.of([float(losses.mean())])},
+                by_position=(), by_window={8: tuple(Cell.of([float(each)]) for each in losses)})
+            for losses in (np.full(16, 9.0), 9 + mean + spread)
+        ]  # fmt: skip
+        return rows[0].is_clear(8, rows[1], 8, comparisons=comparisons)
+
+    assert (is_clear(2.2, 1), is_clear(2.3, 1)) == (False, True)
+    assert (is_clear(3.26, 10), is_clear(3.31, 10)) == (False, True)
