@@ -23,7 +23,7 @@ PROFILE ?= thorough
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile # tests of a file share what takes seconds to begin
 MARKED = $$(grep -rlw --include='test_*.py' $(1) tests | sort) # to collect all others takes each worker some ten seconds
 
-.PHONY: help demo test lint types suite test-slow test-browser chromium docs bench gpu clean
+.PHONY: help demo test lint types suite test-slow test-browser chromium docs bench gpu engines clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -94,6 +94,10 @@ gpu: $(VENV)/dev.stamp ## all that needs a GPU: its tests, then its benchmarks, 
 	@$(PIP) -e '.[bench]'
 	@$(BIN)/python -m benchmarks gpu
 
-clean: ## remove the environment, the caches and the demo
-	@rm -rf $(VENV) $(NATIVE)/*.so demo report dist docs/_build docs/reference .pytest_cache .ruff_cache .hypothesis
+ENGINES ?= # of benchmarks/engines/NAME.txt, or all
+engines: $(VENV)/dev.stamp ## tests in the programs that serve models, into benchmarks/results/engines.json; ENGINES=vllm: in one
+	@$(BIN)/python -m benchmarks.engines $(ENGINES)
+
+clean: ## remove the environments, the caches and the demo
+	@rm -rf $(VENV) .venv-engines $(NATIVE)/*.so demo report dist docs/_build docs/reference .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,7 +1,7 @@
 """``python hub/build.py FOLDER``: the rotary kernel of locant, in the layout that the Hub's `kernels` library loads.
 
 A kernel of the Hub is a folder that is imported under a name of its own, so it may import nothing but torch and itself,
-and its operators need names that no other version has. What `hub/rotary/__init__.py` imports of locant is copied with
+and its operators need names that no other version has. What the files of `hub/rotary` import of locant is copied with
 that changed: imports become relative, shapes in signatures are for type checkers alone. One folder for each variant:
 
     build/torch-cuda/                              Triton
@@ -68,9 +68,9 @@ def _write(folder: Path, kernel: str, backend: str) -> Path:
 
 
 def _sources(kernel: str) -> dict[str, str]:
-    """What the kernel consists of, by its place: its own face, and what that imports of locant, directly or not."""
-    found = {"__init__.py": _read(HUB / kernel / "__init__.py")}
-    waiting = [found["__init__.py"]]
+    """What the kernel consists of, by its place: its own files, and what they import of locant, directly or not."""
+    found = {path.name: _read(path) for path in (HUB / kernel).glob("*.py")}
+    waiting = [*found.values()]
     while waiting:
         for name in _imported(waiting.pop()) - found.keys():
             found[name] = "" if name in BLANK else _read(LOCANT / name)
@@ -98,6 +98,7 @@ def _standing_alone(text: str, name: str, identity: str) -> str:
     """The same code, which imports torch and itself, with operators of its own."""
     dots = "." * len(Path(name).parts)
     text = re.sub(r"^( *)from locant\.", rf"\1from {dots}", text, flags=re.MULTILINE)
+    text = re.sub(r"^from hub\.\w+ import", "from . import", text, flags=re.MULTILINE)
     text = re.sub(r"^(from jaxtyping import .*)$", TYPES_ALONE, text, flags=re.MULTILINE)
     return text.replace('"locant::', f'"{identity}::')
 

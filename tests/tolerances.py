@@ -16,6 +16,7 @@ __all__ = [
     "DOUBLE",
     "DRAWN",
     "ESTIMATED",
+    "EXPORTED",
     "FAR_DOUBLE",
     "FAR_SINES",
     "FEW_ROUNDINGS",
@@ -152,6 +153,9 @@ FAR_SINES = 5e-6
 
 DECODED = 4e-6
 """The same for results with tokens in another arrangement, some eight times what is seen: values of up to four."""
+
+EXPORTED = 3e-5
+"""How far what an exported layer computes in another engine may be, with sums in its own order."""
 
 LOGITS = 1e-5
 """How far float32 logits behind a whole small model may be."""

@@ -1,15 +1,17 @@
-"""What the repository keeps beside the package: the list of known bugs, and recorded measurements."""
+"""What the repository keeps beside the package: the list of known bugs, and what was measured."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from locant.report.benchmarks import PLACES, recorded, table
 
-__all__ = ["ROOT", "benchmarks", "known_bugs"]
+__all__ = ["ROOT", "benchmarks", "difference", "engines", "known_bugs"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,6 +32,55 @@ def benchmarks() -> str:
     found = recorded()
     parts = [_part(device, name, part) for device, benchmark in found.items() for name, part in benchmark.items()]
     return "\n\n".join(parts)
+
+
+def engines(record: dict[str, Any] | None = None) -> str:
+    """The table of engines: a row for each, with what was measured in it, how to repeat that, and what it cannot do.
+
+    >>> row = {"engine": "One", "version": "1.2", "subject": "a layer", "difference": 2.4e-7, "unit": "absolute"}
+    >>> part = {"measured": "2026-11-24", "rows": [row | {"command": "make engines"}], "cannot": {"One": ["sing"]}}
+    >>> print(engines({"one": part}).partition("cannot")[2].strip())
+    * - One 1.2 (2026-11-24)
+      - - a layer: 2.4e-07 absolute
+      - - `make engines`
+      - - sing
+    :::
+    """
+    if record is None:
+        record = json.loads((ROOT / "benchmarks" / "results" / "engines.json").read_text(encoding="utf-8"))
+    lines = [":::{list-table}\n:header-rows: 1\n", "* - engine\n  - largest difference\n  - repeated by\n  - cannot"]
+    late = []
+    for name, part in record.items():
+        for engine in dict.fromkeys([*(row["engine"] for row in part["rows"]), *part["cannot"]]):
+            rows = [row for row in part["rows"] if row["engine"] == engine]
+            lines.extend(
+                _row(
+                    f"{' '.join([engine, *dict.fromkeys(row['version'] for row in rows)])} ({part['measured']})",
+                    [f"{row['subject']}: {difference(row)}" for row in rows],
+                    [f"`{command}`" for command in dict.fromkeys(row["command"] for row in rows)],
+                    part["cannot"].get(engine, []),
+                )
+            )
+        if "not_repeated" in part:
+            late.append(f"\nNot measured anew: {name}, as {part['not_repeated']}.")
+    return "\n".join([*lines, ":::", *late])
+
+
+def difference(row: dict[str, Any]) -> str:
+    """As pages tell it.
+
+    >>> [difference({"difference": size, "unit": "logits"}) for size in (12.84, 0.000144, 0.0)]
+    ['12.8 logits', '0.00014 logits', 'none']
+    """
+    size = row["difference"]
+    return f"{size:{'.1f' if size >= 1 else '.2g'}} {row['unit']}" if size else "none"
+
+
+def _row(first: str, *cells: list[str]) -> Iterator[str]:
+    yield f"* - {first}"
+    for cell in cells:
+        for number, line in enumerate(cell or [""]):
+            yield f"  {' ' if number else '-'} - {line}".rstrip()
 
 
 def _part(device: str, name: str, part: dict[str, Any]) -> str:

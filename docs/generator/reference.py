@@ -23,7 +23,7 @@ from docs.generator.encodings import encoding_page, scaling_page, title
 from docs.generator.markdown import card, index, summary
 from docs.generator.models import families, family_page, plot_family
 from docs.generator.models import title as family_title
-from docs.generator.records import ROOT, benchmarks, known_bugs
+from docs.generator.records import ROOT, benchmarks, engines, known_bugs
 from locant.figures.canvas import save
 from locant.positions.registry import encodings
 from locant.positions.scaling import SCALINGS
@@ -63,6 +63,7 @@ def pages() -> dict[str, str]:
         "command-line.md": command_line(),
         "known_bugs.txt": known_bugs((ROOT / "tests" / "known_bugs" / "README.md").read_text(encoding="utf-8")),
         "benchmarks.txt": benchmarks(),
+        "engines.txt": engines(),
     }
 
 

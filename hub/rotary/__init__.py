@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hub.rotary import layers
 from locant.kernels import rotary
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.frequencies import inverse_frequencies
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from locant.kernels.rotary import Layout
 
-__all__ = ["Angles", "angles", "inverse_frequencies", "rotate"]
+__all__ = ["Angles", "angles", "inverse_frequencies", "layers", "rotate"]
 
 
 def angles(inv_freq: Sequence[float | Decimal], mode: AngleMode = "exact", *, attention_factor: float = 1.0) -> Angles:

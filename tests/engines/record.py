@@ -20,7 +20,7 @@ def record(engine: str, subject: str, difference: float, *, package: str, unit: 
         package: the distribution whose version counts.
     """
     if folder := os.environ.get(FOLDER):
-        test = os.environ["PYTEST_CURRENT_TEST"].partition(" ")[0]
+        test = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
         row = {"engine": engine, "version": version(package), "subject": subject, "difference": difference}
         with (Path(folder) / f"{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({**row, "unit": unit, "test": test}) + "\n")

@@ -13,8 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from locant import ALiBi, Fire, LocantError, PositionEncoding, Positions, Rotary, T5Bias, attend
+from locant.positions.scaling import YaRN
+from tests.engines.exported import HEAD_DIM, HEADS, LAYERS, LENGTH, STARTS, Layer, Rotation, far, tokens
+from tests.engines.record import record
 from tests.refusal import refuses
-from tests.tolerances import assert_close
+from tests.tolerances import ROTATED_TOKEN, assert_close
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")
@@ -24,36 +27,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*The axis name:UserWarning"),
 ]
 
-HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16
-LENGTH = torch.export.Dim("length", min=2, max=2**20)
 
-
-class Layer(nn.Module):
-    """Rotation and attention, as a model has them."""
-
-    def __init__(self, encoding: PositionEncoding, **options: Any) -> None:
-        super().__init__()
-        self.encoding = encoding
-        self.options = options
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        positions = Positions.arange(q.shape[2])
-        q, k = self.encoding.rotate(q, k, positions)
-        return attend(q, k, v, encoding=self.encoding, positions=positions, **self.options)
-
-
-class Rotation(nn.Module):
-    def __init__(self, rotary: Rotary) -> None:
-        super().__init__()
-        self.rotary = rotary
-
-    def forward(self, x: Tensor, index: Tensor) -> Tensor:
-        return self.rotary.rotate_one(x, Positions(index))
-
-
-def _tokens(length: int) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (torch.randn(1, heads, length, HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
-    return q, k, v
+def _record(subject: str, found: Tensor, expected: Tensor) -> None:
+    difference = float((found - expected).abs().max())
+    record("ONNX Runtime", subject, difference, package="onnxruntime", unit="absolute")
 
 
 def _run(program: Any, path: Path, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -68,18 +45,6 @@ def _exported(module: nn.Module, inputs: tuple[Tensor, ...], shapes: Any) -> Any
     return torch.onnx.export(module.eval(), inputs, **options)
 
 
-LAYERS = {
-    "plain": (PositionEncoding(), {}),
-    "rotary": (Rotary(HEAD_DIM), {}),
-    "interleaved part": (Rotary(HEAD_DIM, layout="interleaved", rotary_dim=8), {}),
-    "float32 angles": (Rotary(HEAD_DIM, angles="float32"), {}),
-    "alibi": (ALiBi(HEADS), {}),
-    "t5": (T5Bias(HEADS), {}),
-    "window": (Rotary(HEAD_DIM), {"window": 8}),
-    "softcap": (Rotary(HEAD_DIM), {"softcap": 5.0}),
-}
-
-
 @pytest.mark.slow
 @pytest.mark.unchecked  # the exporter traces what checks signatures, too
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -87,21 +52,37 @@ LAYERS = {
 def test_a_layer_in_onnx_runtime(name: str, dynamic: bool, tmp_path: Path) -> None:
     encoding, options = LAYERS[name]
     layer = Layer(encoding, **options)
-    program = _exported(layer, _tokens(8), ({2: LENGTH},) * 3 if dynamic else None)
+    program = _exported(layer, tokens(8), ({2: LENGTH},) * 3 if dynamic else None)
     for length in (8, 2, 37, 600) if dynamic else (8,):
-        inputs = _tokens(length)
-        assert_close(_run(program, tmp_path / "a.onnx", inputs), layer(*inputs).detach())
+        inputs = tokens(length)
+        found, expected = _run(program, tmp_path / "a.onnx", inputs), layer(*inputs).detach()
+        _record("layers with rotations, ALiBi, T5, windows and soft-capping, of any length", found, expected)
+        assert_close(found, expected)
 
 
 @pytest.mark.unchecked
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_rotations_in_onnx_runtime_have_the_same_bits(layout: Any, tmp_path: Path) -> None:
     module = Rotation(Rotary(HEAD_DIM, layout=layout))
-    x, _, _ = _tokens(8)
+    x, _, _ = tokens(8)
     program = _exported(module, (x, torch.arange(8)[None]), ({2: LENGTH}, {1: LENGTH}))
-    for start in (0, 255, 65_530, 2**24 - 3, 2**31 - 10):
-        inputs = _tokens(10)[0], torch.arange(start, start + 10)[None]
-        assert torch.equal(_run(program, tmp_path / "a.onnx", inputs), module(*inputs))
+    for start in STARTS:
+        inputs = far(start)
+        found, expected = _run(program, tmp_path / "a.onnx", inputs), module(*inputs)
+        _record("rotations at positions up to 2³¹ − 1", found, expected)
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.unchecked
+def test_rotations_with_an_attention_factor_are_equal_up_to_its_rounding(tmp_path: Path) -> None:
+    module = Rotation(Rotary(HEAD_DIM, scaling=YaRN(factor=4.0, original_max_seq_len=64)))
+    program = _exported(module, far(0), None)
+    for start in STARTS:
+        inputs = far(start)
+        found, expected = _run(program, tmp_path / "a.onnx", inputs), module(*inputs)
+        _record("rotations by YaRN", found, expected)
+        assert (found - expected).abs().max() < ROTATED_TOKEN
 
 
 @pytest.mark.unchecked
@@ -113,11 +94,11 @@ def test_an_exported_program_is_for_every_length_and_holds_operators_of_torch_al
     encoding: PositionEncoding, backend: str
 ) -> None:
     layer = Layer(encoding, backend=backend).eval()
-    program = torch.export.export(layer, _tokens(8), dynamic_shapes=({2: LENGTH},) * 3, strict=False)
+    program = torch.export.export(layer, tokens(8), dynamic_shapes=({2: LENGTH},) * 3, strict=False)
     operators = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     assert not [name for name in operators if "locant" in name]
     for length in (2, 300, 700):
-        inputs = _tokens(length)
+        inputs = tokens(length)
         assert_close(program.module()(*inputs), layer(*inputs))
 
 
@@ -131,7 +112,7 @@ def test_a_decoding_step_is_exported_for_every_length(length: int) -> None:
             return attend(q, k, v, positions=positions, k_positions=Positions.arange(k.shape[2]))
 
     def step(length: int) -> tuple[Tensor, ...]:
-        return _tokens(1)[0], *_tokens(length)[1:], torch.tensor([[length - 1]])
+        return tokens(1)[0], *tokens(length)[1:], torch.tensor([[length - 1]])
 
     program = torch.export.export(Step(), step(length), dynamic_shapes=({}, {2: LENGTH}, {2: LENGTH}, {}), strict=False)
     for other in (2, 15, 16, 300):
@@ -145,7 +126,7 @@ def test_in_place_and_tiles_while_exporting() -> None:
         def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
             return Rotary(HEAD_DIM).rotate(q.clone(), k.clone(), Positions.arange(q.shape[2]), inplace=True)
 
-    q, k, v = _tokens(8)
+    q, k, v = tokens(8)
     program = torch.export.export(InPlace(), (q, k), strict=False)
     assert not [node for node in program.graph.nodes if "locant" in str(node.target)]
     expected = Rotary(HEAD_DIM).rotate(q, k, Positions.arange(8))
@@ -163,10 +144,12 @@ def test_the_standard_operator_with_our_tables(
     from locant.engines.onnx import rotary_model
 
     rotary = Rotary(HEAD_DIM, layout=layout, rotary_dim=rotary_dim)
-    x, _, _ = _tokens(6)
+    x, _, _ = tokens(6)
     content = rotary_model(rotary, num_heads=HEADS, max_seq_len=4096, domain=domain)
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     for start in (0, 100, 4090):
         index = torch.arange(start, start + 6)[None]
-        found = session.run(None, {"x": x.numpy(), "positions": index.numpy()})[0]
-        assert_close(torch.from_numpy(found), rotary.rotate_one(x, Positions(index)))
+        found = torch.from_numpy(session.run(None, {"x": x.numpy(), "positions": index.numpy()})[0])
+        expected = rotary.rotate_one(x, Positions(index))
+        _record("the operator `RotaryEmbedding` with our tables", found, expected)
+        assert_close(found, expected)

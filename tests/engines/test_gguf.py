@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from locant.cli import main
 from locant.engines.gguf import HALF, INTERLEAVED, NONE, SEVERAL_AXES, compare_gguf, read_gguf
 from tests.engines import tiny_gguf
 from tests.engines.llama_cpp import LlamaCpp, rope_type
+from tests.engines.record import record
 from tests.engines.tiny_gguf import CONTEXT, TRAINED, gguf, model_of, write
 from tests.refusal import refuses
 from tests.tolerances import LLAMA_CPP
@@ -38,12 +40,26 @@ FILES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ("qwen2", "default", {}, {}),
     ("qwen2", "linear", {}, {}),
     ("qwen2", "yarn", {}, {}),
+    ("qwen2", "yarn", {"beta_fast": 16.0, "beta_slow": 2.0}, {"yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0}),
     ("gpt_neox", "default", {}, {}),
     ("gpt_neox", "linear", {}, {}),
     ("phi3", "default", {}, {}),
     ("phi3", "longrope", {}, {}),
 ]
 """Architecture, scaling, options of it in the configuration, and keys of the file that say them."""
+
+
+DIFFERENT = {
+    "dynamic": "dynamic scaling",
+    "beta_fast": "`beta_fast`, `beta_slow` of YaRN (Llama, Qwen2)",
+    "truncate": "`truncate` of YaRN",
+    "attention_factor": "`attention_factor` of YaRN without `attn_factor`",
+}
+"""What llama.cpp computes otherwise, by what a configuration says: rows of docs/guides/engines.md."""
+
+
+def _record(subject: str, difference: float) -> None:
+    record("llama.cpp", subject, float(difference), package="xllamacpp", unit="logits from transformers")
 
 
 def _named(case: Any) -> str:
@@ -68,10 +84,16 @@ def test_llama_cpp_computes_what_is_told_of_a_file(
     encoding = encoding_from_gguf(path, n_ctx=CONTEXT)
     with LlamaCpp(path, CONTEXT) as llama:
         theirs = llama.logits(IDS[0].tolist())
-    assert np.abs(theirs - _logits(model, encoding, IDS)).max() < LLAMA_CPP
+    told = np.abs(theirs - _logits(model, encoding, IDS)).max()
+    record("llama.cpp", "logits by what `encoding_from_gguf` tells", float(told), package="xllamacpp")
+    assert told < LLAMA_CPP
     comparison = compare_gguf(path, model.config.to_dict(), n_ctx=CONTEXT)
     with torch.no_grad():
         off = np.abs(theirs - model(IDS).logits[0].numpy()).max()
+    if off >= LLAMA_CPP:
+        _record(next(DIFFERENT[name] for name in (rope_type, *rope) if name in DIFFERENT), off)
+    elif kind != "gpt_neox":  # whose GELU is looked up in float16
+        _record("plain, linear, YaRN, Llama 3", off)
     if rope_type == "longrope":  # which differs for short texts alone
         assert off < LLAMA_CPP
         assert len(comparison.differences) == 1
@@ -87,8 +109,30 @@ def test_long_rope_follows_the_allocated_context(tmp_path: Path) -> None:
         theirs = llama.logits(ids[0].tolist())
     assert np.abs(theirs - _logits(model, encoding_from_gguf(path, CONTEXT), ids)).max() < LLAMA_CPP
     with torch.no_grad():
-        assert np.abs(theirs - model(ids).logits[0].numpy()).max() > 1, "transformers takes the short factors"
+        off = np.abs(theirs - model(ids).logits[0].numpy()).max()
+    _record("LongRoPE, texts below the trained length", off)
+    assert off > 1, "transformers takes the short factors"
     assert "the short factors" in " ".join(read_gguf(path, n_ctx=TRAINED).notes)
+
+
+def test_far_positions_move_logits_but_not_those_of_exact_angles(tmp_path: Path) -> None:
+    far = 1_000_000
+    model = model_of("llama", "default")
+    places = torch.arange(IDS.shape[1])[None]
+    with LlamaCpp(write(model, tmp_path / "a.gguf"), CONTEXT) as llama:
+        near, moved = (llama.logits(IDS[0].tolist(), start) for start in (0, far))
+    subject, unit = "all positions + 1,000,000", "logits moved"
+    record("llama.cpp", subject, by_llama := float(np.abs(moved - near).max()), package="xllamacpp", unit=unit)
+    by = []
+    with torch.no_grad():
+        for swapped in (False, True):
+            with locant.swap(model, angles="exact") if swapped else nullcontext():
+                near, moved = (model(IDS, position_ids=places + start).logits for start in (0, far))
+            by.append(float((moved - near).abs().max()))
+    record("transformers", subject, by[0], package="transformers", unit=unit)
+    record("transformers", f"{subject}, swapped", by[1], package="transformers", unit=unit)
+    assert min(by_llama, by[0]) > 0.1
+    assert by[1] < LLAMA_CPP / 100
 
 
 def test_ends_of_the_ramp_are_read_where_they_are(tmp_path: Path) -> None:
@@ -126,6 +170,8 @@ def test_q_and_k_in_the_wrong_order_are_told(reordered: bool, answer: str, tmp_p
     path = write(model, tmp_path / "a.gguf", reordered=reordered)
     with LlamaCpp(path, CONTEXT) as llama, torch.no_grad():
         off = np.abs(llama.logits(IDS[0].tolist()) - model(IDS).logits[0].numpy()).max()
+    if not reordered:
+        _record("q and k of Llama not reordered", off)
     comparison = compare_gguf(path, model.config.to_dict(), folder=tmp_path / "model")
     assert comparison.weights is not None
     assert comparison.weights.startswith(answer)

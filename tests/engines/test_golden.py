@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from safetensors import safe_open
 
 from locant.cli import main
+from tests.engines.record import record
 from tests.tolerances import ANGLE, POWER_IN_DOUBLE, ROTATED_TOKEN
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "engines.md"
@@ -73,7 +74,10 @@ def test_every_encoding_is_different(golden: dict[str, Any]) -> None:
     assert len({table.tobytes() for table in tables}) == len(tables) == 14
 
 
-@pytest.mark.parametrize("library", ["numpy", "jax", "mlx"])
+ENGINES = {"numpy": "NumPy", "jax": "JAX", "mlx": "MLX"}
+
+
+@pytest.mark.parametrize("library", ENGINES)
 def test_a_port_on_the_page_agrees(library: str, golden: dict[str, Any]) -> None:
     pytest.importorskip({"mlx": "mlx.core"}.get(library, library))
     port = ModuleType("port")
@@ -85,7 +89,9 @@ def test_a_port_on_the_page_agrees(library: str, golden: dict[str, Any]) -> None
     for name, encoding in golden["encodings"].items():
         x, positions, inv_freq = golden["x"][reach], golden["positions"][reach], golden[f"{name}/inv_freq"]
         rotated = port.rotate(x, positions, inv_freq, encoding["attention_factor"])
-        assert np.abs(np.asarray(rotated) - golden[f"{name}/half"][reach]).max() < ROTATED_TOKEN
+        difference = float(np.abs(np.asarray(rotated) - golden[f"{name}/half"][reach]).max())
+        record(ENGINES[library], "the port on this page, golden vectors", difference, package=library, unit="absolute")
+        assert difference < ROTATED_TOKEN
 
 
 def test_another_suffix_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from locant import RangeError, Rotary
+from tests.engines.record import record
 from tests.refusal import refuses
 from tests.tolerances import FREQUENCY
 
@@ -38,7 +39,10 @@ def test_a_cache_has_the_bits_of_transformers(name: str) -> None:
     cos, sin = (table[0] for table in module(torch.zeros(1, 1), torch.arange(LENGTH)[None]))
     pairs = cos.shape[-1] // 2  # theirs stand twice
     rotary = Rotary.from_config(config, angles="float32")
-    assert torch.equal(rotary.cos_sin_cache(LENGTH), torch.cat([cos[:, :pairs], sin[:, :pairs]], dim=-1))
+    expected = torch.cat([cos[:, :pairs], sin[:, :pairs]], dim=-1)
+    difference = float((rotary.cos_sin_cache(LENGTH) - expected).abs().max())
+    record("transformers", "tables of cosines and sines", difference, package="transformers", unit="absolute")
+    assert torch.equal(rotary.cos_sin_cache(LENGTH), expected)
     assert torch.equal(rotary.inv_freq_float32, module.inv_freq)
     assert torch.equal(rotary.alike(angles="exact").inv_freq_float32, module.inv_freq)
     assert (rotary.inv_freq / module.inv_freq - 1).abs().max() < FREQUENCY

@@ -13,11 +13,13 @@ from locant.report.console import print_json
 
 PLACES = (Path(__file__).parent / "results", Path(__file__).parents[3] / "benchmarks" / "results")
 """In an installed package, and in a checkout."""
+ENGINES = "engines"
+"""A file there that is of no device: what `make engines` measured."""
 
 
 def recorded(places: Sequence[Path] = PLACES) -> dict[str, dict[str, Any]]:
     """What was measured, by device and benchmark: ``environment`` and ``rows`` of each."""
-    files = sorted(file for place in places if place.is_dir() for file in place.glob("*.json"))
+    files = sorted(file for place in places if place.is_dir() for file in place.glob("*.json") if file.stem != ENGINES)
     if not files:
         raise InputError("found no recorded measurements", "make bench, in a checkout")
     return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}

@@ -33,12 +33,11 @@ from locant.positions.pairs import bias_dtype
 
 def eager_attention(inputs: AttentionInputs) -> Attended:
     """The output, the log-sum-exp and the weights, whichever of them are asked for."""
+    inputs = _ungrouped_for_export(inputs)
     q, k, v, mask = inputs.q, inputs.k, inputs.v, inputs.mask.dense()
     bias = None if inputs.bias is None else inputs.bias.dense()
     dtype = torch.promote_types(q.dtype, torch.float32)
     groups = q.shape[1] // k.shape[1]
-    if groups > 1 and torch.compiler.is_exporting():  # the views below would fix the length of an exported program
-        k, v, groups = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1), 1
     products = _spread(_gathered(q.to(dtype), groups) @ k.to(dtype).transpose(-1, -2), groups)
     scores = inputs.capped(products * inputs.scale)
     if bias is not None:
@@ -49,6 +48,14 @@ def eager_attention(inputs: AttentionInputs) -> Attended:
     y = mask.blank(y.clone() if groups > 1 else y)  # no view: FSDP mistrusts them
     lse = mask.without_keys(scores.logsumexp(dim=-1)) if inputs.needs_lse else None
     return Attended(y, lse, weights if inputs.return_weights else None)
+
+
+def _ungrouped_for_export(inputs: AttentionInputs) -> AttentionInputs:
+    """A key head for every query head: views of groups would fix the length, and OpenVINO ignores `enable_gqa`."""
+    if not (inputs.grouped and torch.compiler.is_exporting()):
+        return inputs
+    k, v = (x.repeat_interleave(inputs.q.shape[1] // x.shape[1], dim=1) for x in (inputs.k, inputs.v))
+    return dataclasses.replace(inputs, k=k, v=v)
 
 
 def _gathered(x: Float[Tensor, "#batch heads query _"], groups: int) -> Float[Tensor, "#batch kv_heads rows _"]:
@@ -74,7 +81,7 @@ def sdpa_obstacle(inputs: AttentionInputs) -> str | None:
 
 def sdpa_attention(inputs: AttentionInputs) -> Float[Tensor, "batch heads query value_dim"]:
     """The output in the dtype of `q`."""
-    dtype, inputs = inputs.q.dtype, as_wide_as_bias(inputs)
+    dtype, inputs = inputs.q.dtype, as_wide_as_bias(_ungrouped_for_export(inputs))
     q, k, v, scale = inputs.q, inputs.k, inputs.v, inputs.scale
     bias = None if inputs.bias is None else inputs.bias.dense()
     is_causal = bias is None and inputs.mask.is_causal

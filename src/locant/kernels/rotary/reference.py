@@ -116,9 +116,14 @@ def cos_sin(
 
 
 def _row(tables: Tables, level: int, per_pair: Tensor) -> tuple[Tensor, ...]:
-    if level and torch.compiler.is_exporting():
-        # ONNX shifts unsigned integers alone. A division is exact there only below 2^24, or of a single byte.
-        byte = torch.div(per_pair & 255 << 8 * level, 256**level, rounding_mode="floor")
+    if level == 0:
+        byte = per_pair & 255
+    elif torch.compiler.is_exporting():
+        # ONNX shifts unsigned integers alone. A division is exact there only below 2^24, or of a single byte. OpenVINO
+        # has numbers of 32 bits, so the sign is no bit of a mask.
+        mask = 127 if level == 3 else 255
+        byte = torch.div(per_pair & mask << 8 * level, 256**level, rounding_mode="floor")
+        byte = byte + 128 * (per_pair < 0) if level == 3 else byte
     else:
         byte = (per_pair >> 8 * level) & 255
     rows = tables.table[level]

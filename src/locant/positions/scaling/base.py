@@ -18,7 +18,6 @@ from locant.arguments import Real, real, whole
 from locant.positions.frequencies import PRECISION, TWO_PI, inverse_frequencies
 
 Frequencies = tuple[Decimal, ...]
-Rounded = Float[Tensor, " pairs"]
 
 LENGTH = "original_max_seq_len"
 """The field of the trained length."""
@@ -125,7 +124,7 @@ class Scaling:
         with decimal.localcontext(PRECISION):
             return tuple(self.formula(DECIMALS, dim, base, seq_len))
 
-    def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
+    def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Float[Tensor, " pairs"]:
         """The same in float32, rounded after every step."""
         return self.formula(FLOAT32, dim, base, seq_len)
 

@@ -1,0 +1,1 @@
+"""The programs that models are served by, each in an environment of its own: `make engines`."""
