@@ -27,7 +27,7 @@ from locant import (
 from locant.positions import ModelShape, Pairs, RotaryByClass, Temperature
 from locant.positions.registry import encodings
 from locant.positions.rotary_by_class import products
-from locant.positions.scaling import KINDS, NTK, Linear, Resonance, Scaling
+from locant.positions.scaling import KINDS, NTK, DyPE, Linear, Resonance, RIFLEx, Scaling
 
 __all__ = [
     "CONSTANT", "DISTINCT", "EACH_CODE", "EVERY", "HEADS", "ROTARY_OPTIONS", "WIDTH", "Build", "differences", "queries",
@@ -42,7 +42,10 @@ PAIRS = WIDTH // 2
 SCALINGS: dict[str, Scaling] = {
     kind.info.name: kind.by_factor(4.0, 2048, WIDTH, 10_000.0) for kind in KINDS.values() if kind.info.name
 }
-SCALINGS |= {"ntk of base": NTK(factor=4.0, form="base"), "resonance": Resonance(scaling=Linear(factor=4.0))}
+SCALINGS |= {
+    "ntk of base": NTK(factor=4.0, form="base"), "resonance": Resonance(scaling=Linear(factor=4.0)),
+    "riflex": RIFLEx(num_frames=66, pair=2), "dype": DyPE(factor=4.0),
+}  # fmt: skip
 ROTARY_OPTIONS: dict[str, dict[str, Any]] = {
     "rotary": {},
     "rotary interleaved": {"layout": "interleaved"},

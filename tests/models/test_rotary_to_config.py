@@ -199,6 +199,7 @@ def test_pairs_that_are_dealt_out_in_turns_are_written_as_qwen_3_vl_has_them(for
         Rotary.from_config(AutoConfig.for_model("nanochat")).to_config()
 
 
+@pytest.mark.unchecked  # checks of shapes stand between the caller and us
 def test_a_scaling_that_servers_read_otherwise_is_warned_of() -> None:
     factors = {"short_factor": [1.0] * 4, "original_max_seq_len": 4096, "factor": 4.0}
     with pytest.warns(UserWarning, match=r"LongRoPE.* 4096 tokens; vLLM and llama.cpp") as caught:

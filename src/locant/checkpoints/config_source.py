@@ -71,9 +71,9 @@ def require_no_code(source: object, config: Mapping[str, Any]) -> None:
                     raise InputError(got, f"{CONFIG} without {key}")
 
 
-def _parts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _parts(config: Mapping[str, Any]) -> list[Mapping[Any, Any]]:
     """The configuration, those of the models in it, and what else they hold, at any depth."""
-    parts = [config]
+    parts: list[Mapping[Any, Any]] = [config]
     for part in parts:
         parts += [each for each in part.values() if isinstance(each, Mapping)]
     return parts

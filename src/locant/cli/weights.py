@@ -25,7 +25,7 @@ LAYOUT = click.Choice(["half", "interleaved"])
 )
 @as_json
 def audit(model: str, files: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Check that weights were trained with the positions that their configuration says.
+    """Find the positions that weights were trained with, and whether the configuration says so.
 
     The loss on a text is measured under each plausible reading: the other layout, other bases, scalings and shares of
     the head; for ALiBi, other signs and orders of its slopes. MODEL is a folder of this machine, with safetensors and
