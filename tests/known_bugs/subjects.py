@@ -27,7 +27,8 @@ from locant import (
 from locant.positions import ModelShape, Pairs, RotaryByClass, Temperature
 from locant.positions.registry import encodings
 from locant.positions.rotary_by_class import products
-from locant.positions.scaling import KINDS, NTK, DyPE, Linear, Resonance, RIFLEx, Scaling
+from locant.positions.scaling import KINDS, NTK, Linear, Resonance, Scaling
+from locant.positions.scaling.diffusion import DyPE, RIFLEx
 
 __all__ = [
     "CONSTANT", "DISTINCT", "EACH_CODE", "EVERY", "HEADS", "ROTARY_OPTIONS", "WIDTH", "Build", "differences", "queries",

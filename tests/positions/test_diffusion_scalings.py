@@ -26,7 +26,7 @@ def slowed(dim: int, base: float, pair: int, num_frames: int) -> list[mpf]:
 
 
 @pytest.mark.parametrize("claim", [frequencies_are_the_formulas, cosines_are_exact])
-@pytest.mark.parametrize("pair", [0, 3])
+@pytest.mark.parametrize("pair", [0, 2])
 def test_riflex_slows_one_pair(pair: int, claim: Callable[[Build, Formula], None]) -> None:
     scaling = RIFLEx(num_frames=66, pair=pair)
     claim(lambda dim: scaling, partial(slowed, pair=pair, num_frames=66))

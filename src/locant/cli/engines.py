@@ -69,7 +69,7 @@ def check_batch(file: str, axes: int, as_json: bool) -> None:
 def serve_args(
     model: str, to: int, engine: str, scaling: str, text: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
-    """Print the flags with which a server stretches the context of a model.
+    """Print the flags that stretch a model's context in a server.
 
     MODEL is the folder of a model, a config.json, or the name of a preset; for --text it is a folder with weights and
     tokenizer. Also told is what the server ignores. For transformers, and for llama.cpp before a model is converted,
