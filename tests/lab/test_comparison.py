@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import threading
@@ -15,8 +16,9 @@ import pytest
 import torch
 
 from locant import InputError, RangeError
-from locant.lab import Decoder, Settings, compare, comparison
+from locant.lab import Decoder, Settings, compare, trainings
 from locant.lab.comparison import Progress
+from locant.lab.contestant import Contestant
 from locant.lab.results import Losses, Results
 from locant.lab.training import evaluate, split_off, unigram_loss
 from locant.scaling import NTK, Linear, Llama3, YaRN
@@ -35,11 +37,11 @@ def run(**options: object):
 def test_results_are_json_of_the_promised_form():
     results = run(encodings=("learned",), seeds=(0,), multiples=(1, 2, 8))
     data = json.loads(json.dumps(results.to_dict()))
-    assert set(data) == {"settings", "environment", "records"}
+    assert set(data) == {"schema", "settings", "environment", "records"}
     assert data["settings"]["train_length"] == 5
     assert data["environment"]["torch"] == torch.__version__
     [record] = data["records"]
-    assert record["encoding"] == "learned"
+    assert (record["task"], record["encoding"], record["rate"], record["steps"]) == ("text", "learned", 1.0, 3)
     assert record["seed"] == 0
     assert record["train_length"] == 5
     assert list(record["loss_by_length"]) == ["5", "10", "40"]
@@ -77,7 +79,7 @@ def threads_of_torch(count: int) -> Iterator[None]:
 
 
 def test_models_that_train_at_once_have_the_numbers_of_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, fit, another = small(encodings=("learned", "fire"), seeds=(0, 1)), comparison.fit, threading.Barrier(2)
+    settings, fit, another = small(encodings=("learned", "fire"), seeds=(0, 1)), trainings.fit, threading.Barrier(2)
     with threads_of_torch(1):
         alone = compare(ids(), VOCAB, settings).records
 
@@ -85,7 +87,7 @@ def test_models_that_train_at_once_have_the_numbers_of_one_after_another(monkeyp
         another.wait(timeout=120)
         return fit(*args, **options)
 
-    monkeypatch.setattr(comparison, "fit", meet)
+    monkeypatch.setattr(trainings, "fit", meet)
     with threads_of_torch(2):
         together = compare(ids(), VOCAB, settings).records
     for one, other in zip(alone, together, strict=True):
@@ -97,7 +99,7 @@ def test_an_interrupt_ends_every_training() -> None:
 
     def wait(progress: Progress) -> None:
         done.append(progress.done)
-        if progress.encoding == "alibi":
+        if progress.training.encoding == "alibi":
             interrupted.wait(timeout=120)
 
     def interrupt(results: Results) -> None:
@@ -127,26 +129,55 @@ def test_how_long_it_will_take_is_said_before_the_first_training(monkeypatch: py
     """By a clock on which a step takes 2 s (of nope, 1 s), and to read a token of the held-out text an eighth."""
     clock, called = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now), []
 
-    def reading(model: object, ids: np.ndarray, length: int) -> Losses:
+    def reading(model: object, ids: np.ndarray, length: int, **_: object) -> Losses:
         clock.now += 0.125 * (len(ids) - 1)
         return Losses(mean=0.0, by_position=[0.0] * length, by_window=[0.0])
 
-    def training(encoding: str, *rest: Any) -> tuple[Any, float]:
-        return timed(encoding, *rest)[0], 1.0 if encoding == "nope" else 2.0
+    def training(model: object, contestant: Contestant, ids: np.ndarray, settings: Settings, **_: object) -> float:
+        clock.now += settings.num_steps * (1.0 if contestant.encoding == "nope" else 2.0)
+        called.append(settings.num_steps)
+        return 0.0
 
-    timed = comparison.timed
-    monkeypatch.setattr(comparison, "time", clock)
-    monkeypatch.setattr(comparison, "fit", lambda *given, **also: called.append(("trained", 0.0)) or 0.0)
-    monkeypatch.setattr(comparison, "evaluate", reading)
-    monkeypatch.setattr(comparison, "timed", training)
+    monkeypatch.setattr(trainings, "time", clock)
+    monkeypatch.setattr(trainings, "fit", training)
+    monkeypatch.setattr(trainings, "evaluate", reading)
     settings = small(encodings=("nope", "rotary", "rotary+ntk"), seeds=(0, 1, 2), num_steps=50)
     with threads_of_torch(1):
         compare(ids(), VOCAB, settings, on_plan=lambda results, seconds: called.append((results, seconds)))
-    (results, seconds), *after = called
+    place = next(at for at, each in enumerate(called) if isinstance(each, tuple))
+    (results, seconds), after = called[place], called[place + 1 :]
     assert (results.settings.num_steps, results.records, results.text["train_tokens"]) == (50, (), 810)
     measuring = 0.125 * 89 * len(settings.lengths)
     assert seconds == 3 * ((50 * 1.0 + measuring) + (50 * 2.0 + 2 * measuring))
-    assert after == [("trained", 0.0)] * 6
+    assert after == [50] * 6
+
+
+@pytest.mark.parametrize(
+    ("minutes", "others", "wanted"),
+    [
+        (1e-9, {}, 1),
+        (10.0, {}, 2040),
+        (20.0, {}, 4080),
+        (10.0, {"seeds": (0, 1, 2)}, 680),
+        (10.0, {"encodings": ("nope", "alibi")}, 1020),
+        (10.0, {"encodings": ("rotary", "rotary+yarn")}, 2040),
+        (10.0, {"tasks": ("text", "copy")}, 1020),
+        (10.0, {"rates": (1.0, 0.3)}, 680),
+    ],
+)
+def test_minutes_become_steps_in_proportion(monkeypatch: pytest.MonkeyPatch, minutes, others, wanted) -> None:
+    """A step takes a quarter of a second by this clock, and 85 % of the minutes are for steps."""
+    clock, planned = itertools.count(step=trainings.CALIBRATION_STEPS / 4), []
+    monkeypatch.setattr(trainings, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    options = {"encodings": ("nope",), "seeds": (0,), "num_steps": None, "minutes": minutes, "task_length": 2}
+
+    def plan(results: Results, seconds: float) -> None:
+        planned.append(results.settings)
+        raise KeyboardInterrupt
+
+    with threads_of_torch(1), pytest.raises(KeyboardInterrupt):
+        compare(ids(), VOCAB, small(**{**options, **others}), on_plan=plan)
+    assert [(each.num_steps, each.minutes) for each in planned] == [(wanted, minutes)]
 
 
 def test_a_text_too_short_to_hold_out_a_window_is_refused_with_the_length_it_needs():
@@ -160,16 +191,16 @@ def test_models_train_on_the_first_part_and_are_measured_on_the_rest(monkeypatch
     """Every token is a different one, so the ids tell where in the text they are from."""
     seen: dict[str, set[int]] = {}
 
-    def training(model: object, ids: np.ndarray, settings: Settings, **_: object) -> float:
+    def training(model: object, contestant: object, ids: np.ndarray, settings: Settings, **_: object) -> float:
         seen["train"] = set(ids.tolist())
         return 0.0
 
-    def measuring(model: object, ids: np.ndarray, length: int) -> Losses:
+    def measuring(model: object, ids: np.ndarray, length: int, **_: object) -> Losses:
         seen["evaluate"] = set(ids.tolist())
         return Losses(mean=0.0, by_position=[0.0] * length, by_window=[0.0])
 
-    monkeypatch.setattr(comparison, "fit", training)
-    monkeypatch.setattr(comparison, "evaluate", measuring)
+    monkeypatch.setattr(trainings, "fit", training)
+    monkeypatch.setattr(trainings, "evaluate", measuring)
     compare(np.arange(1_000), 1_000, small(encodings=("nope",), seeds=(0,)))
     assert seen == {"train": set(range(900)), "evaluate": set(range(900, 1_000))}
 
@@ -177,17 +208,17 @@ def test_models_train_on_the_first_part_and_are_measured_on_the_rest(monkeypatch
 def test_little_text_gets_fewer_steps_unless_they_are_given() -> None:
     """16 epochs at most: 16 x 45 tokens are 36 steps of 4 windows of 5 tokens."""
     few = Settings(**{**SMALL, "num_steps": None, "encodings": ("nope",), "seeds": (0,), "multiples": (1,)})
-    assert compare(ids(100), VOCAB, few).settings.num_steps == 16 * 90 // 20
+    [record] = compare(ids(100), VOCAB, few).records
+    assert record.steps == 16 * 90 // 20
     assert small().steps_for(90) == 3
     assert Settings().steps_for(194_970) == 300  # the sample text
-    assert run(encodings=("nope",), seeds=(0,), minutes=1e-9).settings.num_steps == 1
 
 
 def test_a_scaling_is_measured_with_the_model_that_was_trained_without(monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[Decoder] = []
-    fit = comparison.fit
+    fit = trainings.fit
     monkeypatch.setattr(
-        comparison, "fit", lambda model, *rest, **more: trained.append(model) or fit(model, *rest, **more)
+        trainings, "fit", lambda model, *rest, **more: trained.append(model) or fit(model, *rest, **more)
     )
     names = ("rotary", "rotary+linear", "rotary+ntk", "rotary+yarn", "rotary+llama3")
     settings = small(encodings=names, seeds=(0,), multiples=(1, 4), train_length=8)
@@ -229,6 +260,13 @@ def test_a_scaling_is_measured_with_the_model_that_was_trained_without(monkeypat
         ({"learning_rate": 0.0}, ("learning_rate",)),
         ({"learning_rate": math.nan}, ("learning_rate",)),
         ({"minutes": 0.0}, ("minutes",)),
+        ({"rates": (0.0,)}, ("rates",)),
+        ({"rates": (1.0, 1.0)}, ("each once",)),
+        ({"encodings": ("rotary@everywhere",)}, ("everywhere", "randomized")),
+        ({"tasks": ()}, ("tasks",)),
+        ({"tasks": ("coppy",)}, ("coppy", "copy")),
+        ({"tasks": ("mqar",), "task_length": 64}, ("64", "mqar", "task_length=16")),
+        ({"task_length": 0}, ("task_length",)),
     ],
     ids=str,
 )

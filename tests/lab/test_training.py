@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,14 +12,15 @@ import torch
 
 from locant import RangeError
 from locant.lab import Settings, generate, train
-from locant.lab.training import CALIBRATION_STEPS, Contestant, build, evaluate, num_steps, schedule, unigram_loss
+from locant.lab.contestant import Contestant
+from locant.lab.training import build, evaluate, schedule, unigram_loss
 from tests.lab.fabricated import SMALL, VOCAB, ids
 from tests.refusal import refuses
 from tests.tolerances import FEW_ROUNDINGS, LOSS
 
 
 def model(name: str, seed: int = 0):
-    return build(Contestant(name), seed, VOCAB, Settings(**SMALL))
+    return build(Contestant(name), seed, VOCAB, Settings(**SMALL), longest=40)
 
 
 def test_all_models_of_a_seed_start_alike_but_for_the_encoding() -> None:
@@ -80,25 +79,6 @@ def test_the_rate_rises_over_a_tenth_and_falls_to_a_tenth() -> None:
     assert rates[10] == 1
     assert all(a > b for a, b in itertools.pairwise(rates[10:]))
     assert 0.1 < rates[-1] < 0.11
-
-
-@pytest.mark.parametrize(
-    ("minutes", "others", "wanted"),
-    [
-        (1e-9, {}, 1),
-        (10.0, {}, 2040),
-        (20.0, {}, 4080),
-        (10.0, {"seeds": (0, 1, 2)}, 680),
-        (10.0, {"encodings": ("nope", "alibi")}, 1020),
-        (10.0, {"encodings": ("rotary", "rotary+yarn")}, 2040),
-    ],
-)
-def test_minutes_become_steps_in_proportion(monkeypatch: pytest.MonkeyPatch, minutes, others, wanted) -> None:
-    """A step takes a quarter of a second by this clock, and 85 % of the minutes are for steps."""
-    clock = itertools.count(step=CALIBRATION_STEPS / 4)
-    monkeypatch.setattr(sys.modules[num_steps.__module__], "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    settings = Settings(**{**SMALL, "encodings": ("nope",), "seeds": (0,), "minutes": minutes, **others})
-    assert num_steps(ids(), VOCAB, settings) == wanted
 
 
 def test_a_text_is_trained_on_and_continued() -> None:

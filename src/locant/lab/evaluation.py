@@ -212,8 +212,8 @@ def _measured(
         for task, hide in TASKS.items()
     }
     return {
-        **Record.of(
-            losses, encoding=way, seed=0, train_length=trained, train_loss=None,
+        **Record(
+            **Record.losses(losses), encoding=way, seed=0, train_length=trained, train_loss=None,
             num_parameters=sum(parameter.numel() for parameter in model.parameters()),
             seconds=round(time.perf_counter() - began, 3),
         ).to_dict(),

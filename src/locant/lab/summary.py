@@ -163,7 +163,8 @@ class Summary:
 
 def summarise(results: Mapping[str, Any]) -> Summary:
     """Gather the records of `Results.to_dict()` or of a `results.json`."""
-    records: Sequence[Mapping[str, Any]] = results["records"]
+    seeds = results["settings"].get("seeds")
+    records = [each for each in results["records"] if "loss_by_length" in each and (not seeds or each["seed"] in seeds)]
     if not records:
         raise InputError("got results without a single record", "a comparison that has finished at least one training")
     lengths = sorted({int(length) for record in records for length in record["loss_by_length"]})

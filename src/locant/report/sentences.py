@@ -43,7 +43,7 @@ def _little_learned(summary: Summary, *, more_steps: bool) -> str:
     if not little:
         return ""
     return (
-        f"Little was learned, so that the losses say little about the encoding: at {base:,} tokens {_and(little)} "
+        f"Little was learned, so that the losses say little about the encoding: at {base:,} tokens {spoken(little)} "
         f"{'is' if len(little) == 1 else 'are'} not {LITTLE:.0%} below the {unigram:.3f} of a unigram count, which "
         "knows how often each token is in the training text, and nothing of what stands before it."
         f"{' More steps may help.' if more_steps else ''}"
@@ -54,10 +54,10 @@ def _too_little_text(summary: Summary) -> str:
     few = [length for length in summary.lengths if not summary.has_enough(length)]
     if not few:
         return ""
-    windows = _and([f"{counted(summary.num_windows(length), 'window')} of {length:,}" for length in few])
+    windows = spoken([f"{counted(summary.num_windows(length), 'window')} of {length:,}" for length in few])
     needed = math.ceil(ENOUGH_WINDOWS * few[-1] / HELD_OUT)
     return (
-        f"Not enough text to tell at {_and([f'{length:,}' for length in few])} tokens: {windows} are held out, "
+        f"Not enough text to tell at {spoken([f'{length:,}' for length in few])} tokens: {windows} are held out, "
         f"expected {ENOUGH_WINDOWS} of each. A text of {needed:,} tokens would be enough."
     )
 
@@ -79,7 +79,7 @@ def _winner(summary: Summary, length: int) -> str:
         return f"{where}, {best.encoding} has a held-out loss of {loss}."
     leaders = summary.leaders(length)
     ties = [row.encoding for row in leaders or measured if row is not best]
-    tied = f"{_and(ties)} {'is' if len(ties) == 1 else 'are'} within {_spread(summary)}" if ties else ""
+    tied = f"{spoken(ties)} {'is' if len(ties) == 1 else 'are'} within {_spread(summary)}" if ties else ""
     if not leaders:
         return f"{where}, no encoding is clearly better: {best.encoding} has {loss}, and {tied}."
     lowest = "the lowest held-out loss" + (" of one seed" if summary.num_seeds == 1 else "")
@@ -107,7 +107,7 @@ def _trends(summary: Summary) -> list[str]:
             words = gains if ratio < 1 else somewhat if ratio <= 1 + CLEAR else much
         groups[words].append(f"{row.encoding} (×{ratio:.2f})")
     span = f"from {base:,} to {longest:,} tokens"
-    return [f"{words}, {span}: {_and(names)}." for words, names in groups.items() if names]
+    return [f"{words}, {span}: {spoken(names)}." for words, names in groups.items() if names]
 
 
 def _rises(summary: Summary) -> str:
@@ -115,7 +115,7 @@ def _rises(summary: Summary) -> str:
     places = ((row.encoding, _rise(row, summary.train_length)) for row in summary.rows)
     found = [f"{name} from about position {place:,}" for name, place in places if place is not None]
     level = f"more than {CLEAR:.0%} above its level within the training length"
-    return f"By position, the loss rises {level} and stays there: {_and(found)}." if found else ""
+    return f"By position, the loss rises {level} and stays there: {spoken(found)}." if found else ""
 
 
 def _rise(row: Row, train_length: int) -> int | None:
@@ -144,12 +144,12 @@ def _overfitted(summary: Summary) -> str:
         and held_out.mean > OVERFITTED * row.train_loss.mean
     ]
     advice = "More text or fewer steps would help."
-    return f"Overfitted, so that the losses say little about the encoding: {_and(pairs)}. {advice}" if pairs else ""
+    return f"Overfitted, so that the losses say little about the encoding: {spoken(pairs)}. {advice}" if pairs else ""
 
 
 def _missing(summary: Summary) -> str:
     names = [row.encoding for row in summary.rows if any(row.by_length[length] is None for length in summary.lengths)]
-    return f"A dash stands where a loss was not finite or not measured: {_and(names)}." if names else ""
+    return f"A dash stands where a loss was not finite or not measured: {spoken(names)}." if names else ""
 
 
 def _caution(summary: Summary) -> str:
@@ -158,6 +158,6 @@ def _caution(summary: Summary) -> str:
     return f"The spread is over {counted(summary.num_seeds, 'seed')} of a small model; larger models may differ."
 
 
-def _and(words: list[str]) -> str:
+def spoken(words: list[str]) -> str:
     """A list as it is spoken: a, b and c."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
