@@ -37,9 +37,12 @@ def results(
     windows: Mapping[str, Sequence[float]] | None = None,
     train_loss: float | None = None,
     unigram_loss: float | None = None,
+    bigram_loss: float | None = None,
+    stretches: Mapping[str, Sequence[Mapping[int, Sequence[float]]]] | None = None,
 ) -> dict[str, Any]:
     """Records as the lab writes them; `by_position` replaces the flat curve that an encoding otherwise has.
 
+    `stretches` has, for each seed of an encoding, the loss of each stretch with so many tokens before every target.
     There are 10 windows of the longest length, in which the loss is the same, but for what `windows` adds to each of
     the windows of every length of an encoding.
     """
@@ -59,6 +62,7 @@ def results(
             "loss_by_window": {
                 str(length): by_window(name, loss, length) for length, loss in zip(lengths, row, strict=True)
             },
+            **({"context_loss_by_stretch": _named(stretches[name][seed])} if stretches else {}),
             "train_loss": row[0] if train_loss is None else train_loss,
             "num_parameters": 1000,
             "seconds": 1.5,
@@ -69,11 +73,17 @@ def results(
     chosen = settings(losses, lengths)
     if unigram_loss is not None:
         chosen["text"]["unigram_loss"] = unigram_loss
+    if bigram_loss is not None:
+        chosen["text"]["bigram_loss"] = bigram_loss
     return {
         "settings": chosen,
         "environment": {"locant": "0.0.1", "torch": "9.8.7"},
         "records": records,
     }
+
+
+def _named(by_length: Mapping[int, Sequence[float]]) -> dict[str, list[float]]:
+    return {str(length): list(losses) for length, losses in by_length.items()}
 
 
 def settings(losses: Losses, lengths: Sequence[int]) -> dict[str, Any]:

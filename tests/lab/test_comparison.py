@@ -20,7 +20,7 @@ from locant.lab import Decoder, Settings, compare, trainings
 from locant.lab.comparison import Progress
 from locant.lab.contestant import Contestant
 from locant.lab.results import Losses, Results
-from locant.lab.training import evaluate, split_off, unigram_loss
+from locant.lab.training import count, evaluate, in_context, split_off
 from locant.scaling import NTK, Linear, Llama3, YaRN
 from tests.lab.fabricated import SMALL, VOCAB, ids
 from tests.refusal import refuses
@@ -49,8 +49,11 @@ def test_results_are_json_of_the_promised_form():
     assert {length: len(losses) for length, losses in record["loss_by_window"].items()} == {"5": 18, "10": 9, "40": 3}
     losses = [*record["loss_by_length"].values(), *record["loss_by_position"], *record["loss_by_window"]["40"]]
     assert all(math.isfinite(loss) for loss in [*losses, record["train_loss"]])
-    counted = data["settings"]["text"].pop("unigram_loss")
-    assert counted == unigram_loss(ids()[:810], ids()[810:], VOCAB)
+    counted = tuple(data["settings"]["text"].pop(f"{name}_loss") for name in ("unigram", "bigram"))
+    assert counted == count(ids()[:810], ids()[810:], VOCAB)
+    assert {length: len(each) for length, each in record["context_loss_by_stretch"].items()} == dict.fromkeys(
+        ("5", "10", "40"), 1
+    )
     assert data["settings"]["text"] == {"tokens": 900, "train_tokens": 810, "held_out_tokens": 90}
 
 
@@ -139,15 +142,22 @@ def test_how_long_it_will_take_is_said_before_the_first_training(monkeypatch: py
         return 0.0
 
     monkeypatch.setattr(trainings, "time", clock)
+
+    def in_context(*_: object) -> list[float]:
+        clock.now += 0.125 * 8 * 40
+        return [0.0]
+
     monkeypatch.setattr(trainings, "fit", training)
     monkeypatch.setattr(trainings, "evaluate", reading)
+    monkeypatch.setattr(trainings, "in_context", in_context)
     settings = small(encodings=("nope", "rotary", "rotary+ntk"), seeds=(0, 1, 2), num_steps=50)
     with threads_of_torch(1):
         compare(ids(), VOCAB, settings, on_plan=lambda results, seconds: called.append((results, seconds)))
     place = next(at for at, each in enumerate(called) if isinstance(each, tuple))
     (results, seconds), after = called[place], called[place + 1 :]
     assert (results.settings.num_steps, results.records, results.text["train_tokens"]) == (50, (), 810)
-    measuring = 0.125 * 89 * len(settings.lengths)
+    each = 0.125 * len(settings.lengths) * (80 + 8 * 40)  # two windows, and one of them in full context
+    measuring = each * (90 / 40 + 8 * 90 / 40) / (2 + 8)
     assert seconds == 3 * ((50 * 1.0 + measuring) + (50 * 2.0 + 2 * measuring))
     assert after == [50] * 6
 
@@ -196,11 +206,12 @@ def test_models_train_on_the_first_part_and_are_measured_on_the_rest(monkeypatch
         return 0.0
 
     def measuring(model: object, ids: np.ndarray, length: int, **_: object) -> Losses:
-        seen["evaluate"] = set(ids.tolist())
+        seen.setdefault("evaluate", set()).update(ids.tolist())
         return Losses(mean=0.0, by_position=[0.0] * length, by_window=[0.0])
 
     monkeypatch.setattr(trainings, "fit", training)
     monkeypatch.setattr(trainings, "evaluate", measuring)
+    monkeypatch.setattr(trainings, "in_context", lambda model, ids, *_: measuring(model, ids, 1).by_window)
     compare(np.arange(1_000), 1_000, small(encodings=("nope",), seeds=(0,)))
     assert seen == {"train": set(range(900)), "evaluate": set(range(900, 1_000))}
 
@@ -237,6 +248,7 @@ def test_a_scaling_is_measured_with_the_model_that_was_trained_without(monkeypat
     for name, scaling in scalings.items():
         model.embedding.encoding = type(plain)(plain.head_dim, scaling=scaling)
         assert records[f"rotary+{name}"].loss_by_length[32] == evaluate(model, held_out, 32).mean
+        assert records[f"rotary+{name}"].context_loss_by_stretch[32] == in_context(model, held_out, 32, 32)
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,8 @@ class Record:
     """At each position of the longest windows."""
     loss_by_window: dict[int, list[float | None]]
     """For each length, in each window, in the order of the text."""
+    context_loss_by_stretch: dict[int, list[float | None]] = field(default_factory=dict)
+    """For each number of tokens before every target, in each stretch of the same targets: see `in_context`."""
     train_loss: float | None
     """Over the last tenth of the training steps."""
     steps: int = 0

@@ -347,7 +347,7 @@ def task(name: str) -> Task:
     """The task of a name; a `RangeError` with the nearest one for an unknown name.
 
     >>> task("counting").row(Random(0), 4)
-    Row(prompt=[49, 52, 64], answer=[49, 50, 51, 52], counts=None)
+    Row(prompt=[54, 57, 64], answer=[54, 55, 56, 57], counts=None)
     """
     return TASKS.find(name)
 

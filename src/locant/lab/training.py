@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ FINAL_SHARE = 0.1
 CLIP_NORM = 1.0
 WEIGHT_DECAY = 0.1
 EVAL_TOKENS = 8_192  # in windows side by side; a longer one is read alone
+STRETCHES = 16
+"""In which tokens are read with their full context: enough to tell a difference, for any length of the text."""
+
 BUILDING = threading.Lock()  # torch has one generator for all threads
 
 OnStep = Callable[[int, float], None]
@@ -96,47 +99,87 @@ def split_off(ids: Int[np.ndarray, " tokens"], longest: int) -> tuple[np.ndarray
     return ids[:cut], ids[cut:]
 
 
-def unigram_loss(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray, " more"], vocab_size: int) -> float:
-    """What counting alone knows: nats per token of a held-out text, by how often each token is in the training text.
+class Counted(NamedTuple):
+    """What counting alone knows: nats per token of a held-out text, by the counts of a training text."""
 
-    Nothing of what stands before a token is used. The targets are those of `evaluate`, at any length. Tokens that do
-    not occur share what Witten & Bell (1991, method C) leave them: as much as if each of those that do had once been
-    new.
+    unigram: float
+    """By how often each token occurs; nothing of what stands before it is used."""
+    bigram: float
+    """By how often each follows the one before it."""
 
-    >>> round(unigram_loss(np.array([0, 0, 0, 1]), np.array([1, 0, 1]), 2), 4)  # shares of 4/6 and 2/6
-    0.752
+
+def count(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray, " more"], vocab_size: int) -> Counted:
+    """The losses of counts; the targets are those of `evaluate`, at any length.
+
+    What did not occur shares what Witten & Bell (1991, method C) leave it: as much as if each that did had once been
+    new. Of tokens these are equal shares; of those behind a token, in proportion to the unigram count.
+
+    >>> losses = count(np.array([0, 0, 1, 0, 1]), np.array([0, 1, 0]), 2)  # unigram: 4/7 and 3/7
+    >>> [round(math.exp(-2 * loss), 4) for loss in losses]  # 3/7 * 4/7, and behind 0 and 1 (2 + 2 * 3/7) / 5 and 11/14
+    [0.2449, 0.449]
     """
+    before, after = held_out[:-1].astype(np.int64), held_out[1:].astype(np.int64)
     counts = np.bincount(training, minlength=vocab_size)
     new = np.count_nonzero(counts)
     shares = (counts + new / vocab_size) / (len(training) + new)
-    return float(-np.log(shares[held_out[1:]]).mean())
+    pairs, times = np.unique(training[:-1].astype(np.int64) * vocab_size + training[1:], return_counts=True)
+    place = np.searchsorted(pairs, before * vocab_size + after).clip(max=len(pairs) - 1)
+    follows = np.where(pairs[place] == before * vocab_size + after, times[place], 0)
+    kinds, all_times = (np.bincount(pairs // vocab_size, each, vocab_size)[before] for each in (None, times))
+    behind = np.where(kinds > 0, (follows + kinds * shares[after]) / np.maximum(all_times + kinds, 1), shares[after])
+    return Counted(float(-np.log(shares[after]).mean()), float(-np.log(behind).mean()))
 
 
 @torch.no_grad()
 def evaluate(
-    model: Any, ids: Int[np.ndarray, " tokens"], length: int, *, positions: Callable[[Tensor], Positions] | None = None
+    model: Any,
+    ids: Int[np.ndarray, " tokens"],
+    length: int,
+    *,
+    stride: int | None = None,
+    positions: Callable[[Tensor], Positions] | None = None,
 ) -> Losses:
     """The losses of `ids` in windows of `length` tokens; each target counts once.
 
     Args:
         model: a module with `losses`, as `Decoder` has it; these may be on another device.
+        stride: from one window to the next, of each of which the last `stride` targets count; default: `length`.
         positions: where the tokens of a batch stand; default: 0, 1, 2, ... in each window.
     """
     model.eval()
-    windows = Windows(ids, length)
-    total, count = torch.zeros(2, length, dtype=torch.float64)
+    windows, counting = Windows(ids, length, stride=stride), stride or length
+    total, count = torch.zeros(2, counting, dtype=torch.float64)
     by_window: list[float] = []
     batch_size = max(1, EVAL_TOKENS // length)
     for first in range(0, len(windows), batch_size):
         batch = windows.__getitems__(list(range(first, min(first + batch_size, len(windows)))))
         if positions is not None:
             batch["positions"] = positions(batch["ids"])
-        loss = model.losses(**batch).cpu().double()
-        real = batch["targets"] >= 0
+        loss = model.losses(**batch)[:, -counting:].cpu().double()
+        real = batch["targets"][:, -counting:] >= 0
         total += loss.sum(0)
         count += real.sum(0)
         by_window += (loss.sum(1) / real.sum(1)).tolist()
     return Losses(float(total.sum() / count.sum()), (total / count).tolist(), by_window)
+
+
+def in_context(
+    model: Any, ids: Int[np.ndarray, " tokens"], length: int, longest: int,
+    positions: Callable[[Tensor], Positions] | None = None,
+) -> list[float]:  # fmt: skip
+    """The losses of targets that all have about `length` tokens before them, in stretches of `longest` targets.
+
+    Every length reads the same targets: the last ones of `ids`, `STRETCHES` stretches at most. Windows overlap: they
+    are an eighth of their length apart, or less, so each target has at least seven eighths of it before it. Costs
+    eight times as much as windows that do not overlap.
+    """
+    stride = next(size for size in range(max(1, length // 8), 0, -1) if longest % size == 0)
+    stretches = min(STRETCHES, len(ids) // longest - 1)
+    first = len(ids) - stretches * longest if stretches > 0 else longest
+    losses = evaluate(model, ids[first + stride - 1 - length :], length, stride=stride, positions=positions)
+    if stretches < 1:  # fewer targets than a stretch has
+        return [losses.mean]
+    return np.reshape(losses.by_window, (stretches, -1)).mean(1).tolist()
 
 
 def optimizer_of(parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:

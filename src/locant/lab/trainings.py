@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
+from torch import Tensor
 
 from locant.errors import RangeError
 from locant.lab.contestant import Contestant
@@ -22,10 +23,14 @@ from locant.lab.learning import LEARNED, Accuracy, accuracy, learn, measured_row
 from locant.lab.results import AnyRecord, Losses, Record, TaskRecord, finite
 from locant.lab.settings import TEXT, VOCAB_SIZE, Settings
 from locant.lab.tasks import task
-from locant.lab.training import OnStep, build, evaluate, fit, shape, unigram_loss
+from locant.lab.training import STRETCHES, OnStep, build, count, evaluate, fit, in_context, shape
+from locant.positions import Positions
 from locant.text import Tokenizer
 
 CALIBRATION_STEPS = 4
+
+OVERLAP = 8
+"""Times that a token is read where windows overlap."""
 
 SHARE = 0.85
 """Of the minutes, what training is planned for: the rest is for measuring."""
@@ -55,9 +60,9 @@ class Text(NamedTuple):
     def facts(self) -> dict[str, Any]:
         """What is told of it in the results."""
         trained, held_out = len(self.training), len(self.held_out)
-        counted = unigram_loss(self.training, self.held_out, self.vocab_size)
+        unigram, bigram = count(self.training, self.held_out, self.vocab_size)
         return {"tokens": trained + held_out, "train_tokens": trained, "held_out_tokens": held_out,
-                "unigram_loss": counted}  # fmt: skip
+                "unigram_loss": unigram, "bigram_loss": bigram}  # fmt: skip
 
 
 class Cost(NamedTuple):
@@ -203,26 +208,32 @@ class _OnText(_Learner):
         return {"train_loss": finite(loss), "steps": steps}
 
     def record(self, contestant: Contestant, **facts: Any) -> AnyRecord:
-        losses = Record.losses(self._losses(contestant, self.text.held_out))
-        return Record(train_length=self.settings.train_length, **losses, **facts)
+        return Record(train_length=self.settings.train_length, **facts, **self._losses(contestant, self.text.held_out))
 
     def seconds(self, contestants: Sequence[Contestant]) -> float:
-        window, taken = self.text.held_out[: self.longest + 1], 0.0
+        """By what two windows of the longest length take, with one of them in its full context."""
+        windows, taken = self.text.held_out[: 2 * self.longest + 1], 0.0
         for _ in range(2):  # the first use of an operation takes longer
             began = time.perf_counter()
             for contestant in contestants:
-                self._losses(contestant, window)
+                self._losses(contestant, windows)
             taken = time.perf_counter() - began
-        return taken * (len(self.text.held_out) - 1) / self.longest
+        there = len(self.text.held_out) / self.longest
+        return taken * (there + OVERLAP * min(STRETCHES, there)) / (2 + OVERLAP)
 
-    def _losses(self, contestant: Contestant, ids: np.ndarray) -> dict[int, Losses]:
-        losses = {}
-        for length in self.settings.lengths:
-            with self._reading(contestant, length, self.settings.train_length) as model:
-                losses[length] = evaluate(
-                    model, ids, length, positions=lambda ids: contestant.positions(ids, self.longest)
-                )  # fmt: skip
-        return losses
+    def _losses(self, contestant: Contestant, ids: np.ndarray) -> dict[str, Any]:
+        losses, trained = dict[int, Losses](), self.settings.train_length
+        stretches = dict[int, list[float | None]]()
+
+        def positions(ids: Tensor) -> Positions:
+            return contestant.positions(ids, self.longest)
+
+        for length in sorted({trained, *self.settings.lengths}):
+            with self._reading(contestant, length, trained) as model:
+                if length in self.settings.lengths:
+                    losses[length] = evaluate(model, ids, length, positions=positions)
+                stretches[length] = [*map(finite, in_context(model, ids, length, self.longest, positions))]
+        return {**Record.losses(losses), "context_loss_by_stretch": stretches}
 
 
 class _OnTask(_Learner):

@@ -62,8 +62,9 @@ class Screen(Watcher):
 
     def plan(self, results: Results, seconds: float) -> None:
         if "unigram_loss" in results.text:
-            loss = results.text["unigram_loss"]
-            talk(f"a unigram count (how often each token is in the training text) has a loss of {loss:.3f} there")
+            unigram, bigram = results.text["unigram_loss"], results.text["bigram_loss"]
+            talk(f"a unigram count (how often each token is in the training text) has a loss of {unigram:.3f} there")
+            talk(f"a bigram count (how often each token follows the one before it) has a loss of {bigram:.3f}")
         most = "at the most " if {*results.settings.tasks} != {TEXT} else ""
         talk(f"this takes {most}about {_duration(seconds)}")
 
@@ -146,9 +147,16 @@ def print_losses(results: Mapping[str, Any]) -> None:
     rows.add_row("windows", "", *(f"{summary.num_windows(length):,}" for length in lengths), style=QUIET)
     intervals = (MISSING if margin is None else f"{margin:.3f}" for margin in margins)
     rows.add_row("interval ±", "", *intervals, style=QUIET)
-    if summary.unigram_loss is not None:
-        rows.add_row("unigram", "", *[f"{summary.unigram_loss:.3f}"] * len(lengths), style=QUIET)
-    legend = ["* the lowest of its column, and what is not clearly different from it"] if any(leaders.values()) else []
+    for name, loss in _counts(summary).items():
+        rows.add_row(name, "", *[f"{loss:.3f}"] * len(lengths), style=QUIET)
+    legend: list[Any] = (
+        ["* the lowest of its column, and what is not clearly different from it"] if any(leaders.values()) else []
+    )
+    if any(row.far for row in summary.rows):
+        contexts = console.table(*_context_head(summary), name="encoding", title="Loss with full context")
+        for row in summary.ranked(lengths[-1]):
+            contexts.add_row(row.encoding, *_context_cells(row))
+        legend.append(contexts)
     show(rows, *legend, "\n".join(f"· {sentence}" for sentence in sentences(summary)))
 
 
@@ -197,6 +205,7 @@ def _of_text(summary: Summary) -> dict[str, str]:
     return {
         "What the numbers say": bullets(sentences(summary)),
         "Loss by length": _losses(summary),
+        **_contexts(summary),
         "The two curves": pictures,
     }
 
@@ -211,19 +220,51 @@ def _losses(summary: Summary) -> str:
         cells = [_loss(row, length, summary, marked=row in leaders[length]) for length in lengths]
         rows.append([escape(row.encoding), f"{row.train_loss.mean:.3f}" if row.train_loss else MISSING, *cells])
     rows.append(["windows", "", *(f"{summary.num_windows(length):,}" for length in lengths)])
-    if summary.unigram_loss is not None:
-        rows.append(["unigram", "", *[f"{summary.unigram_loss:.3f}"] * len(lengths)])
+    rows += [[name, "", *[f"{loss:.3f}"] * len(lengths)] for name, loss in _counts(summary).items()]
     spread = " ± standard deviation over seeds" if summary.num_seeds > 1 else ""
     note = (
         f"Nats per token, mean{spread}: over the last steps of training, and on held-out text in windows. "
         f"Below, half of the 95% interval over the windows, and the ratio to the loss at {summary.base_length:,}. "
     )
     if summary.unigram_loss is not None:
-        note += "Unigram is the loss of a count: how often each token is in the training text. "
+        note += "Unigram and bigram are losses of counts: how often each token is in the training text, and how often "
+        note += "it follows the one before it. "
     if any(leaders.values()):
         note += "Best, and bold, are the lowest of a column and what is not clearly different from it."
     losses = scrolling(table(["encoding", "training", *multiples], rows, "losses"))
     return f'{losses}\n<p class="note">{escape(note)}</p>'
+
+
+def _counts(summary: Summary) -> dict[str, float]:
+    """The losses of counts that there are."""
+    counts = {"unigram": summary.unigram_loss, "bigram": summary.bigram_loss}
+    return {name: loss for name, loss in counts.items() if loss is not None}
+
+
+def _context_head(summary: Summary) -> list[str]:
+    row = next(row for row in summary.rows if row.far)
+    return [*(f"{length:,}" for length in row.by_stretch), "difference"]
+
+
+def _context_cells(row: Row) -> list[str]:
+    """The loss with so many tokens before every token, and what the most do against the fewest."""
+    losses = [MISSING if (loss := row.in_context(length)) is None else f"{loss:.3f}" for length in row.by_stretch]
+    return [*losses, f"{row.far.mean:+.3f}{'' if row.far_is_clear else ' (not clear)'}" if row.far else MISSING]
+
+
+def _contexts(summary: Summary) -> dict[str, str]:
+    """The section of losses where every token has its full context."""
+    if not any(row.far for row in summary.rows):
+        return {}
+    rows = [[escape(row.encoding), *_context_cells(row)] for row in summary.ranked(summary.lengths[-1])]
+    note = (
+        "Nats per token, of the same tokens, each with so many before it, or an eighth less: windows overlap. In "
+        "windows that do not, as above, tokens at the beginning have little context. The difference is what the most "
+        "tokens do against as many as in training: below zero, what is far is used. It is clear beyond the deviation "
+        "over seeds and the 95% interval."
+    )
+    losses = scrolling(table(["encoding", *_context_head(summary)], rows, "losses"))
+    return {"Loss with full context": f'{losses}\n<p class="note">{escape(note)}</p>'}
 
 
 def _loss(row: Row, length: int, summary: Summary, *, marked: bool) -> str:

@@ -31,6 +31,7 @@ def sentences(summary: Summary) -> list[str]:
         found.append(_winner(summary, longest))
         if summary.has_enough(longest):
             found += [*_trends(summary), _rises(summary)]
+    found += [*context_sentences(summary), _bigram(summary)]
     return [sentence for sentence in [*found, overfitted, _missing(summary), _caution(summary)] if sentence]
 
 
@@ -133,6 +134,37 @@ def _rise(row: Row, train_length: int) -> int | None:
     below = [number for number, is_above in enumerate(above) if not is_above]
     place = starts[below[-1] + 1 if below else 0]
     return place if len(losses) - place >= train_length else None
+
+
+def context_sentences(summary: Summary) -> list[str]:
+    """The losses where every token has its full context, and who uses what is far in it."""
+    rows = [row for row in summary.rows if row.far]  # those whose losses are finite
+    if not rows:
+        return []
+    contexts = rows[0].by_stretch
+    fewest, most = min(contexts), max(contexts)
+    losses = spoken([f"{row.encoding} {row.in_context(most):.3f}" for row in rows])
+    found = [f"With {most:,} tokens before every token, in windows that overlap, the losses are {losses}."]
+    groups: dict[str, list[str]] = {"used by": [], "without clear effect for": [], "harmful to": []}
+    used, unclear, harmful = groups.values()
+    for row in rows:
+        if row.far:
+            group = unclear if not row.far_is_clear else used if row.far.mean < 0 else harmful
+            group.append(f"{row.encoding} ({row.far.mean:+.3f})")
+    if len(contexts[most]) >= ENOUGH_WINDOWS:
+        said = "; ".join(f"{words} {spoken(names)}" for words, names in groups.items() if names)
+        found.append(f"What stands more than {fewest:,} tokens back, of {most:,}, is {said}.")
+    return found
+
+
+def _bigram(summary: Summary) -> str:
+    bigram, base = summary.bigram_loss, summary.base_length
+    if bigram is None:
+        return ""
+    losses = {row.encoding: cell.mean for row in summary.measured(base) if (cell := row.by_length[base])}
+    above = [name for name, loss in losses.items() if loss >= bigram]
+    who = f"{spoken(above)} {'is' if len(above) == 1 else 'are'} not below it" if above else "all are below it"
+    return f"A bigram count, which knows the one token before, has a loss of {bigram:.3f}: at {base:,} tokens {who}."
 
 
 def _overfitted(summary: Summary) -> str:
