@@ -131,6 +131,10 @@ def _show(results: dict[str, Any], page: Path, print_results: Callable[[Any], No
 @count(
     "--keys", low=0, help="Pass keys, and keys with values, asked for at each of five depths; 0 for none. Default: 2."
 )
+@click.option(
+    "--far", is_flag=True, default=None,
+    help="Also read tokens with their full context, and with the trained length of it: who uses what is far?",
+)  # fmt: skip
 @device
 @click.option(
     "--dtype", type=click.Choice(("auto", "float32", "bfloat16", "float16")),

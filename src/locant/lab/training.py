@@ -28,6 +28,9 @@ FINAL_SHARE = 0.1
 CLIP_NORM = 1.0
 WEIGHT_DECAY = 0.1
 EVAL_TOKENS = 8_192  # in windows side by side; a longer one is read alone
+OVERLAP = 8
+"""Times that a token is read where windows overlap."""
+
 STRETCHES = 16
 """In which tokens are read with their full context: enough to tell a difference, for any length of the text."""
 
@@ -173,7 +176,7 @@ def in_context(
     are an eighth of their length apart, or less, so each target has at least seven eighths of it before it. Costs
     eight times as much as windows that do not overlap.
     """
-    stride = next(size for size in range(max(1, length // 8), 0, -1) if longest % size == 0)
+    stride = next(size for size in range(max(1, length // OVERLAP), 0, -1) if longest % size == 0)
     stretches = min(STRETCHES, len(ids) // longest - 1)
     first = len(ids) - stretches * longest if stretches > 0 else longest
     losses = evaluate(model, ids[first + stride - 1 - length :], length, stride=stride, positions=positions)

@@ -23,14 +23,11 @@ from locant.lab.learning import LEARNED, Accuracy, accuracy, learn, measured_row
 from locant.lab.results import AnyRecord, Losses, Record, TaskRecord, finite
 from locant.lab.settings import TEXT, VOCAB_SIZE, Settings
 from locant.lab.tasks import task
-from locant.lab.training import STRETCHES, OnStep, build, count, evaluate, fit, in_context, shape
+from locant.lab.training import OVERLAP, STRETCHES, OnStep, build, count, evaluate, fit, in_context, shape
 from locant.positions import Positions
 from locant.text import Tokenizer
 
 CALIBRATION_STEPS = 4
-
-OVERLAP = 8
-"""Times that a token is read where windows overlap."""
 
 SHARE = 0.85
 """Of the minutes, what training is planned for: the rest is for measuring."""

@@ -205,7 +205,7 @@ def _of_text(summary: Summary) -> dict[str, str]:
     return {
         "What the numbers say": bullets(sentences(summary)),
         "Loss by length": _losses(summary),
-        **_contexts(summary),
+        **context_section(summary),
         "The two curves": pictures,
     }
 
@@ -252,7 +252,7 @@ def _context_cells(row: Row) -> list[str]:
     return [*losses, f"{row.far.mean:+.3f}{'' if row.far_is_clear else ' (not clear)'}" if row.far else MISSING]
 
 
-def _contexts(summary: Summary) -> dict[str, str]:
+def context_section(summary: Summary) -> dict[str, str]:
     """The section of losses where every token has its full context."""
     if not any(row.far for row in summary.rows):
         return {}
