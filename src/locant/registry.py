@@ -93,6 +93,11 @@ class Registry(Generic[T]):
             repr(names[near[0]]) if near else f"one of these {self.kind}s",
         )
 
+    def name_of(self, name: str) -> str:
+        """The name under which `find` has what it finds; the same errors."""
+        self.find(name)
+        return self._aliases[key_of(name)]
+
     def items(self) -> Iterator[tuple[str, T]]:
         """Every name with its value, this package's own first; fills in `broken`."""
         self._fill()

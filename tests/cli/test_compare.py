@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import locant
 from locant.lab import Settings, comparison
@@ -52,7 +53,7 @@ def test_it_leaves_results_pictures_and_a_page_and_the_command_asks_for_the_same
     assert f"unigram  {counted:.3f}" in re.sub(" +", "  ", result.stdout)
 
     results = json.loads((folder / "out" / "results.json").read_text())
-    assert set(results) == {"settings", "environment", "records"}
+    assert set(results) == {"schema", "settings", "environment", "records"}
     made = [(record["encoding"], record["seed"], record["train_length"]) for record in results["records"]]
     assert made == [("alibi", 3, 4), ("nope", 3, 4), ("alibi", 5, 4), ("nope", 5, 4)]
     for record in results["records"]:
@@ -96,14 +97,13 @@ def test_minutes_choose_the_steps(succeeds: Run, folder: Path) -> None:
 
 @pytest.mark.usefixtures("_undrawn")
 def test_an_earlier_report_is_replaced_and_other_things_are_not(
-    run: Run, succeeds: Run, folder: Path, complains: Complains
+    succeeds: Run, folder: Path, complains: Complains
 ) -> None:
     line = f"{TINY} --encodings nope --seeds 0 -o out"
     succeeds(line)
     (folder / "out" / "notes.txt").write_text("mine")
-    again = run(line)
-    assert again.exit_code == 0
-    assert "holds an earlier report, which is replaced" in again.stderr
+    assert "out holds 1 record of this comparison, not measured again" in succeeds(line).stderr
+    assert "holds an earlier report, which is replaced" in succeeds(line, "--batch", 3).stderr
     assert (folder / "out" / "notes.txt").read_text() == "mine"
     (folder / "out" / "results.json").unlink()
     assert "holds other things than a report" in complains(line)
@@ -116,10 +116,11 @@ def test_ctrl_c_keeps_a_report_of_what_was_finished(run: Run, folder: Path, monk
 
     def interrupt(screen: Screen, progress: comparison.Progress) -> None:
         real(screen, progress)
-        if progress.encoding == "alibi":
+        if progress.training.encoding == "alibi":
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Screen, "advance", interrupt)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # one after the other
     result = run(f"{TINY} --encodings nope,alibi --seeds 0 -o out")
     assert result.exit_code == 130
     assert result.stdout == ""
@@ -183,7 +184,7 @@ def test_little_text_is_said_before_and_after(succeeds: Run, folder: Path) -> No
     assert "on the last 192 tokens, in windows: 12 of 16, 6 of 32" in result.stderr
     assert "Not enough text to tell at 32 tokens: 6 windows of 32" in " ".join(result.stdout.split())
     settings = json.loads((folder / "out" / "results.json").read_text())["settings"]
-    assert settings["num_steps"] == 6
+    assert {record["steps"] for record in records(folder / "out")} == {6}
     assert (settings["text"]["train_tokens"], settings["text"]["held_out_tokens"]) == (1728, 192)
 
 
@@ -195,3 +196,34 @@ def test_an_encoding_that_somebody_registered_takes_part(
     locant.register_encoding("test_of_compare", type("Mine", (locant.Sinusoidal,), {}), aliases=("mine",))
     succeeds(f"{TINY} --encodings nope,mine --seeds 0 -o out")
     assert records(folder / "out")[1]["encoding"] == "test_of_compare"
+
+
+@pytest.mark.usefixtures("_undrawn")
+def test_tasks_are_compared_without_a_text_and_the_command_asks_for_the_same_again(
+    run: Run, succeeds: Run, folder: Path
+) -> None:
+    line = "compare --tasks copy --encodings nope,rotary@randomized --task-length 2 --seeds 0 --batch 4 --d-model 8"
+    result = succeeds(f"{line} --num-layers 1 --num-heads 2 --steps 3 -o out")
+    assert "training 2 encodings with 1 seed on copy\nrows of 1 to 2 items, measured up to 8\n" in result.stderr
+    assert re.search(r"(?m)^this takes at the most about \d+ s$", result.stderr)
+    assert len(re.findall(r"(?m)^copy +\S+ +seed 0 +did not learn +1: \d", result.stderr)) == 2
+    assert result.stdout.startswith("Effective length (items)")
+    first = json.loads((folder / "out" / "results.json").read_text())
+    again = json.loads(run(*shlex.split(command(first["settings"]))[1:], "--json", "-o", "two").stdout)
+    for results in (first, again):
+        for record in results["records"]:
+            del record["seconds"]
+    assert {**again, "report": 0} == {**first, "report": 0}
+
+
+def test_a_size_is_what_is_not_given_otherwise(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Settings] = []
+    monkeypatch.setattr(comparison, "compare", lambda ids, size, settings, **_: asked.append(settings) or 1 / 0)
+    for words in ("--size small", "--size small --num-layers 1", "--size tiny"):
+        run(f"compare --tasks copy {words}")
+    tasks = {"tasks": ("copy",)}
+    assert asked == [
+        Settings(**tasks, d_model=192, num_layers=4, num_heads=6),
+        Settings(**tasks, d_model=192, num_layers=1, num_heads=6),
+        Settings(**tasks),
+    ]

@@ -62,6 +62,34 @@ def test_it_measures_what_the_model_itself_computes(succeeds: Run, folder: Path,
     assert "http" not in page.replace("http://www.w3.org", "")
 
 
+@pytest.mark.slow
+def test_what_far_tokens_do_is_measured_where_it_is_asked_for(
+    succeeds: Run, folder: Path, model: Path, complains: Complains
+) -> None:
+    """The model states 32 tokens: the same targets are read with 32 and with 64 before them."""
+    assert "--lengths 4,16" in complains("evaluate model --far --lengths 16 -o out")
+    done = succeeds("evaluate model --with own,nope --far", *ASKED)
+    plain = AutoModelForCausalLM.from_pretrained(model).eval()
+    tokenizer = locant.Tokenizer.load(str(model))
+    ids = torch.from_numpy(np.asarray(tokenizer.encode(locant.text.reading.sample_text()[:20_000]))).long()
+    found = results(folder)["records"]
+    for length in (32, 64):
+        losses, stride = [], length // 8
+        for end in range(65 + stride, 65 + 64 + 1, stride):  # the first of 11 stretches, of 12 windows
+            scores = plain(ids[None, end - 1 - length : end - 1]).logits[0, -stride:]
+            losses += F.cross_entropy(scores, ids[end - stride : end], reduction="none").tolist()
+        measured = found[0]["context_loss_by_stretch"][str(length)]
+        assert len(measured) == 11
+        assert measured[0] == pytest.approx(np.mean(losses), abs=LOGITS)
+    said = " ".join(done.stdout.split())
+    assert "With 64 tokens before every token, in windows that overlap, the losses are own" in said
+    assert "What stands more than 32 tokens back, of 64, is" in said
+    assert "Not all pass keys were asked for at 16 tokens, where the question does not fit uncut." in said
+    page = (folder / "out" / "report.html").read_text()
+    assert "<h2>Loss with full context</h2>" in page
+    assert "--keys 1 --far" in page
+
+
 def test_what_is_finished_is_not_done_again(
     succeeds: Run, folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from locant.explore.session import Session, State
 from locant.lab import Settings, compare
 from locant.lab.comparison import Progress
 from locant.lab.summary import summarise
+from locant.lab.trainings import Training
 from locant.text import sample_text
 from tests.explore.screens import EVALUATED, executed, numbers_of
 from tests.tolerances import SHORT_SUM
@@ -154,7 +155,7 @@ def test_an_interrupt_that_python_drops_ends_the_next_step() -> None:
     with pytest.raises(KeyboardInterrupt):
         told.interrupt()
     with pytest.raises(KeyboardInterrupt):
-        told.advance(Progress(encoding="nope", seed=0, loss=1.0, done=1, total=10))
+        told.advance(Progress(training=Training("text", "nope", 0), loss=1.0, done=1, total=10))
 
 
 @pytest.mark.slow

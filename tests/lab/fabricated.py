@@ -37,9 +37,12 @@ def results(
     windows: Mapping[str, Sequence[float]] | None = None,
     train_loss: float | None = None,
     unigram_loss: float | None = None,
+    bigram_loss: float | None = None,
+    stretches: Mapping[str, Sequence[Mapping[int, Sequence[float]]]] | None = None,
 ) -> dict[str, Any]:
     """Records as the lab writes them; `by_position` replaces the flat curve that an encoding otherwise has.
 
+    `stretches` has, for each seed of an encoding, the loss of each stretch with so many tokens before every target.
     There are 10 windows of the longest length, in which the loss is the same, but for what `windows` adds to each of
     the windows of every length of an encoding.
     """
@@ -59,6 +62,7 @@ def results(
             "loss_by_window": {
                 str(length): by_window(name, loss, length) for length, loss in zip(lengths, row, strict=True)
             },
+            **({"context_loss_by_stretch": _named(stretches[name][seed])} if stretches else {}),
             "train_loss": row[0] if train_loss is None else train_loss,
             "num_parameters": 1000,
             "seconds": 1.5,
@@ -69,11 +73,17 @@ def results(
     chosen = settings(losses, lengths)
     if unigram_loss is not None:
         chosen["text"]["unigram_loss"] = unigram_loss
+    if bigram_loss is not None:
+        chosen["text"]["bigram_loss"] = bigram_loss
     return {
         "settings": chosen,
         "environment": {"locant": "0.0.1", "torch": "9.8.7"},
         "records": records,
     }
+
+
+def _named(by_length: Mapping[int, Sequence[float]]) -> dict[str, list[float]]:
+    return {str(length): list(losses) for length, losses in by_length.items()}
 
 
 def settings(losses: Losses, lengths: Sequence[int]) -> dict[str, Any]:
@@ -95,3 +105,25 @@ def settings(losses: Losses, lengths: Sequence[int]) -> dict[str, Any]:
             "tokenizer": None, "asked_vocab_size": 300, "vocab_size": 299, "tokenizer_fingerprint": "cd" * 32,
         },
     }  # fmt: skip
+
+
+def task_results(shares: Mapping[tuple[str, str], Sequence[Mapping[str, float]]]) -> dict[str, Any]:
+    """Records of tasks: for every task and encoding, for every seed, the share of right rows at each length.
+
+    They were trained to 12 items, and learned where nine of ten rows of these are right.
+    """
+    records = [
+        {
+            "task": task, "encoding": encoding, "seed": seed, "rate": 1.0, "train_length": 12,
+            "learned": by_length["12"] >= 0.9, "steps": 700, "accuracy_by_length": dict(by_length),
+            "token_accuracy_by_length": dict(by_length), "train_loss": 0.1, "num_parameters": 1000, "seconds": 1.5,
+        }
+        for (task, encoding), seeds in shares.items()
+        for seed, by_length in enumerate(seeds)
+    ]  # fmt: skip
+    settings = {
+        "encodings": list(dict.fromkeys(encoding for _, encoding in shares)),
+        "seeds": list(range(max(map(len, shares.values())))), "task_length": 12, "num_steps": None, "text": {},
+    }  # fmt: skip
+    settings["tasks"] = list(dict.fromkeys(task for task, _ in shares))
+    return {"schema": 2, "settings": settings, "environment": {"locant": "0.0.1"}, "records": records}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,14 +16,14 @@ import pytest
 import torch
 
 from locant import InputError, RangeError
-from locant.lab import Decoder, Settings, compare, comparison
+from locant.lab import Decoder, Settings, compare, trainings
 from locant.lab.comparison import Progress
+from locant.lab.contestant import Contestant
 from locant.lab.results import Losses, Results
-from locant.lab.training import losses_in_windows, split_off, unigram_loss
+from locant.lab.training import count, in_context, losses_in_windows, split_off
 from locant.scaling import NTK, Linear, Llama3, YaRN
 from tests.lab.fabricated import SMALL, VOCAB, ids
 from tests.refusal import refuses
-from tests.threads import threads
 
 
 def small(**options: object) -> Settings:
@@ -34,11 +37,11 @@ def run(**options: object):
 def test_results_are_json_of_the_promised_form():
     results = run(encodings=("learned",), seeds=(0,), multiples=(1, 2, 8))
     data = json.loads(json.dumps(results.to_dict()))
-    assert set(data) == {"settings", "environment", "records"}
+    assert set(data) == {"schema", "settings", "environment", "records"}
     assert data["settings"]["train_length"] == 5
     assert data["environment"]["torch"] == torch.__version__
     [record] = data["records"]
-    assert record["encoding"] == "learned"
+    assert (record["task"], record["encoding"], record["rate"], record["steps"]) == ("text", "learned", 1.0, 3)
     assert record["seed"] == 0
     assert record["train_length"] == 5
     assert list(record["loss_by_length"]) == ["5", "10", "40"]
@@ -46,8 +49,11 @@ def test_results_are_json_of_the_promised_form():
     assert {length: len(losses) for length, losses in record["loss_by_window"].items()} == {"5": 18, "10": 9, "40": 3}
     losses = [*record["loss_by_length"].values(), *record["loss_by_position"], *record["loss_by_window"]["40"]]
     assert all(math.isfinite(loss) for loss in [*losses, record["train_loss"]])
-    counted = data["settings"]["text"].pop("unigram_loss")
-    assert counted == unigram_loss(ids()[:810], ids()[810:], VOCAB)
+    counted = tuple(data["settings"]["text"].pop(f"{name}_loss") for name in ("unigram", "bigram"))
+    assert counted == count(ids()[:810], ids()[810:], VOCAB)
+    assert {length: len(each) for length, each in record["context_loss_by_stretch"].items()} == dict.fromkeys(
+        ("5", "10", "40"), 1
+    )
     assert data["settings"]["text"] == {"tokens": 900, "train_tokens": 810, "held_out_tokens": 90}
 
 
@@ -64,19 +70,29 @@ def test_the_encoding_and_the_seed_decide_the_numbers_and_nothing_else_random_do
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@contextmanager
+def threads_of_torch(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+        assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_models_that_train_at_once_have_the_numbers_of_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, fit, another = small(encodings=("learned", "fire"), seeds=(0, 1)), comparison.fit, threading.Barrier(2)
-    with threads(1):
+    settings, fit, another = small(encodings=("learned", "fire"), seeds=(0, 1)), trainings.fit, threading.Barrier(2)
+    with threads_of_torch(1):
         alone = compare(ids(), VOCAB, settings).records
 
     def meet(*args: Any, **options: Any) -> float:
         another.wait(timeout=120)
         return fit(*args, **options)
 
-    monkeypatch.setattr(comparison, "fit", meet)
-    with threads(2):
+    monkeypatch.setattr(trainings, "fit", meet)
+    with threads_of_torch(2):
         together = compare(ids(), VOCAB, settings).records
-        assert torch.get_num_threads() == 2
     for one, other in zip(alone, together, strict=True):
         assert (one.encoding, one.seed, one.loss_by_position) == (other.encoding, other.seed, other.loss_by_position)
 
@@ -86,7 +102,7 @@ def test_an_interrupt_ends_every_training() -> None:
 
     def wait(progress: Progress) -> None:
         done.append(progress.done)
-        if progress.encoding == "alibi":
+        if progress.training.encoding == "alibi":
             interrupted.wait(timeout=120)
 
     def interrupt(results: Results) -> None:
@@ -94,7 +110,7 @@ def test_an_interrupt_ends_every_training() -> None:
         raise KeyboardInterrupt
 
     settings = small(encodings=("nope", "alibi", "rotary"), seeds=(0,), num_steps=200)
-    with threads(1), pytest.raises(KeyboardInterrupt):
+    with threads_of_torch(1), pytest.raises(KeyboardInterrupt):
         compare(ids(), VOCAB, settings, on_progress=wait, on_record=interrupt)
     assert 200 <= len(done) < 600
     assert set(threading.enumerate()) <= {*going}
@@ -116,26 +132,62 @@ def test_how_long_it_will_take_is_said_before_the_first_training(monkeypatch: py
     """By a clock on which a step takes 2 s (of nope, 1 s), and to read a token of the held-out text an eighth."""
     clock, called = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now), []
 
-    def reading(model: object, ids: np.ndarray, length: int) -> Losses:
+    def reading(model: object, ids: np.ndarray, length: int, **_: object) -> Losses:
         clock.now += 0.125 * (len(ids) - 1)
         return Losses(mean=0.0, by_position=[0.0] * length, by_window=[0.0])
 
-    def training(encoding: str, *rest: Any) -> tuple[Any, float]:
-        return timed(encoding, *rest)[0], 1.0 if encoding == "nope" else 2.0
+    def training(model: object, contestant: Contestant, ids: np.ndarray, settings: Settings, **_: object) -> float:
+        clock.now += settings.num_steps * (1.0 if contestant.encoding == "nope" else 2.0)
+        called.append(settings.num_steps)
+        return 0.0
 
-    timed = comparison.timed
-    monkeypatch.setattr(comparison, "time", clock)
-    monkeypatch.setattr(comparison, "fit", lambda *given, **also: called.append(("trained", 0.0)) or 0.0)
-    monkeypatch.setattr(comparison, "losses_in_windows", reading)
-    monkeypatch.setattr(comparison, "timed", training)
+    monkeypatch.setattr(trainings, "time", clock)
+
+    def in_context(*_: object) -> list[float]:
+        clock.now += 0.125 * 8 * 40
+        return [0.0]
+
+    monkeypatch.setattr(trainings, "fit", training)
+    monkeypatch.setattr(trainings, "losses_in_windows", reading)
+    monkeypatch.setattr(trainings, "in_context", in_context)
     settings = small(encodings=("nope", "rotary", "rotary+ntk"), seeds=(0, 1, 2), num_steps=50)
-    with threads(1):
+    with threads_of_torch(1):
         compare(ids(), VOCAB, settings, on_plan=lambda results, seconds: called.append((results, seconds)))
-    (results, seconds), *after = called
+    place = next(at for at, each in enumerate(called) if isinstance(each, tuple))
+    (results, seconds), after = called[place], called[place + 1 :]
     assert (results.settings.num_steps, results.records, results.text["train_tokens"]) == (50, (), 810)
-    measuring = 0.125 * 89 * len(settings.lengths)
+    each = 0.125 * len(settings.lengths) * (80 + 8 * 40)  # two windows, and one of them in full context
+    measuring = each * (90 / 40 + 8 * 90 / 40) / (2 + 8)
     assert seconds == 3 * ((50 * 1.0 + measuring) + (50 * 2.0 + 2 * measuring))
-    assert after == [("trained", 0.0)] * 6
+    assert after == [50] * 6
+
+
+@pytest.mark.parametrize(
+    ("minutes", "others", "wanted"),
+    [
+        (1e-9, {}, 1),
+        (10.0, {}, 2040),
+        (20.0, {}, 4080),
+        (10.0, {"seeds": (0, 1, 2)}, 680),
+        (10.0, {"encodings": ("nope", "alibi")}, 1020),
+        (10.0, {"encodings": ("rotary", "rotary+yarn")}, 2040),
+        (10.0, {"tasks": ("text", "copy")}, 1020),
+        (10.0, {"rates": (1.0, 0.3)}, 680),
+    ],
+)
+def test_minutes_become_steps_in_proportion(monkeypatch: pytest.MonkeyPatch, minutes, others, wanted) -> None:
+    """A step takes a quarter of a second by this clock, and 85 % of the minutes are for steps."""
+    clock, planned = itertools.count(step=trainings.CALIBRATION_STEPS / 4), []
+    monkeypatch.setattr(trainings, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    options = {"encodings": ("nope",), "seeds": (0,), "num_steps": None, "minutes": minutes, "task_length": 2}
+
+    def plan(results: Results, seconds: float) -> None:
+        planned.append(results.settings)
+        raise KeyboardInterrupt
+
+    with threads_of_torch(1), pytest.raises(KeyboardInterrupt):
+        compare(ids(), VOCAB, small(**{**options, **others}), on_plan=plan)
+    assert [(each.num_steps, each.minutes) for each in planned] == [(wanted, minutes)]
 
 
 def test_a_text_too_short_to_hold_out_a_window_is_refused_with_the_length_it_needs():
@@ -149,16 +201,17 @@ def test_models_train_on_the_first_part_and_are_measured_on_the_rest(monkeypatch
     """Every token is a different one, so the ids tell where in the text they are from."""
     seen: dict[str, set[int]] = {}
 
-    def training(model: object, ids: np.ndarray, settings: Settings, **_: object) -> float:
+    def training(model: object, contestant: object, ids: np.ndarray, settings: Settings, **_: object) -> float:
         seen["train"] = set(ids.tolist())
         return 0.0
 
-    def measuring(model: object, ids: np.ndarray, length: int) -> Losses:
-        seen["evaluate"] = set(ids.tolist())
+    def measuring(model: object, ids: np.ndarray, length: int, **_: object) -> Losses:
+        seen.setdefault("evaluate", set()).update(ids.tolist())
         return Losses(mean=0.0, by_position=[0.0] * length, by_window=[0.0])
 
-    monkeypatch.setattr(comparison, "fit", training)
-    monkeypatch.setattr(comparison, "losses_in_windows", measuring)
+    monkeypatch.setattr(trainings, "fit", training)
+    monkeypatch.setattr(trainings, "losses_in_windows", measuring)
+    monkeypatch.setattr(trainings, "in_context", lambda model, ids, *_: measuring(model, ids, 1).by_window)
     compare(np.arange(1_000), 1_000, small(encodings=("nope",), seeds=(0,)))
     assert seen == {"train": set(range(900)), "evaluate": set(range(900, 1_000))}
 
@@ -166,17 +219,17 @@ def test_models_train_on_the_first_part_and_are_measured_on_the_rest(monkeypatch
 def test_little_text_gets_fewer_steps_unless_they_are_given() -> None:
     """16 epochs at most: 16 x 45 tokens are 36 steps of 4 windows of 5 tokens."""
     few = Settings(**{**SMALL, "num_steps": None, "encodings": ("nope",), "seeds": (0,), "multiples": (1,)})
-    assert compare(ids(100), VOCAB, few).settings.num_steps == 16 * 90 // 20
+    [record] = compare(ids(100), VOCAB, few).records
+    assert record.steps == 16 * 90 // 20
     assert small().steps_for(90) == 3
     assert Settings().steps_for(194_970) == 300  # the sample text
-    assert run(encodings=("nope",), seeds=(0,), minutes=1e-9).settings.num_steps == 1
 
 
 def test_a_scaling_is_measured_with_the_model_that_was_trained_without(monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[Decoder] = []
-    fit = comparison.fit
+    fit = trainings.fit
     monkeypatch.setattr(
-        comparison, "fit", lambda model, *rest, **more: trained.append(model) or fit(model, *rest, **more)
+        trainings, "fit", lambda model, *rest, **more: trained.append(model) or fit(model, *rest, **more)
     )
     names = ("rotary", "rotary+linear", "rotary+ntk", "rotary+yarn", "rotary+llama3")
     settings = small(encodings=names, seeds=(0,), multiples=(1, 4), train_length=8)
@@ -195,6 +248,7 @@ def test_a_scaling_is_measured_with_the_model_that_was_trained_without(monkeypat
     for name, scaling in scalings.items():
         model.embedding.encoding = type(plain)(plain.head_dim, scaling=scaling)
         assert records[f"rotary+{name}"].loss_by_length[32] == losses_in_windows(model, held_out, 32).mean
+        assert records[f"rotary+{name}"].context_loss_by_stretch[32] == in_context(model, held_out, 32, 32)
 
 
 @pytest.mark.parametrize(
@@ -218,6 +272,13 @@ def test_a_scaling_is_measured_with_the_model_that_was_trained_without(monkeypat
         ({"learning_rate": 0.0}, ("learning_rate",)),
         ({"learning_rate": math.nan}, ("learning_rate",)),
         ({"minutes": 0.0}, ("minutes",)),
+        ({"rates": (0.0,)}, ("rates",)),
+        ({"rates": (1.0, 1.0)}, ("each once",)),
+        ({"encodings": ("rotary@everywhere",)}, ("everywhere", "randomized")),
+        ({"tasks": ()}, ("tasks",)),
+        ({"tasks": ("coppy",)}, ("coppy", "copy")),
+        ({"tasks": ("mqar",), "task_length": 64}, ("64", "mqar", "task_length=16")),
+        ({"task_length": 0}, ("task_length",)),
     ],
     ids=str,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from locant.lab.results import BY_LENGTH, BY_POSITION, PAGE, ResultsFolder
 from locant.lab.summary import Cell, Row, summarise
 from tests.lab.fabricated import LENGTHS, THE_FIELD, results
 from tests.lab.on_a_device import small_model
-from tests.tolerances import FEW_ROUNDINGS, FORMULA
+from tests.tolerances import FEW_ROUNDINGS, FORMULA, LOSS
 
 
 def names(folder: Path) -> list[str]:
@@ -148,3 +149,46 @@ def test_one_of_many_comparisons_needs_a_larger_difference() -> None:
 
     assert (is_clear(2.2, 1), is_clear(2.3, 1)) == (False, True)
     assert (is_clear(3.26, 10), is_clear(3.31, 10)) == (False, True)
+
+
+def stretches(*gains: float, wiggle: float = 0.0, count: int = 16) -> list[dict[int, list[float]]]:
+    """For each gain a seed, whose loss falls by it from 64 to 512 tokens of context; up and down by stretch."""
+    away = [wiggle * (-1) ** stretch for stretch in range(count)]
+    return [{64: [3.0 + gain + each for each in away], 512: [3.0] * count} for gain in gains]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "gain", "clear"),
+    [
+        (stretches(0.1, 0.1), 0.1, True),
+        (stretches(-0.1, -0.1), -0.1, True),
+        (stretches(0.1), 0.1, True),
+        (stretches(0.0, 0.0), 0.0, False),
+        (stretches(0.1, 0.1, count=9), 0.1, False),
+        (stretches(0.02, 0.1), 0.06, True),  # a deviation of 0.0566
+        (stretches(0.01, 0.1), 0.055, False),  # of 0.0636
+        (stretches(0.1, 0.1, wiggle=0.17), 0.1, True),  # an interval of 2.26 * 0.17 * sqrt(16 / 15) / 4 = 0.0992
+        (stretches(0.1, 0.1, wiggle=0.172), 0.1, False),  # of 0.1004
+    ],
+)
+def test_what_is_far_is_used_where_the_loss_falls_by_more_than_chance(seeds, gain: float, clear: bool) -> None:
+    losses = {"a": [(3.0,) * 4] * len(seeds)}
+    [row] = summarise(results(losses, stretches={"a": seeds})).rows
+    assert row.far is not None
+    assert row.far.mean == pytest.approx(-gain, abs=LOSS)
+    assert row.far_is_clear == clear
+    assert row.in_context(512) == 3.0
+
+
+def test_results_of_before_say_nothing_of_what_is_far() -> None:
+    for row in summarise(results()).rows:
+        assert row.far is None
+        assert not row.far_is_clear
+        assert row.in_context(512) is None
+
+
+def test_a_loss_that_is_not_finite_says_nothing_of_what_is_far() -> None:
+    seeds: Any = stretches(0.1, 0.1)
+    seeds[0][512][3] = None
+    [row] = summarise(results({"a": [(3.0,) * 4] * 2}, stretches={"a": seeds})).rows
+    assert (row.far, row.far_is_clear, row.in_context(512)) == (None, False, None)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,22 +12,15 @@ import torch
 
 from locant import RangeError
 from locant.lab import Settings, generate, train
-from locant.lab.training import (
-    CALIBRATION_STEPS,
-    Contestant,
-    build,
-    losses_in_windows,
-    num_steps,
-    schedule,
-    unigram_loss,
-)
+from locant.lab.contestant import Contestant
+from locant.lab.training import build, count, in_context, losses_in_windows, schedule
 from tests.lab.fabricated import SMALL, VOCAB, ids
 from tests.refusal import refuses
 from tests.tolerances import FEW_ROUNDINGS, LOSS
 
 
 def model(name: str, seed: int = 0):
-    return build(Contestant(name), seed, VOCAB, Settings(**SMALL))
+    return build(Contestant(name), seed, VOCAB, Settings(**SMALL), longest=40)
 
 
 def test_all_models_of_a_seed_start_alike_but_for_the_encoding() -> None:
@@ -61,6 +52,26 @@ def test_evaluation_is_the_mean_over_all_targets_and_ignores_filling() -> None:
     assert losses.by_window == pytest.approx([np.mean(row) for row in by_window], abs=LOSS)
 
 
+@pytest.mark.parametrize(("length", "longest"), [(8, 16), (16, 16), (4, 16), (5, 40), (10, 40), (24, 96)])
+@pytest.mark.parametrize("count", [600, 61])
+def test_in_context_every_target_has_nearly_so_many_tokens_before_it(length: int, longest: int, count: int) -> None:
+    """Against one target at a time, with from seven eighths to all of the context; the same targets at any length."""
+    decoder, text = model("alibi"), ids(max(count, longest + 7))
+    stride = next(each for each in range(max(1, length // 8), 0, -1) if longest % each == 0)
+    first = max(len(text) - 16 * longest, longest)
+    first += (len(text) - first) % longest if len(text) - first >= longest else 0
+    wanted = []
+    for target in range(first, len(text)):
+        end = min(first + stride * (1 + (target - first) // stride), len(text) + (-(len(text) - first)) % stride)
+        context = torch.from_numpy(text[end - 1 - length : target])
+        assert length - stride < len(context) <= length
+        scores = decoder(context[None]).detach().double().log_softmax(-1)
+        wanted.append(-float(scores[0, -1, text[target]]))
+    stretches = [np.mean(wanted[start : start + longest]) for start in range(0, len(wanted), longest)]
+    assert in_context(decoder, text, length, longest) == pytest.approx(stretches, abs=LOSS)
+    assert len(stretches) == max(1, min(16, len(text) // longest - 1))
+
+
 @pytest.mark.parametrize("vocab_size", [VOCAB, 1000])
 def test_a_unigram_count_is_measured_as_a_model_is(vocab_size: int) -> None:
     """On the same tokens at any length, as a model that gives each token its share wherever it stands."""
@@ -77,9 +88,26 @@ def test_a_unigram_count_is_measured_as_a_model_is(vocab_size: int) -> None:
 
     assert float(shares.sum()) == pytest.approx(1, abs=LOSS)
     for length in (5, 8, 42):
-        assert unigram_loss(training, held_out, vocab_size) == pytest.approx(
+        assert count(training, held_out, vocab_size).unigram == pytest.approx(
             losses_in_windows(Counted(), held_out, length).mean, abs=LOSS
         )
+
+
+@pytest.mark.parametrize("vocab_size", [VOCAB, 1000])
+def test_a_bigram_count_leaves_what_is_new_to_the_unigram_count(vocab_size: int) -> None:
+    """Witten & Bell's formula, with dictionaries; one token stands nowhere but at the end, so nothing follows it."""
+    training, held_out = [*(ids() ** 2 % 13).tolist(), 15], [*ids(43).tolist(), 15, 3]
+    times, pairs = Counter(training), Counter(itertools.pairwise(training))
+    losses = []
+    for before, after in itertools.pairwise(held_out):
+        unigram = (times[after] + len(times) / vocab_size) / (len(training) + len(times))
+        behind = {pair: number for pair, number in pairs.items() if pair[0] == before}
+        share = unigram
+        if behind:
+            share = (pairs[before, after] + len(behind) * unigram) / (sum(behind.values()) + len(behind))
+        losses.append(-math.log(share))
+    assert count(np.array(training), np.array(held_out), vocab_size).bigram == pytest.approx(np.mean(losses), abs=LOSS)
+    assert any((15, after) not in pairs for after in held_out)
 
 
 def test_the_rate_rises_over_a_tenth_and_falls_to_a_tenth() -> None:
@@ -88,25 +116,6 @@ def test_the_rate_rises_over_a_tenth_and_falls_to_a_tenth() -> None:
     assert rates[10] == 1
     assert all(a > b for a, b in itertools.pairwise(rates[10:]))
     assert 0.1 < rates[-1] < 0.11
-
-
-@pytest.mark.parametrize(
-    ("minutes", "others", "wanted"),
-    [
-        (1e-9, {}, 1),
-        (10.0, {}, 2040),
-        (20.0, {}, 4080),
-        (10.0, {"seeds": (0, 1, 2)}, 680),
-        (10.0, {"encodings": ("nope", "alibi")}, 1020),
-        (10.0, {"encodings": ("rotary", "rotary+yarn")}, 2040),
-    ],
-)
-def test_minutes_become_steps_in_proportion(monkeypatch: pytest.MonkeyPatch, minutes, others, wanted) -> None:
-    """A step takes a quarter of a second by this clock, and 85 % of the minutes are for steps."""
-    clock = itertools.count(step=CALIBRATION_STEPS / 4)
-    monkeypatch.setattr(sys.modules[num_steps.__module__], "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    settings = Settings(**{**SMALL, "encodings": ("nope",), "seeds": (0,), "minutes": minutes, **others})
-    assert num_steps(ids(), VOCAB, settings) == wanted
 
 
 def test_a_text_is_trained_on_and_continued() -> None:

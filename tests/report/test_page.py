@@ -124,8 +124,17 @@ def test_nothing_is_marked_where_the_sentences_see_no_difference() -> None:
 def test_the_table_shows_what_counting_alone_knows() -> None:
     text = page(results(unigram_loss=5.3912))
     assert ["unigram", "", *["5.391"] * 4] in [[cell.strip() for cell in row] for row in Page(text).cells]
-    assert "Unigram is the loss of a count" in text
+    assert "Unigram and bigram are losses of counts" in text
     assert "nigram" not in page(results())
+
+
+@pytest.mark.usefixtures("_undrawn")
+def test_losses_with_full_context_have_a_section_where_they_were_measured() -> None:
+    losses = {"a": [(3.0,) * 4] * 2}
+    text = page(results(losses, stretches={"a": [{64: [3.0] * 16, 512: [2.9] * 16}] * 2}))
+    assert ["a", "3.000", "2.900", "-0.100"] in [[cell.strip() for cell in row] for row in Page(text).cells]
+    assert "<h2>Loss with full context</h2>" in text
+    assert "<h2>Loss with full context</h2>" not in page(results())
 
 
 def test_every_setting_version_and_run_is_told(the_page: Page) -> None:

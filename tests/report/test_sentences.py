@@ -120,3 +120,27 @@ def test_a_missing_loss_is_explained() -> None:
 def test_one_seed_is_reported_without_a_spread() -> None:
     assert one_with("One seed was trained", sentences({"a": [(2.0, 2.1)]}, (8, 16)))
     assert one_with("The spread is over 2 seeds", sentences())
+
+
+def test_what_is_far_is_used_harmful_or_neither() -> None:
+    def seeds(fewest: float, most: float, count: int = 16) -> list[dict[int, list[float]]]:
+        return [{64: [fewest] * count, 512: [most] * count}] * 2
+
+    losses = {name: [(3.0,) * 4] * 2 for name in ("a", "b", "c", "d")}
+    stretches = {"a": seeds(3.0, 2.9), "b": seeds(3.0, 3.25), "c": seeds(3.0, 3.0), "d": seeds(3.0, 2.95)}
+    said = sentences(losses, stretches=stretches)
+    assert one_with("windows that overlap", said).endswith("the losses are a 2.900, b 3.250, c 3.000 and d 2.950.")
+    uses = "used by a (-0.100) and d (-0.050); without clear effect for c (+0.000); harmful to b (+0.250)"
+    assert one_with("What stands", said) == f"What stands more than 64 tokens back, of 512, is {uses}."
+    few = sentences(losses, stretches={name: seeds(3.0, 2.9, count=9) for name in losses})
+    assert not any("What stands" in sentence for sentence in few)
+    assert not any("overlap" in sentence for sentence in sentences(losses))
+
+
+def test_who_is_not_below_a_bigram_count_is_said() -> None:
+    losses = {"a": [(3.0,) * 4] * 2, "b": [(3.5,) * 4] * 2}
+    known = "A bigram count, which knows the one token before, has a loss of"
+    assert f"{known} 3.200: at 64 tokens b is not below it." in sentences(losses, bigram_loss=3.2)
+    assert f"{known} 2.000: at 64 tokens a and b are not below it." in sentences(losses, bigram_loss=2.0)
+    assert f"{known} 4.000: at 64 tokens all are below it." in sentences(losses, bigram_loss=4.0)
+    assert not any("bigram" in sentence for sentence in sentences(losses))

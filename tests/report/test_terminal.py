@@ -98,10 +98,21 @@ def test_a_star_stands_only_where_a_difference_is_clear_and_is_explained(capsys:
         assert (text.replace(legend, "").count("*"), legend in text) == (stars, stars > 0)
 
 
-def test_the_unigram_count_stands_below_the_losses(capsys: pytest.CaptureFixture[str]) -> None:
-    print_losses(results(unigram_loss=5.3912))
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("unigram "))
-    assert line.split() == ["unigram", *["5.391"] * 4]
+def test_the_counts_stand_below_the_losses(capsys: pytest.CaptureFixture[str]) -> None:
+    print_losses(results(unigram_loss=5.3912, bigram_loss=4.2))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["unigram", *["5.391"] * 4] in lines
+    assert ["bigram", *["4.200"] * 4] in lines
+
+
+def test_losses_with_full_context_stand_below_those_without(capsys: pytest.CaptureFixture[str]) -> None:
+    losses = {"a": [(3.0,) * 4] * 2, "b": [(3.1,) * 4] * 2}
+    stretches = {"a": [{64: [3.0] * 16, 512: [2.9] * 16}] * 2, "b": [{64: [3.0] * 16, 512: [3.0] * 16}] * 2}
+    print_losses(results(losses, stretches=stretches))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["encoding", "64", "512", "difference"] in lines
+    assert ["a", "3.000", "2.900", "-0.100"] in lines
+    assert ["b", "3.000", "3.000", "+0.000", "(not", "clear)"] in lines
 
 
 def test_text_is_printed_as_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,10 +18,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 SEED = click.IntRange(min=0, max=2**63 - 1)
 
 
-def listed(kind: type[int] | type[str]) -> Callable[[str], tuple[int | str, ...]]:
+def listed(kind: type[int] | type[float] | type[str]) -> Callable[[str], tuple[int | float | str, ...]]:
     """Reads values between commas, such as ``0,1,2``."""
 
-    def read(text: str) -> tuple[int | str, ...]:
+    def read(text: str) -> tuple[int | float | str, ...]:
         try:
             return tuple(kind(part.strip()) for part in text.split(",") if part.strip())
         except ValueError:

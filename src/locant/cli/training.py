@@ -23,7 +23,19 @@ from locant.cli.options import (
     text_of,
     tokenizer_options,
 )  # fmt: skip
-from locant.lab.settings import MAX_EPOCHS, MAX_STEPS, Settings
+from locant.lab.settings import (
+    MAX_EPOCHS,
+    MAX_STEPS,
+    SIZES,
+    TASK_BATCH,
+    TASK_LAYERS,
+    TASK_STEPS,
+    TEXT,
+    TEXT_BATCH,
+    TEXT_LAYERS,
+    Settings,
+)  # fmt: skip
+from locant.lab.tasks import OWN
 
 
 def _default(name: str) -> str:
@@ -36,9 +48,15 @@ def _default(name: str) -> str:
 @click.option(
     "--encodings", type=listed(str), metavar="NAMES,...",
     help="Names from `locant list`; rotary+yarn, +ntk, +linear, +longrope or +llama3 is rotary, scaled beyond "
-    f"the training length without more training. {_default('encodings')}",
+    "the training length without more training; rotary@randomized, @abacus or @coupled is trained at such positions. "
+    f"{_default('encodings')}",
+)  # fmt: skip
+@click.option(
+    "--tasks", type=listed(str), metavar="NAMES,...",
+    help=f"What is learned: {TEXT} (of FILE), or rows that are generated: {', '.join(OWN)}. {_default('tasks')}",
 )  # fmt: skip
 @count("--train-length", help=f"Tokens per window in training. {_default('train_length')}")
+@count("--task-length", help=f"Items of the longest row of a task in training. {_default('task_length')}")
 @click.option(
     "--multiples", type=listed(int), metavar="NUMBERS,...",
     help=f"Lengths to measure at, in training lengths. {_default('multiples')}",
@@ -46,14 +64,23 @@ def _default(name: str) -> str:
 @click.option("--seeds", type=listed(int), metavar="NUMBERS,...", help=f"One training for each. {_default('seeds')}")
 @count(
     "--steps", "num_steps",
-    help=f"Training steps of each model. Default: {MAX_STEPS}, fewer where that is more than {MAX_EPOCHS} epochs.",
+    help=f"Training steps of each model. Default: {MAX_STEPS}, fewer where that is more than {MAX_EPOCHS} epochs; and "
+    f"for a task {TASK_STEPS}, fewer where it is learned before.",
 )  # fmt: skip
 @positive("--minutes", help="Instead of --steps: as many as fit in these minutes, all models together.")
-@count("--batch", "batch_size", help=f"Windows per step. {_default('batch_size')}")
+@count("--batch", "batch_size", help=f"Windows, or rows, per step. Default: {TEXT_BATCH}, or {TASK_BATCH} for a task.")
 @positive("--learning-rate", help=_default("learning_rate"))
+@click.option(
+    "--rates", type=listed(float), metavar="NUMBERS,...",
+    help="Factors of the learning rates; of several, the best is found for each encoding and task. Default: 1.",
+)  # fmt: skip
+@click.option(
+    "--size", type=click.Choice([*SIZES]), help="Of the model. Default: tiny; the next three say it in numbers."
+)
 @count("--d-model", help=f"Width of the model. {_default('d_model')}")
-@count("--num-layers", help=_default("num_layers"))
+@count("--num-layers", help=f"Default: {TEXT_LAYERS}, or {TASK_LAYERS} for a task.")
 @count("--num-heads", help=_default("num_heads"))
+@click.option("--ray", metavar="ADDRESS|local", help="Train on a Ray cluster, or on one of processes of this machine.")
 @tokenizer_options
 @report_options
 @as_json
@@ -62,17 +89,20 @@ def compare(files: tuple[str, ...], output: Path, force: bool, as_json: bool, **
 
     Without a FILE the text is the documentation that ships inside Python; - is standard input.
     The last tenth of the text is held out, and the loss is measured there.
-    A report that is already in the folder is replaced once the first result is in.
+    With --tasks, rows are generated, and what counts is how many are right.
+    A comparison that was killed goes on with the same command; with more encodings, tasks or seeds, only those are
+    trained. A report of something else is replaced once the first result is in.
     """
     from locant.figures.canvas import require_matplotlib
     from locant.lab.comparison import compare_files
     from locant.lab.results import PAGE
-    from locant.report.comparison import Screen, print_losses
+    from locant.report.comparison import Screen, print_comparison
 
     require_matplotlib()
-    text = text_of(options)
-    results = compare_files(files, only_given(options), folder=output, force=force, watcher=Screen(), **text)
-    _show(results, output / PAGE, print_losses, as_json=as_json)
+    text, ray, size = text_of(options), options.pop("ray"), options.pop("size")
+    chosen = {**SIZES.get(size, {}), **only_given(options)}
+    results = compare_files(files, chosen, folder=output, force=force, watcher=Screen(), ray=ray, **text)
+    _show(results, output / PAGE, print_comparison, as_json=as_json)
 
 
 def _show(results: dict[str, Any], page: Path, print_results: Callable[[Any], None], *, as_json: bool) -> None:
@@ -99,6 +129,10 @@ def _show(results: dict[str, Any], page: Path, print_results: Callable[[Any], No
 @count(
     "--keys", low=0, help="Pass keys, and keys with values, asked for at each of five depths; 0 for none. Default: 2."
 )
+@click.option(
+    "--far", is_flag=True, default=None,
+    help="Also read tokens with their full context, and with the trained length of it: who uses what is far?",
+)  # fmt: skip
 @device
 @click.option(
     "--dtype", type=click.Choice(("auto", "float32", "bfloat16", "float16")),

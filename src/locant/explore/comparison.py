@@ -93,7 +93,8 @@ class Told(Screen):
     def advance(self, progress: Progress) -> None:
         if self.interrupted:
             raise KeyboardInterrupt
-        step = {"encoding": progress.encoding, "seed": progress.seed, "loss": progress.loss, "total": progress.total}
+        its = progress.training
+        step = {"encoding": its.encoding, "seed": its.seed, "loss": progress.loss, "total": progress.total}
         sys.stdout.write(json.dumps(step) + "\n")
         sys.stdout.flush()
 

@@ -1,14 +1,17 @@
-"""Which encoding extrapolates? Train each at a short length, then measure it at longer ones."""
+"""Which encoding goes on beyond the lengths that it was trained at? Many trainings, and what was measured with each.
+
+A comparison is a table of trainings, of every encoding with every seed on a text, on generated tasks, or both. They do
+not depend on one another: any may run anywhere and at any time, and one that `results.json` holds is not run again. So
+a comparison that was killed goes on with the same call, and has the same numbers.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import heapq
+import math
 import threading
-import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,151 +21,202 @@ import torch
 from jaxtyping import Int
 
 from locant.errors import InputError
-from locant.lab.decoder import Decoder
-from locant.lab.results import Record, Results, ResultsFolder, finite
-from locant.lab.settings import VOCAB_SIZE, Settings
-from locant.lab.training import (
-    Contestant,
-    build,
-    fit,
-    losses_in_windows,
-    num_steps,
-    shape,
-    split_off,
-    timed,
-    unigram_loss,
-)
+from locant.lab.contestant import Contestant
+from locant.lab.pool import FAILURES, Pool
+from locant.lab.results import (
+    RESULTS,
+    AnyRecord,
+    Failure,
+    Record,
+    Results,
+    ResultsFolder,
+    TaskRecord,
+    changed,
+    earlier,
+    environment,
+    plain_settings,
+    read_record,
+)  # fmt: skip
+from locant.lab.settings import TEXT, VOCAB_SIZE, Settings
+from locant.lab.training import shape, split_off
+from locant.lab.trainings import SHARE, SWEEP_SEED, Cost, Text, Training, contestants, cost, sweep, trainings
 from locant.text.corpus import Corpus, read_corpus
+
+INSTANT = 1e-6
+"""Seconds of a step where none can be timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """How far the whole comparison is, after one training step."""
 
-    encoding: str
-    seed: int
+    training: Training
     loss: float
     done: int
     total: int
 
 
 def compare(
-    ids: Int[np.ndarray, " tokens"],
-    vocab_size: int,
+    ids: Int[np.ndarray, " tokens"] | None = None,
+    vocab_size: int = 0,
     settings: Settings | None = None,
     *,
+    ray: str | None = None,
+    finished: Iterable[AnyRecord] = (),
     on_plan: Callable[[Results, float], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_record: Callable[[Results], None] | None = None,
 ) -> Results:
-    """Train every encoding with every seed on the first nine tenths of `ids`; measure on the last tenth.
+    """Train every encoding with every seed, and measure each beyond the lengths that it was trained at.
+
+    A text is trained on in its first nine tenths, and measured on its last. A task is trained on rows of every length
+    up to the trained one, until it is learned: see `locant.lab.learning`.
 
     As many models train at once as torch has threads, each in one: operations of small models gain little by more, and
     the numbers are the same however many there are.
 
-    All trainings of a seed see the same windows in the same order, and start from the same weights but for those of
-    the encoding. Learned positions get a table for the longest length, whose rows past the training length stay
-    untrained. An encoding that takes part with several scalings is trained once: see `Contestant`.
+    All trainings of a seed see the same windows, or rows, in the same order, and start from the same weights but for
+    those of the encoding. Learned positions get a table for the longest length, whose rows past the training length
+    stay untrained. An encoding that takes part with several scalings is trained once: see `Contestant`.
 
     Args:
-        ids: the text, as token ids.
+        ids: the text, as token ids; needed where ``text`` is among the tasks.
         vocab_size: of its tokenizer.
-        on_plan: called before the first training, with the results that have no record yet, and about how many seconds
-            it all will take; for this, some steps of each encoding are timed, and the longest of the windows.
-        on_progress: called after every step, in the thread of the training, one call at a time.
-        on_record: called with all results so far after every measured model, in the thread of the caller.
+        ray: the address of a Ray cluster that trains, or ``"local"`` for one of a process for each of torch's threads.
+        finished: what an earlier call with these settings has measured, which is not done again.
+        on_plan: called before the first training, with the results so far, and about how many seconds the rest will
+            take at the most; for this, some steps of each encoding are timed.
+        on_progress: called after every step, in the thread of the training, one call at a time; not with Ray.
+        on_record: called with all results so far after every training, in the thread of the caller.
 
     Raises:
-        InputError: a text too short to hold out a window of the longest length.
+        InputError: no text, or one too short to hold out a window of the longest length; or every training failed.
 
     >>> settings = Settings(encodings=("rotary", "rotary+ntk"), seeds=(0,), num_steps=2, train_length=8, d_model=16)
     >>> results = compare(np.arange(900) % 7, 7, settings)
     >>> [(record.encoding, len(record.loss_by_window[64])) for record in results.records]
     [('rotary', 2), ('rotary+ntk', 2)]
+    >>> settings = Settings(encodings=("alibi",), tasks=("copy",), seeds=(0,), num_steps=2, task_length=4, d_model=16)
+    >>> [record.learned for record in compare(settings=settings).records]
+    [False]
     """
     chosen = Settings() if settings is None else settings
-    training, held_out = split_off(ids, chosen.lengths[-1])
-    contestants = [Contestant.of(name) for name in chosen.encodings]
     with torch.random.fork_rng(devices=()):  # what cannot be built is refused before the first is trained
-        for contestant in contestants:
-            contestant.build(shape(chosen))
-    encodings = list(dict.fromkeys(contestant.encoding for contestant in contestants))
-    one_at_a_time, interrupted, done = threading.Lock(), threading.Event(), 0
-
-    def measured(encoding: str, seed: int) -> dict[Contestant, Record]:
-        def report(step: int, loss: float) -> None:
-            nonlocal done
-            if interrupted.is_set():
-                raise CancelledError
-            with one_at_a_time:
-                done += 1
-                if on_progress is not None:
-                    on_progress(Progress(encoding=encoding, seed=seed, loss=loss, done=done, total=total))
-
-        began = time.perf_counter()
-        model = build(Contestant(encoding), seed, vocab_size, chosen)
-        loss = fit(model, training, chosen, seed=seed, on_step=report)
-        facts: dict[str, Any] = {"seed": seed, "train_loss": finite(loss), "seconds": time.perf_counter() - began}
-        of_it = [each for each in contestants if each.encoding == encoding]
-        return {contestant: _measured(model, contestant, held_out, chosen, **facts) for contestant in of_it}
-
-    text = {
-        "tokens": len(ids), "train_tokens": len(training), "held_out_tokens": len(held_out),
-        "unigram_loss": unigram_loss(training, held_out, vocab_size),
-    }  # fmt: skip
-    with _one_thread_each(len(encodings) * len(chosen.seeds)) as at_once, ThreadPoolExecutor(at_once) as pool:
-        chosen = dataclasses.replace(chosen, num_steps=num_steps(training, vocab_size, chosen, at_once))
-        total = chosen.steps_for(len(training)) * len(chosen.seeds) * len(encodings)
-        results = Results(settings=chosen, text=text)
-        if on_plan is not None:
-            seconds = list(pool.map(lambda each: _seconds(each, training, held_out, vocab_size, chosen), encodings))
-            on_plan(results, _in_turn(seconds * len(chosen.seeds), at_once))
-        try:
-            models = {(seed, each): pool.submit(measured, each, seed) for seed in chosen.seeds for each in encodings}
-            for seed in chosen.seeds:
-                for contestant in contestants:
-                    record = models[seed, contestant.encoding].result()[contestant]
-                    results = dataclasses.replace(results, records=(*results.records, record))
-                    if on_record is not None:
-                        on_record(results)
-        finally:
-            interrupted.set()
-            pool.shutdown(cancel_futures=True)
+        for name in chosen.encodings:
+            Contestant.of(name).build(shape(chosen, chosen.lengths[-1]))
+    text = _text(ids, vocab_size, chosen)
+    table = _Table(chosen, text, finished)
+    waiting = [*table.missing(sweep(chosen)), *table.missing(trainings(chosen))]
+    with Pool(len(waiting), ray if waiting else None) as pool:
+        if on_plan is not None or (chosen.minutes is not None and chosen.num_steps is None):
+            seconds = table.plan(waiting, pool)
+            if on_plan is not None:
+                on_plan(table.results(), seconds)
+        report = _reporter(sum(map(table.steps, waiting)), on_progress)
+        for phase in (sweep, trainings):  # the first finds the learning rates of the second
+            for records in pool.outcomes(table.missing(phase(chosen)), table.settings, text, report):
+                table.add(records)
+                if on_record is not None:
+                    on_record(table.results())
+        results = table.results()
+    failed = [record.failed for record in results.records if isinstance(record, Failure)]
+    if failed and len(failed) == len(results.records):
+        raise InputError(f"every training failed, the first with {failed[0]}", "other encodings, or other tasks")
     return results
 
 
-def _measured(
-    model: Decoder, contestant: Contestant, held_out: np.ndarray, settings: Settings, *,
-    seed: int = 0, train_loss: float | None = None, seconds: float = 0.0,
-) -> Record:  # fmt: skip
-    """The losses of a trained model; `seconds` is how long the training took."""
-    began, plain, losses = time.perf_counter(), model.embedding.encoding, {}
-    for length in settings.lengths:
-        model.embedding.encoding = contestant.at_length(plain, length, settings.train_length, shape(settings))
-        losses[length] = losses_in_windows(model, held_out, length)
-    model.embedding.encoding = plain
-    return Record.of(
-        losses,
-        encoding=contestant.name,
-        seed=seed,
-        train_length=settings.train_length,
-        train_loss=train_loss,
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        seconds=round(seconds + time.perf_counter() - began, 3),
-    )
+def _cost(kind: Training, settings: Settings, text: Text | None) -> Cost:
+    try:
+        return cost(kind, settings, text)
+    except FAILURES:  # its training fails too, and says why
+        return Cost(0.0, 0.0)
 
 
-def _seconds(encoding: str, training: np.ndarray, held_out: np.ndarray, vocab_size: int, settings: Settings) -> float:
-    """About how long one training and all that is measured with it will take: some steps and one window are timed."""
-    model, step = timed(encoding, training, vocab_size, settings)
-    contestants = [each for each in map(Contestant.of, settings.encodings) if each.encoding == encoding]
-    longest, window = settings.lengths[-1], 0.0
-    for _ in range(2):  # the first use of an operation takes longer
-        began = time.perf_counter()
-        for contestant in contestants:
-            _measured(model, contestant, held_out[: longest + 1], settings)
-        window = time.perf_counter() - began
-    return step * settings.steps_for(len(training)) + window * (len(held_out) - 1) / longest
+class _Table:
+    """The trainings of a comparison, and what was measured with them so far."""
+
+    def __init__(self, settings: Settings, text: Text | None, finished: Iterable[AnyRecord]) -> None:
+        self.settings, self.text = settings, text
+        self.facts = {} if text is None else text.facts()
+        self.records: dict[Training, AnyRecord | Failure] = {}
+        self.add(finished)
+
+    def add(self, records: Iterable[AnyRecord | Failure]) -> None:
+        for record in records:
+            self.records[Training(record.task, record.encoding, record.seed, record.rate)] = record
+
+    def steps(self, training: Training) -> int:
+        """The most that a training may take."""
+        text = self.text if training.task == TEXT else None
+        return self.settings.steps_for(None if text is None else len(text.training))
+
+    def plan(self, waiting: Sequence[Training], pool: Pool) -> float:
+        """About how many seconds these trainings take at the most; the minutes, if any, choose their steps first."""
+        alike = {each: each._replace(seed=0, rate=1.0) for each in waiting}  # a step takes as long with any seed
+        kinds = list(dict.fromkeys(alike.values()))
+        costs = dict(zip(kinds, pool.map(lambda kind: _cost(kind, self.settings, self.text), kinds), strict=True))
+        if self.settings.minutes is not None and self.settings.num_steps is None and waiting:
+            one_each = sum(costs[alike[each]].step for each in waiting) / pool.size
+            steps = max(1, int(SHARE * 60 * self.settings.minutes / max(one_each, INSTANT)))
+            self.settings = dataclasses.replace(self.settings, num_steps=steps)
+        seconds = [self.steps(each) * costs[alike[each]].step + costs[alike[each]].measuring for each in waiting]
+        return _in_turn(seconds, pool.size)
+
+    def results(self) -> Results:
+        """All so far, in the order of the settings, whichever ended first."""
+        keys = [key for each in (*sweep(self.settings), *trainings(self.settings)) for key in self._keys(each)]
+        records = tuple(self.records[key] for key in keys if key in self.records)
+        return Results(settings=self.settings, text=self.facts, records=records)
+
+    def missing(self, of: Iterable[Training]) -> list[Training]:
+        """Those of these trainings that something is not measured of, each with the learning rate that it gets."""
+        rated = [self._rated(each) for each in of]
+        return [each for each in rated if any(key not in self.records for key in self._keys(each))]
+
+    def _keys(self, training: Training) -> list[Training]:
+        """The records of a training: one for each contestant that it serves."""
+        rated = self._rated(training)
+        return [rated._replace(encoding=contestant.name) for contestant in contestants(rated, self.settings)]
+
+    def _rated(self, training: Training) -> Training:
+        """With the best of the rates that were tried for its task and encoding; with the first before any was."""
+        if training.seed == SWEEP_SEED:
+            return training
+        name = contestants(training, self.settings)[0].name  # all that it serves are alike at the trained length
+        tried = {rate: training._replace(encoding=name, seed=SWEEP_SEED, rate=rate) for rate in self.settings.rates}
+        return training._replace(rate=min(tried, key=lambda rate: _score(self.records.get(tried[rate]))))
+
+
+def _score(record: AnyRecord | Failure | None) -> tuple[float, float]:
+    """What a learning rate is chosen by, the lower the better: the loss, or what is learned, at the trained length."""
+    if isinstance(record, Record):
+        loss = record.loss_by_length[min(record.loss_by_length)]
+        return (math.inf if loss is None else loss), 0
+    if isinstance(record, TaskRecord):
+        return -record.accuracy_by_length[record.train_length], record.steps
+    return math.inf, 0
+
+
+def _reporter(total: int, on_progress: Callable[[Progress], None] | None) -> Callable[[Training, float], None]:
+    """Counts the steps of all trainings; one call at a time."""
+    lock, done = threading.Lock(), 0
+
+    def report(training: Training, loss: float) -> None:
+        nonlocal done
+        with lock:
+            done += 1
+            if on_progress is not None:
+                on_progress(Progress(training=training, loss=loss, done=done, total=total))
+
+    return report
+
+
+def _text(ids: np.ndarray | None, vocab_size: int, settings: Settings) -> Text | None:
+    if TEXT not in settings.tasks:
+        return None
+    if ids is None:
+        raise InputError("got no text to train on", "ids=..., or tasks=('copy',) alone")
+    return Text(*split_off(ids, settings.lengths[-1]), vocab_size)
 
 
 def _in_turn(seconds: Sequence[float], at_once: int) -> float:
@@ -177,63 +231,83 @@ def _in_turn(seconds: Sequence[float], at_once: int) -> float:
     return max(ends)
 
 
-@contextmanager
-def _one_thread_each(trainings: int) -> Generator[int]:
-    """How many of these trainings go on at once."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield min(threads, trainings)
-    finally:
-        torch.set_num_threads(threads)
-
-
 class Watcher:
     """Called while a comparison runs; a subclass overrides the methods for what it shows."""
 
-    def begin(self, corpus: Corpus, settings: Settings, folder: ResultsFolder) -> None:
-        """Before the first training; what can be wrong with the input has been checked."""
+    def begin(self, corpus: Corpus | None, settings: Settings, folder: ResultsFolder, finished: int) -> None:
+        """Before the first training; what can be wrong with the input has been checked.
+
+        `finished` records are there of an earlier call.
+        """
 
     def plan(self, results: Results, seconds: float) -> None:
-        """Before the first training, with the results so far, which have no record, and how long it will about take."""
+        """Before the first training, with the results so far, and how long the rest will take at the most."""
 
     def advance(self, progress: Progress) -> None:
         """After every training step."""
 
     def record(self, results: Mapping[str, Any]) -> None:
-        """After every measured model; `results.json` holds the same."""
+        """After every training; `results.json` holds the same."""
 
     def end(self, results: Mapping[str, Any], folder: ResultsFolder, *, complete: bool) -> None:
         """After the last model, or when interrupted; `results` are empty where no model was finished."""
 
 
 def compare_files(
-    files: Sequence[str], options: Mapping[str, Any], *, folder: Path, force: bool, watcher: Watcher, **text: Any
-) -> dict[str, Any]:
-    """Compare encodings on texts; returns what is in `results.json`, which is written anew after every model.
+    files: Sequence[str], options: Mapping[str, Any], *, folder: Path, force: bool, watcher: Watcher,
+    ray: str | None = None, **text: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Compare encodings; returns what is in `results.json`, which is written anew after every training.
 
-    `options` are those of `Settings`; `text` are ``tokenizer``, ``vocab_size`` and ``download`` of `read_corpus`.
+    What an earlier call with the same settings and text has measured is taken from there. `options` are those of
+    `Settings`; `text` are ``tokenizer``, ``vocab_size`` and ``download`` of `read_corpus`.
     """
     if "minutes" in options and "num_steps" in options:
         raise InputError("got both steps and minutes", "--steps or --minutes alone")
     settings = Settings(**options)
-    corpus = read_corpus(files, usual_vocab_size=VOCAB_SIZE, **text)
+    corpus = read_corpus(files, usual_vocab_size=VOCAB_SIZE, **text) if TEXT in settings.tasks else None
+    if files and corpus is None:
+        raise InputError("got a text that no task reads", f"--tasks {TEXT},{','.join(settings.tasks)}")
+    facts = {} if corpus is None else corpus.facts()
+    settings, finished = _earlier(folder / RESULTS, settings, facts)
     so_far: dict[str, Any] = {}
     with ResultsFolder(folder, force=force) as place:
 
         def keep(results: Results) -> None:
-            so_far.update(dataclasses.replace(results, text={**corpus.facts(), **results.text}).to_dict())
+            so_far.update(dataclasses.replace(results, text={**facts, **results.text}).to_dict())
             place.write(so_far)
             watcher.record(so_far)
 
         complete = False
         try:
-            watcher.begin(corpus, settings, place)
-            compare(
-                corpus.ids, corpus.tokenizer.vocab_size, settings,
+            watcher.begin(corpus, settings, place, len(finished))
+            ids, vocab_size = (None, 0) if corpus is None else (corpus.ids, corpus.tokenizer.vocab_size)
+            results = compare(
+                ids, vocab_size, settings, ray=ray, finished=finished,
                 on_plan=watcher.plan, on_progress=watcher.advance, on_record=keep,
             )  # fmt: skip
+            if not so_far:  # all was there
+                keep(results)
             complete = True
         finally:
             watcher.end(so_far, place, complete=complete)
     return so_far
+
+
+def _earlier(path: Path, settings: Settings, facts: Mapping[str, Any]) -> tuple[Settings, list[AnyRecord]]:
+    """The settings, with the number of steps that an earlier call chose by its minutes, and what it measured.
+
+    More encodings, tasks or seeds may be asked for now: a training does not depend on which others there are.
+    """
+    report, now = earlier(path), plain_settings(settings, facts)
+    try:
+        before, versions = report["settings"], report["environment"]
+        others = {*changed({**before, "text": {name: before["text"].get(name) for name in facts}}, now)}
+        if settings.minutes is not None:
+            settings, others = dataclasses.replace(settings, num_steps=before["num_steps"]), others - {"num_steps"}
+        is_same = all(versions[name] == environment()[name] for name in ("locant", "torch", "machine"))
+        if is_same and others <= {"encodings", "tasks", "seeds"}:
+            return settings, [read_record(each) for each in report["records"] if "failed" not in each]
+    except (LookupError, TypeError, AttributeError):  # of another version, or no report
+        pass
+    return settings, []

@@ -44,11 +44,12 @@ from locant.lab.results import (
     changed,
     earlier,
     environment,
+    finite,
     plain_settings,
     random_numbers_kept,
 )  # fmt: skip
 from locant.lab.settings import VOCAB_SIZE
-from locant.lab.training import losses_in_windows
+from locant.lab.training import OVERLAP, in_context, losses_in_windows
 from locant.lab.ways import Way
 from locant.positions.base import PositionEncoding
 from locant.swapping import swap
@@ -82,6 +83,8 @@ class EvaluationSettings:
         windows: at most so many of the longest length; the shorter ones read the same tokens.
         minutes: only as many windows as fit in these, timed before the first; one at least.
         keys: pass keys, and keys with values, that are asked for at each depth of each length; 0 for none.
+        far: whether tokens are also read with their full context, that of the longest length, and the same ones with
+            the trained length, or where no length is longer, with the shortest. Costs some 16 times as much.
         device: such as ``cuda:1``; ``auto``: cuda where torch finds it, else the CPU.
         dtype: what the model is read in, ``float32``, ``bfloat16`` or ``float16``; ``auto``: as it was saved.
     """
@@ -91,6 +94,7 @@ class EvaluationSettings:
     windows: int = 16
     minutes: float | None = None
     keys: int = 2
+    far: bool = False
     device: str = "auto"
     dtype: str = "auto"
 
@@ -125,6 +129,10 @@ def evaluate_model(
     model = load_model(folder, device=settings.device, dtype=settings.dtype)
     trained, longest = trained_length(model.config), settings.lengths[-1]
     require_positions(model, longest)
+    contexts = (trained if trained < longest else settings.lengths[0], longest) if settings.far else ()
+    if settings.far and contexts[0] == longest:
+        got = f"got one length, {longest:,}, as the near one and as the far one"
+        raise InputError(got, f"--lengths {max(2, longest // 4)},{longest}")
     with random_numbers_kept(torch.device(settings.device)):
         encodings = {way: _drawn(way, model, trained, longest) for way in settings.ways}
     corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
@@ -141,7 +149,8 @@ def evaluate_model(
         text["windows"] = count
     if windows != count:
         finished = {}
-    steps, done = len(settings.lengths) * (1 + (len(TASKS) * len(DEPTHS) if settings.keys else 0)), 0
+    steps = len(settings.lengths) * (1 + (len(TASKS) * len(DEPTHS) if settings.keys else 0)) + len(contexts)
+    done = 0
 
     def step() -> None:
         nonlocal done
@@ -154,7 +163,9 @@ def evaluate_model(
                 done += steps
             else:
                 with nullcontext() if way == "own" else swap(model, encoding):
-                    finished[way] = _measured(model, way, trained, corpus, count * longest + 1, settings, step)
+                    finished[way] = _measured(
+                        model, way, trained, corpus, count * longest + 1, settings, contexts, step
+                    )  # fmt: skip
             results["records"].append(finished[way])
             place.write(results)
     return results
@@ -194,24 +205,29 @@ def _fitting(model: Any, ids: np.ndarray, settings: EvaluationSettings, minutes:
     taken = time.perf_counter() - began
     rows = len(TASKS) * settings.keys * len(DEPTHS) * sum(settings.lengths) / longest
     windows = SHARE * 60 * minutes / taken / len(settings.ways) - rows
-    return max(1, int(windows / len(settings.lengths)))
+    return max(1, int(windows / (len(settings.lengths) + (2 * OVERLAP if settings.far else 0))))
 
 
 def _measured(
     model: Any, way: str, trained: int, corpus: Corpus, tokens: int, settings: EvaluationSettings,
-    step: Callable[[], None],
+    contexts: Sequence[int], step: Callable[[], None],
 ) -> dict[str, Any]:  # fmt: skip
-    began, losses = time.perf_counter(), {}
+    began, losses, stretches = time.perf_counter(), {}, dict[int, list[float | None]]()
     for length in settings.lengths:
         losses[length] = losses_in_windows(AsDecoder(model), corpus.ids[:tokens], length)
+        step()
+    for length in contexts:
+        found = in_context(AsDecoder(model), corpus.ids[:tokens], length, settings.lengths[-1])
+        stretches[length] = [*map(finite, found)]
         step()
     recalled = {
         task: _recalled(model, corpus.tokenizer, hide, settings.lengths, settings.keys, step)
         for task, hide in TASKS.items()
     }
     return {
-        **Record.of(
-            losses, encoding=way, seed=0, train_length=trained, train_loss=None,
+        **Record(
+            **Record.losses(losses), context_loss_by_stretch=stretches, encoding=way, seed=0, train_length=trained,
+            train_loss=None,
             num_parameters=sum(parameter.numel() for parameter in model.parameters()),
             seconds=round(time.perf_counter() - began, 3),
         ).to_dict(),

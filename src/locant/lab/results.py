@@ -31,13 +31,18 @@ from torch import Tensor
 from locant._version import __version__
 from locant.errors import InputError
 from locant.files import FaultError, json_text, replacing, strict_json, write_whole
-from locant.lab.settings import Settings
+from locant.lab.settings import TEXT, Settings
 
 RESULTS = "results.json"
+SCHEMA = 2
+"""The version of what is in `RESULTS`; the first had no tasks, and no number."""
+
 RECORD = "tuning.json"
 """What `tune` writes, into the folder of the model."""
 
-PAGE, BY_LENGTH, BY_POSITION = DRAWN = ("report.html", "loss_by_length.png", "loss_by_position.png")
+PAGE, BY_LENGTH, BY_POSITION, BY_TASK = DRAWN = (
+    "report.html", "loss_by_length.png", "loss_by_position.png", "accuracy_by_length.png",
+)  # fmt: skip
 
 WEIGHT, RANDOM, RANDOM_THERE = "weight", "random", "random_there"
 """What tensors of an unfinished run are called; moments of the optimizer have its names for them."""
@@ -72,33 +77,96 @@ class Losses(NamedTuple):
 class Record:
     """One measured model. Losses are nats per token on held-out text; ``None`` where one was not finite."""
 
+    task: str = TEXT
     encoding: str
     seed: int
+    rate: float = 1.0
     train_length: int
     loss_by_length: dict[int, float | None]
     loss_by_position: list[float | None]
     """At each position of the longest windows."""
     loss_by_window: dict[int, list[float | None]]
     """For each length, in each window, in the order of the text."""
+    context_loss_by_stretch: dict[int, list[float | None]] = field(default_factory=dict)
+    """For each number of tokens before every target, in each stretch of the same targets: see `in_context`."""
     train_loss: float | None
     """Over the last tenth of the training steps."""
+    steps: int = 0
+    """Of training."""
     num_parameters: int
     seconds: float
 
-    @classmethod
-    def of(cls, losses: Mapping[int, Losses], **facts: Any) -> Record:
-        """Of what was measured at each length, the longest last."""
-        return cls(
-            loss_by_length={length: finite(loss.mean) for length, loss in losses.items()},
-            loss_by_position=[finite(loss) for loss in losses[max(losses)].by_position],
-            loss_by_window={length: [finite(each) for each in loss.by_window] for length, loss in losses.items()},
-            **facts,
-        )
+    @staticmethod
+    def losses(measured: Mapping[int, Losses]) -> dict[str, Any]:
+        """The fields of what was measured at each length, the longest last."""
+        return {
+            "loss_by_length": {length: finite(loss.mean) for length, loss in measured.items()},
+            "loss_by_position": [finite(loss) for loss in measured[max(measured)].by_position],
+            "loss_by_window": {length: [finite(each) for each in loss.by_window] for length, loss in measured.items()},
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON: lengths become strings."""
-        by_length = ("loss_by_length", "loss_by_window")
-        return vars(self) | {name: {str(key): loss for key, loss in getattr(self, name).items()} for name in by_length}
+        return _plain(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskRecord:
+    """One model that was trained on a task: the share of rows, and of tokens, that it gets right at each length."""
+
+    task: str
+    encoding: str
+    seed: int
+    rate: float
+    """The factor of the learning rates."""
+    train_length: int
+    learned: bool
+    """Whether rows of the trained length are right; where not, longer ones say nothing about the encoding."""
+    steps: int
+    accuracy_by_length: dict[int, float]
+    token_accuracy_by_length: dict[int, float]
+    train_loss: float | None
+    num_parameters: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON: lengths become strings."""
+        return _plain(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A training that ended with an error."""
+
+    task: str
+    encoding: str
+    seed: int
+    rate: float
+    failed: str
+    """The reason."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+AnyRecord = Record | TaskRecord
+
+
+def _plain(record: object) -> dict[str, Any]:
+    return {
+        name: {str(key): each for key, each in value.items()} if isinstance(value, dict) else value
+        for name, value in vars(record).items()
+    }
+
+
+def read_record(facts: Mapping[str, Any]) -> AnyRecord:
+    """A record as it was written; a TypeError where it is none."""
+    kind = TaskRecord if "accuracy_by_length" in facts else Record
+    values: dict[str, Any] = {
+        name: {int(key): each for key, each in value.items()} if isinstance(value, dict) else value
+        for name, value in facts.items()
+    }
+    return kind(**values)
 
 
 def finite(loss: float) -> float | None:
@@ -113,13 +181,14 @@ class Results:
     settings: Settings
     environment: dict[str, str | int] = field(default_factory=environment)
     text: dict[str, Any] = field(default_factory=dict)
-    records: tuple[Record, ...] = ()
+    records: tuple[AnyRecord | Failure, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings, ready for JSON: lengths become strings, and `text` one of the settings."""
-        records = [record.to_dict() for record in self.records]
-        return {"settings": plain_settings(self.settings, self.text), "environment": self.environment,
-                "records": records}  # fmt: skip
+        return {
+            "schema": SCHEMA, "settings": plain_settings(self.settings, self.text), "environment": self.environment,
+            "records": [record.to_dict() for record in self.records],
+        }  # fmt: skip
 
 
 def plain_settings(settings: object, text: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,7 +198,7 @@ def plain_settings(settings: object, text: Mapping[str, Any]) -> dict[str, Any]:
 
 
 OTHER_NAMES = {"num_steps": "steps", "batch_size": "batch"}
-"""Settings whose option of ``locant compare`` has another name; `minutes` only chose the number of steps."""
+"""Settings whose option of ``locant compare`` has another name; `minutes` chose the number of steps."""
 
 
 def command(settings: Mapping[str, Any]) -> str:
@@ -146,7 +215,7 @@ def command(settings: Mapping[str, Any]) -> str:
     elif text.get("asked_vocab_size"):
         words += ["--vocab-size", str(text["asked_vocab_size"])]
     for name, value in settings.items():
-        if name not in ("text", "minutes"):
+        if name not in ("text", "minutes") and value is not None:
             words += [f"--{OTHER_NAMES.get(name, name).replace('_', '-')}"]
             words += [",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)]
     return shlex.join(words)

@@ -15,49 +15,85 @@ MAX_STEPS = 300
 MAX_EPOCHS = 16
 """Beyond about 16 epochs, repeated text teaches nothing new: Muennighoff et al. 2023, arXiv 2305.16264."""
 
+TEXT_BATCH, TEXT_LAYERS = 32, 2
+
+TASK_STEPS, TASK_BATCH, TASK_LAYERS = 1500, 64, 3
+"""Steps at the most, until a task is learned. Two layers do not learn to copy in so many; three do."""
+
+TASK_MULTIPLES = (0.5, 1, 1.25, 1.5, 2, 3, 4)
+"""The lengths of a task that a model is measured at, in trained lengths."""
+
+TEXT = "text"
+"""The name, among the tasks, of a text of the caller."""
+
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": {},
+    "small": {"d_model": 192, "num_layers": 4, "num_heads": 6},
+    "medium": {"d_model": 512, "num_layers": 8, "num_heads": 8},
+}
+"""Decoders of 0.1 to 0.15, 1.8 and 25 million parameters besides their embeddings."""
+
+
+REMEDIES = {"num_steps": MAX_STEPS, "minutes": 3, "batch_size": TEXT_BATCH, "num_layers": TEXT_LAYERS}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Everything that decides the outcome of `compare`, besides the text.
 
     Args:
-        encodings: names of encodings; ``rotary+yarn`` is rotary, scaled by YaRN beyond the trained length.
+        encodings: names of encodings; ``rotary+yarn`` is rotary, scaled by YaRN beyond the trained length;
+            ``rotary@randomized`` is trained and read at randomised positions.
+        tasks: names of `locant.lab.tasks`; ``text`` is a text.
         train_length: tokens per window in training.
-        multiples: the lengths to measure at, in training lengths.
+        multiples: the lengths of text to measure at, in training lengths.
+        task_length: items of the longest row of a task in training; `TASK_MULTIPLES` of it are measured.
         seeds: one training of every encoding for each.
-        num_steps: default: `MAX_STEPS`, or as many as make `MAX_EPOCHS` epochs where that is fewer.
-        minutes: instead of `num_steps`, as many as fit in these, all trainings together.
-        batch_size: windows per step.
-        learning_rate: the highest, of AdamW.
+        num_steps: default: for a text `MAX_STEPS`, or as many as make `MAX_EPOCHS` epochs where that is fewer; for a
+            task `TASK_STEPS`, of which fewer are taken where it is learned before.
+        minutes: `num_steps` is chosen so that all trainings together take as long.
+        batch_size: windows, or rows of a task, per step; default: `TEXT_BATCH` and `TASK_BATCH`.
+        learning_rate: the highest, for a text; those for tasks are in `locant.lab.learning`.
+        rates: factors of the learning rates; of several the best is used, found for each encoding and task with a
+            seed that none of the measured trainings has.
         d_model: width of the decoder; heads have an even width.
+        num_layers: default: `TEXT_LAYERS` and `TASK_LAYERS`.
 
     >>> Settings(train_length=128).lengths
     (128, 256, 512, 1024)
     """
 
     encodings: tuple[str, ...] = ("nope", "learned", "sinusoidal", "rotary", "alibi", "t5")
+    tasks: tuple[str, ...] = (TEXT,)
     train_length: int = 64
     multiples: tuple[int, ...] = (1, 2, 4, 8)
+    task_length: int = 12
     seeds: tuple[int, ...] = (0, 1)
     num_steps: int | None = None
     minutes: float | None = None
-    batch_size: int = 32
+    batch_size: int | None = None
     learning_rate: float = 6e-3
+    rates: tuple[float, ...] = (1.0,)
     d_model: int = 64
-    num_layers: int = 2
+    num_layers: int | None = None
     num_heads: int = 4
 
     def __post_init__(self) -> None:
-        from locant.lab.training import Contestant
+        from locant.lab.contestant import Contestant
+        from locant.lab.tasks import TASKS, require_longer
 
         for field in fields(self):
             name, default = field.name, field.default
             value: Any = getattr(self, name)
-            remedy = f"{name}={default or {'num_steps': MAX_STEPS, 'minutes': 3}.get(name)}"
+            remedy = f"{name}={default or REMEDIES[name]}"
             if name in ("learning_rate", "minutes"):
                 value = None if value is None else real(name, value, above=0, remedy=remedy)
             elif name == "encodings":
                 value = tuple(Contestant.of(each).name for each in entries(name, value, remedy))
+            elif name == "tasks":
+                value = tuple(each if each == TEXT else TASKS.name_of(each) for each in entries(name, value, remedy))
+            elif name == "rates":
+                value = tuple(real(name, each, above=0, remedy=remedy) for each in entries(name, value, remedy))
             elif isinstance(default, tuple):
                 lowest = 0 if name == "seeds" else 1
                 value = tuple(whole(name, each, lowest, remedy=remedy) for each in entries(name, value, remedy))
@@ -66,6 +102,8 @@ class Settings:
             if isinstance(default, tuple) and (not value or len({*value}) < len(value)):
                 raise RangeError(f"got {shown(value)} for {name}, expected one or more, each once", remedy)
             object.__setattr__(self, name, value)
+        for name in {*self.tasks} - {TEXT}:
+            require_longer(name, self.task_length)
         if self.d_model % (2 * self.num_heads):
             cause = f"got d_model={self.d_model} for num_heads={self.num_heads}, expected heads of an even width"
             raise RangeError(cause, f"d_model={2 * self.num_heads * max(1, self.d_model // (2 * self.num_heads))}")
@@ -75,12 +113,33 @@ class Settings:
         """The lengths to measure at, shortest first."""
         return tuple(self.train_length * multiple for multiple in sorted(self.multiples))
 
-    def steps_for(self, num_tokens: int) -> int:
-        """The training steps for a training text of this size.
+    @property
+    def task_lengths(self) -> tuple[int, ...]:
+        """The lengths of a task to measure at, shortest first.
 
-        >>> Settings().steps_for(200_000), Settings().steps_for(5_000), Settings(num_steps=300).steps_for(5_000)
-        (300, 39, 300)
+        >>> Settings().task_lengths
+        (6, 12, 15, 18, 24, 36, 48)
+        """
+        return tuple(dict.fromkeys(max(1, round(self.task_length * multiple)) for multiple in TASK_MULTIPLES))
+
+    def steps_for(self, num_tokens: int | None = None) -> int:
+        """The training steps for a training text of so many tokens; without one, the most for a task.
+
+        >>> Settings().steps_for(200_000), Settings().steps_for(5_000), Settings().steps_for()
+        (300, 39, 1500)
+        >>> Settings(num_steps=9).steps_for(5_000)
+        9
         """
         if self.num_steps is not None:
             return self.num_steps
-        return min(MAX_STEPS, max(1, MAX_EPOCHS * num_tokens // (self.batch_size * self.train_length)))
+        if num_tokens is None:
+            return TASK_STEPS
+        return min(MAX_STEPS, max(1, MAX_EPOCHS * num_tokens // (self.batch_for(TEXT) * self.train_length)))
+
+    def batch_for(self, task: str) -> int:
+        """Windows or rows per step."""
+        return self.batch_size or (TEXT_BATCH if task == TEXT else TASK_BATCH)
+
+    def layers_for(self, task: str) -> int:
+        """Layers of the decoder that learns a task, or a text."""
+        return self.num_layers or (TEXT_LAYERS if task == TEXT else TASK_LAYERS)

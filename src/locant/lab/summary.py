@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,25 @@ class Row:
     by_length: dict[int, Cell | None]
     by_position: tuple[Cell | None, ...]
     by_window: dict[int, tuple[Cell | None, ...]]
+    by_stretch: dict[int, tuple[Cell | None, ...]] = field(default_factory=dict)
+    """The same targets with so many tokens before each; see `locant.lab.training.in_context`."""
+    far: Cell | None = None
+    """What the most of these do to the loss, against the fewest, over seeds: below 0, what is far is used."""
+
+    def in_context(self, length: int) -> float | None:
+        """The mean loss of targets with so many tokens before each."""
+        losses = _means(self.by_stretch.get(length, ()))
+        return None if losses is None else float(losses.mean())
+
+    @property
+    def far_is_clear(self) -> bool:
+        """Whether `far` is more than chance: beyond its deviation over seeds and its 95 % interval over stretches."""
+        if self.far is None:
+            return False
+        fewest, most = (_means(self.by_stretch[length]) for length in (min(self.by_stretch), max(self.by_stretch)))
+        if fewest is None or most is None or len(most) < ENOUGH_WINDOWS:
+            return False
+        return abs(self.far.mean) > max(self.far.deviation, _margin(fewest - most))
 
     def ratio(self, length: int, base_length: int) -> float | None:
         """The loss at one length over the loss at another."""
@@ -83,11 +102,17 @@ class Row:
 
     def _segments(self, length: int, longer: int) -> np.ndarray | None:
         """Mean losses in segments of `longer` tokens, from windows of `length`; ``None`` where any is missing."""
-        cells = [cell.mean for cell in self.by_window.get(length, ()) if cell]
-        if not cells or len(cells) < len(self.by_window[length]):
+        losses = _means(self.by_window.get(length, ()))
+        if losses is None:
             return None
-        segment = np.arange(len(cells)) * length // longer
-        return np.bincount(segment, cells) / np.bincount(segment)
+        segment = np.arange(len(losses)) * length // longer
+        return np.bincount(segment, losses) / np.bincount(segment)
+
+
+def _means(cells: Sequence[Cell | None]) -> np.ndarray | None:
+    """``None`` where any is missing, or all."""
+    there = [cell.mean for cell in cells if cell]
+    return np.array(there) if there and len(there) == len(cells) else None
 
 
 def _margin(values: np.ndarray, comparisons: int = 1) -> float:
@@ -115,7 +140,8 @@ class Summary:
     lengths: tuple[int, ...]
     rows: tuple[Row, ...]
     unigram_loss: float | None
-    """Of `locant.lab.training.unigram_loss`; ``None`` where it was not counted."""
+    bigram_loss: float | None
+    """Of `locant.lab.training.count`; ``None`` where it was not counted."""
 
     @property
     def num_seeds(self) -> int:
@@ -161,7 +187,8 @@ class Summary:
 
 def summarise(results: Mapping[str, Any]) -> Summary:
     """Gather the records of `Results.to_dict()` or of a `results.json`."""
-    records: Sequence[Mapping[str, Any]] = results["records"]
+    seeds = results["settings"].get("seeds")
+    records = [each for each in results["records"] if "loss_by_length" in each and (not seeds or each["seed"] in seeds)]
     if not records:
         raise InputError("got results without a single record", "a comparison that has finished at least one training")
     lengths = sorted({int(length) for record in records for length in record["loss_by_length"]})
@@ -172,6 +199,7 @@ def summarise(results: Mapping[str, Any]) -> Summary:
         lengths=tuple(lengths),
         rows=tuple(rows),
         unigram_loss=results["settings"]["text"].get("unigram_loss"),
+        bigram_loss=results["settings"]["text"].get("bigram_loss"),
     )
 
 
@@ -182,6 +210,8 @@ def _row(name: str, records: Sequence[Mapping[str, Any]], lengths: Sequence[int]
     def at(length: int, kind: str, missing: Any = None) -> list[Any]:
         return [record[kind].get(str(length), missing) for record in records]
 
+    stretches = [record.get("context_loss_by_stretch", {}) for record in records]
+    contexts = stretches[0] if all(stretches) else {}  # none in results of before they were measured
     return Row(
         encoding=name,
         num_seeds=len(records),
@@ -189,4 +219,12 @@ def _row(name: str, records: Sequence[Mapping[str, Any]], lengths: Sequence[int]
         by_length={length: Cell.of(at(length, "loss_by_length")) for length in lengths},
         by_position=over_seeds(record["loss_by_position"] for record in records),
         by_window={length: over_seeds(at(length, "loss_by_window", [])) for length in lengths},
+        by_stretch={int(length): over_seeds(each[length] for each in stretches) for length in contexts},
+        far=Cell.of([_far(each) for each in stretches]) if len(contexts) > 1 else None,
     )
+
+
+def _far(stretches: Mapping[str, Sequence[float | None]]) -> float | None:
+    fewest, most = (stretches[pick(stretches, key=int)] for pick in (min, max))
+    differences = [many - few for few, many in zip(fewest, most, strict=True) if few is not None and many is not None]
+    return statistics.fmean(differences) if len(differences) == len(most) else None

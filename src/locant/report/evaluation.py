@@ -12,9 +12,11 @@ import numpy as np
 
 from locant.lab.evaluation import interval_of_mean
 from locant.lab.summary import ENOUGH_WINDOWS, summarise
+from locant.report.comparison import context_section
 from locant.report.console import MISSING, add_rows, named_rows, show
 from locant.report.console import table as printed
 from locant.report.page import bullets, curves, report, scrolling, settings_table, table, write_page
+from locant.report.sentences import context_sentences
 
 TRAINED = {"all": "all weights", "new": "those of the encoding alone", "lora": "low-rank adapters"}
 TASKS = {"pass_keys": "pass keys", "key_values": "values of keys"}
@@ -40,6 +42,11 @@ def evaluation_sentences(results: Mapping[str, Any]) -> list[str]:
         if asked := _sum_of(first, task, "asked"):
             counts = (f"{each['encoding']} {_sum_of(each, task, 'recalled')}" for each in results["records"])
             said.append(f"{name.capitalize()} recalled, of {asked}: {', '.join(counts)}.")
+        short = {one["length"] for one in first.get(task, ()) if one["asked"] < results["settings"]["keys"]}
+        if short:
+            lengths = ", ".join(f"{length:,}" for length in sorted(short))
+            said.append(f"Not all {name} were asked for at {lengths} tokens, where the question does not fit uncut.")
+    said += context_sentences(summarise(results))
     said.append(
         f"One model and one text, {text['source']}: nothing follows for others. Loss says how well the next token is "
         "predicted, for which near tokens are mostly enough. Nothing was trained, and a short training may change the "
@@ -114,6 +121,7 @@ def write_evaluation(results: Mapping[str, Any], folder: Path) -> Path:
     sections = {
         "What follows, and what does not": bullets(evaluation_sentences(results)),
         "Loss by length": f'{scrolling(table(head, losses, "losses"))}\n<p class="note">{NOTE}</p>',
+        **context_section(summary),
         "The two curves": curves(
             summary,
             "Loss against the length of the window. The dotted line is the length that the model states.",
@@ -132,6 +140,7 @@ def _command(settings: Mapping[str, Any]) -> str:
     words = ["locant", "evaluate", text["model"], *text["files"]]
     words += ["--lengths", ",".join(map(str, settings["lengths"])), "--with", ",".join(settings["ways"])]
     words += ["--windows", str(text["windows"]), "--keys", str(settings["keys"])]
+    words += ["--far"] if settings.get("far") else []
     return shlex.join([*words, "--device", settings["device"], "--dtype", settings["dtype"]])
 
 

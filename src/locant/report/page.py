@@ -47,6 +47,7 @@ thead small, td small { display: block; font-weight: 400; color: var(--muted); f
 tr > :first-child { padding-left: 0; }
 .best { font-weight: 700; background: var(--mark); }
 .best small { color: var(--ink); }
+.grey { color: var(--muted); }
 .settings th { font-weight: 400; color: var(--muted); white-space: nowrap; padding-right: 2rem; }
 .settings td { overflow-wrap: anywhere; }
 .pair { display: grid; grid-template-columns: minmax(0, 3fr) minmax(0, 2fr); gap: 1.5rem 3rem; align-items: start; }
@@ -63,10 +64,11 @@ details table { margin-top: .8rem; }
 """
 
 
-def write_page(page: str, summary: Summary, folder: Path) -> Path:
-    """Write the two curves and the page beside `results.json`; returns where the page is."""
-    save(draw_loss_by_length(summary), folder / BY_LENGTH)
-    save(draw_loss_by_position(summary), folder / BY_POSITION)
+def write_page(page: str, summary: Summary | None, folder: Path) -> Path:
+    """Write the two curves, where there are losses, and the page beside `results.json`; returns where the page is."""
+    if summary is not None:
+        save(draw_loss_by_length(summary), folder / BY_LENGTH)
+        save(draw_loss_by_position(summary), folder / BY_POSITION)
     write_whole(folder / PAGE, page)
     return folder / PAGE
 
@@ -85,7 +87,7 @@ def report(title: str, facts: str, sections: Mapping[str, str]) -> str:
 
     Light or dark as the reader's system is, on a phone, a screen or paper.
     """
-    light, dark = colors(LIGHT, mark="#eef4fb"), colors(DARK, mark="#222a35")
+    light, dark = colors(LIGHT, mark="#eef4fb", good="#9ed8b5"), colors(DARK, mark="#222a35", good="#22643f")
     style = (
         f":root {{ color-scheme: light dark; {light} }}\n"
         f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n{RULES.strip()}\n"
@@ -135,10 +137,11 @@ def scrolling(table: str) -> str:
 def curves(summary: Summary, by_length: str, by_position: str) -> str:
     """Both curves with these captions, each for light and for dark paper; the browser shows the one that fits."""
     captions = {draw_loss_by_length: by_length, draw_loss_by_position: by_position}
-    return "".join(_picture(functools.partial(draw, summary), caption) for draw, caption in captions.items())
+    return "".join(picture(functools.partial(draw, summary), caption) for draw, caption in captions.items())
 
 
-def _picture(draw: Callable[[Theme], Figure], caption: str) -> str:
+def picture(draw: Callable[[Theme], Figure], caption: str) -> str:
+    """A picture with its caption, for light and for dark paper."""
     light, dark = (base64.b64encode(svg(draw(theme))).decode("ascii") for theme in (LIGHT, DARK))
     kind = "data:image/svg+xml;base64,"
     return (

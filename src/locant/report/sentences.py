@@ -29,6 +29,7 @@ def sentences(summary: Summary) -> list[str]:
         found.append(_winner(summary, longest))
         if summary.has_enough(longest):
             found += [*_trends(summary), _rises(summary)]
+    found += [*context_sentences(summary), _bigram(summary)]
     return [sentence for sentence in [*found, overfitted, _missing(summary), _caution(summary)] if sentence]
 
 
@@ -41,7 +42,7 @@ def _little_learned(summary: Summary, *, more_steps: bool) -> str:
     if not little:
         return ""
     return (
-        f"Little was learned, so that the losses say little about the encoding: at {base:,} tokens {_and(little)} "
+        f"Little was learned, so that the losses say little about the encoding: at {base:,} tokens {spoken(little)} "
         f"{'is' if len(little) == 1 else 'are'} not {LITTLE:.0%} below the {unigram:.3f} of a unigram count, which "
         "knows how often each token is in the training text, and nothing of what stands before it."
         f"{' More steps may help.' if more_steps else ''}"
@@ -52,10 +53,10 @@ def _too_little_text(summary: Summary) -> str:
     few = [length for length in summary.lengths if not summary.has_enough(length)]
     if not few:
         return ""
-    windows = _and([f"{counted(summary.num_windows(length), 'window')} of {length:,}" for length in few])
+    windows = spoken([f"{counted(summary.num_windows(length), 'window')} of {length:,}" for length in few])
     needed = math.ceil(ENOUGH_WINDOWS * few[-1] / HELD_OUT)
     return (
-        f"Not enough text to tell at {_and([f'{length:,}' for length in few])} tokens: {windows} are held out, "
+        f"Not enough text to tell at {spoken([f'{length:,}' for length in few])} tokens: {windows} are held out, "
         f"expected {ENOUGH_WINDOWS} of each. A text of {needed:,} tokens would be enough."
     )
 
@@ -77,7 +78,7 @@ def _winner(summary: Summary, length: int) -> str:
         return f"{where}, {best.encoding} has a held-out loss of {loss}."
     leaders = summary.leaders(length)
     ties = [row.encoding for row in leaders or measured if row is not best]
-    tied = f"{_and(ties)} {'is' if len(ties) == 1 else 'are'} within {_spread(summary)}" if ties else ""
+    tied = f"{spoken(ties)} {'is' if len(ties) == 1 else 'are'} within {_spread(summary)}" if ties else ""
     if not leaders:
         return f"{where}, no encoding is clearly better: {best.encoding} has {loss}, and {tied}."
     lowest = "the lowest held-out loss" + (" of one seed" if summary.num_seeds == 1 else "")
@@ -105,7 +106,7 @@ def _trends(summary: Summary) -> list[str]:
             words = gains if ratio < 1 else somewhat if ratio <= 1 + CLEAR else much
         groups[words].append(f"{row.encoding} (×{ratio:.2f})")
     span = f"from {base:,} to {longest:,} tokens"
-    return [f"{words}, {span}: {_and(names)}." for words, names in groups.items() if names]
+    return [f"{words}, {span}: {spoken(names)}." for words, names in groups.items() if names]
 
 
 def _rises(summary: Summary) -> str:
@@ -113,7 +114,7 @@ def _rises(summary: Summary) -> str:
     places = ((row.encoding, _rise(row, summary.train_length)) for row in summary.rows)
     found = [f"{name} from about position {place:,}" for name, place in places if place is not None]
     level = f"more than {CLEAR:.0%} above its level within the training length"
-    return f"By position, the loss rises {level} and stays there: {_and(found)}." if found else ""
+    return f"By position, the loss rises {level} and stays there: {spoken(found)}." if found else ""
 
 
 def _rise(row: Row, train_length: int) -> int | None:
@@ -133,6 +134,37 @@ def _rise(row: Row, train_length: int) -> int | None:
     return place if len(losses) - place >= train_length else None
 
 
+def context_sentences(summary: Summary) -> list[str]:
+    """The losses where every token has its full context, and who uses what is far in it."""
+    rows = [row for row in summary.rows if row.far]  # those whose losses are finite
+    if not rows:
+        return []
+    contexts = rows[0].by_stretch
+    fewest, most = min(contexts), max(contexts)
+    losses = spoken([f"{row.encoding} {row.in_context(most):.3f}" for row in rows])
+    found = [f"With {most:,} tokens before every token, in windows that overlap, the losses are {losses}."]
+    groups: dict[str, list[str]] = {"used by": [], "without clear effect for": [], "harmful to": []}
+    used, unclear, harmful = groups.values()
+    for row in rows:
+        if row.far:
+            group = unclear if not row.far_is_clear else used if row.far.mean < 0 else harmful
+            group.append(f"{row.encoding} ({row.far.mean:+.3f})")
+    if len(contexts[most]) >= ENOUGH_WINDOWS:
+        said = "; ".join(f"{words} {spoken(names)}" for words, names in groups.items() if names)
+        found.append(f"What stands more than {fewest:,} tokens back, of {most:,}, is {said}.")
+    return found
+
+
+def _bigram(summary: Summary) -> str:
+    bigram, base = summary.bigram_loss, summary.base_length
+    if bigram is None:
+        return ""
+    losses = {row.encoding: cell.mean for row in summary.measured(base) if (cell := row.by_length[base])}
+    above = [name for name, loss in losses.items() if loss >= bigram]
+    who = f"{spoken(above)} {'is' if len(above) == 1 else 'are'} not below it" if above else "all are below it"
+    return f"A bigram count, which knows the one token before, has a loss of {bigram:.3f}: at {base:,} tokens {who}."
+
+
 def _overfitted(summary: Summary) -> str:
     pairs = [
         f"{row.encoding} ({row.train_loss.mean:.2f} in training, {held_out.mean:.2f} held out)"
@@ -142,12 +174,12 @@ def _overfitted(summary: Summary) -> str:
         and held_out.mean > OVERFITTED * row.train_loss.mean
     ]
     advice = "More text or fewer steps would help."
-    return f"Overfitted, so that the losses say little about the encoding: {_and(pairs)}. {advice}" if pairs else ""
+    return f"Overfitted, so that the losses say little about the encoding: {spoken(pairs)}. {advice}" if pairs else ""
 
 
 def _missing(summary: Summary) -> str:
     names = [row.encoding for row in summary.rows if any(row.by_length[length] is None for length in summary.lengths)]
-    return f"A dash stands where a loss was not finite or not measured: {_and(names)}." if names else ""
+    return f"A dash stands where a loss was not finite or not measured: {spoken(names)}." if names else ""
 
 
 def _caution(summary: Summary) -> str:
@@ -156,6 +188,6 @@ def _caution(summary: Summary) -> str:
     return f"The spread is over {counted(summary.num_seeds, 'seed')} of a small model; larger models may differ."
 
 
-def _and(words: list[str]) -> str:
+def spoken(words: list[str]) -> str:
     """A list as it is spoken: a, b and c."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from locant import InputError, Tokenizer
+from locant import InputError, Tokenizer, cluster
 from locant.text.prepare import prepare, workers
 from locant.text.prepare.workers import Workers
 from locant.text.store import TokenStore
@@ -57,7 +57,7 @@ def test_a_cluster_that_is_not_there_is_said_so_before_ray_waits_for_it(address:
     with socket.socket() as taken:  # a port that nothing listens at
         taken.bind(("127.0.0.1", 0))
         with refuses(InputError, "cannot reach a Ray cluster"):
-            workers._connect(ray, address.format(taken.getsockname()[1]), 1)
+            cluster._connect(ray, address.format(taken.getsockname()[1]), 1)
 
 
 def interrupt(*_: Any, **__: Any) -> Any:

@@ -14,7 +14,6 @@ import json
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import traceback
@@ -22,8 +21,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
-from urllib.parse import urlsplit
 
+from locant.cluster import LOCAL, connected
 from locant.errors import InputError, LocantError
 from locant.text.prepare.parts import Advance, make_part
 from locant.text.prepare.plan import Plan, read_plan
@@ -31,10 +30,6 @@ from locant.text.tokenizer.engine import Engine, EngineName
 
 ONE_THREAD = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """There is a worker for every core already."""
-
-LOCAL = "local"
-TIMEOUT = 10.0
-"""Seconds until an address that does not answer is given up; Ray alone tries for minutes."""
 
 _Worker = subprocess.Popen[bytes]
 
@@ -207,16 +202,9 @@ def make_on_ray(
 
     `address` is that of a running cluster, or ``"local"`` for one of `num_local` processes on this machine.
     """
-    try:
-        import ray
-        from ray.exceptions import RayError
+    with connected(address, num_local) as ray:
         from ray.util import ActorPool
-    except ModuleNotFoundError:
-        raise InputError("Ray is not installed", "pip install 'locant[ray]', or no ray=") from None
-    ours = not ray.is_initialized()
-    if ours:
-        _connect(ray, address, num_local)
-    try:
+
         cores = num_local if address == LOCAL else int(ray.cluster_resources().get("CPU", 1))
         actor = ray.remote(num_cpus=1)(_Maker)
         actors = [actor.remote(str(plan.store.resolve()), engine) for _ in range(max(1, min(cores, len(parts))))]
@@ -225,22 +213,3 @@ def make_on_ray(
             if cause is not None:
                 raise InputError(cause, remedy)
             advance(read)
-    except RayError as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise InputError(f"the cluster lost a worker: {reason}", "the same again: what is done is kept") from None
-    finally:
-        if ours:
-            ray.shutdown()
-
-
-def _connect(ray: Any, address: str, num_local: int) -> None:
-    try:
-        if address == LOCAL:
-            ray.init(address=LOCAL, num_cpus=num_local, include_dashboard=False, log_to_driver=False)
-        else:
-            place = urlsplit(address if "://" in address else f"//{address}")
-            if place.hostname and place.port:  # Ray itself checks other forms of an address
-                socket.create_connection((place.hostname, place.port), timeout=TIMEOUT).close()
-            ray.init(address=address, log_to_driver=False)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"cannot reach a Ray cluster at {address!r}: {error}", f"{LOCAL!r}, or ray start") from None

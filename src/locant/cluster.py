@@ -1,0 +1,56 @@
+"""A Ray cluster that does the work of a call: a running one by its address, or one of processes on this machine."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from locant.errors import InputError
+
+LOCAL = "local"
+TIMEOUT = 10.0
+"""Seconds until an address that does not answer is given up; Ray alone tries for minutes."""
+
+
+@contextmanager
+def connected(address: str, num_local: int) -> Generator[Any]:
+    """The package `ray`, connected to a cluster; one that this call has started ends with the context.
+
+    Args:
+        address: of a running cluster, or ``"local"`` for one of `num_local` processes on this machine.
+
+    Raises:
+        InputError: Ray is not installed, the address does not answer, or the cluster has lost a worker for good.
+    """
+    try:
+        import ray
+        from ray.exceptions import RayError
+    except ModuleNotFoundError:
+        raise InputError("Ray is not installed", "pip install 'locant[ray]', or no ray=") from None
+    ours = not ray.is_initialized()
+    if ours:
+        _connect(ray, address, num_local)
+    try:
+        yield ray
+    except RayError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise InputError(f"the cluster lost a worker: {reason}", "the same again: what is done is kept") from None
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _connect(ray: Any, address: str, num_local: int) -> None:
+    try:
+        if address == LOCAL:
+            ray.init(address=LOCAL, num_cpus=num_local, include_dashboard=False, log_to_driver=False)
+        else:
+            place = urlsplit(address if "://" in address else f"//{address}")
+            if place.hostname and place.port:  # Ray itself checks other forms of an address
+                socket.create_connection((place.hostname, place.port), timeout=TIMEOUT).close()
+            ray.init(address=address, log_to_driver=False)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"cannot reach a Ray cluster at {address!r}: {error}", f"{LOCAL!r}, or ray start") from None

@@ -1,0 +1,116 @@
+"""Who takes part in a comparison: an encoding, how it is scaled beyond the trained length, and at which positions."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+from jaxtyping import Int
+from torch import Tensor
+
+from locant.arguments import one_of, shown
+from locant.errors import InputError, RangeError
+from locant.lab.tasks import Task
+from locant.positions import PositionEncoding, Positions
+from locant.positions.base import ModelShape
+from locant.positions.generalizing import abacus, coupled, randomized
+from locant.positions.registry import encodings, find
+from locant.positions.scaling import EXTENDING, SCALINGS, DynamicNTK, scaling_by_name
+
+EXTENSIONS = tuple(name for name in EXTENDING if name != DynamicNTK.info.name)
+"""The scalings that extend a context by a factor, whatever the length of a sequence."""
+
+OPTIONS: dict[str, dict[str, float]] = {
+    "learned": {"init_std": 1.0},  # as large as the decoder's scaled token rows, or it would have little effect
+    "learned_grid": {"init_std": 1.0},
+    "convolutional": {"causal": True},
+}
+
+PLACES = ("randomized", "abacus", "coupled")
+"""Positions other than 0, 1, 2, ...: see `locant.positions.generalizing`."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """An encoding, how it is scaled beyond the trained length, and at which positions it is trained and read.
+
+    The model is trained with the plain encoding, and not again with the scaled one: at each longer length the
+    frequencies are scaled by length / trained length, as for a model whose context is extended without fine-tuning.
+    """
+
+    encoding: str
+    scaling: str = ""
+    places: str = ""
+
+    @classmethod
+    def of(cls, name: str) -> Contestant:
+        """The contestant of a name such as ``alibi``, ``rotary+yarn`` or ``rotary@randomized``."""
+        named, at, places = str(name).partition("@")
+        if at:
+            places = one_of("positions", places.strip().lower(), PLACES, f"{named}@randomized")
+        encoding, plus, scaling = named.replace("++", "_plus_plus").partition("+")  # of RoPE++
+        if encoding in SCALINGS:
+            raise RangeError(f"got {shown(name)}, which is a scaling of rotary", f"rotary+{encoding}")
+        kind = find(encoding)
+        encoding = next(known for known, each in encodings().items() if each is kind)
+        if plus and "scaling" not in inspect.signature(kind).parameters:
+            cause = f"got {shown(name)}, but {encoding} has no frequencies to scale"
+            raise RangeError(cause, f"{encoding}, or rotary+yarn")
+        if plus:
+            remedy = " or ".join(f"{encoding}+{known}" for known in EXTENSIONS)
+            scaling = one_of("a scaling", scaling.strip().lower(), EXTENSIONS, remedy)
+        return cls(encoding, scaling, places)
+
+    @property
+    def name(self) -> str:
+        scaling, places = f"+{self.scaling}" * bool(self.scaling), f"@{self.places}" * bool(self.places)
+        return f"{self.encoding}{scaling}{places}"
+
+    @property
+    def trained(self) -> Contestant:
+        """Who is trained for this one: the same without a scaling."""
+        return replace(self, scaling="")
+
+    def build(self, shape: ModelShape) -> PositionEncoding:
+        """The encoding as it is trained."""
+        return find(self.encoding).for_model(shape, **OPTIONS.get(self.encoding, {}))
+
+    def at_length(self, trained: Any, length: int, train_length: int, shape: ModelShape) -> PositionEncoding:
+        """The trained encoding as it is used in rows of `length` tokens."""
+        if not self.scaling or length <= train_length:
+            return trained
+        dim, base = getattr(trained, "rotary_dim", shape.head_dim), getattr(trained, "base", 10_000.0)
+        scaling = scaling_by_name(f"{self.scaling}:{length / train_length}", train_length, dim, base)
+        scaled = find(self.encoding).for_model(shape, scaling=scaling)
+        scaled.load_state_dict(trained.state_dict())
+        return scaled
+
+    def positions(
+        self, ids: Int[Tensor, "batch seq"], longest: int, seed: int | None = None, *, task: Task | None = None,
+        length: int = 0,
+    ) -> Positions:  # fmt: skip
+        """Where the tokens of a batch stand.
+
+        Args:
+            longest: tokens of the longest row that will be read.
+            seed: of what is drawn in training, another one for each batch; without one the same rows have the same
+                positions, and digits are counted from 1.
+            task: what the rows are of, with `length` items each; default: a text.
+
+        Raises:
+            InputError: positions that count the digits of numbers, where there are none.
+        """
+        seq_len, device = ids.shape[1], ids.device
+        if not self.places:
+            return Positions.arange(seq_len, device=device)
+        if self.places == "randomized":
+            return randomized(seq_len, longest, seed=seed or 0, device=device)
+        numbers = task.numbers_of(length) if task else []
+        if task is None or not numbers:
+            raise InputError(f"got {self.name} for rows without numbers, whose digits it counts", "--tasks addition")
+        offset = 0 if seed is None else Random(seed).randrange(max(1, longest // len(numbers) - length))
+        if self.places == "abacus":
+            return abacus(ids, task.digits, offset=offset)
+        return coupled(numbers, start=1 + offset, length=seq_len, device=device)

@@ -1,0 +1,164 @@
+"""A decoder that learns a task: rows of every length up to the trained one, until it has learned them.
+
+Matrices of attention and MLP are trained with Muon (Jordan et al. 2024), all else with AdamW: two layers with rotary
+positions learn to recall 12 pairs in 600 steps, where AdamW alone learns nothing in 1 500. The learning rate stays the
+same until the longest trained rows are right, or four fifths of the steps are spent, and then falls to nothing: so a
+model that needs longer than others gets longer, and how long is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from locant.lab.contestant import Contestant
+from locant.lab.decoder import Decoder
+from locant.lab.tasks import Task
+
+MATRIX_RATE, OTHER_RATE = 0.02, 3e-3
+"""The highest learning rates, of Muon and of AdamW: of Muon 0.05 is worse here, and 0.01 as good."""
+
+WARMUP = 20
+"""Steps in which the rate rises."""
+
+CHECK = 50
+"""Steps between two questions whether the longest trained rows are right."""
+
+CONSTANT, FALLING = 0.8, 0.25
+"""Of all steps, the share after which the rate falls at the latest; and of the steps so far, how many it then takes."""
+
+ROWS = 128
+"""That a model is measured with, at each length: always the same."""
+
+LEARNED = 0.9
+"""The share of the longest trained rows that have to be right."""
+
+CHUNK = 32
+"""Rows that are read at once where nothing is trained."""
+
+IGNORED = -1
+CLIP_NORM = 1.0
+MEASURED, ASKED = 0, 1
+"""Seeds of the rows that accuracies are told of, and of those that decide when a rate falls."""
+
+OnStep = Callable[[int, float], None]
+"""Called after every step with its number, from 1, and its loss."""
+
+
+class Accuracy(NamedTuple):
+    """Shares of what is right: of whole rows, and of their tokens."""
+
+    rows: float
+    tokens: float
+
+
+class Learned(NamedTuple):
+    """How a training ended: the steps that it took, and the loss at the last, in nats per token."""
+
+    steps: int
+    loss: float
+
+
+class Batch(NamedTuple):
+    """Rows, filled up behind with zeros, and for each token the next; `IGNORED` where that does not count."""
+
+    ids: Int[Tensor, "batch seq"]
+    targets: Int[Tensor, "batch seq"]
+
+
+def batch(task: Task, random: Random, lengths: Sequence[int]) -> Batch:
+    """Rows of these lengths.
+
+    >>> from locant.lab.tasks import task
+    >>> ids, targets = batch(task("copy"), Random(0), [3, 1])
+    >>> ids.tolist(), targets.tolist()
+    ([[13, 12, 6, 16, 13, 12, 6], [4, 16, 4, 0, 0, 0, 0]], [[-1, -1, -1, 13, 12, 6, -1], [-1, 4, -1, -1, -1, -1, -1]])
+    """
+    rows = [task.row(random, length) for length in lengths]
+    longest = max(len(row.prompt) + len(row.answer) for row in rows)
+    ids, targets = [], []
+    for prompt, answer, counts in rows:
+        behind = longest - len(prompt) - len(answer)
+        asked = answer if counts is None else [a if c else IGNORED for a, c in zip(answer, counts, strict=True)]
+        ids.append([*prompt, *answer, *[0] * behind])
+        targets.append([*[IGNORED] * (len(prompt) - 1), *asked, *[IGNORED] * (behind + 1)])
+    return Batch(torch.tensor(ids), torch.tensor(targets))
+
+
+def measured_rows(task: Task, length: int, seed: int = MEASURED) -> Batch:
+    """The `ROWS` rows of one length that every model is measured with."""
+    return batch(task, Random(f"{seed} {length}"), [length] * ROWS)
+
+
+@torch.no_grad()
+def accuracy(
+    model: Decoder, contestant: Contestant, task: Task, length: int, *, longest: int, seed: int = MEASURED
+) -> Accuracy:
+    """How much a model gets right in rows of `length` items, where the longest of any has `longest` tokens."""
+    rows, tokens = [], []
+    model.eval()
+    for ids, targets in zip(*(each.split(CHUNK) for each in measured_rows(task, length, seed)), strict=True):
+        positions = contestant.positions(ids, longest, task=task, length=length)
+        right, counts = model(ids, positions).argmax(-1) == targets, targets != IGNORED
+        rows.append((right | ~counts).all(1))
+        tokens.append(right[counts])
+    return Accuracy(*(float(torch.cat(each).double().mean()) for each in (rows, tokens)))
+
+
+def learn(
+    model: Decoder, contestant: Contestant, task: Task, *, length: int, longest: int, num_steps: int, batch_size: int,
+    rate: float, seed: int, on_step: OnStep | None = None,
+) -> Learned:  # fmt: skip
+    """Train in place on rows of 1 to `length` items, until they are learned, `num_steps` at the most.
+
+    Args:
+        longest: tokens of the longest row that will be read.
+        rate: multiplies both learning rates.
+    """
+    random, optimizers, losses = Random(seed), _optimizers(model, rate), list[float]()
+
+    def step(scale: float) -> None:
+        items = random.randint(1, length)
+        ids, targets = batch(task, random, [items] * batch_size)
+        positions = contestant.positions(ids, longest, random.getrandbits(32), task=task, length=items)
+        scores = model.train()(ids, positions)
+        loss = F.cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+        for optimizer, highest in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = highest * scale
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+        if on_step is not None:
+            on_step(len(losses), losses[-1])
+
+    def is_learned() -> bool:
+        return accuracy(model, contestant, task, length, longest=longest, seed=ASKED).rows == 1
+
+    for number in range(1, 1 + max(1, int(CONSTANT * num_steps))):
+        step(min(1.0, number / WARMUP))
+        if number % CHECK == 0 and is_learned():
+            break
+    falling = min(num_steps - len(losses), max(CHECK, int(FALLING * len(losses))))
+    for number in range(falling, 0, -1):
+        step(number / (falling + 1))
+    return Learned(len(losses), losses[-1])
+
+
+def _optimizers(model: Decoder, rate: float) -> list[tuple[torch.optim.Optimizer, float]]:
+    """Muon for the matrices of the blocks, AdamW for the rest, each with its highest learning rate."""
+    matrices = [parameter for parameter in model.blocks.parameters() if parameter.ndim == 2]
+    chosen = {id(parameter) for parameter in matrices}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
+    return [
+        (torch.optim.Muon(matrices, lr=MATRIX_RATE * rate, weight_decay=0.01), MATRIX_RATE * rate),
+        (torch.optim.AdamW(others, lr=OTHER_RATE * rate, betas=(0.9, 0.95), weight_decay=0.0), OTHER_RATE * rate),
+    ]

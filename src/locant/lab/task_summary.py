@@ -1,0 +1,126 @@
+"""The records of tasks, gathered: how far beyond its trained length each encoding is right, and what differs clearly.
+
+Nothing is concluded from a model that has not learned the trained length. The effective length of a training is the
+last, from the trained one on, up to which nine of ten rows are right at every length that was measured (the term is of
+Hsieh et al. 2024, arXiv 2404.06654). The mean reciprocal rank over tasks is the summary of Kazemnejad et al. 2023
+(arXiv 2305.19466): 1 for an encoding that is the best in each task.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from locant.lab.learning import ROWS
+from locant.lab.settings import TEXT
+
+RIGHT = 0.9
+"""The share of rows that have to be right for a length to count."""
+
+STANDARD_ERRORS = 1.96
+"""Half of a 95 % interval of a normal distribution."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """One encoding on one task, over the seeds that learned it."""
+
+    task: str
+    encoding: str
+    num_seeds: int
+    train_length: int
+    by_length: Mapping[int, tuple[float, ...]]
+    """For each length, the share of rows that are right, of each seed that learned the task."""
+    steps: tuple[int, ...]
+    """Of each seed that learned it, how many it took."""
+    failed: str = ""
+    """Why a training failed, if one did."""
+
+    @property
+    def num_learned(self) -> int:
+        return len(self.steps)
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether more than half of the seeds learned it: else nothing is said about longer rows."""
+        return 2 * self.num_learned > self.num_seeds
+
+    @property
+    def effective_lengths(self) -> tuple[int, ...]:
+        """Of each seed that learned it."""
+        return tuple(self._effective(number) for number in range(self.num_learned))
+
+    @property
+    def effective_length(self) -> float | None:
+        """The median over the seeds that learned it; ``None`` where it was not learned."""
+        return statistics.median(self.effective_lengths) if self.has_learned else None
+
+    @property
+    def beyond(self) -> tuple[float, ...]:
+        """Of each seed that learned it, the mean share over the lengths beyond the trained one."""
+        longer = [shares for length, shares in self.by_length.items() if length > self.train_length]
+        return tuple(map(statistics.fmean, zip(*longer, strict=True)))
+
+    def is_clear(self, other: Score) -> bool:
+        """Whether they differ beyond the trained length by more than chance.
+
+        The means have to be further apart than the deviations over seeds together, and than half of the 95 % interval
+        of the difference of two shares of `ROWS` rows of each seed, at its widest; one seed tells nothing.
+        """
+        mine, theirs = self.beyond, other.beyond
+        if min(len(mine), len(theirs)) < 2:
+            return False
+        difference = abs(statistics.fmean(mine) - statistics.fmean(theirs))
+        rows = STANDARD_ERRORS * math.sqrt(0.5 / ROWS / min(len(mine), len(theirs)))
+        return difference > max(rows, statistics.stdev(mine) + statistics.stdev(theirs))
+
+    def _effective(self, seed: int) -> int:
+        lengths = sorted(length for length in self.by_length if length > self.train_length)
+        right = itertools.takewhile(lambda length: self.by_length[length][seed] >= RIGHT, lengths)
+        return max(right, default=self.train_length)
+
+
+def scores(results: Mapping[str, Any]) -> list[Score]:
+    """One for each task and encoding of a `results.json`, in its order."""
+    of: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for record in results["records"]:
+        if record.get("task", TEXT) != TEXT and record["seed"] in results["settings"]["seeds"]:
+            of.setdefault((record["task"], record["encoding"]), []).append(record)
+    return [_score(task, encoding, records) for (task, encoding), records in of.items()]
+
+
+def _score(task: str, encoding: str, records: Sequence[Mapping[str, Any]]) -> Score:
+    learned = [record for record in records if record.get("learned")]
+    lengths = [int(length) for length in learned[0]["accuracy_by_length"]] if learned else []
+    return Score(
+        task=task,
+        encoding=encoding,
+        num_seeds=len(records),
+        train_length=learned[0]["train_length"] if learned else 0,
+        by_length={
+            length: tuple(record["accuracy_by_length"][str(length)] for record in learned) for length in lengths
+        },
+        steps=tuple(record["steps"] for record in learned),
+        failed=next((record["failed"] for record in records if "failed" in record), ""),
+    )
+
+
+def reciprocal_ranks(of: Sequence[Score]) -> dict[str, float]:
+    """The mean reciprocal rank of each encoding over the tasks that it learned.
+
+    In each task, encodings that are not clearly different from the first of a rank share it.
+    """
+    ranks: dict[str, list[float]] = {}
+    for task in dict.fromkeys(score.task for score in of):
+        learned = [score for score in of if score.task == task and score.has_learned]
+        ordered = sorted(learned, key=lambda score: -statistics.fmean(score.beyond))
+        rank, first = 1, None
+        for place, score in enumerate(ordered, 1):
+            if first is None or score.is_clear(first):
+                rank, first = place, score
+            ranks.setdefault(score.encoding, []).append(1 / rank)
+    return {name: statistics.fmean(each) for name, each in ranks.items()}

@@ -1,0 +1,157 @@
+"""Generated tasks in a terminal and on the page: how far beyond its trained length each encoding is right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
+
+from locant.figures.canvas import LIGHT, Theme
+from locant.lab.learning import LEARNED
+from locant.lab.settings import TASK_MULTIPLES
+from locant.lab.task_summary import RIGHT, Score, reciprocal_ranks, scores
+from locant.report import console
+from locant.report.console import MISSING, show
+from locant.report.page import bullets, scrolling, table
+from locant.report.sentences import spoken
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NOT_LEARNED = "did not learn"
+FULL = TASK_MULTIPLES[-1] - 1
+"""Trained lengths beyond the first at which a cell has its full colour."""
+
+WIDTH, HEIGHT, COLUMNS = 3.4, 2.7, 3
+"""Inches of a task's picture, and how many stand side by side."""
+
+
+def print_tasks(results: Mapping[str, Any]) -> None:
+    """The table of effective lengths, and what it says."""
+    found = scores(results)
+    head, rows = _table(found)
+    lengths = console.table(*head[1:], name=head[0], title="Effective length (items)")
+    for encoding, cells, rank in rows:
+        lengths.add_row(encoding, *map(_cell, cells), rank)
+    show(lengths, _explanation(results), "\n".join(f"· {sentence}" for sentence in task_sentences(found)))
+
+
+def record_line(record: Mapping[str, Any]) -> str:
+    """One training on a task, or one that failed, in one line."""
+    name = f"{record['task']:<12} {record['encoding']:<12} seed {record['seed']:<3}"
+    if "failed" in record:
+        return f"{name} failed: {record['failed']}"
+    right = "  ".join(f"{length}: {share:.2f}" for length, share in record["accuracy_by_length"].items())
+    end = f"learned in {record['steps']:,} steps" if record["learned"] else NOT_LEARNED
+    return f"{name} {end:<22} {right}   {record['seconds']:.0f} s"
+
+
+def task_sections(results: Mapping[str, Any], picture: str) -> dict[str, str]:
+    """The sections of the page; `picture` is finished HTML."""
+    found = scores(results)
+    head, rows = _table(found)
+    cells = [[escape(encoding), *map(_html, its), rank] for encoding, its, rank in rows]
+    note = (
+        f"{_explanation(results)} Grey: no more than half of the seeds had {LEARNED:.0%} of the rows of the trained "
+        "length right, so that longer ones say nothing. Rank: the mean, over the tasks that an encoding learned, of 1 "
+        "/ its place; those that are not clearly different share a place."
+    )
+    lengths = scrolling(table([*map(escape, head)], cells, "losses"))
+    return {
+        "How far each encoding goes": f'{lengths}\n<p class="note">{note}</p>',
+        "What the tasks say": bullets(task_sentences(found)),
+        "Task by task": picture,
+    }
+
+
+def task_sentences(found: Sequence[Score]) -> list[str]:
+    """What the tasks say, in plain sentences that follow from the numbers at hand."""
+    sentences = [_sentence(task, [score for score in found if score.task == task]) for task in _tasks(found)]
+    if found and min(score.num_seeds for score in found) == 1:
+        sentences.append("One seed was trained, so that no difference is clear: small ones may be chance.")
+    return sentences
+
+
+def _sentence(task: str, found: Sequence[Score]) -> str:
+    learned = sorted((score for score in found if score.has_learned), key=lambda score: -fmean(score.beyond))
+    others = spoken([score.encoding for score in found if not score.has_learned])
+    did_not = f"; {others} did not learn it" if others else ""
+    if not learned:
+        return f"{task}: no encoding learned it, so it says nothing."
+    best, items = learned[0], learned[0].effective_length or 0
+    far = f"{items:g} items, {items / best.train_length:g} times the trained length"
+    if len(learned) == 1:
+        return f"{task}: {best.encoding} is right up to {far}{did_not}."
+    ties = spoken([score.encoding for score in learned[1:] if not best.is_clear(score)])
+    tied = f", not clearly further than {ties}" if ties else ""
+    return f"{task}: {best.encoding} goes furthest, right up to {far}{tied}{did_not}."
+
+
+def draw_tasks(results: Mapping[str, Any], theme: Theme = LIGHT) -> Figure:
+    """For each task, the share of rows that are right by length: the median seed, and the range of seeds."""
+    found = scores(results)
+    tasks, encodings = _tasks(found), list(dict.fromkeys(score.encoding for score in found))
+    columns = min(COLUMNS, len(tasks))
+    lines = -(-len(tasks) // columns)
+    figure = theme.blank(WIDTH * columns + 1.8, HEIGHT * lines)
+    for number, task in enumerate(tasks, 1):
+        axes = figure.add_subplot(lines, columns, number)
+        theme.dress(axes, title=task, x="items", y="rows right" if number % columns == 1 else "", grid=True)
+        for score in (each for each in found if each.task == task and each.has_learned):
+            color, linestyle, marker = theme.stroke(encodings.index(score.encoding))
+            lengths, shares = [*score.by_length], [*score.by_length.values()]
+            middle = [median(each) for each in shares]
+            look: dict[str, Any] = {"color": color, "linestyle": linestyle, "marker": marker, "label": score.encoding}
+            axes.plot(lengths, middle, markersize=4, **look)
+            axes.fill_between(lengths, [*map(min, shares)], [*map(max, shares)], color=color, alpha=0.15, linewidth=0)
+        trained = results["settings"]["task_length"]
+        axes.axvline(trained, color=theme.muted, linewidth=1, linestyle=(0, (2, 3)), zorder=0)
+        axes.set_ylim(-0.03, 1.03)
+    drawn = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+    handles = {label: handle for handle, label in drawn}
+    legend = figure.legend(handles.values(), handles, loc="outside right upper", frameon=False, fontsize=9)
+    for text in legend.get_texts():
+        text.set_color(theme.ink)
+    return figure
+
+
+def _tasks(found: Sequence[Score]) -> list[str]:
+    return list(dict.fromkeys(score.task for score in found))
+
+
+def _table(found: Sequence[Score]) -> tuple[list[str], list[tuple[str, list[Score | None], str]]]:
+    """Headings; and of each encoding, the best first, its name, its score of each task, and its rank."""
+    tasks, ranks = _tasks(found), reciprocal_ranks(found)
+    by_name = {(score.encoding, score.task): score for score in found}
+    names = sorted(dict.fromkeys(score.encoding for score in found), key=lambda name: -ranks.get(name, 0.0))
+    rows = [
+        (name, [by_name.get((name, task)) for task in tasks], f"{ranks[name]:.2f}" if name in ranks else MISSING)
+        for name in names
+    ]
+    return ["encoding", *tasks, "rank"], rows
+
+
+def _cell(score: Score | None) -> str:
+    if score is None:
+        return MISSING
+    if score.failed:
+        return "failed"
+    of = f" ({score.num_learned}/{score.num_seeds})" if 0 < score.num_learned < score.num_seeds else ""
+    return f"{score.effective_length:g}{of}" if score.has_learned else f"{NOT_LEARNED}{of}"
+
+
+def _html(score: Score | None) -> str:
+    if score is None or score.failed or score.effective_length is None:
+        reason = escape(score.failed, quote=True) if score else ""
+        return f'<td class="grey" title="{reason}">{_cell(score)}</td>'
+    share = min(1.0, (score.effective_length / score.train_length - 1) / FULL)
+    return f'<td style="background: color-mix(in srgb, var(--good) {share:.0%}, transparent)">{_cell(score)}</td>'
+
+
+def _explanation(results: Mapping[str, Any]) -> str:
+    return (
+        f"The effective length: up to it, {RIGHT:.0%} of the rows are right, every token of their answers that counts. "
+        f"Trained to {results['settings']['task_length']}, the median over the seeds that learned; in brackets how "
+        "many did, where not all."
+    )

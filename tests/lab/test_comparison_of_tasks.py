@@ -1,0 +1,235 @@
+"""A comparison is a table of trainings: any may be killed, run elsewhere or come later; the numbers are the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from locant import InputError
+from locant.lab import Settings, compare, trainings
+from locant.lab.comparison import Watcher, compare_files
+from locant.lab.results import Failure, Record, TaskRecord
+from locant.lab.trainings import SWEEP_SEED, Training
+from locant.positions.encodings.sinusoidal import Sinusoidal
+from locant.positions.registry import ENCODINGS
+from tests.lab.fabricated import SMALL, VOCAB, ids
+from tests.refusal import refuses
+from tests.registries import restore
+
+TASKS = {
+    "tasks": ("copy", "mqar"), "encodings": ("alibi", "rotary", "rotary+ntk", "rotary@randomized"), "seeds": (0, 1),
+    "task_length": 3, "num_steps": 6, "d_model": 16, "num_layers": 1, "num_heads": 2, "batch_size": 4,
+}  # fmt: skip
+
+
+def timeless(results: dict[str, Any]) -> dict[str, Any]:
+    return {**results, "records": [{**record, "seconds": 0} for record in results["records"]]}
+
+
+def compared(folder: Path, options: dict[str, Any], files: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
+    text = {"tokenizer": "bytes", "vocab_size": None, "download": False}
+    return compare_files(
+        files, options, folder=folder, force=False, watcher=more.pop("watcher", Watcher()), **text, **more
+    )
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[Training]:
+    """What is trained from here on."""
+    ran, real = list[Training](), trainings.run
+    monkeypatch.setattr("locant.lab.pool.run", lambda training, *rest: ran.append(training) or real(training, *rest))
+    return ran
+
+
+def test_a_record_of_a_task_says_what_was_right_at_each_length() -> None:
+    results = compare(settings=Settings(**TASKS))
+    keys = [(record.task, record.encoding, record.seed) for record in results.records]
+    assert keys == [(task, name, seed) for seed in (0, 1) for task in TASKS["tasks"] for name in TASKS["encodings"]]
+    for record in json.loads(json.dumps(results.to_dict()))["records"]:
+        assert (record["train_length"], record["steps"], record["learned"]) == (3, 6, False)
+        assert (
+            [*record["accuracy_by_length"]] == [*record["token_accuracy_by_length"]] == ["2", "3", "4", "6", "9", "12"]
+        )
+        shares = [*record["accuracy_by_length"].values(), *record["token_accuracy_by_length"].values()]
+        assert all(0 <= share <= 1 for share in shares)
+    scaled = {record.encoding: record for record in results.records if (record.task, record.seed) == ("copy", 1)}
+    assert scaled["rotary"].train_loss == scaled["rotary+ntk"].train_loss != scaled["rotary@randomized"].train_loss
+
+
+def test_lengths_that_a_task_has_no_rows_of_are_left_out() -> None:
+    options = {"tasks": ("mqar",), "encodings": ("nope",), "seeds": (0,), "task_length": 30}
+    [record] = compare(settings=Settings(**{**TASKS, **options})).records
+    assert isinstance(record, TaskRecord)
+    assert [*record.accuracy_by_length] == [15, 30, 38, 45, 60], "and not 90 and 120: there are 64 keys"
+
+
+def test_a_comparison_without_a_text_asks_for_none_and_one_with_text_and_tasks_does_both() -> None:
+    with refuses(InputError, "no text", "tasks="):
+        compare(settings=Settings())
+    options = {**SMALL, "tasks": ("copy", "text"), "encodings": ("alibi",), "seeds": (0,), "task_length": 2}
+    of_task, of_text = compare(ids(), VOCAB, Settings(**options)).records
+    assert (type(of_task), type(of_text)) == (TaskRecord, Record)
+    assert (
+        compare(ids(), VOCAB, Settings(**{**options, "tasks": ("text",)})).records[0].train_loss == of_text.train_loss
+    )
+
+
+def test_what_is_there_is_not_trained_again(tmp_path: Path, trained: list[Training]) -> None:
+    first = compared(tmp_path, {**TASKS, "seeds": (0,)})
+    assert len(trained) == 2 * 3
+    assert timeless(compared(tmp_path, {**TASKS, "seeds": (0,)})) == timeless(first)
+    assert len(trained) == 6, "the same again"
+    more = compared(tmp_path, {**TASKS, "encodings": ("nope", *TASKS["encodings"])})
+    assert {training for training in trained[6:] if training.seed == 0} == {
+        ("copy", "nope", 0, 1),
+        ("mqar", "nope", 0, 1),
+    }
+    assert len(trained) == 6 + 2 + 8
+    alone = compared(tmp_path / "alone", {**TASKS, "encodings": ("nope", *TASKS["encodings"])})
+    assert timeless(more) == timeless(alone)
+
+
+@pytest.mark.parametrize("change", [{"num_steps": 7}, {"d_model": 8}, {"task_length": 4}, {"rates": (0.5,)}], ids=str)
+def test_what_was_measured_otherwise_is_not_used(
+    tmp_path: Path, trained: list[Training], change: dict[str, Any]
+) -> None:
+    options = {**TASKS, "encodings": ("nope",), "seeds": (0,), "tasks": ("copy",)}
+    compared(tmp_path, options)
+    compared(tmp_path, {**options, **change})
+    assert len(trained) == 2
+
+
+def test_another_text_is_another_comparison(tmp_path: Path, trained: list[Training]) -> None:
+    options = {**SMALL, "encodings": ("nope",), "seeds": (0,)}
+    for name, text in {"one": "to be or not to be " * 50, "two": "that is the question " * 50}.items():
+        (tmp_path / name).write_text(text)
+    for name, times in (("one", 1), ("one", 1), ("two", 2)):
+        compared(tmp_path / "out", options, files=(str(tmp_path / name),))
+        assert len(trained) == times
+    (tmp_path / "one").write_text("to be or not to be " * 51)
+    compared(tmp_path / "out", options, files=(str(tmp_path / "one"),))
+    assert len(trained) == 3
+
+
+def test_minutes_that_chose_the_steps_are_not_asked_again(tmp_path: Path, trained: list[Training]) -> None:
+    options = {**TASKS, "encodings": ("nope",), "tasks": ("copy",), "minutes": 1e-4}
+    del options["num_steps"]
+    first = compared(tmp_path, {**options, "seeds": (0,)})
+    more = compared(tmp_path, options)
+    assert first["settings"]["num_steps"] == more["settings"]["num_steps"]
+    assert more["settings"]["minutes"] == 1e-4
+    assert len(trained) == 2
+
+
+def test_a_training_that_fails_is_a_row_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: list[Training]
+) -> None:
+    restore(ENCODINGS, monkeypatch)
+
+    class Broken(Sinusoidal):
+        def embed(self, *given: Any) -> Any:
+            raise ValueError("not today")
+
+    ENCODINGS.register("broken_here", Broken)
+    options = {**TASKS, "encodings": ("broken_here", "nope", "rotary@coupled"), "tasks": ("copy",), "seeds": (0,)}
+    broken, fine, coupled = compared(tmp_path, options)["records"]
+    assert broken == {
+        "task": "copy",
+        "encoding": "broken_here",
+        "seed": 0,
+        "rate": 1.0,
+        "failed": "ValueError: not today",
+    }
+    assert "accuracy_by_length" in fine
+    assert coupled["failed"].startswith("InputError: got rotary@coupled for rows without numbers")
+    compared(tmp_path, options)
+    assert [training.encoding for training in trained[3:]] == ["broken_here", "rotary@coupled"], (
+        "they may not fail again"
+    )
+    with refuses(InputError, "every training failed", "not today"):
+        compare(settings=Settings(**{**options, "encodings": ("broken_here",)}))
+
+
+def test_of_several_rates_the_best_is_used_and_told(trained: list[Training], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By this, a rate of 0.5 learns copy and a rate of 2 mqar; of equals the first is taken."""
+    best = {"copy": 0.5, "mqar": 2.0}
+
+    def run(training: Training, settings: Settings, text: object, on_step: object) -> list[TaskRecord]:
+        trained.append(training)
+        right = float(training.rate == best[training.task])
+        return [
+            TaskRecord(
+                **training._replace(encoding=contestant.name)._asdict(), train_length=3, learned=True, steps=6,
+                accuracy_by_length={3: right}, token_accuracy_by_length={3: right}, train_loss=0.0, num_parameters=1,
+                seconds=0.0,
+            )
+            for contestant in trainings.contestants(training, settings)
+        ]  # fmt: skip
+
+    monkeypatch.setattr("locant.lab.pool.run", run)
+    settings = Settings(**{**TASKS, "encodings": ("rotary+ntk", "alibi"), "rates": (1.0, 0.5, 2.0)})
+    records = compare(settings=settings).records
+    sweep, measured = records[: 2 * 2 * 3], records[2 * 2 * 3 :]
+    assert {(each.task, each.encoding, each.seed, each.rate) for each in sweep} == {
+        (task, name, SWEEP_SEED, rate) for task in best for name in ("rotary+ntk", "alibi") for rate in (1.0, 0.5, 2.0)
+    }
+    assert [(each.task, each.encoding, each.seed, each.rate) for each in measured] == [
+        (task, name, seed, best[task]) for seed in (0, 1) for task in best for name in ("rotary+ntk", "alibi")
+    ]
+    assert len(trained) == len(records)
+    resumed = compare(settings=settings, finished=[each for each in records if not isinstance(each, Failure)])
+    assert resumed.records == records
+    assert len(trained) == len(records)
+
+
+KILLED = """
+import sys, json, torch
+from pathlib import Path
+from locant.lab.comparison import Watcher, compare_files
+
+if __name__ == "__main__":
+    torch.set_num_threads(2)
+    folder, options, ray = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] or None
+    compare_files((), options, folder=Path(folder), force=False, watcher=Watcher(), ray=ray, tokenizer="bytes",
+                  vocab_size=None, download=False)
+"""
+
+
+def started(folder: Path, ray: str) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-c", KILLED, str(folder), json.dumps({**TASKS, "num_steps": 40}), ray]
+    return subprocess.Popen(words, start_new_session=True, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ray", ["", "local"])
+def test_killed_at_any_moment_it_goes_on_to_the_same_results(tmp_path: Path, ray: str) -> None:
+    """Driver and workers, with SIGKILL, after one more record each time; a training that was finished is kept."""
+    if ray:
+        pytest.importorskip("ray", reason="Ray is not installed: pip install 'locant[ray]'")
+    draw, results, kills, records = random.Random(0), tmp_path / "killed" / "results.json", 0, 0
+    while kills < (2 if ray else 4):
+        process = started(tmp_path / "killed", ray)
+        while process.poll() is None:
+            so_far = json.loads(results.read_text())["records"] if results.exists() else []
+            if len(so_far) > records:
+                time.sleep(draw.random() / 4)
+                os.killpg(process.pid, signal.SIGKILL)
+                kills += 1
+                process.wait()
+        records = len(json.loads(results.read_text())["records"])
+        if records == 16:
+            break
+    assert started(tmp_path / "killed", ray).wait() == 0
+    assert started(tmp_path / "whole", "").wait() == 0
+    whole, after = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("whole", "killed"))
+    assert kills
+    assert timeless(after) == timeless(whole)
