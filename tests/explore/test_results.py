@@ -21,6 +21,8 @@ from locant.lab.summary import summarise
 from locant.lab.trainings import Training
 from locant.text import sample_text
 from tests.explore.screens import EVALUATED, executed, numbers_of
+from tests.lab.fabricated import results as fabricated
+from tests.lab.fabricated import task_results
 from tests.tolerances import SHORT_SUM
 
 SMALL = {"encodings": "nope, alibi", "steps": "2", "train": "8"}
@@ -105,6 +107,19 @@ def test_a_tuning_is_shown_over_steps_and_by_length(tmp_path: Path, dropped: boo
     assert "4.500 before, 3.500 after" in shown["said"][1]
     if not dropped:
         executed(shown)
+
+
+def test_a_comparison_on_tasks_says_what_it_found(tmp_path: Path) -> None:
+    seeds = [{"12": 1.0, "24": 0.95, "48": 0.0}] * 2
+    only, both = task_results({("copy", "alibi"): seeds}), fabricated()
+    both["records"] += only["records"]
+    said = "copy: alibi is right up to 24 items, 2 times the trained length."
+    for name in ("tasks", "both"):
+        (tmp_path / name).mkdir()
+    shown = reported(tmp_path / "tasks", "results.json", only, dropped=False)
+    assert (shown["said"], len(shown["rows"])) == ([said], 0)
+    shown = reported(tmp_path / "both", "results.json", both, dropped=False)
+    assert (shown["said"][0], len(shown["rows"])) == (said, 3)
 
 
 def test_a_file_that_was_dropped_on_another_screen_is_not_opened_unasked() -> None:

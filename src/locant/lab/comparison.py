@@ -25,17 +25,16 @@ from locant.lab.contestant import Contestant
 from locant.lab.pool import FAILURES, Pool
 from locant.lab.results import (
     RESULTS,
+    SCHEMA,
     AnyRecord,
     Failure,
     Record,
     Results,
     ResultsFolder,
     TaskRecord,
-    changed,
-    earlier,
-    environment,
     plain_settings,
     read_record,
+    unchanged,
 )  # fmt: skip
 from locant.lab.settings import TEXT, VOCAB_SIZE, Settings
 from locant.lab.training import shape, split_off
@@ -299,15 +298,10 @@ def _earlier(path: Path, settings: Settings, facts: Mapping[str, Any]) -> tuple[
 
     More encodings, tasks or seeds may be asked for now: a training does not depend on which others there are.
     """
-    report, now = earlier(path), plain_settings(settings, facts)
-    try:
-        before, versions = report["settings"], report["environment"]
-        others = {*changed({**before, "text": {name: before["text"].get(name) for name in facts}}, now)}
-        if settings.minutes is not None:
-            settings, others = dataclasses.replace(settings, num_steps=before["num_steps"]), others - {"num_steps"}
-        is_same = all(versions[name] == environment()[name] for name in ("locant", "torch", "machine"))
-        if is_same and others <= {"encodings", "tasks", "seeds"}:
-            return settings, [read_record(each) for each in report["records"] if "failed" not in each]
-    except (LookupError, TypeError, AttributeError):  # of another version, or no report
-        pass
-    return settings, []
+    free = {"encodings", "tasks", "seeds"} | ({"num_steps"} if settings.minutes is not None else set[str]())
+    report = unchanged(path, plain_settings(settings, facts), free)
+    if report.get("schema") != SCHEMA:
+        return settings, []
+    if settings.minutes is not None:
+        settings = dataclasses.replace(settings, num_steps=report["settings"]["num_steps"])
+    return settings, [read_record(each) for each in report["records"] if "failed" not in each]

@@ -41,12 +41,11 @@ from locant.lab.results import (
     RESULTS,
     Record,
     ResultsFolder,
-    changed,
-    earlier,
     environment,
     finite,
     plain_settings,
     random_numbers_kept,
+    unchanged,
 )  # fmt: skip
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.training import OVERLAP, in_context, losses_in_windows
@@ -129,8 +128,9 @@ def evaluate_model(
     model = load_model(folder, device=settings.device, dtype=settings.dtype)
     trained, longest = trained_length(model.config), settings.lengths[-1]
     require_positions(model, longest)
-    contexts = (trained if trained < longest else settings.lengths[0], longest) if settings.far else ()
-    if settings.far and contexts[0] == longest:
+    near = trained if trained < longest else settings.lengths[0]
+    contexts = [near, longest] if settings.far else []
+    if settings.far and near == longest:
         got = f"got one length, {longest:,}, as the near one and as the far one"
         raise InputError(got, f"--lengths {max(2, longest // 4)},{longest}")
     with random_numbers_kept(torch.device(settings.device)):
@@ -143,7 +143,10 @@ def evaluate_model(
     results: dict[str, Any] = {
         "settings": plain_settings(settings, text), "environment": environment(settings.device), "records": [],
     }  # fmt: skip
-    windows, finished = _earlier(output, results)
+    asked = {**results["settings"], "text": {name: fact for name, fact in text.items() if name != "windows"}}
+    report = unchanged(output / RESULTS, asked, {"ways"})
+    windows = report["settings"]["text"].get("windows") if report else None
+    finished = {record["encoding"]: record for record in report.get("records", ())}
     if settings.minutes is not None:
         count = windows or min(count, _fitting(model, corpus.ids[: longest + 1], settings, settings.minutes))
         text["windows"] = count
@@ -181,19 +184,6 @@ def _drawn(way: str, model: Any, trained: int, longest: int) -> PositionEncoding
     if chosen.name != "own":  # what cannot be put in is refused now: measuring those before it may take hours
         swap(model, encoding).undo()
     return encoding
-
-
-def _earlier(output: Path, results: Mapping[str, Any]) -> tuple[int | None, dict[str, Any]]:
-    """How many windows an earlier call read that differs in its encodings at most, and its records by encoding."""
-    report, settings = earlier(output / RESULTS), results["settings"]
-    try:
-        windows, version = report["settings"]["text"]["windows"], report["environment"]["locant"]
-        records = {record["encoding"]: record for record in report["records"]}
-    except (LookupError, TypeError):
-        return None, {}
-    others = changed(report["settings"], {**settings, "text": {**settings["text"], "windows": windows}})
-    is_same = {*others} <= {"ways"} and version == results["environment"]["locant"]
-    return (windows, records) if is_same else (None, {})
 
 
 def _fitting(model: Any, ids: np.ndarray, settings: EvaluationSettings, minutes: float) -> int:

@@ -15,7 +15,7 @@ import os
 import platform
 import shlex
 import shutil
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -279,6 +279,23 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """
     plain = json.loads(json.dumps(now))
     return [name for name in {**plain, **before} if before.get(name, ...) != plain.get(name, ...)]
+
+
+def unchanged(path: Path, settings: Mapping[str, Any], free: Collection[str]) -> dict[str, Any]:
+    """What an earlier run wrote whose settings differ from these in the `free` ones at most; of another run nothing.
+
+    Of the text, those facts count that `settings` have. Another version of this package or of torch, or another kind of
+    machine, makes another run.
+    """
+    report, now = earlier(path), environment()
+    try:
+        before, versions = report["settings"], report["environment"]
+        text = {name: before["text"].get(name) for name in settings["text"]}
+        others = {*changed({**before, "text": text}, settings)} - {*free}
+        is_same = not others and all(versions[name] == now[name] for name in ("locant", "torch", "machine"))
+        return report if is_same and isinstance(report["records"], list) else {}
+    except (LookupError, TypeError, AttributeError):
+        return {}
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def evaluation_sentences(results: Mapping[str, Any]) -> list[str]:
         if asked := _sum_of(first, task, "asked"):
             counts = (f"{each['encoding']} {_sum_of(each, task, 'recalled')}" for each in results["records"])
             said.append(f"{name.capitalize()} recalled, of {asked}: {', '.join(counts)}.")
-        short = {one["length"] for one in first.get(task, ()) if one["asked"] < results["settings"]["keys"]}
+        short = {one["length"] for one in first.get(task, ()) if one["asked"] < results["settings"].get("keys", 0)}
         if short:
             lengths = ", ".join(f"{length:,}" for length in sorted(short))
             said.append(f"Not all {name} were asked for at {lengths} tokens, where the question does not fit uncut.")

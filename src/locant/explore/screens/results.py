@@ -17,8 +17,10 @@ from locant.files import FaultError, strict_json
 from locant.lab.results import RECORD, RESULTS
 from locant.lab.settings import Settings
 from locant.lab.summary import Cell, Row, Summary, summarise
+from locant.lab.task_summary import scores
 from locant.report.evaluation import evaluation_sentences, tuning_sentences
 from locant.report.sentences import sentences
+from locant.report.tasks import task_sentences
 
 NOTHING = "none yet"
 SAMPLE = "sample text"
@@ -123,16 +125,20 @@ def _no_report(name: str) -> InputError:
 
 def _shown(results: dict[str, Any] | None, name: str) -> dict[str, Any]:
     """The curves of a report, their intervals, and its sentences; all are empty where there is none yet."""
+    nothing = {"said": [], "note": "", "lengths": np.zeros(0), "trained": 0, "rows": [], "pass_keys": []}
     if results is None:
-        return {"said": [], "note": "", "lengths": np.zeros(0), "trained": 0, "rows": [], "pass_keys": []}
+        return nothing
     try:
         if "held_out" in results:
             return _tuned(results, name)
+        of_tasks = task_sentences(scores(results))
+        if of_tasks and not any("loss_by_length" in record for record in results["records"]):
+            return {**nothing, "said": of_tasks}
         summary = summarise(results)
         evaluated = "ways" in results["settings"]
         written = {record["encoding"]: record["interval_by_length"] for record in results["records"] if evaluated}
         return {
-            "said": evaluation_sentences(results) if evaluated else sentences(summary),
+            "said": evaluation_sentences(results) if evaluated else [*of_tasks, *sentences(summary)],
             "note": EVALUATED if evaluated else COMPARED,
             "lengths": np.array(summary.lengths),
             "trained": summary.train_length,
