@@ -118,6 +118,15 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"position_ids": PACKED["position_ids"][:, :15]},
         "1 x 15 tokens, and the batch has 1 x 18",
     ),
+    "another length beside ids alone": (
+        {"input_ids": None, "labels": None, "position_ids": torch.arange(3)[None]},
+        "end with 18, and 3 tokens",
+    ),
+    "a mask of another length": (
+        {"input_ids": None, "labels": None, "attention_mask": torch.ones(1, 17)},
+        "1 x 18 tokens, and the batch has 1 x 17",
+    ),
+    "labels of another shape": ({"labels": PACKED["labels"][..., None]}, "labels are of (1, 18, 1)"),
     "ids of another shape": ({"position_ids": torch.zeros(2, 1, 18, dtype=torch.int64)}, "shape (2, 1, 18)"),
 }
 
@@ -140,6 +149,8 @@ def test_flattened_axes_are_told() -> None:
 def test_contradictions_and_what_cannot_be_told_are_refused() -> None:
     with refuses(LocantError, "different documents", "check-batch"):
         Positions.from_batch({"position_ids": torch.arange(5)[None], "cu_seq_lens_q": torch.tensor([0, 2, 5])})
+    with refuses(LocantError, "different documents"):
+        Positions.from_batch({"cu_seq_lens_q": torch.tensor([0, 2, 5]), "cu_seq_lens_k": torch.tensor([0, 3, 5])})
     with refuses(LocantError, "says no positions"):
         Positions.from_batch({"input_ids": torch.ones(1, 3)})
     with refuses(LocantError, "padding beside several documents"):
@@ -176,6 +187,7 @@ def test_files_that_are_no_batch_are_refused(tmp_path: Path) -> None:
         ("c.npz", "x"),
         ("d.safetensors", "x"),
         ("e.json", '{"a": "b"}'),
+        ("f.json", '{"input_ids": [[1, null]]}'),
     ):
         (tmp_path / name).write_text(content)
     for path in [*tmp_path.iterdir(), tmp_path / "nothing.json", tmp_path]:
@@ -204,12 +216,20 @@ def test_padded_examples_are_packed_without_their_padding() -> None:
     }
 
 
+def test_ends_that_a_collator_repeats_to_fill_the_list_are_no_documents() -> None:
+    ends = torch.tensor([0, 5, 5, 6, 15, 18, 18, 18])
+    batch = {**PACKED, "cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+    assert check_batch(batch) == ()
+    assert Positions.from_batch(batch) == Positions.from_batch(PACKED)
+
+
 def test_lists_are_read_and_other_things_refused() -> None:
     assert check_batch({"input_ids": [1, 2, 3], "position_ids": [0, 1, 2]}) == ()
     padded = {"input_ids": [[1, 2]], "labels": [[1, 2]], "attention_mask": [[1, 0]]}
     assert "labels have targets at padding" in check_batch(padded)
     assert check_batch({"input_ids": torch.ones(3, 4), "position_ids": torch.arange(4).expand(2, 4)})
     wrong: list[Any] = ["text", {}, {"foo": 1}, {"input_ids": [[1, 2], [3]]}, None]
+    wrong += [{**PACKED, "labels": 5}, {**PACKED, "max_length_q": [5, 9]}]
     for batch in wrong:
         with refuses(LocantError):
             check_batch(batch)

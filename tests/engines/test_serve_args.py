@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import locant
-from locant import InputError, RangeError
+from locant import InputError, RangeError, Rotary
 from locant.checkpoints.config_source import read_source
 from locant.checkpoints.extension import METHODS
 from locant.cli import engines, main
-from locant.engines.serve_args import CANNOT, ENGINES, serve_arguments
+from locant.engines.serve_args import CANNOT, ENGINES, MOVED, serve_arguments
 from tests.engines.tiny_gguf import CONTEXT, model_of, write
 from tests.refusal import refuses
 from tests.tolerances import FORMULA, FREQUENCY, LLAMA_CPP, LOGITS
@@ -77,6 +78,36 @@ def test_a_server_gets_all_rope_parameters_and_the_length() -> None:
     assert override["rope_parameters"]["sliding_attention"] == kinds["sliding_attention"]
     with refuses(InputError, "llama.cpp"):
         serve_arguments(inner, to=TO, engine="llama.cpp")
+
+
+@pytest.mark.parametrize("scaling", ["yarn", "linear", "ntk"])
+def test_an_older_configuration_with_a_base_per_layer_type_gets_them_by_layer_type(scaling: str) -> None:
+    """As published Gemma 3 has it: vLLM looks for each type of layers in the rope parameters."""
+    older = {key: value for key, value in text("gemma3_text").items() if key != "rope_parameters"}
+    older |= {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6, "num_hidden_layers": 6}
+    for engine in ("vllm", "sglang"):
+        served = serve_arguments(older, to=TO, engine=engine, scaling=scaling)
+        rope = served.override["rope_parameters"]
+        assert rope["sliding_attention"] == {"rope_type": "default", "rope_theta": 1e4}
+        made = Rotary.from_config(text("gemma3_text", **served.override), layer_type="full_attention")
+        assert torch.equal(made.inv_freq, served.extension.rotary[1].inv_freq)
+        assert served.override["max_position_embeddings"] == TO, "neither multiplies it by a factor of one layer type"
+
+
+@pytest.mark.parametrize("kind", MOVED)
+def test_a_flat_configuration_that_transformers_takes_apart_changes_in_its_text_part(kind: str) -> None:
+    config = {**read_source("qwen2-vl-7b"), "model_type": kind}
+    for engine in ("vllm", "sglang"):
+        override = serve_arguments(config, to=131_072, engine=engine).override
+        made = AutoConfig.for_model(**copy.deepcopy(config))
+        for key, value in override["text_config"].items():  # as both servers do
+            setattr(made.text_config, key, value)
+        assert list(override) == ["text_config"]
+        assert made.get_text_config().rope_parameters["rope_type"] == "yarn"
+        assert made.get_text_config().max_position_embeddings == 131_072
+        with refuses(InputError, "rows and columns", engine, "--scaling yarn or ntk"):
+            serve_arguments(config, to=131_072, engine=engine, scaling="linear")
+    assert "rope_scaling" in serve_arguments(config, to=131_072, engine="transformers").override
 
 
 @pytest.mark.parametrize("scaling", ["yarn", "linear", "ntk"])

@@ -40,6 +40,7 @@ from locant.cli import main
 from locant.errors import InputError
 from locant.lab import audit as audit_file
 from locant.lab.audit import Reading, _Subject, audit
+from locant.lab.summary import Cell, Row
 from tests.minilm import MINILM
 from tests.tolerances import LOGITS
 
@@ -247,12 +248,27 @@ def test_too_little_text_is_refused(tmp_path: Path) -> None:
         audit(folder, files, length=LENGTH, windows=9)
 
 
+def test_what_is_less_than_is_written_is_no_difference() -> None:
+    """Windows of weights that know nothing of positions differ alike, by a millionth."""
+    for by, clear in ((1e-6, False), (0.002, True)):
+        losses = (2.0 + np.arange(10) / 10, 2.0 - by + np.arange(10) / 10)
+        rows = {
+            reading: Row(
+                encoding=reading.name, num_seeds=1, train_loss=None, by_position=(),
+                by_length={LENGTH: Cell.of([float(each.mean())])},
+                by_window={LENGTH: tuple(Cell.of([loss]) for loss in each)},
+            )
+            for reading, each in zip((Reading(), Reading(base=5e5)), losses, strict=True)
+        }  # fmt: skip
+        assert audit_file._is_clear(rows, Reading(base=5e5), Reading()) is clear
+
+
 @pytest.mark.slow
 def test_the_verb_says_what_was_found_and_its_code_whether_another_reading_fits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, (file,) = saved(llama(PLAIN, initializer_range=0.1), tmp_path)
-    words = ["audit", folder, "--text", file, "--length", LENGTH, "--windows", 12]
+    words = ["audit", folder, "--text", file, "--length", LENGTH, "--windows", 12, "--dtype", "float32"]
     told = CliRunner().invoke(main, [*map(str, words), "--json"])
     assert told.exit_code == 0, told.output
     facts = json.loads(told.stdout)

@@ -102,7 +102,7 @@ def read_batch(path: Path | str) -> dict[str, Any]:
         if not isinstance(batch, dict) or not all(isinstance(value, numbers) for value in batch.values()):
             raise ValueError("it holds other things than arrays by name")
         return {name: torch.as_tensor(value) for name, value in batch.items()}
-    except (SafetensorError, OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
+    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, zipfile.BadZipFile) as error:
         raise InputError(
             f"got {path}, which is no batch that can be read: {error}", "a file of arrays by name"
         ) from None
@@ -135,6 +135,9 @@ def _read(batch: Mapping[str, Any]) -> dict[str, Tensor]:
             except (TypeError, ValueError, RuntimeError):
                 got = f"got {shown(batch[name])} for {name}, expected numbers"
                 raise LocantError(got, "a tensor, one row for each row of the batch") from None
+            if (tensor.ndim == 0 and name in ROWS) or (tensor.numel() != 1 and name in LONGEST):
+                one = "one number" if name in LONGEST else "a number for each token"
+                raise LocantError(f"got {shown(batch[name])} for {name}, expected {one}", "locant check-batch --help")
             tensors[name] = tensor[None] if name in ROWS and tensor.ndim == 1 else tensor
     if not tensors:
         got = f"got a batch with {', '.join(map(str, batch)) or 'nothing'}"
@@ -143,7 +146,9 @@ def _read(batch: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _findings(batch: Mapping[str, Tensor], axes: int) -> Iterator[str]:
-    shape = next((batch[name].shape[:2] for name in ("input_ids", "labels") if name in batch), None)
+    mask = batch.get("attention_mask")
+    given = (batch.get("input_ids"), batch.get("labels"), mask if mask is not None and mask.ndim == 2 else None)
+    shape = next((tensor.shape[:2] for tensor in given if tensor is not None), None)
     text = None
     if "position_ids" in batch:
         try:
@@ -155,15 +160,16 @@ def _findings(batch: Mapping[str, Tensor], axes: int) -> Iterator[str]:
             of_ids, of_batch = (f"{rows} x {tokens}" for rows, tokens in (index.shape[:2], shape))
             yield f"position_ids are for {of_ids} tokens, and the batch has {of_batch}"
             return
+        shape = index.shape[:2] if shape is None else shape
         if axes > 1 and index.ndim == 2:
             yield f"position_ids have one axis, and the model has {axes}: images are counted as text"
         text = None if index.ndim == 3 and len(batch["position_ids"]) == AXES else text
-        text = text if text is None or shape is None else text.expand(shape[0], -1)
+        text = text if text is None else text.expand(shape[0], -1)
     for name in ("labels", "attention_mask"):
-        if name in batch and shape is not None and batch[name].ndim == 2 and batch[name].shape != shape:
+        one_per_token = name in batch and (name == "labels" or batch[name].ndim == 2)
+        if one_per_token and shape is not None and batch[name].shape != shape:
             yield f"{name} are of {tuple(batch[name].shape)}, and the batch of {tuple(shape)}"
             return
-    mask = batch.get("attention_mask")
     if mask is not None and mask.ndim == 2:
         yield from _of_mask(mask, text)
         if "labels" in batch and bool(((mask == 0) & (batch["labels"] != NO_TARGET)).any()):

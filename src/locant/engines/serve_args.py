@@ -12,6 +12,8 @@ from locant.checkpoints.extension import METHODS, Extension, extend
 from locant.engines.gguf import ALWAYS_ROUNDED, NO_DYNAMIC
 from locant.errors import InputError
 from locant.models.config_values import LENGTHS, TRAINED
+from locant.models.registry import read_known
+from locant.models.rope_parameters import ropes_by_layer
 from locant.models.rotary_to_config import rotary_to_config
 from locant.positions.scaling import Linear, YaRN
 
@@ -25,6 +27,12 @@ CANNOT: Mapping[str, Mapping[str, str]] = {
 """Scalings that an engine does not have, and why."""
 
 ENGINES = tuple(CANNOT)
+WITH_AXES = ("yarn", "ntk")
+"""The scalings of which vLLM and SGLang have a table for several axes."""
+
+MOVED = ("qwen2_vl", "qwen2_5_vl")
+"""Models whose configurations lie flat in a file, and whose class in `transformers` moves them into a text part."""
+
 IGNORED: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("vllm", "longrope"): {"short_factor": "all texts get the long factors, unless --max-model-len is {trained}"},
     ("sglang", "longrope"): {"short_factor": "all texts of a batch get the long factors when one has over {trained}"},
@@ -82,6 +90,9 @@ def serve_arguments(
         able = [name for name in METHODS if name not in CANNOT[engine]]
         raise InputError(f"got {scaling} for {engine}: {reason}", f"--scaling {' or '.join(able)}")
     extension = extend(config, to=to, method=scaling)
+    if engine in ("vllm", "sglang") and extension.rotary[1].sections and scaling not in WITH_AXES:
+        got = f"got {scaling} for a model with positions in time, rows and columns, which {engine} then loses"
+        raise InputError(got, f"--scaling {' or '.join(WITH_AXES)}")
     override: Mapping[str, Any] = {} if engine == "llama.cpp" else _override(extension, engine)
     reasons = IGNORED.get((engine, scaling), {})
     return ServeArguments(
@@ -109,15 +120,28 @@ def _override(extension: Extension, engine: str) -> Mapping[str, Any]:
     override = {key: new for key, (_, new) in extension.changed.items()}
     rotary = extension.rotary[1]
     if engine != "transformers":
+        values, architecture = read_known(extension.config)
         lengths = {key: value for key, value in override.items() if key in (*LENGTHS, TRAINED)}
-        if isinstance(rotary.scaling, Linear) and extension.trained * rotary.scaling.factor >= extension.to:
-            lengths = {}  # servers multiply the length by the factor, and their tables with it
-        rope = override.get("rope_parameters") or rotary_to_config(rotary)["rope_parameters"]
-        override = {"rope_parameters": rope, **lengths}
+        if _is_multiplied(extension, engine, values["model_type"]):
+            lengths = {}  # and their tables with it
+        rope: Any = override.get("rope_parameters")
+        if rope is None and (layers := ropes_by_layer(values, architecture.rotary_keys)) is not None:
+            rope = {name: {"rope_type": "default", **(each or {})} for name, each in layers.items()}
+        override = {"rope_parameters": rope or rotary_to_config(rotary)["rope_parameters"], **lengths}
     part: Any = extension.config
+    if engine != "transformers" and part.get("model_type") in MOVED and part.get("text_config") is None:
+        override = {"text_config": override}
     while (part := part.get("text_config")) is not None:
         override = {"text_config": override}
     return override
+
+
+def _is_multiplied(extension: Extension, engine: str, model_type: str) -> bool:
+    """Whether a server multiplies the stated length by the factor of linear scaling."""
+    scaling = extension.rotary[1].scaling
+    if not isinstance(scaling, Linear) or extension.trained * scaling.factor < extension.to:
+        return False
+    return extension.layer_type is None if engine == "sglang" else "gemma3" not in model_type
 
 
 def _flags_of_llama_cpp(extension: Extension) -> Iterator[str]:

@@ -18,11 +18,12 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from locant.arguments import whole
+from locant.arguments import one_of, whole
 from locant.checkpoints import convert_layout
 from locant.errors import InputError, LocantError
 from locant.kernels.rotary import Layout
 from locant.lab.language_model import (
+    DTYPES,
     AsDecoder,
     device_of,
     load_config,
@@ -56,6 +57,8 @@ TURNED: Mapping[str, Callable[[Tensor, int], Tensor]] = {
 }
 BIASED = {"bloom": "alibi", "mpt": "position_bias"}
 """Models whose attention is handed ALiBi, ``heads|batch * heads, 1, key``, and the name of that argument."""
+LEAST = 0.0005
+"""Nats per token that are written as 0.001; of less nothing follows, however alike all windows are."""
 WORDS = {
     "layout": "{} layout", "base": "base {:,.0f}", "scaling": "scaling {}", "share": "{:.0%} of each head rotated",
     "slopes": "ALiBi: {}",
@@ -163,6 +166,7 @@ def audit(
     length: int | None = None,
     windows: int = 16,
     device: str = "auto",
+    dtype: str = "auto",
     on_step: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Find the reading of a model's positions under which it predicts a text best; what is found is ready for JSON.
@@ -175,16 +179,18 @@ def audit(
         files: a text of the kind that the model was trained on; none: the documentation inside Python.
         length: tokens of each window; default: 512, or what the model states, where that is less.
         windows: at most so many, and 10 or more: fewer are too few to conclude from.
+        dtype: what the model is read in, ``float32``, ``bfloat16`` or ``float16``; ``auto``: as it was saved.
 
     Raises:
         InputError: a folder that holds no causal language model, or a text that is too short.
     """
+    one_of("dtype", dtype, DTYPES)
     plain = without_weights(load_config(folder).to_dict())
     if not _Subject(plain).aspects:
         table = "a table of learned positions, which are in the weights themselves"
         what = table if own_tables(plain) else "no positions that can be read in another way"
         return {"verdict": "nothing to find", "sentence": f"nothing to find: {type(plain).__name__} has {what}"}
-    subject = _Subject(model := load_model(folder, device=device_of(device)))
+    subject = _Subject(model := load_model(folder, device=device_of(device), dtype=dtype))
     if length is None:
         length = 512 if subject.biased else min(512, stated_length(subject.config))
     corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
@@ -249,5 +255,7 @@ def _loss(row: Row) -> float:
 
 
 def _is_clear(rows: Mapping[Reading, Row], one: Reading, other: Reading) -> bool:
+    if not abs(_loss(rows[one]) - _loss(rows[other])) >= LEAST:
+        return False
     (length,) = rows[one].by_length
     return rows[one].is_clear(length, rows[other], length, comparisons=max(1, len(rows) - 1))

@@ -59,7 +59,7 @@ def fields_of_batch(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor | None, Te
     if not isinstance(batch, Mapping):
         raise LocantError(f"got {shown(batch)} for batch, expected a dictionary", "the keywords of a model's call")
     ids, mask = batch.get("position_ids"), batch.get("attention_mask")
-    boundaries = next((batch[name] for name in BOUNDARIES if batch.get(name) is not None), None)
+    boundaries, *others = [batch[name] for name in BOUNDARIES if batch.get(name) is not None] or [None]
     if ids is None and mask is None and boundaries is None:
         got = f"got a batch with {', '.join(map(str, batch)) or 'nothing'}, which says no positions"
         raise LocantError(got, "position_ids, attention_mask or cu_seq_lens_q in it")
@@ -68,6 +68,8 @@ def fields_of_batch(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor | None, Te
     if boundaries is not None:
         length = text.shape[1] if text is not None else None if document is None else document.shape[1]
         stated = documents_of_boundaries(boundaries, length)
+        if any(not torch.equal(documents_of_boundaries(other, length), stated) for other in others):
+            raise _disagree(*BOUNDARIES)
         if document is not None and not torch.equal(counted(document), stated):
             raise _disagree("cu_seq_lens_q", "attention_mask")
         document = stated
@@ -118,6 +120,7 @@ def documents_of_boundaries(boundaries: Any, length: int | None) -> Int[Tensor, 
         got = f"got cu_seq_lens_q that end with {int(ends[-1])}, and {length} tokens"
         raise ShapeError(got, "cu_seq_lens_q of the tokens in the batch, without padding")
     lengths = ends.diff()
+    lengths = lengths[lengths > 0]  # collators that fill up the list repeat an end
     return torch.repeat_interleave(torch.arange(len(lengths), device=ends.device), lengths)[None]
 
 
