@@ -171,6 +171,11 @@ def test_it_is_printed(tmp_path: Path) -> None:
     assert json.loads(for_transformers.stdout.splitlines()[0])["max_position_embeddings"] == 999
     windows = CliRunner().invoke(main, ["serve-args", str(tmp_path), "--to", "999", "--for", "vllm", "--windows", "1"])
     assert windows.exit_code == 2
+    kinds = dict.fromkeys(("full_attention", "sliding_attention"), text()["rope_parameters"])
+    (tmp_path / "config.json").write_text(json.dumps(text("gemma3_text", rope_parameters=kinds)))
+    asked = ["serve-args", str(tmp_path), "--to", "999", "--for", "vllm", "--text", "a.txt"]
+    losses = CliRunner().invoke(main, asked)
+    assert (losses.exit_code, "without --text" in losses.output) == (2, True)
 
 
 @pytest.mark.slow
