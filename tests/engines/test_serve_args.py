@@ -136,6 +136,10 @@ def test_flags_of_llama_cpp_do_it_there(kind: str, scaling: str, tmp_path: Path)
         assert np.abs(theirs - model(IDS).logits[0].numpy()).max() > 1
 
 
+def test_a_factor_that_is_not_whole_is_written_out() -> None:
+    assert "--rope-scale 1.5 " in " ".join(serve_arguments(text(), to=3 * CONTEXT // 2, engine="llama.cpp").arguments)
+
+
 def test_what_an_engine_cannot_is_refused() -> None:
     for engine, scalings in CANNOT.items():
         for scaling in scalings:
