@@ -144,6 +144,8 @@ def test_flattened_axes_are_told() -> None:
     assert check_batch(batch) == ()
     grid = Positions.grid(3, 2, 2).to_batch() | {"input_ids": torch.ones(1, 12)}
     assert check_batch(grid, axes=3) == ()
+    ends = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), torch.tensor([0, 12]))
+    assert "no ids of text" in check_batch(grid | ends, axes=3)[0]
 
 
 def test_contradictions_and_what_cannot_be_told_are_refused() -> None:
@@ -204,6 +206,8 @@ def test_gaps_in_the_ids_of_one_document_are_no_boundaries() -> None:
         assert check_batch(batch) == ()
     with refuses(LocantError, "different documents"):
         Positions.from_batch({"position_ids": torch.tensor([[0, 1, 0, 1]]), "attention_mask": torch.ones(1, 4)})
+    with refuses(LocantError, "different documents"):  # documents of one token
+        Positions.from_batch({"position_ids": torch.tensor([[0, 0]]), "attention_mask": torch.ones(1, 2)})
 
 
 def test_padded_examples_are_packed_without_their_padding() -> None:

@@ -111,3 +111,11 @@ def test_folders_of_pipelines_are_read_and_explained(tmp_path: Path, place: str)
 def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
     with refuses(InputError, "config.json"):
         encoding_from_diffusers(tmp_path)
+
+
+@pytest.mark.parametrize("config", [None, 3, []])
+def test_what_is_no_configuration_is_refused(config: Any) -> None:
+    with refuses(InputError, "configuration of diffusers"):
+        encoding_from_diffusers(config)
+    with refuses(InputError, "configuration of diffusers"):
+        positions_from_diffusers(config)

@@ -201,3 +201,11 @@ def test_moves_that_have_no_angle_or_would_lose_a_gradient_are_refused() -> None
         move_cache(keys.clone(), Rotary(16), by=by, spans=[(0, 5)]) for by in (np.array([1]), torch.tensor([1]))
     )
     assert torch.equal(by_array, by_tensor)
+
+
+def test_spans_may_be_told_in_any_order() -> None:
+    rotary, keys = Rotary(16), torch.randn(1, 2, 12, 16)
+    first, second = (keys.clone(), keys.clone())
+    move_cache(first, rotary, by=[5, 1000], spans=[(0, 3), (6, 12)])
+    move_cache(second, rotary, by=[1000, 5], spans=[(6, 12), (0, 3)])
+    assert torch.equal(first, second)

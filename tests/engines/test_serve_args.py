@@ -136,6 +136,10 @@ def test_flags_of_llama_cpp_do_it_there(kind: str, scaling: str, tmp_path: Path)
         assert np.abs(theirs - model(IDS).logits[0].numpy()).max() > 1
 
 
+def test_a_factor_that_is_not_whole_is_written_out() -> None:
+    assert "--rope-scale 1.5 " in " ".join(serve_arguments(text(), to=3 * CONTEXT // 2, engine="llama.cpp").arguments)
+
+
 def test_what_an_engine_cannot_is_refused() -> None:
     for engine, scalings in CANNOT.items():
         for scaling in scalings:
@@ -171,6 +175,11 @@ def test_it_is_printed(tmp_path: Path) -> None:
     assert json.loads(for_transformers.stdout.splitlines()[0])["max_position_embeddings"] == 999
     windows = CliRunner().invoke(main, ["serve-args", str(tmp_path), "--to", "999", "--for", "vllm", "--windows", "1"])
     assert windows.exit_code == 2
+    kinds = dict.fromkeys(("full_attention", "sliding_attention"), text()["rope_parameters"])
+    (tmp_path / "config.json").write_text(json.dumps(text("gemma3_text", rope_parameters=kinds)))
+    asked = ["serve-args", str(tmp_path), "--to", "999", "--for", "vllm", "--text", "a.txt"]
+    losses = CliRunner().invoke(main, asked)
+    assert (losses.exit_code, "without --text" in losses.output) == (2, True)
 
 
 @pytest.mark.slow

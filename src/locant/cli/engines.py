@@ -83,6 +83,9 @@ def serve_args(
     if given and not text:
         raise InputError(f"got --{next(iter(given))} without a text", "--text my.txt")
     served = serve_arguments(read_source(model), to=to, engine=engine, scaling=scaling)
+    if text and served.extension.layer_type is not None:
+        got = f"got --text for {model}, of which only {served.extension.layer_type} layers are stretched"
+        raise InputError(f"{got}: losses are measured where all layers are", "the same without --text")
     losses = _losses(model, text, served.extension, given) if text else {}
     print_serving(served, model, losses, as_json=as_json)
 

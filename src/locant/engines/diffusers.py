@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -142,8 +142,11 @@ def transformer_of(config: Config) -> Transformer:
 
 
 def _config(config_or_folder: Config | str | Path) -> Config:
-    if not isinstance(config_or_folder, (str, Path)):
+    if isinstance(config_or_folder, Mapping):
         return config_or_folder
+    if not isinstance(config_or_folder, (str, Path)):
+        got = f"got {shown(config_or_folder)}, expected a configuration of diffusers, or a path"
+        raise InputError(got, "transformer.config, or the folder of a pipeline")
     path = Path(config_or_folder)
     path = path / "transformer" if (path / "transformer").is_dir() else path
     return read_json(path / CONFIG if path.is_dir() else path)
