@@ -64,8 +64,8 @@ def _default(name: str) -> str:
 @click.option("--seeds", type=listed(int), metavar="NUMBERS,...", help=f"One training for each. {_default('seeds')}")
 @count(
     "--steps", "num_steps",
-    help=f"Training steps of each model. Default: {MAX_STEPS}, fewer where that is more than {MAX_EPOCHS} epochs; and "
-    f"for a task {TASK_STEPS}, fewer where it is learned before.",
+    help=f"Training steps of each model. Default: {MAX_STEPS}, fewer where that is more than {MAX_EPOCHS} epochs. For "
+    f"a task {TASK_STEPS}, fewer where it is learned before.",
 )  # fmt: skip
 @positive("--minutes", help="Instead of --steps: as many as fit in these minutes, all models together.")
 @count("--batch", "batch_size", help=f"Windows, or rows, per step. Default: {TEXT_BATCH}, or {TASK_BATCH} for a task.")
