@@ -44,14 +44,14 @@ def test_a_tie_and_a_single_seed_are_said() -> None:
     ]
 
 
-def test_the_terminal_shows_effective_lengths_the_best_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_terminal_shows_effective_lengths_those_that_learned_most_first(capsys: pytest.CaptureFixture[str]) -> None:
     print_comparison(task_results(THE_FIELD))
     lines = [re.split(r" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
     assert lines[1:6:1][0] == ["encoding", "copy", "sort", "parity", "rank"]
     assert lines[3:6] == [
-        ["<nope>", "did not learn", "24 (2/3)", "did not learn", "1.00"],
         ["alibi", "24", "12", "did not learn", "0.75"],
         ["rotary", "12", "12", "did not learn", "0.50"],
+        ["<nope>", "did not learn", "24 (2/3)", "did not learn", "1.00"],
     ]
 
 

@@ -190,10 +190,10 @@ def _score(record: AnyRecord | Failure | None) -> tuple[float, float]:
     """What a learning rate is chosen by, the lower the better: the loss, or what is learned, at the trained length."""
     if isinstance(record, Record):
         loss = record.loss_by_length[min(record.loss_by_length)]
-        return (math.inf if loss is None else loss), 0
+        return (math.inf if loss is None else loss), 0.0
     if isinstance(record, TaskRecord):
-        return -record.accuracy_by_length[record.train_length], record.steps
-    return math.inf, 0
+        return -record.accuracy_by_length[record.train_length], float(record.steps)
+    return math.inf, 0.0
 
 
 def _reporter(total: int, on_progress: Callable[[Progress], None] | None) -> Callable[[Training, float], None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -98,9 +98,9 @@ def measured_rows(task: Task, length: int, seed: int = MEASURED) -> Batch:
 
 @torch.no_grad()
 def accuracy(
-    model: Decoder, contestant: Contestant, task: Task, length: int, *, longest: int, seed: int = MEASURED
+    model: Any, contestant: Contestant, task: Task, length: int, *, longest: int, seed: int = MEASURED
 ) -> Accuracy:
-    """How much a model gets right in rows of `length` items, where the longest of any has `longest` tokens."""
+    """How much a `Decoder` gets right in rows of `length` items, where the longest of any has `longest` tokens."""
     rows, tokens = [], []
     model.eval()
     for ids, targets in zip(*(each.split(CHUNK) for each in measured_rows(task, length, seed)), strict=True):

@@ -57,7 +57,7 @@ class Score:
     @property
     def effective_length(self) -> float | None:
         """The median over the seeds that learned it; ``None`` where it was not learned."""
-        return statistics.median(self.effective_lengths) if self.has_learned else None
+        return float(statistics.median(self.effective_lengths)) if self.has_learned else None
 
     @property
     def beyond(self) -> tuple[float, ...]:

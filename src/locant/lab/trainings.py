@@ -88,6 +88,7 @@ def train(
         settings: those of `Settings` for one training: ``num_steps``, ``train_length``, ``batch_size``,
             ``learning_rate``, ``d_model``, ``num_layers``, ``num_heads``, ``minutes``.
 
+    >>> import torch
     >>> model, tokenizer = train("to be, or not to be. " * 40, "alibi", vocab_size=300, num_steps=2, d_model=32)
     >>> model(torch.from_numpy(tokenizer.encode("to be")).long()[None]).shape[-1] == tokenizer.vocab_size
     True

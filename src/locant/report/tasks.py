@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from statistics import fmean, median
@@ -121,10 +122,14 @@ def _tasks(found: Sequence[Score]) -> list[str]:
 
 
 def _table(found: Sequence[Score]) -> tuple[list[str], list[tuple[str, list[Score | None], str]]]:
-    """Headings; and of each encoding, the best first, its name, its score of each task, and its rank."""
+    """Headings; and of each encoding its name, its score of each task, and its rank.
+
+    First those that learned most tasks, and of these the best: a rank over fewer tasks says less.
+    """
     tasks, ranks = _tasks(found), reciprocal_ranks(found)
     by_name = {(score.encoding, score.task): score for score in found}
-    names = sorted(dict.fromkeys(score.encoding for score in found), key=lambda name: -ranks.get(name, 0.0))
+    learned = Counter(score.encoding for score in found if score.has_learned)
+    names = sorted(dict.fromkeys(name for name, _ in by_name), key=lambda name: (-learned[name], -ranks.get(name, 0.0)))
     rows = [
         (name, [by_name.get((name, task)) for task in tasks], f"{ranks[name]:.2f}" if name in ranks else MISSING)
         for name in names
