@@ -99,7 +99,8 @@ def draw_tasks(results: Mapping[str, Any], theme: Theme = LIGHT) -> Figure:
     for number, task in enumerate(tasks, 1):
         axes = figure.add_subplot(lines, columns, number)
         theme.dress(axes, title=task, x="items", y="rows right" if number % columns == 1 else "", grid=True)
-        for score in (each for each in found if each.task == task and each.has_learned):
+        learned = [score for score in found if score.task == task and score.has_learned]
+        for score in learned:
             color, linestyle, marker = theme.stroke(encodings.index(score.encoding))
             lengths, shares = [*score.by_length], [*score.by_length.values()]
             middle = [median(each) for each in shares]
@@ -108,7 +109,11 @@ def draw_tasks(results: Mapping[str, Any], theme: Theme = LIGHT) -> Figure:
             axes.fill_between(lengths, [*map(min, shares)], [*map(max, shares)], color=color, alpha=0.15, linewidth=0)
         trained = results["settings"]["task_length"]
         axes.axvline(trained, color=theme.muted, linewidth=1, linestyle=(0, (2, 3)), zorder=0)
+        axes.set_xlim(0, trained * (FULL + 1.2))
         axes.set_ylim(-0.03, 1.03)
+        if not learned:
+            words = {"ha": "center", "color": theme.muted, "fontsize": 9}
+            axes.text(0.5, 0.5, NOT_LEARNED, transform=axes.transAxes, **words)  # type: ignore[arg-type]
     drawn = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
     handles = {label: handle for handle, label in drawn}
     legend = figure.legend(handles.values(), handles, loc="outside right upper", frameon=False, fontsize=9)
