@@ -17,7 +17,7 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     from torch import _dynamo
     from torch.nn.attention.flex_attention import flex_attention
 
-    _dynamo.reset()  # numbers that differ from those of earlier tests would become symbols, which torch cannot trace here
+    _dynamo.reset()  # numbers other than those of earlier tests would become symbols, which torch cannot trace here
     calls: list[dict[str, Any]] = []
 
     def listening(*tensors: Tensor, **options: Any) -> Tensor:
