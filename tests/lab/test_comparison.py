@@ -6,8 +6,6 @@ import itertools
 import json
 import math
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +22,7 @@ from locant.lab.training import count, in_context, losses_in_windows, split_off
 from locant.scaling import NTK, Linear, Llama3, YaRN
 from tests.lab.fabricated import SMALL, VOCAB, ids
 from tests.refusal import refuses
+from tests.threads import threads
 
 
 def small(**options: object) -> Settings:
@@ -70,20 +69,9 @@ def test_the_encoding_and_the_seed_decide_the_numbers_and_nothing_else_random_do
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@contextmanager
-def threads_of_torch(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-        assert torch.get_num_threads() == count
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_models_that_train_at_once_have_the_numbers_of_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     settings, fit, another = small(encodings=("learned", "fire"), seeds=(0, 1)), trainings.fit, threading.Barrier(2)
-    with threads_of_torch(1):
+    with threads(1):
         alone = compare(ids(), VOCAB, settings).records
 
     def meet(*args: Any, **options: Any) -> float:
@@ -91,8 +79,9 @@ def test_models_that_train_at_once_have_the_numbers_of_one_after_another(monkeyp
         return fit(*args, **options)
 
     monkeypatch.setattr(trainings, "fit", meet)
-    with threads_of_torch(2):
+    with threads(2):
         together = compare(ids(), VOCAB, settings).records
+        assert torch.get_num_threads() == 2, "those of the caller come back"
     for one, other in zip(alone, together, strict=True):
         assert (one.encoding, one.seed, one.loss_by_position) == (other.encoding, other.seed, other.loss_by_position)
 
@@ -110,7 +99,7 @@ def test_an_interrupt_ends_every_training() -> None:
         raise KeyboardInterrupt
 
     settings = small(encodings=("nope", "alibi", "rotary"), seeds=(0,), num_steps=200)
-    with threads_of_torch(1), pytest.raises(KeyboardInterrupt):
+    with threads(1), pytest.raises(KeyboardInterrupt):
         compare(ids(), VOCAB, settings, on_progress=wait, on_record=interrupt)
     assert 200 <= len(done) < 600
     assert set(threading.enumerate()) <= {*going}
@@ -151,7 +140,7 @@ def test_how_long_it_will_take_is_said_before_the_first_training(monkeypatch: py
     monkeypatch.setattr(trainings, "losses_in_windows", reading)
     monkeypatch.setattr(trainings, "in_context", in_context)
     settings = small(encodings=("nope", "rotary", "rotary+ntk"), seeds=(0, 1, 2), num_steps=50)
-    with threads_of_torch(1):
+    with threads(1):
         compare(ids(), VOCAB, settings, on_plan=lambda results, seconds: called.append((results, seconds)))
     place = next(at for at, each in enumerate(called) if isinstance(each, tuple))
     (results, seconds), after = called[place], called[place + 1 :]
@@ -185,7 +174,7 @@ def test_minutes_become_steps_in_proportion(monkeypatch: pytest.MonkeyPatch, min
         planned.append(results.settings)
         raise KeyboardInterrupt
 
-    with threads_of_torch(1), pytest.raises(KeyboardInterrupt):
+    with threads(1), pytest.raises(KeyboardInterrupt):
         compare(ids(), VOCAB, small(**{**options, **others}), on_plan=plan)
     assert [(each.num_steps, each.minutes) for each in planned] == [(wanted, minutes)]
 

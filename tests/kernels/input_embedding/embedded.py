@@ -14,7 +14,7 @@ from torch import Tensor
 
 from locant.kernels.input_embedding import Operands, native
 
-__all__ = ["LEARNED", "Answer", "Kernel", "answer", "operands", "poisoned", "threads"]
+__all__ = ["LEARNED", "Answer", "Kernel", "answer", "operands", "poisoned"]
 
 LEARNED = ("token", "position", "segment", "gamma", "beta")
 EVERY = [True] * len(LEARNED)
@@ -138,13 +138,3 @@ def poisoned() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

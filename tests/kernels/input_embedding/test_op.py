@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from locant.kernels.input_embedding import Operands, input_embedding, native, reference
 from locant.kernels.input_embedding.op import input_embedding_backward
 from locant.kernels.native import has
-from tests.kernels.input_embedding.embedded import LEARNED, Kernel, operands, threads
+from tests.kernels.input_embedding.embedded import LEARNED, Kernel, operands
+from tests.threads import threads
 from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.skipif(not has(native.FORWARD), reason="there are no native kernels")
