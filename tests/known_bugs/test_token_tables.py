@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from locant import RangeError, TokenEmbedding
 from locant.embedding.table import DeferredErrors, require_ids
 from locant.parallel.vocabulary import LocalRows, SplitTable
-from tests.kernels.input_embedding.embedded import threads
 from tests.known_bugs.exhibit import exhibit
 from tests.parallel.vocabulary_ranks import CASES, RANKS, find_out, require_reset, require_the_table_of_one_rank
 from tests.ranks import found_on, needs_gloo
+from tests.threads import threads
 from tests.tolerances import SCATTERED
 
 
