@@ -199,6 +199,17 @@ def plain_settings(settings: object, text: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, "text": text}
 
 
+RECORDED = (Path(__file__).parent / "recorded", Path(__file__).parents[3] / "docs" / "results")
+"""Where the results of suites are: in an installed package, and in a checkout."""
+
+
+def recorded_suite(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The results that this package has of the suite and the size of these settings: see ``benchmarks/suite.py``."""
+    name = f"{settings['suite']}-{size_of(settings)}.json" if settings.get("suite") else ""
+    file = next((place / name for place in RECORDED if name and (place / name).is_file()), None)
+    return json.loads(file.read_text(encoding="utf-8")) if file else None
+
+
 OTHER_NAMES = {"num_steps": "steps", "batch_size": "batch"}
 """Settings whose option of ``locant compare`` has another name; `minutes` chose the number of steps."""
 
