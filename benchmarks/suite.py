@@ -1,8 +1,8 @@
-"""Which encoding goes on beyond its trained length? The suites of `locant compare`, recorded for `docs/results`.
+"""Which encoding goes on beyond its trained length? The comparisons that are recorded in `docs/results`.
 
 Hours on two cores; killed at any moment, the same command goes on. Numbers are rounded where they are written down.
 
-    PYTHONPATH=src python -m benchmarks.suite v1 tiny WORKING-FOLDER
+    PYTHONPATH=src python -m benchmarks.suite v1-tiny WORKING-FOLDER
 """
 
 from __future__ import annotations
@@ -13,12 +13,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CONTESTANTS", "record", "rounded"]
+__all__ = ["COMPARISONS", "record", "rounded"]
 
 CONTESTANTS = (
-    "nope", "sinusoidal", "learned", "rotary", "rotary+yarn", "rotary+ntk", "rotary+linear", "alibi", "t5", "kerple",
-    "fire", "sandwich", "cope", "fox", "pope", "xpos", "rotary@randomized", "learned@randomized",
-)  # fmt: skip
+    "nope,sinusoidal,learned,rotary,rotary+yarn,rotary+ntk,rotary+linear,alibi,t5,kerple,fire,sandwich,cope,fox,pope,"
+    "xpos,rotary@randomized,learned@randomized"
+)
+COMPARISONS = {
+    "v1-tiny": f"--suite v1 --size tiny --encodings {CONTESTANTS}",
+    "addition": "--tasks addition --task-length 4 --seeds 0,1,2 --encodings rotary,rotary@abacus,rotary@coupled,fire",
+    "addition_hints": "--tasks addition_hints --task-length 4 --seeds 0,1,2 --encodings rotary,fire,fire@randomized",
+    "indexing": "--tasks indexing --seeds 0,1,2 --encodings rotary,pope",
+}
+"""By the name of the file: what `locant compare` is asked for."""
+
 DIGITS = 4
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
@@ -36,21 +44,17 @@ def rounded(value: Any) -> Any:
     return round(value, DIGITS) if isinstance(value, float) else value
 
 
-def record(suite: str, size: str, folder: Path) -> None:
-    """Run what is missing of a suite, and write down all of it."""
-    words = ["compare", "--suite", suite, "--size", size, "--encodings", ",".join(CONTESTANTS), "-o", str(folder)]
-    subprocess.run([sys.executable, "-m", "locant", *words], check=True)
-    write(suite, size, folder)
-
-
-def write(suite: str, size: str, folder: Path) -> None:
-    """Write down what a folder has, a line for each record."""
+def record(name: str, folder: Path) -> None:
+    """Run what is missing of a comparison, and write down all of it, a line for each record."""
+    subprocess.run(
+        [sys.executable, "-m", "locant", "compare", *COMPARISONS[name].split(), "-o", str(folder)], check=True
+    )
     results = rounded(json.loads((folder / "results.json").read_text(encoding="utf-8")))
     records = ",\n".join(json.dumps(each, ensure_ascii=False) for each in results.pop("records"))
     head = json.dumps(results, ensure_ascii=False, indent=1).removesuffix("\n}")
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{suite}-{size}.json").write_text(f'{head},\n "records": [\n{records}\n]}}\n', encoding="utf-8")
+    (RESULTS / f"{name}.json").write_text(f'{head},\n "records": [\n{records}\n]}}\n', encoding="utf-8")
 
 
 if __name__ == "__main__":
-    record(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    record(sys.argv[1], Path(sys.argv[2]))

@@ -36,7 +36,7 @@ SIZES: dict[str, dict[str, int]] = {
 
 SUITES: dict[str, dict[str, Any]] = {
     "v1": {
-        "tasks": (TEXT, "mqar", "copy", "reverse", "pass_key", "flip_flop", "counting"),
+        "tasks": (TEXT, "pass_key", "flip_flop", "copy", "mqar"),
         "seeds": (0, 1, 2),
         "rates": (0.5, 1.0),
     },

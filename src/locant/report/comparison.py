@@ -219,13 +219,13 @@ def _of_text(summary: Summary) -> dict[str, str]:
     )
     return {
         "What the numbers say": bullets(sentences(summary)),
-        "Loss by length": _losses(summary),
+        "Loss by length": losses_table(summary),
         **context_section(summary),
         "The two curves": pictures,
     }
 
 
-def _losses(summary: Summary) -> str:
+def losses_table(summary: Summary) -> str:
     """Mean and standard deviation of every encoding at every length, the lowest at the longest first."""
     lengths = summary.lengths
     leaders = {length: summary.leaders(length) for length in lengths}
