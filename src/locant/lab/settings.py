@@ -67,7 +67,7 @@ class Settings:
             the first of the other tasks, with a seed that none of the measured trainings has.
         d_model: width of the decoder; heads have an even width.
         num_layers: default: `TEXT_LAYERS` and `TASK_LAYERS`.
-        device: such as ``cuda``, where models compute in bfloat16, one at a time.
+        device: such as ``cuda``, where models compute in bfloat16; on all but a CPU one at a time.
         suite: a name of `SUITES`, which fixes all but the encodings and the size of the model, one of `SIZES`.
 
     >>> Settings(train_length=128).lengths
