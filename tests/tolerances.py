@@ -161,7 +161,7 @@ EXPORTED = 3e-5
 LOGITS = 1e-5
 """How far float32 logits behind a whole small model may be."""
 BFLOAT16_LOSS = 5e-2
-"""How far a loss may be, in nats per token, of a small model that was trained with sums in bfloat16 of another order."""
+"""How far a loss may be, in nats per token, of a small model that was trained with sums in bfloat16."""
 
 
 LOSS = 1e-6

@@ -38,7 +38,7 @@ SUITES: dict[str, dict[str, Any]] = {
     "v1": {
         "tasks": (TEXT, "pass_key", "flip_flop", "copy", "mqar"),
         "seeds": (0, 1, 2),
-        "rates": (0.5, 1.0),
+        "rates": (0.5, 1.0, 2.0),
     },
 }
 """What a suite fixes; all else has its default. One that is changed gets another name."""
