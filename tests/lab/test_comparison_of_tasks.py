@@ -37,7 +37,7 @@ def timeless(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def compared(folder: Path, options: dict[str, Any], files: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
-    text = {"tokenizer": "bytes", "vocab_size": None, "download": False}
+    text = {"tokenizer": "bytes" if files else None, "vocab_size": None, "download": False}
     return compare_files(
         files, options, folder=folder, force=False, watcher=more.pop("watcher", Watcher()), **text, **more
     )
@@ -229,3 +229,59 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_results(tmp_path: Path, ray
     whole, after = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("whole", "killed"))
     assert kills
     assert timeless(after) == timeless(whole)
+
+
+def test_what_is_not_asked_for_again_stays_in_the_results(tmp_path: Path, trained: list[Training]) -> None:
+    whole = compared(tmp_path / "out", TASKS)
+    fewer = {**TASKS, "tasks": ("copy",), "encodings": ("alibi",), "seeds": (1,)}
+    again = compared(tmp_path / "out", fewer)
+    count = len(trained)
+    assert sorted(map(str, timeless(again)["records"])) == sorted(map(str, timeless(whole)["records"]))
+    assert {name: sorted(again["settings"][name]) for name in ("tasks", "encodings", "seeds")} == {
+        name: sorted(TASKS[name]) for name in ("tasks", "encodings", "seeds")
+    }
+    assert compared(tmp_path / "out", TASKS) == whole
+    assert len(trained) == count
+
+
+DAMAGE: dict[str, Any] = {
+    "no steps": lambda each: each.pop("steps"),
+    "an unknown field": lambda each: each.update(other=1),
+    "a name that is a list": lambda each: each.update(encoding=["nope"]),
+    "a seed that is text": lambda each: each.update(seed="0"),
+    "shares that are a list": lambda each: each.update(accuracy_by_length=[1.0]),
+    "a length that is no number": lambda each: each.update(accuracy_by_length={"a": 1.0}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_records_are_named_and_not_taken(tmp_path: Path, damage: str) -> None:
+    few = {**TASKS, "tasks": ("copy",), "encodings": ("alibi",), "seeds": (0,)}
+    results = json.loads(json.dumps(compared(tmp_path / "out", few)))
+    DAMAGE[damage](results["records"][0])
+    (tmp_path / "out" / "results.json").write_text(json.dumps(results))
+    with refuses(InputError, "results.json", "damaged"):
+        compared(tmp_path / "out", few)
+
+
+@pytest.mark.parametrize(
+    ("options", "more"),
+    [
+        ({"suite": "v1", "seeds": (0, 1)}, {}),
+        ({"suite": "v1", "rates": (1.0,)}, {}),
+        ({"suite": "v1"}, {"files": ("text.txt",)}),
+        ({"suite": "v1"}, {"tokenizer": "bytes"}),
+        ({"tasks": ("copy",)}, {"tokenizer": "bytes"}),
+        ({"tasks": ("copy",)}, {"files": ("text.txt",)}),
+    ],
+    ids=str,
+)
+def test_what_would_be_ignored_is_refused(tmp_path: Path, options: dict[str, Any], more: dict[str, Any]) -> None:
+    """Also what a suite fixes, where it is the usual value."""
+    text = {"tokenizer": more.get("tokenizer"), "vocab_size": None, "download": False}
+    with refuses(InputError, "got"):
+        compare_files(
+            more.get("files", ()), {"encodings": ("nope",), **options},
+            folder=tmp_path / "out", force=False, watcher=Watcher(), **text,
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()

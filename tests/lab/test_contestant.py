@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from locant import InputError, Positions, RangeError
-from locant.lab import contestant
+from locant.lab import Settings, compare, contestant
 from locant.lab.contestant import Contestant
+from locant.lab.results import Failure, TaskRecord
 from locant.lab.training import Training
 from locant.positions.base import ModelShape
 from tests.lab.test_comparison_of_tasks import TASKS, compared
@@ -82,7 +83,7 @@ def test_a_class_in_a_file_takes_part_as_any_other(mine: str) -> None:
     [
         ("none.py:Near", ("none.py", "cannot be read")),
         ("none.py:", ("none.py", "cannot be read")),
-        ("{}:Far", ("got None", "Far")),
+        ("{}:Far", ("no Far in this file",)),
         ("{}:NUMBER", ("got 1", "subclass")),
         ("{}:Near+yarn", ("no frequencies",)),
         ("{}:Near@somewhere", ("somewhere", "randomized")),
@@ -113,3 +114,40 @@ def test_only_a_file_that_has_changed_is_trained_again(mine: str, tmp_path: Path
     contestant._run.cache_clear()
     compared(tmp_path / "out", options)
     assert [each.encoding for each in trained[2:]] == [f"{mine}:Near"]
+
+
+def test_a_file_may_import_what_lies_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "beside_it.py").write_text("SLOPE = 3")
+    (tmp_path / "uses.py").write_text("import beside_it\n" + MINE.replace("0.5", "beside_it.SLOPE"))
+    near = Contestant.of(f"{tmp_path / 'uses.py'}:Near").build(ModelShape(d_model=16, num_heads=2, max_seq_len=8))
+    bias = near.bias(torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8), Positions.arange(3))
+    assert bias is not None
+    assert bias[0, 0, 2].tolist() == [-6.0, -3.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("where", "line", "reason"),
+    [
+        ("__init__(self, num_heads)", "raise KeyError('boo')", "KeyError: 'boo'"),
+        ("__init__(self, num_heads)", "raise SystemExit(0)", "SystemExit: 0"),
+        ("of_distance(self, distance, head)", "import nothere_x", "ModuleNotFoundError: No module named 'nothere_x'"),
+        ("of_distance(self, distance, head)", "raise SystemExit(0)", "SystemExit: 0"),
+        ("of_distance(self, distance, head)", "assert False", "AssertionError"),
+        ("of_distance(self, distance, head)", "raise ValueError('one\\ntwo')", "ValueError: one two"),
+    ],
+)
+def test_what_goes_wrong_in_a_class_of_others_is_said_with_its_reason(
+    tmp_path: Path, where: str, line: str, reason: str
+) -> None:
+    """Where it cannot be built, before anything is trained; else beside the trainings of the others."""
+    lines = ["from locant import DistanceBias", "class Bad(DistanceBias):", f"    def {where}:", f"        {line}"]
+    (tmp_path / "bad.py").write_text("\n".join(lines))
+    options: dict[str, Any] = {"tasks": ("copy",), "encodings": ("nope", f"{tmp_path / 'bad.py'}:Bad"), "seeds": (0,)}
+    if "__init__" in where:
+        with refuses(InputError, "bad.py:Bad", "cannot be built", reason):
+            compare(settings=Settings(**{**TASKS, **options}))
+        return
+    good, bad = compare(settings=Settings(**{**TASKS, **options})).records
+    assert isinstance(good, TaskRecord)
+    assert isinstance(bad, Failure)
+    assert bad.failed == reason

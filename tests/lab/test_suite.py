@@ -128,8 +128,7 @@ def test_results_of_before_there_were_suites_are_read(ours: dict[str, Any]) -> N
 
 
 def test_rates_are_chosen_on_neither_the_held_out_text_nor_the_measured_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: dict[str, set[int]] = {"training": set(), "choosing": set(), "measuring": set()}
-    seeds = dict[str, set[int]]()
+    read, seeds = dict[str, set[int]](), dict[str, set[int]]()
     kinds = {True: "choosing", False: "measuring"}
     run, sweeping = trainings.run, [False]
 
@@ -138,11 +137,11 @@ def test_rates_are_chosen_on_neither_the_held_out_text_nor_the_measured_rows(mon
         return run(training, *rest)
 
     def fit(model: object, contestant: object, ids: np.ndarray, *_: object, **__: object) -> float:
-        read["choosing" if sweeping[0] else "training"].update(ids.tolist())
+        read.setdefault("training to choose" if sweeping[0] else "training", set()).update(ids.tolist())
         return 0.0
 
     def losses(model: object, ids: np.ndarray, length: int, **_: object) -> Any:
-        read[kinds[sweeping[0]]].update(ids.tolist())
+        read.setdefault(kinds[sweeping[0]], set()).update(ids.tolist())
         return trainings.Losses(mean=0.0, by_position=[0.0] * length, by_window=[0.0])
 
     def accuracy(*_: object, seed: int, **__: object) -> Accuracy:
@@ -159,7 +158,8 @@ def test_rates_are_chosen_on_neither_the_held_out_text_nor_the_measured_rows(mon
     with threads(1):
         compare(np.arange(10_000), 10_000, settings)
     assert read == {
-        "training": {*range(9_000)}, "choosing": {*range(9_000)}, "measuring": {*range(9_000, 10_000)},
+        "training": {*range(9_000)}, "measuring": {*range(9_000, 10_000)},
+        "training to choose": {*range(8_000)}, "choosing": {*range(8_000, 9_000)},
     }  # fmt: skip
     assert seeds == {"choosing": {CHOOSING}, "measuring": {MEASURED}}
     assert CHOOSING != MEASURED

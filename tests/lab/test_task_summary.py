@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 
 from locant.lab.task_summary import reciprocal_ranks, scores
@@ -35,7 +38,10 @@ def test_what_more_than_half_of_the_seeds_did_not_learn_says_nothing(learned: in
 
 
 def test_a_difference_is_clear_beyond_the_spread_of_seeds_and_of_rows() -> None:
-    """Of two seeds of 128 rows each, half of the interval is 1.96 * sqrt(0.5 / 256) = 0.0866."""
+    """Of 128 rows at each of two lengths, half of the interval is 1.96 * sqrt(0.5 / 256) = 0.0866.
+
+    Over two seeds each, Student's t with two degrees of freedom is 4.303, and of one of three comparisons 7.649.
+    """
 
     def flat(share: float) -> dict[str, float]:
         return {"12": 1.0, "24": share, "48": share}
@@ -46,8 +52,22 @@ def test_a_difference_is_clear_beyond_the_spread_of_seeds_and_of_rows() -> None:
     assert score(0.5, 0.5).is_clear(score(0.59, 0.59))
     assert not score(0.5, 0.5).is_clear(score(0.58, 0.58))
     assert not score(0.5).is_clear(score(0.9)), "one seed tells nothing"
-    assert not score(0.4, 0.6).is_clear(score(0.65, 0.75)), "0.2 apart; deviations of 0.141 and 0.071"
-    assert score(0.4, 0.6).is_clear(score(0.67, 0.77))
+    error = math.sqrt(0.02 / 2 + 0.00125 / 2)  # of 0.4 and 0.6, and of two that are 0.05 apart
+    for comparisons, quantile in ((1, 4.303), (3, 7.649)):
+        for factor, clear in ((0.98, False), (1.02, True)):
+            middle = 0.5 - factor * quantile * error  # the rule is of numbers, also below zero
+            assert score(0.4, 0.6).is_clear(score(middle - 0.025, middle + 0.025), comparisons) is clear
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_of_equal_encodings_hardly_ever_one_is_called_better(seeds: int) -> None:
+    """Six of them whose seeds spread by 0.2: in some one of ten comparisons any differs clearly from the best."""
+    numbers, wrong = np.random.default_rng(0), 0
+    for _ in range(200):
+        shares = numbers.normal(0.5, 0.2, (6, seeds)).clip(0, 1)
+        task = {("copy", f"{n}"): [{"12": 1.0, "24": x, "48": x} for x in each] for n, each in enumerate(shares)}
+        wrong += len(set(reciprocal_ranks(scores(task_results(task))).values())) > 1
+    assert wrong <= 200 / 8
 
 
 def test_the_mean_reciprocal_rank_is_over_the_tasks_that_an_encoding_learned() -> None:

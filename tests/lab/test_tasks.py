@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from locant import RangeError
-from locant.lab import tasks
+from locant.lab import Settings, tasks
 from locant.lab.tasks import OWN, TASKS, Row, Task, task
 from tests.refusal import refuses
 from tests.registries import restore
@@ -168,9 +168,9 @@ def test_lengths_that_there_are_no_rows_of_are_refused(name: str) -> None:
         ORACLES[name](its.row(Random(0), its.longest))
         with refuses(RangeError, "length", f"at most {its.longest}"):
             its.row(Random(0), its.longest + 1)
-        tasks.require_longer(name, its.longest - 1)
+        tasks.require_longer(name, its.longest)
         with refuses(RangeError, name, f"longer than {its.longest}", f"task_length={its.longest // 4}"):
-            tasks.require_longer(name, its.longest)
+            tasks.require_longer(name, its.longest + 1)
 
 
 class Two(Task):
@@ -209,3 +209,13 @@ def test_a_task_of_others_is_checked_when_it_is_registered(
         TASKS.register("spoiled", spoiled)
     with refuses(RangeError, "expected a Task"):
         TASKS.register("class", Two)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("length", "there"), [(50, True), (51, True), (52, False), (63, False)])
+def test_the_first_length_beyond_the_trained_one_has_rows(length: int, there: bool) -> None:
+    """Counting has 64 numbers, and 1.25 times 52 are 65."""
+    if there:
+        assert max(Settings(tasks=("counting",), task_length=length).task_lengths) > length
+        return
+    with refuses(RangeError, "counting", "longer than 64"):
+        Settings(tasks=("counting",), task_length=length)

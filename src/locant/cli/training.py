@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,8 @@ def compare(files: tuple[str, ...], output: Path, force: bool, as_json: bool, **
     require_matplotlib()
     text, ray, size = text_of(options), options.pop("ray"), options.pop("size")
     chosen = {**SIZES.get(size, {}), **only_given(options)}
-    results = compare_files(files, chosen, folder=output, force=force, watcher=Screen(), ray=ray, **text)
+    with redirect_stdout(sys.stderr):  # what the code of others prints
+        results = compare_files(files, chosen, folder=output, force=force, watcher=Screen(), ray=ray, **text)
     _show(results, output / PAGE, print_comparison, as_json=as_json)
 
 

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from locant.errors import InputError
+from locant.errors import InputError, LocantError
 from locant.lab.contestant import Contestant
 from locant.lab.language_model import device_of
-from locant.lab.pool import FAILURES, Pool
+from locant.lab.pool import FAILURES, Pool, why
 from locant.lab.results import (
     RESULTS,
     SCHEMA,
@@ -107,7 +107,12 @@ def compare(
         device_of(chosen.device)
     with torch.random.fork_rng(devices=()):  # what cannot be built is refused before the first is trained
         for name in chosen.encodings:
-            Contestant.of(name).build(shape(chosen, chosen.lengths[-1]))
+            try:
+                Contestant.of(name).build(shape(chosen, chosen.lengths[-1]))
+            except LocantError:
+                raise
+            except FAILURES as error:  # of a class that is not this package's
+                raise InputError(f"got {name}, which cannot be built: {why(error)}", "to mend it") from error
     text = _text(ids, vocab_size, chosen)
     table = _Table(chosen, text, finished)
     waiting = [*table.missing(sweep(chosen)), *table.missing(trainings(chosen))]
@@ -196,8 +201,10 @@ class _Table:
 def _score(record: AnyRecord | Failure | None) -> tuple[float, float]:
     """What a learning rate is chosen by, the lower the better: the loss, or what is learned, at the trained length."""
     if isinstance(record, Record):
-        loss = record.loss_by_length[min(record.loss_by_length)]
-        return (math.inf if loss is None else loss), 0.0
+        there = record.loss_by_length, record.context_loss_by_stretch
+        loss = next(losses[record.train_length] for losses in there if record.train_length in losses)
+        every = loss if isinstance(loss, list) else [loss]
+        return math.fsum(math.inf if each is None else each for each in every), 0.0
     if isinstance(record, TaskRecord):
         return -record.accuracy_by_length[record.train_length], float(record.steps)
     return math.inf, 0.0
@@ -266,21 +273,26 @@ def compare_files(
     """Compare encodings; returns what is in `results.json`, which is written anew after every training.
 
     What an earlier call with the same settings and text has measured is taken from there. `options` are those of
-    `Settings`; `text` are ``tokenizer``, ``vocab_size`` and ``download`` of `read_corpus`.
+    `Settings`; `text` are ``tokenizer``, ``vocab_size`` and ``download`` of `read_corpus`. What an earlier call has
+    measured and this one does not ask for stays in the results.
     """
     if "minutes" in options and "num_steps" in options:
         raise InputError("got both steps and minutes", "--steps or --minutes alone")
     settings = Settings(**options)
+    changed = [name for name, value in options.items() if getattr(settings, name) != value]
+    if settings.suite and (changed or files or any(text.values())):
+        given = ", ".join(changed) or "a text or a tokenizer"
+        raise InputError(f"got {given} for the suite {settings.suite}, which fixes it", "the suite alone, or no suite")
     corpus = read_corpus(files, usual_vocab_size=VOCAB_SIZE, **text) if TEXT in settings.tasks else None
-    if files and corpus is None:
-        raise InputError("got a text that no task reads", f"--tasks {TEXT},{','.join(settings.tasks)}")
+    if corpus is None and (files or any(text.values())):
+        raise InputError("got a text, or a tokenizer, that no task reads", f"--tasks {TEXT},{','.join(settings.tasks)}")
     facts = {} if corpus is None else corpus.facts()
     settings, finished = _earlier(folder / RESULTS, settings, facts)
     so_far: dict[str, Any] = {}
     with ResultsFolder(folder, force=force) as place:
 
         def keep(results: Results) -> None:
-            so_far.update(dataclasses.replace(results, text={**facts, **results.text}).to_dict())
+            so_far.update(_with_others(dataclasses.replace(results, text={**facts, **results.text}), finished))
             place.write(so_far)
             watcher.record(so_far)
 
@@ -312,8 +324,19 @@ def _earlier(path: Path, settings: Settings, facts: Mapping[str, Any]) -> tuple[
     if settings.minutes is not None:
         settings = dataclasses.replace(settings, num_steps=report["settings"]["num_steps"])
     files, now = report.get("files", {}), {name: Contestant.of(name).source for name in settings.encodings}
-    return settings, [
-        read_record(each)
-        for each in report["records"]
-        if "failed" not in each and files.get(each["encoding"], "") == now.get(each["encoding"], "")
-    ]
+    try:
+        records = [read_record(each) for each in report["records"] if "failed" not in each]
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
+        raise InputError(f"got {path}, which holds damaged records: {error}", "another -o") from None
+    return settings, [each for each in records if files.get(each.encoding, "") == now.get(each.encoding, "")]
+
+
+def _with_others(results: Results, finished: Sequence[AnyRecord]) -> dict[str, Any]:
+    """Ready for JSON, with what an earlier call measured and this one did not ask for: nothing is lost."""
+    there = {(each.task, each.encoding, each.seed, each.rate) for each in results.records}
+    others = [each for each in finished if (each.task, each.encoding, each.seed, each.rate) not in there]
+    whole = dataclasses.replace(results, records=(*results.records, *others)).to_dict()
+    for name, field in (("encodings", "encoding"), ("tasks", "task"), ("seeds", "seed")):
+        more = [each for each in dict.fromkeys(getattr(record, field) for record in others) if each != SWEEP_SEED]
+        whole["settings"][name] = list(dict.fromkeys([*whole["settings"][name], *more]))
+    return whole

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import os
 import re
 import sys
 from dataclasses import dataclass, replace
@@ -62,7 +63,8 @@ class Contestant:
         if encoding in SCALINGS:
             raise RangeError(f"got {shown(name)}, which is a scaling of rotary", f"rotary+{encoding}")
         kind = kind_of(encoding)
-        encoding = next((known for known, each in encodings().items() if each is kind), encoding)
+        usual = os.path.normpath(encoding) if ".py:" in encoding else encoding
+        encoding = next((known for known, each in encodings().items() if each is kind), usual)
         if plus and "scaling" not in inspect.signature(kind).parameters:
             cause = f"got {shown(name)}, but {encoding} has no frequencies to scale"
             raise RangeError(cause, f"{encoding}, or rotary+yarn")
@@ -131,10 +133,14 @@ class Contestant:
 
 def kind_of(encoding: str) -> type[PositionEncoding]:
     """The class of a name, or of a file of Python, which is run for it: ``mine.py:Mine``."""
+    if encoding.endswith(".py"):
+        raise RangeError(f"got {encoding}, a file, expected a class in it", f"{encoding}:Mine")
     if ".py:" not in encoding:
         return find(encoding.replace("++", "_plus_plus"))
     (module, _), name = _module_of(encoding), encoding.rpartition(":")[2]
     kind: Any = getattr(module, name, None)
+    if kind is None:
+        raise RangeError(f"got {encoding}, but there is no {name} in this file", "the name of a class in it")
     require_encoding(name, kind)
     return kind
 
@@ -145,11 +151,13 @@ def _module_of(encoding: str) -> tuple[ModuleType, str]:
 
 @functools.cache  # so that a comparison has one class, also where the file is changed meanwhile
 def _run(path: Path) -> tuple[ModuleType, str]:
-    """A file as a module, and the SHA-256 of what was run."""
+    """A file as a module, and the SHA-256 of what was run; it may import what lies beside it, as a script may."""
     try:
         source = path.read_bytes()
-        module = ModuleType(f"locant_file_{path.stem}")
+        module = ModuleType(f"locant_file_{path.stem}_{abs(hash(path)):x}")
         module.__file__ = str(path)
+        if str(path.parent) not in sys.path:
+            sys.path.append(str(path.parent))
         sys.modules[module.__name__] = module  # where classes look for their module
         exec(compile(source, path, "exec"), vars(module))  # noqa: S102  # what the user asked for
     except OSError as error:

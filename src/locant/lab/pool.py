@@ -21,17 +21,8 @@ Outcome = Sequence[AnyRecord | Failure]
 RETRIES = 3
 """Of a training whose worker is lost."""
 
-FAILURES = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What an encoding or a task of others may raise; anything else, such as a full disk, ends the comparison."""
+FAILURES = (Exception, SystemExit)
+"""What the code of others, an encoding or a task, may raise: nothing else runs in a training."""
 
 
 class Pool:
@@ -95,10 +86,17 @@ def outcome(training: Training, settings: Settings, text: Text | None, on_step: 
     """What a training measured; one that fails does not end the others."""
     try:
         return run(training, settings, text, on_step)
+    except CancelledError:
+        raise
     except FAILURES as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        reason = why(error)
         named = [training._replace(encoding=contestant.name) for contestant in contestants(training, settings)]
         return [Failure(**each._asdict(), failed=reason) for each in named]
+
+
+def why(error: BaseException) -> str:
+    """The kind of an error, and what it says, in one line."""
+    return ": ".join(filter(None, [type(error).__name__, " ".join(str(error).split())]))
 
 
 def _on_ray(ray: Any, trainings: Sequence[Training], settings: Settings, text: Text | None) -> Iterator[Outcome]:

@@ -12,7 +12,7 @@ import os
 import platform
 import shlex
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -149,6 +149,10 @@ def _plain(record: object) -> dict[str, Any]:
     }
 
 
+LIKE = {"str": str, "int": int, "bool": bool, "float": (int, float), "list": list, "dict": dict}
+"""What JSON may hold where a field of a record has such a type."""
+
+
 def read_record(facts: Mapping[str, Any]) -> AnyRecord:
     """A record as it was written; a TypeError where it is none."""
     kind = TaskRecord if "accuracy_by_length" in facts else Record
@@ -156,6 +160,10 @@ def read_record(facts: Mapping[str, Any]) -> AnyRecord:
         name: {int(key): each for key, each in value.items()} if isinstance(value, dict) else value
         for name, value in facts.items()
     }
+    for each in fields(kind):
+        value, like = values.get(each.name), str(each.type).partition("[")[0].partition(" ")[0]
+        if value is not None and not isinstance(value, LIKE[like]):
+            raise TypeError(f"got {value!r} for {each.name}")
     return kind(**values)
 
 

@@ -24,6 +24,9 @@ TASK_STEPS, TASK_BATCH, TASK_LAYERS = 1500, 64, 3
 TASK_MULTIPLES = (0.5, 1, 1.25, 1.5, 2, 3, 4)
 """The lengths of a task that a model is measured at, in trained lengths."""
 
+SWEEP_SEED = 2**31 - 1
+"""Of the trainings that learning rates are chosen by, which read neither the held-out text nor the measured rows."""
+
 TEXT = "text"
 """The name, among the tasks, of a text of the caller."""
 
@@ -111,15 +114,15 @@ class Settings:
             elif name == "rates":
                 value = tuple(real(name, each, above=0, remedy=remedy) for each in entries(name, value, remedy))
             elif isinstance(default, tuple):
-                lowest = 0 if name == "seeds" else 1
-                value = tuple(whole(name, each, lowest, remedy=remedy) for each in entries(name, value, remedy))
+                limits = (0, SWEEP_SEED - 1) if name == "seeds" else (1, None)
+                value = tuple(whole(name, each, *limits, remedy=remedy) for each in entries(name, value, remedy))
             else:
                 value = None if value is None else whole(name, value, 1, remedy=remedy)
             if isinstance(default, tuple) and (not value or len({*value}) < len(value)):
                 raise RangeError(f"got {shown(value)} for {name}, expected one or more, each once", remedy)
             object.__setattr__(self, name, value)
         for name in {*self.tasks} - {TEXT}:
-            require_longer(name, self.task_length)
+            require_longer(name, min(length for length in self.task_lengths if length > self.task_length))
         if self.d_model % (2 * self.num_heads):
             cause = f"got d_model={self.d_model} for num_heads={self.num_heads}, expected heads of an even width"
             raise RangeError(cause, f"d_model={2 * self.num_heads * max(1, self.d_model // (2 * self.num_heads))}")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from locant.lab.settings import TEXT
+from locant.lab.summary import student
 from locant.lab.task_learning import ROWS
 
 RIGHT = 0.9
@@ -65,18 +66,21 @@ class Score:
         longer = [shares for length, shares in self.by_length.items() if length > self.train_length]
         return tuple(map(statistics.fmean, zip(*longer, strict=True)))
 
-    def is_clear(self, other: Score) -> bool:
+    def is_clear(self, other: Score, comparisons: int = 1) -> bool:
         """Whether they differ beyond the trained length by more than chance.
 
-        The means have to be further apart than the deviations over seeds together, and than half of the 95 % interval
-        of the difference of two shares of `ROWS` rows of each seed, at its widest; one seed tells nothing.
+        The means have to be further apart than the 95 % interval of their difference over seeds (Student's t), and than
+        that of the shares of so many rows, at its widest. Of several comparisons the intervals hold together
+        (Bonferroni). One seed tells nothing.
         """
         mine, theirs = self.beyond, other.beyond
         if min(len(mine), len(theirs)) < 2:
             return False
         difference = abs(statistics.fmean(mine) - statistics.fmean(theirs))
-        rows = STANDARD_ERRORS * math.sqrt(0.5 / ROWS / min(len(mine), len(theirs)))
-        return difference > max(rows, statistics.stdev(mine) + statistics.stdev(theirs))
+        over_seeds = math.sqrt(sum(statistics.variance(each) / len(each) for each in (mine, theirs)))
+        over_seeds *= student(1 - 0.025 / comparisons, len(mine) + len(theirs) - 2)
+        lengths = sum(length > self.train_length for length in self.by_length)
+        return difference > max(over_seeds, STANDARD_ERRORS * math.sqrt(0.5 / ROWS / lengths))
 
     def _effective(self, seed: int) -> int:
         lengths = sorted(length for length in self.by_length if length > self.train_length)
@@ -120,7 +124,7 @@ def reciprocal_ranks(of: Sequence[Score]) -> dict[str, float]:
         ordered = sorted(learned, key=lambda score: -statistics.fmean(score.beyond))
         rank, first = 1, None
         for place, score in enumerate(ordered, 1):
-            if first is None or score.is_clear(first):
+            if first is None or score.is_clear(first, len(ordered) - 1):
                 rank, first = place, score
             ranks.setdefault(score.encoding, []).append(1 / rank)
     return {name: statistics.fmean(each) for name, each in ranks.items()}

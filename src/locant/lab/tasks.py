@@ -353,8 +353,8 @@ def task(name: str) -> Task:
 
 
 def require_longer(name: str, length: int) -> None:
-    """A `RangeError` unless a task has rows longer than these, for what is asked beyond a trained length."""
+    """A `RangeError` unless a task has rows as long, the first that are measured beyond the trained length."""
     longest = task(name).longest
-    if longest is not None and longest <= length:
-        got = f"got rows of up to {length} items of {name}, which has none longer than {longest} to measure"
+    if longest is not None and longest < length:
+        got = f"got rows of {length} items of {name} to measure, which has none longer than {longest}"
         raise RangeError(got, f"task_length={max(1, longest // 4)}")

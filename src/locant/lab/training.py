@@ -20,7 +20,7 @@ from locant.errors import RangeError
 from locant.lab.contestant import Contestant
 from locant.lab.decoder import Decoder
 from locant.lab.results import AnyRecord, Losses, Record, TaskRecord, finite
-from locant.lab.settings import TEXT, VOCAB_SIZE, Settings
+from locant.lab.settings import SWEEP_SEED, TEXT, VOCAB_SIZE, Settings
 from locant.lab.task_learning import CHOOSING, LEARNED, MEASURED, Accuracy, accuracy, learn, measured_rows
 from locant.lab.tasks import task
 from locant.lab.text_learning import OVERLAP, STRETCHES, OnStep, build, count, fit, in_context, losses_in_windows, shape
@@ -31,9 +31,6 @@ CALIBRATION_STEPS = 4
 
 SHARE = 0.85
 """Of the minutes, what training is planned for: the rest is for measuring."""
-
-SWEEP_SEED = 2**31 - 1
-"""Of the trainings that learning rates are chosen by, which read neither the held-out text nor the measured rows."""
 
 
 class Training(NamedTuple):

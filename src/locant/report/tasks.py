@@ -84,7 +84,7 @@ def _sentence(task: str, found: Sequence[Score]) -> str:
     far = f"{items:g} items, {items / best.train_length:g} times the trained length"
     if len(learned) == 1:
         return f"{task}: {best.encoding} is right up to {far}{did_not}."
-    ties = spoken([score.encoding for score in learned[1:] if not best.is_clear(score)])
+    ties = spoken([score.encoding for score in learned[1:] if not best.is_clear(score, len(learned) - 1)])
     tied = f", not clearly further than {ties}" if ties else ""
     return f"{task}: {best.encoding} goes furthest, right up to {far}{tied}{did_not}."
 
