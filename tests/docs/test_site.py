@@ -123,7 +123,7 @@ def test_what_a_notebook_shows_is_more_than_the_name_of_an_object() -> None:
 def test_llms_txt_leads_to_the_source_of_every_page() -> None:
     text = (SITE / "llms.txt").read_text(encoding="utf-8")
     listed = re.findall(r"^- \[.+\]\((\S+)\)", text, flags=re.MULTILINE)
-    assert text.startswith("# locant\n\n> Token embeddings and position encodings")
+    assert text.startswith("# locant\n\n> Positional encodings for transformers")
     assert {Path(address).with_suffix("").with_suffix(".html") for address in listed} == {
         Path("_sources") / name for name in pages() if name not in LISTS
     }
