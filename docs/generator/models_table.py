@@ -51,8 +51,14 @@ def models_table() -> str:
 
 {WORDS}
 
-```sh
-locant explain llama-3.1-8b
+```python
+import locant
+from locant.models.registry import presets
+
+print(locant.encoding_from_config(presets()["gpt-oss-20b"]))
+```
+```text
+{encoding_from_config(presets()["gpt-oss-20b"])}
 ```
 
 ```{{table}}
