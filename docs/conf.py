@@ -68,7 +68,7 @@ html_sidebars = {page: [] for page in WIDE}
 html_theme_options = {
     "navbar_align": "left",
     "header_links_before_dropdown": 8,
-    "secondary_sidebar_items": {"**": ["page-toc", "sourcelink"], "reference/models/all": []},
+    "secondary_sidebar_items": {"**": ["page-toc", "sourcelink"], "reference/models/all": [], "guides/conventions": []},
     "show_toc_level": 2,
     "footer_start": ["copyright"],
     "footer_end": [],
