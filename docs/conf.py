@@ -62,11 +62,13 @@ html_title = f"locant {__version__}"
 html_math_renderer = "mathml"
 html_static_path = ["_static"]
 html_css_files = ["locant.css"]
-html_sidebars = {"index": [], "five-minutes": [], "which-encoding": [], "reference/gallery": [], "versions": []}
+html_js_files = [("table.js", {"defer": "defer"})]
+WIDE = ("index", "five-minutes", "which-encoding", "reference/gallery", "reference/models/all", "versions")
+html_sidebars = {page: [] for page in WIDE}
 html_theme_options = {
     "navbar_align": "left",
     "header_links_before_dropdown": 8,
-    "secondary_sidebar_items": ["page-toc", "sourcelink"],
+    "secondary_sidebar_items": {"**": ["page-toc", "sourcelink"], "reference/models/all": [], "guides/conventions": []},
     "show_toc_level": 2,
     "footer_start": ["copyright"],
     "footer_end": [],

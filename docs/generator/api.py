@@ -49,7 +49,8 @@ def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:
 
 def _describe(path: str, value: object) -> str:
     if isinstance(value, type):
-        return f".. autoclass:: {path}\n" + ("" if issubclass(value, BaseException) else "   :members:\n")
+        members = "   :members:\n   :exclude-members: info, extra_repr\n"
+        return f".. autoclass:: {path}\n" + ("" if issubclass(value, BaseException) else members)
     return f".. autofunction:: {path}\n" if inspect.isroutine(value) else f".. autodata:: {path}\n"
 
 

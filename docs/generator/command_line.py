@@ -18,8 +18,8 @@ def command_line() -> str:
 # The command line
 
 Results go to stdout, progress to stderr. Every verb takes `--json`. Without a file, `embed` and `compare` use the
-sample text that ships inside Python. Nothing touches the network unless `--download` is given. A wrong input costs one
-line, with the cause and what to try, and exit code 2.
+sample text that ships inside Python. Nothing touches the network unless `--download` is given. A wrong input is
+answered by one line, with the cause and what to try, and exit code 2.
 
 {verbs}
 """

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import locant
-from docs.generator.markdown import linked_papers, picture, summary, table
+from docs.generator.markdown import linked_papers, opening, picture, table
 from docs.generator.models import presets_of
 from locant.positions.base import PositionEncoding
 from locant.positions.scaling import Scaling
 
-__all__ = ["encoding_page", "scaling_page", "title"]
+__all__ = ["encoding_page", "question", "scaling_page", "title"]
 
 FACTS = {
     "kind": "kind", "parameters": "parameters", "cost_of_tokens": "cost per token", "cost_of_pairs": "cost per pair",
@@ -24,14 +24,68 @@ DOOR_WORDS = {
 }
 
 
+PAPER_NAMES = {
+    "PositionEncoding": "NoPE", "Learned": "Learned positions", "Rotary": "RoPE", "XPos": "xPos", "T5Bias": "T5 bias",
+    "Kerple": "KERPLE", "Fire": "FIRE", "Cope": "CoPE", "TransformerXL": "Transformer-XL", "Deberta": "DeBERTa",
+    "Cable": "CABLE", "Fox": "FoX", "MixedRotary": "RoPE-Mixed", "RoPEPlusPlus": "RoPE++", "RotaryByHead": "MHRoPE",
+    "StringRotary": "STRING", "DualChunk": "Dual chunk attention", "LearnedGrid": "Learned grid (ViT)",
+    "GridBias": "Grid bias (Swin, BEiT)", "ContinuousGridBias": "Continuous grid bias (Swin v2)",
+    "DecomposedBias": "Decomposed bias (ViTDet, SAM)",
+}  # fmt: skip
+"""What papers call the classes whose names they do not spell so."""
+
+
 def title(kind: type[PositionEncoding]) -> str:
-    """What the page of an encoding is called."""
-    return "No position encoding (NoPE)" if kind is PositionEncoding else kind.__name__
+    """What the page of an encoding is called: as its paper writes it."""
+    return PAPER_NAMES.get(kind.__name__, kind.__name__)
+
+
+QUESTIONS = {
+    "PositionEncoding": "What is there without positions?",
+    "Learned": "What is a table of positions before it is trained?",
+    "Sinusoidal": "Which waves are added to a token?",
+    "Rotary": "By how much is each pair rotated?",
+    "XPos": "How fast do rotated tokens fade?",
+    "ALiBi": "How far does each head see?",
+    "T5Bias": "Which distances share a number?",
+    "Kerple": "How fast may a head let distance fade?",
+    "Fire": "What is a distance as a share of the text?",
+    "Sandwich": "What do two sinusoids say of their distance?",
+    "Cope": "What if only some tokens are counted?",
+    "Shaw": "What does a query ask of a distance?",
+    "TransformerXL": "What do content and distance say to each other?",
+    "Deberta": "What do queries and keys each ask of a distance?",
+    "Cable": "What if every token chose its step?",
+    "ContinuousGridBias": "What does an MLP make of rows and columns?",
+    "Convolutional": "How do neighbours tell a place?",
+    "DecomposedBias": "What do rows and columns say apart?",
+    "DualChunk": "Which distances are right, and which bounded?",
+    "FoPE": "What if a pair heard several frequencies?",
+    "Fox": "What does a token forget?",
+    "GridBias": "What lies between two patches?",
+    "Inkling": "How does a query mix its own curve?",
+    "LearnedGrid": "How is a table resized to an image?",
+    "PoPE": "What if only the position were an angle?",
+    "RePo": "Where does a head think that a token stands?",
+    "ReRoPE": "Where does distance stop to grow?",
+    "MixedRotary": "Which diagonals can frequencies follow?",
+    "RoPEPlusPlus": "What is in the imaginary part?",
+    "RotaryByHead": "Which heads read which axis?",
+    "SelfExtend": "Where do groups take the place of tokens?",
+    "StringRotary": "Which planes can be rotated?",
+}
+"""What the picture of each class answers."""
+
+
+def question(kind: type[PositionEncoding]) -> str:
+    """What the gallery asks, and the picture of an encoding answers."""
+    return f"{QUESTIONS.get(kind.__name__, 'What does it do?')} {title(kind)}"
 
 
 def encoding_page(name: str, kind: type[PositionEncoding]) -> str:
     """What an encoding is, its picture, its facts, how it is built, drawn and compared, and its docstring."""
     facts = {
+        "class": f"`{_path(kind)}`",
         "name": ", ".join(f"`{each}`" for each in (name, *kind.info.aliases)),
         "method": "; ".join(DOOR_WORDS[door] for door in kind.doors()) or "none",
         **{words: linked_papers(getattr(kind.info, fact)) for fact, words in FACTS.items()},
@@ -40,9 +94,9 @@ def encoding_page(name: str, kind: type[PositionEncoding]) -> str:
     return f"""(encoding-{name})=
 # {title(kind)}
 
-{summary(kind)}
+{opening(kind)}
 
-{picture(f"encodings/{name}", f"What {kind.__name__} does")}
+{picture(f"encodings/{name}", f"What {title(kind)} does")}
 
 {table(facts)}
 
@@ -88,7 +142,7 @@ def scaling_page(name: str, kind: type[Scaling]) -> str:
     return f"""(scaling-{name})=
 # {kind.__name__}
 
-{summary(kind)}
+{opening(kind)}
 
 {picture(f"scalings/{name}", f"Wavelengths before and after {kind.__name__} by 8")}
 

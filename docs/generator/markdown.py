@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 
-__all__ = ["card", "index", "linked_papers", "markdown", "picture", "rows", "summary", "table"]
+__all__ = ["card", "index", "linked_papers", "markdown", "opening", "picture", "rows", "summary", "table"]
 
 
 def markdown(docstring: str) -> str:
@@ -27,6 +27,30 @@ def summary(described: object) -> str:
     paragraph = " ".join((inspect.getdoc(described) or "").split("\n\n")[0].split())
     sentence = re.match(r".*?\S(?<! al)[.](?= |$)", paragraph)
     return linked_papers(markdown(sentence[0] if sentence else paragraph))
+
+
+def opening(described: object) -> str:
+    r"""How a docstring begins: its first paragraph, its formula, and what the formula's letters mean.
+
+    >>> words = "Adds one.\n\n.. math:: y = x +\n    1\n\nx is ``what`` comes in.\n\nIt is odd."
+    >>> print(opening(type("Odd", (), {"__doc__": words})))
+    Adds one.
+    <BLANKLINE>
+    $$
+    y = x +
+    1
+    $$
+    <BLANKLINE>
+    x is `what` comes in.
+    """
+    first, *others = (inspect.getdoc(described) or "").split("\n\n")
+    at = next((at for at, text in enumerate(others) if text.startswith(".. math::")), None)
+    if at is None:
+        return linked_papers(markdown(first))
+    formula = [line.strip() for line in others[at].removeprefix(".. math::").splitlines()]
+    letters = "" if re.match(r"[A-Z]\w+:", others[at + 1]) else others[at + 1]
+    parts = (first, "\n".join(["$$", *formula, "$$"]), letters)
+    return "\n\n".join(linked_papers(markdown(part)) for part in parts if part)
 
 
 def linked_papers(text: str) -> str:

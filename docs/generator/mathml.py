@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from docutils import nodes
 from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
@@ -11,14 +13,19 @@ from sphinx.writers.html5 import HTML5Translator
 
 __all__ = ["mathml", "setup"]
 
+FUNCTION = re.compile(r"\\(?:sin|cos|log|ln|exp)(?:_\w|\^\w)?(?=\s*(?:[A-Za-z0-9]|\\(?!left|,)[A-Za-z]))")
+"""The name of a function that a letter, a number or a command follows."""
+
 
 def mathml(formula: str, *, display: bool) -> str:
-    """The formula as a ``<math>`` element.
+    r"""The formula as a ``<math>`` element; a thin space stands between the name of a function and what has no bracket.
 
     >>> mathml("a^2", display=False).startswith("<math")
     True
+    >>> mathml(r"\cos p", display=False) == mathml(r"\cos \, p", display=False) != mathml(r"\cos(p)", display=False)
+    True
     """
-    return tex2mathml(formula, as_block=display)
+    return tex2mathml(FUNCTION.sub(r"\g<0>\\,", formula), as_block=display)
 
 
 def _inline(writer: HTML5Translator, node: nodes.math) -> None:

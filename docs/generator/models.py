@@ -23,7 +23,7 @@ from locant.models.architecture import Architecture
 from locant.models.registry import FAMILIES, presets
 from locant.positions.base import PositionEncoding
 
-__all__ = ["families", "family_page", "plot_family", "presets_of", "title"]
+__all__ = ["families", "family_of", "family_page", "plot_family", "presets_of", "title"]
 
 
 def families() -> dict[str, ModuleType]:
@@ -44,7 +44,7 @@ def presets_of(wanted: Callable[[PositionEncoding], bool]) -> Iterator[str]:
     """Links to the presets with such an encoding in some of their layers."""
     for name, config in presets().items():
         if any(wanted(encoding) for _, encoding in encodings_of(name)):
-            yield f"[{name}](#model-{_family_of(config)})"
+            yield f"[{name}](#model-{family_of(config)})"
 
 
 @cache
@@ -81,14 +81,10 @@ import locant
 encoding = locant.encoding_from_config(config{layer_type})
 ```
 
-## An example, explained
+(explain-{name})=
+## Explained
 
-```sh
-locant explain {source}
-```
-```text
-{_explained(source, config)}
-```
+{_explanations(module) or _explanation(source, config)}
 """
 
 
@@ -108,6 +104,17 @@ def _example(module: ModuleType) -> tuple[str, str, Mapping[str, Any]]:
     written = json.dumps(sizes)
     made = f"from locant.models import with_defaults\n\nconfig = with_defaults({written})"
     return "config.json", made, with_defaults(sizes)
+
+
+def _explanations(module: ModuleType) -> str:
+    """Every preset under a heading that a link leads to."""
+    known = presets()
+    parts = [f"(explain-{name})=\n### {name}\n\n{_explanation(name, known[name])}" for name in _presets(module)]
+    return "\n\n".join(parts)
+
+
+def _explanation(source: str, config: Mapping[str, Any]) -> str:
+    return f"```sh\nlocant explain {source}\n```\n```text\n{_explained(source, config)}\n```"
 
 
 def _explained(source: str, config: Mapping[str, Any]) -> str:
@@ -139,6 +146,7 @@ def _presets(module: ModuleType) -> Iterator[str]:
     return (preset for row in module.ARCHITECTURES.values() for preset in row.presets)
 
 
-def _family_of(config: Mapping[str, Any]) -> str:
+def family_of(config: Mapping[str, Any]) -> str:
+    """The family whose module has the row of a configuration."""
     kind = config["model_type"]
     return next(name for name, module in families().items() if kind in module.ARCHITECTURES)

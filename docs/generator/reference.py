@@ -7,7 +7,7 @@ those of `locant.plot`, for light and for dark paper, drawn anew when the source
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -19,16 +19,20 @@ from sphinx.util import logging
 import locant
 from docs.generator.api import api_pages
 from docs.generator.command_line import command_line
-from docs.generator.encodings import encoding_page, scaling_page, title
+from docs.generator.encodings import encoding_page, question, scaling_page, title
 from docs.generator.markdown import card, index, summary
 from docs.generator.models import families, family_page, plot_family
 from docs.generator.models import title as family_title
+from docs.generator.models_table import models_table
 from docs.generator.records import ROOT, benchmarks, engines, known_bugs
 from locant.figures.canvas import save
 from locant.positions.registry import encodings
 from locant.positions.scaling import SCALINGS
 
 __all__ = ["pages", "pictures", "setup"]
+
+MEASURED = {"models/all.md": models_table}
+"""Pages that take seconds, since they build what `transformers` has."""
 
 THEMES = ("light", "dark")
 
@@ -38,10 +42,10 @@ depend on the length of the sequence, it is passed, by `rotary.for_length(n)`; c
 by `rotary.rerotate`. `locant extend` writes the configuration for a longer context."""
 
 FAMILIES_WORDS = """\
-How published models encode positions. `Rotary.from_config` reads one configuration, `encoding_from_config` that of any
-of these models. In a model with rotary positions, every key about them is used or refused by name. `locant explain`
-fills in a missing standard key with the default of the architecture, and says so.
-[Another architecture](../../extending.md) is one row."""
+How published models encode positions; [one table](#models-table) has all of them. `Rotary.from_config` reads one
+configuration, `encoding_from_config` that of any of these models. In a model with rotary positions, every key about
+them is used or refused by name. `locant explain` fills in a missing standard key with the default of the architecture,
+and says so. [Another architecture](../../extending.md) is one row."""
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -78,7 +82,7 @@ def pictures() -> dict[str, Callable[..., Any]]:
 
 def write(folder: Path, workers: int = 1) -> None:
     """Write the pages and pictures that have changed, and remove pages that are no more."""
-    written = pages()
+    written = pages() | {path: page() for path, page in MEASURED.items()}
     for path, text in written.items():
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -102,33 +106,31 @@ def _draw(file: Path, picture: tuple[str, str]) -> None:
 
 
 def _indexes() -> dict[str, str]:
-    of_encodings = {
-        name: card(f"encodings/{name}", f"encoding-{name}", title(kind), summary(kind))
-        for name, kind in encodings().items()
+    own = {
+        "encoding": _cards("encoding", encodings(), title),
+        "scaling": _cards("scaling", SCALINGS, lambda kind: kind.__name__),
+        "model": _cards("model", families(), family_title),
     }
-    of_scalings = {
-        name: card(f"scalings/{name}", f"scaling-{name}", kind.__name__, summary(kind))
-        for name, kind in SCALINGS.items()
-    }
-    of_families = {
-        name: card(f"models/{name}", f"model-{name}", family_title(module), summary(module))
-        for name, module in families().items()
-    }
-    everything = [*of_encodings.values(), *of_scalings.values(), *of_families.values()]
+    asked = [
+        *_cards("encoding", encodings(), question),
+        *_cards("scaling", SCALINGS, lambda kind: f"Which wavelengths does {kind.__name__} stretch?"),
+        *_cards("model", families(), lambda family: f"Where do positions enter? {family_title(family)}"),
+    ]
     return {
         "encodings/index.md": index(
-            "encodings", "Encodings", "A page for each encoding.", [*of_encodings.values()], [*of_encodings]
+            "encodings", "Encodings", "A page for each encoding.", own["encoding"], [*encodings()]
         ),
-        "scalings/index.md": index(
-            "scalings", "Scalings", SCALINGS_WORDS,
-            [*of_scalings.values()], [*of_scalings],
-        ),
-        "models/index.md": index(
-            "models", "Model families", FAMILIES_WORDS,
-            [*of_families.values()], [*of_families],
-        ),
+        "scalings/index.md": index("scalings", "Scalings", SCALINGS_WORDS, own["scaling"], [*SCALINGS]),
+        "models/index.md": index("models", "Model families", FAMILIES_WORDS, own["model"], ["all", *families()]),
         "gallery.md": index(
             "gallery", "Gallery", "What `locant plot` draws of encodings, of scalings by 8, and of published models.",
-            everything,
+            asked,
         ),
     }  # fmt: skip
+
+
+def _cards(kind: str, members: Mapping[str, Any], titled: Callable[[Any], str]) -> list[str]:
+    """A card for each page of a kind, which leads to it."""
+    return [
+        card(f"{kind}s/{name}", f"{kind}-{name}", titled(member), summary(member)) for name, member in members.items()
+    ]

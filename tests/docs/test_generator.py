@@ -13,6 +13,7 @@ from docs.generator.encodings import encoding_page
 from docs.generator.markdown import picture, summary
 from docs.generator.mathml import mathml
 from docs.generator.models import families
+from docs.generator.models_table import COLUMNS, row_of
 from locant.models.registry import presets
 from locant.positions.base import EncodingInfo, PositionEncoding
 from locant.positions.registry import encodings
@@ -60,7 +61,7 @@ def test_a_new_fact_of_a_class_comes_into_its_page() -> None:
 
     page = encoding_page("odd", Odd)
     assert "one for every prime" in page
-    assert "Does nothing.\n" in page
+    assert "Does nothing. Nobody uses it.\n" in page
     assert "(https://arxiv.org/abs/3001.00001)" in page
 
 
@@ -69,6 +70,33 @@ def test_every_preset_stands_on_the_page_of_its_family(pages: dict[str, str]) ->
         (page,) = (pages[f"models/{family}.md"] for family, module in families().items()
                    if config["model_type"] in module.ARCHITECTURES)  # fmt: skip
         assert f"`{name}`" in page
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("cohere2", {"layout": "interleaved", "windows": "4096 in 30 of 40", "without positions": "10 of 40"}),
+        ("smollm3", {"base": "2000000", "windows": "", "without positions": "9 of 36"}),
+        ("llama4_text", {"windows": "chunks of 8192 in 36 of 48", "without positions": "12 of 48"}),
+        ("mistral", {"windows": "4096", "without positions": ""}),
+        ("mistral-7b", {"base": "1000000", "windows": ""}),
+        ("gemma-3-4b", {"base": "1000000, 10000", "scaling": "Linear × 8", "windows": "1024 in 29 of 34"}),
+        ("deepseek_v3", {"rotated": "33%", "layout": "interleaved"}),
+        ("glm4", {"rotated": "50%"}),
+        ("bloom", {"encoding": "ALiBi", "base": "", "layout": ""}),
+        ("wav2vec2-bert", {"encoding": "–"}),
+    ],
+)
+def test_a_row_of_the_table_of_models_is_what_the_modeling_code_does(name: str, expected: dict[str, str]) -> None:
+    cells = dict(zip(COLUMNS, row_of(name, presets().get(name, {"model_type": name})), strict=True))
+    assert {column: cells[column].replace("\N{NARROW NO-BREAK SPACE}", "") for column in expected} == expected
+
+
+def test_a_row_of_the_table_leads_to_its_family_and_to_what_explain_says(pages: dict[str, str]) -> None:
+    for name in ("llama-3.1-8b", "swin", "t5"):
+        row = row_of(name, presets().get(name, {"model_type": name}))
+        for label in re.findall(r"\(#(.+?)\)", row[0] + row[-1]):
+            assert any(f"({label})=" in page for page in pages.values()), label
 
 
 def test_a_family_without_a_preset_has_an_example_of_its_first_architecture(pages: dict[str, str]) -> None:
@@ -90,6 +118,7 @@ def test_a_public_name_is_described_once(pages: dict[str, str]) -> None:
 def test_pages_are_written_once_and_stale_ones_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "pages", lambda: {"a/one.md": "words"})
     monkeypatch.setattr(reference, "pictures", dict)
+    monkeypatch.setattr(reference, "MEASURED", {})
     (tmp_path / "gone.md").write_text("of an encoding that was removed")
     reference.write(tmp_path)
     before = (tmp_path / "a" / "one.md").stat().st_mtime_ns

@@ -17,6 +17,8 @@ from urllib.parse import unquote, urldefrag, urlsplit
 import pytest
 from sphinx.search.en import SearchEnglish
 
+from locant.models.registry import ARCHITECTURES, presets
+
 SITE = Path(__file__).parents[2] / "docs" / "_build" / "html"
 pytestmark = pytest.mark.skipif(not (SITE / "searchindex.js").is_file(), reason="the site is not built; try: make docs")
 
@@ -123,7 +125,7 @@ def test_what_a_notebook_shows_is_more_than_the_name_of_an_object() -> None:
 def test_llms_txt_leads_to_the_source_of_every_page() -> None:
     text = (SITE / "llms.txt").read_text(encoding="utf-8")
     listed = re.findall(r"^- \[.+\]\((\S+)\)", text, flags=re.MULTILINE)
-    assert text.startswith("# locant\n\n> Token embeddings and position encodings")
+    assert text.startswith("# locant\n\n> Positional encodings for transformers")
     assert {Path(address).with_suffix("").with_suffix(".html") for address in listed} == {
         Path("_sources") / name for name in pages() if name not in LISTS
     }
@@ -136,6 +138,14 @@ def test_the_page_of_every_encoding_and_scaling_shows_a_formula_limits_and_what_
     assert len(texts) >= 21
     for part in ("<math", "Limits", "Tested against", "doctest", r"-light\d*\.svg", r"-dark\d*\.svg"):
         assert [file.name for file, text in texts.items() if not re.search(part, text)] == []
+
+
+def test_the_table_of_models_has_a_row_for_each_and_what_sorts_it() -> None:
+    text = (SITE / "reference" / "models" / "all.html").read_text(encoding="utf-8")
+    table = re.findall(r'<table class="[^"]*sortable[^"]*">(.*?)</table>', text, flags=re.DOTALL)
+    assert len(table) == 1
+    assert table[0].count("<tr") == 1 + len(presets()) + len(list(ARCHITECTURES.items()))
+    assert "table.js" in text
 
 
 QUERIES = (

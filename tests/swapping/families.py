@@ -295,7 +295,7 @@ tested beside models written by hand with other encodings.
 traced (`backend="eager"`). *FSDP2*: the logits and every gradient on two processes, every layer sharded.
 
 This page is written by a run of all of them, of which `make test-slow` repeats the logits of every class, and one of
-the five columns behind them in turn:
+the five columns after them in turn:
 
 ```sh
 python -m tests.swapping.families

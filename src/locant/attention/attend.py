@@ -111,7 +111,7 @@ def attend(
             attends to and that has no value, so that its weight is taken from the others. A query without any key
             still gets zeros.
         softcap: bounds scaled scores to ``softcap * tanh(scores / softcap)`` (Gemma 2,
-            https://arxiv.org/abs/2408.00118). A bias is added behind it and is not bounded, as in flash-attention.
+            https://arxiv.org/abs/2408.00118). A bias is added after it and is not bounded, as in flash-attention.
         backend: how it is computed, never what. ``"sdpa"``: torch's fused kernels, with a matrix for bias and mask; in
             forward mode and inside `torch.func.grad` and the like, torch's kernel of plain operations. ``"tiled"``: the
             same without the matrix, for a tile of queries at a time. ``"flex"``: FlexAttention (on a CPU without
@@ -120,7 +120,7 @@ def attend(
             on a CPU ``"flex"`` refuses the last two.
         return_weights: also return the weights, ``batch heads query key``, before dropout. Beside a sink they add up to
             less than one.
-        return_lse: also return, behind the weights if there are any, the log-sum-exp of every query's scores, bias and
+        return_lse: also return, after the weights if there are any, the log-sum-exp of every query's scores, bias and
             sink included: ``batch heads query``, float32 at least, minus infinity where there is neither key nor sink.
             It has a gradient, and is what `locant.attention.merge` joins outputs over other keys by.
 

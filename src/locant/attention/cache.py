@@ -103,10 +103,10 @@ class KVCache(Cache):
         return following(cached, n)
 
     def truncate(self, length: Length) -> None:
-        """Forget all tokens behind the first `length` slots, padding included: drafts that were not accepted.
+        """Forget all tokens after the first `length` slots, padding included: drafts that were not accepted.
 
         Where rows keep different numbers, one for each, the longest decides how many slots stay, and what other rows
-        forget becomes padding behind their last token; the host waits for these numbers. Later tokens are written over
+        forget becomes padding after their last token; the host waits for these numbers. Later tokens are written over
         what `append` returned before.
 
         >>> cache, k = KVCache(), torch.randn(2, 1, 5, 16)
@@ -273,7 +273,7 @@ class StaticKVCache(FixedCache):
         return dataclasses.replace(following(self.positions, token_count("n", n)), max_index=self.max_index)
 
     def truncate(self, length: Length) -> None:
-        """Forget all tokens behind the first `length` slots, padding included: drafts that were not accepted.
+        """Forget all tokens after the first `length` slots, padding included: drafts that were not accepted.
 
         Where rows keep different numbers, one for each, the longest decides where the next token goes, and what other
         rows forget is padding. In compiled code a tensor serves every length, where numbers are programs of their own.

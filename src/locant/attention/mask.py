@@ -140,7 +140,7 @@ class AttentionMask:
         return distance_bounds(offset, self.queries.seq_len, self.keys.seq_len, self.causal, self.window)
 
     def key_bounds(self) -> tuple[int, int]:
-        """The slots of the first and behind the last key that any of the queries attends to; at least one slot.
+        """The slots of the first key and after the last key that any of the queries attends to; at least one slot.
 
         Known beforehand where both sides count one by one. On a CPU the positions are looked through; elsewhere, and in
         a compiled graph, that would wait for the device, and the answer is all keys.

@@ -102,9 +102,9 @@ class PagedKVCache(FixedCache):
         table: Int[Tensor, "batch blocks"],
         cached: Int[Tensor, " batch"],
     ) -> tuple[Keys, Values, Positions]:
-        """Store new tokens behind the `cached` ones of every row; returns the rows' slots and their positions.
+        """Store new tokens after the `cached` ones of every row; returns the rows' slots and their positions.
 
-        Padding among the new tokens takes no slot, so rows may have different numbers of them. Slots behind the last
+        Padding among the new tokens takes no slot, so rows may have different numbers of them. Slots after the last
         token are padding, whatever a block was used for before.
 
         Args:

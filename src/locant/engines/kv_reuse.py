@@ -1,4 +1,4 @@
-"""Cached keys at another place: a text that was read once stands behind another one, or moves up in a conversation.
+"""Cached keys at another place: a text that was read once stands after another one, or moves up in a conversation.
 
 One rotation after another is one by the sum of their angles, so keys move by one more rotation, which is the same for
 all tokens of a span. Values need nothing. What this does not repair: in every layer but the first, keys and values have

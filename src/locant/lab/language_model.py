@@ -319,7 +319,7 @@ class AsDecoder(nn.Module):
 
 
 class Head:
-    """What a causal language model does behind its layers, for some of the tokens.
+    """What a causal language model does after its layers, for some of the tokens.
 
     A hook before the output embeddings chooses the hidden states that they get; whatever the model does to logits, such
     as a scale or a soft cap, it does to these. Logits of a long window would be most of the memory of a small model.

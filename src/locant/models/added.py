@@ -69,7 +69,7 @@ def _bert(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _roberta(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A table that begins behind the row of the padding token: 514 rows are 512 positions."""
+    """A table that begins after the row of the padding token: 514 rows are 512 positions."""
     offset = integer("pad_token_id", stated(config, "pad_token_id", "'pad_token_id': 1, usually"), 0) + 1
     one_named(config, "position_embedding_type", ("absolute",), "absolute", "model_type 'bert', which has the others")
     rows = required(config, *LENGTHS)

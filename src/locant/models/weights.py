@@ -32,7 +32,7 @@ class InputTables:
         padding: whether the row of ``pad_token_id`` has no gradient.
         norm_eps: the key of the norm's epsilon, or the number in the modeling code.
         norm_bias_key: the key that says whether the norm has a bias; without one it has.
-        dropout_key: the key of the dropout behind the sum.
+        dropout_key: the key of the dropout after the sum.
         why_not: what the modeling code does with the input beside all this, so that an `InputEmbedding` cannot be it.
     """
 

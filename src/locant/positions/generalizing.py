@@ -132,7 +132,7 @@ def _places_in_numbers(
 def _coupled_number(digits: Sequence[int], start: int, reverse: bool) -> list[int]:
     """Numbers of so many digits, with a sign after each but the last: digits of one significance share an index.
 
-    The most significant digit of the longest operand is at ``start + 1``, units are together, signs one behind them.
+    The most significant digit of the longest operand is at ``start + 1``, units are together, signs one after them.
     """
     units = start + max(digits[:-1] or digits)
     if units - max(digits) + 1 < 0:

@@ -1,7 +1,7 @@
 """Where the tokens of text, images and videos stand: ``(time, row, column)``, as vision-language models count them.
 
 Text has the same index on all three axes. An image or a video is a grid that begins where the text before it ended, and
-text goes on behind it. A model looks at merged blocks of patches, and its clock may be faster than one frame a step.
+text goes on after it. A model looks at merged blocks of patches, and its clock may be faster than one frame a step.
 """
 
 from __future__ import annotations

@@ -185,8 +185,8 @@ class Positions:
                 list of documents that are packed in one row; or a list of such rows.
             merge: blocks of so many by so many patches are one token.
             merge_frames: so many frames of a video are one (ERNIE-4.5-VL); a single one stays one.
-            goes_on: text after a grid begins behind its ``"largest"`` index, frames included (as these models were
-                published), or behind its ``"sides"``, rows and columns (`transformers` 5).
+            goes_on: text after a grid begins after its ``"largest"`` index, frames included (as these models were
+                published), or after its ``"sides"``, rows and columns (`transformers` 5).
             denominator: of a position, for steps that are fractions (Qwen3-Omni). With 1, the time of a frame is cut
                 off to a whole number.
             length: of every row; default: the longest.

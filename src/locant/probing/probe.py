@@ -63,9 +63,10 @@ def probe(
 
     Args:
         target: ``f(x, positions)``, ``f(q, k, positions)`` or ``f(x)``, with tokens ``[batch, heads, seq, head_dim]``
-            or heads behind; a rotary module of `transformers`, `rotary-embedding-torch`, `x-transformers` or
-            `torchtune`; a model or a configuration of `transformers`, whose rotary module is probed; an encoding of
-            this package; or a bias, ``f(query_len, key_len)`` or a module with ``compute_bias``.
+            or ``[batch, seq, heads, head_dim]``; a rotary module of `transformers`, `rotary-embedding-torch`,
+            `x-transformers` or `torchtune`; a model or a configuration of `transformers`, whose rotary module is
+            probed; an encoding of this package; or a bias, ``f(query_len, key_len)`` or a module with
+            ``compute_bias``.
         head_dim: the width of a head; default: as the module says, else widths are tried.
         axes: how many indices a position has; default: as many as work.
         apply: what rotates by the tables of a module; default: the function beside it in its Python module.

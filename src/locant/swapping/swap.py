@@ -65,9 +65,9 @@ def swap(
 ) -> Swap:
     """Give a `transformers` model another position encoding, or its own in exact angles; in place, until `undo`.
 
-    No forward is replaced, and no class: a hook behind the rotary module gives every layer other angles; what is added
+    No forward is replaced, and no class: a hook after the rotary module gives every layer other angles; what is added
     to scores, or rotates otherwise than the model's code can, goes through `AttentionInterface`; what is added to
-    token embeddings through a hook behind them. The positions that the model had are taken out: rotary ones, a table of
+    token embeddings through a hook after them. The positions that the model had are taken out: rotary ones, a table of
     learned ones, or the bias of T5 and its kin (mT5, UMT5, ByT5, Switch Transformers). Parameters of the encoding
     become parameters of the model, as `locant` of its inner model, and `save_pretrained` writes them;
     `locant.checkpoints.load_swapped` reads such a folder, and `from_pretrained` alone refuses it. The model gets a copy

@@ -38,12 +38,12 @@ class Convolutional(PositionEncoding):
         kernel_size: how many tokens are looked at: as many before as after, of an even number one more before.
         groups: the channels are convolved in so many groups; default: 16, or fewer where the width is no multiple.
         depth: how many convolutions follow each other.
-        norm: ``"weight"`` learns the size of each tap of the kernel on its own; ``"layer"`` norms each token behind
+        norm: ``"weight"`` learns the size of each tap of the kernel on its own; ``"layer"`` norms each token after
             each convolution, without parameters.
         causal: whether a token sees no later ones.
 
     Limits:
-        Documents have to be whole: tokens behind a cache, shards and slices are refused, but for the first tokens of a
+        Documents have to be whole: tokens after a cache, shards and slices are refused, but for the first tokens of a
         document, which look like a shorter one. In a graph, rows that are padded or packed are refused: the host has to
         read where their documents begin.
 

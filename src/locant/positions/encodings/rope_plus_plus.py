@@ -23,7 +23,7 @@ class RoPEPlusPlus(PositionEncoding):
         A_h'(n, m) = \mathrm{Im} \sum_i q_i \bar{k}_i \, e^{i \theta_i (n - m)}
 
     The second is the first with queries that are turned back by a quarter of a rotation. So `rotate` gives twice as
-    many heads of queries, a head and its second side by side, over the same keys and values: the projection behind
+    many heads of queries, a head and its second side by side, over the same keys and values: the projection after
     attention has twice as many inputs (the authors' RoPE++ EC), or the one before it half as many outputs (EH).
 
     Args:

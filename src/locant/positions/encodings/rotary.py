@@ -85,7 +85,7 @@ class Rotary(PositionEncoding):
 
     Tested against:
         `transformers`' Llama, GPT-J, GPT-NeoX, Phi and Qwen2-VL; in float32 mode the rotary modules of published
-        configurations, bit for bit (DeepSeek-V2's and Llama 4's up to the last bit); and 50-digit arithmetic (mpmath)
+        configurations, bit for bit (DeepSeek-V2's and Llama 4's up to rounding); and 50-digit arithmetic (mpmath)
         up to position 2^31 - 1.
 
     >>> q, k = torch.randn(2, 8, 5, 64), torch.randn(2, 2, 5, 64)
@@ -240,7 +240,7 @@ class Rotary(PositionEncoding):
         """Keys that were rotated at `positions`, as they would have been rotated at `to`.
 
         For cached keys that change place: a text in the middle is dropped and what follows moves up (StreamingLLM), or
-        a document that was read by itself stands behind others. As exact as `rerotate`, however far it goes.
+        a document that was read by itself stands after others. As exact as `rerotate`, however far it goes.
 
         >>> k, here, there = torch.randn(1, 2, 3, 8), Positions.arange(3), Positions.after(1_000_000, 3)
         >>> rotary = Rotary(8)

@@ -91,7 +91,7 @@ class SelfExtend(RotaryByClass):
 
     Limits:
         Causal attention through `attend` alone, without a window of its own. Far tokens of one group cannot be told
-        apart by their position. Two rotations, and behind a cache one of all its keys in every step.
+        apart by their position. Two rotations, and with a cache one of all its keys in every step.
 
     Tested against:
         Attention written out in NumPy with the distance of every pair, forward and by every gradient.

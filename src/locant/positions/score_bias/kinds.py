@@ -78,7 +78,7 @@ class Pairwise(ScoreBias):
     """A function of what is known of a query and of a key (FIRE, FoX, any `HiddenBias`).
 
     Args:
-        of_query, of_key: what is known of them, ``#batch #heads token``, and what else it has behind.
+        of_query, of_key: what is known of them, ``#batch #heads token``, and then whatever else it has.
         of_pair: ``(of_query, of_key, head, **operands)`` to the numbers, broadcast; of one pair in a score function.
         operands: what `of_pair` gets by name, asked for once, where a number is wanted.
         heads: which heads of the operands those of `q` are.

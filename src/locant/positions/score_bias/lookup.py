@@ -32,7 +32,7 @@ class Entries:
     Args:
         queries, keys: their index is what the entry follows from: a count of tokens, or a number of row and column.
         entry_of: of the difference, query minus key.
-        ends: differences before the first and behind the second have the entry of these; in between, entries never
+        ends: differences before the first and after the second have the entry of these; in between, entries never
             turn back. ``None`` where there are no such ends.
         of_head: a number for each head.
         of_query, of_key: a row that the vector of the query, or of the key, is multiplied with, of all heads or each.

@@ -35,7 +35,7 @@ class EditedTokenizer:
 
 
 def with_tokens(tokenizer: Tokenizer, tokens: Sequence[str]) -> EditedTokenizer:
-    """The tokenizer with these special tokens, which get the ids behind all others."""
+    """The tokenizer with these special tokens, which get the ids after all others."""
     wrong = [
         token
         for number, token in enumerate(tokens)

@@ -1,0 +1,44 @@
+// Tables of the class "sortable": a click on a heading sorts the rows, and words in a box leave those that hold them.
+"use strict";
+
+const collator = new Intl.Collator("en", { numeric: true, sensitivity: "base" });
+
+function sort(table, column, button) {
+  const heading = button.closest("th");
+  const direction = heading.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+  for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+  heading.setAttribute("aria-sort", direction === 1 ? "ascending" : "descending");
+  const key = (row) => row.cells[column].textContent.trim().replace(/(\d)\u202f(?=\d)/g, "$1");
+  const rows = [...table.tBodies[0].rows].map((row) => [key(row), row]);
+  rows.sort(([a], [b]) => (a === "") - (b === "") || direction * collator.compare(a, b)); // what is empty stays below
+  table.tBodies[0].append(...rows.map(([, row]) => row));
+}
+
+function filter(table, words, count) {
+  const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
+  let shown = 0;
+  for (const row of table.tBodies[0].rows) {
+    const text = row.textContent.toLowerCase().replace(/\u202f/g, "");
+    row.hidden = !wanted.every((word) => text.includes(word));
+    shown += !row.hidden;
+  }
+  count.textContent = `${shown} of ${table.tBodies[0].rows.length} rows`;
+}
+
+for (const table of document.querySelectorAll("table.sortable")) {
+  for (const [column, heading] of [...table.tHead.rows[0].cells].entries()) {
+    const button = document.createElement("button");
+    button.append(...heading.childNodes);
+    button.addEventListener("click", () => sort(table, column, button));
+    heading.append(button);
+  }
+  const box = document.createElement("input");
+  const count = document.createElement("output");
+  Object.assign(box, { type: "search", placeholder: "interleaved 2024", ariaLabel: "words that a row has to hold" });
+  box.addEventListener("input", () => filter(table, box.value, count));
+  const search = document.createElement("p");
+  search.className = "sortable-search";
+  search.append(box, count);
+  (table.closest(".pst-scrollable-table-container") ?? table).before(search);
+  filter(table, "", count);
+}
