@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -44,13 +45,14 @@ def connected(address: str, num_local: int) -> Generator[Any]:
 
 
 def _connect(ray: Any, address: str, num_local: int) -> None:
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}  # what goes wrong is raised
     try:
         if address == LOCAL:
-            ray.init(address=LOCAL, num_cpus=num_local, include_dashboard=False, log_to_driver=False)
+            ray.init(address=LOCAL, num_cpus=num_local, include_dashboard=False, **quiet)
         else:
             place = urlsplit(address if "://" in address else f"//{address}")
             if place.hostname and place.port:  # Ray itself checks other forms of an address
                 socket.create_connection((place.hostname, place.port), timeout=TIMEOUT).close()
-            ray.init(address=address, log_to_driver=False)
+            ray.init(address=address, **quiet)
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"cannot reach a Ray cluster at {address!r}: {error}", f"{LOCAL!r}, or ray start") from None

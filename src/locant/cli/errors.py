@@ -28,6 +28,9 @@ TRACEBACK = "LOCANT_TRACEBACK"
 NO_MEMORY = ("can't allocate memory", "not enough memory", "overflow", "out of memory", "Invalid buffer size")
 """How torch words it, as a RuntimeError, when a tensor is larger than the machine."""
 
+QUIET = {"TRANSFORMERS_VERBOSITY": "critical", "HF_HUB_VERBOSITY": "critical", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+"""What other libraries read, so that the terminal has our words alone; who sets them has theirs, too."""
+
 PLUG_INS = {"locant.encodings": "encoding", "locant.architectures": "architecture", "locant.formats": "store format"}
 """What installed packages offer, by the group of their entry points."""
 
@@ -84,6 +87,7 @@ class VerbGroup(click.Group):
 def _guarded(run: Callable[[], int | None]) -> int:
     """The exit code of a run, which click gives for ``--help`` alone; with `TRACEBACK` set, errors are raised."""
     _prepare_streams()
+    os.environ.update(QUIET | os.environ)
     if os.environ.get(TRACEBACK):
         return run() or 0
     _clean_up_when_told_to_stop()

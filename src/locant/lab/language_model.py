@@ -17,6 +17,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -275,13 +276,13 @@ def num_windows(model: Any, corpus: Corpus, length: int, most: int) -> int:
     if len(corpus.ids) <= length:
         got = f"got a text of {len(corpus.ids):,} tokens, too short for a window of {length:,}"
         raise InputError(got, f"a text of more than {length:,} tokens, or a shorter length")
-    require_rows(model, corpus)
+    require_rows(model, corpus.ids)
     return min(most, (len(corpus.ids) - 1) // length)
 
 
-def require_rows(model: Any, corpus: Corpus) -> None:
+def require_rows(model: Any, ids: Int[np.ndarray, " tokens"]) -> None:
     """Raise where a text has an id that the model has no row for."""
-    if (largest := int(corpus.ids.max())) >= model.config.get_text_config().vocab_size:
+    if (largest := int(ids.max())) >= model.config.get_text_config().vocab_size:
         raise InputError(f"got a tokenizer with id {largest}, which the model has no row for", "the model's tokenizer")
 
 
