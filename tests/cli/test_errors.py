@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,8 +32,8 @@ test_a_slip_of_the_fingers_is_one_line = refused(
 WRITERS = {
     "compare": "text.txt", "convert": "model --to half", "embed": "text.txt", "evaluate": "model",
     "explain": "llama-3.1-8b", "export": "store --to nanogpt", "extend": "llama-3.1-8b --to 262144",
-    "golden": "", "plot": "sinusoidal", "prepare": "text.txt", "probe": "llama-3.1-8b", "tune": "model --with own",
-    "vocabulary": "model --keep 300",
+    "golden": "", "plot": "sinusoidal", "prepare": "text.txt", "probe": "llama-3.1-8b", "train": "text.txt",
+    "tune": "model --with own", "vocabulary": "model --keep 300",
 }  # fmt: skip
 """Every verb that takes ``-o``, with words that it would begin to work on."""
 
@@ -149,6 +151,19 @@ test_a_remedy_is_in_the_words_of_the_command_line = refused(
     ("prepare text.txt -o out --task 2", "--task 0, --num-tasks 1"),
     says="; try: ",
 )
+
+
+def test_other_libraries_write_nothing_into_the_terminal(folder: Path) -> None:
+    """What `transformers` has to say of this configuration, it says where somebody asks for it."""
+    config = {"model_type": "qwen3", "pad_token_id": 88_888, "vocab_size": 600, "head_dim": 16, "hidden_size": 32}
+    (folder / "config.json").write_text(json.dumps(config))
+    words = [sys.executable, "-m", "locant", "probe", "config.json"]
+    for asked, said in (({}, False), ({"TRANSFORMERS_VERBOSITY": "warning"}, True)):
+        plain = {name: value for name, value in os.environ.items() if name not in errors.QUIET}
+        done = subprocess.run(words, capture_output=True, text=True, check=True, env=plain | asked)
+        assert done.stdout.startswith("Qwen3RotaryEmbedding")
+        assert ("pad_token_id" in done.stderr) == said
+        assert said or not done.stderr
 
 
 def test_a_reader_that_goes_away_hears_no_complaint() -> None:
