@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from locant.errors import InputError
+from locant.errors import InputError, Remedy
 
 LOCAL = "local"
 TIMEOUT = 10.0
@@ -30,7 +30,7 @@ def connected(address: str, num_local: int) -> Generator[Any]:
         import ray
         from ray.exceptions import RayError
     except ModuleNotFoundError:
-        raise InputError("Ray is not installed", "pip install 'locant[ray]', or no ray=") from None
+        raise InputError("Ray is not installed", Remedy("pip install 'locant[ray]', or no {}", ray=...)) from None
     ours = not ray.is_initialized()
     if ours:
         _connect(ray, address, num_local)

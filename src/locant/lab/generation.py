@@ -15,7 +15,7 @@ from safetensors.torch import save as as_bytes
 from locant.arguments import Real
 from locant.checkpoints.checkpoint_folder import require_output
 from locant.checkpoints.config_source import CONFIG, read_json
-from locant.errors import InputError
+from locant.errors import InputError, Remedy
 from locant.files import json_text, new_folder, write_whole
 from locant.lab.decoder import Decoder, generate
 from locant.lab.language_model import device_of, load_model, quiet, require_positions, require_rows, trained_length
@@ -64,7 +64,7 @@ def told_of(encoding: PositionEncoding) -> dict[str, Any]:
     """Its name and options, as `save` writes them; an `InputError` where these do not tell it."""
     if (told := described(encoding)) is None:
         got = f"got {type(encoding).__name__}, which a folder does not hold: its name and its options do not tell it"
-        raise InputError(got, "encoding='rotary'")
+        raise InputError(got, Remedy(encoding="rotary"))
     return told
 
 

@@ -27,7 +27,7 @@ from locant.arguments import shown
 from locant.checkpoints import load_swapped
 from locant.checkpoints.checkpoint_folder import headers_of
 from locant.checkpoints.config_source import CONFIG, read_json, require_no_code
-from locant.errors import InputError, RangeError
+from locant.errors import InputError, RangeError, Remedy
 from locant.lab.unfinished import random_numbers_kept
 from locant.models.config_values import HEADS, WIDTHS, integer
 from locant.models.registry import with_defaults
@@ -74,7 +74,7 @@ def device_of(name: str) -> torch.device:
         name = "cuda" if "cuda" in there else "cpu"
     if name not in there:
         got = f"got {shown(name)} for device, expected one that torch finds on this machine: {', '.join(there)}"
-        raise RangeError(got, "device='cpu'")
+        raise RangeError(got, Remedy(device="cpu"))
     return torch.device(name if count > 1 else name.partition(":")[0])
 
 

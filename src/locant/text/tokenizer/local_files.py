@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from locant.arguments import shown
-from locant.errors import InputError
+from locant.errors import InputError, Remedy
 from locant.files import FaultError, strict_json
 from locant.text.reading import read_texts
 from locant.text.tokenizer.definition import BYTE_SPELLING, CONTRACTION, END_OF_TEXT, LOWER, UPPER, byte_level
@@ -140,7 +140,7 @@ def _definition(ranks: dict[bytes, int], encoding: Encoding) -> dict[str, Any]:
 FILE = "tokenizer.json"
 OF_GPT2 = ("encoder.json", "vocab.bpe")
 """Spellings with their ids, and merges, a line each; such a folder is read where it has no `FILE`."""
-REMEDY = f"the path of a {FILE}, download=True, or a tokenizer trained on a text of yours"
+REMEDY = Remedy(f"the path of a {FILE}, {{}}, or a tokenizer trained on a text of yours", download=True)
 
 TIMEOUT = 5.0
 """Seconds until the hub is given up."""
