@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from click.testing import CliRunner
 
 from locant import PositionEncoding
 from locant.cli import errors, main
+from locant.errors import LocantError, Remedy
 from locant.positions.registry import ENCODINGS
 from tests.cli.conftest import Complains, Run, listing, refused
 
@@ -135,6 +137,28 @@ def test_the_mistake_of_a_plug_in_is_told_by_its_name(complains: Complains, monk
         assert said in complains(line)
     monkeypatch.setattr(Broken, "embed", PositionEncoding.embed)
     assert f"{said}Broken.bias() takes 2 positional arguments but" in complains("plot broken_one")
+
+
+def test_a_remedy_is_written_in_the_words_of_who_reads_it() -> None:
+    verb = click.Command("verb", params=[
+        click.Option(["--num-tasks"]), click.Option(["-t", "--tasks"]), click.Option(["--minutes", "num_minutes"]),
+        click.Option(["--end/--no-end"]), click.Option(["--far"], is_flag=True),
+    ])  # fmt: skip
+    for remedy, python, typed in (
+        (Remedy(num_tasks=4), "num_tasks=4", "--num-tasks 4"),
+        (Remedy(other="a b"), "other='a b'", "other='a b'"),
+        (Remedy(tasks=("copy", "sort")), "tasks=('copy', 'sort')", "--tasks copy,sort"),
+        (Remedy("{}, or a {}", num_minutes=0.5, far=...), "num_minutes=0.5, or a far=", "--minutes 0.5, or a --far"),
+        (Remedy(far=True), "far=True", "--far"),
+        (Remedy(far=None), "far=None", "no --far"),
+        (Remedy(end=True), "end=True", "--end"),
+        (Remedy(end=False), "end=False", "--no-end"),
+        (Remedy(far="{}"), "far='{}'", "--far {}"),
+        ("num_tasks=4 in another's words", "num_tasks=4 in another's words", "num_tasks=4 in another's words"),
+    ):
+        for error in (LocantError("got 3", remedy), pickle.loads(pickle.dumps(LocantError("got 3", remedy)))):  # noqa: S301
+            assert str(error) == f"got 3; try: {python}"
+            assert errors._as_typed(error.remedy, verb) == typed
 
 
 test_a_remedy_is_in_the_words_of_the_command_line = refused(
