@@ -19,7 +19,7 @@ from locant.errors import InputError, Remedy
 from locant.files import json_text, new_folder, write_whole
 from locant.lab.decoder import Decoder, generate
 from locant.lab.language_model import device_of, load_model, quiet, require_positions, require_rows, trained_length
-from locant.lab.results import random_numbers_kept
+from locant.lab.unfinished import random_numbers_kept
 from locant.lab.ways import Way
 from locant.positions import PositionEncoding
 from locant.swapping import swap
