@@ -168,9 +168,9 @@ def generate(
     rows = prompt.view(-1, prompt.shape[-1])
     total, longest = rows.shape[1] + num_tokens, getattr(model.embedding.encoding, "max_seq_len", None)
     if longest is not None and total > longest:
-        fewer = f"num_tokens={longest - rows.shape[1]}" if longest > rows.shape[1] else "a shorter prompt"
+        room, other = longest - rows.shape[1], "or an encoding without a table, such as rotary"
         cause = f"got {rows.shape[1]} + {num_tokens} tokens, but the model has learned positions for {longest}"
-        raise RangeError(cause, f"{fewer}, or an encoding without a table, such as rotary")
+        raise RangeError(cause, Remedy(f"{{}}, {other}", num_tokens=room) if room > 0 else f"a shorter prompt, {other}")
     generator = torch.Generator(device).manual_seed(seed)
     caches = [KVCache(max_len=total) for _ in model.blocks]
     was_training, new = model.training, rows
