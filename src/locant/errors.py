@@ -21,7 +21,7 @@ class Remedy(str):
     text: str
     arguments: dict[str, Any]
 
-    def __new__(cls, text: str = "{}", **arguments: Any) -> "Remedy":
+    def __new__(cls, text: str = "{}", /, **arguments: Any) -> "Remedy":
         words = [f"{name}={'' if value is ... else repr(value)}" for name, value in arguments.items()]
         self = super().__new__(cls, text.format(*words))
         self.text, self.arguments = text, arguments

@@ -150,6 +150,7 @@ def test_a_remedy_is_written_in_the_words_of_who_reads_it() -> None:
         (Remedy(tasks=("copy", "sort")), "tasks=('copy', 'sort')", "--tasks copy,sort"),
         (Remedy("{}, or a {}", num_minutes=0.5, far=...), "num_minutes=0.5, or a far=", "--minutes 0.5, or a --far"),
         (Remedy(far=True), "far=True", "--far"),
+        (Remedy(text=True), "text=True", "text=True"),
         (Remedy(far=None), "far=None", "no --far"),
         (Remedy(end=True), "end=True", "--end"),
         (Remedy(end=False), "end=False", "--no-end"),
@@ -180,6 +181,7 @@ test_a_remedy_is_in_the_words_of_the_command_line = refused(
 def test_other_libraries_write_nothing_into_the_terminal(folder: Path) -> None:
     """What `transformers` has to say of this configuration, it says where somebody asks for it."""
     config = {"model_type": "qwen3", "pad_token_id": 88_888, "vocab_size": 600, "head_dim": 16, "hidden_size": 32}
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": 10_000.0}
     (folder / "config.json").write_text(json.dumps(config))
     words = [sys.executable, "-m", "locant", "probe", "config.json"]
     for asked, said in (({}, False), ({"TRANSFORMERS_VERBOSITY": "warning"}, True)):
