@@ -14,7 +14,7 @@ import reprlib
 from collections.abc import Iterable
 from typing import Any
 
-from locant.errors import RangeError, ShapeError
+from locant.errors import RangeError, Remedy, ShapeError
 
 Real = float | int
 """A float, or an int in its place: the type checks of the test suite tell them apart."""
@@ -62,14 +62,14 @@ def real(
 
 def scale_of(scale: Any, usual: float) -> Real:
     """The factor on the products of queries and keys; `usual` for ``None``."""
-    return usual if scale is None else real("scale", scale, remedy=f"scale=None, which is {usual:g} here")
+    return usual if scale is None else real("scale", scale, remedy=Remedy(f"{{}}, which is {usual:g} here", scale=None))
 
 
 def flag(name: str, value: Any) -> bool:
     """``True`` or ``False``, or NumPy's."""
     of_numpy = getattr(getattr(value, "dtype", None), "kind", None) == "b" and value.ndim == 0
     if not (isinstance(value, bool) or of_numpy):
-        raise RangeError(f"got {shown(value)} for {name}, expected True or False", f"{name}=True")
+        raise RangeError(f"got {shown(value)} for {name}, expected True or False", Remedy(**{name: True}))
     return bool(value)
 
 
@@ -80,7 +80,7 @@ def one_of(name: str, value: Any, names: Iterable[str], remedy: str = "") -> str
         return value
     expected = " or ".join(filter(None, (", ".join(map(repr, names[:-1])), repr(names[-1]))))
     near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.0)[0] if isinstance(value, str) else names[0]
-    raise RangeError(f"got {shown(value)} for {name}, expected {expected}", remedy or f"{name}={near!r}")
+    raise RangeError(f"got {shown(value)} for {name}, expected {expected}", remedy or Remedy(**{name: near}))
 
 
 def entries(name: str, value: Any, remedy: str) -> tuple[Any, ...]:

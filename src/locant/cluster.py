@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from locant.errors import InputError
+from locant.errors import InputError, Remedy
 
 LOCAL = "local"
 TIMEOUT = 10.0
@@ -29,7 +30,7 @@ def connected(address: str, num_local: int) -> Generator[Any]:
         import ray
         from ray.exceptions import RayError
     except ModuleNotFoundError:
-        raise InputError("Ray is not installed", "pip install 'locant[ray]', or no ray=") from None
+        raise InputError("Ray is not installed", Remedy("pip install 'locant[ray]', or no {}", ray=...)) from None
     ours = not ray.is_initialized()
     if ours:
         _connect(ray, address, num_local)
@@ -44,13 +45,14 @@ def connected(address: str, num_local: int) -> Generator[Any]:
 
 
 def _connect(ray: Any, address: str, num_local: int) -> None:
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}  # what goes wrong is raised
     try:
         if address == LOCAL:
-            ray.init(address=LOCAL, num_cpus=num_local, include_dashboard=False, log_to_driver=False)
+            ray.init(address=LOCAL, num_cpus=num_local, include_dashboard=False, **quiet)
         else:
             place = urlsplit(address if "://" in address else f"//{address}")
             if place.hostname and place.port:  # Ray itself checks other forms of an address
                 socket.create_connection((place.hostname, place.port), timeout=TIMEOUT).close()
-            ray.init(address=address, log_to_driver=False)
+            ray.init(address=address, **quiet)
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"cannot reach a Ray cluster at {address!r}: {error}", f"{LOCAL!r}, or ray start") from None

@@ -4,7 +4,31 @@ All of them are `ValueError`s, so code that knows nothing of this package can ca
 carry the remedy apart from the cause, so that the command line can print ``cause; try: remedy`` in one line.
 """
 
-__all__ = ["InputError", "LocantError", "RangeError", "ShapeError"]
+from typing import Any
+
+__all__ = ["InputError", "LocantError", "RangeError", "Remedy", "ShapeError"]
+
+
+class Remedy(str):
+    """To give arguments other values, ``...`` where only the reader knows them; `text` is what stands around them.
+
+    It reads as in Python. The command line writes its own options instead.
+
+    >>> Remedy(head_dim=64), Remedy("{}, or a {}", base=500.0, scaling=...)
+    ('head_dim=64', 'base=500.0, or a scaling=')
+    """
+
+    text: str
+    arguments: dict[str, Any]
+
+    def __new__(cls, text: str = "{}", /, **arguments: Any) -> "Remedy":
+        words = [f"{name}={'' if value is ... else repr(value)}" for name, value in arguments.items()]
+        self = super().__new__(cls, text.format(*words))
+        self.text, self.arguments = text, arguments
+        return self
+
+    def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, Any]]:
+        return (self.text,), self.arguments  # for processes, which send errors to one another
 
 
 class LocantError(ValueError):

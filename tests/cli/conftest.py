@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 import locant
 from locant.cli import main
+from locant.cli.errors import QUIET
 
 Run = Callable[..., Result]
 Complains = Callable[..., str]
@@ -25,6 +26,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (here / "text.txt").write_text("the cat sat on the mat; the rat sat on the cat. " * 40)
     monkeypatch.chdir(here)
     monkeypatch.delenv("LOCANT_TRACEBACK", raising=False)
+    for name, value in QUIET.items():  # which a run sets where nobody has
+        monkeypatch.setenv(name, value)
     return here
 
 

@@ -46,6 +46,21 @@ def test_the_file_holds_what_was_asked_for(run: Run, folder: Path) -> None:
         assert json.loads(file.metadata()["cos_sin"]) == [8, 3]
 
 
+def test_a_short_text_is_one_window_and_a_longer_one_is_cut(run: Run, folder: Path) -> None:
+    def shape(*texts: str) -> list[int]:
+        names = [f"{number}.txt" for number in range(len(texts))]
+        for name, text in zip(names, texts, strict=True):
+            (folder / name).write_text(text)
+        return json.loads(run("embed --tokenizer bytes --json", *names).stdout)["embeddings"]
+
+    assert shape("a") == [1, 1, 256]
+    assert shape("a" * 63) == [1, 63, 256]
+    assert shape("a" * 64) == [1, 64, 256]
+    assert shape("a" * 65) == [8, 4, 256]
+    assert shape("a" * 5, "b" * 9) == [2, 9, 256]
+    assert shape("a" * 5, "b" * 65) == [8, 4, 256]
+
+
 def test_one_window_is_one_window(run: Run) -> None:
     result = run("embed - --tokenizer bytes --context 12 --d-model 2 -o x.safetensors", input="hello there")
     assert result.stderr == "wrote x.safetensors: ids, targets, positions and embeddings of 1 window\n"

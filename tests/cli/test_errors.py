@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +17,7 @@ from click.testing import CliRunner
 
 from locant import PositionEncoding
 from locant.cli import errors, main
+from locant.errors import LocantError, Remedy
 from locant.positions.registry import ENCODINGS
 from tests.cli.conftest import Complains, Run, listing, refused
 
@@ -30,8 +34,8 @@ test_a_slip_of_the_fingers_is_one_line = refused(
 WRITERS = {
     "compare": "text.txt", "convert": "model --to half", "embed": "text.txt", "evaluate": "model",
     "explain": "llama-3.1-8b", "export": "store --to nanogpt", "extend": "llama-3.1-8b --to 262144",
-    "golden": "", "plot": "sinusoidal", "prepare": "text.txt", "probe": "llama-3.1-8b", "tune": "model --with own",
-    "vocabulary": "model --keep 300",
+    "golden": "", "plot": "sinusoidal", "prepare": "text.txt", "probe": "llama-3.1-8b", "train": "text.txt",
+    "tune": "model --with own", "vocabulary": "model --keep 300",
 }  # fmt: skip
 """Every verb that takes ``-o``, with words that it would begin to work on."""
 
@@ -135,6 +139,29 @@ def test_the_mistake_of_a_plug_in_is_told_by_its_name(complains: Complains, monk
     assert f"{said}Broken.bias() takes 2 positional arguments but" in complains("plot broken_one")
 
 
+def test_a_remedy_is_written_in_the_words_of_who_reads_it() -> None:
+    verb = click.Command("verb", params=[
+        click.Option(["--num-tasks"]), click.Option(["-t", "--tasks"]), click.Option(["--minutes", "num_minutes"]),
+        click.Option(["--end/--no-end"]), click.Option(["--far"], is_flag=True),
+    ])  # fmt: skip
+    for remedy, python, typed in (
+        (Remedy(num_tasks=4), "num_tasks=4", "--num-tasks 4"),
+        (Remedy(other="a b"), "other='a b'", "other='a b'"),
+        (Remedy(tasks=("copy", "sort")), "tasks=('copy', 'sort')", "--tasks copy,sort"),
+        (Remedy("{}, or a {}", num_minutes=0.5, far=...), "num_minutes=0.5, or a far=", "--minutes 0.5, or a --far"),
+        (Remedy(far=True), "far=True", "--far"),
+        (Remedy(text=True), "text=True", "text=True"),
+        (Remedy(far=None), "far=None", "no --far"),
+        (Remedy(end=True), "end=True", "--end"),
+        (Remedy(end=False), "end=False", "--no-end"),
+        (Remedy(far="{}"), "far='{}'", "--far {}"),
+        ("num_tasks=4 in another's words", "num_tasks=4 in another's words", "num_tasks=4 in another's words"),
+    ):
+        for error in (LocantError("got 3", remedy), pickle.loads(pickle.dumps(LocantError("got 3", remedy)))):  # noqa: S301
+            assert str(error) == f"got 3; try: {python}"
+            assert errors._as_typed(error.remedy, verb) == typed
+
+
 test_a_remedy_is_in_the_words_of_the_command_line = refused(
     "",
     ("plot rotary --base nan", "--base 10000.0, the usual one"),
@@ -149,6 +176,20 @@ test_a_remedy_is_in_the_words_of_the_command_line = refused(
     ("prepare text.txt -o out --task 2", "--task 0, --num-tasks 1"),
     says="; try: ",
 )
+
+
+def test_other_libraries_write_nothing_into_the_terminal(folder: Path) -> None:
+    """What `transformers` has to say of this configuration, it says where somebody asks for it."""
+    config = {"model_type": "qwen3", "pad_token_id": 88_888, "vocab_size": 600, "head_dim": 16, "hidden_size": 32}
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": 10_000.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    words = [sys.executable, "-m", "locant", "probe", "config.json"]
+    for asked, said in (({}, False), ({"TRANSFORMERS_VERBOSITY": "warning"}, True)):
+        plain = {name: value for name, value in os.environ.items() if name not in errors.QUIET}
+        done = subprocess.run(words, capture_output=True, text=True, check=True, env=plain | asked)
+        assert done.stdout.startswith("Qwen3RotaryEmbedding")
+        assert ("pad_token_id" in done.stderr) == said
+        assert said or not done.stderr
 
 
 def test_a_reader_that_goes_away_hears_no_complaint() -> None:

@@ -28,8 +28,9 @@ NAMES = {
     "LocantError", "ShapeError", "RangeError", "InputError",
 }  # fmt: skip
 VERBS = {
-    "embed", "compare", "explain", "extend", "convert", "evaluate", "tune", "neighbours", "vocabulary", "prepare",
-    "export", "plot", "probe", "explore", "bench", "list", "check-batch", "golden", "audit", "serve-args",
+    "embed", "compare", "train", "generate", "explain", "extend", "convert", "evaluate", "tune", "neighbours",
+    "vocabulary", "prepare", "export", "plot", "probe", "explore", "bench", "list", "check-batch", "golden",
+    "audit", "serve-args",
 }  # fmt: skip
 
 

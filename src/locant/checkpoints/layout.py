@@ -23,7 +23,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from locant.arguments import one_of
-from locant.errors import InputError, ShapeError
+from locant.errors import InputError, Remedy, ShapeError
 from locant.kernels.rotary import Layout
 from locant.models.architecture import Architecture
 from locant.models.config_values import HEADS, Config, integer, integer_at, layer_types_in, of_single_layers, required
@@ -145,13 +145,13 @@ class LayoutChange:
         stated = source or named_layout(self.config) or self.row.rotary_keys.layout
         if stated is None:
             got = f"got model_type={self.architecture!r}, whose layout is not known"
-            raise InputError(got, "source='half' or 'interleaved', as its weights were trained with")
+            raise InputError(got, Remedy("{} or 'interleaved', as its weights were trained with", source="half"))
         if stated == to:
             because = f"source={source!r}" if source else "the configuration"
             other = "interleaved" if to == "half" else "half"
             raise InputError(
                 f"got weights that are in the layout {to!r} already, according to {because}",
-                f"the other layout, or source={other!r} (--from {other}) if these weights were converted before",
+                Remedy("the other layout, or {} if these weights were converted before", source=other),
             )
         self.to: Layout = to
         self.source: Layout = stated

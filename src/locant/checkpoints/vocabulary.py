@@ -30,7 +30,7 @@ from locant.checkpoints.checkpoint_folder import (
     rewritten,
 )
 from locant.checkpoints.config_source import CONFIG, as_json, read_json
-from locant.errors import InputError
+from locant.errors import InputError, Remedy
 from locant.files import NewFile, require_apart, write_whole
 from locant.models.config_values import required
 from locant.models.registry import read_known
@@ -118,7 +118,7 @@ def add_tokens(
         multiple_of: the tables get a multiple of so many rows, such as 64.
     """
     source = _Source(folder)
-    multiple_of = whole("multiple_of", multiple_of, 1, remedy="multiple_of=64")
+    multiple_of = whole("multiple_of", multiple_of, 1, remedy=Remedy(multiple_of=64))
     tokenizer = source.tokenizer()
     edited = with_tokens(tokenizer, tokens)
     most = max(source.rows, edited.tokenizer.vocab_size)

@@ -13,7 +13,8 @@ from locant.cli.errors import VerbGroup
 __all__ = ["main"]
 
 VERBS = {
-    "embed": "embed.embed", "compare": "training.compare", "explain": "configs.explain", "extend": "configs.extend",
+    "embed": "embed.embed", "compare": "training.compare", "train": "training.train",
+    "generate": "training.generate", "explain": "configs.explain", "extend": "configs.extend",
     "convert": "weights.convert", "evaluate": "training.evaluate", "tune": "training.tune",
     "neighbours": "weights.neighbours", "vocabulary": "weights.vocabulary", "prepare": "stores.prepare",
     "export": "stores.export", "plot": "encodings.plot", "probe": "configs.probe",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from locant.cli.options import (
 from locant.errors import InputError
 
 LENGTH = click.IntRange(min=1, max=2**31 - 1)
+SHORT, USUAL = 64, 4
+"""Tokens of a text that is one window, and of a window of a longer one."""
 VOCAB_SIZE = 4_096
 """Of the tokenizer that is trained on the text, where neither is given."""
 OF_THE_MODEL = ("tokenizer", "encoding", "d_model", "num_heads", "seed", "scale", "vocab_size")
@@ -43,7 +46,10 @@ def _factor(text: str) -> float | str:
 @click.option("--encoding", default="learned", help="A name from `locant list`.")
 @count("--d-model", default=256, help="Width of the embeddings.")
 @count("--num-heads", default=4, help="Heads, for encodings that act on them.")
-@click.option("--context", type=LENGTH, default=4, help="Tokens per window.")
+@click.option(
+    "--context", type=LENGTH, show_default=f"all of a text of up to {SHORT}, {USUAL} of a longer one",
+    help="Tokens per window.",
+)  # fmt: skip
 @click.option("--stride", type=LENGTH, show_default="the context", help="From one window's start to the next.")
 @count("--batch", default=8, help="How many windows, from the first on, are embedded and written.")
 @click.option(
@@ -79,10 +85,13 @@ def embed(
         raise InputError(f"got {names} beside --model, which decides it", f"--model without {names}")
     text = text_of(options)
     text["tokenizer"] = text["tokenizer"] or model
-    plan = Plan(batch=None if everything else batch, model=model, **options)
     if output is not None:
         require_vectors_place(output, model)
-    embedded = embed(read_corpus(files, usual_vocab_size=VOCAB_SIZE, **text), plan)
+    corpus = read_corpus(files, usual_vocab_size=VOCAB_SIZE, **text)
+    if options["context"] is None:
+        longest = max(end - begin for begin, end in pairwise(corpus.documents))
+        options["context"] = longest if longest <= SHORT else USUAL
+    embedded = embed(corpus, Plan(batch=None if everything else batch, model=model, **options))
     if output is not None:
         save_vectors(embedded, output)
         windows = counted(embedded.flow.embedded_windows, "window")

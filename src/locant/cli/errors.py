@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import functools
 import os
-import re
 import signal
 import sys
 import threading
@@ -18,7 +17,7 @@ from typing import Any
 
 import click
 
-from locant.errors import InputError, LocantError
+from locant.errors import InputError, LocantError, Remedy
 
 OUR_MISTAKE = 1
 WRONG_INPUT = 2
@@ -27,6 +26,9 @@ READER_GONE = 141
 TRACEBACK = "LOCANT_TRACEBACK"
 NO_MEMORY = ("can't allocate memory", "not enough memory", "overflow", "out of memory", "Invalid buffer size")
 """How torch words it, as a RuntimeError, when a tensor is larger than the machine."""
+
+QUIET = {"TRANSFORMERS_VERBOSITY": "critical", "HF_HUB_VERBOSITY": "critical", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+"""What other libraries read, so that the terminal has our words alone; who sets them has theirs, too."""
 
 PLUG_INS = {"locant.encodings": "encoding", "locant.architectures": "architecture", "locant.formats": "store format"}
 """What installed packages offer, by the group of their entry points."""
@@ -84,6 +86,7 @@ class VerbGroup(click.Group):
 def _guarded(run: Callable[[], int | None]) -> int:
     """The exit code of a run, which click gives for ``--help`` alone; with `TRACEBACK` set, errors are raised."""
     _prepare_streams()
+    os.environ.update(QUIET | os.environ)
     if os.environ.get(TRACEBACK):
         return run() or 0
     _clean_up_when_told_to_stop()
@@ -127,20 +130,21 @@ def _say(cause: str, remedy: str, code: int = WRONG_INPUT) -> int:
 
 
 def _as_typed(remedy: str, verb: click.Command) -> str:
-    """A remedy whose arguments of Python, such as ``head_dim=64``, are options of this verb."""
+    """A remedy whose arguments, such as ``head_dim=64``, are options of this verb."""
     options = {str(one.name): one for one in verb.params if isinstance(one, click.Option)}
 
-    def typed(argument: re.Match[str]) -> str:
-        name, value = argument.groups()
-        if name not in options or value == "...":
-            return argument[0]
+    def option(name: str, value: Any) -> str:
+        if name not in options:
+            return Remedy(**{name: value})
         flag = options[name].opts[-1]
-        if value in ("None", "False"):
+        if value is None or value is False:
             return next(iter(options[name].secondary_opts), f"no {flag}")
-        value = re.sub(r"[()' ]|(?<=\d)_(?=\d)", "", value)
-        return f"{flag} {value}" if value not in ("", "True") else flag
+        typed = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+        return flag if value is True or value is ... else f"{flag} {typed}"
 
-    return re.sub(r"\b([a-z_]+)=(\([^)]*\)|'[^']*'|[\w.+-]*)", typed, remedy)
+    if not isinstance(remedy, Remedy):
+        return remedy
+    return remedy.text.format(*(option(name, value) for name, value in remedy.arguments.items()))
 
 
 def _usage(error: click.ClickException) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""``locant compare``, ``evaluate`` and ``tune``: what encodings are worth, in small models and in trained ones."""
+"""``locant compare``, ``train``, ``generate``, ``evaluate`` and ``tune``: small models, and what trained ones do."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from locant.cli.options import (
     text_of,
     tokenizer_options,
 )  # fmt: skip
+from locant.errors import InputError
 from locant.lab.settings import (
     MAX_EPOCHS,
     MAX_STEPS,
@@ -35,6 +36,7 @@ from locant.lab.settings import (
     TEXT,
     TEXT_BATCH,
     TEXT_LAYERS,
+    VOCAB_SIZE,
     Settings,
 )  # fmt: skip
 from locant.lab.tasks import OWN
@@ -122,6 +124,86 @@ def _show(results: dict[str, Any], page: Path, print_results: Callable[[Any], No
     else:
         print_results(results)
         sys.stdout.write(f"\nThe report: {page}\n")
+
+
+@click.command("train")
+@files
+@click.option("--encoding", default="rotary", show_default=True, help="A name from `locant list`.")
+@count("--train-length", help=f"Tokens per window. {_default('train_length')}")
+@count(
+    "--steps", "num_steps",
+    help=f"Training steps. Default: {MAX_STEPS}, fewer where that is more than {MAX_EPOCHS} epochs.",
+)  # fmt: skip
+@positive("--minutes", help="Instead of --steps: as many as fit in these.")
+@click.option("--size", type=click.Choice([*SIZES]), default="tiny", show_default=True, help="Of the model.")
+@click.option("--seed", type=SEED, help="Of the weights and of the order of the text. Default: 0.")
+@tokenizer_options
+@output("The folder to write.", default="model", show_default=True)
+@click.option("--force", is_flag=True, help="Replace the folder of a model that is there.")
+@as_json
+def train(
+    files: tuple[str, ...], encoding: str, size: str, output: Path, force: bool, as_json: bool, **options: Any
+) -> None:
+    """Train a small decoder on a text, and keep it for `locant generate`.
+
+    Without a FILE the text is the documentation that ships inside Python; - is standard input. The folder holds
+    model.safetensors, config.json and tokenizer.json.
+    """
+    from locant import lab
+    from locant.checkpoints.checkpoint_folder import require_output
+    from locant.lab.contestant import Contestant
+    from locant.lab.generation import told_of
+    from locant.lab.text_learning import shape
+    from locant.report.console import print_result, progress_bar
+    from locant.text.corpus import read_corpus
+
+    text, chosen = text_of(options), {**SIZES[size], **only_given(options)}
+    if {"minutes", "num_steps"} <= chosen.keys():
+        raise InputError("got both steps and minutes", "--steps or --minutes alone")
+    require_output(output, force=force)
+    told_of(Contestant.of(encoding).build(shape(Settings(), 1)))  # what cannot be kept is not trained
+    corpus, losses = read_corpus(files, usual_vocab_size=VOCAB_SIZE, **text), list[float]()
+    with progress_bar("step") as progress:
+
+        def step(done: int, loss: float) -> None:
+            losses.append(loss)
+            progress(done, chosen.get("num_steps"), f"loss {loss:.3f}")
+
+        model, _ = lab.train(corpus.ids, encoding, tokenizer=corpus.tokenizer, on_step=step, **chosen)
+    facts = {"trained_on": corpus.facts(), "options": chosen, "losses": losses, "environment": lab.environment()}
+    lab.save(model, corpus.tokenizer, output, force=force, **facts)
+    line = f"{output}: {encoding}, {len(losses):,} steps, loss {losses[-1]:.3f}; now: locant generate {output} 'To be'"
+    print_result({**facts, "output": str(output)}, line, as_json=as_json)
+
+
+@click.command("generate")
+@click.argument("model")
+@click.argument("prompt")
+@count("--tokens", "num_tokens", default=100, show_default=True, help="How many to write, at the most.")
+@click.option(
+    "--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True,
+    help="Below 1 prefers what is probable; 0 takes the most probable token.",
+)  # fmt: skip
+@count("--top-k", help="Draw among so many most probable tokens. Default: all.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the draws.")
+@click.option(
+    "--with", "way", default="own", show_default=True, metavar="NAME",
+    help="The positions that a model of transformers reads with, one of those of `locant evaluate`.",
+)  # fmt: skip
+@device
+@as_json
+def generate(model: str, prompt: str, as_json: bool, **options: Any) -> None:
+    """Write on after a text.
+
+    MODEL is a folder that `locant train` wrote, or that of a causal language model of transformers, with safetensors
+    and its tokenizer. PROMPT is the text, or - for standard input.
+    """
+    from locant.lab.generation import continue_text
+    from locant.report.console import print_json
+    from locant.text.reading import STDIN, read_texts
+
+    facts = continue_text(model, read_texts(STDIN)[0] if prompt == STDIN else prompt, **only_given(options))
+    print_json({"model": model, **facts}) if as_json else click.echo(f"{facts['prompt']}{facts['continuation']}")
 
 
 @click.command("evaluate")

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, entries, one_of, real, shape_error, shown, whole
 from locant.embedding.table import RaisesLater, Table, require_ids, rows_of
-from locant.errors import LocantError, RangeError, ShapeError
+from locant.errors import LocantError, RangeError, Remedy, ShapeError
 from locant.tensors import require_tensor
 
 Scale = float | Literal["sqrt_d_model", "sqrt_d_model_rounded"]
@@ -72,9 +72,9 @@ class TokenEmbedding(RaisesLater):
         rows = whole("vocab_size", vocab_size, 1, remedy="the vocab_size of the tokenizer")
         width = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the model")
         if isinstance(scale, str):
-            one_of("scale", scale, get_args(get_args(Scale)[1]), "scale='sqrt_d_model', or a number")
+            one_of("scale", scale, get_args(get_args(Scale)[1]), Remedy("{}, or a number", scale="sqrt_d_model"))
         elif scale is not None:
-            scale = real("scale", scale, remedy="scale=None, or 'sqrt_d_model'")
+            scale = real("scale", scale, remedy=Remedy("{}, or 'sqrt_d_model'", scale=None))
         self.scale: Scale | None = scale
         std = width**-0.5 if init_std is None else init_std
         self.init_std = real("init_std", std, low=0, remedy="init_std=0.02, or None for d_model ** -0.5")

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from locant.arguments import shown, whole
-from locant.errors import InputError, LocantError, ShapeError
+from locant.errors import InputError, LocantError, Remedy, ShapeError
 from locant.positions import Positions
 from locant.positions.batches import (
     AXES,
@@ -119,7 +119,7 @@ def check_batch(batch: Mapping[str, Any], *, axes: int = 1) -> tuple[str, ...]:
     >>> check_batch({"input_ids": torch.ones(1, 5), "position_ids": torch.tensor([[0, 1, 2, 3, 4]])})
     ()
     """
-    whole("axes", axes, 1, AXES, remedy="axes=3 for Qwen2-VL and its kin")
+    whole("axes", axes, 1, AXES, remedy=Remedy("{} for Qwen2-VL and its kin", axes=3))
     return tuple(_findings(_read(batch), axes))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from locant.arguments import one_of, whole
-from locant.errors import RangeError
+from locant.errors import RangeError, Remedy
 from locant.figures import GRID, MAX_LENGTH, SIZES, TRAINED, bias, embed, rotate
 from locant.figures.canvas import LIGHT, THEMES, Theme
 from locant.models import encoding_from_config, with_defaults
@@ -102,7 +102,7 @@ def draw(
     `trained` is the trained length, for scalings without one.
     """
     usual = default_length(encoding)
-    length = usual if length is None else whole("length", length, 2, MAX_LENGTH, remedy=f"length={usual}")
+    length = usual if length is None else whole("length", length, 2, MAX_LENGTH, remedy=Remedy(length=usual))
     parts = _drawings(encoding, trained)
     heights = [height for _, height in parts]
     figure = theme.blank(11.5, sum(heights))

@@ -9,6 +9,8 @@ Text, train, generate:
 >>> tokenizer.decode(ids)
 'to be, or not to be: that is the question'
 
+`save` and `load` keep both in a folder, which `locant generate` reads.
+
 Which encoding works at lengths it was not trained at:
 
 >>> settings = locant.lab.Settings(encodings=("nope", "alibi"), seeds=(0,), num_steps=2, train_length=8, d_model=16)

@@ -4,6 +4,8 @@ from .comparison import Progress as Progress
 from .comparison import compare as compare
 from .decoder import Decoder as Decoder
 from .decoder import generate as generate
+from .generation import load as load
+from .generation import save as save
 from .results import Record as Record
 from .results import Results as Results
 from .results import environment as environment

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from locant.errors import InputError, LocantError
+from locant.errors import InputError, LocantError, Remedy
 from locant.lab.contestant import Contestant
 from locant.lab.language_model import device_of
 from locant.lab.pool import FAILURES, Pool, why
@@ -228,7 +228,7 @@ def _text(ids: np.ndarray | None, vocab_size: int, settings: Settings) -> Text |
     if TEXT not in settings.tasks:
         return None
     if ids is None:
-        raise InputError("got no text to train on", "ids=..., or tasks=('copy',) alone")
+        raise InputError("got no text to train on", Remedy("ids=..., or {} alone", tasks=("copy",)))
     return Text(*split_off(ids, settings.lengths[-1]), vocab_size)
 
 

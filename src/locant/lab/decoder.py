@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from locant.arguments import Real, real, shape_error, shown, whole
 from locant.attention import KVCache, attend
 from locant.embedding import InputEmbedding
-from locant.errors import RangeError, ShapeError
+from locant.errors import RangeError, Remedy, ShapeError
 from locant.positions import PositionEncoding, Positions
 
 
@@ -45,7 +45,7 @@ class Decoder(nn.Module):
         if d_model % num_heads:
             nearest = d_model // num_heads * num_heads or num_heads
             raise RangeError(
-                f"got d_model={d_model} for num_heads={num_heads}, expected a multiple", f"d_model={nearest}"
+                f"got d_model={d_model} for num_heads={num_heads}, expected a multiple", Remedy(d_model=nearest)
             )
         self.embedding = InputEmbedding(vocab_size, d_model, encoding=encoding, scale="sqrt_d_model", norm="layer_norm")
         attended = _attended(encoding, num_heads, d_model // num_heads, keys_are_values)
@@ -155,11 +155,11 @@ def generate(
     >>> generate(model, [72, 105], 5).shape
     torch.Size([7])
     """
-    num_tokens = whole("num_tokens", num_tokens, 1, remedy="num_tokens=100")
-    temperature = real("temperature", temperature, low=0, remedy="temperature=1.0")
+    num_tokens = whole("num_tokens", num_tokens, 1, remedy=Remedy(num_tokens=100))
+    temperature = real("temperature", temperature, low=0, remedy=Remedy(temperature=1.0))
     vocab_size, device = model.embedding.token.vocab_size, model.norm.weight.device
     if top_k is not None:
-        top_k = whole("top_k", top_k, 1, vocab_size, remedy=f"top_k={min(50, vocab_size)}")
+        top_k = whole("top_k", top_k, 1, vocab_size, remedy=Remedy(top_k=min(50, vocab_size)))
     if isinstance(ids, (str, bytes)):
         raise ShapeError(f"got {shown(ids)} for ids, expected integers", "tokenizer.encode('a prompt')")
     prompt = torch.as_tensor(ids, device=device).long()
@@ -168,9 +168,9 @@ def generate(
     rows = prompt.view(-1, prompt.shape[-1])
     total, longest = rows.shape[1] + num_tokens, getattr(model.embedding.encoding, "max_seq_len", None)
     if longest is not None and total > longest:
-        fewer = f"num_tokens={longest - rows.shape[1]}" if longest > rows.shape[1] else "a shorter prompt"
+        room, other = longest - rows.shape[1], "or an encoding without a table, such as rotary"
         cause = f"got {rows.shape[1]} + {num_tokens} tokens, but the model has learned positions for {longest}"
-        raise RangeError(cause, f"{fewer}, or an encoding without a table, such as rotary")
+        raise RangeError(cause, Remedy(f"{{}}, {other}", num_tokens=room) if room > 0 else f"a shorter prompt, {other}")
     generator = torch.Generator(device).manual_seed(seed)
     caches = [KVCache(max_len=total) for _ in model.blocks]
     was_training, new = model.training, rows

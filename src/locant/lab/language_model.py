@@ -17,6 +17,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ from locant.arguments import shown
 from locant.checkpoints import load_swapped
 from locant.checkpoints.checkpoint_folder import headers_of
 from locant.checkpoints.config_source import CONFIG, read_json, require_no_code
-from locant.errors import InputError, RangeError
+from locant.errors import InputError, RangeError, Remedy
 from locant.lab.unfinished import random_numbers_kept
 from locant.models.config_values import HEADS, WIDTHS, integer
 from locant.models.registry import with_defaults
@@ -73,7 +74,7 @@ def device_of(name: str) -> torch.device:
         name = "cuda" if "cuda" in there else "cpu"
     if name not in there:
         got = f"got {shown(name)} for device, expected one that torch finds on this machine: {', '.join(there)}"
-        raise RangeError(got, "device='cpu'")
+        raise RangeError(got, Remedy(device="cpu"))
     return torch.device(name if count > 1 else name.partition(":")[0])
 
 
@@ -275,13 +276,13 @@ def num_windows(model: Any, corpus: Corpus, length: int, most: int) -> int:
     if len(corpus.ids) <= length:
         got = f"got a text of {len(corpus.ids):,} tokens, too short for a window of {length:,}"
         raise InputError(got, f"a text of more than {length:,} tokens, or a shorter length")
-    require_rows(model, corpus)
+    require_rows(model, corpus.ids)
     return min(most, (len(corpus.ids) - 1) // length)
 
 
-def require_rows(model: Any, corpus: Corpus) -> None:
+def require_rows(model: Any, ids: Int[np.ndarray, " tokens"]) -> None:
     """Raise where a text has an id that the model has no row for."""
-    if (largest := int(corpus.ids.max())) >= model.config.get_text_config().vocab_size:
+    if (largest := int(ids.max())) >= model.config.get_text_config().vocab_size:
         raise InputError(f"got a tokenizer with id {largest}, which the model has no row for", "the model's tokenizer")
 
 

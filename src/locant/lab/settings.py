@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from locant.arguments import entries, one_of, real, shown, whole
-from locant.errors import RangeError
+from locant.errors import RangeError, Remedy
 
 VOCAB_SIZE = 512
 """Of a tokenizer trained on the text: small, so that a small model learns from every step, and steps are fast."""
@@ -104,7 +104,7 @@ class Settings:
             if name in ("suite", "device"):
                 continue
             value: Any = getattr(self, name)
-            remedy = f"{name}={default or REMEDIES[name]}"
+            remedy = Remedy(**{name: default or REMEDIES[name]})
             if name in ("learning_rate", "minutes"):
                 value = None if value is None else real(name, value, above=0, remedy=remedy)
             elif name == "encodings":
@@ -125,12 +125,12 @@ class Settings:
             require_longer(name, min(length for length in self.task_lengths if length > self.task_length))
         if self.d_model % (2 * self.num_heads):
             cause = f"got d_model={self.d_model} for num_heads={self.num_heads}, expected heads of an even width"
-            raise RangeError(cause, f"d_model={2 * self.num_heads * max(1, self.d_model // (2 * self.num_heads))}")
+            raise RangeError(cause, Remedy(d_model=2 * self.num_heads * max(1, self.d_model // (2 * self.num_heads))))
 
     def _take_suite(self) -> None:
         if not self.suite:
             return
-        fixed = SUITES[one_of("suite", self.suite, (*SUITES,), f"suite={next(iter(SUITES))!r}")]
+        fixed = SUITES[one_of("suite", self.suite, (*SUITES,), Remedy(suite=next(iter(SUITES))))]
         for field in fields(self):
             name, value = field.name, getattr(self, field.name)
             if name in ("encodings", "suite", "device", *SIZES["medium"]):

@@ -16,7 +16,7 @@ from random import Random
 from typing import ClassVar, NamedTuple
 
 from locant.arguments import shown, whole
-from locant.errors import RangeError
+from locant.errors import RangeError, Remedy
 from locant.registry import Registry
 
 
@@ -357,4 +357,4 @@ def require_longer(name: str, length: int) -> None:
     longest = task(name).longest
     if longest is not None and longest < length:
         got = f"got rows of {length} items of {name} to measure, which has none longer than {longest}"
-        raise RangeError(got, f"task_length={max(1, longest // 4)}")
+        raise RangeError(got, Remedy(task_length=max(1, longest // 4)))

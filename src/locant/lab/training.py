@@ -73,7 +73,7 @@ class Cost(NamedTuple):
 
 
 def train(
-    text: str,
+    text: str | Int[np.ndarray, " tokens"],
     encoding: str = "rotary",
     *,
     tokenizer: Tokenizer | None = None,
@@ -85,7 +85,7 @@ def train(
     """A small decoder trained on a text, and its tokenizer.
 
     Args:
-        text: all of it is trained on.
+        text: all of it is trained on; or its ids, beside their tokenizer.
         encoding: the name of an encoding; a learned one has a position for each token of a training window.
         tokenizer: default: byte-pair encoding with `vocab_size` entries, trained on the text.
         settings: those of `Settings` for one training: ``num_steps``, ``train_length``, ``batch_size``,
@@ -100,8 +100,8 @@ def train(
     if contestant.scaling:
         raise RangeError(f"got {encoding!r}, but a scaling is not trained", repr(contestant.trained.name))
     chosen = Settings(encodings=(encoding,), multiples=(1,), seeds=(seed,), **settings)
-    tokenizer = Tokenizer.train([text], vocab_size) if tokenizer is None else tokenizer
-    ids = np.asarray(tokenizer.encode(text))
+    tokenizer = Tokenizer.train([text], vocab_size) if tokenizer is None else tokenizer  # type: ignore[list-item]
+    ids = np.asarray(tokenizer.encode(text) if isinstance(text, str) else text)
     training, read = Training(TEXT, contestant.name, seed), Text(ids, ids[:0], tokenizer.vocab_size)
     if chosen.minutes is not None:
         steps = int(SHARE * 60 * chosen.minutes / _step_seconds(_OnText(training, chosen, read)))

@@ -30,7 +30,7 @@ from locant.arguments import flag, one_of, real, whole
 from locant.checkpoints.checkpoint_folder import INDEX, companions, headers_of, require_output
 from locant.checkpoints.config_source import read_json, read_source
 from locant.checkpoints.extension import extend
-from locant.errors import InputError
+from locant.errors import InputError, Remedy
 from locant.files import flush, json_text, new_folder, require_apart, write_whole
 from locant.lab.language_model import (
     AsDecoder,
@@ -127,11 +127,11 @@ class TuneSettings:
         one_of("train", self.train, TRAINED)
         for name, low, usual in (("length", 2, 4096), ("num_steps", 1, STEPS), ("batch_size", 1, 8), ("rank", 1, 16)):
             if (value := getattr(self, name)) is not None:
-                whole(name, value, low, remedy=f"{name}={usual}")
-        whole("seed", self.seed, 0, 2**63 - 1, remedy="seed=0")
+                whole(name, value, low, remedy=Remedy(**{name: usual}))
+        whole("seed", self.seed, 0, 2**63 - 1, remedy=Remedy(seed=0))
         for name, usual in (("minutes", 10), ("learning_rate", RATES[self.train])):
             if (value := getattr(self, name)) is not None:
-                real(name, value, above=0, remedy=f"{name}={usual}")
+                real(name, value, above=0, remedy=Remedy(**{name: usual}))
         if flag("adapter", self.adapter) and self.train != "lora":
             raise InputError(f"got adapter beside train={self.train}, which makes none", "--train lora")
         if self.num_steps is not None and self.minutes is not None:
@@ -198,7 +198,7 @@ def tune(
             raise InputError(f"got {way.name}:{way.factor:g}, which stretches nothing", f"--with {way.name}:4")
         config = type(config).from_dict(extend(read_source(source), to=to, method=way.name).config)
     model = load_model(source, config, device=settings.device)
-    require_rows(model, corpus)
+    require_rows(model, corpus.ids)
     require_positions(model, length)
     with state, random_numbers_kept(state.device):
         so_far = _begun(state, asked, force=force)
@@ -360,7 +360,7 @@ class _Run:
     def _require_finite(self, loss: float) -> None:
         if not math.isfinite(loss):
             got = f"got a loss of {loss} with a learning rate of {self.rate:g}: the training went astray"
-            raise InputError(got, f"learning_rate={self.rate / 10:g}, and --force to begin anew")
+            raise InputError(got, Remedy("{}, and --force to begin anew", learning_rate=float(f"{self.rate / 10:g}")))
 
     def _save(self, state: StateFolder, so_far: Mapping[str, Any]) -> None:
         state.write(self.parameters, self.optimizer, {**so_far, "place": self.loader.state_dict()})

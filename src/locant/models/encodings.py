@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from locant.arguments import flag, shown
-from locant.errors import InputError, LocantError
+from locant.errors import InputError, LocantError, Remedy
 from locant.kernels.rotary import Layout
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import Config, layer_types_in
@@ -71,7 +71,7 @@ def _encoding(
         got = f"got layer_type={shown(layer_type)} for {values['model_type']}, expected "
         if not kinds:
             raise InputError(f"{got}none: its layers share one encoding", "no layer_type")
-        raise InputError(f"{got}one of {', '.join(kinds)}: their encodings differ", f"layer_type={kinds[0]!r}")
+        raise InputError(f"{got}one of {', '.join(kinds)}: their encodings differ", Remedy(layer_type=kinds[0]))
     other = _other_than_rotary(values, architecture, chosen)
     if other is not None:
         return other

@@ -14,7 +14,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 from locant.arguments import shown
-from locant.errors import InputError
+from locant.errors import InputError, Remedy
 from locant.models.architecture import Architecture, LayerKind, RotaryKeys
 from locant.models.config_values import (
     TRAINED,
@@ -233,7 +233,7 @@ def rope_of_layers(config: Config, architecture: Architecture, layer_type: str |
         return rope
     if layer_type not in [*nested]:
         got = f"got layer_type={shown(layer_type)}, expected one of {', '.join(nested)}: their rotary positions differ"
-        raise InputError(got, f"layer_type={next(iter(nested))!r}")
+        raise InputError(got, Remedy(layer_type=next(iter(nested))))
     rope = nested[layer_type]
     if rope is None:
         raise InputError(f"got layer_type={layer_type!r}, which has no rotary positions", "PositionEncoding() for them")

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from locant.arguments import Real, real, whole
+from locant.errors import Remedy
 
 MAX_DIM = 2**18
 """The most dimensions that have angles: their tables take 2 GiB, and several times that while they are made."""
@@ -18,7 +19,7 @@ TWO_PI = Decimal("6.28318530717958647692528676655900576839433879875021164195")
 
 def base_of(base: Any) -> Real:
     """The base of frequencies, as a constructor was given it."""
-    return real("base", base, above=0, remedy="base=10_000.0, the usual one")
+    return real("base", base, above=0, remedy=Remedy("{}, the usual one", base=10_000.0))
 
 
 def width_of(name: str, dim: Any, low: int = 2, *, even: bool = True, remedy: str) -> int:

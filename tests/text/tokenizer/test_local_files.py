@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import re
+import socket
 import tempfile
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import tiktoken_ext.openai_public
 from huggingface_hub.utils import EntryNotFoundError
 from hypothesis import example, given
 from hypothesis import strategies as st
+from transformers import GPT2Tokenizer
 
 from locant.errors import InputError
 from locant.text import Tokenizer, sample_text
@@ -38,6 +40,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setattr(local_files.socket, "create_connection", lambda place, timeout: socket.socket())  # it answers
     monkeypatch.setattr(tempfile, "tempdir", str(folder / "tmp"))
     return folder
 
@@ -87,6 +90,52 @@ class TestAPath:
     def test_of_a_folder_without_one_says_so(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"which holds no tokenizer\.json; try: "):
             Tokenizer.load(tmp_path)
+
+
+class TestAFolderOfGPT2:
+    """`encoder.json` and `vocab.bpe`, as OpenAI published them: spellings with ids, and merges under a version."""
+
+    @pytest.fixture
+    def gpt2(self, tmp_path: Path) -> Path:
+        made = json.loads(Tokenizer.train(sample_text()[:60_000], 600).to_json())["model"]
+        vocab = made["vocab"] | {"<|endoftext|>": len(made["vocab"])}
+        (tmp_path / "encoder.json").write_text(json.dumps(vocab))
+        merges = "".join(" ".join(pair) + "\n" for pair in made["merges"])
+        (tmp_path / "vocab.bpe").write_text(f"#version: 0.2\n{merges}", encoding="utf-8")
+        return tmp_path
+
+    def test_gives_the_ids_of_the_tokenizer_of_transformers(self, gpt2: Path) -> None:
+        ours, text = Tokenizer.load(gpt2), sample_text()[100_000:110_000] + " isn't  né 日本\n\n x"
+        vocab = json.loads((gpt2 / "encoder.json").read_text())
+        merges = [tuple(line.split()) for line in (gpt2 / "vocab.bpe").read_text("utf-8").splitlines()[1:]]
+        theirs = GPT2Tokenizer(vocab=vocab, merges=merges)
+        assert ours.encode(text).tolist() == theirs(text)["input_ids"]
+        assert ours.decode(ours.encode(text)) == text
+        assert (ours.vocab_size, ours.end_of_text) == (len(vocab), vocab["<|endoftext|>"])
+        assert ours.lossless
+
+    def test_is_read_where_there_is_no_tokenizer_json(self, gpt2: Path) -> None:
+        a_tokenizer().save(gpt2)
+        assert Tokenizer.load(gpt2).fingerprint == a_tokenizer().fingerprint
+
+    @pytest.mark.parametrize(
+        ("name", "content", "said"),
+        [
+            ("encoder.json", "[]", "encoder.json is not a JSON object"),
+            ("encoder.json", '{"a": 0}', "is no tokenizer that the tokenizers library can read"),
+            ("encoder.json", None, r"holds no tokenizer\.json; try: .* or with encoder\.json and vocab\.bpe"),
+            ("vocab.bpe", "", "is empty"),
+            ("vocab.bpe", "#version: 0.2\nq zqzq\n", "is no tokenizer"),
+            ("vocab.bpe", "#version: 0.2\nabc\n", "is no tokenizer"),
+        ],
+    )
+    def test_that_is_damaged_is_refused(self, name: str, content: str | None, said: str, gpt2: Path) -> None:
+        if content is None:
+            (gpt2 / name).unlink()
+        else:
+            (gpt2 / name).write_text(content)
+        with pytest.raises(InputError, match=said):
+            Tokenizer.load(gpt2)
 
 
 class TestANameThatIsNowhere:
@@ -198,6 +247,37 @@ class TestDownloading:
             InputError, match=f"cannot download tokenizer.json of 'gpt2': {why}; try: a name as on the hub"
         ):
             Tokenizer.load("gpt2", download=True)
+
+    @pytest.mark.parametrize(
+        ("endpoint", "proxies", "asked"),
+        [
+            ("https://hub.example", {}, [("hub.example", 443)]),
+            ("http://hub.example/there", {}, [("hub.example", 80)]),
+            ("http://hub.example:8080", {}, [("hub.example", 8080)]),
+            ("https://hub.example", {"https": "http://proxy.example"}, []),  # which alone reaches it
+        ],
+    )
+    def test_is_given_up_where_nothing_answers(
+        self, endpoint: str, proxies: dict[str, str], asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        places, fetched = [], []
+
+        def nobody(place: tuple[str, int], timeout: float) -> None:
+            places.append(place)
+            raise TimeoutError("timed out")
+
+        def fetch(name: str, file: str) -> str:
+            fetched.append(name)
+            raise OSError("timed out")
+
+        monkeypatch.setattr(local_files.socket, "create_connection", nobody)
+        monkeypatch.setattr(local_files, "getproxies", lambda: proxies)
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
+        with pytest.raises(InputError, match=r"cannot download tokenizer\.json of 'gpt2': timed out;"):
+            Tokenizer.load("gpt2", download=True)
+        assert places == asked
+        assert fetched == ([] if asked else ["gpt2"])
 
 
 TELLING = " \n\r\t/'!x1Sd"

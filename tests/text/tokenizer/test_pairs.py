@@ -61,6 +61,14 @@ def test_they_are_those_of_the_library(name: str) -> None:
         assert alone["segments"].tolist() == [library.encode(text).type_ids]
 
 
+@pytest.mark.parametrize("name", [None, *PROCESSORS])
+def test_what_stands_before_a_text_is_that_of_the_library(name: str | None) -> None:
+    """A file that puts nothing there has special tokens all the same."""
+    library = bert(PROCESSORS[name] if name else None)
+    text, its = library.encode("the", add_special_tokens=False).ids, library.encode("the").ids
+    assert [*Tokenizer.from_json(library.to_str()).beginning] == its[: its.index(text[0])]
+
+
 def test_an_embedding_takes_a_batch_as_it_is() -> None:
     tokenizer = Tokenizer.from_json(bert(PROCESSORS["bert"]).to_str())
     batch = tokenizer.encode_pairs(PAIRS)

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.arguments import MAX_INT32, flag, one_of, shown, whole
-from locant.errors import LocantError, RangeError, ShapeError
+from locant.errors import LocantError, RangeError, Remedy, ShapeError
 from locant.kernels.rotary import Layout, Tables, is_transformed, require_writable, rotate, rotate_pairs
 from locant.kernels.rotary.reference import cos_sin
 from locant.positions.angles import AngleMode, Angles
@@ -126,7 +126,7 @@ class Rotary(PositionEncoding):
             rotary_dim, layout = 2 * len(pairs), pairs.layout or "half"
         if scaling is not None and not isinstance(scaling, Scaling):
             raise RangeError(f"got {shown(scaling)} for scaling, expected one of locant.scaling", "Linear(factor=4.0)")
-        remedy = "head_dim=64, or an even rotary_dim beside it"
+        remedy = Remedy("{}, or an even rotary_dim beside it", head_dim=64)
         self.head_dim = width_of("head_dim", head_dim, even=rotary_dim is None, remedy=remedy)
         if pairs is not None and (last := max(map(max, pairs.dims))) >= self.head_dim:
             got = f"got pairs with dimension {last} for head_dim={self.head_dim}"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from locant.arguments import MAX_INT32, MAX_WIDTH, Real, entries, real, shape_error, shown, whole
-from locant.errors import RangeError, ShapeError
+from locant.errors import RangeError, Remedy, ShapeError
 from locant.kernels.rotary import rotate_pairs
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import EncodingInfo, ModelShape, Output, PositionEncoding, build, require_heads
@@ -34,8 +34,8 @@ class RotaryOfHeads(RotatedAlike):
 
     def __init__(self, head_dim: int, num_heads: int, base: float) -> None:
         super().__init__()
-        self.head_dim = width_of("head_dim", head_dim, remedy="head_dim=64, an even width")
-        self.num_heads = whole("num_heads", num_heads, 1, MAX_WIDTH, remedy="num_heads=8")
+        self.head_dim = width_of("head_dim", head_dim, remedy=Remedy("{}, an even width", head_dim=64))
+        self.num_heads = whole("num_heads", num_heads, 1, MAX_WIDTH, remedy=Remedy(num_heads=8))
         self.base = base_of(base)
 
     def cos_sin_of_heads(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

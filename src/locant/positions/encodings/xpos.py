@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from locant.arguments import MAX_INT32, one_of, real, whole
-from locant.errors import LocantError, ShapeError
+from locant.errors import LocantError, Remedy, ShapeError
 from locant.kernels.rotary import Layout, require_writable, rotate_pairs
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import EncodingInfo, Keys, Output, PositionEncoding, Queries, require_heads
@@ -78,7 +78,7 @@ class XPos(PositionEncoding):
     ) -> None:
         super().__init__()
         one_of("layout", layout, get_args(Layout), "the layout the weights were trained with")
-        self.head_dim = width_of("head_dim", head_dim, remedy="head_dim=64, an even width")
+        self.head_dim = width_of("head_dim", head_dim, remedy=Remedy("{}, an even width", head_dim=64))
         self.base = base_of(base)
         self.scale_base = real("scale_base", scale_base, above=0, remedy="scale_base=512.0")
         self.gamma = real("gamma", gamma, above=0, remedy="gamma=0.4")

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from locant.arguments import flag, shown, whole
-from locant.errors import InputError, RangeError
+from locant.errors import InputError, RangeError, Remedy
 from locant.files import flush, write_whole
 from locant.text.prepare.readers import TRAINING_BYTES, Sample, take_sample
 from locant.text.prepare.sources import ByteRange, Paths, Source, cut, find_sources, read_stdin
@@ -105,9 +105,9 @@ class Request:
         append_end_of_text: bool | None = None,
     ) -> Request:
         """The request of a call of `prepare`; its arguments, and errors, are those."""
-        shard_size = whole("shard_size", shard_size, 1, 2**62, remedy=f"shard_size={SHARD_SIZE}")
+        shard_size = whole("shard_size", shard_size, 1, 2**62, remedy=Remedy(shard_size=SHARD_SIZE))
         if vocab_size is not None:
-            vocab_size = whole("vocab_size", vocab_size, 257, LARGEST_VOCABULARY, remedy=f"vocab_size={VOCAB_SIZE}")
+            vocab_size = whole("vocab_size", vocab_size, 257, LARGEST_VOCABULARY, remedy=Remedy(vocab_size=VOCAB_SIZE))
         for name, value in {"separator": separator, "field": field}.items():
             if value is not None and not (isinstance(value, str) and value and value == well_formed(value)):
                 raise RangeError(f"got {shown(value)} for {name}, expected a text", f"{name}=None for the default")
@@ -115,15 +115,15 @@ class Request:
             append_end_of_text = flag("append_end_of_text", append_end_of_text)
         if tokenizer is not None and vocab_size is not None:
             cause = "got both a tokenizer and a vocabulary size, which is for one that is trained here"
-            raise RangeError(cause, "vocab_size=None")
+            raise RangeError(cause, Remedy(vocab_size=None))
         if isinstance(tokenizer, (str, Path)):
             tokenizer = Tokenizer.bytes() if tokenizer == "bytes" else Tokenizer.load(tokenizer)
         if not (tokenizer is None or isinstance(tokenizer, Tokenizer)):
             cause = f"got {shown(tokenizer)} for tokenizer, expected a Tokenizer, a path or a name"
-            raise RangeError(cause, 'tokenizer="bytes"')
+            raise RangeError(cause, Remedy(tokenizer="bytes"))
         ends = tokenizer is None or tokenizer.end_of_text is not None
         if append_end_of_text and not ends:
-            raise RangeError("got a tokenizer without an end-of-text token to append", "append_end_of_text=False")
+            raise RangeError("got a tokenizer without an end-of-text token to append", Remedy(append_end_of_text=False))
         trained = {"tokenizer": TRAINED, "vocab_size": VOCAB_SIZE if vocab_size is None else vocab_size}
         options = {
             **(trained if tokenizer is None else {"tokenizer": tokenizer.fingerprint}),

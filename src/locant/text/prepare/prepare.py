@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Unpack, get_args, overload
 
 from locant.arguments import flag, one_of, shown, whole
-from locant.errors import InputError, RangeError
+from locant.errors import InputError, RangeError, Remedy
 from locant.text.prepare.parts import Advance, join, make_part, missing_parts, sweep_parts, tidy
 from locant.text.prepare.plan import (
     FOLDER,
@@ -172,19 +172,21 @@ def _require_sense(
     workers: object, task: int | None, num_tasks: int | None, ray: object, progress: object, resume: bool
 ) -> None:
     if workers is not None:
-        whole("workers", workers, 1, 4096, remedy="workers=1")
+        whole("workers", workers, 1, 4096, remedy=Remedy(workers=1))
     if ray is not None and not (isinstance(ray, str) and ray):
-        raise RangeError(f"got {shown(ray)} for ray, expected the address of a cluster", f"ray={LOCAL!r}, or None")
+        raise RangeError(
+            f"got {shown(ray)} for ray, expected the address of a cluster", Remedy("{}, or None", ray=LOCAL)
+        )
     if progress is not None and not callable(progress):
         raise RangeError(f"got {shown(progress)} for progress, expected a function of two numbers", "progress=None")
     if task is None and num_tasks is None:
         return
     if task is None or num_tasks is None:
-        raise RangeError("got one of task and num_tasks, expected both or none", "task=0, num_tasks=1")
-    whole("num_tasks", num_tasks, 1, remedy="num_tasks=1")
-    whole("task", task, 0, num_tasks - 1, remedy=f"task={num_tasks - 1}")
+        raise RangeError("got one of task and num_tasks, expected both or none", Remedy("{}, {}", task=0, num_tasks=1))
+    whole("num_tasks", num_tasks, 1, remedy=Remedy(num_tasks=1))
+    whole("task", task, 0, num_tasks - 1, remedy=Remedy(task=num_tasks - 1))
     if ray is not None:
-        raise RangeError("got a task to do and ray, a cluster, which divides the work itself", "ray=None")
+        raise RangeError("got a task to do and ray, a cluster, which divides the work itself", Remedy(ray=None))
     if workers not in (None, 1):
         raise RangeError(f"got {workers} workers for a task, which one process does", "more and smaller tasks")
     if not resume:

@@ -30,7 +30,7 @@ import numpy as np
 from jaxtyping import Int, Integer
 
 from locant.arguments import one_of
-from locant.errors import InputError, RangeError
+from locant.errors import InputError, RangeError, Remedy
 from locant.files import new_folder, write_whole
 from locant.text.store.formats import FORMATS, ExportSource, StoreFormat, StoreOptions
 from locant.text.store.formats.locant import TOKENIZER, LocantFormat, Manifest
@@ -177,7 +177,7 @@ class TokenStore:
             InputError: the store has another format, without a manifest.
         """
         if not isinstance(self.contents, LocantFormat):
-            raise InputError(f"got a store of format {self.format!r}, which has no manifest", "format='locant'")
+            raise InputError(f"got a store of format {self.format!r}, which has no manifest", Remedy(format="locant"))
         return self.contents.manifest
 
     @cached_property

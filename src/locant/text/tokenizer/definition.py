@@ -215,23 +215,29 @@ def pair_template(
     separator: str | None,
 ) -> Template:
     """The order of texts and special tokens, for one text or two: the file's own, or BERT's (arXiv:1810.04805)."""
-    if start is None and separator is None:
-        processor: dict[str, Any] = definition["post_processor"] or {"type": ""}
-        steps: list[dict[str, Any]] = processor["processors"] if processor["type"] == "Sequence" else [processor]
-        for step in steps:
-            if step["type"] == "TemplateProcessing":
-                template: Template = []
-                for part in step["pair" if is_pair else "single"]:
-                    if "Sequence" in part:
-                        template.append((part["Sequence"]["id"], part["Sequence"]["type_id"]))
-                    else:
-                        token = part["SpecialToken"]
-                        template.append((step["special_tokens"][token["id"]]["ids"], token["type_id"]))
-                return template
-            if step["type"] in ("BertProcessing", "RobertaProcessing"):
-                return _bert(step["cls"][1], step["sep"][1], is_pair, roberta=step["type"] == "RobertaProcessing")
+    if start is None and separator is None and (own := own_template(definition, is_pair)) is not None:
+        return own
     begin = _special("start", start, STARTS, special_tokens)
     return _bert(begin, _special("separator", separator, SEPARATORS, special_tokens), is_pair, roberta=False)
+
+
+def own_template(definition: Mapping[str, Any], is_pair: bool) -> Template | None:
+    """The order that the file itself tells, if it does."""
+    processor: dict[str, Any] = definition["post_processor"] or {"type": ""}
+    steps: list[dict[str, Any]] = processor["processors"] if processor["type"] == "Sequence" else [processor]
+    for step in steps:
+        if step["type"] == "TemplateProcessing":
+            template: Template = []
+            for part in step["pair" if is_pair else "single"]:
+                if "Sequence" in part:
+                    template.append((part["Sequence"]["id"], part["Sequence"]["type_id"]))
+                else:
+                    token = part["SpecialToken"]
+                    template.append((step["special_tokens"][token["id"]]["ids"], token["type_id"]))
+            return template
+        if step["type"] in ("BertProcessing", "RobertaProcessing"):
+            return _bert(step["cls"][1], step["sep"][1], is_pair, roberta=step["type"] == "RobertaProcessing")
+    return None
 
 
 def _bert(start: int, end: int, is_pair: bool, *, roberta: bool) -> Template:

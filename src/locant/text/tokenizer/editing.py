@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from locant.arguments import shown, whole
-from locant.errors import InputError
+from locant.errors import InputError, Remedy
 from locant.text.tokenizer.definition import parse
 from locant.text.tokenizer.tokenizer import Tokenizer
 
@@ -64,14 +64,14 @@ def keeping(tokenizer: Tokenizer, texts: Sequence[str], keep: int, *, named: Col
     _, library = parse(tokenizer.to_json(), "the tokenizer")
     definition = json.loads(library.to_str())  # every field in one form
     vocabulary = _Vocabulary(definition)
-    keep = whole("keep", keep, 1, len(vocabulary.ids) - 1, remedy=f"keep={len(vocabulary.ids) // 2}")
+    keep = whole("keep", keep, 1, len(vocabulary.ids) - 1, remedy=Remedy(keep=len(vocabulary.ids) // 2))
     counts: Counter[int] = Counter()
     for text in texts:
         counts.update(tokenizer.encode(text).tolist())
     kept = vocabulary.closed(vocabulary.always() | {*named})
     if len(kept) > keep:
         got = f"got keep={keep}, but {len(kept)} entries have to be kept: added tokens, single letters, bytes"
-        raise InputError(got, f"keep={len(kept)}")
+        raise InputError(got, Remedy(keep=len(kept)))
     rarest_last = sorted(vocabulary.ids, key=lambda number: (-counts[number], number))
     for number in rarest_last:
         if len(kept) == keep:

@@ -37,7 +37,7 @@ import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
 from locant.arguments import one_of
-from locant.errors import InputError
+from locant.errors import InputError, Remedy
 from locant.text.tokenizer.definition import LONGEST_LETTER, Definition, last_cut, library_errors, why_not_cut
 from locant.text.tokenizer.local_files import ENCODINGS
 from locant.text.tokenizer.tokenizer import Tokenizer
@@ -215,7 +215,9 @@ def choose_engine(name: EngineChoice, tokenizer: Tokenizer, sample: Sequence[byt
     if fault is None:
         return Engine(tokenizer, "gigatoken", "its ids are those of tokenizers on a sample of the texts")
     if name == "gigatoken":
-        raise InputError(f"gigatoken cannot be used here: {fault}", "engine='auto', which uses tokenizers then")
+        raise InputError(
+            f"gigatoken cannot be used here: {fault}", Remedy("{}, which uses tokenizers then", engine="auto")
+        )
     return Engine(tokenizer, "tokenizers", fault)
 
 

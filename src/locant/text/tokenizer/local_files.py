@@ -4,7 +4,7 @@ A name such as ``gpt2`` or ``someone/something`` is looked up where the Hugging 
 downloaded, then where `tiktoken` does, which keeps each of OpenAI's encodings under the SHA-1 of its address. That
 file holds ranks: the bytes of every token, in the order in which they merge. A `tokenizer.json` holds merges instead,
 so each token becomes the list of all pairs of tokens that it can be made of; the ids come out the same. Reading one
-takes one to a few seconds.
+takes one to a few seconds. A folder may also hold GPT-2's two files as OpenAI published them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ import base64
 import hashlib
 import json
 import os
+import socket
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from locant.arguments import shown
-from locant.errors import InputError
+from locant.errors import InputError, Remedy
+from locant.files import FaultError, strict_json
 from locant.text.reading import read_texts
 from locant.text.tokenizer.definition import BYTE_SPELLING, CONTRACTION, END_OF_TEXT, LOWER, UPPER, byte_level
 
@@ -134,7 +138,12 @@ def _definition(ranks: dict[bytes, int], encoding: Encoding) -> dict[str, Any]:
 
 
 FILE = "tokenizer.json"
-REMEDY = f"the path of a {FILE}, download=True, or a tokenizer trained on a text of yours"
+OF_GPT2 = ("encoder.json", "vocab.bpe")
+"""Spellings with their ids, and merges, a line each; such a folder is read where it has no `FILE`."""
+REMEDY = Remedy(f"the path of a {FILE}, {{}}, or a tokenizer trained on a text of yours", download=True)
+
+TIMEOUT = 5.0
+"""Seconds until the hub is given up."""
 
 # The first models of the hub had a name without an owner; these accounts hold them now.
 _FIRST_OWNERS = ("openai-community", "google-bert", "FacebookAI", "google-t5", "distilbert", "albert", "xlnet")
@@ -147,8 +156,10 @@ def find(path_or_name: str | Path, *, download: bool) -> tuple[str, str]:
     path = Path(path_or_name)
     if str(path_or_name) and os.path.exists(path):  # noqa: PTH110  # which has an answer to names that cannot be one
         if path.is_dir() and not (path / FILE).is_file():
+            if all((path / name).is_file() for name in OF_GPT2):
+                return _of_gpt2(path)
             cause = f"got the folder {path}, which holds no {FILE}"
-            raise InputError(cause, f"the path of a {FILE}, or a folder with one")
+            raise InputError(cause, f"the path of a {FILE}, or a folder with one, or with {' and '.join(OF_GPT2)}")
         return _read(path / FILE if path.is_dir() else path)
     name = str(path_or_name)
     if isinstance(path_or_name, str) and name:
@@ -164,6 +175,20 @@ def find(path_or_name: str | Path, *, download: bool) -> tuple[str, str]:
 
 def _read(path: Path) -> tuple[str, str]:
     return read_texts(path)[0], str(path)
+
+
+def _of_gpt2(folder: Path) -> tuple[str, str]:
+    """The files of GPT-2 as a `tokenizer.json`."""
+    encoder, merges = (read_texts(folder / name)[0] for name in OF_GPT2)
+    try:
+        vocab = strict_json(encoder.encode(), str(folder / OF_GPT2[0]))
+    except FaultError as fault:
+        raise InputError(str(fault), "the file as OpenAI published it") from None
+    pairs = [line.split() for line in merges.splitlines()[1:] if line]  # the first line is a version
+    special = {END_OF_TEXT: vocab[END_OF_TEXT]} if END_OF_TEXT in vocab else {}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": True}
+    model = {"type": "BPE", "vocab": vocab, "merges": pairs}
+    return json.dumps(byte_level(level, special, model)), str(folder)
 
 
 def _hub_cache() -> Path:
@@ -196,9 +221,14 @@ def _in_snapshot(folder: Path) -> Path | None:
 
 def _download(name: str) -> Path:
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.constants import ENDPOINT
     from huggingface_hub.utils import EntryNotFoundError
 
     try:
+        if not getproxies():  # where nothing answers, the library tries for half a minute
+            place = urlsplit(ENDPOINT)
+            port = place.port or (80 if place.scheme == "http" else 443)
+            socket.create_connection((place.hostname, port), TIMEOUT).close()
         return Path(hf_hub_download(name, FILE))
     except (OSError, ValueError, EntryNotFoundError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -15,6 +15,7 @@ The `tokenizers` library does the work; what is promised here beyond it:
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import operator
 import re
@@ -100,6 +101,13 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """A SHA-256 of what decides the ids. It survives saving and loading, and differs where ids can."""
         return definitions.fingerprint(self._definition)
+
+    @functools.cached_property
+    def beginning(self) -> tuple[int, ...]:
+        """The special tokens that its file puts before a text, such as ``<s>``; `encode` leaves them out."""
+        template = definitions.own_template(self._canonical, is_pair=False) or []
+        before = itertools.takewhile(lambda part: part[0] != "A", template)
+        return tuple(number for ids, _ in before for number in ids if isinstance(number, int))
 
     @classmethod
     def bytes(cls) -> Tokenizer:

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Int
 
 from locant.arguments import shown
-from locant.errors import InputError, RangeError
+from locant.errors import InputError, RangeError, Remedy
 from locant.files import write_whole
 from locant.registry import Registry
 from locant.text.store.formats import base
@@ -108,7 +108,7 @@ class DatatroveFormat(StoreFormat):
                 size = base.head_of(metadata).split(b"\n")[0].rpartition(b"|")[2]
                 if size not in (b"2", b"4"):
                     cause = f"{metadata} does not say how many bytes a token has"
-                    raise InputError(cause, "dtype=, and no metadata file")
+                    raise InputError(cause, Remedy("{}, and no metadata file", dtype=...))
                 sizes.add(int(size))
         if len(sizes) > 1:
             raise InputError(f"{path} has files of {' and '.join(map(str, sorted(sizes)))} bytes per token", "one kind")

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int, Integer
 
 from locant.arguments import whole
-from locant.errors import InputError, RangeError
+from locant.errors import InputError, RangeError, Remedy
 from locant.files import FaultError, NewFile
 from locant.text.tokenizer import Tokenizer
 
@@ -55,7 +55,7 @@ class StoreOptions:
             dtype = None
         if dtype is None or dtype.name not in DTYPES or dtype.byteorder == ">":
             cause = f"got dtype {self.dtype!r}, expected one of {', '.join(DTYPES)}, little-endian"
-            raise InputError(cause, "dtype='uint16', as nanoGPT writes")
+            raise InputError(cause, Remedy("{}, as nanoGPT writes", dtype="uint16"))
         return dtype.newbyteorder("<")
 
 
@@ -102,7 +102,7 @@ class StoreFormat:
     @classmethod
     def write(cls, source: ExportSource, folder: Path) -> np.dtype:
         """Write a store of this format into an empty folder; the dtype of its tokens."""
-        raise InputError(f"got {cls.__name__}, a format that can be read and not written", "to='locant'")
+        raise InputError(f"got {cls.__name__}, a format that can be read and not written", Remedy(to="locant"))
 
     @property
     def identity(self) -> str:
@@ -120,7 +120,9 @@ class StoreFormat:
         """Where each document of a shard begins, and the end."""
         path, tokens = self.files[shard], int(self.tokens[shard])
         if self.end_of_text is None:
-            raise InputError(f"{path} does not say where its documents begin", "end_of_text=, the id after each")
+            raise InputError(
+                f"{path} does not say where its documents begin", Remedy("{}, the id after each", end_of_text=...)
+            )
         ends = np.flatnonzero(self.read(shard, 0, tokens) == self.end_of_text) + 1
         if tokens and (not len(ends) or int(ends[-1]) != tokens):
             ends = np.append(ends, tokens)  # the last document was not ended
@@ -135,7 +137,7 @@ class StoreFormat:
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer that made the ids; a store has one if it has a `vocab_size`."""
         if self._tokenizer is None:
-            raise InputError("got a store of another program, which has no tokenizer", "tokenizer=")
+            raise InputError("got a store of another program, which has no tokenizer", Remedy(tokenizer=...))
         return self._tokenizer
 
     def verify(self) -> None:

@@ -26,7 +26,7 @@ from jaxtyping import Int
 
 from locant._version import __version__
 from locant.arguments import whole
-from locant.errors import InputError, RangeError
+from locant.errors import InputError, RangeError, Remedy
 from locant.files import FaultError, strict_json, write_whole
 from locant.text.store.formats import base
 from locant.text.store.formats.base import ExportSource, StoreFormat, StoreOptions
@@ -109,11 +109,16 @@ def _naming(path: Path) -> Generator[None]:
 def _content(folder: Path) -> bytes:
     path = folder / MANIFEST
     if not folder.is_dir():
-        raise InputError(f"got {folder}, which is not a folder", "a folder that locant prepare made, or a format=")
+        raise InputError(
+            f"got {folder}, which is not a folder", Remedy("a folder that locant prepare made, or a {}", format=...)
+        )
     if not path.exists():
         raise InputError(
             f"{folder} holds no finished store: it has no {MANIFEST}",
-            "locant prepare, the same command again if it was interrupted; or format= for stores of other programs",
+            Remedy(
+                "locant prepare, the same command again if it was interrupted; or {} for stores of other programs",
+                format=...,
+            ),
         )
     size = base.require_file(path, AGAIN)
     _require_readable(size, path)
@@ -313,7 +318,9 @@ class LocantFormat(StoreFormat):
 
     def __init__(self, path: Path, options: StoreOptions) -> None:
         if given := [name for name, value in vars(options).items() if value is not None]:
-            raise InputError(f"got {given[0]} for a locant store, which records it", f"format=, or no {given[0]}")
+            raise InputError(
+                f"got {given[0]} for a locant store, which records it", Remedy(f"{{}}, or no {given[0]}", format=...)
+            )
         self._folder = path.absolute()  # a program may change its folder while it reads
         self.manifest: Manifest = read_manifest(path)
         bins = [f"{self._folder}{os.sep}{shard_name(number)}.bin" for number in range(len(self.manifest.tokens))]
@@ -364,7 +371,7 @@ class LocantFormat(StoreFormat):
     @classmethod
     def write(cls, source: ExportSource, folder: Path) -> np.dtype:
         if source.tokenizer is None:
-            raise InputError("got a store without a tokenizer, which a locant store needs", "tokenizer=, --tokenizer")
+            raise InputError("got a store without a tokenizer, which a locant store needs", Remedy(tokenizer=...))
         store, records, sources = source.store, list[ShardRecord](), list[dict[str, Any]]()
         for shard, path in enumerate(store.files):
             with ShardWriter(folder, shard, source.vocab_size) as writer:

@@ -1,0 +1,127 @@
+"""Text from a folder: a decoder of the lab, which is saved and read here, or a language model of `transformers`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from safetensors.torch import save as as_bytes
+
+from locant.arguments import Real
+from locant.checkpoints.checkpoint_folder import require_output
+from locant.checkpoints.config_source import CONFIG, read_json
+from locant.errors import InputError, Remedy
+from locant.files import json_text, new_folder, write_whole
+from locant.lab.decoder import Decoder, generate
+from locant.lab.language_model import device_of, load_model, quiet, require_positions, require_rows, trained_length
+from locant.lab.unfinished import random_numbers_kept
+from locant.lab.ways import Way
+from locant.positions import PositionEncoding
+from locant.swapping import swap
+from locant.swapping.plan import built, described
+from locant.text import Tokenizer
+
+MODEL_TYPE, WEIGHTS = "locant_decoder", "model.safetensors"
+
+
+def save(model: Decoder, tokenizer: Tokenizer, folder: str | Path, *, force: bool = False, **facts: Any) -> None:
+    """Write a decoder and its tokenizer into a new folder, as safetensors and JSON, which `load` reads.
+
+    Args:
+        force: replace the folder of a model that is there.
+        facts: what else its `config.json` tells.
+
+    Raises:
+        InputError: an encoding that is not told by its options; a folder that is there, or cannot be written.
+
+    >>> import locant, tempfile
+    >>> model, tokenizer = locant.lab.train("to be, or not to be. " * 40, vocab_size=300, num_steps=2, d_model=32)
+    >>> folder = Path(tempfile.mkdtemp()) / "model"
+    >>> locant.lab.save(model, tokenizer, folder)
+    >>> again, _ = locant.lab.load(folder)
+    >>> torch.equal(locant.lab.generate(again, [1, 2], 9), locant.lab.generate(model, [1, 2], 9))
+    True
+    """
+    path, embedding, block = Path(folder), model.embedding, model.blocks[0]
+    encoding = told_of(embedding.encoding)
+    require_output(path, force=force)
+    sizes = {
+        "vocab_size": embedding.token.vocab_size, "d_model": embedding.token.d_model, "num_layers": len(model.blocks),
+        "num_heads": block.num_heads, "keys_are_values": block.keys_are_values,
+    }  # fmt: skip
+    with new_folder(path, force=force) as new:
+        write_whole(new / CONFIG, json_text({"model_type": MODEL_TYPE, "encoding": encoding, "sizes": sizes, **facts}))
+        write_whole(new / WEIGHTS, as_bytes(model.state_dict()))
+        tokenizer.save(new)
+
+
+def told_of(encoding: PositionEncoding) -> dict[str, Any]:
+    """Its name and options, as `save` writes them; an `InputError` where these do not tell it."""
+    if (told := described(encoding)) is None:
+        got = f"got {type(encoding).__name__}, which a folder does not hold: its name and its options do not tell it"
+        raise InputError(got, Remedy(encoding="rotary"))
+    return told
+
+
+def load(folder: str | Path) -> tuple[Decoder, Tokenizer]:
+    """The decoder and the tokenizer that `save` wrote; an `InputError` where a folder holds something else."""
+    path = Path(folder)
+    try:
+        told = read_json(path / CONFIG)
+        with random_numbers_kept(torch.device("cpu")):
+            model = Decoder(encoding=built(told["encoding"]), **told["sizes"])
+        model.load_state_dict(load_file(path / WEIGHTS), assign=True)
+    except (LookupError, TypeError, ValueError, RuntimeError, OSError, SafetensorError) as error:
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"got {path}, which is no decoder as it was saved: {why}", "locant train") from error
+    return model.eval(), Tokenizer.load(path)
+
+
+def continue_text(
+    folder: str | Path, prompt: str, num_tokens: int = 100, *, temperature: Real = 1.0, top_k: int | None = None,
+    seed: int = 0, way: str = "own", device: str = "auto",
+) -> dict[str, Any]:  # fmt: skip
+    """What a model writes after a prompt.
+
+    Args:
+        folder: of a decoder that `save` wrote, or of a causal language model of `transformers` in safetensors, with its
+            tokenizer. Before a prompt of the latter stands what its tokenizer puts before a text, such as ``<s>``, and
+            it may end its text; of its `generation_config.json` holds what is not said here.
+        num_tokens, temperature, top_k, seed: as for `generate`.
+        way: the positions that a model of `transformers` is given, as `Way` reads it.
+        device: such as ``cuda:1``; ``auto``: cuda where torch finds it, else the CPU.
+
+    Returns:
+        The prompt, its continuation, and the ids of both.
+    """
+    path, place, chosen = Path(folder), device_of(device), Way.of(way)
+    is_ours = read_json(path / CONFIG).get("model_type") == MODEL_TYPE
+    if is_ours and chosen.name != "own":
+        raise InputError(f"got {way} for a decoder of the lab, which has its own positions", "--with own")
+    loaded: tuple[Any, Tokenizer] = load(path) if is_ours else (load_model(path, device=place), Tokenizer.load(path))
+    model, tokenizer = loaded
+    before = [*(() if is_ours else tokenizer.beginning), *tokenizer.encode(prompt).tolist()]
+    if not before:
+        raise InputError("got a prompt without a token", "a word")
+    rows, total = torch.tensor([before], device=place), len(before) + num_tokens
+    if is_ours:
+        rows = generate(model.to(place), rows, num_tokens, temperature=temperature, top_k=top_k, seed=seed)
+    else:
+        require_rows(model, np.asarray(before))
+        require_positions(model, total)
+        drawn = {"do_sample": temperature > 0, "temperature": temperature or None, "top_k": top_k or 0}
+        with random_numbers_kept(place), ExitStack() as swapped, quiet():
+            torch.manual_seed(seed)
+            if chosen.name != "own":
+                swapped.enter_context(swap(model, chosen.encoding(model, trained_length(model.config), total)))
+            rows = model.generate(rows, attention_mask=torch.ones_like(rows), max_new_tokens=num_tokens, **drawn)
+    after = rows[0, len(before) :].tolist()
+    if after and after[-1] in tokenizer.special_tokens.values():  # the end of the text
+        after.pop()
+    written = tokenizer.decode([*before, *after]).removeprefix(tokenizer.decode(before))
+    return {"prompt": prompt, "continuation": written, "prompt_ids": before, "ids": after}
