@@ -17,7 +17,7 @@ from locant.positions.encodings.rotary_by_head import RotaryOfHeads
 from locant.positions.fields import Read
 from locant.positions.frequencies import inverse_frequencies
 from locant.positions.hidden_bias import REMEDY, projected
-from locant.positions.positions import Positions
+from locant.positions.positions import Positions, Where
 
 
 class RePo(RotaryOfHeads):
@@ -92,7 +92,7 @@ class RePo(RotaryOfHeads):
         places = projected(F.silu(gate) * content, self.weight, torch.float64)
         return dataclasses.replace(positions.expand(x.shape[0]), read=Read(of_query=places))
 
-    def unrotate(self, y: Output, positions: Positions) -> Output:
+    def unrotate(self, y: Output, positions: Where = None) -> Output:
         """The inverse rotation, of values that were rotated as the keys are."""
         return self._rotated("y", y, positions, inverse=True)
 
