@@ -370,7 +370,9 @@ class Rotary(PositionEncoding):
         for name, x in (("q", q), ("k", k)):
             if x is None:
                 raise ShapeError(f"got None for {name}, expected a tensor", "encoding.rotate_one(x, positions)")
-        positions, keys = standing(self, q, k, positions, k_positions)
+        if positions is None:
+            positions, _ = standing(self, q, k, positions, k_positions)
+        keys = positions if k_positions is None else k_positions
         if self.temperature is None:
             return self._rotate(q, k, positions, keys, inplace)
         if inplace and isinstance(q, Tensor) and isinstance(k, Tensor) and require_writable(q, k):
