@@ -15,7 +15,7 @@ LENGTHS = (2, 3, 8, 9, 30, 51)
 
 
 class Doors(nn.Module):
-    """All three doors of an encoding, at positions that are left out, and so built inside of the graph, or handed in."""
+    """All three doors of an encoding, at positions that are left out (and built in the graph), or handed in."""
 
     def __init__(self, encoding: PositionEncoding) -> None:
         super().__init__()
