@@ -203,7 +203,7 @@ class PositionEncoding(nn.Module):
         for door in self.doors():
             if door != "embed":
                 got = f"got {type(self).__name__} called like a function, expected a call of its method {door}"
-                is_size = door == "bias" and not isinstance(x, Tensor)
+                is_size = not isinstance(x, Tensor) and type(self).matrix is not PositionEncoding.matrix
                 raise LocantError(got, f"encoding.matrix({shown(x)})" if is_size else self._call_of(door))
         require_arithmetic("x", x)
         return self.embed(x, from_zero(x.shape[1], x.device) if positions is None else positions)
