@@ -138,10 +138,9 @@ def attend(
     _require_no_context_parallel()
     require_tensors(q, k, v)
     require_encoding(encoding)
-    positions, _ = standing(encoding, q, k, positions, k_positions)
+    positions, keys = standing(encoding, q, k, positions, k_positions)
     require_positions(positions)
-    if k_positions is not None:
-        require_positions(k_positions)
+    require_positions(keys)
     mask = AttentionMask(positions, k_positions, flag("causal", causal), window_of(window))
     mask.queries.require_fits(q.shape[0], q.shape[2], q.device, "q")
     mask.keys.require_fits(k.shape[0], k.shape[2], k.device, "k")

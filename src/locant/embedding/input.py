@@ -18,15 +18,7 @@ from torch.nn.modules import module as hooks
 
 from locant.arguments import MAX_WIDTH, one_of, real, shape_error, shown, whole
 from locant.embedding.table import Ids, RaisesLater, Table, ids_of, require_ids
-from locant.embedding.token import (
-    Init,
-    Scale,
-    SegmentEmbedding,
-    TokenEmbedding,
-    factor_of,
-    require_segments,
-    scale_or_none,
-)
+from locant.embedding.token import Init, Scale, SegmentEmbedding, TokenEmbedding, factor_of, require_segments, to_scale
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.kernels.input_embedding import input_embedding
 from locant.kernels.input_embedding.native import DTYPES, FORWARD
@@ -115,7 +107,7 @@ class InputEmbedding(RaisesLater):
         if isinstance(added, int) and added != self.token.d_model:
             got = f"got an encoding of d_model={added} for an embedding of d_model={self.token.d_model}"
             raise ShapeError(got, width_remedy(encoding, self.token.d_model))
-        self.scale_sum: Scale | None = scale_or_none("scale_sum", scale_sum)
+        self.scale_sum: Scale | None = to_scale("scale_sum", scale_sum)
         self.encoding = encoding
         self.segment = SegmentEmbedding(num_segments, d_model) if num_segments else None
         self.norm = nn.LayerNorm(int(d_model)) if isinstance(norm, str) else norm

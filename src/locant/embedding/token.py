@@ -75,7 +75,7 @@ class TokenEmbedding(RaisesLater):
         super().__init__()
         rows = whole("vocab_size", vocab_size, 1, remedy="the vocab_size of the tokenizer")
         width = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the model")
-        self.scale: Scale | None = scale_or_none("scale", scale)
+        self.scale: Scale | None = to_scale("scale", scale)
         one_of("init", init, get_args(Init))
         self.init: Init = init
         if init == "xavier" and init_std is not None:
@@ -231,7 +231,7 @@ class TokenEmbedding(RaisesLater):
         return f"vocab_size={self.vocab_size}, d_model={self.d_model}{scale}{padding}"
 
 
-def scale_or_none(name: str, scale: Any) -> Scale | None:
+def to_scale(name: str, scale: Any) -> Scale | None:
     """A number, or one of the names of one."""
     if isinstance(scale, str):
         return cast(Scale, one_of(name, scale, get_args(get_args(Scale)[1]), f"{name}='sqrt_d_model', or a number"))

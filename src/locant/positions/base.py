@@ -9,7 +9,7 @@ https://arxiv.org/abs/2305.19466).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
@@ -146,7 +146,9 @@ class PositionEncoding(nn.Module):
         if {"score_bias", "bias"} <= own:
             raise LocantError(f"got {cls.__name__} with both score_bias and bias, of which one follows", "one of them")
         if "score_bias" in own:
-            cls.bias, cls.score_mod = _matrix_of(cls.score_bias), _function_of(cls.score_bias)
+            matrix, function = "`score_bias` of every pair, float32 at least.", "`score_bias`, for FlexAttention."
+            cls.bias = _follows(cls.score_bias, "bias", matrix, lambda value: value.dense())
+            cls.score_mod = _follows(cls.score_bias, "score_mod", function, lambda value: value.score_mod())
         elif own and "bias" in cls.doors():
             cls.score_bias = _written(writes_score_mod(cls))
 
@@ -341,28 +343,16 @@ for of_class in (writes_bias, writes_score_mod):
     of_class._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in `locant.kernels.transforms`
 
 
-def _matrix_of(score_bias: Any) -> Any:
-    def bias(
+def _follows(score_bias: Any, name: str, doc: str, of_value: Callable[[ScoreBias], Any]) -> Any:
+    def method(
         self: PositionEncoding, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None
-    ) -> Bias | None:
-        """`score_bias` of every pair, float32 at least."""
+    ) -> Bias | ScoreMod | None:
         value = score_bias(self, q, k, *standing(self, q, k, positions, k_positions))
-        return None if value is None else value.dense()
+        return None if value is None else of_value(value)
 
-    bias.follows = True  # type: ignore[attr-defined]
-    return bias
-
-
-def _function_of(score_bias: Any) -> Any:
-    def score_mod(
-        self: PositionEncoding, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None
-    ) -> ScoreMod | None:
-        """`score_bias` as a function for FlexAttention."""
-        value = score_bias(self, q, k, *standing(self, q, k, positions, k_positions))
-        return None if value is None else value.score_mod()
-
-    score_mod.follows = True  # type: ignore[attr-defined]
-    return score_mod
+    method.__name__, method.__doc__ = name, doc
+    method.follows = True  # type: ignore[attr-defined]
+    return method
 
 
 def _written(has_score_mod: bool) -> Any:
@@ -399,15 +389,10 @@ def require_tokens(
         where.require_single_axis(type(owner).__name__)
 
 
-def require_embeddings(owner: PositionEncoding, x: Tensor, positions: Where, d_model: int) -> Positions:
-    """The same of tokens of a text, whose positions have one axis."""
-    positions = require_width(owner, x, positions, d_model)
-    positions.require_single_axis(type(owner).__name__)
-    return positions
-
-
-def require_width(owner: PositionEncoding, x: Tensor, positions: Where, d_model: int) -> Positions:
-    """Raise unless embeddings of tokens or patches fit their positions, which come back, and the width of the rows."""
+def require_embeddings(
+    owner: PositionEncoding, x: Tensor, positions: Where, d_model: int, *, single_axis: bool = True
+) -> Positions:
+    """Raise unless embeddings fit their positions, which come back, and the width of what is added to them."""
     if positions is not None:
         require_positions(positions)
     require_arithmetic("x", x)
@@ -416,6 +401,8 @@ def require_width(owner: PositionEncoding, x: Tensor, positions: Where, d_model:
         raise shape_error("x", x, f"(batch, seq, d_model={d_model})", remedy)
     positions = from_zero(x.shape[1], x.device) if positions is None else positions
     positions.require_fits(x.shape[0], x.shape[1], x.device, "x")
+    if single_axis:
+        positions.require_single_axis(type(owner).__name__)
     return positions
 
 

@@ -94,7 +94,7 @@ class Rotary(PositionEncoding):
         up to position 2^31 - 1.
 
     >>> q, k = torch.randn(2, 8, 5, 64), torch.randn(2, 2, 5, 64)
-    >>> [rotated.shape for rotated in Rotary(64).rotate(q, k, Positions.arange(5))]
+    >>> [rotated.shape for rotated in Rotary(64).rotate(q, k)]
     [torch.Size([2, 8, 5, 64]), torch.Size([2, 2, 5, 64])]
     """
 
