@@ -89,7 +89,7 @@ def test_inverse_frequencies_are_numbers() -> None:
 def test_those_of_vectors_are_the_same_numbers() -> None:
     assert Sinusoidal(8).inv_freq.tolist() == Rotary(8).inv_freq.tolist()
     expected = [16 ** (-2 * i / 7) for i in range(4)]
-    assert Sinusoidal(7, base=16.0).inv_freq.tolist() == pytest.approx(expected, rel=FORMULA)
+    assert Sinusoidal(7, base=16.0).inv_freq.tolist() == pytest.approx(expected, rel=FORMULA, abs=0)
 
 
 @pytest.mark.parametrize("name", WITH_BIAS)

@@ -36,7 +36,7 @@ class RoPEPlusPlus(PositionEncoding):
         The formula in NumPy's complex numbers, scores and gradients.
 
     >>> q, k = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8)
-    >>> [x.shape for x in RoPEPlusPlus(Rotary(8)).rotate(q, k, Positions.arange(5))]
+    >>> [x.shape for x in RoPEPlusPlus(Rotary(8)).rotate(q, k)]
     [torch.Size([1, 8, 5, 8]), torch.Size([1, 2, 5, 8])]
     """
 

@@ -47,7 +47,7 @@ class XPos(PositionEncoding):
         rotary-embedding-torch, and cached decoding against one pass, which must agree.
 
     >>> q, k = torch.randn(2, 8, 5, 64), torch.randn(2, 2, 5, 64)
-    >>> [rotated.shape for rotated in XPos(64).rotate(q, k, Positions.arange(5))]
+    >>> [rotated.shape for rotated in XPos(64).rotate(q, k)]
     [torch.Size([2, 8, 5, 64]), torch.Size([2, 2, 5, 64])]
     >>> XPos(64).reach(torch.bfloat16)
     28328
