@@ -25,13 +25,14 @@ SAMPLE = {"vocab_size": 11, "d_model": 8, "num_segments": 2, "table": TokenEmbed
 CLASSES = [one for one in vars(embedding).values() if inspect.isclass(one) and issubclass(one, nn.Module)]
 
 ACCEPTED: dict[str, Collection[str]] = {
-    "scale": {"None"} | REAL, "init_std": {"None", "0"} | POSITIVE, "padding_idx": {"None", "0", "-1"},
+    "scale": {"None"} | REAL, "scale_sum": {"None"} | REAL, "max_seq_len": {"None"},
+    "init_std": {"None", "0"} | POSITIVE, "padding_idx": {"None", "0", "-1"},
     "dropout": {"0", "tiny"}, "max_len": {"None"}, "encoding": {"None"}, "norm": {"None"},
     "InputEmbedding.num_segments": {"0"},
 }  # fmt: skip
 typed = pytest.mark.unchecked  # the shape checks refuse the numbers of other libraries
 
-OTHERS = {"encoding", "norm", "backend", "scale", "combine", "table", "code"}
+OTHERS = {"encoding", "norm", "backend", "scale", "scale_sum", "init", "combine", "table", "code"}
 """Parameters that are no numbers, or may be a name."""
 
 

@@ -56,10 +56,8 @@ def test_shapes_without_data(encoding: str, backend: Any, weights_are_real: bool
 def test_what_is_no_tensor_is_refused(backend: Any) -> None:
     embedding, ids = InputEmbedding(7, 4, num_segments=2, backend=backend), torch.tensor([[1, 2]])
     for call in (
-        lambda: embedding([[1, 2]]),  # type: ignore[arg-type]
         lambda: embedding(ids, None, [[0, 1]]),  # type: ignore[arg-type]
         lambda: embedding.combine([[[1.0, 2.0, 3.0, 4.0]]]),  # type: ignore[arg-type]
-        lambda: embedding.token([1]),  # type: ignore[arg-type]
         lambda: embedding.segment([1]),  # type: ignore[misc,arg-type]
     ):
         with refuses(ShapeError, "list", "expected a tensor", "tensor("):

@@ -159,7 +159,8 @@ def with_parametrization(embedding: InputEmbedding) -> None:
 
 REASONS: list[tuple[str, dict[str, Any], Callable[[InputEmbedding], Any]]] = [
     ("the encoding is a Whispering", {"encoding": Whispering(9, WIDTH)}, lambda _: None),
-    ("the encoding is of another width", {"encoding": Learned(9, WIDTH + 1)}, lambda _: None),
+    ("the encoding is of another width", {}, lambda e: setattr(e, "encoding", Learned(9, WIDTH + 1))),
+    ("the sum is scaled", {"scale_sum": 2.0}, lambda _: None),
     ("the norm is a RMSNorm", {"norm": nn.RMSNorm(WIDTH)}, lambda _: None),
     ("the norm is a LayerNorm", {"norm": nn.LayerNorm((LENGTH, WIDTH))}, lambda _: None),
     ("there is nothing to add", {"norm": None}, lambda _: None),
@@ -234,7 +235,8 @@ ASKED: list[tuple[type[LocantError], tuple[Any, ...]]] = [
     (RangeError, (torch.tensor([[0, VOCAB]]),)),
     (RangeError, (torch.tensor([[0, -1]]),)),
     (ShapeError, (torch.zeros(1, 2),)),
-    (ShapeError, (torch.zeros(2, dtype=torch.long),)),
+    (ShapeError, (torch.zeros(2, 1, 3, dtype=torch.long),)),
+    (LocantError, (torch.zeros(2, 1, dtype=torch.long),)),
     (RangeError, (torch.zeros(1, 10, dtype=torch.long),)),
     (RangeError, (torch.zeros(1, 2, dtype=torch.long), Positions.of([[0, -1]]))),
     (ShapeError, (torch.zeros(1, 2, dtype=torch.long), Positions.arange(3))),

@@ -15,14 +15,13 @@ LENGTHS = (2, 3, 8, 9, 30, 51)
 
 
 class Doors(nn.Module):
-    """All three doors of an encoding, at positions built inside of the graph or handed in."""
+    """All three doors of an encoding, at positions that are left out (and built in the graph), or handed in."""
 
     def __init__(self, encoding: PositionEncoding) -> None:
         super().__init__()
         self.encoding = encoding
 
     def forward(self, x: Tensor, q: Tensor, k: Tensor, positions: Positions | None = None) -> tuple[Tensor | None, ...]:
-        positions = Positions.arange(x.shape[1]) if positions is None else positions
         rotated = self.encoding.rotate(q, k, positions)
         return self.encoding.embed(x, positions), *rotated, self.encoding.bias(q, k, positions)
 

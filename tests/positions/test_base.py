@@ -10,6 +10,7 @@ from locant.positions import ModelShape
 from locant.positions.registry import encodings
 from locant.scaling import Linear
 from tests.refusal import refuses
+from tests.tolerances import FORMULA
 
 SHAPE = ModelShape(d_model=12, num_heads=3, max_seq_len=8)
 
@@ -83,3 +84,17 @@ def test_inverse_frequencies_are_numbers() -> None:
     halved = Rotary(8, scaling=Linear(factor=2.0)).inv_freq
     assert halved.dtype == torch.float64
     assert torch.equal(halved, Rotary(8).inv_freq / 2)
+
+
+def test_those_of_vectors_are_the_same_numbers() -> None:
+    assert Sinusoidal(8).inv_freq.tolist() == Rotary(8).inv_freq.tolist()
+    expected = [16 ** (-2 * i / 7) for i in range(4)]
+    assert Sinusoidal(7, base=16.0).inv_freq.tolist() == pytest.approx(expected, rel=FORMULA, abs=0)
+
+
+@pytest.mark.parametrize("name", WITH_BIAS)
+def test_a_bias_that_is_called_with_a_length_names_its_matrix(name: str) -> None:
+    """``ALiBi(4)(6)`` is how one looks at other people's; one that depends on the tokens has no matrix."""
+    has_one = encodings()[name].matrix is not PositionEncoding.matrix
+    with refuses(LocantError, "called like a function", "try: encoding.matrix(6)" if has_one else "encoding."):
+        encodings()[name].for_model(SHAPE)(6)  # type: ignore[arg-type]

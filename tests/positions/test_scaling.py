@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import inspect
 import math
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from locant import Positions, Rotary
+from locant import Positions, RangeError, Rotary, figures
 from locant.positions.scaling import (
     NTK,
     DynamicNTK,
@@ -26,9 +27,12 @@ from locant.positions.scaling import (
     Scaling,
     Unscaled,
     YaRN,
+    scaling_by_name,
 )
+from locant.positions.scaling import TRAINED as TRAINED_BY_NAME
 from tests.oracles import edge_positions
 from tests.positions.published import PUBLISHED, layer_type_of
+from tests.refusal import refuses
 from tests.tolerances import ANGLE, FORMULA, FREQUENCY
 
 mpf = mpmath.mpf
@@ -217,3 +221,55 @@ def test_an_attention_factor_is_read_as_it_is() -> None:
     config = {**PUBLISHED["Yarn-Llama-2-7b-128k"]}
     config["rope_scaling"] = {**config["rope_scaling"], "attention_factor": 1.4159}
     assert Rotary.from_config(config).scaling.effective_attention_factor == 1.4159
+
+
+@pytest.mark.parametrize(
+    "name", ["linear", "ntk", "dynamic", "yarn", "longrope", "llama3", "mixed_ntk", "proportional"]
+)
+def test_a_name_and_a_factor_are_the_usual_scaling(name: str) -> None:
+    """From 4 096 positions, or from as many as stand behind the factor; of the dimensions that are rotated."""
+    scaling = scaling_by_name(f"{name}:8", 4096, 32, 5e5)
+    by_name = Rotary(64, 5e5, rotary_dim=32, scaling=f"{name}:8")
+    assert by_name.scaling == scaling
+    assert torch.equal(by_name.inv_freq, Rotary(64, 5e5, rotary_dim=32, scaling=scaling).inv_freq)
+    if hasattr(scaling, "original_max_seq_len"):
+        longer = Rotary(64, 5e5, rotary_dim=32, scaling=f"{name}:8:8192").scaling
+        assert longer == scaling_by_name(f"{name}:8", 8192, 32, 5e5) != scaling
+    else:
+        with refuses(RangeError, f"{name}:8:8192", "no trained length", f"try: {name}:8"):
+            Rotary(64, scaling=f"{name}:8:8192")
+
+
+def test_yarn_by_name_has_the_frequencies_of_its_paper() -> None:
+    found = Rotary(64, scaling="yarn:8").inv_freq
+    low = 64 * math.log(4096 / (32 * 2 * math.pi)) / (2 * math.log(10_000))
+    high = 64 * math.log(4096 / (2 * math.pi)) / (2 * math.log(10_000))
+    ramp = [min(max((i - math.floor(low)) / (math.ceil(high) - math.floor(low)), 0), 1) for i in range(32)]
+    plain_ = [10_000 ** (-i / 32) for i in range(32)]
+    expected = [f * (1 - share) + f / 8 * share for f, share in zip(plain_, ramp, strict=True)]
+    assert found.tolist() == pytest.approx(expected, rel=FORMULA, abs=0)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "yarm:8", "yarn:x", "yarn:8:x", "yarn:8:4096:2", "yarn:0", "yarn:8:0", "yarn:8:1.5"]
+)
+def test_a_text_that_names_no_scaling_is_refused(wrong: str) -> None:
+    with refuses(RangeError, "yarn"):
+        Rotary(64, scaling=wrong)
+
+
+def test_the_factor_may_stand_first() -> None:
+    assert NTK(8) == NTK(factor=8)
+    assert Linear(2.0) == Linear(factor=2.0)
+    assert MixedNTK(8, b=0.5) == MixedNTK(factor=8, b=0.5)
+    for kind in (YaRN, DynamicNTK):
+        assert kind(8, original_max_seq_len=64) == kind(factor=8, original_max_seq_len=64)
+        with pytest.raises(TypeError, match="original_max_seq_len"):
+            kind(8)
+    with pytest.raises(TypeError):
+        YaRN(8, 4096)
+    assert next(iter(inspect.signature(LongRoPE).parameters)) == "factor"
+
+
+def test_the_trained_length_of_a_picture_is_that_of_an_encoding() -> None:
+    assert figures.TRAINED == TRAINED_BY_NAME

@@ -32,9 +32,10 @@ from locant.attention.mask import AttentionMask
 from locant.attention.merge import shares
 from locant.errors import LocantError
 from locant.kernels.transforms import is_transforming
-from locant.positions import PositionEncoding, Positions
+from locant.positions import PositionEncoding
+from locant.positions.base import standing
 from locant.positions.documents import window_of
-from locant.positions.positions import require_positions
+from locant.positions.positions import Where, require_positions
 from locant.positions.rotary_by_class import PairClass
 
 Output = Float[Tensor, "batch heads query value_dim"]
@@ -44,29 +45,29 @@ LogSumExp = Float[Tensor, "batch heads query"]
 
 @overload
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., positions: Positions,
-    k_positions: Positions | None = ..., causal: bool = ..., window: int | None = ..., dropout_p: float = ...,
+    q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., positions: Where = ...,
+    k_positions: Where = ..., causal: bool = ..., window: int | None = ..., dropout_p: float = ...,
     scale: float | None = ..., sinks: Tensor | None = ..., softcap: float | None = ..., backend: BackendName = ...,
     return_weights: Literal[False] = ..., return_lse: Literal[False] = ...,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., positions: Positions,
-    k_positions: Positions | None = ..., causal: bool = ..., window: int | None = ..., dropout_p: float = ...,
+    q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., positions: Where = ...,
+    k_positions: Where = ..., causal: bool = ..., window: int | None = ..., dropout_p: float = ...,
     scale: float | None = ..., sinks: Tensor | None = ..., softcap: float | None = ..., backend: BackendName = ...,
     return_weights: Literal[True], return_lse: Literal[False] = ...,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., positions: Positions,
-    k_positions: Positions | None = ..., causal: bool = ..., window: int | None = ..., dropout_p: float = ...,
+    q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., positions: Where = ...,
+    k_positions: Where = ..., causal: bool = ..., window: int | None = ..., dropout_p: float = ...,
     scale: float | None = ..., sinks: Tensor | None = ..., softcap: float | None = ..., backend: BackendName = ...,
     return_weights: Literal[False] = ..., return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., positions: Positions,
-    k_positions: Positions | None = ..., causal: bool = ..., window: int | None = ..., dropout_p: float = ...,
+    q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., positions: Where = ...,
+    k_positions: Where = ..., causal: bool = ..., window: int | None = ..., dropout_p: float = ...,
     scale: float | None = ..., sinks: Tensor | None = ..., softcap: float | None = ..., backend: BackendName = ...,
     return_weights: Literal[True], return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
@@ -76,8 +77,8 @@ def attend(
     v: Float[Tensor, "batch kv_heads key value_dim"],
     *,
     encoding: PositionEncoding | None = None,
-    positions: Positions,
-    k_positions: Positions | None = None,
+    positions: Where = None,
+    k_positions: Where = None,
     causal: bool = True,
     window: int | None = None,
     dropout_p: float = 0.0,
@@ -101,7 +102,8 @@ def attend(
         encoding: its `bias` is added to the scores. One that `needs_all_keys` (`Cope`) is refused where positions tell
             that keys between a key and its query are not there: in causal attention, on a CPU, and where both count one
             by one.
-        positions: of the queries.
+        positions: of the queries; may be left out where they can only be 0, 1, 2, ...: of two tokens or more, with as
+            many keys.
         k_positions: of the keys, if they differ from the queries' (a cache, cross-attention).
         causal: whether later tokens are hidden.
         window: width of a sliding window: tokens `window` positions away, or farther, are hidden.
@@ -127,18 +129,18 @@ def attend(
     >>> import torch
     >>> from locant.positions import ALiBi
     >>> q, k = torch.randn(2, 8, 5, 16), torch.randn(2, 4, 5, 16)
-    >>> attend(q, k, k, encoding=ALiBi(8), positions=Positions.arange(5)).shape
+    >>> attend(q, k, k, encoding=ALiBi(8)).shape
     torch.Size([2, 8, 5, 16])
-    >>> _, lse = attend(q, k, k, positions=Positions.arange(5), sinks=torch.zeros(8), softcap=50.0, return_lse=True)
+    >>> _, lse = attend(q, k, k, sinks=torch.zeros(8), softcap=50.0, return_lse=True)
     >>> lse.shape, lse.dtype
     (torch.Size([2, 8, 5]), torch.float32)
     """
     _require_no_context_parallel()
     require_tensors(q, k, v)
     require_encoding(encoding)
+    positions, keys = standing(encoding, q, k, positions, k_positions)
     require_positions(positions)
-    if k_positions is not None:
-        require_positions(k_positions)
+    require_positions(keys)
     mask = AttentionMask(positions, k_positions, flag("causal", causal), window_of(window))
     mask.queries.require_fits(q.shape[0], q.shape[2], q.device, "q")
     mask.keys.require_fits(k.shape[0], k.shape[2], k.device, "k")

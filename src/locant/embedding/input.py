@@ -9,7 +9,7 @@ token alone gets the bits it gets in a batch.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Integer
@@ -17,15 +17,17 @@ from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
 from locant.arguments import MAX_WIDTH, one_of, real, shape_error, shown, whole
-from locant.embedding.table import RaisesLater, Table, require_ids
-from locant.embedding.token import Scale, SegmentEmbedding, TokenEmbedding, require_segments
-from locant.errors import LocantError, RangeError
+from locant.embedding.table import Ids, RaisesLater, Table, ids_of, require_ids
+from locant.embedding.token import Init, Scale, SegmentEmbedding, TokenEmbedding, factor_of, require_segments, to_scale
+from locant.errors import LocantError, RangeError, ShapeError
 from locant.kernels.input_embedding import input_embedding
 from locant.kernels.input_embedding.native import DTYPES, FORWARD
 from locant.kernels.native import has
 from locant.kernels.transforms import in_forward_mode, is_exporting, is_graph_transformed, is_transforming
 from locant.positions import PositionEncoding, Positions
-from locant.positions.positions import require_positions
+from locant.positions.base import build, width_remedy
+from locant.positions.positions import Where, from_zero, require_positions
+from locant.positions.registry import find
 from locant.tensors import require_tensor
 
 Backend = Literal["auto", "fused", "plain"]
@@ -44,11 +46,14 @@ class InputEmbedding(RaisesLater):
     Args:
         vocab_size: rows of the token table.
         d_model: the width of everything.
-        encoding: its `embed` door is used here; encodings without one change nothing.
+        encoding: its `embed` door is used here; encodings without one change nothing. Or the name of one that needs
+            no more than `d_model` and `max_seq_len`.
+        max_seq_len: of an encoding that is given by its name, such as ``"learned"``.
         combine: ``"add"`` the position vectors to the token rows, or ``"concat"`` them: tokens then get the first
             ``d_model - encoding.d_model`` dimensions, and position the others.
         num_segments: rows of the segment table, which are added; 0 for none.
-        scale, init_std, padding_idx: of the token rows alone, see `TokenEmbedding`.
+        scale, init, init_std, padding_idx: of the token rows alone, see `TokenEmbedding`.
+        scale_sum: what the sum of tokens, segments and positions is multiplied with, as `scale`.
         norm: ``"layer_norm"`` (eps 1e-5), or any module applied to the sum.
         dropout: probability, after the norm.
         backend: ``"plain"`` calls one module after another; ``"fused"`` does everything in one pass and raises where
@@ -60,6 +65,8 @@ class InputEmbedding(RaisesLater):
     >>> embedding = InputEmbedding(10_000, 256, encoding=Learned(512, 256))
     >>> embedding(torch.zeros(8, 4, dtype=torch.long)).shape
     torch.Size([8, 4, 256])
+    >>> InputEmbedding(10_000, 256, encoding="learned", max_seq_len=512)([1, 2, 3, 4]).shape
+    torch.Size([1, 4, 256])
     >>> InputEmbedding(10_000, 256, encoding=Learned(512, 32), combine="concat").token.d_model
     224
     """
@@ -69,10 +76,13 @@ class InputEmbedding(RaisesLater):
         vocab_size: int,
         d_model: int,
         *,
-        encoding: PositionEncoding | None = None,
+        encoding: PositionEncoding | str | None = None,
+        max_seq_len: int | None = None,
         combine: Literal["add", "concat"] = "add",
         num_segments: int = 0,
         scale: Scale | None = None,
+        scale_sum: Scale | None = None,
+        init: Init = "normal",
         init_std: float | None = None,
         norm: nn.Module | Literal["layer_norm"] | None = None,
         dropout: float = 0.0,
@@ -86,14 +96,18 @@ class InputEmbedding(RaisesLater):
         if not (norm is None or isinstance(norm, nn.Module) or (isinstance(norm, str) and norm == "layer_norm")):
             got = f"got {shown(norm)} for norm, expected 'layer_norm', a module or None"
             raise RangeError(got, "norm='layer_norm'")
-        encoding = PositionEncoding() if encoding is None else encoding
-        if not isinstance(encoding, PositionEncoding):
-            got = f"got an encoding of type {type(encoding).__name__}, expected a PositionEncoding"
-            raise RangeError(got, "locant.encoding('sinusoidal', d_model=...)")
+        encoding = _encoding(encoding, d_model, max_seq_len)
         one_of("combine", combine, ("add", "concat"))
         self.combine_by = combine
         width = d_model if combine == "add" else _token_width(d_model, encoding)
-        self.token = TokenEmbedding(vocab_size, width, scale=scale, init_std=init_std, padding_idx=padding_idx)
+        self.token = TokenEmbedding(
+            vocab_size, width, scale=scale, init=init, init_std=init_std, padding_idx=padding_idx
+        )
+        added = getattr(encoding, "d_model", None) if combine == "add" and "embed" in encoding.doors() else None
+        if isinstance(added, int) and added != self.token.d_model:
+            got = f"got an encoding of d_model={added} for an embedding of d_model={self.token.d_model}"
+            raise ShapeError(got, width_remedy(encoding, self.token.d_model))
+        self.scale_sum: Scale | None = to_scale("scale_sum", scale_sum)
         self.encoding = encoding
         self.segment = SegmentEmbedding(num_segments, d_model) if num_segments else None
         self.norm = nn.LayerNorm(int(d_model)) if isinstance(norm, str) else norm
@@ -120,14 +134,19 @@ class InputEmbedding(RaisesLater):
 
     def forward(
         self,
-        ids: Integer[Tensor, "batch seq"],
-        positions: Positions | None = None,
+        ids: Ids,
+        positions: Where = None,
         segments: Integer[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
-        """Without `positions` every row counts from 0; without `segments` all tokens are in segment 0."""
-        require_tensor("ids", ids)
+        """Ids are ``batch seq``, or ``seq`` for one row: a tensor, an array or a list.
+
+        Without `positions` every row counts from 0, and a token alone is refused where its position is added; without
+        `segments` all tokens are in segment 0.
+        """
+        ids = ids_of(ids, self)
+        ids = ids[None] if ids.ndim == 1 else ids
         if ids.ndim != 2:
-            raise shape_error("ids", ids, "(batch, seq)", "ids[None] for a single row")
+            raise shape_error("ids", ids, "(batch, seq), or (seq,) for one row", "ids.flatten(1)")
         if self.backend != "plain":
             why = why_plain(self)
             if why is None:
@@ -139,23 +158,21 @@ class InputEmbedding(RaisesLater):
     def combine(
         self,
         x: Float[Tensor, "batch seq token_width"],
-        positions: Positions | None = None,
+        positions: Where = None,
         segments: Integer[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
         """The same for vectors that are embedded already, such as image patches: they are not scaled."""
         require_tensor("x", x)
         if x.ndim != 3:
             raise shape_error("x", x, "(batch, seq, d_model)", "x.view(1, *x.shape)")
-        batch, seq_len, _ = x.shape
-        positions = Positions.arange(seq_len, device=x.device) if positions is None else positions
-        require_positions(positions)
-        positions.require_fits(batch, seq_len, x.device, "the input")
+        positions = _standing(self.encoding, x, positions)
         require_segments(self.segment, segments, x.shape[:2])
         if self.combine_by == "concat":
-            nothing = x.new_zeros(batch, seq_len, _position_width(self.encoding))
+            nothing = x.new_zeros(*x.shape[:2], _position_width(self.encoding))
             x = self._with_segments(torch.cat([x, self.encoding.embed(nothing, positions)], -1), segments)
         else:
             x = self.encoding.embed(self._with_segments(x, segments), positions)
+        x = x if self.scale_sum is None else x * factor_of(self.scale_sum, x.shape[-1], x.dtype)
         return self.dropout(x if self.norm is None else self.norm(x))
 
     def _with_segments(self, x: Tensor, segments: Tensor | None) -> Tensor:
@@ -165,6 +182,35 @@ class InputEmbedding(RaisesLater):
         if x.shape[-1] != width:
             raise shape_error("x", x, f"a last dimension of {width}", "the model's d_model")
         return x + (self.segment.weight[0] if segments is None else self.segment(segments))
+
+
+def _encoding(encoding: Any, d_model: int, max_seq_len: int | None) -> PositionEncoding:
+    """The encoding, or the one of this name, where its sizes are known."""
+    if isinstance(encoding, str):
+        kind, known = find(encoding), {"d_model": d_model, "max_seq_len": max_seq_len}
+        if missing := [size for size in kind.sizes() if known.get(size) is None]:
+            sizes = ", ".join(f"{size}=..." for size in kind.sizes())
+            remedy = f"encoding=locant.encoding({encoding!r}, {sizes})"
+            remedy = f"max_seq_len=1024, or {remedy}" if missing == ["max_seq_len"] else remedy
+            raise RangeError(f"got encoding={encoding!r}, which requires {' and '.join(missing)}", remedy)
+        return build(kind, {size: known[size] for size in kind.sizes()})
+    if max_seq_len is not None:
+        raise RangeError(f"got {shown(max_seq_len)} for max_seq_len, expected it beside a name", "encoding='learned'")
+    if not (encoding is None or isinstance(encoding, PositionEncoding)):
+        got = f"got an encoding of type {type(encoding).__name__}, expected a PositionEncoding"
+        raise RangeError(got, "locant.encoding('sinusoidal', d_model=...)")
+    return PositionEncoding() if encoding is None else encoding
+
+
+def _standing(encoding: PositionEncoding, tokens: Tensor, positions: Where) -> Positions:
+    """Where ids or vectors stand: see `from_zero`, but where nothing is added for it."""
+    batch, seq_len = tokens.shape[:2]
+    if positions is None:
+        adds = "embed" in encoding.doors()
+        return from_zero(seq_len, tokens.device) if adds else Positions.arange(seq_len, device=tokens.device)
+    require_positions(positions)
+    positions.require_fits(batch, seq_len, tokens.device, "the input")
+    return positions
 
 
 def _token_width(d_model: int, encoding: PositionEncoding) -> int:
@@ -201,6 +247,8 @@ def _why_these_modules(embedding: InputEmbedding) -> str | None:
     norm, encoding = embedding.norm, embedding.encoding
     if embedding.combine_by != "add":
         return "position is concatenated"
+    if embedding.scale_sum is not None:
+        return "the sum is scaled"
     if type(embedding.token) is not TokenEmbedding or type(embedding.token.table) is not Table:
         return "the token table is split or of another kind"
     if embedding.segment is not None and type(embedding.segment) is not SegmentEmbedding:
@@ -270,16 +318,14 @@ def _why_now(embedding: InputEmbedding) -> str | None:
 def _in_one_pass(
     embedding: InputEmbedding,
     ids: Integer[Tensor, "batch seq"],
-    positions: Positions | None,
+    positions: Where,
     segments: Integer[Tensor, "batch seq"] | None,
 ) -> Float[Tensor, "batch seq d_model"]:
     """The result of the plain path; `why_plain` has to be ``None``."""
     token, norm, segment = embedding.token, embedding.norm, embedding.segment
     weight = token.weight
     ids = require_ids(ids, token.vocab_size, "TokenEmbedding", "vocab_size", weight.device)
-    positions = Positions.arange(ids.shape[1], device=ids.device) if positions is None else positions
-    require_positions(positions)
-    positions.require_fits(ids.shape[0], ids.shape[1], ids.device, "the input")
+    positions = _standing(embedding.encoding, ids, positions)
     if positions.start is not None and positions.batch > 1:
         positions = Positions.after(positions.start, positions.seq_len, device=ids.device)  # one row for all
     index, rows = embedding.encoding.added_rows(

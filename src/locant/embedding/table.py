@@ -7,8 +7,9 @@ read once it is on the host: at a later call, or when the caller waits for it.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +22,17 @@ from torch.nn import functional as F
 from locant.errors import RangeError, ShapeError
 from locant.kernels.input_embedding import look_up
 from locant.kernels.transforms import is_exporting, is_transforming
+from locant.positions.checks import integers
 from locant.tensors import has_values, require_tensor
 
 NO_FAULT = 2**63 - 1
 """In the place of the number of the first token without a row, where all have one."""
+
+Ids = Integer[Tensor, "*batch"] | Integer[np.ndarray, "*batch"] | Sequence[Any]
+"""What is looked up; ids of a tokenizer come as an array, or as a list."""
+
+Fill = Callable[[Tensor], Tensor]
+"""Writes fresh rows into a tensor, and returns it."""
 
 
 class Table:
@@ -49,9 +57,9 @@ class Table:
         """The product of every vector with every row."""
         return F.linear(x, weight)
 
-    def draw(self, weight: Float[Tensor, "vocab_size d_model"], std: float, padding_idx: int | None) -> None:
-        """Fill every row from N(0, std**2), and the padding row with zeros."""
-        weight.normal_(std=std)
+    def draw(self, weight: Float[Tensor, "vocab_size d_model"], fill: Fill, padding_idx: int | None) -> None:
+        """Fill every row with what `fill` draws, and the padding row with zeros."""
+        fill(weight)
         if padding_idx is not None:
             weight[padding_idx].zero_()
 
@@ -80,6 +88,13 @@ def rows_of(
     ids = require_ids(ids, num_rows, layer, limit, weight.device, look=False)
     wrong = deferred.watch(ids, num_rows, f"{layer} has {limit}={num_rows}")
     return read(ids.masked_fill(wrong, 0), weight, padding_idx).masked_fill(wrong[..., None], torch.nan)
+
+
+def ids_of(ids: Ids, module: nn.Module) -> Tensor:
+    """A tensor as it is; a list or an array as one where the module's tables are."""
+    if isinstance(ids, Tensor):
+        return ids
+    return integers("ids", ids, next(itertools.chain(module.parameters(), module.buffers())).device)
 
 
 def require_ids(

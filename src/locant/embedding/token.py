@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from jaxtyping import Float, Int, Integer
@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, entries, one_of, real, shape_error, shown, whole
-from locant.embedding.table import RaisesLater, Table, require_ids, rows_of
+from locant.embedding.table import Ids, RaisesLater, Table, ids_of, require_ids, rows_of
 from locant.errors import LocantError, RangeError, Remedy, ShapeError
 from locant.tensors import require_tensor
 
 Scale = float | Literal["sqrt_d_model", "sqrt_d_model_rounded"]
+Init = Literal["normal", "xavier"]
 
 MEASURES = ("cosine", "dot")
 QUERIES = 1024
@@ -51,7 +52,9 @@ class TokenEmbedding(RaisesLater):
         scale: what rows are multiplied with: a number, ``"sqrt_d_model"`` (Vaswani 2017: multiplied in float32 and
             rounded once), or ``"sqrt_d_model_rounded"`` (Gemma: the factor itself is first rounded to the dtype of
             the table, 55.5 instead of 55.4256 in bfloat16 at width 3072).
-        init_std: the standard deviation of fresh rows; default ``d_model ** -0.5``. GPT-2 and BERT have 0.02,
+        init: how fresh rows are drawn: ``"normal"``, or ``"xavier"``, uniformly within
+            ``sqrt(6 / (vocab_size + d_model))`` (Glorot 2010, `torch.nn.init.xavier_uniform_`).
+        init_std: the standard deviation of normal ones; default ``d_model ** -0.5``. GPT-2 and BERT have 0.02,
             `torch.nn.Embedding` has 1.
         padding_idx: a row that starts as zeros and gets no gradient.
 
@@ -65,18 +68,19 @@ class TokenEmbedding(RaisesLater):
         d_model: int,
         *,
         scale: Scale | None = None,
+        init: Init = "normal",
         init_std: float | None = None,
         padding_idx: int | None = None,
     ) -> None:
         super().__init__()
         rows = whole("vocab_size", vocab_size, 1, remedy="the vocab_size of the tokenizer")
         width = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the model")
-        if isinstance(scale, str):
-            one_of("scale", scale, get_args(get_args(Scale)[1]), Remedy("{}, or a number", scale="sqrt_d_model"))
-        elif scale is not None:
-            scale = real("scale", scale, remedy=Remedy("{}, or 'sqrt_d_model'", scale=None))
-        self.scale: Scale | None = scale
-        std = width**-0.5 if init_std is None else init_std
+        self.scale: Scale | None = to_scale("scale", scale)
+        one_of("init", init, get_args(Init))
+        self.init: Init = init
+        if init == "xavier" and init_std is not None:
+            raise RangeError("got init_std beside init='xavier', which follows from the sizes", "one of them")
+        std = init_std if init_std is not None else width**-0.5 if init == "normal" else (2 / (rows + width)) ** 0.5
         self.init_std = real("init_std", std, low=0, remedy="init_std=0.02, or None for d_model ** -0.5")
         remedy = f"None, or a row of the {rows}"
         row = None if padding_idx is None else whole("padding_idx", padding_idx, -rows, rows - 1, remedy=remedy)
@@ -113,7 +117,13 @@ class TokenEmbedding(RaisesLater):
 
     def reset_parameters(self) -> None:
         with torch.no_grad():
-            self.table.draw(self.weight, self.init_std, self.padding_idx)
+            self.table.draw(self.weight, self._fill, self.padding_idx)
+
+    def _fill(self, rows: Tensor) -> Tensor:
+        if self.init == "normal":
+            return rows.normal_(std=self.init_std)
+        bound = 3**0.5 * self.init_std
+        return rows.uniform_(-bound, bound)
 
     @property
     def vocab_size(self) -> int:
@@ -123,24 +133,18 @@ class TokenEmbedding(RaisesLater):
     def d_model(self) -> int:
         return self.weight.shape[1]
 
-    def forward(self, ids: Integer[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
+    def forward(self, ids: Ids) -> Float[Tensor, "*batch d_model"]:
         """The (scaled) row of every id; a `RangeError` names the first that has none, on a GPU at a later call.
 
-        There nothing waits for it: such an id gives NaN, and the error comes then, or by `raise_deferred_errors`.
+        Ids may be a list or an array, as `Tokenizer.encode` gives them. On a GPU nothing waits for an id without a row:
+        it gives NaN, and the error comes then, or by `raise_deferred_errors`.
         """
-        rows = self.table.rows(self.weight, ids, self.padding_idx, self._deferred_errors)
+        rows = self.table.rows(self.weight, ids_of(ids, self), self.padding_idx, self._deferred_errors)
         return rows if self.scale is None else rows * self.factor()
 
     def factor(self) -> float:
         """The number that rows are multiplied with."""
-        if not isinstance(self.scale, str):
-            return 1.0 if self.scale is None else float(self.scale)
-        factor = self.d_model**0.5
-        if self.scale == "sqrt_d_model":
-            return factor
-        mantissa, exponent = math.frexp(factor)  # rounded without a tensor, which compilers could not look into
-        steps = 2 / torch.finfo(self.weight.dtype).eps
-        return math.ldexp(round(mantissa * steps) / steps, exponent)
+        return factor_of(self.scale, self.d_model, self.weight.dtype)
 
     def logits(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab_size"]:
         """Scores of all tokens from the same table (tied head, Press and Wolf 2017); the scale is not applied."""
@@ -218,13 +222,35 @@ class TokenEmbedding(RaisesLater):
             return
         with torch.no_grad():
             grown = self.table.longer(self.weight, vocab_size)
-            grown[has:].normal_(std=self.init_std)
+            self._fill(grown[has:])
             self.weight = nn.Parameter(grown, requires_grad=self.weight.requires_grad)
 
     def extra_repr(self) -> str:
         scale = "" if self.scale is None else f", scale={self.scale!r}"
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"vocab_size={self.vocab_size}, d_model={self.d_model}{scale}{padding}"
+
+
+def to_scale(name: str, scale: Any) -> Scale | None:
+    """A number, or one of the names of one."""
+    if isinstance(scale, str):
+        return cast(
+            Scale,
+            one_of(name, scale, get_args(get_args(Scale)[1]), Remedy("{}, or a number", **{name: "sqrt_d_model"})),
+        )
+    return None if scale is None else real(name, scale, remedy=Remedy("{}, or 'sqrt_d_model'", **{name: None}))
+
+
+def factor_of(scale: Scale | None, d_model: int, dtype: torch.dtype) -> float:
+    """The number that a scale stands for, in a model of this width and dtype."""
+    if not isinstance(scale, str):
+        return 1.0 if scale is None else float(scale)
+    factor = d_model**0.5
+    if scale == "sqrt_d_model":
+        return factor
+    mantissa, exponent = math.frexp(factor)  # rounded without a tensor, which compilers could not look into
+    steps = 2 / torch.finfo(dtype).eps
+    return math.ldexp(round(mantissa * steps) / steps, exponent)
 
 
 class SegmentEmbedding(RaisesLater):

@@ -34,7 +34,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from locant.arguments import Real, real
 from locant.embedding import InputEmbedding, TokenEmbedding
-from locant.embedding.table import DeferredErrors, Table, rows_of
+from locant.embedding.table import DeferredErrors, Fill, Table, rows_of
 from locant.errors import LocantError, ShapeError
 from locant.kernels.input_embedding import look_up
 
@@ -89,7 +89,7 @@ class SplitTable(Table):
         logits = cast(DTensor, F.linear(everywhere, split))
         return logits.redistribute(placements=[Replicate()]).to_local()
 
-    def draw(self, weight: Tensor, std: float, padding_idx: int | None) -> None:
+    def draw(self, weight: Tensor, fill: Fill, padding_idx: int | None) -> None:
         """Draws the parts of all ranks in turn and keeps its own.
 
         Ranks with one seed end with slices of one table and go on in step; a draw for each part alone would give them
@@ -97,7 +97,7 @@ class SplitTable(Table):
         """
         part = LocalRows.of(_split(weight))
         for first in range(0, weight.shape[0], part.size):
-            drawn = part.rows.new_empty(min(part.size, weight.shape[0] - first), weight.shape[1]).normal_(std=std)
+            drawn = fill(part.rows.new_empty(min(part.size, weight.shape[0] - first), weight.shape[1]))
             if first == part.first:
                 part.rows.copy_(drawn)
         if (place := part.place(padding_idx)) is not None:

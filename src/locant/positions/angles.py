@@ -69,6 +69,11 @@ class Angles:
             nearest = torch.tensor([*map(float, self.frequencies)], dtype=torch.float32, device="cpu")
             self._table = Constant(nearest if rounded is None else rounded)
 
+    @property
+    def inv_freq(self) -> Float[Tensor, " pairs"]:
+        """The frequencies in float64, on the CPU."""
+        return torch.tensor([*map(float, self.frequencies)], dtype=torch.float64, device="cpu")
+
     def cos_sin(
         self,
         index: Int[Tensor, "*tokens"],

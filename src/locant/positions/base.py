@@ -9,7 +9,7 @@ https://arxiv.org/abs/2305.19466).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
@@ -17,10 +17,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from locant.arguments import shape_error, whole
+from locant.arguments import shape_error, shown, whole
 from locant.errors import LocantError, RangeError
 from locant.positions.pairs import ScoreMod
-from locant.positions.positions import Positions, require_positions
+from locant.positions.positions import Positions, Where, from_zero, require_positions
 from locant.positions.score_bias import ScoreBias, Written
 from locant.tensors import require_arithmetic
 
@@ -37,6 +37,7 @@ DOORS = {
 
 E = TypeVar("E", bound="PositionEncoding")
 
+Embeddings = Float[Tensor, "batch seq d_model"]
 Queries = Float[Tensor, "batch heads query head_dim"]
 Keys = Float[Tensor, "batch kv_heads key head_dim"]
 Output = Float[Tensor, "batch heads query head_dim"]
@@ -93,6 +94,8 @@ class PositionEncoding(nn.Module):
         y = attend(q, k, v, encoding=encoding, positions=positions)
         y = encoding.unrotate(y, positions)                  # where values are rotated, as keys are
 
+    Positions may be left out where they can only be 0, 1, 2, ...: of two tokens or more, with as many keys as queries.
+
     .. math:: b_{ij} = 0
 
     Parameters are sharded with the block that uses them. FSDP gathers those of an encoding that is sharded by itself
@@ -129,6 +132,9 @@ class PositionEncoding(nn.Module):
     shards that go around a ring.
     """
 
+    num_axes: int = 1
+    """How many indices of a token it tells apart; where there are several, positions have to be given."""
+
     def __init__(self) -> None:
         super().__init__()
 
@@ -140,7 +146,9 @@ class PositionEncoding(nn.Module):
         if {"score_bias", "bias"} <= own:
             raise LocantError(f"got {cls.__name__} with both score_bias and bias, of which one follows", "one of them")
         if "score_bias" in own:
-            cls.bias, cls.score_mod = _matrix_of(cls.score_bias), _function_of(cls.score_bias)
+            matrix, function = "`score_bias` of every pair, float32 at least.", "`score_bias`, for FlexAttention."
+            cls.bias = _follows(cls.score_bias, "bias", matrix, lambda value: value.dense())
+            cls.score_mod = _follows(cls.score_bias, "score_mod", function, lambda value: value.score_mod())
         elif own and "bias" in cls.doors():
             cls.score_bias = _written(writes_score_mod(cls))
 
@@ -187,9 +195,7 @@ class PositionEncoding(nn.Module):
             raise LocantError(got, "a default for it, or a classmethod for_model(cls, shape, **options)")
         return build(cls, sizes)
 
-    def forward(
-        self, x: Float[Tensor, "batch seq d_model"], positions: Positions | None = None
-    ) -> Float[Tensor, "batch seq d_model"]:
+    def forward(self, x: Embeddings, positions: Where = None) -> Embeddings:
         """`embed`, at the positions 0, 1, 2, ... unless others are given; for encodings that do nothing else.
 
         >>> from locant import Sinusoidal
@@ -199,10 +205,12 @@ class PositionEncoding(nn.Module):
         for door in self.doors():
             if door != "embed":
                 got = f"got {type(self).__name__} called like a function, expected a call of its method {door}"
-                raise LocantError(got, self._call_of(door))
-        return self.embed(x, Positions.arange(x.shape[1], device=x.device) if positions is None else positions)
+                is_size = not isinstance(x, Tensor) and type(self).matrix is not PositionEncoding.matrix
+                raise LocantError(got, f"encoding.matrix({shown(x)})" if is_size else self._call_of(door))
+        require_arithmetic("x", x)
+        return self.embed(x, from_zero(x.shape[1], x.device) if positions is None else positions)
 
-    def embed(self, x: Float[Tensor, "batch seq d_model"], positions: Positions) -> Float[Tensor, "batch seq d_model"]:
+    def embed(self, x: Embeddings, positions: Where = None) -> Embeddings:
         """Token embeddings with position added."""
         return x
 
@@ -216,7 +224,7 @@ class PositionEncoding(nn.Module):
         return None, None
 
     def rotate(
-        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
+        self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None, *, inplace: bool = False
     ) -> tuple[Queries, Keys]:
         """Queries and keys rotated by their positions; `k_positions` where the keys have others.
 
@@ -224,7 +232,7 @@ class PositionEncoding(nn.Module):
         """
         return q, k
 
-    def bias(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> Bias | None:
+    def bias(self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None) -> Bias | None:
         """What is added to the attention scores after scaling, or ``None``.
 
         Works for any slice of queries: entry (i, j) depends on query i and key j alone, and so for any slice of keys,
@@ -233,7 +241,7 @@ class PositionEncoding(nn.Module):
         """
         return None
 
-    def unrotate(self, y: Output, positions: Positions) -> Output:
+    def unrotate(self, y: Output, positions: Where = None) -> Output:
         """The output of attention over rotated values, turned back by the positions of its queries.
 
         Rotated values are the rotated keys themselves (DeepSeek-V4), or values rotated as the keys are (GTA, Miyato
@@ -242,9 +250,7 @@ class PositionEncoding(nn.Module):
         """
         return y
 
-    def read(
-        self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None = None
-    ) -> Positions:
+    def read(self, x: Embeddings, positions: Positions, past: Positions | None = None) -> Positions:
         """The positions, and in them what `bias` or `rotate` has to know of hidden states: see `HiddenBias`, `RePo`.
 
         Asked in every layer, of what queries and keys are made from; `rotate`, the cache and `attend` are given the
@@ -267,9 +273,7 @@ class PositionEncoding(nn.Module):
         """
         return queries, keys
 
-    def score_mod(
-        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None
-    ) -> ScoreMod | None:
+    def score_mod(self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None) -> ScoreMod | None:
         """The same as a function for FlexAttention; or ``None`` where that would have to look it up in a matrix."""
         return None
 
@@ -339,28 +343,16 @@ for of_class in (writes_bias, writes_score_mod):
     of_class._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in `locant.kernels.transforms`
 
 
-def _matrix_of(score_bias: Any) -> Any:
-    def bias(
-        self: PositionEncoding, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None
-    ) -> Bias | None:
-        """`score_bias` of every pair, float32 at least."""
-        value = score_bias(self, q, k, positions, positions if k_positions is None else k_positions)
-        return None if value is None else value.dense()
+def _follows(score_bias: Any, name: str, doc: str, of_value: Callable[[ScoreBias], Any]) -> Any:
+    def method(
+        self: PositionEncoding, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None
+    ) -> Bias | ScoreMod | None:
+        value = score_bias(self, q, k, *standing(self, q, k, positions, k_positions))
+        return None if value is None else of_value(value)
 
-    bias.follows = True  # type: ignore[attr-defined]
-    return bias
-
-
-def _function_of(score_bias: Any) -> Any:
-    def score_mod(
-        self: PositionEncoding, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None
-    ) -> ScoreMod | None:
-        """`score_bias` as a function for FlexAttention."""
-        value = score_bias(self, q, k, positions, positions if k_positions is None else k_positions)
-        return None if value is None else value.score_mod()
-
-    score_mod.follows = True  # type: ignore[attr-defined]
-    return score_mod
+    method.__name__, method.__doc__ = name, doc
+    method.follows = True  # type: ignore[attr-defined]
+    return method
 
 
 def _written(has_score_mod: bool) -> Any:
@@ -374,43 +366,68 @@ def _written(has_score_mod: bool) -> Any:
     return score_bias
 
 
+def standing(
+    owner: PositionEncoding | None, q: Tensor, k: Tensor, positions: Where, k_positions: Where
+) -> tuple[Positions, Positions]:
+    """Where queries and keys stand: keys where the queries do, unless `k_positions` says otherwise; see `from_zero`."""
+    if positions is None:
+        if k_positions is not None:
+            got = "got k_positions without positions: where do the queries stand?"
+            raise LocantError(got, "positions=Positions.after(cache_len, n)")
+        for name, x in (("q", q), ("k", k)):
+            _require_shape(name, x)
+        positions = from_zero(q.shape[2], q.device, k.shape[2], 1 if owner is None else owner.num_axes)
+    return positions, positions if k_positions is None else k_positions
+
+
 def require_tokens(
-    owner: object, q: Tensor, k: Tensor, positions: Positions, keys: Positions | None, head_dim: int | None = None
-) -> Positions:
-    """Raise unless queries, keys and positions fit each other and, if given, `head_dim`; returns those of the keys."""
-    keys = positions if keys is None else keys
+    owner: object, q: Tensor, k: Tensor, positions: Positions, keys: Positions, head_dim: int | None = None
+) -> None:
+    """Raise unless queries, keys and positions fit each other and, if given, `head_dim`."""
     for name, x, where in (("q", q, positions), ("k", k, keys)):
         require_heads(name, x, where, head_dim)
         where.require_single_axis(type(owner).__name__)
-    return keys
 
 
-def require_embeddings(owner: PositionEncoding, x: Tensor, positions: Positions, d_model: int) -> None:
-    """The same of tokens of a text, whose positions have one axis."""
-    require_width(owner, x, positions, d_model)
-    positions.require_single_axis(type(owner).__name__)
-
-
-def require_width(owner: PositionEncoding, x: Tensor, positions: Positions, d_model: int) -> None:
-    """Raise unless embeddings of tokens or patches fit their positions and the width of what is added to them."""
-    require_positions(positions)
+def require_embeddings(
+    owner: PositionEncoding, x: Tensor, positions: Where, d_model: int, *, single_axis: bool = True
+) -> Positions:
+    """Raise unless embeddings fit their positions, which come back, and the width of what is added to them."""
+    if positions is not None:
+        require_positions(positions)
     require_arithmetic("x", x)
-    name = type(owner).__name__
     if x.ndim != 3 or x.shape[-1] != d_model:
-        remedy = "x.view(1, *x.shape)" if x.ndim == 2 else f"{name}(d_model={x.shape[-1] if x.ndim else 1})"
+        remedy = "x.view(1, *x.shape)" if x.ndim == 2 else width_remedy(owner, x.shape[-1] if x.ndim else 1)
         raise shape_error("x", x, f"(batch, seq, d_model={d_model})", remedy)
+    positions = from_zero(x.shape[1], x.device) if positions is None else positions
     positions.require_fits(x.shape[0], x.shape[1], x.device, "x")
+    if single_axis:
+        positions.require_single_axis(type(owner).__name__)
+    return positions
 
 
-def require_heads(name: str, x: Any, positions: Positions, head_dim: int | None = None) -> None:
-    """Raise unless queries or keys fit their positions and, if given, a width of heads."""
+def width_remedy(owner: PositionEncoding, d_model: int) -> str:
+    """How an encoding of this width is written; of one whose two sizes were swapped, both in their order."""
+    if getattr(owner, "max_seq_len", None) != d_model:
+        return f"{type(owner).__name__}(d_model={d_model})"
+    return f"{type(owner).__name__}(max_seq_len={getattr(owner, 'd_model', '...')}, d_model={d_model}), in this order"
+
+
+def require_heads(name: str, x: Any, positions: Where, head_dim: int | None = None, axes: int = 1) -> Positions:
+    """Raise unless queries or keys fit their positions, which come back, and, if given, a width of heads."""
+    _require_shape(name, x, head_dim)
+    positions = from_zero(x.shape[2], x.device, None, axes) if positions is None else positions
+    require_positions(positions)
+    positions.require_fits(x.shape[0], x.shape[2], x.device, name)
+    return positions
+
+
+def _require_shape(name: str, x: Any, head_dim: int | None = None) -> None:
     require_arithmetic(name, x)
     if x.ndim != 4 or head_dim not in (None, x.shape[-1]):
         width = "head_dim" if head_dim is None else f"head_dim={head_dim}"
         remedy = f"{name}.view(batch, seq, heads, head_dim).transpose(1, 2)"
         raise shape_error(name, x, f"(batch, heads, seq, {width})", remedy)
-    require_positions(positions)
-    positions.require_fits(x.shape[0], x.shape[2], x.device, name)
 
 
 def bias_matrix(

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from locant.arguments import MAX_WIDTH, whole
 from locant.errors import LocantError
 from locant.kernels.transforms import is_transforming
-from locant.positions.base import Keys, PositionEncoding, Queries, require_embeddings, require_tokens
+from locant.positions.base import Embeddings, Keys, PositionEncoding, Queries, require_embeddings, require_tokens
 from locant.positions.documents import PADDING
 from locant.positions.fields import Read
 from locant.positions.heads import Heads
@@ -92,9 +92,7 @@ class HiddenBias(PositionEncoding):
     far: int | None = None
     is_for_pairs: ClassVar[bool] = True
 
-    def read(
-        self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None = None
-    ) -> Positions:
+    def read(self, x: Embeddings, positions: Positions, past: Positions | None = None) -> Positions:
         """The positions of `x`, with what is read of it."""
         require_embeddings(self, x, positions, self.d_model)
         rows = positions.expand(x.shape[0])

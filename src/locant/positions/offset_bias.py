@@ -60,6 +60,7 @@ class OffsetBias(PositionEncoding):
 
     def _resize(self, height: int, width: int) -> None:
         self.height = whole("height", height, 1, MAX_SIDE, remedy="height=14, the rows of the grid")
+        self.num_axes = 2 if self.height > 1 else 1
         self.width = whole("width", width, 1, MAX_SIDE, remedy="width=14, the columns of the grid")
 
     @classmethod

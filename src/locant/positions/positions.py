@@ -460,5 +460,34 @@ def require_positions(positions: object) -> None:
         raise LocantError(got, "Positions.of(position_ids), or Positions.from_mask(attention_mask)")
 
 
+def from_zero(num_tokens: int, device: torch.device, num_keys: int | None = None, axes: int = 1) -> Positions:
+    """0, 1, 2, ... for tokens that come without positions, where these can be no others.
+
+    Refused are what may stand anywhere: a token alone, and queries beside fewer or more keys. Both come up in decoding,
+    where a wrong guess would be silent. So are tokens of an encoding with several `axes`.
+    """
+    if axes > 1:
+        got = f"got no positions, expected them for an encoding of {axes} axes: which row and column has each token?"
+        raise LocantError(got, f"Positions.grid(height, width), or Positions.arange({num_tokens}) for text")
+    if num_keys is not None and num_keys != num_tokens:
+        got = f"got {num_tokens} queries and {num_keys} keys without positions: where do the queries stand?"
+        raise LocantError(got, "positions=Positions.after(cache_len, n), and k_positions=... for the keys")
+    if num_tokens == 1:
+        got = "got a single token without positions: where does it stand?"
+        raise LocantError(got, "Positions.after(cache_len, 1), or Positions.arange(1) for the first of a text")
+    return Positions.arange(num_tokens, device=device)
+
+
+def positions_or_length(positions: Positions | int) -> Positions:
+    """Positions as they are, or so many from 0 on."""
+    if isinstance(positions, (int, np.integer)):
+        return Positions.arange(positions)
+    require_positions(positions)
+    return positions
+
+
+Where = Positions | None
+"""Where tokens stand; ``None`` for `from_zero`."""
+
 register_pytree(Positions)
 torch.serialization.add_safe_globals([Positions, Grid])  # a saved program holds those that it was exported with

@@ -23,11 +23,11 @@ from torch import Tensor
 
 from locant.arguments import shown
 from locant.errors import LocantError, RangeError, ShapeError
-from locant.positions.base import Keys, PositionEncoding, Queries, require_heads
+from locant.positions.base import Keys, PositionEncoding, Queries, require_heads, standing
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.heads import for_query_heads
 from locant.positions.pairs import bias_dtype
-from locant.positions.positions import Positions
+from locant.positions.positions import Positions, Where
 
 
 class PairClass(NamedTuple):
@@ -70,7 +70,7 @@ class RotaryByClass(PositionEncoding):
             got = f"got {shown(rotary)} for rotary, expected a rotary encoding"
             raise RangeError(got, f"{type(self).__name__}(locant.Rotary(head_dim=64))")
         self.rotary = rotary
-        self.head_dim = rotary.head_dim
+        self.head_dim, self.num_axes = rotary.head_dim, rotary.num_axes
         self._turning = rotary.alike(temperature=None)
 
     def classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass]:
@@ -87,11 +87,12 @@ class RotaryByClass(PositionEncoding):
         return [each._replace(rotary=self._turning) for each in self.classes(positions, k_positions)]
 
     def rotate(
-        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
+        self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None, *, inplace: bool = False
     ) -> tuple[Queries, Keys]:
         """Queries and keys as they are, but for a temperature of queries: `attend` rotates them, class by class."""
+        positions, keys = standing(self, q, k, positions, k_positions)
         require_heads("q", q, positions, self.head_dim)
-        require_heads("k", k, positions if k_positions is None else k_positions, self.head_dim)
+        require_heads("k", k, keys, self.head_dim)
         temperature = self.rotary.temperature
         return (q if temperature is None else temperature.grown(q, positions, inplace=inplace)), k
 

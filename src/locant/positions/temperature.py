@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from locant.arguments import MAX_INT32, Real, real, whole
-from locant.positions.base import Keys, PositionEncoding, Queries, require_heads
-from locant.positions.positions import Positions
+from locant.positions.base import Keys, PositionEncoding, Queries, require_heads, standing
+from locant.positions.positions import Positions, Where
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +71,10 @@ class Tempered(PositionEncoding):
         self.temperature = Temperature(step=step, weight=weight, shift=1)
 
     def rotate(
-        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
+        self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None, *, inplace: bool = False
     ) -> tuple[Queries, Keys]:
         """Scaled queries in the dtype they came in, and the keys unchanged."""
+        positions, _ = standing(self, q, k, positions, k_positions)
         require_heads("q", q, positions)
         return self.temperature.grown(q, positions, inplace=inplace), k
 

@@ -17,7 +17,7 @@ from locant.text.tokenizer.engine import Engine
 from tests.text.tokenizer.zoo import ATOMS, KINDS, SPLITS, byte_level, loaded, with_split
 
 WHOLE = {
-    "byte level, a space before", "byte level, spaces dropped", "byte level, a token strips", "unigram",
+    "byte level, a space before", "byte level, spaces dropped", "byte level, a token strips", "unigram", "words",
     "byte fallback",
 }  # fmt: skip
 CUT = [kind for kind in (*KINDS, *SPLITS) if kind not in WHOLE]

@@ -177,6 +177,7 @@ KINDS = {
     "word piece": _word_piece,
     "unigram": _unigram,
     "word level": _word_level,
+    "words": lambda: tokenizers.Tokenizer.from_str(Tokenizer.words(TEXT[:9_000]).to_json()),
     "byte fallback": _byte_fallback,
 }
 

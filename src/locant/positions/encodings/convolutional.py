@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, flag, one_of, whole
 from locant.errors import LocantError, RangeError
-from locant.positions.base import EncodingInfo, PositionEncoding, require_embeddings
+from locant.positions.base import Embeddings, EncodingInfo, PositionEncoding, require_embeddings
 from locant.positions.documents import PADDING
-from locant.positions.positions import Positions
+from locant.positions.positions import Positions, Where
 from locant.tensors import has_values
 
 Norm = Literal["weight", "layer"]
@@ -107,9 +107,9 @@ class Convolutional(PositionEncoding):
         """How far before a token its farthest neighbour is."""
         return self.kernel_size - 1 if self.causal else self.kernel_size // 2
 
-    def embed(self, x: Float[Tensor, "batch seq d_model"], positions: Positions) -> Float[Tensor, "batch seq d_model"]:
+    def embed(self, x: Embeddings, positions: Where = None) -> Embeddings:
         """`x` with what its neighbours make of each token added; padding stays as it is."""
-        require_embeddings(self, x, positions, self.d_model)
+        positions = require_embeddings(self, x, positions, self.d_model)
         if positions.document_or_none is None and positions.start == 0:
             return x + self._convolved(x)
         slots, places = self._one_behind_another(positions.expand(len(x)))

@@ -7,10 +7,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, scale_of, whole
-from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, require_tokens
+from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, require_tokens, standing
 from locant.positions.heads import for_query_heads
 from locant.positions.pairs import bias_dtype, exact_dot
-from locant.positions.positions import Positions
+from locant.positions.positions import Positions, Where
 
 GRID = 2.0**-30
 """Gates are rounded to this: sums of up to eight million then have no rounding, and so no order."""
@@ -74,10 +74,11 @@ class Cope(PositionEncoding):
         nn.init.zeros_(self.weight)
 
     def counts(
-        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None
+        self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None
     ) -> Float[Tensor, "batch heads query key"]:
         """The contextual position of every key as seen from every query, in float64."""
-        keys = require_tokens(self, q, k, positions, k_positions, self.head_dim)
+        positions, keys = standing(self, q, k, positions, k_positions)
+        require_tokens(self, q, k, positions, keys, self.head_dim)
         dtype = bias_dtype(q)
         product = exact_dot(q, for_query_heads(k, q.shape[1]), dtype) * self.scale
         gates = 1 / (1 + torch.exp(-product))  # torch.sigmoid's rounding depends on an entry's place in memory
@@ -85,7 +86,7 @@ class Cope(PositionEncoding):
             gates = gates + ((gates / GRID).round() * GRID - gates).detach()
         return _sums_from_key(gates.masked_fill(~positions.mask(k_positions), 0.0), keys)
 
-    def bias(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> Bias:
+    def bias(self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None) -> Bias:
         """The query's product with the interpolated embedding of every count, float32 at least."""
         count = self.counts(q, k, positions, k_positions).clamp(max=self.max_positions - 1)
         products = exact_dot(q, self.weight, bias_dtype(q))

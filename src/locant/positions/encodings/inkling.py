@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, Real, real, whole
-from locant.positions.base import EncodingInfo, Keys, Queries, require_heads
+from locant.positions.base import EncodingInfo, Keys, Queries, require_heads, standing
 from locant.positions.encodings import INIT_STD
 from locant.positions.hidden_bias import HiddenBias, OfTokens, projected
 from locant.positions.pairs import bias_dtype
-from locant.positions.positions import Positions
+from locant.positions.positions import Positions, Where
 from locant.positions.score_bias import Entries, Lookup
 
 
@@ -96,9 +96,10 @@ class Inkling(HiddenBias):
         return 1.0 + self.alpha * ((positions.index + 1).to(dtype) / self.floor).clamp(min=1.0).log()
 
     def rotate(
-        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
+        self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None, *, inplace: bool = False
     ) -> tuple[Queries, Keys]:
         """Queries times their temperature, in the dtype they came in, and the keys unchanged."""
+        positions, _ = standing(self, q, k, positions, k_positions)
         require_heads("q", q, positions)
         positions.require_single_axis("Inkling")
         if self.floor is None:

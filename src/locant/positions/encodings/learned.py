@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from locant.arguments import MAX_WIDTH, flag, one_of, real, whole
 from locant.errors import ShapeError
 from locant.kernels.input_embedding import look_up
-from locant.positions.base import EncodingInfo, ModelShape, PositionEncoding, build, require_embeddings, require_width
+from locant.positions.base import Embeddings, EncodingInfo, ModelShape, PositionEncoding, build, require_embeddings
 from locant.positions.encodings import INIT_STD
 from locant.positions.grids import Grid
-from locant.positions.positions import Positions
+from locant.positions.positions import Positions, Where
 
 Interpolation = Literal["bicubic", "bilinear"]
 ResizeMethod = Literal["extend", "interpolate"]
@@ -40,7 +40,7 @@ class Learned(PositionEncoding):
     Tested against:
         `transformers`' OPT, and rows looked up by hand.
 
-    >>> Learned(512, 256).embed(torch.zeros(8, 4, 256), Positions.arange(4)).shape
+    >>> Learned(512, 256).embed(torch.zeros(8, 4, 256)).shape
     torch.Size([8, 4, 256])
     """
 
@@ -72,9 +72,9 @@ class Learned(PositionEncoding):
     def d_model(self) -> int:
         return self.weight.shape[1]
 
-    def embed(self, x: Float[Tensor, "batch seq d_model"], positions: Positions) -> Float[Tensor, "batch seq d_model"]:
+    def embed(self, x: Embeddings, positions: Where = None) -> Embeddings:
         """`x` with each token's row added; a `RangeError` names the first position that has no row."""
-        require_embeddings(self, x, positions, self.d_model)
+        positions = require_embeddings(self, x, positions, self.d_model)
         self.require_rows(positions)
         return x + look_up(self.row_of(positions), self.weight)
 
@@ -235,9 +235,9 @@ class LearnedGrid(PositionEncoding):
     def d_model(self) -> int:
         return self.weight.shape[1]
 
-    def embed(self, x: Float[Tensor, "batch seq d_model"], positions: Positions) -> Float[Tensor, "batch seq d_model"]:
+    def embed(self, x: Embeddings, positions: Where = None) -> Embeddings:
         """`x` with the vector of each token's cell added."""
-        require_width(self, x, positions, self.d_model)
+        positions = require_embeddings(self, x, positions, self.d_model, single_axis=False)
         if positions.place_or_none is None:
             self._require_row(positions)
             return x + look_up(positions.index, self.weight)

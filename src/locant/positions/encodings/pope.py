@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from locant.arguments import MAX_WIDTH, shape_error, whole
 from locant.errors import LocantError, Remedy
 from locant.positions.angles import AngleMode, Angles
-from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads
+from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads, standing
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
-from locant.positions.positions import Positions
+from locant.positions.positions import Positions, Where
 
 
 class PoPE(PositionEncoding):
@@ -70,13 +70,13 @@ class PoPE(PositionEncoding):
         nn.init.zeros_(self.shift)
 
     def rotate(
-        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
+        self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None, *, inplace: bool = False
     ) -> tuple[Float[Tensor, "batch heads query twice"], Float[Tensor, "batch kv_heads key twice"]]:
         """Queries and keys of twice the width, in the dtype they came in; the arithmetic is float32 at least."""
         if inplace:
             got = "got inplace=True for PoPE, which makes queries and keys of twice the width"
             raise LocantError(got, "rotate(q, k, positions)")
-        keys = positions if k_positions is None else k_positions
+        positions, keys = standing(self, q, k, positions, k_positions)
         polar_q = self._polar("q", q, positions, None) * math.sqrt(2)
         return polar_q.to(q.dtype), self._polar("k", k, keys, self.shift).to(k.dtype)
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, whole
 from locant.errors import LocantError
-from locant.positions.base import EncodingInfo, Output, require_embeddings
+from locant.positions.base import Embeddings, EncodingInfo, Output, require_embeddings
 from locant.positions.constant import Constant
 from locant.positions.encodings.rotary_by_head import RotaryOfHeads
 from locant.positions.fields import Read
 from locant.positions.frequencies import inverse_frequencies
 from locant.positions.hidden_bias import REMEDY, projected
-from locant.positions.positions import Positions
+from locant.positions.positions import Positions, Where
 
 
 class RePo(RotaryOfHeads):
@@ -83,16 +82,14 @@ class RePo(RotaryOfHeads):
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
 
-    def read(
-        self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None = None
-    ) -> Positions:
+    def read(self, x: Embeddings, positions: Positions, past: Positions | None = None) -> Positions:
         """The positions of `x`, with where every head has its token."""
         require_embeddings(self, x, positions, self.d_model)
         gate, content = (projected(x, weight, torch.float64) for weight in (self.gate, self.content))
         places = projected(F.silu(gate) * content, self.weight, torch.float64)
         return dataclasses.replace(positions.expand(x.shape[0]), read=Read(of_query=places))
 
-    def unrotate(self, y: Output, positions: Positions) -> Output:
+    def unrotate(self, y: Output, positions: Where = None) -> Output:
         """The inverse rotation, of values that were rotated as the keys are."""
         return self._rotated("y", y, positions, inverse=True)
 

@@ -13,7 +13,7 @@ from locant.errors import LocantError, RangeError
 from locant.positions.base import EncodingInfo, Keys, ModelShape, Output, PositionEncoding, Queries, build
 from locant.positions.constant import Constant
 from locant.positions.encodings.rotary import Rotary
-from locant.positions.positions import Positions
+from locant.positions.positions import Where
 
 
 class RoPEPlusPlus(PositionEncoding):
@@ -36,7 +36,7 @@ class RoPEPlusPlus(PositionEncoding):
         The formula in NumPy's complex numbers, scores and gradients.
 
     >>> q, k = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8)
-    >>> [x.shape for x in RoPEPlusPlus(Rotary(8)).rotate(q, k, Positions.arange(5))]
+    >>> [x.shape for x in RoPEPlusPlus(Rotary(8)).rotate(q, k)]
     [torch.Size([1, 8, 5, 8]), torch.Size([1, 2, 5, 8])]
     """
 
@@ -70,7 +70,7 @@ class RoPEPlusPlus(PositionEncoding):
         return build(cls, {"rotary": Rotary(shape.head_dim)} | options)
 
     def rotate(
-        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
+        self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None, *, inplace: bool = False
     ) -> tuple[Float[Tensor, "batch twice query head_dim"], Keys]:
         """Twice as many heads of queries, and the keys, in the dtype they came in."""
         if inplace:
@@ -79,6 +79,6 @@ class RoPEPlusPlus(PositionEncoding):
         turned = rotated.index_select(-1, self._other.on(q.device)) * self._sign.on(q.device).to(q.dtype)
         return torch.stack([rotated, turned], dim=2).flatten(1, 2), keys
 
-    def unrotate(self, y: Output, positions: Positions) -> Output:
+    def unrotate(self, y: Output, positions: Where = None) -> Output:
         """As its rotary encoding does, whose rotated keys are the values."""
         return self.rotary.unrotate(y, positions)

@@ -16,12 +16,12 @@ from locant.errors import LocantError, RangeError, Remedy, ShapeError
 from locant.kernels.rotary import Layout, Tables, is_transformed, require_writable, rotate, rotate_pairs
 from locant.kernels.rotary.reference import cos_sin
 from locant.positions.angles import AngleMode, Angles
-from locant.positions.base import EncodingInfo, Keys, Output, PositionEncoding, Queries, require_heads
+from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads, standing
 from locant.positions.constant import Constant
 from locant.positions.frequencies import PRECISION, base_of, width_of
 from locant.positions.pair_table import Channels, Pairs, sections_of
-from locant.positions.positions import Positions, require_positions
-from locant.positions.scaling import Scaling, Unscaled
+from locant.positions.positions import Positions, Where, positions_or_length
+from locant.positions.scaling import TRAINED, Scaling, Unscaled, scaling_by_name
 from locant.positions.temperature import Temperature
 from locant.tensors import has_float64, has_values
 
@@ -32,22 +32,26 @@ MOST_DENOMINATORS = 32
 """Tables of angles that are kept for positions in parts, some MiB each: images of as many shapes in turns."""
 
 
+Rotated = Float[Tensor, "batch *heads seq head_dim"]
+RotatedKeys = Float[Tensor, "batch *kv_heads key head_dim"]
+
+
 class RotatedAlike(PositionEncoding):
     """The base of encodings that rotate keys as they rotate queries, each by itself: a subclass writes `_rotated`."""
 
-    def rotate_one(self, x: Queries, positions: Positions) -> Queries:
+    def rotate_one(self, x: Queries, positions: Where = None) -> Queries:
         """One tensor, queries or keys."""
         return self._rotated("x", x, positions)
 
     def rotate(
-        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
+        self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None, *, inplace: bool = False
     ) -> tuple[Queries, Keys]:
         """Both, in the dtype they came in; the arithmetic is float32 at least."""
-        keys = positions if k_positions is None else k_positions
+        positions, keys = standing(self, q, k, positions, k_positions)
         rotated = self._rotated("q", q, positions), self._rotated("k", k, keys)
         return (q.copy_(rotated[0]), k.copy_(rotated[1])) if inplace else rotated
 
-    def _rotated(self, name: str, x: Tensor, positions: Positions) -> Tensor:
+    def _rotated(self, name: str, x: Tensor, positions: Where) -> Tensor:
         """One tensor; `name` is what errors call it."""
         raise NotImplementedError
 
@@ -65,7 +69,8 @@ class Rotary(PositionEncoding):
     Args:
         head_dim: dimensions per head.
         base: the frequencies fall from 1 towards 1 / base (the theta of most configurations).
-        scaling: how frequencies are stretched for contexts longer than the trained one, see `locant.scaling`.
+        scaling: how frequencies are stretched for contexts longer than the trained one, see `locant.scaling`; or a name
+            and a factor, ``"yarn:8"``, from a trained length of 4 096, or ``"yarn:8:8192"`` from another.
         layout: which dimensions form a pair: ``"half"`` (Llama, NeoX: i with i + d/2) or ``"interleaved"`` (the paper,
             GPT-J: 2i with 2i + 1).
         rotary_dim: rotate only the first dimensions of a head, and leave the rest as it is (GPT-J, NeoX, Phi).
@@ -89,7 +94,7 @@ class Rotary(PositionEncoding):
         up to position 2^31 - 1.
 
     >>> q, k = torch.randn(2, 8, 5, 64), torch.randn(2, 2, 5, 64)
-    >>> [rotated.shape for rotated in Rotary(64).rotate(q, k, Positions.arange(5))]
+    >>> [rotated.shape for rotated in Rotary(64).rotate(q, k)]
     [torch.Size([2, 8, 5, 64]), torch.Size([2, 2, 5, 64])]
     """
 
@@ -110,7 +115,7 @@ class Rotary(PositionEncoding):
         head_dim: int,
         base: float = 10_000.0,
         *,
-        scaling: Scaling | None = None,
+        scaling: Scaling | str | None = None,
         layout: Layout = "half",
         rotary_dim: int | None = None,
         angles: AngleMode = "exact",
@@ -124,8 +129,6 @@ class Rotary(PositionEncoding):
         if pairs is not None:
             _require_alone(pairs, layout=layout, rotary_dim=rotary_dim, sections=sections, axial=axial)
             rotary_dim, layout = 2 * len(pairs), pairs.layout or "half"
-        if scaling is not None and not isinstance(scaling, Scaling):
-            raise RangeError(f"got {shown(scaling)} for scaling, expected one of locant.scaling", "Linear(factor=4.0)")
         remedy = Remedy("{}, or an even rotary_dim beside it", head_dim=64)
         self.head_dim = width_of("head_dim", head_dim, even=rotary_dim is None, remedy=remedy)
         if pairs is not None and (last := max(map(max, pairs.dims))) >= self.head_dim:
@@ -135,12 +138,18 @@ class Rotary(PositionEncoding):
         remedy = f"an even number from 2 to head_dim={self.head_dim}"
         self.rotary_dim = whole("rotary_dim", rotary_dim, 2, self.head_dim, even=True, remedy=remedy)
         self.base = base_of(base)
+        if isinstance(scaling, str):
+            scaling = scaling_by_name(scaling, TRAINED, self.rotary_dim, self.base)
+        if scaling is not None and not isinstance(scaling, Scaling):
+            got = f"got {shown(scaling)} for scaling, expected one of locant.scaling"
+            raise RangeError(got, "'linear:4', or Linear(factor=4.0)")
         self.scaling = Unscaled() if scaling is None else scaling
         self.layout: Layout = layout
         self.sections = None if sections is None else sections_of(sections, self.rotary_dim // 2)
         self.axial = flag("axial", axial)
         self._own_pairs = pairs
         self.pairs = pairs or Pairs.of(self.rotary_dim, layout=layout, sections=self.sections, axial=self.axial)
+        self.num_axes = self.pairs.num_axes or 1
         self._axis_of_pair = Constant(torch.tensor(self.pairs.axes, dtype=torch.int64, device="cpu"))
         remedy = "the length of the whole sequence, cache included"
         self.seq_len = None if seq_len is None else whole("seq_len", seq_len, 1, MAX_INT32 + 1, remedy=remedy)
@@ -270,10 +279,13 @@ class Rotary(PositionEncoding):
         return channels.scatter(rotate_pairs(channels.gather(k), cos, sin, channels.layout), k)
 
     def cos_sin(
-        self, positions: Positions, dtype: torch.dtype = torch.float32
+        self, positions: Positions | int, dtype: torch.dtype = torch.float32
     ) -> tuple[Float[Tensor, "batch seq pairs"], Float[Tensor, "batch seq pairs"]]:
-        """The cosine and sine by which each pair of each token is rotated, times the attention factor."""
-        require_positions(positions)
+        """The cosine and sine by which each pair of each token is rotated, times the attention factor.
+
+        Of so many positions from 0 on for a number.
+        """
+        positions = positions_or_length(positions)
         index, tables = self._index_and_tables(positions)
         return cos_sin(index, tables, dtype)
 
@@ -284,7 +296,7 @@ class Rotary(PositionEncoding):
         >>> Rotary(8).inv_freq.tolist()
         [1.0, 0.1, 0.01, 0.001]
         """
-        return torch.tensor([*map(float, self.angles.frequencies)], dtype=torch.float64, device="cpu")
+        return self.angles.inv_freq
 
     @property
     def inv_freq_float32(self) -> Float[Tensor, " pairs"]:
@@ -328,46 +340,56 @@ class Rotary(PositionEncoding):
         cos, sin = ((table.numpy() if like == "numpy" else table) for table in tables)
         return cos, sin
 
-    def rotate_one(self, x: Queries, positions: Positions) -> Queries:
+    def rotate_one(self, x: Rotated, positions: Where = None) -> Rotated:
         """One tensor rotated by itself, queries or keys: what `rotate` makes of it, but for a temperature of queries.
 
         >>> Rotary(2).rotate_one(torch.tensor([[[[1.0, 0.0]]]]), Positions.after(1, 1))
         tensor([[[[0.5403, 0.8415]]]])
         """
-        require_heads("x", x, positions, self.head_dim)
+        if _has_no_heads(x):
+            return self.rotate_one(x[:, None], positions)[:, 0]
+        positions = require_heads("x", x, positions, self.head_dim, self.num_axes)
         if self._in_order is not None:
             channels, ordered = self._in_order
             return channels.scatter(ordered.rotate_one(channels.gather(x), positions), x)
         return rotate(x, None, *self._index_and_tables(positions), self.layout)[0]
 
     def rotate(
-        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
-    ) -> tuple[Queries, Keys]:
+        self, q: Rotated, k: RotatedKeys, positions: Where = None, k_positions: Where = None, *, inplace: bool = False
+    ) -> tuple[Rotated, RotatedKeys]:
         """Rotated queries and keys, in the dtype they came in; the arithmetic is float32 at least.
+
+        Where there are no heads, they are ``batch seq head_dim``.
 
         With `inplace`, `q` and `k` may be the same elements, which are rotated once; elements that only some of both
         share are refused before anything is written, as is what torch cannot overwrite.
         """
+        if _has_no_heads(q) and _has_no_heads(k):
+            q, k = self.rotate(q[:, None], k[:, None], positions, k_positions, inplace=inplace)
+            return q[:, 0], k[:, 0]
+        for name, x in (("q", q), ("k", k)):
+            if x is None:
+                raise ShapeError(f"got None for {name}, expected a tensor", "encoding.rotate_one(x, positions)")
+        if positions is None:
+            positions, _ = standing(self, q, k, positions, k_positions)
+        keys = positions if k_positions is None else k_positions
         if self.temperature is None:
-            return self._rotate(q, k, positions, k_positions, inplace)
+            return self._rotate(q, k, positions, keys, inplace)
         if inplace and isinstance(q, Tensor) and isinstance(k, Tensor) and require_writable(q, k):
             raise ShapeError("got one tensor as q and k, of which queries alone have a temperature", "k.clone()")
-        rotated_q, rotated_k = self._rotate(q, k, positions, k_positions, inplace)
+        rotated_q, rotated_k = self._rotate(q, k, positions, keys, inplace)
         return self.temperature.grown(rotated_q, positions, inplace=inplace), rotated_k
 
     def _rotate(
-        self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None, inplace: bool
+        self, q: Tensor, k: Tensor, positions: Positions, keys: Positions, inplace: bool
     ) -> tuple[Tensor, Tensor]:
-        keys = positions if k_positions is None else k_positions
-        for name, x, where in (("q", q, positions), ("k", k, keys)):
-            if x is None:
-                raise ShapeError(f"got None for {name}, expected a tensor", "encoding.rotate_one(x, positions)")
-            require_heads(name, x, where, self.head_dim)
+        require_heads("q", q, positions, self.head_dim)
+        require_heads("k", k, keys, self.head_dim)
         if self._in_order is not None:
             channels, ordered = self._in_order
             if inplace:
                 require_writable(q, k)
-            rotated_q, rotated_k = ordered.rotate(channels.gather(q), channels.gather(k), positions, k_positions)
+            rotated_q, rotated_k = ordered.rotate(channels.gather(q), channels.gather(k), positions, keys)
             rotated_q, rotated_k = channels.scatter(rotated_q, q), channels.scatter(rotated_k, k)
             return (q.copy_(rotated_q), k.copy_(rotated_k)) if inplace else (rotated_q, rotated_k)
         if keys is not positions or k.dtype != q.dtype:
@@ -375,14 +397,16 @@ class Rotary(PositionEncoding):
         index, tables = self._index_and_tables(positions)
         return rotate(q, k, index, tables, self.layout, inplace=inplace)
 
-    def unrotate(self, y: Output, positions: Positions) -> Output:
+    def unrotate(self, y: Rotated, positions: Where = None) -> Rotated:
         """The inverse of `rotate_one`: rotated by the negative angles, and divided by the attention factor.
 
         >>> y, where = torch.randn(1, 2, 5, 8), Positions.arange(5)
         >>> torch.allclose(Rotary(8).unrotate(Rotary(8).rotate_one(y, where), where), y, atol=1e-6)
         True
         """
-        require_heads("y", y, positions, self.head_dim)
+        if _has_no_heads(y):
+            return self.unrotate(y[:, None], positions)[:, 0]
+        positions = require_heads("y", y, positions, self.head_dim, self.num_axes)
         if self._in_order is not None:
             channels, ordered = self._in_order
             return channels.scatter(ordered.unrotate(channels.gather(y), positions), y)
@@ -465,6 +489,10 @@ class Rotary(PositionEncoding):
         length += "" if self.temperature is None else f", temperature={self.temperature}"
         shape = f"head_dim={self.head_dim}, base={self.base:g}{partial}{scaling}{sections}{length}"
         return f"{shape}, layout={self.layout!r}, angles={self.angles.mode!r}"
+
+
+def _has_no_heads(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.ndim == 3
 
 
 def _require_alone(pairs: Any, **short: Any) -> None:

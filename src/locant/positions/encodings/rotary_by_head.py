@@ -18,7 +18,7 @@ from locant.positions.constant import Constant
 from locant.positions.encodings.rotary import Rotary, RotatedAlike
 from locant.positions.frequencies import TWO_PI, base_of, inverse_frequencies, width_of
 from locant.positions.pair_table import Pairs
-from locant.positions.positions import Positions
+from locant.positions.positions import Positions, Where
 
 
 class RotaryOfHeads(RotatedAlike):
@@ -42,8 +42,8 @@ class RotaryOfHeads(RotatedAlike):
         """By which each pair of each head is rotated, ``#batch heads seq pairs``: a subclass writes this."""
         raise NotImplementedError
 
-    def _rotated(self, name: str, x: Tensor, positions: Positions, *, inverse: bool = False) -> Tensor:
-        require_heads(name, x, positions, self.head_dim)
+    def _rotated(self, name: str, x: Tensor, positions: Where, *, inverse: bool = False) -> Tensor:
+        positions = require_heads(name, x, positions, self.head_dim, self.num_axes)
         cos, sin = self.cos_sin_of_heads(positions, torch.promote_types(x.dtype, torch.float32))
         if x.shape[1] % self.num_heads:
             raise shape_error(name, x, f"a multiple of {self.num_heads} heads", f"num_heads={x.shape[1]}")
@@ -106,7 +106,7 @@ class MixedRotary(RotaryOfHeads):
             mixed = size * direction / direction.norm(dim=0, keepdim=True).clamp(min=1e-6)
             self.frequencies.copy_(mixed if self.num_axes > 1 else size.expand_as(mixed))
 
-    def unrotate(self, y: Output, positions: Positions) -> Output:
+    def unrotate(self, y: Output, positions: Where = None) -> Output:
         """The inverse of `rotate_one`."""
         return self._rotated("y", y, positions, inverse=True)
 
@@ -260,7 +260,7 @@ class RotaryByHead(RotatedAlike):
             got = f"got {shown(strange[0] if strange else groups)} in groups, expected rotary encodings of one head_dim"
             raise RangeError(got, "[Rotary(64, pairs=...), Rotary(64, pairs=...)]")
         self.groups = nn.ModuleList(groups)
-        self.head_dim = groups[0].head_dim
+        self.head_dim, self.num_axes = groups[0].head_dim, max(one.num_axes for one in groups)
 
     @classmethod
     def for_model(cls, shape: ModelShape, **options: Any) -> RotaryByHead:
@@ -271,16 +271,16 @@ class RotaryByHead(RotatedAlike):
         by_axis = [Pairs(dims=dims, axes=[axis] * len(dims), num_axes=count) for axis in range(count)]
         return build(cls, {"groups": [Rotary(width, pairs=pairs) for pairs in by_axis]} | options)
 
-    def _rotated(self, name: str, x: Tensor, positions: Positions) -> Tensor:
+    def _rotated(self, name: str, x: Tensor, positions: Where) -> Tensor:
         parts = self._parts(name, x, positions)
         return torch.cat([one.rotate_one(part, positions) for one, part in zip(self.groups, parts, strict=True)], dim=1)  # type: ignore[operator]
 
-    def unrotate(self, y: Output, positions: Positions) -> Output:
+    def unrotate(self, y: Output, positions: Where = None) -> Output:
         """The inverse of `rotate_one`."""
         parts = self._parts("y", y, positions)
         return torch.cat([one.unrotate(part, positions) for one, part in zip(self.groups, parts, strict=True)], dim=1)  # type: ignore[operator]
 
-    def _parts(self, name: str, x: Tensor, positions: Positions) -> tuple[Tensor, ...]:
+    def _parts(self, name: str, x: Tensor, positions: Where) -> tuple[Tensor, ...]:
         require_heads(name, x, positions, self.head_dim)
         if x.shape[1] % len(self.groups):
             got = f"got {name} with {x.shape[1]} heads for {len(self.groups)} groups of heads"
@@ -312,12 +312,12 @@ class UnequalAngles(RotatedAlike):
             got = "got first and second with pairs of different dimensions"
             raise RangeError(got, "second=first.alike(pairs=...) with the same dims")
         self.first, self.second = first, second
-        self.head_dim = first.head_dim
+        self.head_dim, self.num_axes = first.head_dim, max(first.num_axes, second.num_axes)
         of_second = torch.zeros(self.head_dim, dtype=torch.bool, device="cpu")
         of_second[[b for _, b in first.pairs.dims]] = True
         self._of_second = Constant(of_second)
 
-    def _rotated(self, name: str, x: Tensor, positions: Positions) -> Tensor:
+    def _rotated(self, name: str, x: Tensor, positions: Where) -> Tensor:
         first, second = self.first.rotate_one(x, positions), self.second.rotate_one(x, positions)
         return torch.where(self._of_second.on(x.device), second, first)
 

@@ -7,9 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.positions.angles import Angles
-from locant.positions.base import EncodingInfo, PositionEncoding, require_embeddings
+from locant.positions.base import Embeddings, EncodingInfo, PositionEncoding, require_embeddings
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
-from locant.positions.positions import Positions, require_positions
+from locant.positions.positions import Positions, Where, positions_or_length
 
 
 class Sinusoidal(PositionEncoding):
@@ -30,7 +30,7 @@ class Sinusoidal(PositionEncoding):
     Tested against:
         The paper's formula in NumPy, and 50-digit arithmetic (mpmath) up to position 2^31 - 1.
 
-    >>> Sinusoidal(256).vectors(Positions.arange(2))[0, 1, :2]
+    >>> Sinusoidal(256).vectors(2)[0, 1, :2]
     tensor([0.8415, 0.5403])
     """
 
@@ -52,16 +52,27 @@ class Sinusoidal(PositionEncoding):
         self.base = base_of(base)
         self.angles = Angles(inverse_frequencies(self.d_model, self.base))
 
-    def vectors(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "batch seq d_model"]:
-        """The position vectors themselves, in float32 or float64."""
-        require_positions(positions)
+    def vectors(
+        self, positions: Positions | int, dtype: torch.dtype = torch.float32
+    ) -> Float[Tensor, "batch seq d_model"]:
+        """The position vectors themselves, in float32 or float64; of so many positions from 0 on for a number."""
+        positions = positions_or_length(positions)
         positions.require_single_axis("Sinusoidal")
         cos, sin = self.angles.cos_sin(positions.index, positions.max_index, positions.min_index, dtype)
         return torch.stack([sin, cos], dim=-1).flatten(-2)[..., : self.d_model]
 
-    def embed(self, x: Float[Tensor, "batch seq d_model"], positions: Positions) -> Float[Tensor, "batch seq d_model"]:
+    @property
+    def inv_freq(self) -> Float[Tensor, " pairs"]:
+        """Radians per position of each pair of dimensions; float64, on the CPU.
+
+        >>> Sinusoidal(8).inv_freq.tolist()
+        [1.0, 0.1, 0.01, 0.001]
+        """
+        return self.angles.inv_freq
+
+    def embed(self, x: Embeddings, positions: Where = None) -> Embeddings:
         """Adds in float32 and rounds once to the dtype of `x`."""
-        require_embeddings(self, x, positions, self.d_model)
+        positions = require_embeddings(self, x, positions, self.d_model)
         dtype = torch.promote_types(x.dtype, torch.float32)
         return (x.to(dtype) + self.vectors(positions, dtype)).to(x.dtype)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from locant.kernels.rotary import Layout
 from locant.positions.base import EncodingInfo, Output, require_heads
 from locant.positions.encodings.rotary import Rotary, RotatedAlike
-from locant.positions.positions import Positions
+from locant.positions.positions import Where
 
 
 class StringRotary(RotatedAlike):
@@ -55,7 +55,7 @@ class StringRotary(RotatedAlike):
     ) -> None:
         super().__init__()
         self.rotary = Rotary(head_dim, base, layout=layout, sections=sections)
-        self.head_dim = self.rotary.head_dim
+        self.head_dim, self.num_axes = self.rotary.head_dim, self.rotary.num_axes
         self.weight = nn.Parameter(torch.empty(self.head_dim, self.head_dim))
         self.reset_parameters()
 
@@ -69,13 +69,13 @@ class StringRotary(RotatedAlike):
         skew, eye = weight - weight.mT, torch.eye(self.head_dim, dtype=weight.dtype, device=weight.device)
         return torch.linalg.solve(eye + skew, eye - skew)
 
-    def _rotated(self, name: str, x: Tensor, positions: Positions) -> Tensor:
-        require_heads(name, x, positions, self.head_dim)
+    def _rotated(self, name: str, x: Tensor, positions: Where) -> Tensor:
+        positions = require_heads(name, x, positions, self.head_dim, self.num_axes)
         return self.rotary.rotate_one(self._multiplied(x, self.matrix_of_planes()), positions).to(x.dtype)
 
-    def unrotate(self, y: Output, positions: Positions) -> Output:
+    def unrotate(self, y: Output, positions: Where = None) -> Output:
         """The inverse of `rotate_one`."""
-        require_heads("y", y, positions, self.head_dim)
+        positions = require_heads("y", y, positions, self.head_dim, self.num_axes)
         wide = y.to(torch.promote_types(y.dtype, torch.float32))
         return self._multiplied(self.rotary.unrotate(wide, positions), self.matrix_of_planes().mT).to(y.dtype)
 

@@ -12,10 +12,10 @@ from locant.arguments import MAX_INT32, one_of, real, whole
 from locant.errors import LocantError, Remedy, ShapeError
 from locant.kernels.rotary import Layout, require_writable, rotate_pairs
 from locant.positions.angles import AngleMode, Angles
-from locant.positions.base import EncodingInfo, Keys, Output, PositionEncoding, Queries, require_heads
+from locant.positions.base import EncodingInfo, Keys, Output, PositionEncoding, Queries, require_heads, standing
 from locant.positions.constant import Constant
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
-from locant.positions.positions import Positions
+from locant.positions.positions import Where
 
 ROOM = {torch.float64: 900, torch.float32: 100, torch.bfloat16: 100, torch.float16: 8}
 """How many powers of two a query or key may be scaled by in either direction and stay a normal number of its dtype."""
@@ -47,7 +47,7 @@ class XPos(PositionEncoding):
         rotary-embedding-torch, and cached decoding against one pass, which must agree.
 
     >>> q, k = torch.randn(2, 8, 5, 64), torch.randn(2, 2, 5, 64)
-    >>> [rotated.shape for rotated in XPos(64).rotate(q, k, Positions.arange(5))]
+    >>> [rotated.shape for rotated in XPos(64).rotate(q, k)]
     [torch.Size([2, 8, 5, 64]), torch.Size([2, 2, 5, 64])]
     >>> XPos(64).reach(torch.bfloat16)
     28328
@@ -94,16 +94,16 @@ class XPos(PositionEncoding):
         fastest = math.log1p(1 / self.gamma) / self.scale_base
         return int(ROOM.get(dtype, ROOM[torch.float16]) * math.log(2) / fastest)
 
-    def rotate_one(self, x: Queries, positions: Positions) -> Queries:
+    def rotate_one(self, x: Queries, positions: Where = None) -> Queries:
         """Always an error: queries and keys are scaled in opposite ways."""
         got = "got one tensor for XPos, which scales queries and keys in opposite ways"
         raise LocantError(got, "rotate(q, k, positions)")
 
     def rotate(
-        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
+        self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None, *, inplace: bool = False
     ) -> tuple[Queries, Keys]:
         """Rotated and scaled queries and keys, in the dtype they came in; the arithmetic is float32 at least."""
-        keys = positions if k_positions is None else k_positions
+        positions, keys = standing(self, q, k, positions, k_positions)
         rotated_q = rotate_pairs(q, *self._angles_of(q, positions, "q", 1), self.layout)
         rotated_k = rotate_pairs(k, *self._angles_of(k, keys, "k", -1), self.layout)
         if not inplace:
@@ -112,14 +112,14 @@ class XPos(PositionEncoding):
             raise ShapeError("got one tensor as q and k, which xPos scales in opposite ways, in place", "k.clone()")
         return q.copy_(rotated_q), k.copy_(rotated_k)
 
-    def unrotate(self, y: Output, positions: Positions) -> Output:
+    def unrotate(self, y: Output, positions: Where = None) -> Output:
         """What `rotate` makes of a key, undone: where keys are values, theirs fade with the distance too."""
         cos, sin = self._angles_of(y, positions, "y", 1)
         return rotate_pairs(y, cos, -sin, self.layout)
 
-    def _angles_of(self, x: Tensor, positions: Positions, name: str, direction: int) -> tuple[Tensor, Tensor]:
+    def _angles_of(self, x: Tensor, positions: Where, name: str, direction: int) -> tuple[Tensor, Tensor]:
         """The cosine and sine for every token and pair, times its scale."""
-        require_heads(name, x, positions, self.head_dim)
+        positions = require_heads(name, x, positions, self.head_dim)
         positions.require_single_axis("XPos")
         reach = self.reach(x.dtype)
         owner = f"XPos(scale_base={self.scale_base:g}, center={self.center}) in {x.dtype}"

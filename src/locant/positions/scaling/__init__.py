@@ -13,18 +13,21 @@ from collections.abc import Mapping
 
 from locant.arguments import one_of
 from locant.errors import RangeError
-from locant.positions.scaling.base import Scaling, Unscaled
+from locant.positions.scaling.base import LENGTH, Scaling, Unscaled
 from locant.positions.scaling.divisors import Linear, Llama3, LongRoPE, Proportional, Resonance
 from locant.positions.scaling.ntk import NTK, DynamicNTK, MixedNTK, ntk_exponent
 from locant.positions.scaling.yarn import YaRN
 
 __all__ = [
-    "EXTENDING", "KINDS", "NTK", "SCALINGS", "DynamicNTK", "Linear", "Llama3", "LongRoPE", "MixedNTK", "Proportional",
-    "Resonance", "Scaling", "Unscaled", "YaRN", "ntk_exponent", "scaling_by_name",
+    "EXTENDING", "KINDS", "NTK", "SCALINGS", "TRAINED", "DynamicNTK", "Linear", "Llama3", "LongRoPE", "MixedNTK",
+    "Proportional", "Resonance", "Scaling", "Unscaled", "YaRN", "ntk_exponent", "scaling_by_name",
 ]  # fmt: skip
 
 FIRST = ("linear", "ntk", "dynamic", "yarn", "longrope", "llama3", "mixed_ntk", "proportional")
 """The order in which they are listed; what is not named here comes after, by name."""
+
+TRAINED = 4_096
+"""The trained length, where a scaling is chosen by its name without one."""
 
 _FILES = [importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
 
@@ -49,17 +52,25 @@ def scaling_by_name(text: str, trained: int, dim: int, base: float) -> Scaling:
     """A scaling by its name and factor, such as ``"yarn:8"``; without a factor it is 4.
 
     Args:
-        trained: the trained length.
+        text: a third part, as in ``"yarn:8:8192"``, is the trained length.
+        trained: the trained length, where the text has none.
         dim, base: of the rotary encoding.
 
     >>> scaling_by_name("linear:2", 4096, 64, 10_000.0)
     Linear(factor=2.0)
     """
-    name, _, factor = text.partition(":")
+    name, _, numbers = text.partition(":")
     one_of("scaling", name, SCALINGS, "yarn:4, or one of the others")
+    factor, colon, length = numbers.partition(":")
+    if colon and LENGTH not in SCALINGS[name].__dataclass_fields__:  # type: ignore[attr-defined]  # all are dataclasses
+        raise RangeError(
+            f"got {text!r} for scaling, and {name} knows no trained length", text.removesuffix(":" + length)
+        )
     try:
+        trained = int(length) if colon else trained
         return SCALINGS[name].by_factor(float(factor or 4.0), trained, dim, base)
     except RangeError as error:
         raise RangeError(error.cause, f"{name}:4") from error
     except ValueError:
-        raise RangeError(f"got {text!r} for scaling, expected a number after the colon", f"{name}:4") from None
+        got = f"got {text!r} for scaling, expected numbers after the colons"
+        raise RangeError(got, f"{name}:4, or {name}:4:{TRAINED}") from None

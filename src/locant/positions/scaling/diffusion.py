@@ -6,7 +6,7 @@ A scaling is frozen, so one that follows the diffusion has the time as a field, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from locant.arguments import MAX_INT32, Real, whole
@@ -87,7 +87,7 @@ class DyPE(Scaling):
     DyPE(factor=4.0, time=0.5, strength=2.0, exponent=2.0)
     """
 
-    factor: float
+    factor: float = field(kw_only=False)
     time: float = 1.0
     strength: float = 2.0
     exponent: float = 2.0

@@ -31,7 +31,7 @@ class Linear(Scaling):
     Linear(factor=4.0)
     """
 
-    factor: float
+    factor: float = field(kw_only=False)
     info: ClassVar[ScalingInfo] = ScalingInfo(
         name="linear",
         aliases=("interpolation",),
@@ -109,7 +109,7 @@ class LongRoPE(Scaling):
     short_factor: Sequence[float]
     long_factor: Sequence[float]
     original_max_seq_len: int
-    factor: float
+    factor: float = field(kw_only=False)
     attention_factor: float | None = None
     info: ClassVar[ScalingInfo] = ScalingInfo(
         name="longrope",
@@ -227,7 +227,7 @@ class Llama3(Scaling):
     8.0
     """
 
-    factor: float
+    factor: float = field(kw_only=False)
     low_freq_factor: float
     high_freq_factor: float
     original_max_seq_len: int

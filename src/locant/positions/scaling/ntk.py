@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from locant.arguments import one_of
@@ -27,11 +27,11 @@ class NTK(Scaling):
     Tested against:
         mpmath at 50 digits, on the shapes of published models.
 
-    >>> NTK(factor=4.0)
+    >>> NTK(4.0)
     NTK(factor=4.0, form='aware')
     """
 
-    factor: float
+    factor: float = field(kw_only=False)
     form: str = "aware"
     info: ClassVar[ScalingInfo] = ScalingInfo(
         name="ntk",
@@ -69,7 +69,7 @@ class DynamicNTK(Scaling):
     4096
     """
 
-    factor: float
+    factor: float = field(kw_only=False)
     original_max_seq_len: int
     info: ClassVar[ScalingInfo] = ScalingInfo(
         name="dynamic",
@@ -114,7 +114,7 @@ class MixedNTK(Scaling):
     tensor(0.0010, dtype=torch.float64)
     """
 
-    factor: float
+    factor: float = field(kw_only=False)
     b: float = 0.625
     info: ClassVar[ScalingInfo] = ScalingInfo(name="mixed_ntk")
 

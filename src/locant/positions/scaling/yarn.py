@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from locant.arguments import flag, one_of
@@ -79,7 +79,7 @@ class YaRN(_Ramp):
     1.1386
     """
 
-    factor: float
+    factor: float = field(kw_only=False)
     original_max_seq_len: int
     beta_fast: float = 32.0
     beta_slow: float = 1.0
@@ -144,7 +144,7 @@ class MrRoPE(_Ramp):
     [1.0, 1.0, 1.0, 1.23, 1.87, 3.48, 8.0, 8.0]
     """
 
-    factor: float
+    factor: float = field(kw_only=False)
     original_max_seq_len: int
     beta_fast: float = 32.0
     beta_slow: float = 1.0

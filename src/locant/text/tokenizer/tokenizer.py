@@ -19,6 +19,7 @@ import itertools
 import json
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, SupportsIndex, runtime_checkable
@@ -42,6 +43,13 @@ LARGEST_VOCABULARY = 10_000_000
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<｜end▁of▁sentence｜>")
 
 _PADS = ("[PAD]", "<pad>", "<|pad|>")
+
+UNKNOWN = "<unk>"
+
+# Words with their apostrophes and hyphens, numbers, and runs of one mark, of which none can spell `UNKNOWN`; and the
+# spaces that are not written around them.
+_WORD = r"\w+(?:['’-]\w+)*|([^\w\s])\1*"
+_NO_SPACE = (r" (?=[,.;:?!)\]}%…’”])", r"(?<=[(\[{“‘]) ")
 
 # What the error handler "surrogateescape" makes of bytes that are not UTF-8.
 _ESCAPED = re.compile("([\udc80-\udcff]+)")
@@ -75,7 +83,7 @@ class Tokenizer:
     >>> trained.encode("<|endoftext|>").size, trained.encode("<|endoftext|>", allowed_special=["<|endoftext|>"]).size
     (13, 1)
 
-    Build one with `bytes`, `train`, `load` or `from_json`.
+    Build one with `bytes`, `train`, `words`, `load` or `from_json`.
     """
 
     def __init__(self, definition: dict[str, Any], library: tokenizers.Tokenizer) -> None:
@@ -135,17 +143,11 @@ class Tokenizer:
             InputError: no text, a file that is none, or a special token that is spelled like a learned one.
             RangeError: a vocabulary too small for 256 bytes and the special tokens.
         """
-        names = [special_tokens] if isinstance(special_tokens, str) else [*special_tokens]
-        for name in names:
-            if not isinstance(name, str) or not name or name != well_formed(name) or names.count(name) > 1:
-                raise InputError(f"got the special token {name!r}, expected different spellings", f"{END_OF_TEXT!r}")
+        names = _special_names(special_tokens)
         least = 256 + len(names)
         remedy = f"vocab_size={least}: the 256 bytes and the special tokens"
         size = whole("vocab_size", vocab_size, least, LARGEST_VOCABULARY, remedy=remedy)
-        several = [texts_or_paths] if isinstance(texts_or_paths, (str, Path)) else texts_or_paths
-        texts = [_text_to_learn(one) for one in several]
-        if not any(texts):
-            raise InputError("got no text to train on", "a text, or the pathlib.Path of a file with one")
+        texts = _texts_to_learn(texts_or_paths)
         library = tokenizers.Tokenizer(tokenizers.models.BPE())
         library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         library.decoder = tokenizers.decoders.ByteLevel()
@@ -157,6 +159,50 @@ class Tokenizer:
         )
         library.train_from_iterator(texts, trainer=trainer, length=len(texts))
         # After training: merges of a library that knew them could come to make them out of ordinary words.
+        return cls._with_special(library, names)
+
+    @classmethod
+    def words(
+        cls,
+        texts_or_paths: str | Path | Iterable[str | Path],
+        vocab_size: int | None = None,
+        special_tokens: Sequence[str] = (END_OF_TEXT,),
+    ) -> Tokenizer:
+        """The words and punctuation marks of some texts, each a token: to learn with, and not for models of today.
+
+        Ids are in the order of the alphabet. A word that the texts do not have becomes ``<unk>``, and white space is
+        not kept: `decode` writes one space between words, and none before a mark.
+
+        Args:
+            texts_or_paths, special_tokens: as for `train`.
+            vocab_size: tokens in all, special ones and ``<unk>`` included; the most frequent words are kept. Default:
+                all words.
+
+        >>> tokenizer = Tokenizer.words("The cat sat. The dog ran!")
+        >>> [tokenizer.token(id) for id in range(tokenizer.vocab_size)]
+        ['!', '.', 'The', 'cat', 'dog', 'ran', 'sat', '<unk>', '<|endoftext|>']
+        >>> tokenizer.encode("The cat purred."), tokenizer.decode(tokenizer.encode("The cat purred."))
+        (array([2, 3, 7, 1], dtype=int32), 'The cat <unk>.')
+        """
+        names = _special_names(special_tokens)
+        counts: Counter[str] = Counter()
+        splits = tokenizers.pre_tokenizers.Split(tokenizers.Regex(_WORD), "removed", invert=True)
+        for text in _texts_to_learn(texts_or_paths):
+            counts.update(word for word, _ in splits.pre_tokenize_str(text))
+        least = 2 + len(names)
+        remedy = f"vocab_size={least} or more, or None for all words"
+        size = len(counts) + least if vocab_size is None else whole("vocab_size", vocab_size, least, remedy=remedy)
+        frequent = sorted(counts, key=lambda word: (-counts[word], word))[: size - least + 1]
+        vocab = {word: number for number, word in enumerate([*sorted(frequent), UNKNOWN])}
+        library = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, UNKNOWN))
+        library.pre_tokenizer = splits
+        spaced = tokenizers.decoders.WordPiece(prefix="\n", cleanup=False)  # writes a space before each but the first
+        joined = [tokenizers.decoders.Replace(tokenizers.Regex(pattern), "") for pattern in _NO_SPACE]
+        library.decoder = tokenizers.decoders.Sequence([spaced, tokenizers.decoders.Fuse(), *joined])
+        return cls._with_special(library, names)
+
+    @classmethod
+    def _with_special(cls, library: tokenizers.Tokenizer, names: Sequence[str]) -> Tokenizer:
         for name in names:
             if library.token_to_id(name) is not None:
                 cause = f"got the special token {name!r}, which is also a token of the texts"
@@ -395,6 +441,22 @@ class Tokenizer:
         if spelling is None:
             raise RangeError(f"got token id {number}, which is no token's", f"ids within 0..{self.vocab_size - 1}")
         return spelling
+
+
+def _special_names(names: str | Sequence[str]) -> list[str]:
+    names = [names] if isinstance(names, str) else [*names]
+    for name in names:
+        if not isinstance(name, str) or not name or name != well_formed(name) or names.count(name) > 1:
+            raise InputError(f"got the special token {name!r}, expected different spellings", f"{END_OF_TEXT!r}")
+    return names
+
+
+def _texts_to_learn(texts_or_paths: str | Path | Iterable[str | Path]) -> list[str]:
+    several = [texts_or_paths] if isinstance(texts_or_paths, (str, Path)) else texts_or_paths
+    texts = [_text_to_learn(one) for one in several]
+    if not any(texts):
+        raise InputError("got no text to train on", "a text, or the pathlib.Path of a file with one")
+    return texts
 
 
 def _text_to_learn(text_or_path: str | Path) -> str:

@@ -1,0 +1,171 @@
+"""What a beginner types first: ids as they come, encodings by name, both ways to scale, both ways to begin."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from locant import InputEmbedding, Learned, LocantError, Positions, RangeError, ShapeError, Sinusoidal, TokenEmbedding
+from locant.embedding import QuantisedEmbedding
+from locant.text import Tokenizer
+from tests.refusal import refuses
+from tests.tolerances import DRAWN, assert_close
+
+ROW = [3, 0, 10, 3]
+FORMS = [
+    ROW,
+    tuple(ROW),
+    np.array(ROW),
+    np.array(ROW, dtype=np.int32),
+    np.array(ROW, dtype=np.uint8),
+    torch.tensor(ROW),
+]
+
+
+@pytest.mark.parametrize("ids", FORMS, ids=lambda ids: f"{type(ids).__name__} {getattr(ids, 'dtype', '')}")
+@pytest.mark.parametrize("backend", ["plain", "auto"])
+def test_ids_of_one_row_may_come_as_they_are(ids: Any, backend: Any) -> None:
+    embedding = InputEmbedding(11, 6, encoding=Learned(9, 6), backend=backend)
+    rows = F.embedding(torch.tensor(ROW), embedding.token.weight)
+    assert torch.equal(embedding.token(ids), rows)
+    assert torch.equal(embedding(ids), (rows + embedding.encoding.weight[:4])[None])
+    cotangent = torch.randn(1, 4, 6)
+    embedding(ids).backward(cotangent)
+    expected = torch.zeros(11, 6).index_add(0, torch.tensor(ROW), cotangent[0])
+    assert_close(embedding.token.weight.grad, expected)
+    assert torch.equal(embedding.encoding.weight.grad[:4], cotangent[0])
+
+
+def test_several_rows_and_none_come_as_lists_too() -> None:
+    embedding = InputEmbedding(11, 6, encoding=Sinusoidal(6))
+    rows = [[1, 2, 3], [4, 5, 6]]
+    assert torch.equal(embedding(rows), embedding(torch.tensor(rows)))
+    assert torch.equal(embedding(np.array(rows)), embedding(torch.tensor(rows)))
+    assert embedding([]).shape == (1, 0, 6)
+    assert embedding.token([]).shape == (0, 6)
+    text = Tokenizer.bytes().encode("né")
+    assert InputEmbedding(257, 6, encoding="sinusoidal")(text).shape == (1, 3, 6)
+    embedding.token = QuantisedEmbedding(embedding.token, "int8")  # type: ignore[assignment]
+    assert torch.equal(embedding(rows), embedding(torch.tensor(rows)))
+
+
+@pytest.mark.parametrize("wrong", [[1.0, 2.0], [[1, 2], [3]], ["a", "b"], "ab", [True, False], None, 5.0])
+def test_what_are_no_ids_are_refused(wrong: Any) -> None:
+    for embedding in (InputEmbedding(11, 6), TokenEmbedding(11, 6)):
+        with refuses(ShapeError, "ids", "integers"):
+            embedding(wrong)
+
+
+def test_an_id_without_a_row_is_named_in_a_list_as_well() -> None:
+    with refuses(RangeError, "id 11 at (0, 1)"):
+        InputEmbedding(11, 6)([3, 11])
+    with refuses(LocantError, "where does it stand?"):
+        InputEmbedding(11, 6, encoding=Sinusoidal(6))([3])
+    assert InputEmbedding(11, 6)([3]).shape == (1, 1, 6)  # nothing is added that a position could change
+    assert InputEmbedding(11, 6, encoding=Sinusoidal(6))([3], Positions.after(7, 1)).shape == (1, 1, 6)
+
+
+# ---------------------------------------------------------------------- encodings
+
+
+def test_an_encoding_by_name_is_the_one_of_these_sizes() -> None:
+    torch.manual_seed(3)
+    by_name = InputEmbedding(11, 6, encoding="learned", max_seq_len=9)
+    torch.manual_seed(3)
+    encoding = Learned(9, 6)
+    assert repr(by_name.encoding) == repr(encoding)
+    assert torch.equal(by_name.encoding.weight, encoding.weight)
+    assert repr(InputEmbedding(11, 6, encoding="sin").encoding) == repr(Sinusoidal(6))
+    assert InputEmbedding(11, 6, encoding="nope").encoding.doors() == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"encoding": "learned"}, ("requires max_seq_len", "max_seq_len=1024", "max_seq_len=..., d_model=...")),
+        ({"encoding": "rope"}, ("requires head_dim", "locant.encoding('rope', head_dim=...)")),
+        ({"encoding": "alibi", "max_seq_len": 9}, ("requires num_heads",)),
+        ({"encoding": "vit"}, ("requires height and width",)),
+        ({"encoding": "sinusoidl"}, ("sinusoidal",)),
+        ({"encoding": Learned(9, 6), "max_seq_len": 9}, ("max_seq_len", "beside a name")),
+        ({"encoding": "sinusoidal", "combine": "concat"}, ("room for the tokens",)),
+    ],
+)
+def test_what_does_not_follow_from_the_sizes_is_asked_for(options: dict[str, Any], words: tuple[str, ...]) -> None:
+    with refuses(RangeError, *words):
+        InputEmbedding(11, 6, **options)
+
+
+@pytest.mark.parametrize("width", [5, 7])
+def test_an_encoding_of_another_width_is_refused_before_any_text(width: int) -> None:
+    with refuses(ShapeError, f"d_model={width}", "d_model=6", "Learned(d_model=6)"):
+        InputEmbedding(11, 6, encoding=Learned(9, width))
+    InputEmbedding(11, 12, encoding=Learned(9, width), combine="concat")
+
+
+def test_two_sizes_that_were_swapped_are_told_in_their_order() -> None:
+    """A table of 6 positions for rows of 9, where 9 positions for rows of 6 were meant."""
+    with refuses(ShapeError, "Learned(max_seq_len=9, d_model=6), in this order"):
+        InputEmbedding(11, 6, encoding=Learned(6, 9))
+    with refuses(ShapeError, "x of shape (2, 4, 6)", "Learned(max_seq_len=9, d_model=6), in this order"):
+        Learned(6, 9).embed(torch.zeros(2, 4, 6))
+    assert InputEmbedding(11, 6, encoding=Learned(6, 6))([1, 2]).shape == (1, 2, 6)
+
+
+# ---------------------------------------------------------------------- scales, and fresh rows
+
+
+@pytest.mark.parametrize("combine", ["add", "concat"])
+@pytest.mark.parametrize(("scale", "factor"), [(2.5, 2.5), ("sqrt_d_model", math.sqrt(10)), (None, 1.0)])
+def test_the_sum_is_scaled_and_its_gradients_with_it(combine: Any, scale: Any, factor: float) -> None:
+    encoding = Learned(9, 10 if combine == "add" else 4)
+    options = {"encoding": encoding, "combine": combine, "num_segments": 2, "scale": 3.0}
+    embedding = InputEmbedding(11, 10, scale_sum=scale, **options).double()
+    ids, segments = torch.tensor([[1, 7, 3]]), torch.tensor([[0, 1, 1]])
+    tokens, rows, parts = embedding.token.weight, encoding.weight, embedding.segment.weight
+    place = rows[:3][None]
+    whole = 3.0 * tokens[ids] + place if combine == "add" else torch.cat([3.0 * tokens[ids], place], -1)
+    expected = factor * (whole + parts[segments])
+    ours = embedding(ids, segments=segments)
+    assert_close(ours, expected)
+    cotangent = torch.randn(1, 3, 10, dtype=torch.float64)
+    weights = (tokens, rows, parts)
+    for a, b in zip(
+        torch.autograd.grad(ours, weights, cotangent), torch.autograd.grad(expected, weights, cotangent), strict=True
+    ):
+        assert_close(a, b)
+
+
+def test_the_sum_is_scaled_before_the_norm() -> None:
+    embedding = InputEmbedding(11, 6, encoding=Sinusoidal(6), scale_sum=1e-4, norm="layer_norm")
+    ids = torch.tensor([[1, 2]])
+    x = 1e-4 * (embedding.token.weight[ids] + Sinusoidal(6).vectors(2))
+    assert_close(embedding(ids), F.layer_norm(x, (6,)))
+
+
+def test_xavier_rows_are_those_of_torch() -> None:
+    torch.manual_seed(5)
+    embedding = TokenEmbedding(300, 20, init="xavier", padding_idx=7)
+    torch.manual_seed(5)
+    expected = nn.init.xavier_uniform_(torch.empty(300, 20))
+    expected[7] = 0
+    assert torch.equal(embedding.weight, expected)
+    embedding.resize(20_300)
+    bound = math.sqrt(6 / 320)
+    fresh = embedding.weight.detach()[300:]
+    assert bound * 0.99 < float(fresh.abs().max()) <= bound
+    assert float(fresh.std()) == pytest.approx(bound / math.sqrt(3), rel=DRAWN, abs=0)
+    assert InputEmbedding(300, 20, init="xavier").token.init_std == embedding.init_std
+
+
+def test_two_ways_to_begin_at_once_are_refused() -> None:
+    with refuses(RangeError, "init_std beside init='xavier'"):
+        TokenEmbedding(11, 6, init="xavier", init_std=0.02)
+    with refuses(RangeError, "'glorot' for init", "'xavier'"):
+        TokenEmbedding(11, 6, init="glorot")
