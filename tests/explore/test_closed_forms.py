@@ -146,8 +146,9 @@ def test_slopes_and_matrices_of_alibi(page: Page, heads: int) -> None:
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_buckets_of_t5(page: Page, bidirectional: bool) -> None:
-    """Every distance, at sizes whose buckets begin where only float32 says."""
-    for buckets, most in itertools.product((4, 5, 8, 31, 32, 33, 64), (40, 64, 100, 128, 512, 1000)):
+    """Every distance, also at sizes where one bucket begins a distance earlier or later than in float64."""
+    rounded = [(9, 128), (18, 128), (16, 72), (32, 72), (8, 784), (16, 784)]
+    for buckets, most in [*itertools.product((4, 5, 8, 31, 32, 33, 64), (40, 64, 100, 128, 512, 1000)), *rounded]:
         distances = list(range(-most - 3, most + 4))
         settings = {"buckets": buckets, "most": most, "bidirectional": bidirectional}
         ours = T5Bias(1, num_buckets=buckets, max_distance=most, bidirectional=bidirectional)

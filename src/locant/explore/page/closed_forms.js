@@ -46,9 +46,8 @@ function byRamp({ plain, dim, base, factor, trained }) {
   const end = (rotations) => (dim * Math.log(trained / (rotations * 2 * Math.PI))) / (2 * Math.log(base));
   const low = Math.max(Math.floor(end(FAST)), 0);
   const high = Math.min(Math.ceil(end(SLOW)), dim - 1);
-  const width = high === low ? 0.001 : high - low;
   return plain.map((each, pair) => {
-    const slowed = Math.min(1, Math.max(0, (pair - low) / width));
+    const slowed = Math.min(1, Math.max(0, (pair - low) / (high - low || 1)));
     return (each / factor) * slowed + each * (1 - slowed);
   });
 }
