@@ -32,6 +32,7 @@ extensions = [
     "sphinx_design",
     "docs.generator.docstrings",
     "docs.generator.kernels",
+    "docs.generator.live",
     "docs.generator.llms",
     "docs.generator.mathml",
     "docs.generator.reference",
@@ -62,7 +63,15 @@ html_title = f"locant {__version__}"
 html_math_renderer = "mathml"
 html_static_path = ["_static"]
 html_css_files = ["locant.css"]
-html_sidebars = {"index": [], "five-minutes": [], "which-encoding": [], "reference/gallery": [], "versions": []}
+html_sidebars = {
+    "index": [],
+    "five-minutes": [],
+    "live": [],
+    "from-integers-to-rope": [],
+    "which-encoding": [],
+    "reference/gallery": [],
+    "versions": [],
+}
 html_theme_options = {
     "navbar_align": "left",
     "header_links_before_dropdown": 8,

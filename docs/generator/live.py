@@ -12,8 +12,9 @@ from typing import Any
 from sphinx.application import Sphinx
 
 from locant.explore.document import joined, modules, stylesheet
+from locant.report.page import document
 
-__all__ = ["script", "setup"]
+__all__ = ["bare", "script", "setup"]
 
 LIVE = Path(__file__).parents[1] / "live"
 NAME = "live.js"
@@ -35,6 +36,15 @@ def script() -> str:
     return f"(() => {{\n{joined(['live/start.js'], sources)}}})();\n"
 
 
+def bare(*names: str) -> str:
+    """A page of these figures of the essay alone, or of the screens where none is named, beside the script."""
+    figures = [f'<figure class="live" id="essay-{name}"><img alt="{name}"></figure>' for name in names]
+    body = "".join(figures) or '<figure id="live-screens"></figure>'
+    style = "<style>body { margin: 0 auto; max-width: 1150px; } figure { margin: 0; }</style>"
+    head = f'<title>Live</title>{style}<script src="{NAME}" defer></script>'
+    return document(head, f"<main><h1>Live</h1>{body}</main>")
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Write the script, and name it in the pages that need it."""
     app.connect("builder-inited", _write)
@@ -49,6 +59,6 @@ def _write(app: Sphinx) -> None:
         (folder / NAME).write_text(script(), encoding="utf-8")
 
 
-def _name(app: Sphinx, page: str, template: str, context: dict[str, Any], document: object) -> None:
+def _name(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
     if page in PAGES:
         app.add_js_file(NAME, loading_method="defer")

@@ -9,7 +9,7 @@ import { lineChart } from "../drawing/line_chart.js";
 import { counted, mapTable } from "../picture.js";
 import { choice, real, text, whole } from "./figure.js";
 
-const TITLES = {
+export const TITLES = {
   none: "none", linear: "linear (position interpolation)", ntk: "NTK-aware", dynamic: "dynamic NTK", yarn: "YaRN",
   longrope: "LongRoPE (unsearched)", llama3: "Llama 3",
 };

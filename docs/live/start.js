@@ -8,6 +8,7 @@ import { Figure } from "./figure.js";
 import { SCREENS } from "./screens.js";
 import { STYLE } from "./style.js";
 
+const ESSAYS = "essay-"; // what the names of the essay's figures begin with on the site
 const theme = () => document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 
 // A place of its own on the page, in the theme of the page.
@@ -25,7 +26,7 @@ function apart(host, ...content) {
 
 // A figure in a text: its values are its own.
 function drawn(figure) {
-  const written = ESSAY[figure.id];
+  const written = ESSAY[figure.id.replace(ESSAYS, "")];
   const still = figure.querySelector("img");
   const host = html("div", { role: "group", "aria-label": still.alt });
   const place = html("div", { id: "screen" });
@@ -81,6 +82,10 @@ function screens(host) {
   router.read();
 }
 
-const host = document.getElementById("live");
-if (host) screens(host);
-for (const figure of document.querySelectorAll("figure.live")) drawn(figure);
+const figure = document.getElementById("live-screens");
+if (figure) {
+  const host = html("div");
+  figure.replaceWith(host);
+  screens(host);
+}
+for (const each of document.querySelectorAll("figure.live")) drawn(each);

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 METHODS = ("none", "linear", "ntk", "dynamic", "yarn", "longrope", "llama3")
-SHAPES = [(64, 10_000.0, 4096), (128, 500_000.0, 8192), (80, 10_000.0, 2048), (6, 25.0, 100), (256, 1e6, 32_768)]
+SHAPES = [(64, 10_000.0, 4096), (128, 500_000.0, 8192), (80, 10_000.0, 2048), (6, 25.0, 100), (64, 10_000.0, 6)]
 FACTORS = (1.0, 1.5, 8.0, 32.0)
 
 
@@ -147,7 +147,7 @@ def test_slopes_and_matrices_of_alibi(page: Page, heads: int) -> None:
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_buckets_of_t5(page: Page, bidirectional: bool) -> None:
     """Every distance, also at sizes where one bucket begins a distance earlier or later than in float64."""
-    rounded = [(9, 128), (18, 128), (16, 72), (32, 72), (8, 784), (16, 784)]
+    rounded = [(9, 128), (18, 128), (16, 72), (32, 72), (36, 392), (51, 441), (32, 939), (64, 939)]
     for buckets, most in [*itertools.product((4, 5, 8, 31, 32, 33, 64), (40, 64, 100, 128, 512, 1000)), *rounded]:
         distances = list(range(-most - 3, most + 4))
         settings = {"buckets": buckets, "most": most, "bidirectional": bidirectional}
