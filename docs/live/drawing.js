@@ -31,6 +31,10 @@ export function seenClocks(plot, clocks) {
   const fits = (columns) => Math.min(LARGEST, Math.floor(plot.width / columns) - GAP, Math.floor(plot.height / Math.ceil(clocks.length / columns)) - GAP);
   const columns = clocks.map((_, at) => at + 1).reduce((best, each) => (fits(each) > fits(best) ? each : best));
   const size = fits(columns);
+  const height = Math.ceil(clocks.length / columns) * (size + GAP) + 4; // no more than they need
+  plot.svg.setAttribute("height", height);
+  plot.svg.setAttribute("viewBox", `0 0 ${plot.width} ${height}`);
+  plot.svg.parentElement.style.height = `${height}px`;
   clocks.forEach(({ angle, seen, slot, name }, at) => {
     const [x, y] = [(at % columns) * (size + GAP) + size / 2 + 2, Math.floor(at / columns) * (size + GAP) + size / 2 + 2];
     const drawn = dial(x, y, size / 2 - 3, Math.cos(angle), Math.sin(angle), { kind: `slot-${slot}` });

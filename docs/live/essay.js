@@ -210,7 +210,7 @@ const turn = {
 const hands = {
   groups: [{ position: whole("Position", 44, 0, 400), which: choice("Hands", "all", { all: "all eight", fastest: "the fastest alone", slowest: "the slowest alone" }) }],
   plays: { by: "position", speed: 10 },
-  pictures: { faces: { height: 200 }, alike: { height: 240 } },
+  pictures: { faces: { height: 240 }, alike: { height: 240 } },
   rows: [["faces", "alike"]],
   show({ position, which }, pictures) {
     const all = inverseFrequencies(16, BASE);
@@ -253,7 +253,7 @@ const beyond = {
     scaling: choice("Scaling", "none", Object.fromEntries(["none", "linear", "ntk", "yarn", "llama3"].map((name) => [name, TITLES[name]]))),
   }],
   plays: { by: "position", speed: 3000 },
-  pictures: { faces: { height: 330 } },
+  pictures: { faces: { height: 400 } },
   show({ position, scaling }, { faces }) {
     const plain = inverseFrequencies(64, BASE);
     const { frequencies } = scaled(scaling, { dim: 64, base: BASE, factor: FACTOR, trained: TRAINED });
