@@ -58,7 +58,7 @@ def turn(dim: int, base: float) -> float:
     return 2 * math.pi / Rotary(dim, base).inv_freq[-1].item()
 
 
-ROUND = int(np.sum(TRAINED * PLAIN > 2 * math.pi))
+ROUND = int(np.sum(2 * math.pi / TRAINED < PLAIN))
 """Hands that went all the way round in training; the others are open."""
 OPEN = 32 - ROUND
 AGAIN = 2 * math.pi * 32
