@@ -110,6 +110,6 @@ export class Figure {
 function above(place) {
   const side = html("div", { class: "groups" });
   const pictures = html("div", { class: "pictures" });
-  place.append(html("section", { class: "above", "aria-label": "Settings" }, side), pictures);
+  place.append(html("div", { class: "above" }, side), pictures);
   return { side, pictures };
 }

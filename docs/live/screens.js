@@ -74,6 +74,9 @@ const clocks = {
         hover: (at) => (all.note.textContent = at === null ? "Press one to see it large." : told(at)),
       }),
     });
+    const shape = JSON.stringify({ ...values, position: null, pair: null });
+    if (waves.shape === shape) return; // so that a hand moves without it
+    waves.shape = shape;
     waves.show({
       title: "Tokens in one turn",
       note: "The wavelength of each pair.",
