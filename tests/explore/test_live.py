@@ -174,11 +174,13 @@ def test_screens_are_links_and_an_anchor_of_the_page_around_changes_nothing(site
         page.wait_for_selector(f"nav a[aria-current][href='#{name}']")
         for each in SCREENS[name].pictures:
             assert page.locator(f"[data-picture={each}] svg[role=img]").count() == 1
+    page.locator("[data-setting=window]").press("ArrowRight")
     page.evaluate("location.hash = 'somewhere'")
     page.wait_for_timeout(50)
     assert page.locator("nav a[aria-current]").get_attribute("href") == "#packing"
     page.locator("[data-setting=padding]").press("ArrowRight")
     assert page.url.partition("#")[2].startswith("packing?")
+    assert (values(page)["window"], values(page)["padding"]) == (1, 3)
 
 
 def test_the_link_that_is_copied_holds_every_setting(browser: Browser, tmp_path: Path) -> None:
@@ -203,9 +205,7 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize(("part", "settings"), IMPOSSIBLE.items())
-def test_what_a_link_may_not_say_becomes_the_default_or_the_limit(
-    site: Site, part: str, settings: dict[str, Any]
-) -> None:
+def test_what_cannot_be_is_the_default_or_the_limit(site: Site, part: str, settings: dict[str, Any]) -> None:
     shown = values(site.open(part=part))
     assert {name: shown[name] for name in settings} == settings
 
