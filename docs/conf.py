@@ -32,6 +32,7 @@ extensions = [
     "sphinx_design",
     "docs.generator.docstrings",
     "docs.generator.kernels",
+    "docs.generator.live",
     "docs.generator.llms",
     "docs.generator.mathml",
     "docs.generator.reference",
@@ -63,7 +64,10 @@ html_math_renderer = "mathml"
 html_static_path = ["_static"]
 html_css_files = ["locant.css"]
 html_js_files = [("table.js", {"defer": "defer"})]
-WIDE = ("index", "five-minutes", "which-encoding", "reference/gallery", "reference/models/all", "versions")
+WIDE = (
+    "index", "five-minutes", "live", "from-integers-to-rope", "which-encoding", "reference/gallery", "reference/models/all",
+    "versions",
+)  # fmt: skip
 html_sidebars = {page: [] for page in WIDE}
 html_theme_options = {
     "navbar_align": "left",

@@ -33,7 +33,7 @@ def _inline(writer: HTML5Translator, node: nodes.math) -> None:
 
 
 def _block(writer: HTML5Translator, node: nodes.math_block) -> None:
-    writer.body.append('<div class="formula">')
+    writer.body.append('<div class="formula" tabindex="0">')  # wide ones scroll, and keys have to reach them
     try:
         _write(writer, node, display=True)
     finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -70,9 +70,14 @@ def exported(answer: Mapping[str, Any]) -> str:
 @cache
 def bundle(entry: str) -> str:
     """One module: this file of the page, which is ``joined[entry]``, all that it imports, and every screen."""
+    return joined((*(f"screens/{name}.js" for name in screens()), entry), modules())
+
+
+def joined(paths: Iterable[str], sources: Mapping[str, str]) -> str:
+    """One module of these files and all that they import, each of which is ``joined[path]`` in it."""
     parts: dict[str, str] = {}
-    for path in (*(f"screens/{name}.js" for name in screens()), entry):
-        _join(path, parts)
+    for path in paths:
+        _join(path, sources, parts)
     return f"const joined = {{}};\nconst load = async (path) => joined[path];\n{''.join(parts.values())}"
 
 
@@ -87,15 +92,15 @@ def _page(head: str, folder: str, answer: Mapping[str, Any] | None) -> str:
     return document(f"{HEAD}{head}\n", f'{body}<script type="application/json" id="data">{data}</script>\n')
 
 
-def _join(path: str, parts: dict[str, str]) -> None:
+def _join(path: str, sources: Mapping[str, str], parts: dict[str, str]) -> None:
     """Put a module and what it imports behind those that are there."""
     if path in parts:
         return
-    code = modules()[path]
+    code = sources[path]
 
     def named(found: re.Match[str]) -> str:
         source = posixpath.normpath(posixpath.join(posixpath.dirname(path), found[2]))
-        _join(source, parts)
+        _join(source, sources, parts)
         return f'const {found[1]} = joined["{source}"];'
 
     names = ", ".join(EXPORT.findall(code))
