@@ -136,7 +136,7 @@ def evaluate_model(
     with random_numbers_kept(torch.device(settings.device)):
         encodings = {way: _drawn(way, model, trained, longest) for way in settings.ways}
     corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
-    count = num_windows(model, corpus, longest, settings.windows)
+    count = num_windows(model, corpus, longest, settings.windows, option="--lengths")
     name = Path(folder).name
     text = {**corpus.facts(), "tokenizer": name, "model": name, "model_sha256": fingerprint(folder),
             "trained_length": trained, "windows": count}  # fmt: skip
