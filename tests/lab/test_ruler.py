@@ -146,7 +146,12 @@ def test_a_model_that_reads_the_answer_has_all_points_and_one_that_guesses_none(
 
 @pytest.fixture(scope="module")
 def llama(tokenizer: locant.Tokenizer) -> Any:
-    sizes = {"hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     with torch.random.fork_rng():
         torch.manual_seed(0)
         config = LlamaConfig(**sizes, vocab_size=tokenizer.vocab_size + 7, initializer_range=0.3, eos_token_id=5)
@@ -202,4 +207,4 @@ def test_a_row_begins_as_the_file_says_and_is_not_cut_as_it_says(tokenizer: loca
     assert row is not None
     assert plain is not None
     assert row.ids == [999, *plain.ids]
-    assert ruler._beginning(tokenizer) == []
+    assert ruler.beginning(tokenizer) == []

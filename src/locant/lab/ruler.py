@@ -181,7 +181,7 @@ def prompt(name: str, tokenizer: Tokenizer, length: int, seed: int) -> Prompt | 
     Raises:
         InputError: the tokens do not spell the row.
     """
-    task, begin = TASKS[name], _beginning(tokenizer)
+    task, begin = TASKS[name], beginning(tokenizer)
 
     def made(size: int) -> tuple[list[int], Question]:
         question = task.make(Random(f"{name} {seed}"), size, length)
@@ -207,7 +207,7 @@ def prompt(name: str, tokenizer: Tokenizer, length: int, seed: int) -> Prompt | 
     return Prompt(ids, question.answers, most)
 
 
-def _beginning(tokenizer: Tokenizer) -> list[int]:
+def beginning(tokenizer: Tokenizer) -> list[int]:
     """What a tokenizer's own file puts before a text; some models write nothing sensible without."""
     library = tokenizers.Tokenizer.from_str(tokenizer.to_json())
     library.no_padding()
