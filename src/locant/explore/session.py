@@ -22,8 +22,7 @@ from locant.models.registry import presets
 if TYPE_CHECKING:
     from locant.explore.comparison import Comparison
 
-USUAL = "report", "demo/report"
-"""Where ``locant compare`` and ``make demo`` write, seen from the current folder."""
+USUAL = "report", "demo/report"  # where `locant compare` and `make demo` write, seen from the current folder
 
 LONGEST = 100_000
 """Characters of one setting."""

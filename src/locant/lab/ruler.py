@@ -33,8 +33,6 @@ from locant.text.tokenizer import Tokenizer
 
 FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 HOPS, COMMON = 4, 10
-SHORT = 4096
-"""Below so many tokens a list repeats its words less often."""
 
 
 class Question(NamedTuple):
@@ -53,8 +51,7 @@ class Prompt(NamedTuple):
     most: int
 
 
-Prompts = Mapping[tuple[str, int], Sequence[Prompt]]
-"""By task and length; none where the smallest row does not fit."""
+Prompts = Mapping[tuple[str, int], Sequence[Prompt]]  # none where the smallest row does not fit
 
 
 class RulerTask(NamedTuple):
@@ -127,7 +124,7 @@ def _numbered(items: Sequence[str]) -> str:
 
 
 def _common_words(draw: Random, size: int, length: int) -> Question:
-    example, often = ((20, 3, 1), (6, 1)) if length < SHORT else ((40, 10, 3), (30, 3))
+    example, often = ((20, 3, 1), (6, 1)) if length < 4096 else ((40, 10, 3), (30, 3))
     return _behind(_listed(draw, *example), _numbered, _listed(draw, size, *often))
 
 

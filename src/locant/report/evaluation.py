@@ -164,8 +164,7 @@ def _command(settings: Mapping[str, Any]) -> str:
     words = ["locant", "evaluate", text["model"], *text["files"]]
     words += ["--lengths", ",".join(map(str, settings["lengths"])), "--with", ",".join(settings["ways"])]
     words += ["--windows", str(text["windows"]), "--keys", str(settings["keys"])]
-    if tasks := settings.get("tasks"):
-        words += ["--tasks", ",".join(tasks), "--rows", str(settings["rows"])]
+    words += ["--tasks", ",".join(tasks), "--rows", str(settings["rows"])] if (tasks := settings.get("tasks")) else []
     words += ["--far"] if settings.get("far") else []
     return shlex.join([*words, "--device", settings["device"], "--dtype", settings["dtype"]])
 
