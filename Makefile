@@ -53,7 +53,7 @@ demo: $(VENV)/demo.stamp ## embed and compare on the sample text; the report lan
 	@mkdir -p demo
 	@$(BIN)/locant embed -o demo/embeddings.safetensors
 	@$(BIN)/locant compare -o demo/report
-	@echo "The report: demo/report/report.html"
+	@echo "The report: demo/report/report.html, and in the explorer: locant explore --show results"
 
 test: lint ## lint, types and the fast tests; types are checked meanwhile, on what the tests leave of the cores
 	@$(BIN)/pyright >$(VENV)/types.txt 2>&1 & types=$$!; $(MAKE) --no-print-directory suite; tests=$$?; \

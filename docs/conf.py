@@ -65,8 +65,8 @@ html_static_path = ["_static"]
 html_css_files = ["locant.css"]
 html_js_files = [("table.js", {"defer": "defer"})]
 WIDE = (
-    "index", "five-minutes", "live", "from-integers-to-rope", "which-encoding", "reference/gallery", "reference/models/all",
-    "versions",
+    "index", "five-minutes", "live", "from-integers-to-rope", "which-encoding", "versions",
+    "reference/gallery", "reference/models/all",
 )  # fmt: skip
 html_sidebars = {page: [] for page in WIDE}
 html_theme_options = {

@@ -128,8 +128,39 @@ def test_a_model_trained_on_in_place_is_measured_anew(
     assert after != before
 
 
+@pytest.mark.slow
+def test_tasks_of_ruler_are_asked_and_what_was_written_is_told(succeeds: Run, folder: Path, model: Path) -> None:
+    """Random weights know nothing: it is said what they wrote, what was not asked, and that nothing was cut."""
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    asked = (
+        "evaluate model --lengths 64,500 --windows 1 --keys 0 --with own,nope --tasks niah_single_1,fwe --rows 2 -o out"
+    )
+    done = succeeds(asked)
+    found = results(folder)
+    assert found["settings"]["text"]["chat_template"] is True
+    cells = {(each["task"], each["length"]): each for each in found["records"][0]["ruler"]}
+    assert [*cells] == [("niah_single_1", 64), ("niah_single_1", 500), ("fwe", 64), ("fwe", 500)]
+    assert {cell: each["asked"] for cell, each in cells.items()} == {
+        ("niah_single_1", 64): 0, ("niah_single_1", 500): 2, ("fwe", 64): 0, ("fwe", 500): 0
+    }  # fmt: skip
+    cell = cells["niah_single_1", 500]
+    assert cell["score"] == 0
+    assert all(250 < tokens <= 500 - 128 for tokens in cell["tokens"])
+    said, number = " ".join(done.stdout.split()), cell["first"]["expected"][0]
+    low, high = min(cell["tokens"]), max(cell["tokens"])
+    assert "fwe at 500 tokens was not asked: its shortest row does not fit uncut." in said
+    assert f"niah_single_1 at 500 tokens, rows of {low} to {high}, all read whole: own 0.00, nope 0.00." in said
+    assert re.search(rf"own wrote .+ there, for {number}\. nope wrote .+ there, for {number}\.", said.replace("· ", ""))
+    assert "The model has a chat template. It was not used" in said
+    page = (folder / "out" / "report.html").read_text()
+    assert "--tasks niah_single_1,fwe --rows 2" in page
+    assert "0.00 of 2" in page
+
+
 test_what_cannot_be_measured_is_refused = refused(
     "evaluate model",
+    ("--tasks niah_single", "niah_single_1"),
+    ("--tasks vt --rows 0", "--rows"),
     ("--with longrope", "longrope:4"),
     ("--with self-extend:many", "self-extend:4"),
     ("--with self-extend:2.5", "expected a whole number"),

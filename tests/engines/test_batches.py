@@ -192,9 +192,12 @@ def test_files_that_are_no_batch_are_refused(tmp_path: Path) -> None:
         ("f.json", '{"input_ids": [[1, null]]}'),
     ):
         (tmp_path / name).write_text(content)
-    for path in [*tmp_path.iterdir(), tmp_path / "nothing.json", tmp_path]:
+    for path in [*tmp_path.iterdir(), tmp_path]:
         with refuses(InputError, path.name):
             read_batch(path)
+    for name in ("nothing.json", "nothing.npz", "nothing.safetensors"):
+        with refuses(InputError, f"got no file {tmp_path / name}; try: a batch saved as .safetensors, .npz or .json"):
+            read_batch(tmp_path / name)
 
 
 def test_gaps_in_the_ids_of_one_document_are_no_boundaries() -> None:

@@ -152,6 +152,37 @@ def test_what_cannot_be_compared_is_said_before_anything_starts(
     assert [file.name for file in tmp_path.iterdir()] == ["mine.py"]
 
 
+def test_where_nothing_is_given_the_report_of_the_current_folder_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: tuple[Path, dict[str, Any]]
+) -> None:
+    """Of ``locant compare``, and of ``make demo``; not beside what was given."""
+    monkeypatch.chdir(tmp_path)
+    assert numbers(Session())["folder"] == ""
+    for name in ("demo/report", "report"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "results.json").write_text(json.dumps(report[1]))
+        shown = numbers(Session())
+        assert (shown["folder"], len(shown["rows"])) == (name, 2)
+        executed(shown)
+    (tmp_path / "text.txt").write_text("to be")
+    assert numbers(Session.of(["text.txt"], []))["folder"] == ""
+
+
+def test_of_a_comparison_that_runs_elsewhere_it_is_said_what_is_missing(
+    tmp_path: Path, report: tuple[Path, dict[str, Any]]
+) -> None:
+    """Its file is written anew after every training: two encodings with two seeds are four."""
+    session = Session.of([str(report[0])], [])
+    assert numbers(session)["missing"] == 0
+    swept = [{**report[1]["records"][0], "seed": 2**31 - 1}]
+    for count in (1, 3, 4):
+        records = report[1]["records"][:count] + swept
+        (tmp_path / "results.json").write_text(json.dumps({**report[1], "records": records}))
+        shown = numbers(Session.of([str(tmp_path)], []))
+        assert shown["missing"] == 4 - count
+        assert shown["rows"]
+
+
 @pytest.mark.slow
 def test_a_comparison_runs_and_its_folder_is_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -22,6 +22,8 @@ from torch.nn import functional as F
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
@@ -212,8 +214,11 @@ def test_tables_and_learned_biases_leave_nothing_to_find(tmp_path: Path) -> None
     t5 = T5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=len(VOCAB))
     T5ForConditionalGeneration(t5).save_pretrained(tmp_path / "t5")
     gpt2, _ = saved(GPT2LMHeadModel(GPT2Config(**sizes)), tmp_path)
+    small = {"vocab_size": len(VOCAB), "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    FalconForCausalLM(FalconConfig(**small, alibi=True)).save_pretrained(tmp_path / "falcon")
     for folder, has in {
         gpt2: "GPT2LMHeadModel has a table of learned positions",
+        str(tmp_path / "falcon"): "FalconForCausalLM has no positions that can be read in another way",
         str(MINILM): "has a table of learned positions",
         str(tmp_path / "t5"): "has no positions that can be read in another way",
     }.items():
@@ -246,6 +251,8 @@ def test_too_little_text_is_refused(tmp_path: Path) -> None:
     folder, files = saved(llama(PLAIN), tmp_path)
     with pytest.raises(InputError, match="got 9 windows of 64 tokens, expected 10 or more; try: --windows 16"):
         audit(folder, files, length=LENGTH, windows=9)
+    with pytest.raises(InputError, match="a text of more than 5,000 tokens, or a smaller --length"):
+        audit(folder, files, length=5_000)
 
 
 def test_what_is_less_than_is_written_is_no_difference() -> None:

@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -185,50 +179,6 @@ def test_of_several_rates_the_best_is_used_and_told(trained: list[Training], mon
     resumed = compare(settings=settings, finished=[each for each in records if not isinstance(each, Failure)])
     assert resumed.records == records
     assert len(trained) == len(records)
-
-
-KILLED = """
-import sys, json, torch
-from pathlib import Path
-from locant.lab.comparison import Watcher, compare_files
-
-if __name__ == "__main__":
-    torch.set_num_threads(2)
-    folder, options, ray = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] or None
-    compare_files((), options, folder=Path(folder), force=False, watcher=Watcher(), ray=ray, tokenizer="bytes",
-                  vocab_size=None, download=False)
-"""
-
-
-def started(folder: Path, ray: str) -> subprocess.Popen[bytes]:
-    words = [sys.executable, "-c", KILLED, str(folder), json.dumps({**TASKS, "num_steps": 40}), ray]
-    return subprocess.Popen(words, start_new_session=True, stderr=subprocess.DEVNULL)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ray", ["", "local"])
-def test_killed_at_any_moment_it_goes_on_to_the_same_results(tmp_path: Path, ray: str) -> None:
-    """Driver and workers, with SIGKILL, after one more record each time; a training that was finished is kept."""
-    if ray:
-        pytest.importorskip("ray", reason="Ray is not installed: pip install 'locant[ray]'")
-    draw, results, kills, records = random.Random(0), tmp_path / "killed" / "results.json", 0, 0
-    while kills < (2 if ray else 4):
-        process = started(tmp_path / "killed", ray)
-        while process.poll() is None:
-            so_far = json.loads(results.read_text())["records"] if results.exists() else []
-            if len(so_far) > records:
-                time.sleep(draw.random() / 4)
-                os.killpg(process.pid, signal.SIGKILL)
-                kills += 1
-                process.wait()
-        records = len(json.loads(results.read_text())["records"])
-        if records == 16:
-            break
-    assert started(tmp_path / "killed", ray).wait() == 0
-    assert started(tmp_path / "whole", "").wait() == 0
-    whole, after = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("whole", "killed"))
-    assert kills
-    assert timeless(after) == timeless(whole)
 
 
 def test_what_is_not_asked_for_again_stays_in_the_results(tmp_path: Path, trained: list[Training]) -> None:

@@ -6,13 +6,19 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+from locant.lab.training import Training
 
 from locant.embedding.flow import Plan, embed
 from locant.files import json_text
-from locant.report.comparison import print_losses, record_line
+from locant.lab.comparison import Progress
+from locant.lab.results import Results, ResultsFolder
+from locant.lab.settings import Settings
+from locant.report.comparison import Screen, print_losses, record_line
 from locant.report.console import out
 from locant.report.embedding import print_flow
 from locant.report.listing import encoding_facts, facts_of_all, print_all, print_encoding
@@ -158,3 +164,45 @@ def test_json_for_people_is_json_for_programs(value: object) -> None:
     assert json.loads(text) == value
     assert text.isascii()
     assert text.endswith("\n")
+
+
+class Bar:
+    """What `tqdm` does, written down."""
+
+    made: ClassVar[list[Bar]] = []
+
+    def __init__(self, total: int | None = None, **look: Any) -> None:
+        self.total, self.n, self.words, self.is_open = total, 0, "", True
+        self.made.append(self)
+
+    def set_description(self, words: str, *, refresh: bool) -> None:
+        self.words = words
+
+    def update(self, steps: int = 1) -> None:
+        self.n += steps
+
+    def close(self) -> None:
+        self.is_open = False
+
+    external_write_mode = staticmethod(nullcontext)
+
+
+def test_every_training_has_a_line_with_its_steps_until_it_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tqdm.tqdm", Bar)
+    monkeypatch.setattr(Bar, "made", [])
+    names = ("alibi", "rotary", "rotary+ntk")
+    screen = Screen()
+    screen.plan(Results(settings=Settings(tasks=("copy",), encodings=names, seeds=(3,), num_steps=7)), 1.0)
+    for done, name in enumerate(("alibi", "rotary", "alibi"), 1):
+        screen.advance(Progress(training=Training("copy", name, 3), loss=2.5, done=done, total=14))
+    whole, alibi, rotary = Bar.made
+    assert [(bar.n, bar.total) for bar in Bar.made] == [(3, 14), (2, 7), (1, 7)]
+    assert alibi.words == "copy, alibi, seed 3, loss 2.50"
+    record = {"task": "copy", "encoding": "rotary+ntk", "seed": 3, "rate": 1.0, "failed": "ValueError: no"}
+    screen.record({"records": [record]})
+    screen.record({"records": [record, {**record, "encoding": "rotary"}]})
+    assert [bar.is_open for bar in Bar.made] == [True, True, False], "the training of two contestants"
+    screen.end({}, ResultsFolder(tmp_path), complete=False)
+    assert not any(bar.is_open for bar in (whole, alibi, rotary))

@@ -221,6 +221,11 @@ def generate(model: str, prompt: str, as_json: bool, **options: Any) -> None:
     "--keys", low=0, help="Pass keys, and keys with values, asked for at each of five depths; 0 for none. Default: 2."
 )
 @click.option(
+    "--tasks", type=listed(str), metavar="NAMES,...",
+    help="Of RULER: niah_single_1, niah_multikey_2, niah_multikey_3, vt, cwe, fwe. Default: none.",
+)  # fmt: skip
+@count("--rows", help="Rows of each of these tasks and lengths. Default: 8.")
+@click.option(
     "--far", is_flag=True, default=None,
     help="Also read tokens with their full context, and with the trained length of it: who uses what is far?",
 )  # fmt: skip

@@ -86,7 +86,11 @@ def read_batch(path: Path | str) -> dict[str, Any]:
     Raises:
         InputError: no such file, or none that can be read.
     """
-    path = Path(path)
+    path, kinds = Path(path), "a batch saved as .safetensors, .npz or .json"
+    if not path.is_file():
+        raise InputError(f"got no file {path}", kinds)
+    if path.suffix not in (".safetensors", ".npz", ".json"):
+        raise InputError(f"got {path} of kind {path.suffix!r}", kinds)
     try:
         match path.suffix:
             case ".safetensors":
@@ -94,10 +98,8 @@ def read_batch(path: Path | str) -> dict[str, Any]:
             case ".npz":
                 with np.load(path, allow_pickle=False) as arrays:
                     batch = {name: torch.from_numpy(arrays[name]) for name in arrays}
-            case ".json":
+            case _:
                 batch = json.loads(path.read_bytes())
-            case suffix:
-                raise InputError(f"got {path} of kind {suffix!r}", "a batch saved as .safetensors, .npz or .json")
         numbers = (int, torch.Tensor, list)
         if not isinstance(batch, dict) or not all(isinstance(value, numbers) for value in batch.values()):
             raise ValueError("it holds other things than arrays by name")

@@ -22,6 +22,8 @@ from locant.models.registry import presets
 if TYPE_CHECKING:
     from locant.explore.comparison import Comparison
 
+USUAL = "report", "demo/report"  # where `locant compare` and `make demo` write, seen from the current folder
+
 LONGEST = 100_000
 """Characters of one setting."""
 
@@ -175,7 +177,7 @@ class Session:
 
     def written(self, name: str) -> str:
         """How Python names the file."""
-        return name if self.is_shared else str(self.names[name])
+        return name if self.is_shared else str(self.names.get(name, name))
 
     @property
     def texts(self) -> dict[str, Path]:
@@ -189,7 +191,9 @@ class Session:
 
     @property
     def reports(self) -> dict[str, Path]:
-        """All other folders, and those of models that `locant tune` wrote."""
+        """All other folders, and those of models that `locant tune` wrote; where nothing is given, the `USUAL` ones."""
+        if not self.files:
+            return {name: Path(name) for name in USUAL if (Path(name) / RESULTS).is_file()}
         folders = {name: file for name, file in self.names.items() if file.is_dir()}
         return {name: each for name, each in folders.items() if name not in self.models or (each / RECORD).is_file()}
 

@@ -96,7 +96,8 @@ class _Subject:
     def __init__(self, model: Any) -> None:
         self.model, self.config = model, model.config.get_text_config()
         self.biased = BIASED.get(self.config.model_type, "")
-        points = [] if self.biased else rotary_points(model, angles="float32")
+        is_alibi = self.biased or getattr(self.config, "alibi", False)  # Falcon's is in its attention mask
+        points = [] if is_alibi else rotary_points(model, angles="float32")
         for point in points:
             point.require_own()
         self.own = {kind: rotary for point in points for kind, rotary in point.own.items()}
@@ -194,7 +195,7 @@ def audit(
     if length is None:
         length = 512 if subject.biased else min(512, stated_length(subject.config))
     corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
-    count = num_windows(model, corpus, whole("length", length, 2, remedy="--length 512"), windows)
+    count = num_windows(model, corpus, whole("length", length, 2, remedy="--length 512"), windows, option="--length")
     if count < ENOUGH_WINDOWS:
         remedy = "--windows 16, a longer text or a smaller --length"
         raise InputError(f"got {count} windows of {length:,} tokens, expected {ENOUGH_WINDOWS} or more", remedy)

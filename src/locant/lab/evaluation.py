@@ -7,7 +7,7 @@ for some hundred tokens at a time, so memory grows with the length as the layers
 What it recalls is a number that stands somewhere in a row: a pass key among filler, and the value of one of many keys.
 The first is an easy question, since nothing else in the row looks like it (Mohtashami & Jaggi 2023, arXiv 2305.16300);
 in the second everything does (Liu et al. 2023, arXiv 2307.03172). A number counts as recalled if each of its tokens is
-the model's first choice.
+the model's first choice. RULER's tasks are asked where they are named: see `locant.lab.ruler`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from locant.arguments import one_of, real, whole
 from locant.errors import InputError
+from locant.lab import ruler
 from locant.lab.language_model import (
     DTYPES,
     AsDecoder,
@@ -61,9 +62,10 @@ SHARE = 0.7
 """Of the minutes, what windows are planned for: the rest is for loading, and for machines that are not always alike."""
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 QUESTION = "What is the pass key? The pass key is"
 NUMBERS = 10_000, 100_000
+WRITING = 2
+"""Windows that take as long as an answer of a task to a row of their length: it is read, and some tokens written."""
 
 Row = tuple[Tensor, int]
 """Token ids that end with the answer, and of how many tokens that is."""
@@ -82,6 +84,7 @@ class EvaluationSettings:
         windows: at most so many of the longest length; the shorter ones read the same tokens.
         minutes: only as many windows as fit in these, timed before the first; one at least.
         keys: pass keys, and keys with values, that are asked for at each depth of each length; 0 for none.
+        tasks: those of `locant.lab.ruler.TASKS` that are asked, each with `rows` rows of each length.
         far: whether tokens are also read with their full context, that of the longest length, and the same ones with
             the trained length, or where no length is longer, with the shortest. Costs some 16 times as much.
         device: such as ``cuda:1``; ``auto``: cuda where torch finds it, else the CPU.
@@ -93,6 +96,8 @@ class EvaluationSettings:
     windows: int = 16
     minutes: float | None = None
     keys: int = 2
+    tasks: tuple[str, ...] = ()
+    rows: int = 8
     far: bool = False
     device: str = "auto"
     dtype: str = "auto"
@@ -107,6 +112,10 @@ class EvaluationSettings:
         if self.minutes is not None:
             real("minutes", self.minutes, above=0, remedy="--minutes 10")
         whole("keys", self.keys, 0, remedy="--keys 2, or 0 for none")
+        object.__setattr__(
+            self, "tasks", tuple(dict.fromkeys(one_of("tasks", task, ruler.TASKS) for task in self.tasks))
+        )
+        whole("rows", self.rows, 1, remedy="--rows 8")
         object.__setattr__(self, "device", str(device_of(self.device)))
         one_of("dtype", self.dtype, DTYPES)
 
@@ -136,10 +145,12 @@ def evaluate_model(
     with random_numbers_kept(torch.device(settings.device)):
         encodings = {way: _drawn(way, model, trained, longest) for way in settings.ways}
     corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
-    count = num_windows(model, corpus, longest, settings.windows)
+    count = num_windows(model, corpus, longest, settings.windows, option="--lengths")
+    prompts = ruler.prompts(settings.tasks, corpus.tokenizer, settings.lengths, settings.rows)
     name = Path(folder).name
     text = {**corpus.facts(), "tokenizer": name, "model": name, "model_sha256": fingerprint(folder),
-            "trained_length": trained, "windows": count}  # fmt: skip
+            "trained_length": trained, "windows": count,
+            **({"chat_template": ruler.has_chat_template(folder)} if prompts else {})}  # fmt: skip
     results: dict[str, Any] = {
         "settings": plain_settings(settings, text), "environment": environment(settings.device), "records": [],
     }  # fmt: skip
@@ -152,7 +163,9 @@ def evaluate_model(
         text["windows"] = count
     if windows != count:
         finished = {}
-    steps = len(settings.lengths) * (1 + (len(TASKS) * len(DEPTHS) if settings.keys else 0)) + len(contexts)
+    steps = (
+        len(settings.lengths) * (1 + (len(TASKS) * len(DEPTHS) if settings.keys else 0)) + len(contexts) + len(prompts)
+    )
     done = 0
 
     def step() -> None:
@@ -167,7 +180,7 @@ def evaluate_model(
             else:
                 with nullcontext() if way == "own" else swap(model, encoding):
                     finished[way] = _measured(
-                        model, way, trained, corpus, count * longest + 1, settings, contexts, step
+                        model, way, trained, corpus, count * longest + 1, settings, contexts, prompts, step
                     )  # fmt: skip
             results["records"].append(finished[way])
             place.write(results)
@@ -193,14 +206,15 @@ def _fitting(model: Any, ids: np.ndarray, settings: EvaluationSettings, minutes:
     began = time.perf_counter()
     losses_in_windows(AsDecoder(model), ids, longest)
     taken = time.perf_counter() - began
-    rows = len(TASKS) * settings.keys * len(DEPTHS) * sum(settings.lengths) / longest
+    rows = len(TASKS) * settings.keys * len(DEPTHS) + WRITING * settings.rows * len(settings.tasks)
+    rows *= sum(settings.lengths) / longest
     windows = SHARE * 60 * minutes / taken / len(settings.ways) - rows
     return max(1, int(windows / (len(settings.lengths) + (2 * OVERLAP if settings.far else 0))))
 
 
 def _measured(
     model: Any, way: str, trained: int, corpus: Corpus, tokens: int, settings: EvaluationSettings,
-    contexts: Sequence[int], step: Callable[[], None],
+    contexts: Sequence[int], prompts: ruler.Prompts, step: Callable[[], None],
 ) -> dict[str, Any]:  # fmt: skip
     began, losses, stretches = time.perf_counter(), {}, dict[int, list[float | None]]()
     for length in settings.lengths:
@@ -214,6 +228,10 @@ def _measured(
         task: _recalled(model, corpus.tokenizer, hide, settings.lengths, settings.keys, step)
         for task, hide in TASKS.items()
     }
+    answers = list[dict[str, Any]]()
+    for (task, length), rows in prompts.items():
+        answers.append({"task": task, "length": length, **ruler.answered(model, corpus.tokenizer, rows)})
+        step()
     return {
         **Record(
             **Record.losses(losses), context_loss_by_stretch=stretches, encoding=way, seed=0, train_length=trained,
@@ -223,6 +241,7 @@ def _measured(
         ).to_dict(),
         "interval_by_length": {str(length): interval_of_mean(loss.by_window) for length, loss in losses.items()},
         **recalled,
+        "ruler": answers,
     }  # fmt: skip
 
 
@@ -231,7 +250,7 @@ def pass_key(tokenizer: Tokenizer, length: int, depth: float, seed: int) -> Row 
     key = int(np.random.default_rng((length, int(100 * depth), seed)).integers(*NUMBERS))
     needle = _encoded(tokenizer, f"The pass key is {key}. Remember it. {key} is the pass key. ")
     question, answer = _encoded(tokenizer, QUESTION), _encoded(tokenizer, f" {key}")
-    sentence = _encoded(tokenizer, FILLER)
+    sentence = _encoded(tokenizer, f"{ruler.FILLER} ")
     room = length - len(needle) - len(question) - len(answer)
     if room < 0 or not answer or not sentence:
         return None

@@ -11,10 +11,12 @@ from typing import Any
 from locant.arguments import Real
 from locant.figures.canvas import save
 from locant.lab.comparison import Progress, Watcher
+from locant.lab.contestant import Contestant
 from locant.lab.results import BY_TASK, Results, ResultsFolder, command, recorded_suite
 from locant.lab.settings import TEXT, Settings
 from locant.lab.summary import Row, Summary, summarise
 from locant.lab.text_learning import split_off
+from locant.lab.training import Training
 from locant.report import console, tasks
 from locant.report.console import BEST, MISSING, QUIET, counted, out, show, talk
 from locant.report.page import bullets, curves, picture, report, scrolling, settings_table, table, write_page
@@ -29,7 +31,10 @@ class Screen(Watcher):
         from tqdm import tqdm
 
         self._told: set[tuple[Any, ...]] = set()
-        self._bar: Any = tqdm(disable=None, unit="step", leave=False, dynamic_ncols=True, delay=0.1)
+        self._new = functools.partial(tqdm, disable=None, unit="step", leave=False, dynamic_ncols=True, delay=0.1)
+        self._bar: Any = self._new()
+        self._lines: dict[Training, Any] = {}
+        self._planned: Results | None = None
 
     def begin(self, corpus: Corpus | None, settings: Settings, folder: ResultsFolder, finished: int) -> None:
         if finished:
@@ -63,15 +68,27 @@ class Screen(Watcher):
             unigram, bigram = results.text["unigram_loss"], results.text["bigram_loss"]
             talk(f"a unigram count (how often each token is in the training text) has a loss of {unigram:.3f} there")
             talk(f"a bigram count (how often each token follows the one before it) has a loss of {bigram:.3f}")
+        self._planned = results
         most = "at the most " if {*results.settings.tasks} != {TEXT} else ""
         talk(f"this takes {most}about {_duration(seconds)}")
 
     def advance(self, progress: Progress) -> None:
         self._bar.total = progress.total
-        training = progress.training
-        words = f"{training.task}, {training.encoding}, seed {training.seed}, loss {progress.loss:.2f}"
-        self._bar.set_description(words, refresh=False)
         self._bar.update(progress.done - self._bar.n)
+        training = progress.training
+        if training not in self._lines:
+            self._lines[training] = self._new(total=self._steps(training))
+        line = self._lines[training]
+        words = f"{training.task}, {training.encoding}, seed {training.seed}, loss {progress.loss:.2f}"
+        line.set_description(words, refresh=False)
+        line.update()
+
+    def _steps(self, training: Training) -> int | None:
+        """The most that it may take."""
+        if self._planned is None:
+            return None
+        tokens = self._planned.text["train_tokens"] if training.task == TEXT else None
+        return self._planned.settings.steps_for(tokens)
 
     def record(self, results: Mapping[str, Any]) -> None:
         with self._bar.external_write_mode():
@@ -79,10 +96,14 @@ class Screen(Watcher):
                 key = record["task"], record["encoding"], record["seed"], record["rate"]
                 if key not in self._told:
                     self._told.add(key)
+                    trained = Contestant.of(record["encoding"]).trained.name
+                    if line := self._lines.pop(Training(key[0], trained, *key[2:]), None):
+                        line.close()
                     talk(record_line(record) if "loss_by_length" in record else tasks.record_line(record))
 
     def end(self, results: Mapping[str, Any], folder: ResultsFolder, *, complete: bool) -> None:
-        self._bar.close()
+        for line in (*self._lines.values(), self._bar):
+            line.close()
         if results:
             page = write_report(results, folder.path)
             if not complete:

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -46,12 +47,32 @@ def evaluation_sentences(results: Mapping[str, Any]) -> list[str]:
         if short:
             lengths = ", ".join(f"{length:,}" for length in sorted(short))
             said.append(f"Not all {name} were asked for at {lengths} tokens, where the question does not fit uncut.")
-    said += context_sentences(summarise(results))
+    said += [*_ruler_sentences(results), *context_sentences(summarise(results))]
     said.append(
         f"One model and one text, {text['source']}: nothing follows for others. Loss says how well the next token is "
         "predicted, for which near tokens are mostly enough. Nothing was trained, and a short training may change the "
         "order."
     )
+    return said
+
+
+def _ruler_sentences(results: Mapping[str, Any]) -> list[str]:
+    """The scores in RULER's tasks, what was not asked or not used, and what was written where a score is zero."""
+    records, said = results["records"], list[str]()
+    for cells in zip(*(record.get("ruler", ()) for record in records), strict=True):
+        named = [(record["encoding"], cell) for record, cell in zip(records, cells, strict=True)]
+        place = f"{cells[0]['task']} at {cells[0]['length']:,} tokens"
+        if not (tokens := cells[0]["tokens"]):
+            said.append(f"{place} was not asked: its shortest row does not fit uncut.")
+            continue
+        scores = ", ".join(f"{name} {cell['score']:.2f}" for name, cell in named)
+        said.append(f"{place}, rows of {min(tokens):,} to {max(tokens):,}, all read whole: {scores}.")
+        for name, cell in named:
+            if not cell["score"]:
+                wrote = shorten(repr(cell["first"]["wrote"]), 60)
+                said.append(f"{name} wrote {wrote} there, for {', '.join(cell['first']['expected'])}.")
+    if results["settings"]["text"].get("chat_template"):
+        said.append("The model has a chat template. It was not used, which may cost answers.")
     return said
 
 
@@ -115,6 +136,9 @@ def write_evaluation(results: Mapping[str, Any], folder: Path) -> Path:
             for one in record.get(task, ()):
                 share = f"{one['recalled']}/{one['asked']}"
                 keys.append([name, what, f"{one['length']:,}", f"{one['depth']:.0%}", share])
+        for one in record.get("ruler", ()):
+            share = f"{one['score']:.2f} of {one['asked']}" if one["asked"] else MISSING
+            keys.append([name, one["task"], f"{one['length']:,}", MISSING, share])
     head = ["encoding", *(f"{int(length):,}" for length in lengths), *TASKS.values()]
     recall = table(["encoding", "what", "length", "depth", "recalled"], keys) if keys else "<p>None were asked for.</p>"
     versions = settings_table({name: str(value) for name, value in results["environment"].items()})
@@ -140,6 +164,7 @@ def _command(settings: Mapping[str, Any]) -> str:
     words = ["locant", "evaluate", text["model"], *text["files"]]
     words += ["--lengths", ",".join(map(str, settings["lengths"])), "--with", ",".join(settings["ways"])]
     words += ["--windows", str(text["windows"]), "--keys", str(settings["keys"])]
+    words += ["--tasks", ",".join(tasks), "--rows", str(settings["rows"])] if (tasks := settings.get("tasks")) else []
     words += ["--far"] if settings.get("far") else []
     return shlex.join([*words, "--device", settings["device"], "--dtype", settings["dtype"]])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,14 +55,16 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
         results = _in_folder(known[name], required=run is None)
     if session.is_shared:
         results = _without_folders(results)
+    shown = _shown(results, written.get(name, name))
     return {
         "folder": "" if name == NOTHING else titles.get(name, name),
         "state": None if run is None else run.state,
         "done": 0 if run is None else run.done,
         "total": 0 if run is None else run.total,
+        "missing": _missing(results),
         "training": {} if run is None else {label: _thinned(losses) for label, losses in run.losses.items()},
         "python": _code(written.get(name, "report")),
-        **_shown(results, written.get(name, name)),
+        **shown,
     }
 
 
@@ -89,6 +92,15 @@ def start(state: State, session: Session) -> str:
     folder = next(folder for folder in numbered if not folder.exists())
     files = [str(session.texts[text])] if text in session.texts else []
     return session.compare(lambda: Comparison(files, chosen, folder))
+
+
+def _missing(results: dict[str, Any] | None) -> int:
+    """How many measurements a comparison has still to write; of an evaluation or a tuning it is not asked."""
+    settings = {} if results is None else results.get("settings", {})
+    if results is None or not {"encodings", "tasks", "seeds"} <= settings.keys():
+        return 0
+    asked = math.prod(len(settings[each]) for each in ("encodings", "tasks", "seeds"))
+    return max(0, asked - sum(record["seed"] in settings["seeds"] for record in results["records"]))
 
 
 def _without_folders(value: Any) -> Any:

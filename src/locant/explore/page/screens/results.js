@@ -8,7 +8,8 @@ import { heatMap } from "../drawing/heat_map.js";
 import { lineChart, nearest } from "../drawing/line_chart.js";
 import { counted, mapTable, Picture } from "../picture.js";
 
-const EVERY = 1000; // milliseconds between looks at a comparison that runs
+const EVERY = 1000; // milliseconds between looks at a comparison that runs here
+const SELDOM = 5000; // and at the report of one that runs elsewhere
 const SLOTS = 6;
 const FEW = 20; // points that are drawn as dots, too
 
@@ -52,7 +53,8 @@ export function open(place, page) {
     stop.hidden = !running;
     progress.textContent = told(numbers);
     clearTimeout(timer);
-    if (running && page.refresh) timer = setTimeout(() => place.isConnected && page.refresh(), EVERY);
+    const grows = running || numbers.missing > 0;
+    if (grows && page.refresh) timer = setTimeout(() => place.isConnected && page.refresh(), running ? EVERY : SELDOM);
     showTraining(numbers);
     showLengths(numbers);
     showPlaces(numbers);
@@ -165,8 +167,8 @@ function wordsOf({ lengths, depths, recalled, asked }, row, column) {
   return `${number(recalled[at])} of ${number(asked[at])} at ${number(lengths[column])} tokens, depth ${number(depths[row])}`;
 }
 
-function told({ state, done, total, folder }) {
-  if (state === null) return "";
+function told({ state, done, total, folder, missing }) {
+  if (state === null) return missing ? `${number(missing)} more to be measured; this page shows them as they come.` : "";
   if (state === "running") return total ? `Step ${number(done)} of ${number(total)}` : "Reading the text …";
   return state === "finished" || state === "stopped" ? `${state[0].toUpperCase()}${state.slice(1)}; the report is in ${folder}.` : state;
 }

@@ -1,0 +1,259 @@
+"""RULER's questions to a language model: the six tasks that need no corpus (Hsieh et al. 2024, arXiv 2404.06654).
+
+Tasks, their sizes, how many tokens may be written and the score are RULER's; words and wording are of this package, so
+scores are like the published ones, and not the same. The model writes what is most probable, and a row's score is the
+share of its answers that stand in that.
+
+A row that is cut cannot be answered, and a score of zero does not say so. So nothing is cut: a row is as long as fits
+together with what may be written, it is refused where its tokens do not spell all of it, and so is a model that reads
+fewer tokens than it is given. Chat templates are not used.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from itertools import takewhile
+from pathlib import Path
+from random import Random
+from string import ascii_lowercase, ascii_uppercase
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import tokenizers
+import torch
+from torch import Tensor, nn
+
+from locant.errors import InputError
+from locant.lab.results import earlier
+from locant.text.reading import sample_text
+from locant.text.tokenizer import Tokenizer
+
+FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+HOPS, COMMON = 4, 10
+
+
+class Question(NamedTuple):
+    """A text with what is asked of it, how the answer begins, and what has to stand in it."""
+
+    text: str
+    opening: str
+    answers: tuple[str, ...]
+
+
+class Prompt(NamedTuple):
+    """A question as tokens, and how many the model may write."""
+
+    ids: list[int]
+    answers: tuple[str, ...]
+    most: int
+
+
+Prompts = Mapping[tuple[str, int], Sequence[Prompt]]  # none where the smallest row does not fit
+
+
+class RulerTask(NamedTuple):
+    """How a question of a size, in lines or words, is made for a length; the smallest; tokens that may be written."""
+
+    make: Callable[[Random, int, int], Question]
+    least: int
+    writes: int
+
+
+@cache
+def words() -> list[str]:
+    """Some two thousand, of the documentation that ships inside Python: another version of it has others."""
+    return sorted({*re.findall(r"\b[a-z]{4,10}\b", sample_text())})
+
+
+def _key(draw: Random) -> str:
+    return "-".join(draw.choices(words(), k=2))
+
+
+def _number(draw: Random) -> str:
+    return str(draw.randrange(10**6, 10**7))
+
+
+def _code(draw: Random) -> str:
+    return str(UUID(int=draw.getrandbits(128), version=4))
+
+
+def _needle(
+    draw: Random, size: int, what: str, key_of: Callable[[Random], str], value_of: Callable[[Random], str],
+    filler: str = "",
+) -> Question:  # fmt: skip
+    """A line with a key and its value, among lines of filler, or among others of its kind."""
+    key, value = key_of(draw), value_of(draw)
+    others = [other for _ in range(size) if (other := key_of(draw)) != key]
+    lines = [filler or f"The secret {what} of {other} is {value_of(draw)}." for other in others]
+    lines.insert(draw.randrange(len(lines) + 1), f"The secret {what} of {key} is {value}.")
+    text = "\n".join([f"Keep the secret {what}s of this text in mind.", "", *lines, ""])
+    return Question(f"{text}\nWhat is the secret {what} of {key}?", f" The secret {what} of {key} is", (value,))
+
+
+def _chain(draw: Random, size: int, letters: int) -> Question:
+    """A chain of assignments in filler."""
+    names = dict[str, None]()
+    while len(names) <= HOPS:
+        names["".join(draw.choices(ascii_uppercase, k=letters))] = None
+    value = str(draw.randrange(10**4, 10**5))
+    steps = zip(names, [value, *(f"VAR {name}" for name in names)], strict=False)
+    places = sorted(draw.choices(range(size + 1), k=len(names)))
+    lines = [FILLER] * size
+    for place, (name, its) in reversed([*zip(places, steps, strict=True)]):
+        lines.insert(place, f"VAR {name} = {its}.")
+    text = "\n".join(["Lines of this text give variables a value, or that of another variable.", "", *lines, ""])
+    opening = f" The {len(names)} variables with the value {value} are:"
+    return Question(f"{text}\nWhich variables have the value {value}?", opening, tuple(names))
+
+
+def _listed(draw: Random, size: int, often: int, seldom: int) -> Question:
+    """A list of so many different words, of which ten stand there more often."""
+    chosen = draw.sample(words(), size) if size <= len(words()) else [*dict.fromkeys(_key(draw) for _ in range(size))]
+    items = [*chosen[:COMMON] * often, *chosen[COMMON:] * seldom]
+    draw.shuffle(items)
+    text = f"Some words of this list stand there more often than the others.\n\n{_numbered(items)}"
+    question = f"{text}\n\nWhich {COMMON} words stand there most often?"
+    return Question(question, f" The {COMMON} words are:", tuple(chosen[:COMMON]))
+
+
+def _numbered(items: Sequence[str]) -> str:
+    return " ".join(f"{number}. {item}" for number, item in enumerate(items, 1))
+
+
+def _common_words(draw: Random, size: int, length: int) -> Question:
+    example, often = ((20, 3, 1), (6, 1)) if length < 4096 else ((40, 10, 3), (30, 3))
+    return _behind(_listed(draw, *example), _numbered, _listed(draw, size, *often))
+
+
+def _behind(example: Question, shown: Callable[[Sequence[str]], str], question: Question) -> Question:
+    """A question, and before it an example with its answer."""
+    return question._replace(text=f"{example.text}{example.opening} {shown(example.answers)}\n\n{question.text}")
+
+
+def _frequent_words(draw: Random, size: int) -> Question:
+    """Coded words, the k-th as often as 1 / k² has it; the first of all are dots, which do not count."""
+    counts = [*takewhile(bool, (int(size * 6 / (math.pi * k) ** 2) for k in range(1, size)))]
+    coded = ["...", *("".join(draw.choices(ascii_lowercase, k=6)) for _ in counts[1:])]
+    items = [word for word, count in zip(coded, counts, strict=True) for _ in range(count)]
+    draw.shuffle(items)
+    text = f"These are words of a secret language, and dots, which mean nothing.\n\n{' '.join(items)}"
+    question = f"{text}\n\nWhich three words stand there most often?"
+    return Question(question, " The three words that stand there most often are:", tuple(coded[1:4]))
+
+
+TASKS: Mapping[str, RulerTask] = {
+    "niah_single_1": RulerTask(lambda draw, size, _: _needle(draw, size, "number", _key, _number, FILLER), 1, 128),
+    "niah_multikey_2": RulerTask(lambda draw, size, _: _needle(draw, size, "number", _key, _number), 1, 128),
+    "niah_multikey_3": RulerTask(lambda draw, size, _: _needle(draw, size, "code", _code, _code), 1, 128),
+    "vt": RulerTask(lambda draw, size, _: _behind(_chain(draw, 5, 3), " ".join, _chain(draw, size, 5)), 5, 30),
+    "cwe": RulerTask(_common_words, COMMON + 1, 120),
+    "fwe": RulerTask(lambda draw, size, _: _frequent_words(draw, size), 80, 50),  # so that the fourth is less frequent
+}
+"""By RULER's names."""
+
+
+def score(written: str, answers: Sequence[str]) -> float:
+    """The share of the answers that stand in a text, in capitals or not.
+
+    >>> score("The words are: Tower, lake", ["tower", "lake", "hat", "coin"])
+    0.5
+    """
+    return sum(answer.lower() in written.lower() for answer in answers) / len(answers)
+
+
+def prompts(tasks: Sequence[str], tokenizer: Tokenizer, lengths: Sequence[int], count: int) -> Prompts:
+    """`count` rows of each task and length, always the same ones."""
+    return {
+        (task, length): [row for seed in range(count) if (row := prompt(task, tokenizer, length, seed)) is not None]
+        for task in tasks for length in lengths
+    }  # fmt: skip
+
+
+def prompt(name: str, tokenizer: Tokenizer, length: int, seed: int) -> Prompt | None:
+    """The largest row of a task that fits `length` tokens with what is written; ``None``: the smallest does not.
+
+    Raises:
+        InputError: the tokens do not spell the row.
+    """
+    task, begin = TASKS[name], beginning(tokenizer)
+
+    def made(size: int) -> tuple[list[int], Question]:
+        question = task.make(Random(f"{name} {seed}"), size, length)
+        return [*begin, *tokenizer.encode(question.text + question.opening).tolist()], question
+
+    most = max(task.writes, len(tokenizer.encode(f" {', '.join(made(task.least)[1].answers)}")))
+
+    def fits(size: int) -> bool:
+        return len(made(size)[0]) + most <= length
+
+    size = step = task.least
+    if not fits(size):
+        return None
+    while fits(size + step):
+        size, step = size + step, 2 * step
+    while step := step // 2:
+        size += step * fits(size + step)
+    ids, question = made(size)
+    spelled, text = ("".join(each.split()).lower() for each in (tokenizer.decode(ids[len(begin) :]), question.text))
+    if not spelled.startswith(text):
+        got = f"got a tokenizer whose tokens do not spell the rows of {name}: a part of each would be lost"
+        raise InputError(got, "the tokenizer of the model, or other --tasks")
+    return Prompt(ids, question.answers, most)
+
+
+def beginning(tokenizer: Tokenizer) -> list[int]:
+    """What a tokenizer's own file puts before a text; some models write nothing sensible without."""
+    library = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+    library.no_padding()
+    encoded = library.encode("a")
+    special = takewhile(lambda pair: pair[1], zip(encoded.ids, encoded.special_tokens_mask, strict=True))
+    return [number for number, _ in special]
+
+
+def has_chat_template(folder: str | Path) -> bool:
+    """Whether a model was made for conversations, by its files."""
+    path = Path(folder)
+    return (path / "chat_template.jinja").is_file() or "chat_template" in earlier(path / "tokenizer_config.json")
+
+
+@torch.no_grad()
+def written(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
+    """What is most probable after a prompt, until all answers stand there, the text ends, or no more may be written.
+
+    Raises:
+        InputError: the model reads fewer tokens than it is given.
+    """
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    ids, text, cache, given = list[int](), "", None, torch.tensor([prompt.ids], device=model.device)
+
+    def last(head: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The logits of one token are enough."""
+        if (read := args[0].shape[1]) != given.shape[1]:
+            raise InputError(f"got a model that reads {read:,} of {given.shape[1]:,} tokens", f"--lengths {read}")
+        return (args[0][:, -1:],)
+
+    with model.get_output_embeddings().register_forward_pre_hook(last):
+        while len(ids) < prompt.most and score(text, prompt.answers) < 1:
+            told = model(given, past_key_values=cache, use_cache=True)
+            cache, token = told.past_key_values, told.logits[:, -1, : tokenizer.vocab_size].argmax(-1, keepdim=True)
+            if token.item() in (ends if isinstance(ends, list) else [ends]):
+                break
+            ids.append(int(token))
+            text = tokenizer.decode(ids)
+            given = token if cache is not None else torch.cat([given, token], 1)
+    return text
+
+
+def answered(model: Any, tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """How well a model answers; what it wrote to the first tells why a score is low."""
+    texts = [written(model, tokenizer, prompt) for prompt in prompts]
+    scores = [score(text, prompt.answers) for text, prompt in zip(texts, prompts, strict=True)]
+    return {
+        "asked": len(prompts),
+        "score": sum(scores) / len(scores) if scores else None,
+        "tokens": [len(prompt.ids) for prompt in prompts],
+        "first": {"wrote": texts[0], "expected": list(prompts[0].answers)} if prompts else None,
+    }
