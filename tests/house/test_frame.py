@@ -65,7 +65,16 @@ def test_the_version_is_written_in_one_place() -> None:
 
 def test_the_changelog_tells_of_this_version() -> None:
     headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert headings[0] == locant._version.__version__
+    assert headings[:2] == ["Unreleased", locant._version.__version__]
+
+
+def test_the_changelog_has_a_line_for_each_thing_under_the_headings_of_its_kind() -> None:
+    """In the form of Keep a Changelog; a line is a few on the screen at most."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert {*re.findall(r"^### (.+)$", text, flags=re.MULTILINE)} <= kinds
+    entries = re.findall(r"^- (.+(?:\n  .+)*)", text, flags=re.MULTILINE)
+    assert [entry for entry in entries if len(entry) > 480] == []
 
 
 def test_everything_that_dev_asks_for_is_pinned() -> None:
