@@ -102,6 +102,6 @@ def test_the_source_distribution_needs_no_compiler_and_says_what_is_missing(
     python = environment(wheel, tmp_path / "environment")
     *_, batch, shape, status = run([python, "-c", USE], tmp_path).splitlines()
     assert (batch, shape) == ("[[5, 6, 7, 8]]", "torch.Size([1, 1, 2, 4])")
-    assert status == "not built; with gcc: python -m locant.kernels.native build"
+    assert status == "not built; with a C compiler: python -m locant.kernels.native build"
     assert status in run([python, "-m", "locant", "bench", "rotary"], tmp_path).splitlines()[-1]
     assert "native kernels are used" in run([python, "-m", "locant.kernels.native", "build"], tmp_path, CC=hasty)

@@ -7,7 +7,6 @@ the moments of the optimizer, the state of the random numbers and, in its header
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import json
 import math
@@ -30,7 +29,7 @@ from torch import Tensor
 
 from locant._version import __version__
 from locant.errors import InputError
-from locant.files import FaultError, json_text, replacing, strict_json, write_whole
+from locant.files import FaultError, json_text, lock, replacing, strict_json, write_whole
 from locant.lab.settings import TEXT, Settings
 
 RESULTS = "results.json"
@@ -352,14 +351,10 @@ class StateFolder:
         with refusing_to_lose(self.path):
             self.path.mkdir(exist_ok=True)
             self._lock = (self.path / "lock").open("wb")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which ends with the process, however that ends
-        except BlockingIOError:
+        if lock(self._lock) is False:
             self._lock.close()
             got = f"got {self.output}, which another run is about to write"
-            raise InputError(got, "another -o, or the same when that one has ended") from None
-        except OSError:  # a file system without locks
-            pass
+            raise InputError(got, "another -o, or the same when that one has ended")
         for half in self.path.glob(f".{self.file.stem}.*"):  # of a run that was killed
             half.unlink()
         return self
@@ -404,7 +399,9 @@ class StateFolder:
                 elif kind == WEIGHT:
                     parameters[name].copy_(file.get_tensor(key))
                 else:
-                    optimizer.state[parameters[name]][kind] = file.get_tensor(key).to(parameters[name].device)
+                    there = parameters[name].device
+                    # Not the file's own memory: `write` replaces the file, which Windows refuses while that is in use.
+                    optimizer.state[parameters[name]][kind] = file.get_tensor(key).to(there, copy=True)
         _set_random_numbers(random, self.device)
 
     def remove(self) -> None:
