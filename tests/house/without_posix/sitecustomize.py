@@ -17,7 +17,6 @@ import mmap
 import multiprocessing
 import os
 import signal
-import sys
 import types
 from pathlib import Path
 
@@ -131,8 +130,8 @@ def removing(name):
     return remove
 
 
-multiprocessing.set_start_method("spawn")
-builtins.__import__, builtins.open, io.open, ctypes.CDLL.__init__ = import_known, open_file, open_file, library
-os.open, os.fsync, os.replace, os.rename, os.mkdir = open_handle, fsync, replace, replace, mkdir
-os.unlink, os.remove, os.rmdir = (removing(name) for name in ("unlink", "remove", "rmdir"))
-sys.without_posix = True
+if __name__ == "sitecustomize":  # and not where pytest looks for examples in docstrings
+    multiprocessing.set_start_method("spawn")
+    builtins.__import__, builtins.open, io.open, ctypes.CDLL.__init__ = import_known, open_file, open_file, library
+    os.open, os.fsync, os.replace, os.rename, os.mkdir = open_handle, fsync, replace, replace, mkdir
+    os.unlink, os.remove, os.rmdir = (removing(name) for name in ("unlink", "remove", "rmdir"))
