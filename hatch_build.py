@@ -7,6 +7,7 @@ every platform. One binary serves every version of Python and of torch.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from pathlib import Path
 from types import ModuleType
@@ -37,8 +38,13 @@ class NativeKernels(BuildHookInterface):
 
 
 def _platform(library: Path) -> str:
-    """This platform; where its C library is glibc, the oldest one that has all that the kernels call."""
+    """This platform; where its C library is glibc, the oldest one that has all that the kernels call.
+
+    On macOS the version that clang compiles for, which is that of ``MACOSX_DEPLOYMENT_TARGET`` where it is set.
+    """
     known = list(platform_tags())
+    if known[0].startswith("macosx") and (oldest := os.environ.get("MACOSX_DEPLOYMENT_TARGET")):
+        return re.sub(r"_\d+_\d+", f"_{oldest.replace('.', '_')}", known[0], count=1)
     newest = next((tag for tag in known if not tag.startswith("linux")), known[0])  # which no index takes
     asked = [int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes())]
     return re.sub(r"^manylinux_2_\d+", f"manylinux_2_{max(OLDEST_GLIBC, *asked)}", newest)

@@ -30,6 +30,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_design",
+    "docs.generator.colab",
     "docs.generator.docstrings",
     "docs.generator.kernels",
     "docs.generator.live",
@@ -50,6 +51,8 @@ nb_merge_streams = True
 nb_ipywidgets_js = {}  # they would be fetched from another machine
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # which are widgets, where ipywidgets is installed
 nb_render_markdown_format = "myst"
+notebook_wheel = os.environ.get("LOCANT_WHEEL", "locant")  # what notebooks install: a name, or the address of a wheel
+notebook_repository = os.environ.get("GITHUB_REPOSITORY", "")  # OWNER/NAME, where Colab finds them
 os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # or a notebook's figures would not be shown
 
 autodoc_member_order = "bysource"

@@ -2,6 +2,7 @@
 
 A file is written beside its final place, flushed to the disk, and renamed; the rename is atomic, and the folder is
 flushed after it. A reader sees the old file or the new one, and a failed or killed write leaves the old one as it was.
+Windows flushes no folder, renames none in which a file is open, and has no locks of whole files.
 Where the system refuses (a full disk, a device that fails), the error is an `InputError`.
 """
 
@@ -17,9 +18,14 @@ from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from locant.errors import InputError
+
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None
 
 BUFFER = 1 << 20
 """Bytes that `NewFile` gathers from small writes; larger ones go to the system at once."""
@@ -100,13 +106,16 @@ class NewFile:
         """What was written from byte `at` on."""
         self._drain()
         with _refusing(self.path):
-            return os.pread(self._handle, size, at)
+            os.lseek(self._handle, at, os.SEEK_SET)
+            data = os.read(self._handle, size)
+            os.lseek(self._handle, 0, os.SEEK_END)
+            return data
 
     def settle(self) -> None:
         """Bring everything to the disk, and write no more."""
         self._drain()
         with _refusing(self.path):
-            os.fchmod(self._handle, 0o666 & ~_umask())
+            self._temporary.chmod(0o666 & ~_umask())
             os.fsync(self._handle)
             self._close()
 
@@ -168,6 +177,8 @@ def new_folder(path: Path, *, force: bool = False) -> Generator[Path]:
         with _refusing(path):
             if replaces:
                 place.replace(old)
+            elif place.is_dir():
+                place.rmdir()  # an empty one, which Windows would not replace
             new.replace(place)
             flush(place.parent)
     finally:
@@ -206,11 +217,30 @@ def require_apart(output: Path, read: Path) -> None:
 
 def flush(path: Path) -> None:
     """Wait until a file, or what a folder lists, is on the disk: a rename lasts once its folder was flushed."""
-    handle = os.open(path, os.O_RDONLY)
+    if fcntl is None and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDONLY if fcntl else os.O_RDWR)  # Windows flushes only what may be written
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def lock(file: IO[bytes]) -> bool | None:
+    """Take the lock of a file, which ends with the process, however that ends; ``False`` where another has it.
+
+    ``None``, and the file is closed, on a system or a file system without locks: Windows moves no open file.
+    """
+    try:
+        if fcntl:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    file.close()
+    return None
 
 
 def _umask() -> int:

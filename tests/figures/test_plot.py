@@ -16,6 +16,7 @@ import locant
 from locant.errors import InputError, RangeError
 from locant.figures import canvas
 from locant.figures.canvas import DARK, LIGHT, require_figure, save, svg
+from locant.figures.embed import draw_flat_map
 from locant.figures.plot import default_length, draw, encoding_to_draw, plot, seeded
 from locant.figures.scores import bias_map
 from locant.positions import ALiBi, Cope, Learned, PoPE, PositionEncoding, Positions, Rotary, Sinusoidal, T5Bias, XPos
@@ -24,7 +25,7 @@ from locant.positions.scaling import SCALINGS
 from tests.refusal import refuses
 from tests.tolerances import ANGLE, DOUBLE, FORMULA, LENGTH, PRINTED, RADIANS, SHORT_SUM
 
-pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
+colors = pytest.importorskip("matplotlib.colors", reason="pictures need the extra `lab`")
 
 
 def maps(figure) -> list:
@@ -442,3 +443,77 @@ def test_random_tokens_are_not_the_numbers_of_a_random_table() -> None:
     """With one seed for both, some queries of each head met their own weights, and stood out as bands."""
     sizes = bias_map(encoding_to_draw("inkling"), 128)[:, :, :8].reshape(8, 8, 16 * 8).std(-1)
     assert sizes.max() < 3 * sizes.min()
+
+
+def test_a_bias_for_keys_that_come_later_is_drawn_where_it_is_asked_for() -> None:
+    slopes = np.array([2.0**-4, 2.0**-8])
+    apart = np.abs(np.subtract.outer(np.arange(6), np.arange(6)))
+    for causal in (None, True, False):
+        for image, slope in zip(maps(plot("alibi", num_heads=2, length=6, causal=causal)), slopes, strict=True):
+            hidden = np.ma.getmaskarray(image.get_array())
+            assert hidden.any() == (causal is not False)
+            np.testing.assert_allclose(
+                image.get_array(), np.ma.masked_array(-slope * apart, hidden), rtol=0, atol=ANGLE
+            )
+
+
+def light(color: object) -> float:
+    """The luminance of WCAG 2 (https://www.w3.org/TR/WCAG22/#dfn-relative-luminance)."""
+    parts = np.array(colors.to_rgb(color))
+    return float(np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722])
+
+
+@pytest.mark.parametrize("what", ["alibi", "learned", "t5"])
+def test_numbers_stand_out_from_the_darkest_and_from_the_brightest_cell(what: str) -> None:
+    sizes = {"num_heads": 2, "length": 8} if what != "learned" else {"d_model": 8, "length": 8}
+    for image in maps(plot(what, **sizes)):
+        for text in image.axes.texts:
+            column, row = text.get_position()
+            inks = sorted((light(text.get_color()), light(image.to_rgba(image.get_array()[[row], [column]])[0, :3])))
+            assert (inks[1] + 0.05) / (inks[0] + 0.05) > 4.5
+
+
+def test_a_scale_that_is_part_logarithmic_says_so_and_has_a_number_at_its_dark_end() -> None:
+    figure = plot("alibi", length=128)
+    (bar,) = [axes for axes in figure.axes if axes.get_ylabel().startswith("added to the score;")]
+    assert bar.get_ylabel() == "added to the score; logarithmic below −1"
+    assert {label.get_text().replace("−", "-") for label in bar.get_yticklabels()} == {"-63.5", "-10", "-1", "0"}
+    labels = {axes.get_ylabel() for axes in plot("alibi", length=16).axes}
+    assert "added to the score" in labels
+    assert not any("logarithmic" in label for label in labels)
+
+
+def test_the_distances_of_t5_say_where_they_are_linear() -> None:
+    labels = {axes.get_xlabel() for axes in plot("t5", num_buckets=32).axes}
+    assert "distance (tokens); linear up to 16, then logarithmic" in labels
+
+
+@pytest.mark.parametrize(("name", "is_learned"), [("t5", True), ("learned", True), ("rope", False), ("alibi", False)])
+def test_what_is_learned_says_that_it_is_untrained_where_it_is_new(name: str, is_learned: bool) -> None:
+    assert plot(name, length=8).get_suptitle().endswith(", untrained") == is_learned
+    assert "untrained" not in plot(encoding_to_draw(name, length=8), length=8).get_suptitle()
+
+
+@pytest.mark.parametrize("name", ["alibi", "rope", "sinusoidal", "shaw"])
+def test_ticks_of_four_positions_are_whole(name: str) -> None:
+    figure = plot(name, length=4)
+    figure.canvas.draw()
+    curved = [axes for axes in figure.axes if axes.lines]
+    assert curved
+    for axes in curved:
+        assert {float(tick) for tick in axes.get_xticks() if 0 <= tick <= 3} == {0.0, 1.0, 2.0, 3.0}
+
+
+def test_words_of_a_map_stay_in_its_frame() -> None:
+    words = ["internationalization", "a", "incomprehensibility", "extraordinarily", "b"]
+    places = torch.tensor([[-1.0, 0.9], [0.0, -1.0], [1.0, 1.0], [0.98, -0.9], [-0.9, -1.0]])
+    figure = draw_flat_map(words, places)
+    pytest.importorskip("matplotlib.backends.backend_agg").FigureCanvasAgg(figure).draw()
+    (axes,) = figure.axes
+    frame = axes.get_window_extent()
+    for text in axes.texts:
+        box = text.get_window_extent()
+        assert frame.x0 <= box.x0
+        assert box.x1 <= frame.x1
+        assert frame.y0 <= box.y0
+        assert box.y1 <= frame.y1

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -65,7 +66,16 @@ def test_the_version_is_written_in_one_place() -> None:
 
 def test_the_changelog_tells_of_this_version() -> None:
     headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert headings[0] == locant._version.__version__
+    assert headings[:2] == ["Unreleased", locant._version.__version__]
+
+
+def test_the_changelog_has_a_line_for_each_thing_under_the_headings_of_its_kind() -> None:
+    """In the form of Keep a Changelog; a line is a few on the screen at most."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert {*re.findall(r"^### (.+)$", text, flags=re.MULTILINE)} <= kinds
+    entries = re.findall(r"^- (.+(?:\n  .+)*)", text, flags=re.MULTILINE)
+    assert [entry for entry in entries if len(entry) > 480] == []
 
 
 def test_everything_that_dev_asks_for_is_pinned() -> None:
@@ -94,6 +104,19 @@ def test_ci_runs_the_command_that_the_readme_gives_for_testing_and_installs_noth
         assert re.search(r"^\s*(?:\$ )?make test\s*(?:#.*)?$", text, flags=re.MULTILINE)
     by_hand = {"apt", "apt-get", "conda", "curl", "npm", "pip", "pip3", "pipx", "uv", "wget"}
     assert by_hand & {*re.findall(r"[\w.-]+", ci)} == set()
+
+
+def test_the_recipe_of_conda_asks_for_what_the_project_does() -> None:
+    recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text("utf-8"))
+    assert recipe["context"]["version"] == locant._version.__version__
+    others = {"torch": "pytorch"}  # as conda-forge calls it
+    wanted = [("python", PROJECT["requires-python"])]
+    wanted += [
+        (others.get(one.name, one.name), str(one.specifier)) for one in map(Requirement, PROJECT["dependencies"])
+    ]
+    assert [tuple(one.split()) for one in recipe["requirements"]["run"]] == wanted
+    (backend,) = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["build-system"]["requires"]
+    assert backend.replace(">", " >", 1) in recipe["requirements"]["host"]
 
 
 def test_no_file_speaks_of_one_machine() -> None:

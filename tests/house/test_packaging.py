@@ -87,6 +87,22 @@ def test_the_wheel_is_native_in_an_empty_environment(built: Path, tmp_path: Path
     assert status.startswith("used, for ")
 
 
+def test_a_wheel_for_macos_is_for_the_version_that_is_compiled_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    monkeypatch.setattr(hook, "platform_tags", lambda: iter(["macosx_15_0_arm64", "macosx_14_0_arm64"]))
+    (tmp_path / "library.so").touch()
+    for target, tag in ((None, "macosx_15_0_arm64"), ("14.0", "macosx_14_0_arm64")):
+        if target:
+            monkeypatch.setenv("MACOSX_DEPLOYMENT_TARGET", target)
+        else:
+            monkeypatch.delenv("MACOSX_DEPLOYMENT_TARGET", raising=False)
+        assert hook._platform(tmp_path / "library.so") == tag
+
+
 def test_the_source_distribution_needs_no_compiler_and_says_what_is_missing(
     built: Path, hasty: str, tmp_path: Path
 ) -> None:
@@ -102,6 +118,6 @@ def test_the_source_distribution_needs_no_compiler_and_says_what_is_missing(
     python = environment(wheel, tmp_path / "environment")
     *_, batch, shape, status = run([python, "-c", USE], tmp_path).splitlines()
     assert (batch, shape) == ("[[5, 6, 7, 8]]", "torch.Size([1, 1, 2, 4])")
-    assert status == "not built; with gcc: python -m locant.kernels.native build"
+    assert status == "not built; with a C compiler: python -m locant.kernels.native build"
     assert status in run([python, "-m", "locant", "bench", "rotary"], tmp_path).splitlines()[-1]
     assert "native kernels are used" in run([python, "-m", "locant.kernels.native", "build"], tmp_path, CC=hasty)

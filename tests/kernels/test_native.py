@@ -79,7 +79,7 @@ def test_what_keeps_it_from_being_built_is_said(
         build.build()
     assert {path.suffix for path in copied.iterdir()} == {".c", ".h"}
     monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(build.BuildError, match="on Linux only, this is win32"):
+    with pytest.raises(build.BuildError, match="on Linux and macOS, this is win32"):
         build.build()
 
 
@@ -103,6 +103,24 @@ def test_fused_products_would_be_seen(copied: Path, monkeypatch: pytest.MonkeyPa
     assert torch.equal(ours, expected) == (best == "baseline")
 
 
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+@pytest.mark.slow
+@needs_library
+def test_every_compiler_gives_the_bits_of_torch(compiler: str, copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if sys.platform not in build.COMPILERS or not shutil.which(compiler):
+        pytest.skip(f"there is no {compiler}")
+    monkeypatch.setenv("CC", compiler)
+    for source in copied.glob("*.c"):
+        if source.name != "rotary.c":
+            source.unlink()
+    made = ctypes.CDLL(str(build.build()))
+    q, index, of = torch.randn(1, 3, 6007, 64), torch.arange(6007)[None], tables(64)  # for more than one thread
+    expected, _ = reference.rotate(q, None, index, of, "half")
+    for variant in native.runnable():
+        with mock.patch.object(native, "function", lambda name, variant=variant: getattr(made, f"{name}_{variant}")):
+            assert torch.equal(rotate(q, None, index, of, "half")[0], expected)
+
+
 def test_without_a_library_torch_rotates_and_it_is_said_what_to_do(copied: Path) -> None:
     q = torch.randn(1, 2, 3, 8)
     index, of = torch.arange(3)[None], tables(8)
@@ -111,7 +129,7 @@ def test_without_a_library_torch_rotates_and_it_is_said_what_to_do(copied: Path)
         assert torch.equal(rotate(q, None, index, of, "half")[0], reference.rotate(q, None, index, of, "half")[0])
     found = native._found.__wrapped__()
     assert found.library is None
-    assert found.why == "not built; with gcc: python -m locant.kernels.native build"
+    assert found.why == "not built; with a C compiler: python -m locant.kernels.native build"
 
 
 def test_a_file_that_is_no_library_is_not_used(copied: Path) -> None:

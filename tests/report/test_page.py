@@ -187,12 +187,25 @@ def test_loss_by_length_goes_through_the_means_within_the_seeds() -> None:
     assert [label.get_text() for label in axes.get_xticklabels()] == ["64\n1×", "128\n2×", "256\n4×", "512\n8×"]
     curves = {line.get_label(): line for line in axes.lines if line.get_label() in THE_FIELD}
     assert set(curves) == set(THE_FIELD)
+    asides = set()
     for name, line in curves.items():
-        np.testing.assert_array_equal(line.get_xdata(), LENGTHS)
         np.testing.assert_allclose(line.get_ydata(), np.mean(THE_FIELD[name], axis=0), rtol=FORMULA)
-    bands = [band.get_paths()[0].vertices[:, 1] for band in axes.collections]
-    reach = sorted((band.min(), band.max()) for band in bands)
-    assert reach == sorted((np.min(seeds), np.max(seeds)) for seeds in THE_FIELD.values())
+        (aside,) = {round(float(x / length), 9) for x, length in zip(line.get_xdata(), LENGTHS, strict=True)}
+        asides.add(aside)
+    assert len(asides) == len(THE_FIELD), "a whisker hides another"
+    assert all(0.9 < aside < 1.1 for aside in asides)
+    drawn = sorted(tuple(ends[:, 1]) for lines in axes.collections for ends in lines.get_segments())
+    seeds = sorted((min(losses), max(losses)) for rows in THE_FIELD.values() for losses in zip(*rows, strict=True))
+    np.testing.assert_allclose(drawn, seeds, rtol=FORMULA)
+
+
+def test_of_many_positions_every_encoding_has_whiskers_beside_those_of_the_others() -> None:
+    names = [chr(ord("a") + number) for number in range(6)]
+    (axes,) = draw_loss_by_position(summarise(results({name: [(2.0,) * 4, (3.0,) * 4] for name in names}))).axes
+    places = [{float(ends[0, 0]) for ends in lines.get_segments()} for lines in axes.collections]
+    assert len(places) == 6
+    assert all(len(some) >= 5 for some in places)
+    assert not any(one & other for one, other in itertools.combinations(places, 2))
 
 
 def test_loss_by_position_keeps_the_mean_of_what_it_joins() -> None:

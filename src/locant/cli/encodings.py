@@ -57,10 +57,11 @@ def list_(name: str | None, as_json: bool, **options: Any) -> None:
 @count("--trained", default=TRAINED, help="The trained length, which --scaling stretches.")
 @click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True, help="The paper.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the random weights of learned tables.")
+@click.option("--causal/--no-causal", default=None, help="Leave out a bias for keys that come later, or draw it.")
 @as_json
 def plot(
-    encoding: str, output: Path | None, length: int | None, trained: int, theme: str, seed: int, as_json: bool,
-    **options: Any,
+    encoding: str, output: Path | None, length: int | None, trained: int, theme: str, seed: int, causal: bool | None,
+    as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Draw a picture of an encoding.
 
@@ -82,7 +83,8 @@ def plot(
     given = only_given(options)
     require_taken(encoding, given, "plot")
     built = encoding_to_draw(encoding, length=length, seed=seed, trained=trained, **given)
-    save(draw(built, length=length, theme=THEMES[theme], trained=trained), path)
+    drawn = draw(built, length=length, theme=THEMES[theme], trained=trained, causal=causal, untrained=True)
+    save(drawn, path)
     if as_json:
         length = default_length(built) if length is None else length
         facts = {"encoding": encoding, "built": repr(built), "length": length, "seed": seed, "figure": str(path)}

@@ -19,6 +19,10 @@ from locant.errors import LocantError
 from locant.lab.comparison import Progress, compare_files
 from locant.report.comparison import Screen
 
+STOP, STOPPED = (getattr(signal, name, signal.SIGINT) for name in ("CTRL_BREAK_EVENT", "SIGBREAK"))
+"""What is sent and what arrives: on Windows Ctrl-C cannot be sent to a group of processes, Ctrl-Break can."""
+GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+
 LAST_WORDS = 4000
 """Characters kept of what a process says about itself."""
 
@@ -35,7 +39,7 @@ class Comparison:
         asked = json.dumps({"files": files, "options": options, "folder": str(folder)})
         self._process = subprocess.Popen(  # noqa: S603  # this Python, with our own module
             [sys.executable, "-m", __name__, asked],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, creationflags=GROUP,
         )  # fmt: skip
         pipes = {self._read_steps: self._process.stdout, self._read_words: self._process.stderr}
         self._readers = [threading.Thread(target=read, args=[pipe], daemon=True) for read, pipe in pipes.items()]
@@ -63,7 +67,7 @@ class Comparison:
         """As Ctrl-C does: what is measured so far becomes the report; `wait` until it is written."""
         if self._process.poll() is None:
             self.stopped = True
-            self._process.send_signal(signal.SIGINT)
+            self._process.send_signal(STOP)
         if wait:
             self._process.wait()
 
@@ -101,7 +105,7 @@ class Told(Screen):
 
 def _run(files: list[str], options: dict[str, Any], folder: str) -> None:
     told = Told()
-    signal.signal(signal.SIGINT, told.interrupt)
+    signal.signal(STOPPED, told.interrupt)
     try:
         compare_files(files, options, folder=Path(folder), force=False, watcher=told, tokenizer=None, vocab_size=None,
                       download=False)  # fmt: skip

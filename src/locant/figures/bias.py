@@ -24,7 +24,7 @@ STEEP = 10.0
 """Below minus this, the scale of the maps is logarithmic, or gentle heads would look like none at all."""
 
 
-def draw_bias(part: Figure | SubFigure, encoding: PositionEncoding, length: int, theme: Theme) -> None:
+def draw_bias(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme, causal: bool | None = None) -> None:
     """What the last query's keys get from every head, by distance; and maps of query and key, all on one scale.
 
     A bias that depends on what the tokens are is drawn for random ones; tables that begin as zeros are
@@ -44,12 +44,11 @@ def draw_bias(part: Figure | SubFigure, encoding: PositionEncoding, length: int,
         slope = f": slope {-bias[head, 1, 0]:.4g}" if linear else ""
         theme.curve(axes, bias[head, -1, ::-1], number, label=f"head {head}{slope}", drawstyle=style)
     axes.margins(x=0.01)
-    title = "By distance, from the last query back"
-    theme.dress(axes, title=title, x="distance (tokens)", y=ADDED, grid=True)
+    theme.dress(axes, title="By distance, from the last query back", x="distance (tokens)", y=ADDED, grid=True)
     theme.legend(axes, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=2 if linear else 4, columnspacing=1.2)
     if bucketed:
         _scale_as_buckets(axes, encoding, length, theme)
-    _maps(right, bias, theme, hide_later=not getattr(encoding, "bidirectional", False))
+    _maps(right, bias, theme, hide_later=not getattr(encoding, "bidirectional", False) if causal is None else causal)
 
 
 def draw_offsets(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme) -> None:
@@ -93,12 +92,11 @@ def _scale_as_buckets(axes: Axes, encoding: Any, length: int, theme: Theme) -> N
     one_sided = encoding.num_buckets // 2 if encoding.bidirectional else encoding.num_buckets
     exact = one_sided // 2
     if length > exact > 1:
-        from matplotlib import ticker
-
         axes.set_xscale("symlog", linthresh=exact, linscale=math.log10(encoding.max_distance / exact))
+        axes.set_xlabel(f"{axes.get_xlabel()}; linear up to {exact}, then logarithmic")
         ticks = [0, exact // 2, *(exact * 2**step for step in range(16))]
         axes.set_xticks([tick for tick in ticks if tick < length], minor=False)
-        axes.xaxis.set_minor_locator(ticker.NullLocator())
+        axes.minorticks_off()
         axes.xaxis.set_major_formatter("{x:.0f}")
         axes.set_xlim(-0.5, length - 1)
     buckets = encoding.buckets(torch.arange(encoding.max_distance + 1))
@@ -124,8 +122,6 @@ def _maps(part: SubFigure, bias: np.ndarray, theme: Theme, *, hide_later: bool) 
             continue
         x = "key position" if place + columns >= len(heads) else ""
         y, bar = "" if place % columns else "query position", "" if place else ADDED
-        theme.heat_map(
-            axes, shown[heads[place]], *scale, f"head {heads[place]}", x, y, bar,
-            logarithmic=logarithmic, ax=grid, fraction=0.05, pad=0.03,
-        )  # fmt: skip
+        words, beside = (f"head {heads[place]}", x, y, bar), {"ax": grid, "fraction": 0.05, "pad": 0.03}
+        theme.heat_map(axes, shown[heads[place]], *scale, *words, logarithmic=logarithmic, **beside)
         axes.set_box_aspect(1)

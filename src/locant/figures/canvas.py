@@ -22,6 +22,7 @@ from locant.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.colorbar import Colorbar
     from matplotlib.figure import Figure, SubFigure
     from matplotlib.image import AxesImage
@@ -58,7 +59,7 @@ class Theme:
 
         figure = Figure(figsize=(width, height), layout="constrained", facecolor=self.paper)
         figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.04, hspace=0.05)  # type: ignore[union-attr]
-        figure._repr_png_ = functools.partial(_of_notebook, figure)  # type: ignore[attr-defined]
+        figure._repr_png_ = functools.partial(_rendered, figure, "png", dpi=100)  # type: ignore[attr-defined]
         return figure
 
     def entitle(self, part: Figure | SubFigure, title: str) -> None:
@@ -92,19 +93,20 @@ class Theme:
     ) -> AxesImage:  # fmt: skip
         """A map whose pixels are centred on whole numbers, with row 0 at the top; small ones with their numbers.
 
-        A logarithmic scale is linear between -1 and 1. `bar` says what the values are, beside the map or at `place`.
+        `bar` says what the values are, beside the map or at `place`. A logarithmic scale is linear between -1 and 1.
         """
         from matplotlib.colors import Normalize, SymLogNorm
-        from matplotlib.ticker import MaxNLocator
 
         norm = SymLogNorm(1.0, vmin=low, vmax=high) if logarithmic else Normalize(low, high)
         image = axes.imshow(values, cmap=colors, norm=norm, aspect="auto", interpolation="nearest")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(7, integer=True, steps=[1, 2, 5, 10]))
+        count_in_whole(axes.xaxis)
+        count_in_whole(axes.yaxis)
         if max(values.shape) <= WRITTEN:
             _write_numbers(axes, image, values)
         if bar:
-            self.color_bar(image, bar, **place)
+            scale = self.color_bar(image, f"{bar}; logarithmic below −1" if logarithmic else bar, **place)
+            if logarithmic:  # of negative numbers, to the darkest
+                scale.set_ticks([low, *(-(10.0**power) for power in range(9) if low < -2 * 10**power), 0.0])
         self.dress(axes, title=title, x=x, y=y)
         return image
 
@@ -126,6 +128,7 @@ class Theme:
         """The curve of this number, in its colour and dash."""
         color, linestyle, _ = self.stroke(number)
         axes.plot(values, color=color, linestyle=linestyle, linewidth=1.6, **options)
+        count_in_whole(axes.xaxis)
 
 
 # The palette of Okabe and Ito (https://jfly.uni-koeln.de/color/), without its yellow, which white paper swallows; its
@@ -158,27 +161,26 @@ def range_of(low: float, high: float) -> tuple[str, float, float]:
     return (SIGNED, -max(-low, high), max(-low, high)) if low < 0 < high else (ONE_SIGN, low, high)
 
 
+def count_in_whole(axis: Axis) -> None:
+    """Ticks at whole numbers alone, also where there are but four."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]))
+
+
 def _write_numbers(axes: Axes, image: AxesImage, values: np.ndarray) -> None:
     cell = 72 * axes.get_window_extent().width / axes.figure.get_dpi() / values.shape[1]
     for row, column in np.argwhere(~np.ma.getmaskarray(values)).tolist():
         value = float(values[row, column])
-        red, green, blue, _ = image.to_rgba(np.array([[value]]))[0, 0]
-        ink = "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
+        light = (image.to_rgba(np.array([[value]]))[0, 0, :3] ** 2.2) @ (0.2126, 0.7152, 0.0722)  # as WCAG weighs it
+        ink = "black" if light > 0.18 else "white"  # there both have the same contrast
         text = f"{value:.1g}" if value and not round(value, 2) else f"{value + 0.0:.2f}"
-        axes.text(column, row, text, color=ink, ha="center", va="center", fontsize=min(8.0, cell / 4))
+        axes.text(column, row, text, color=ink, ha="center", va="center", fontsize=min(8.0, cell / 3.7))
 
 
 def spread(count: int, most: int) -> list[int]:
     """At most this many numbers below `count`, from the first to the last."""
-    if count <= most:
-        return list(range(count))
-    return [round(step * (count - 1) / (most - 1)) for step in range(most)]
-
-
-def _of_notebook(figure: Figure) -> bytes:
-    image = io.BytesIO()
-    figure.savefig(image, format="png", facecolor=figure.get_facecolor())
-    return image.getvalue()
+    return [round(step * (count - 1) / (most - 1)) for step in range(most)] if count > most else [*range(count)]
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -191,7 +193,7 @@ def svg(figure: Figure) -> bytes:
     return _rendered(figure, "svg", transparent=True)
 
 
-def _rendered(figure: Figure, kind: str, **options: Any) -> bytes:
+def _rendered(figure: Figure, kind: str, *, dpi: int = DOTS_PER_INCH, **options: Any) -> bytes:
     """Without dates and random ids, so that the same picture is the same file.
 
     Clip paths of SVG are numbered: their names are made from the last digits of the layout, which vary by chance.
@@ -201,7 +203,7 @@ def _rendered(figure: Figure, kind: str, **options: Any) -> bytes:
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}[kind]
     page = io.BytesIO()
     with rc_context({"svg.hashsalt": "locant", "pdf.fonttype": 42}):
-        figure.savefig(page, format=kind, dpi=DOTS_PER_INCH, metadata=undated, **options)
+        figure.savefig(page, format=kind, dpi=dpi, metadata=undated, **options)
     if kind != "svg":
         return page.getvalue()
     names = {name: b"clip%d" % number for number, name in enumerate(dict.fromkeys(CLIP_PATH.findall(page.getvalue())))}

@@ -127,12 +127,12 @@ def draw_flat_map(words: Sequence[str], places: Float[Tensor, "words 2"], theme:
     axes = figure.subplots()
     color, _, marker = theme.stroke(0)
     axes.scatter(places[:, 0], places[:, 1], s=18, color=color, marker=marker)
-    for word, (x, y) in zip(words, places.tolist(), strict=True):
-        axes.annotate(word, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=9, color=theme.ink)
+    middle = float(places[:, 0].min() + places[:, 0].max()) / 2
+    for word, (x, y) in zip(words, places.tolist(), strict=True):  # a word goes inwards, and so stays in the frame
+        to, side = ((-4, 3), "right") if x > middle else ((4, 3), "left")
+        axes.annotate(word, (x, y), xytext=to, textcoords="offset points", ha=side, fontsize=9, color=theme.ink)
     axes.margins(0.12)
     axes.set_aspect("equal", adjustable="datalim")  # one direction is not drawn larger than the other
     theme.dress(axes, title="Words in two dimensions: near is alike", x="", y="", grid=True)
-    axes.set_xticklabels([])
-    axes.set_yticklabels([])
-    axes.tick_params(length=0)
+    axes.tick_params(length=0, labelbottom=False, labelleft=False)
     return figure

@@ -56,6 +56,7 @@ def plot(
     theme: Literal["light", "dark"] = "light",
     layer_type: str | None = None,
     seed: int = 0,
+    causal: bool | None = None,
     **options: Any,
 ) -> Figure:
     """The picture of an encoding, as a `matplotlib.figure.Figure`.
@@ -68,6 +69,7 @@ def plot(
         theme: for light or dark paper.
         layer_type: which layers of a configuration, where they differ.
         seed: of the random tables of an encoding that is given by its name.
+        causal: whether a bias for keys that come later is left out; default: unless the encoding is bidirectional.
         options: of that encoding. Sizes that are not given are those of a small model. ``scaling`` may also be a
             name and a factor, such as ``"yarn:8"``, with ``trained``, the trained length, beside it: the wavelengths
             before and after are drawn.
@@ -82,33 +84,37 @@ def plot(
     >>> figure.savefig("alibi.png")  # doctest: +SKIP
     """
     colors = THEMES[one_of("theme", theme, THEMES)]
+    trained, untrained = None, not isinstance(what, PositionEncoding)
     if isinstance(what, str):
-        encoding = encoding_to_draw(what, length=length, seed=seed, **options)
-        return draw(encoding, length=length, theme=colors, trained=options.get("trained", TRAINED))
-    if options:
+        what, trained = encoding_to_draw(what, length=length, seed=seed, **options), options.get("trained", TRAINED)
+    elif options:
         cause = f"got {', '.join(options)} for a {type(what).__name__}, expected options only with a name"
         raise RangeError(cause, "plot('rotary', head_dim=64)")
-    if isinstance(what, Report):
+    elif isinstance(what, Report):
         return rotate.draw_report(what, colors)
-    encoding = what if isinstance(what, PositionEncoding) else encoding_from_config(what, layer_type=layer_type)
-    return draw(encoding, length=length, theme=colors)
+    elif not isinstance(what, PositionEncoding):
+        what = encoding_from_config(what, layer_type=layer_type)
+    return draw(what, length=length, theme=colors, trained=trained, causal=causal, untrained=untrained)
 
 
 def draw(
-    encoding: PositionEncoding, *, length: int | None = None, theme: Theme = LIGHT, trained: int | None = None
-) -> Figure:
+    encoding: PositionEncoding, *, length: int | None = None, theme: Theme = LIGHT, trained: int | None = None,
+    causal: bool | None = None, untrained: bool = False,
+) -> Figure:  # fmt: skip
     """The picture of what each method of this encoding does, below one another.
 
-    `trained` is the trained length, for scalings without one.
+    `trained` is the trained length, for scalings without one; what learns is `untrained` where nothing was learned yet.
     """
     usual = default_length(encoding)
     length = usual if length is None else whole("length", length, 2, MAX_LENGTH, remedy=Remedy(length=usual))
-    parts = _drawings(encoding, trained)
+    parts = _drawings(encoding, trained, causal)
     heights = [height for _, height in parts]
     figure = theme.blank(11.5, sum(heights))
     places = figure.subfigures(len(parts), 1, height_ratios=heights, squeeze=False)[:, 0] if parts[1:] else [figure]
     for place, (drawing, _) in zip(places, parts, strict=True):
         drawing(place, encoding, length, theme)
+        if untrained and [*encoding.parameters()]:
+            theme.entitle(place, f"{place.get_suptitle()}, untrained")
     return figure
 
 
@@ -160,7 +166,7 @@ def seeded(seed: int) -> Generator[None]:
         yield
 
 
-def _drawings(encoding: PositionEncoding, trained: int | None) -> list[tuple[Drawing, float]]:
+def _drawings(encoding: PositionEncoding, trained: int | None, causal: bool | None) -> list[tuple[Drawing, float]]:
     if not isinstance(getattr(encoding, "scaling", Unscaled()), Unscaled):
         return [(partial(rotate.draw_scaled, trained=trained), 4.4)]
     by_door: dict[str, tuple[Drawing, float]] = {}
@@ -169,6 +175,7 @@ def _drawings(encoding: PositionEncoding, trained: int | None) -> list[tuple[Dra
         if door not in encoding.doors() or (drawing is rotate.draw_rotated and not rotate.rotates(encoding)):
             continue
         if not property_ or (is_ours and hasattr(encoding, property_)):
+            drawing = partial(drawing, causal=causal) if drawing is bias.draw_bias else drawing
             by_door.setdefault(door, (drawing, height))
     return list(by_door.values()) or [(bias.draw_nothing, 5.6)]
 

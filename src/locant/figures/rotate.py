@@ -34,13 +34,13 @@ def draw_rotary(part: Figure | SubFigure, encoding: Any, length: int, theme: The
     (top, middle, bottom), (side, middle_side, key) = _rows_with_sides(part, (3.0, 3.0, 2.6))
     title = "The angle by which each pair of dimensions is rotated"
     image = theme.heat_map(top, np.arctan2(sin, cos).T, ANGLES, -math.pi, math.pi, title=title, y="pair")
-    bar = theme.color_bar(image, "angle (radians)", cax=_beside(side))
+    bar = theme.color_bar(image, "angle (radians)", cax=side)
     bar.set_ticks([-math.pi, -math.pi / 2, 0, math.pi / 2, math.pi], labels=["−π", "−π/2", "0", "π/2", "π"])
     size = f"head_dim {encoding.head_dim}"
     if encoding.rotary_dim < encoding.head_dim:
         size = f"{encoding.rotary_dim} of {encoding.head_dim} dimensions"
     theme.entitle(part, f"Rotary positions (RoPE), {size}, base {encoding.base:g}")
-    theme.heat_map(middle, cos.T, SIGNED, -1.0, 1.0, "Its cosine", "", "pair", "cosine", cax=_beside(middle_side))
+    theme.heat_map(middle, cos.T, SIGNED, -1.0, 1.0, "Its cosine", "", "pair", "cosine", cax=middle_side)
     _pairs(bottom, key, cos.T, encoding, theme, "position, or distance of query and key (tokens)", "cosine")
 
 
@@ -54,7 +54,7 @@ def draw_xpos(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme
     sizes = f"head_dim {encoding.head_dim}, base {encoding.base:g}, scale base {encoding.scale_base:g}"
     theme.entitle(part, f"xPos, {sizes}")
     words = "What is left of each pair's product", "", "pair", "share of the pair's product"
-    theme.heat_map(top, product, SIGNED, -1.0, 1.0, *words, cax=_beside(side))
+    theme.heat_map(top, product, SIGNED, -1.0, 1.0, *words, cax=side)
     _pairs(bottom, key, product, encoding, theme, "distance of query and key (tokens)", "share")
 
 
@@ -114,15 +114,11 @@ def _pairs(axes: Axes, key: Axes, by_pair: np.ndarray, encoding: Any, theme: The
 
 
 def _rows_with_sides(part: Figure | SubFigure, heights: tuple[float, ...]) -> tuple[Sequence[Axes], Sequence[Axes]]:
-    """Rows over one shared axis of positions, and beside each an empty place for its colour bar or legend."""
+    """Rows over one shared axis of positions, and beside each a place for its colour bar, or below for the legend."""
     grid = part.subplots(len(heights), 2, sharex="col", height_ratios=heights, width_ratios=(1, 0.24))
     for side in grid[:, 1]:
         side.axis("off")
-    return grid[:, 0], grid[:, 1]
-
-
-def _beside(side: Axes) -> Axes:
-    return side.inset_axes((0.0, 0.0, 0.09, 1.0))
+    return grid[:, 0], [*(side.inset_axes((0.0, 0.0, 0.09, 1.0)) for side in grid[:-1, 1]), grid[-1, 1]]
 
 
 def wavelength_text(frequency: float) -> str:
@@ -212,9 +208,8 @@ def draw_report(report: Report, theme: Theme = LIGHT) -> Figure:
 
 def _draw_frequencies(axes: Axes, report: RotationReport, theme: Theme) -> None:
     for axis in range(report.axes):
-        rows = [(pair, abs(block.frequencies[axis])) for pair, block in enumerate(report.queries.blocks)]
-        turning = [(pair, each) for pair, each in rows if each]
-        if turning:
+        blocks = enumerate(report.queries.blocks)
+        if turning := [(pair, abs(turn)) for pair, block in blocks if (turn := block.frequencies[axis])]:
             color, _, marker = theme.stroke(axis)
             label = f"axis {axis}" if report.axes > 1 else "measured"
             axes.plot(*zip(*turning, strict=True), color=color, marker=marker, linestyle="", markersize=4, label=label)

@@ -6,7 +6,6 @@ tensor, as JSON.
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import json
 import shutil
@@ -21,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from locant.errors import InputError
-from locant.files import replacing
+from locant.files import lock, replacing
 
 WEIGHT, RANDOM, RANDOM_THERE = "weight", "random", "random_there"
 """What tensors are called; moments of the optimizer have its names for them."""
@@ -81,14 +80,10 @@ class StateFolder:
         with refusing_to_lose(self.path):
             self.path.mkdir(exist_ok=True)
             self._lock = (self.path / "lock").open("wb")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which ends with the process, however that ends
-        except BlockingIOError:
+        if lock(self._lock) is False:
             self._lock.close()
             got = f"got {self.output}, which another run is about to write"
-            raise InputError(got, "another -o, or the same when that one has ended") from None
-        except OSError:  # a file system without locks
-            pass
+            raise InputError(got, "another -o, or the same when that one has ended")
         for half in self.path.glob(f".{self.file.stem}.*"):  # of a run that was killed
             half.unlink()
         return self
@@ -133,7 +128,9 @@ class StateFolder:
                 elif kind == WEIGHT:
                     parameters[name].copy_(file.get_tensor(key))
                 else:
-                    optimizer.state[parameters[name]][kind] = file.get_tensor(key).to(parameters[name].device)
+                    there = parameters[name].device
+                    # Not the file's own memory: `write` replaces the file, which Windows refuses while that is in use.
+                    optimizer.state[parameters[name]][kind] = file.get_tensor(key).to(there, copy=True)
         _set_random_numbers(random, self.device)
 
     def remove(self) -> None:

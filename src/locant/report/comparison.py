@@ -230,12 +230,12 @@ def page(results: Mapping[str, Any]) -> str:
 
 
 def _of_text(summary: Summary) -> dict[str, str]:
-    band = "The band goes from the lowest to the highest seed. " if summary.num_seeds > 1 else ""
+    seeds = "Whiskers go from the lowest to the highest seed. " if summary.num_seeds > 1 else ""
     pictures = curves(
         summary,
-        f"Loss against the length of the window. {band}The dotted line is the training length; on it, the small hollow "
+        f"Loss against the length of the window. {seeds}The dotted line is the training length; on it, hollow "
         "marks are the training losses.",
-        f"Loss against the position within windows of {summary.lengths[-1]:,} tokens. {band}Right of the dotted line "
+        f"Loss against the position within windows of {summary.lengths[-1]:,} tokens. {seeds}Right of the dotted line "
         "are positions that did not occur in training.",
     )
     return {

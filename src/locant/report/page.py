@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NUM_BINS = 32
-BAND = 0.18
+ASIDE = 1.03
+"""By how much encodings are moved apart on a logarithmic axis, so that no whisker hides another."""
 UNKNOWN = Cell(mean=np.nan, low=np.nan, high=np.nan, deviation=np.nan)
 
 RULES = """
@@ -152,10 +153,11 @@ def picture(draw: Callable[[Theme], Figure], caption: str) -> str:
 
 
 def draw_loss_by_length(summary: Summary, theme: Theme = LIGHT) -> Figure:
-    """Mean held-out loss at every length, and the training loss; the band goes from the best to the worst seed."""
+    """Mean held-out loss at every length, and the training loss; whiskers go from the best to the worst seed."""
     figure, axes = _axes(f"Trained at {summary.train_length} tokens, read at more", "window (tokens)", theme)
     for row in summary.ranked(summary.lengths[-1]):
-        measured = {float(length): cell for length, cell in row.by_length.items() if cell}
+        aside = ASIDE ** (summary.rows.index(row) - (len(summary.rows) - 1) / 2)
+        measured = {length * aside: cell for length, cell in row.by_length.items() if cell}
         color, marker = _curve(axes, [*measured], [*measured.values()], summary, row, theme, markersize=5.5)
         if row.train_loss:
             hollow = {"marker": marker, "markersize": 4.5, "markerfacecolor": "none", "linestyle": "none"}
@@ -198,12 +200,18 @@ def _axes(title: str, x: str, theme: Theme) -> tuple[Figure, Axes]:
 def _curve(
     axes: Axes, x: Sequence[float], cells: Sequence[Cell], summary: Summary, row: Row, theme: Theme, **style: Any
 ) -> tuple[str, str]:
-    """Mean and band, in a colour and marker that an encoding has in both pictures."""
-    color, linestyle, marker = theme.stroke(summary.rows.index(row))
-    mean, low, high = ([getattr(cell, name) for cell in cells] for name in ("mean", "low", "high"))
+    """Mean and whiskers, in a colour and marker that an encoding has in both pictures.
+
+    Of many points some have whiskers, those of each encoding beside those of the others.
+    """
+    number, count = summary.rows.index(row), len(summary.rows)
+    color, linestyle, marker = theme.stroke(number)
+    mean, low, high = np.array([(cell.mean, cell.low, cell.high) for cell in cells]).reshape(-1, 3).T
     style = {"marker": marker, **style} if style else {}
     axes.plot(x, mean, color=color, linestyle=linestyle, linewidth=1.8, label=row.encoding, **style)
-    axes.fill_between(x, low, high, color=color, alpha=BAND, linewidth=0)
+    every = (number, count) if len(x) > 2 * count else 1
+    whiskers: dict[str, Any] = {"fmt": "none", "ecolor": color, "elinewidth": 1.2, "capsize": 3.0}
+    axes.errorbar(x, mean, (mean - low, high - mean), errorevery=every, **whiskers)
     return color, marker
 
 

@@ -88,11 +88,11 @@ def _found() -> _Found:
         return _Found(None, "", "not used, as LOCANT_NATIVE=off says")
     path = library_path()
     if not path.exists():
-        return _Found(None, "", f"not built; with gcc: {HOW_TO_BUILD}")
+        return _Found(None, "", f"not built; with a C compiler: {HOW_TO_BUILD}")
     try:
         library = ctypes.CDLL(str(path))  # finds OpenMP in what torch has loaded, or fails here and not in a call
     except OSError as error:
-        return _Found(None, "", f"cannot be loaded ({error}); with gcc: {HOW_TO_BUILD}")
+        return _Found(None, "", f"cannot be loaded ({error}); with a C compiler: {HOW_TO_BUILD}")
     variant = wanted or runnable()[0]
     return _Found(library, variant, f"used, for {variant}")
 

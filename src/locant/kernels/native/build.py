@@ -17,10 +17,13 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fno-trapping-math", "-Wall")
+FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fopenmp-simd", "-ffp-contract=off", "-fno-trapping-math", "-Wall")
 """No product is fused with a sum: results have the bits of torch's separate operations."""
 VARIANTS = {"avx512": "-march=x86-64-v4", "avx2": "-march=x86-64-v3", "baseline": "-march=x86-64"}
 """Instruction sets of x86-64, the fastest first; each source is compiled for all of them."""
+COMPILERS = {"linux": ("gcc", "clang"), "darwin": ("clang",)}
+"""By system, what is looked for where ``CC`` names no compiler; results have the same bits from each."""
+LINKING = {"linux": ("-s", "-lm"), "darwin": ("-Wl,-undefined,dynamic_lookup",)}
 
 
 class BuildError(Exception):
@@ -42,9 +45,10 @@ def library_path() -> Path:
 
 def build() -> Path:
     """Compile, some seconds; raises `BuildError` with the reason where that is not possible."""
-    if sys.platform != "linux":
-        raise BuildError(f"native kernels are built on Linux only, this is {sys.platform}")
-    compiler = shlex.split(os.environ.get("CC", "")) or ["gcc"]  # clang calls for an OpenMP library torch does not load
+    if sys.platform not in COMPILERS:
+        raise BuildError(f"native kernels are built on Linux and macOS, this is {sys.platform}")
+    known = COMPILERS[sys.platform]
+    compiler = shlex.split(os.environ.get("CC", "")) or [next(filter(shutil.which, known), known[0])]
     if shutil.which(compiler[0]) is None:
         raise BuildError(f"found no C compiler {compiler[0]!r}")
     target = library_path()
@@ -57,7 +61,7 @@ def build() -> Path:
                 _run([*compiler, *FLAGS, *machine, f"-DVARIANT={variant}", "-c", str(source), "-o", objects[-1]])
         linked = Path(folder) / target.name
         # Not linked with OpenMP: its functions are found in the library that torch has loaded, so there is one pool.
-        _run([*compiler, "-shared", "-s", *objects, "-lm", "-o", str(linked)])
+        _run([*compiler, "-shared", *objects, *LINKING[sys.platform], "-o", str(linked)])
         for old in HERE.glob("locant-*.so"):  # of these and of earlier sources; who has one loaded keeps it
             old.unlink()
         linked.replace(target)

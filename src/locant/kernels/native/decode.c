@@ -13,7 +13,11 @@
 #include "numbers.h"
 #include "sharing.h"
 
+#ifdef __clang__
+#pragma clang fp contract(fast)
+#else
 #pragma GCC optimize("fp-contract=fast")
+#endif
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -69,13 +73,19 @@ INLINE Vector load_some(const char *at, int dtype, int64_t count) {
     return load(whole, dtype);
 }
 
+#ifdef __clang__
+#define SHUFFLED(x, ...) __builtin_shufflevector(x, x, __VA_ARGS__)
+#else /* gcc has that, too, since 12 */
+#define SHUFFLED(x, ...) __builtin_shuffle(x, (Words){__VA_ARGS__})
+#endif
+
 INLINE float total(Vector x) {
 #if LANES == 16
-    x += __builtin_shuffle(x, (Words){8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
-    x += __builtin_shuffle(x, (Words){4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
+    x += SHUFFLED(x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    x += SHUFFLED(x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
     return x[0] + x[1] + (x[2] + x[3]);
 #elif LANES == 8
-    x += __builtin_shuffle(x, (Words){4, 5, 6, 7, 0, 1, 2, 3});
+    x += SHUFFLED(x, 4, 5, 6, 7, 0, 1, 2, 3);
     return x[0] + x[1] + (x[2] + x[3]);
 #else
     return x[0] + x[1] + (x[2] + x[3]);

@@ -7,6 +7,9 @@
 #include <stdint.h>
 #include <string.h>
 
+/* The threads are those of the OpenMP library that torch has loaded. GNU's name for them is one that GNU's, LLVM's (which
+   torch has on macOS) and Intel's all have, and that any compiler can call; `#pragma omp parallel` is each compiler's own. */
+void GOMP_parallel(void (*work)(void *), void *data, unsigned threads, unsigned flags);
 int omp_get_thread_num(void);
 
 #define JOIN(a, b) a##_##b
@@ -20,15 +23,32 @@ static inline int64_t threads_for(int64_t elements, int64_t most) {
     return threads < most ? threads : most;
 }
 
-static inline void share_out(int64_t items, int64_t threads, void (*work)(const void *task, int64_t item, int64_t thread),
-                             const void *task) {
-    int64_t taken[threads]; /* of each thread's share */
-    memset(taken, 0, sizeof taken);
-#pragma omp parallel num_threads((int)threads) if (threads > 1)
-    for (int64_t me = omp_get_thread_num(), turn = 0; turn < threads; turn++) {
-        int64_t whose = (me + turn) % threads, begin = items * whose / threads, end = items * (whose + 1) / threads;
-        for (int64_t i; (i = begin + __atomic_fetch_add(&taken[whose], 1, __ATOMIC_RELAXED)) < end;) work(task, i, me);
+typedef void OneItem(const void *task, int64_t item, int64_t thread);
+typedef struct {
+    int64_t items, threads, *taken; /* of each thread's share */
+    OneItem *work;
+    const void *task;
+} Shares;
+
+static inline void take(const Shares *all, int64_t me) {
+    for (int64_t turn = 0; turn < all->threads; turn++) {
+        int64_t whose = (me + turn) % all->threads;
+        int64_t begin = all->items * whose / all->threads, end = all->items * (whose + 1) / all->threads;
+        for (int64_t i; (i = begin + __atomic_fetch_add(&all->taken[whose], 1, __ATOMIC_RELAXED)) < end;)
+            all->work(all->task, i, me);
     }
+}
+
+static void take_in_thread(void *all) { take(all, omp_get_thread_num()); }
+
+static inline void share_out(int64_t items, int64_t threads, OneItem *work, const void *task) {
+    int64_t taken[threads];
+    memset(taken, 0, sizeof taken);
+    Shares all = {items, threads, taken, work, task};
+    if (threads > 1)
+        GOMP_parallel(take_in_thread, &all, (unsigned)threads, 0);
+    else
+        take(&all, 0);
 }
 
 #endif

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import fcntl
 import hashlib
 import json
 import re
@@ -40,7 +39,7 @@ from typing import Any, TypedDict
 
 from locant.arguments import flag, shown, whole
 from locant.errors import InputError, RangeError, Remedy
-from locant.files import flush, write_whole
+from locant.files import flush, lock, write_whole
 from locant.text.prepare.readers import TRAINING_BYTES, Sample, take_sample
 from locant.text.prepare.sources import ByteRange, Paths, Source, cut, find_sources, read_stdin
 from locant.text.reading import STDIN, well_formed
@@ -359,7 +358,7 @@ def locked_folder(place: Path) -> Generator[Path]:
     folder.mkdir()
     try:
         with (folder / LOCK).open("wb") as file:
-            _lock(file.fileno())
+            lock(file)
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -375,7 +374,7 @@ def take_place(folder: Path, place: Path) -> bool:
     try:
         folder.replace(place)
     except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.EACCES) or not place.exists():
             raise
         return False
     return True
@@ -385,18 +384,9 @@ def is_abandoned(folder: Path) -> bool:
     """Whether the process that worked in a folder has ended."""
     try:
         with (folder / LOCK).open("rb") as file:
-            return _lock(file.fileno())
+            return lock(file) is True
     except FileNotFoundError:  # its lock is not there yet, or not any more: for a moment, or for ever
         return time.time() - folder.stat().st_mtime > YOUNG
-
-
-def _lock(handle: int) -> bool:
-    """Whether this process now holds the lock; a file system without locks gives none."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def cannot_write(what: str, error: OSError) -> InputError:

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import IO, Any, cast
 
 from locant.cluster import LOCAL, connected
@@ -44,9 +45,13 @@ class Workers:
 
     def __init__(self, size: int) -> None:
         self._workers: list[_Worker] = []
+        self._listeners: list[Thread] = []
+        self._reports: SimpleQueue[tuple[_Worker, bytes]] = SimpleQueue()
         try:
             for _ in range(size):
                 self._workers.append(_started())
+                self._listeners.append(Thread(target=self._listen, args=[self._workers[-1]], daemon=True))
+                self._listeners[-1].start()
         except BaseException:
             self.close()
             raise
@@ -68,43 +73,63 @@ class Workers:
                 _order(worker, number)
                 return
 
-        with selectors.DefaultSelector() as reporting:
-            for worker in self._workers:
-                reporting.register(_pipe(worker.stdout), selectors.EVENT_READ, worker)
-                _order(worker, engine)
+        for worker in self._workers:
+            _order(worker, engine)
+            give(worker)
+        while at_work:
+            worker, line = self._reports.get()
+            report = _report(line, worker, at_work)
+            if "read" in report:
+                advance(report["read"])
+            else:
                 give(worker)
-            while at_work:
-                for key, _ in reporting.select():
-                    report = _report(key.data, at_work)
-                    if "read" in report:
-                        advance(report["read"])
-                    else:
-                        give(key.data)
+
+    def _listen(self, worker: _Worker) -> None:
+        """In a thread: pass on what a worker reports, and in the end an empty line."""
+        line = b"start"
+        while line:
+            line = _pipe(worker.stdout).readline()
+            self._reports.put((worker, line))
 
     def close(self) -> None:
         """Kill them: those that are done have nothing to lose, and the others no more than the parts they are at."""
         for worker in self._workers:
             worker.kill()
             worker.wait()
-            with suppress(BrokenPipeError):
+            with suppress(OSError):
                 _pipe(worker.stdin).close()
+        for listener in self._listeners:
+            listener.join()
+        for worker in self._workers:
             _pipe(worker.stdout).close()
 
 
 def _started() -> _Worker:
     """A fresh interpreter that finds its packages where this one does."""
     paths = os.pathsep.join(path for path in sys.path if path)
-    # A terminal sends Ctrl-C to all of its processes. What a process blocks, those that it starts block too: a worker
-    # never receives it, and here it waits until the worker is started.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
+    with _blocked_interrupts():
         return subprocess.Popen(
             [sys.executable, "-P", "-c", "from locant.text.prepare.workers import main; main()"],
             bufsize=0,  # what is read ahead of a report would not be waited for
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **ONE_THREAD, "PYTHONPATH": paths},
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # which gets no Ctrl-C on Windows
         )
+
+
+@contextmanager
+def _blocked_interrupts() -> Generator[None]:
+    """A process that is started here never gets Ctrl-C, which a terminal sends to all; this one gets it afterwards.
+
+    What a process blocks, those that it starts block too.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -115,13 +140,12 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 def _order(worker: _Worker, order: str | int) -> None:
-    with suppress(BrokenPipeError):  # it is dead, which its next report tells
+    with suppress(OSError):  # it is dead, which its next report tells; Windows does not call that a broken pipe
         _tell(_pipe(worker.stdin), order)
 
 
-def _report(worker: _Worker, at_work: dict[_Worker, int]) -> dict[str, Any]:
-    """What a worker has read or done; raises what went wrong in it."""
-    line = _pipe(worker.stdout).readline()
+def _report(line: bytes, worker: _Worker, at_work: dict[_Worker, int]) -> dict[str, Any]:
+    """What a worker has read or done, by a line of its; raises what went wrong in it."""
     if not line.endswith(b"\n"):  # it was killed, or in the middle of one
         code, number = worker.wait(), at_work.get(worker)
         how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"

@@ -43,10 +43,13 @@ BLOCK = 1 << 16
 MAPS = 1 << 15
 """Shards that stay mapped: half of the maps that Linux allows a process."""
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_LIBC.mmap.restype = ctypes.c_void_p
-_LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
-_LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+PLACES_MAPS = hasattr(mmap, "MAP_PRIVATE")
+"""Whether the system maps a file at a given address; Windows maps each anywhere, and `numpy` does that."""
+if PLACES_MAPS:
+    _LIBC = ctypes.CDLL(None, use_errno=True)
+    _LIBC.mmap.restype = ctypes.c_void_p
+    _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+    _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 FAILED = ctypes.c_void_p(-1).value
 MAP_FIXED = 0x10  # on Linux and the BSDs alike; Python's module does not name it
 
@@ -167,7 +170,7 @@ class TokenStore:
     @property
     def can_lie_side_by_side(self) -> bool:
         """Whether `side_by_side` can map the store."""
-        return self.mode == "map" and len(self.contents.files) <= MAPS
+        return self.mode == "map" and len(self.contents.files) <= (MAPS if PLACES_MAPS else 1)
 
     @property
     def manifest(self) -> Manifest:
@@ -295,8 +298,7 @@ class _Maps:
                 handle = os.open(path, os.O_RDONLY)
                 try:
                     # Asked for again: past the end of a file that has shrunk since, reading a map ends the process.
-                    if (now := os.fstat(handle).st_size) != size:
-                        raise InputError(f"{path} has {now} bytes, expected {size}", "a fresh copy of it")
+                    _require_size(path, os.fstat(handle).st_size, size)
                     _mmap(place, size, mmap.PROT_READ, mmap.MAP_SHARED | MAP_FIXED, handle)
                 finally:
                     os.close(handle)
@@ -311,6 +313,11 @@ class _Maps:
     def __del__(self) -> None:
         if self._address is not None:
             self._unmap(self._address, self._size)
+
+
+def _require_size(path: str, now: int, size: int) -> None:
+    if now != size:
+        raise InputError(f"{path} has {now} bytes, expected {size}", "a fresh copy of it")
 
 
 def _mmap(place: int | None, size: int, protection: int, flags: int, handle: int) -> int:
@@ -332,6 +339,10 @@ def map_side_by_side(
     if not any(tokens):
         return np.frombuffer(b"", dtype), np.zeros(len(tokens) + 1, dtype=np.int64)
     try:
+        if not PLACES_MAPS:
+            ((path, count),) = zip(paths, tokens, strict=True)
+            _require_size(path, Path(path).stat().st_size, header + count * dtype.itemsize)
+            return np.memmap(path, dtype, "r"), np.array([header // dtype.itemsize, header // dtype.itemsize + count])
         maps = _Maps(paths, dtype, [header + count * dtype.itemsize for count in tokens], header)
     except OSError as error:
         where = paths[0] if error.filename is None else error.filename

@@ -25,6 +25,7 @@ import ctypes
 import functools
 import importlib.util
 import json
+import mmap
 import re
 import sys
 import unicodedata
@@ -354,6 +355,4 @@ def resident_bytes() -> int | None:
     """How much memory this process holds, or ``None`` where the system does not tell cheaply."""
     if not sys.platform.startswith("linux"):
         return None
-    import resource
-
-    return int(Path("/proc/self/statm").read_bytes().split()[1]) * resource.getpagesize()
+    return int(Path("/proc/self/statm").read_bytes().split()[1]) * mmap.PAGESIZE

@@ -313,11 +313,11 @@ def head_of(path: str | Path) -> bytes:
 def _fill(view: memoryview, path: str, at: int) -> None:
     """Read a file from byte `at` on into all of `view`."""
     try:
-        handle = os.open(path, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         try:
             # The system may read less than it was asked for.
             while view:
-                count = os.preadv(handle, [view], at)
+                count = os.preadv(handle, [view], at) if hasattr(os, "preadv") else _copy(handle, view, at)
                 if not count:
                     raise InputError(f"{path} ends at byte {at}, expected {at + len(view)} bytes", fresh(path))
                 view, at = view[count:], at + count
@@ -325,6 +325,14 @@ def _fill(view: memoryview, path: str, at: int) -> None:
             os.close(handle)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", "opening the store again") from None
+
+
+def _copy(handle: int, view: memoryview, at: int) -> int:
+    """As `os.preadv`, which Windows lacks, by a copy."""
+    os.lseek(handle, at, os.SEEK_SET)
+    data = os.read(handle, len(view))
+    view[: len(data)] = data
+    return len(data)
 
 
 def _count(path: str, dtype: np.dtype, header: int) -> int:

@@ -293,7 +293,7 @@ def _json(value: Any) -> str:
 
 
 def require_files(folder: Path, manifest: Manifest, *, but: str = "") -> None:
-    """Every file is there and has its size: one system call each, relative to the folder."""
+    """Every file is there and has its size: one system call each."""
     sizes = {TOKENIZER: manifest.tokenizer.size}
     counts = zip(manifest.tokens.tolist(), manifest.documents.tolist(), strict=True)
     for number, (tokens, documents) in enumerate(counts):
@@ -301,16 +301,12 @@ def require_files(folder: Path, manifest: Manifest, *, but: str = "") -> None:
         sizes[f"{name}.bin"], sizes[f"{name}.idx"] = manifest.dtype.itemsize * tokens, index_size(documents)
     sizes.pop(but, None)
     try:
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            for name, size in sizes.items():
-                found = os.stat(name, dir_fd=handle)  # a `Path` for each of 20 000 files would take longer
-                if found.st_size != size or not stat.S_ISREG(found.st_mode):
-                    raise InputError(f"{folder / name} has {found.st_size} bytes, expected {size}", AGAIN)
-        finally:
-            os.close(handle)
+        for name, size in sizes.items():
+            found = os.stat(f"{folder}/{name}")  # noqa: PTH116  # a `Path` for each of 20 000 files would take longer
+            if found.st_size != size or not stat.S_ISREG(found.st_mode):
+                raise InputError(f"{folder / name} has {found.st_size} bytes, expected {size}", AGAIN)
     except OSError as error:
-        raise InputError(f"cannot read {error.filename} in {folder}: {error.strerror}", AGAIN) from None
+        raise InputError(f"cannot read {error.filename}: {error.strerror}", AGAIN) from None
 
 
 class LocantFormat(StoreFormat):
