@@ -1,11 +1,11 @@
 // Model: the facts of a configuration, its layers, its wavelengths now and for a longer context, the new file.
 
+import { showCurves } from "../charts.js";
 import { controlGroup, dropZone, move, split } from "../controls.js";
 import { html } from "../dom.js";
 import { number } from "../drawing/axes.js";
 import { strip } from "../drawing/boxes.js";
-import { lineChart } from "../drawing/line_chart.js";
-import { download, Picture } from "../picture.js";
+import { counted, download, Picture } from "../picture.js";
 
 const SLOTS = { Rotary: 1, NoPE: 8 };
 const OTHERS = [3, 2, 4, 5, 6];
@@ -61,15 +61,11 @@ export function open(place, page) {
     waves.figure.hidden = !wavelengths.length;
     if (!wavelengths.length) return;
     const { series, levels, title, note } = extension ? extended(extension) : asItIs(wavelengths, refused);
-    const pairs = series[0].values.map((_, at) => at);
     waves.series = series;
-    waves.show({
-      title, note, legend: series, python,
-      table: () => ({ columns: ["pair", ...series.map((one) => one.name)], rows: pairs.map((at) => [at, ...series.map((one) => one.values[at] ?? "endless")]) }),
-      draw: (plot) => lineChart(plot, {
-        x: { values: pairs, label: "pair of dimensions" }, y: { label: "wavelength (tokens)", log: true }, series, levels,
-        hover: (at) => point(at ?? last.numbers.pair),
-      }),
+    showCurves(waves, {
+      title, note, python, series, levels,
+      x: { values: counted(series[0].values.length), label: "pair of dimensions" }, y: { label: "wavelength (tokens)", log: true },
+      hover: (at) => point(at ?? last.numbers.pair),
     });
     point(last.numbers.pair);
   }

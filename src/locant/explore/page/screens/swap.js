@@ -1,12 +1,12 @@
 // Swap: which layer gets which positions, in the sentences of `locant.swap`; what is refused; frequencies before and
 // after; and what to type.
 
+import { showCurves } from "../charts.js";
 import { controlGroup, dropZone, move, split } from "../controls.js";
 import { html } from "../dom.js";
 import { number } from "../drawing/axes.js";
 import { strip } from "../drawing/boxes.js";
-import { lineChart } from "../drawing/line_chart.js";
-import { Picture } from "../picture.js";
+import { counted, Picture } from "../picture.js";
 
 const OWN = { name: "its own", slot: 8, box: true };
 const ANEW = { model: null, layers: null, every: null, pair: null };
@@ -25,7 +25,7 @@ export function open(place, page) {
   pictures.append(beware);
   const layers = new Picture(pictures, page, { name: "layers", height: 78 });
   pictures.append(said);
-  const pairs = new Picture(pictures, page, { name: "pairs", height: 300, again: () => point(last.numbers.pair) });
+  const pairs = new Picture(pictures, page, { name: "pairs", height: 300 });
   const typed = html("section", { class: "written", "aria-label": "What to type" });
   pictures.append(typed);
   let last = null;
@@ -66,27 +66,13 @@ export function open(place, page) {
   function showPairs({ pairs: found, pair, way, python }) {
     pairs.figure.hidden = !found;
     if (!found) return;
-    const series = [{ name: "before", values: found.before, slot: 8 }, { name: way, values: found.after, slot: 1 }];
-    const at = found.before.map((_, index) => index);
-    pairs.series = series;
     const [before, after] = found.factors.map((factor) => number(factor));
-    pairs.show({
-      title: "Inverse frequency of each pair",
+    showCurves(pairs, {
+      title: "Inverse frequency of each pair", python, rest: pair,
       note: `Attention factor ${before} before, ${after} with ${way}: scores grow by its square.${found.to ? ` At ${number(found.to)} tokens; the frequencies depend on the length.` : ""}`,
-      legend: series,
-      table: () => ({ columns: ["pair", ...series.map(({ name }) => name)], rows: at.map((index) => [index, ...series.map(({ values }) => values[index])]) }),
-      python,
-      draw: (plot) => lineChart(plot, {
-        x: { values: at, label: "pair of dimensions" }, y: { label: "radians per position", log: true }, series,
-        hover: (index) => point(index ?? last.numbers.pair),
-      }),
+      x: { values: counted(found.before.length), label: "pair of dimensions" }, y: { label: "radians per position", log: true },
+      series: [{ name: "before", values: found.before, slot: 8 }, { name: way, values: found.after, slot: 1 }],
     });
-    point(pair);
-  }
-
-  function point(pair) {
-    pairs.drawn?.point(pair);
-    pairs.read(pairs.series.map(({ values }) => number(values[pair])));
   }
 
   function showTyped({ ways, python }) {
