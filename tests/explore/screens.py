@@ -95,7 +95,7 @@ SCREENS = {
         pictures=("tokens", "vectors", "keys", "rotated", "attended", "weights", "far"),
         setting="encoding",
         value="alibi",
-        text="at: token 277, bytes 61 74, at position 2.",
+        text="bytes 61 74, at position 2.",
     ),
     "results": Visit(
         address="encodings=nope%2C+alibi&steps=20&train=16",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float
@@ -21,7 +21,7 @@ from locant.attention import attend
 from locant.figures.plot import seeded
 from locant.figures.scores import with_random_tables
 from locant.lab.contestant import Contestant
-from locant.lab.decoder import Decoder
+from locant.lab.decoder import Block, Decoder
 from locant.lab.language_model import load_config, quiet, stated_length, trained_length
 from locant.lab.ways import Way
 from locant.positions import PositionEncoding, Positions
@@ -88,7 +88,7 @@ def layers_of(model: Decoder, ids: Sequence[int]) -> list[Layer]:
     """What every layer of a decoder does with the positions of these tokens."""
     encoding, positions = model.embedding.encoding, Positions.arange(len(ids))
     x, layers = model.embedding(torch.tensor([*map(int, ids)])[None], positions), list[Layer]()
-    for block in model.blocks:
+    for block in cast("list[Block]", [*model.blocks]):
         hidden = block.attention_norm(x)
         tokens = encoding.read(hidden, positions)
         q, k, v = block.qkv(hidden).unflatten(-1, (3, block.num_heads, -1)).permute(2, 0, 3, 1, 4)

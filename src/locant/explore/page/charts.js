@@ -5,14 +5,14 @@ import { heatMap } from "./drawing/heat_map.js";
 import { lineChart } from "./drawing/line_chart.js";
 import { mapTable } from "./picture.js";
 
-// `series` and what else `lineChart` takes. `words` of a value stand in the legend where the pointer is, or else at
-// `rest`; `hover` takes the place of that. `legend`: default: the series.
+// `series` and what else `lineChart` takes. `words` of a value, its place and its series stand in the legend where the
+// pointer is, or else at `rest`; `hover` takes the place of that. `legend`: default: the series.
 export function showCurves(picture, { title, note, python, legend, rest = null, words = (value) => number(value), hover, ...chart }) {
   const shown = chart.series.filter((one) => !one.faint);
   const columns = shown.flatMap(({ name, values, low, high }) => [[name, values], ...(low ? [[`${name}, from`, low], [`${name}, to`, high]] : [])]);
   const read = (at) => {
     picture.drawn?.point(at);
-    picture.read(shown.map(({ values }) => (at === null ? "" : words(values[at]))));
+    picture.read(shown.map((one) => (at === null ? "" : words(one.values[at], at, one))));
   };
   picture.show({
     title, note, legend: legend ?? shown, python,

@@ -63,7 +63,7 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     count = state.whole("count", 48, 4, models.LENGTH)
     length, stride = state.whole("length", 8, 2, 64), state.whole("stride", 4, 1, 64)
     part = ids[start : start + count]
-    at = state.whole("at", len(part) - 1, 0, len(part) - 1, follows=True)
+    at = state.whole("at", min(11, len(part) - 1), 0, len(part) - 1, follows=True)
     names = models.WAYS if folder else models.ENCODINGS if model == SMALL else encodings_of_text()
     encoding = state.one_of("encoding", "own" if folder else "rotary", names, TITLES)
     if folder:
@@ -203,7 +203,7 @@ def _attention(state: State, layers: Sequence[Layer]) -> dict[str, Any]:
         "head": head,
         "weights": np.where(layer.weights[head].triu(1).any(), 0, later) + layer.weights[head].numpy(),
         "keys": keys,
-        "rotated": None if np.array_equal(keys, rotated) else rotated,
+        "rotated": rotated if keys is None or rotated is None or not np.array_equal(keys, rotated) else None,
         "added": None if added is None else added + later,
         "far": torch.stack([(each.weights * distance).sum(-1).mean(-1) for each in layers]).numpy(),
     }

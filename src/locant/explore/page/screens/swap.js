@@ -76,8 +76,8 @@ export function open(place, page) {
   }
 
   function showTyped({ ways, python }) {
-    typed.hidden = !python;
-    typed.replaceChildren(html("h2", {}, "What to type"), code("In Python", python), ...ways.map(([command, refused]) => (refused
+    typed.hidden = !python.layers;
+    typed.replaceChildren(html("h2", {}, "What to type"), code("In Python", python.layers ?? ""), ...ways.map(([command, refused]) => (refused
       ? html("p", { class: "note" }, `${command.split(" ").slice(0, 2).join(" ")}: ${refused}.`)
       : code(command.includes("evaluate") ? "To measure it, without training" : "To train it a little more", command))));
   }

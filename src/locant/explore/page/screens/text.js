@@ -12,7 +12,7 @@ const ANEW = { encoding: null, layer: null, head: null }; // settings of another
 
 export function open(place, page) {
   const { side, pictures } = split(place);
-  const [which, source] = controlGroup(side, page, { typed: { label: "Your words", rows: 3, placeholder: "The cat sat on the mat." }, file: { label: "Or a text", also: { typed: null, start: null } } });
+  const [which, source] = controlGroup(side, page, { typed: { label: "Your words", rows: 3, placeholder: "Type a sentence" }, file: { label: "Or a text", also: { typed: null, start: null } } });
   if (page.drop) which.append(dropZone(page, place, "Drop a text file here, or choose one", "", (key) => page.change({ file: key, typed: null, start: null })));
   const controls = [source, ...[
     { model: { label: "Read by a model", also: ANEW }, attention: { label: "Its layers" }, encoding: { label: "Positions" }, layer: { label: "Layer" }, head: { label: "Head" } },
@@ -22,7 +22,7 @@ export function open(place, page) {
   const tokens = new Picture(pictures, page, { name: "tokens", height: 100, again: () => cursor.tell() });
   const near = html("section", { "aria-label": "Nearest tokens", hidden: true });
   pictures.append(near);
-  const vectors = new Picture(pictures, page, { name: "vectors", height: 340 });
+  const vectors = new Picture(pictures, page, { name: "vectors", height: 260 });
   const told = html("p", { class: "said", "data-said": "model" });
   pictures.append(html("section", { "aria-label": "Attention" }, html("h2", {}, "Into attention"), told));
   const grid = () => pictures.appendChild(html("div", { class: "grid" }));
@@ -45,7 +45,7 @@ export function open(place, page) {
     tokens.note.textContent = `${pieces[at]}: token ${ids[at]}, bytes ${bytes[at]}, at position ${at}.`;
     vectors.drawn?.point(at, null);
     if (!weights) return;
-    const row = Array.from(weights.slice(at * ids.length, (at + 1) * ids.length));
+    const row = Array.from(weights.slice(at * ids.length, (at + 1) * ids.length), (weight) => weight || 0); // NaN: not attended to
     attended.drawn?.point(at, row);
     attended.title.textContent = `What ${pieces[at]} at position ${at} attends to`;
     const best = row.map((weight, key) => [weight, key]).sort(([a], [b]) => b - a).slice(0, 3);
@@ -116,9 +116,9 @@ export function open(place, page) {
     });
     const [signed, dimension] = [{ map: "signed", ...around(keys ?? weights), label: "value" }, "dimension"];
     if (keys) tokenMap("keys", `Keys of ${which}`, rotated ? "As the layer projects them." : `As the layer projects them, and as attention gets them: ${encoding} does not rotate.`, keys, signed, dimension);
-    if (rotated) tokenMap("rotated", "The same, rotated", "Each pair of dimensions turned by an angle that grows with the position.", rotated, signed, dimension);
+    if (rotated) tokenMap("rotated", "The same, rotated", "Pairs of dimensions turned by angles that grow with the position.", rotated, signed, dimension);
     if (added) tokenMap("added", `What ${encoding} adds to the scores`, "Before the softmax.", added, { map: "signed", ...around(added), label: "score" });
-    tokenMap("weights", `Attention of ${which}`, "A row for each token: how much of each other token it takes in. Every row adds up to 1.", weights, { map: "one", low: 0, high: weights.reduce((most, each) => Math.max(most, each), 0.01), label: "weight" });
+    tokenMap("weights", `Attention of ${which}`, "A row for each token: how much of each other token it takes in. Every row adds up to 1.", weights, { map: "one", low: 0.001, high: 1, label: "weight", log: true });
     attended.show({ title: " ", note: " ", python, draw: boxes, table: () => ({ columns: ["token", "weight"], rows: pieces.map((piece, at) => [piece, weights[last.numbers.at * pieces.length + at]]) }) });
     showMap(maps.far, {
       title: "How far back every head looks", note: "The distance to the tokens that it attends to, on average. Press one to see it.",
