@@ -18,7 +18,7 @@ from locant.explore.session import Session, State
 from locant.lab import Settings, compare
 from locant.lab.comparison import Progress
 from locant.lab.summary import summarise
-from locant.lab.trainings import Training
+from locant.lab.training import Training
 from locant.text import sample_text
 from tests.explore.screens import EVALUATED, executed, numbers_of
 from tests.lab.fabricated import results as fabricated

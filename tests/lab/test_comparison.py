@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from locant import InputError, RangeError
-from locant.lab import Decoder, Settings, compare, trainings
+from locant.lab import Decoder, Settings, compare
+from locant.lab import training as trainings
 from locant.lab.comparison import Progress
 from locant.lab.contestant import Contestant
 from locant.lab.results import Losses, Results
-from locant.lab.training import count, in_context, losses_in_windows, split_off
+from locant.lab.text_learning import count, in_context, losses_in_windows, split_off
 from locant.scaling import NTK, Linear, Llama3, YaRN
 from tests.lab.fabricated import SMALL, VOCAB, ids
 from tests.refusal import refuses

@@ -27,6 +27,7 @@ from locant.lab.settings import (
     MAX_EPOCHS,
     MAX_STEPS,
     SIZES,
+    SUITES,
     TASK_BATCH,
     TASK_LAYERS,
     TASK_STEPS,
@@ -48,12 +49,17 @@ def _default(name: str) -> str:
 @click.option(
     "--encodings", type=listed(str), metavar="NAMES,...",
     help="Names from `locant list`; rotary+yarn, +ntk, +linear, +longrope or +llama3 is rotary, scaled beyond "
-    "the training length without more training; rotary@randomized, @abacus or @coupled is trained at such positions. "
+    "the training length without more training; rotary@randomized, @abacus or @coupled is trained at such positions; "
+    "mine.py:Mine is a class in a file. "
     f"{_default('encodings')}",
 )  # fmt: skip
 @click.option(
     "--tasks", type=listed(str), metavar="NAMES,...",
     help=f"What is learned: {TEXT} (of FILE), or rows that are generated: {', '.join(OWN)}. {_default('tasks')}",
+)  # fmt: skip
+@click.option(
+    "--suite", type=click.Choice([*SUITES]),
+    help="Tasks, lengths, steps and seeds that are always the same; the report has the recorded encodings, too.",
 )  # fmt: skip
 @count("--train-length", help=f"Tokens per window in training. {_default('train_length')}")
 @count("--task-length", help=f"Items of the longest row of a task in training. {_default('task_length')}")
@@ -72,7 +78,7 @@ def _default(name: str) -> str:
 @positive("--learning-rate", help=_default("learning_rate"))
 @click.option(
     "--rates", type=listed(float), metavar="NUMBERS,...",
-    help="Factors of the learning rates; of several, the best is found for each encoding and task. Default: 1.",
+    help="Factors of the learning rates; of several, the best is found for each encoding. Default: 1.",
 )  # fmt: skip
 @click.option(
     "--size", type=click.Choice([*SIZES]), help="Of the model. Default: tiny; the next three say it in numbers."
@@ -80,6 +86,7 @@ def _default(name: str) -> str:
 @count("--d-model", help=f"Width of the model. {_default('d_model')}")
 @count("--num-layers", help=f"Default: {TEXT_LAYERS}, or {TASK_LAYERS} for a task.")
 @count("--num-heads", help=_default("num_heads"))
+@click.option("--device", metavar="NAME", help="cpu, cuda, cuda:1, ...; bfloat16 on all but a CPU. Default: cpu.")
 @click.option("--ray", metavar="ADDRESS|local", help="Train on a Ray cluster, or on one of processes of this machine.")
 @tokenizer_options
 @report_options

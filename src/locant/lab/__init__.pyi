@@ -8,6 +8,6 @@ from .results import Record as Record
 from .results import Results as Results
 from .results import environment as environment
 from .settings import Settings as Settings
-from .trainings import train as train
+from .training import train as train
 from .tuning import TuneSettings as TuneSettings
 from .tuning import tune as tune

@@ -34,7 +34,7 @@ from locant.lab.language_model import (
 )
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.summary import ENOUGH_WINDOWS, Cell, Row
-from locant.lab.training import losses_in_windows
+from locant.lab.text_learning import losses_in_windows
 from locant.models.encodings import layer_types, rotary_layer_types
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.scaling import Unscaled, scaling_by_name

@@ -22,6 +22,7 @@ from jaxtyping import Int
 
 from locant.errors import InputError
 from locant.lab.contestant import Contestant
+from locant.lab.language_model import device_of
 from locant.lab.pool import FAILURES, Pool
 from locant.lab.results import (
     RESULTS,
@@ -32,13 +33,14 @@ from locant.lab.results import (
     Results,
     ResultsFolder,
     TaskRecord,
+    environment,
     plain_settings,
     read_record,
     unchanged,
 )  # fmt: skip
 from locant.lab.settings import TEXT, VOCAB_SIZE, Settings
-from locant.lab.training import shape, split_off
-from locant.lab.trainings import SHARE, SWEEP_SEED, Cost, Text, Training, contestants, cost, sweep, trainings
+from locant.lab.text_learning import shape, split_off
+from locant.lab.training import SHARE, SWEEP_SEED, Cost, Text, Training, contestants, cost, sweep, trainings
 from locant.text.corpus import Corpus, read_corpus
 
 INSTANT = 1e-6
@@ -69,7 +71,7 @@ def compare(
     """Train every encoding with every seed, and measure each beyond the lengths that it was trained at.
 
     A text is trained on in its first nine tenths, and measured on its last. A task is trained on rows of every length
-    up to the trained one, until it is learned: see `locant.lab.learning`.
+    up to the trained one, until it is learned: see `locant.lab.task_learning`.
 
     As many models train at once as torch has threads, each in one: operations of small models gain little by more, and
     the numbers are the same however many there are.
@@ -90,6 +92,7 @@ def compare(
 
     Raises:
         InputError: no text, or one too short to hold out a window of the longest length; or every training failed.
+        RangeError: a device that torch does not find.
 
     >>> settings = Settings(encodings=("rotary", "rotary+ntk"), seeds=(0,), num_steps=2, train_length=8, d_model=16)
     >>> results = compare(np.arange(900) % 7, 7, settings)
@@ -100,13 +103,15 @@ def compare(
     [False]
     """
     chosen = Settings() if settings is None else settings
+    if ray is None:
+        device_of(chosen.device)
     with torch.random.fork_rng(devices=()):  # what cannot be built is refused before the first is trained
         for name in chosen.encodings:
             Contestant.of(name).build(shape(chosen, chosen.lengths[-1]))
     text = _text(ids, vocab_size, chosen)
     table = _Table(chosen, text, finished)
     waiting = [*table.missing(sweep(chosen)), *table.missing(trainings(chosen))]
-    with Pool(len(waiting), ray if waiting else None) as pool:
+    with Pool(len(waiting) if chosen.device == "cpu" else 1, ray if waiting else None) as pool:
         if on_plan is not None or (chosen.minutes is not None and chosen.num_steps is None):
             seconds = table.plan(waiting, pool)
             if on_plan is not None:
@@ -165,7 +170,8 @@ class _Table:
         """All so far, in the order of the settings, whichever ended first."""
         keys = [key for each in (*sweep(self.settings), *trainings(self.settings)) for key in self._keys(each)]
         records = tuple(self.records[key] for key in keys if key in self.records)
-        return Results(settings=self.settings, text=self.facts, records=records)
+        there = environment(self.settings.device)
+        return Results(settings=self.settings, environment=there, text=self.facts, records=records)
 
     def missing(self, of: Iterable[Training]) -> list[Training]:
         """Those of these trainings that something is not measured of, each with the learning rate that it gets."""
@@ -178,11 +184,12 @@ class _Table:
         return [rated._replace(encoding=contestant.name) for contestant in contestants(rated, self.settings)]
 
     def _rated(self, training: Training) -> Training:
-        """With the best of the rates that were tried for its task and encoding; with the first before any was."""
+        """With the best of the rates that were tried for its encoding; with the first before any was."""
         if training.seed == SWEEP_SEED:
             return training
         name = contestants(training, self.settings)[0].name  # all that it serves are alike at the trained length
-        tried = {rate: training._replace(encoding=name, seed=SWEEP_SEED, rate=rate) for rate in self.settings.rates}
+        first = training._replace(task=self.settings.chosen_on(training.task), encoding=name, seed=SWEEP_SEED)
+        tried = {rate: first._replace(rate=rate) for rate in self.settings.rates}
         return training._replace(rate=min(tried, key=lambda rate: _score(self.records.get(tried[rate]))))
 
 
@@ -304,4 +311,9 @@ def _earlier(path: Path, settings: Settings, facts: Mapping[str, Any]) -> tuple[
         return settings, []
     if settings.minutes is not None:
         settings = dataclasses.replace(settings, num_steps=report["settings"]["num_steps"])
-    return settings, [read_record(each) for each in report["records"] if "failed" not in each]
+    files, now = report.get("files", {}), {name: Contestant.of(name).source for name in settings.encodings}
+    return settings, [
+        read_record(each)
+        for each in report["records"]
+        if "failed" not in each and files.get(each["encoding"], "") == now.get(each["encoding"], "")
+    ]

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import importlib.util
 import inspect
+import re
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -16,7 +22,7 @@ from locant.lab.tasks import Task
 from locant.positions import PositionEncoding, Positions
 from locant.positions.base import ModelShape
 from locant.positions.generalizing import abacus, coupled, randomized
-from locant.positions.registry import encodings, find
+from locant.positions.registry import encodings, find, require_encoding
 from locant.positions.scaling import EXTENDING, SCALINGS, DynamicNTK, scaling_by_name
 
 EXTENSIONS = tuple(name for name in EXTENDING if name != DynamicNTK.info.name)
@@ -30,6 +36,9 @@ OPTIONS: dict[str, dict[str, float]] = {
 
 PLACES = ("randomized", "abacus", "coupled")
 """Positions other than 0, 1, 2, ...: see `locant.positions.generalizing`."""
+
+PARTS = re.compile(r"(.+?\.py:\w+|[^+@]*(?:\+\+)?)(?:(\+)([^@]*))?(?:(@)(.*))?", re.DOTALL)
+"""Of a name: the encoding (of a file, or of a name that may end as RoPE++ does), a scaling and positions."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +55,14 @@ class Contestant:
 
     @classmethod
     def of(cls, name: str) -> Contestant:
-        """The contestant of a name such as ``alibi``, ``rotary+yarn`` or ``rotary@randomized``."""
-        named, at, places = str(name).partition("@")
+        """The contestant of a name such as ``alibi``, ``rotary+yarn``, ``rotary@randomized`` or ``mine.py:Mine``."""
+        encoding, plus, scaling, at, places = re.fullmatch(PARTS, str(name)).groups("")  # type: ignore[union-attr]
         if at:
-            places = one_of("positions", places.strip().lower(), PLACES, f"{named}@randomized")
-        encoding, plus, scaling = named.replace("++", "_plus_plus").partition("+")  # of RoPE++
+            places = one_of("positions", places.strip().lower(), PLACES, f"{encoding}{plus}{scaling}@randomized")
         if encoding in SCALINGS:
             raise RangeError(f"got {shown(name)}, which is a scaling of rotary", f"rotary+{encoding}")
-        kind = find(encoding)
-        encoding = next(known for known, each in encodings().items() if each is kind)
+        kind = kind_of(encoding)
+        encoding = next((known for known, each in encodings().items() if each is kind), encoding)
         if plus and "scaling" not in inspect.signature(kind).parameters:
             cause = f"got {shown(name)}, but {encoding} has no frequencies to scale"
             raise RangeError(cause, f"{encoding}, or rotary+yarn")
@@ -73,9 +81,15 @@ class Contestant:
         """Who is trained for this one: the same without a scaling."""
         return replace(self, scaling="")
 
+    @property
+    def source(self) -> str:
+        """The SHA-256 of the file that it is in; empty where it has a name."""
+        file, is_file, _ = self.encoding.rpartition(".py:")
+        return hashlib.sha256(Path(f"{file}.py").read_bytes()).hexdigest() if is_file else ""
+
     def build(self, shape: ModelShape) -> PositionEncoding:
         """The encoding as it is trained."""
-        return find(self.encoding).for_model(shape, **OPTIONS.get(self.encoding, {}))
+        return kind_of(self.encoding).for_model(shape, **OPTIONS.get(self.encoding, {}))
 
     def at_length(self, trained: Any, length: int, train_length: int, shape: ModelShape) -> PositionEncoding:
         """The trained encoding as it is used in rows of `length` tokens."""
@@ -83,7 +97,7 @@ class Contestant:
             return trained
         dim, base = getattr(trained, "rotary_dim", shape.head_dim), getattr(trained, "base", 10_000.0)
         scaling = scaling_by_name(f"{self.scaling}:{length / train_length}", train_length, dim, base)
-        scaled = find(self.encoding).for_model(shape, scaling=scaling)
+        scaled = kind_of(self.encoding).for_model(shape, scaling=scaling)
         scaled.load_state_dict(trained.state_dict())
         return scaled
 
@@ -114,3 +128,25 @@ class Contestant:
         if self.places == "abacus":
             return abacus(ids, task.digits, offset=offset)
         return coupled(numbers, start=1 + offset, length=seq_len, device=device)
+
+
+def kind_of(encoding: str) -> type[PositionEncoding]:
+    """The class of a name, or of a file of Python, which is run for it: ``mine.py:Mine``."""
+    file, is_file, name = encoding.rpartition(".py:")
+    return _in_file(Path(f"{file}.py").resolve(), name) if is_file else find(encoding.replace("++", "_plus_plus"))
+
+
+@functools.cache
+def _in_file(path: Path, name: str) -> type[PositionEncoding]:
+    spec = importlib.util.spec_from_file_location(f"locant_file_{path.stem}", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise InputError(f"got {path} for an encoding, which is no file", "a file of Python, as in mine.py:Mine")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where classes look for their module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # another's code may fail in any way; it is named, and raised
+        raise InputError(f"got {path}, which cannot be run: {type(error).__name__}: {error}", "to mend it") from error
+    kind: Any = getattr(module, name, None)
+    require_encoding(name, kind)
+    return kind

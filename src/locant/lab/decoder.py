@@ -76,8 +76,15 @@ class Decoder(nn.Module):
     def losses(
         self, ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch seq"], positions: Positions
     ) -> Float[Tensor, "batch seq"]:
-        """Nats for each target; none for targets below zero."""
-        return F.cross_entropy(self(ids, positions).transpose(1, 2), targets, reduction="none")
+        """Nats for each target, zero where that is -100; computed on the model's device, as `scores` are."""
+        scores = self.scores(ids, positions)
+        return F.cross_entropy(scores.transpose(1, 2), targets.to(scores.device), reduction="none")
+
+    def scores(self, ids: Int[Tensor, "batch seq"], positions: Positions) -> Float[Tensor, "batch seq vocab_size"]:
+        """What `forward` returns, for tensors of any device; in bfloat16 on all but a CPU."""
+        device = self.norm.weight.device
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type != "cpu"):
+            return self(ids.to(device), positions.to(device)).float()
 
 
 class Block(nn.Module):

@@ -48,7 +48,7 @@ from locant.lab.results import (
     unchanged,
 )  # fmt: skip
 from locant.lab.settings import VOCAB_SIZE
-from locant.lab.training import OVERLAP, in_context, losses_in_windows
+from locant.lab.text_learning import OVERLAP, in_context, losses_in_windows
 from locant.lab.ways import Way
 from locant.positions.base import PositionEncoding
 from locant.swapping import swap

@@ -23,7 +23,7 @@ from locant.files import json_text, write_whole
 from locant.lab.language_model import AsDecoder, device_of, fingerprint, load_model, num_windows
 from locant.lab.results import changed, earlier, finite
 from locant.lab.settings import VOCAB_SIZE
-from locant.lab.training import losses_in_windows
+from locant.lab.text_learning import losses_in_windows
 from locant.swapping import swap
 from locant.text.corpus import read_corpus
 

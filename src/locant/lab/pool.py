@@ -13,7 +13,7 @@ import torch
 from locant.cluster import LOCAL, connected
 from locant.lab.results import AnyRecord, Failure
 from locant.lab.settings import Settings
-from locant.lab.trainings import Text, Training, contestants, run
+from locant.lab.training import Text, Training, contestants, run
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -103,7 +103,8 @@ def outcome(training: Training, settings: Settings, text: Text | None, on_step: 
 
 def _on_ray(ray: Any, trainings: Sequence[Training], settings: Settings, text: Text | None) -> Iterator[Outcome]:
     """On a cluster, which starts a training again where a worker is lost."""
-    shared, task = ray.put(text), ray.remote(num_cpus=1, max_retries=RETRIES)(_in_a_worker)
+    needs = {"num_cpus": 1, "num_gpus": settings.device != "cpu", "max_retries": RETRIES}
+    shared, task = ray.put(text), ray.remote(**needs)(_in_a_worker)
     waiting = [task.remote(training, settings, shared) for training in trainings]
     try:
         while waiting:

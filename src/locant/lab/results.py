@@ -31,7 +31,8 @@ from torch import Tensor
 from locant._version import __version__
 from locant.errors import InputError
 from locant.files import FaultError, json_text, replacing, strict_json, write_whole
-from locant.lab.settings import TEXT, Settings
+from locant.lab.contestant import Contestant
+from locant.lab.settings import TEXT, Settings, size_of
 
 RESULTS = "results.json"
 SCHEMA = 2
@@ -185,9 +186,10 @@ class Results:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings, ready for JSON: lengths become strings, and `text` one of the settings."""
+        files = {name: digest for name in self.settings.encodings if (digest := Contestant.of(name).source)}
         return {
             "schema": SCHEMA, "settings": plain_settings(self.settings, self.text), "environment": self.environment,
-            "records": [record.to_dict() for record in self.records],
+            **({"files": files} if files else {}), "records": [record.to_dict() for record in self.records],
         }  # fmt: skip
 
 
@@ -208,6 +210,9 @@ def command(settings: Mapping[str, Any]) -> str:
     >>> command({"seeds": [0, 1], "minutes": 2.0, "num_steps": 170, "text": text})
     "locant compare 'my text.txt' --tokenizer bytes --seeds 0,1 --steps 170"
     """
+    if settings.get("suite"):
+        words = ["locant", "compare", "--suite", settings["suite"], "--size", size_of(settings)]
+        return shlex.join([*words, "--encodings", ",".join(settings["encodings"])])
     text = settings.get("text", {})
     words = ["locant", "compare", *text.get("files", [])]
     if text.get("tokenizer"):
@@ -215,7 +220,7 @@ def command(settings: Mapping[str, Any]) -> str:
     elif text.get("asked_vocab_size"):
         words += ["--vocab-size", str(text["asked_vocab_size"])]
     for name, value in settings.items():
-        if name not in ("text", "minutes") and value is not None:
+        if name not in ("text", "minutes", "suite") and value is not None:
             words += [f"--{OTHER_NAMES.get(name, name).replace('_', '-')}"]
             words += [",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)]
     return shlex.join(words)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from locant.arguments import entries, real, shown, whole
+from locant.arguments import entries, one_of, real, shown, whole
 from locant.errors import RangeError
 
 VOCAB_SIZE = 512
@@ -17,8 +18,8 @@ MAX_EPOCHS = 16
 
 TEXT_BATCH, TEXT_LAYERS = 32, 2
 
-TASK_STEPS, TASK_BATCH, TASK_LAYERS = 2000, 64, 3
-"""Steps at the most, until a task is learned: two layers do not learn to copy, three need more than 1 500."""
+TASK_STEPS, TASK_BATCH, TASK_LAYERS = 1500, 64, 3
+"""Steps at the most, of which fewer are taken where a task is learned before; two layers do not learn to copy."""
 
 TASK_MULTIPLES = (0.5, 1, 1.25, 1.5, 2, 3, 4)
 """The lengths of a task that a model is measured at, in trained lengths."""
@@ -33,6 +34,14 @@ SIZES: dict[str, dict[str, int]] = {
 }
 """Decoders of 0.1 to 0.15, 1.8 and 25 million parameters besides their embeddings."""
 
+SUITES: dict[str, dict[str, Any]] = {
+    "v1": {
+        "tasks": (TEXT, "mqar", "copy", "reverse", "pass_key", "flip_flop", "counting"),
+        "seeds": (0, 1, 2),
+        "rates": (0.5, 1.0),
+    },
+}
+"""What a suite fixes; all else has its default. One that is changed gets another name."""
 
 REMEDIES = {"num_steps": MAX_STEPS, "minutes": 3, "batch_size": TEXT_BATCH, "num_layers": TEXT_LAYERS}
 
@@ -53,11 +62,13 @@ class Settings:
             task `TASK_STEPS`, of which fewer are taken where it is learned before.
         minutes: `num_steps` is chosen so that all trainings together take as long.
         batch_size: windows, or rows of a task, per step; default: `TEXT_BATCH` and `TASK_BATCH`.
-        learning_rate: the highest, for a text; those for tasks are in `locant.lab.learning`.
-        rates: factors of the learning rates; of several the best is used, found for each encoding and task with a
-            seed that none of the measured trainings has.
+        learning_rate: the highest, for a text; those for tasks are in `locant.lab.task_learning`.
+        rates: factors of the learning rates; of several the best is used, found for each encoding, on the text and on
+            the first of the other tasks, with a seed that none of the measured trainings has.
         d_model: width of the decoder; heads have an even width.
         num_layers: default: `TEXT_LAYERS` and `TASK_LAYERS`.
+        device: such as ``cuda``, where models compute in bfloat16, one at a time.
+        suite: a name of `SUITES`, which fixes all but the encodings and the size of the model, one of `SIZES`.
 
     >>> Settings(train_length=128).lengths
     (128, 256, 512, 1024)
@@ -77,13 +88,18 @@ class Settings:
     d_model: int = 64
     num_layers: int | None = None
     num_heads: int = 4
+    suite: str = ""
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         from locant.lab.contestant import Contestant
         from locant.lab.tasks import TASKS, require_longer
 
+        self._take_suite()
         for field in fields(self):
             name, default = field.name, field.default
+            if name in ("suite", "device"):
+                continue
             value: Any = getattr(self, name)
             remedy = f"{name}={default or REMEDIES[name]}"
             if name in ("learning_rate", "minutes"):
@@ -108,10 +124,31 @@ class Settings:
             cause = f"got d_model={self.d_model} for num_heads={self.num_heads}, expected heads of an even width"
             raise RangeError(cause, f"d_model={2 * self.num_heads * max(1, self.d_model // (2 * self.num_heads))}")
 
+    def _take_suite(self) -> None:
+        if not self.suite:
+            return
+        fixed = SUITES[one_of("suite", self.suite, (*SUITES,), f"suite={next(iter(SUITES))!r}")]
+        for field in fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if name in ("encodings", "suite", "device", *SIZES["medium"]):
+                continue
+            expected = fixed.get(name, field.default)
+            if value not in (field.default, expected):
+                cause = f"got {name}={shown(value)} for the suite {self.suite}, which fixes it at {shown(expected)}"
+                raise RangeError(cause, f"no {name}, or no suite")
+            object.__setattr__(self, name, expected)
+        if not size_of(vars(self)):
+            cause = f"got a model of no size of the suite {self.suite}, expected {', '.join(SIZES)}"
+            raise RangeError(cause, "a size alone")
+
     @property
     def lengths(self) -> tuple[int, ...]:
         """The lengths to measure at, shortest first."""
         return tuple(self.train_length * multiple for multiple in sorted(self.multiples))
+
+    def chosen_on(self, task: str) -> str:
+        """The task on which the learning rate of a task is chosen."""
+        return task if task == TEXT else next(each for each in self.tasks if each != TEXT)
 
     @property
     def task_lengths(self) -> tuple[int, ...]:
@@ -126,7 +163,7 @@ class Settings:
         """The training steps for a training text of so many tokens; without one, the most for a task.
 
         >>> Settings().steps_for(200_000), Settings().steps_for(5_000), Settings().steps_for()
-        (300, 39, 2000)
+        (300, 39, 1500)
         >>> Settings(num_steps=9).steps_for(5_000)
         9
         """
@@ -143,3 +180,14 @@ class Settings:
     def layers_for(self, task: str) -> int:
         """Layers of the decoder that learns a task, or a text."""
         return self.num_layers or (TEXT_LAYERS if task == TEXT else TASK_LAYERS)
+
+
+def size_of(settings: Mapping[str, Any]) -> str:
+    """The one of `SIZES` that the model of these settings has; empty: none of these.
+
+    >>> size_of(vars(Settings(d_model=192, num_layers=4, num_heads=6))), size_of(vars(Settings(num_layers=1)))
+    ('small', '')
+    """
+    usual = {field.name: field.default for field in fields(Settings) if field.name in SIZES["medium"]}
+    mine = {name: settings[name] for name in usual}
+    return next((name for name, numbers in SIZES.items() if {**usual, **numbers} == mine), "")

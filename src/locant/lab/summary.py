@@ -52,7 +52,7 @@ class Row:
     by_position: tuple[Cell | None, ...]
     by_window: dict[int, tuple[Cell | None, ...]]
     by_stretch: dict[int, tuple[Cell | None, ...]] = field(default_factory=dict)
-    """The same targets with so many tokens before each; see `locant.lab.training.in_context`."""
+    """The same targets with so many tokens before each; see `locant.lab.text_learning.in_context`."""
     far: Cell | None = None
     """What the most of these do to the loss, against the fewest, over seeds: below 0, what is far is used."""
 
@@ -141,7 +141,7 @@ class Summary:
     rows: tuple[Row, ...]
     unigram_loss: float | None
     bigram_loss: float | None
-    """Of `locant.lab.training.count`; ``None`` where it was not counted."""
+    """Of `locant.lab.text_learning.count`; ``None`` where it was not counted."""
 
     @property
     def num_seeds(self) -> int:

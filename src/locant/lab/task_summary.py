@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from locant.lab.learning import ROWS
 from locant.lab.settings import TEXT
+from locant.lab.task_learning import ROWS
 
 RIGHT = 0.9
 """The share of rows that have to be right for a length to count."""

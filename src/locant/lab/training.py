@@ -1,211 +1,287 @@
-"""What can be compared, and how: a decoder trained on one text and measured on another, with AdamW and a cosine."""
+"""One training of a comparison: a decoder with an encoding, on a text or a task, and all that is measured with it.
+
+It depends on nothing but its arguments, so any process, here or on another machine, has the same numbers.
+"""
 
 from __future__ import annotations
 
-import math
-import threading
-from collections.abc import Callable, Iterable
+import dataclasses
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Int
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from locant.errors import InputError
+from locant.errors import RangeError
 from locant.lab.contestant import Contestant
 from locant.lab.decoder import Decoder
-from locant.lab.results import Losses
-from locant.lab.settings import TEXT, Settings
-from locant.positions import PositionEncoding, Positions
-from locant.positions.base import ModelShape
-from locant.text import Windows
+from locant.lab.results import AnyRecord, Losses, Record, TaskRecord, finite
+from locant.lab.settings import TEXT, VOCAB_SIZE, Settings
+from locant.lab.task_learning import CHOOSING, LEARNED, MEASURED, Accuracy, accuracy, learn, measured_rows
+from locant.lab.tasks import task
+from locant.lab.text_learning import OVERLAP, STRETCHES, OnStep, build, count, fit, in_context, losses_in_windows, shape
+from locant.positions import Positions
+from locant.text import Tokenizer
 
-HELD_OUT = 0.1
-WARMUP_SHARE = 0.1
-FINAL_SHARE = 0.1
-CLIP_NORM = 1.0
-WEIGHT_DECAY = 0.1
-EVAL_TOKENS = 8_192  # in windows side by side; a longer one is read alone
-OVERLAP = 8
-"""Times that a token is read where windows overlap."""
+CALIBRATION_STEPS = 4
 
-STRETCHES = 16
-"""In which tokens are read with their full context: enough to tell a difference, for any length of the text."""
+SHARE = 0.85
+"""Of the minutes, what training is planned for: the rest is for measuring."""
 
-BUILDING = threading.Lock()  # torch has one generator for all threads
-
-OnStep = Callable[[int, float], None]
-"""Called after every step with its number, from 1, and its loss."""
+SWEEP_SEED = 2**31 - 1
+"""Of the trainings that learning rates are chosen by, which read neither the held-out text nor the measured rows."""
 
 
-def build(
-    contestant: Contestant, seed: int, vocab_size: int, settings: Settings, *, longest: int, task: str = TEXT
-) -> Decoder:
-    """An untrained model. What encodings draw comes after the weights: those that all models share start the same.
+class Training(NamedTuple):
+    """Which training of a comparison."""
+
+    task: str
+    encoding: str
+    """The name of a contestant, as it is trained: without a scaling."""
+    seed: int
+    rate: float = 1.0
+    """The factor of the learning rates."""
+
+
+class Text(NamedTuple):
+    """Token ids: what is trained on, and what is held out."""
+
+    training: Int[np.ndarray, " tokens"]
+    held_out: Int[np.ndarray, " more"]
+    vocab_size: int
+
+    def facts(self) -> dict[str, Any]:
+        """What is told of it in the results."""
+        trained, held_out = len(self.training), len(self.held_out)
+        unigram, bigram = count(self.training, self.held_out, self.vocab_size)
+        return {"tokens": trained + held_out, "train_tokens": trained, "held_out_tokens": held_out,
+                "unigram_loss": unigram, "bigram_loss": bigram}  # fmt: skip
+
+    def for_choice(self) -> Text:
+        """Without what is held out: the end of the training part takes its place, as long."""
+        return self._replace(
+            training=self.training[: -len(self.held_out)], held_out=self.training[-len(self.held_out) :]
+        )
+
+
+class Cost(NamedTuple):
+    """Seconds of one training step, and of all that is measured with a model."""
+
+    step: float
+    measuring: float
+
+
+def train(
+    text: str,
+    encoding: str = "rotary",
+    *,
+    tokenizer: Tokenizer | None = None,
+    vocab_size: int = VOCAB_SIZE,
+    seed: int = 0,
+    on_step: OnStep | None = None,
+    **settings: Any,
+) -> tuple[Decoder, Tokenizer]:
+    """A small decoder trained on a text, and its tokenizer.
 
     Args:
-        longest: tokens of the longest row that it will read, for a table of positions.
-    """
+        text: all of it is trained on.
+        encoding: the name of an encoding; a learned one has a position for each token of a training window.
+        tokenizer: default: byte-pair encoding with `vocab_size` entries, trained on the text.
+        settings: those of `Settings` for one training: ``num_steps``, ``train_length``, ``batch_size``,
+            ``learning_rate``, ``d_model``, ``num_layers``, ``num_heads``, ``minutes``.
 
-    def decoder(encoding: PositionEncoding) -> Decoder:
-        torch.manual_seed(seed)
-        return Decoder(
-            vocab_size, encoding,
-            d_model=settings.d_model, num_layers=settings.layers_for(task), num_heads=settings.num_heads,
+    >>> import torch
+    >>> model, tokenizer = train("to be, or not to be. " * 40, "alibi", vocab_size=300, num_steps=2, d_model=32)
+    >>> model(torch.from_numpy(tokenizer.encode("to be")).long()[None]).shape[-1] == tokenizer.vocab_size
+    True
+    """
+    contestant = Contestant.of(encoding)
+    if contestant.scaling:
+        raise RangeError(f"got {encoding!r}, but a scaling is not trained", repr(contestant.trained.name))
+    chosen = Settings(encodings=(encoding,), multiples=(1,), seeds=(seed,), **settings)
+    tokenizer = Tokenizer.train([text], vocab_size) if tokenizer is None else tokenizer
+    ids = np.asarray(tokenizer.encode(text))
+    training, read = Training(TEXT, contestant.name, seed), Text(ids, ids[:0], tokenizer.vocab_size)
+    if chosen.minutes is not None:
+        steps = int(SHARE * 60 * chosen.minutes / _step_seconds(_OnText(training, chosen, read)))
+        chosen = dataclasses.replace(chosen, num_steps=max(1, steps))
+    learner = _OnText(training, chosen, read)
+    learner.train(on_step=on_step)
+    return learner.model.eval(), tokenizer
+
+
+def trainings(settings: Settings) -> list[Training]:
+    """All of a comparison, in the order of its records: contestants that differ in a scaling alone share one."""
+    return [training for seed in settings.seeds for training in _of_a_seed(settings, seed)]
+
+
+def _of_a_seed(settings: Settings, seed: int) -> list[Training]:
+    names = dict.fromkeys(Contestant.of(name).trained.name for name in settings.encodings)
+    return [Training(task, name, seed) for task in settings.tasks for name in names]
+
+
+def sweep(settings: Settings) -> list[Training]:
+    """The trainings that the learning rates are chosen by; none where there is one rate."""
+    rates = settings.rates if len(settings.rates) > 1 else ()
+    of_a_seed = [each for each in _of_a_seed(settings, SWEEP_SEED) if settings.chosen_on(each.task) == each.task]
+    return [each._replace(rate=rate) for each in of_a_seed for rate in rates]
+
+
+def contestants(training: Training, settings: Settings) -> list[Contestant]:
+    """Those that a training serves."""
+    named = map(Contestant.of, settings.encodings)
+    return [contestant for contestant in named if contestant.trained.name == training.encoding]
+
+
+def run(training: Training, settings: Settings, text: Text | None, on_step: OnStep | None = None) -> list[AnyRecord]:
+    """Train, and measure for every contestant that this training is for."""
+    began = time.perf_counter()
+    learner = _learner(training, settings, text)
+    facts = {**training._asdict(), **learner.train(on_step=on_step)}
+    facts["num_parameters"] = sum(parameter.numel() for parameter in learner.model.parameters())
+    taken, records = time.perf_counter() - began, list[AnyRecord]()
+    for contestant in contestants(training, settings):
+        began = time.perf_counter()
+        record = learner.record(contestant, **{**facts, "encoding": contestant.name, "seconds": 0.0})
+        seconds = round(taken + time.perf_counter() - began, 3)
+        records.append(dataclasses.replace(record, seconds=seconds))
+    return records
+
+
+def cost(training: Training, settings: Settings, text: Text | None) -> Cost:
+    """About what a training will take: some steps are timed, and what is measured, or a part of it."""
+    learner = _learner(training, settings, text)
+    return Cost(_step_seconds(learner), learner.seconds(contestants(training, settings)))
+
+
+def _step_seconds(learner: _Learner) -> float:
+    learner.train(2)  # the first use of an operation takes longer
+    began = time.perf_counter()
+    learner.train(CALIBRATION_STEPS)
+    return (time.perf_counter() - began) / CALIBRATION_STEPS
+
+
+def _learner(training: Training, settings: Settings, text: Text | None) -> _Learner:
+    if text is None or training.task != TEXT:
+        return _OnTask(training, settings)
+    return _OnText(training, settings, text.for_choice() if training.seed == SWEEP_SEED else text)
+
+
+class _Learner(ABC):
+    """A model, what it learns, and what is measured with it."""
+
+    def __init__(self, training: Training, settings: Settings, vocab_size: int, longest: int) -> None:
+        self.training, self.settings, self.longest = training, settings, longest
+        self.contestant = Contestant.of(training.encoding)
+        self.model = build(
+            self.contestant, training.seed, vocab_size, settings, longest=longest, task=training.task
         )  # fmt: skip
 
-    with BUILDING, torch.random.fork_rng(devices=[]):
-        decoder(PositionEncoding())
-        return decoder(contestant.build(shape(settings, longest)))
+    @abstractmethod
+    def train(self, num_steps: int | None = None, on_step: OnStep | None = None) -> dict[str, Any]:
+        """Train it, as long as the settings say or for so many steps; returns what a record tells of that."""
+
+    @abstractmethod
+    def record(self, contestant: Contestant, **facts: Any) -> AnyRecord:
+        """What is measured for a contestant, with these facts."""
+
+    @abstractmethod
+    def seconds(self, contestants: Sequence[Contestant]) -> float:
+        """About how long it takes to measure for all of these."""
+
+    @contextmanager
+    def _reading(self, contestant: Contestant, length: int, trained: int) -> Generator[Decoder]:
+        """The model with its encoding as a contestant uses it in rows of `length` tokens."""
+        plain = self.model.embedding.encoding
+        self.model.embedding.encoding = contestant.at_length(plain, length, trained, shape(self.settings, self.longest))
+        try:
+            yield self.model
+        finally:
+            self.model.embedding.encoding = plain
 
 
-def shape(settings: Settings, longest: int) -> ModelShape:
-    """What an encoding is made for, with a table of `longest` positions where it has one."""
-    return ModelShape(d_model=settings.d_model, num_heads=settings.num_heads, max_seq_len=longest)
+class _OnText(_Learner):
+    def __init__(self, training: Training, settings: Settings, text: Text) -> None:
+        super().__init__(training, settings, text.vocab_size, settings.lengths[-1])
+        self.text = text
+
+    def train(self, num_steps: int | None = None, on_step: OnStep | None = None) -> dict[str, Any]:
+        steps = num_steps or self.settings.steps_for(len(self.text.training))
+        loss = fit(
+            self.model, self.contestant, self.text.training, dataclasses.replace(self.settings, num_steps=steps),
+            seed=self.training.seed, rate=self.training.rate, on_step=on_step,
+        )  # fmt: skip
+        return {"train_loss": finite(loss), "steps": steps}
+
+    def record(self, contestant: Contestant, **facts: Any) -> AnyRecord:
+        return Record(train_length=self.settings.train_length, **facts, **self._losses(contestant, self.text.held_out))
+
+    def seconds(self, contestants: Sequence[Contestant]) -> float:
+        """By what two windows of the longest length take, with one of them in its full context."""
+        windows, taken = self.text.held_out[: 2 * self.longest + 1], 0.0
+        for _ in range(2):  # the first use of an operation takes longer
+            began = time.perf_counter()
+            for contestant in contestants:
+                self._losses(contestant, windows)
+            taken = time.perf_counter() - began
+        there = len(self.text.held_out) / self.longest
+        return taken * (there + OVERLAP * min(STRETCHES, there)) / (2 + OVERLAP)
+
+    def _losses(self, contestant: Contestant, ids: np.ndarray) -> dict[str, Any]:
+        losses, trained = dict[int, Losses](), self.settings.train_length
+        stretches = dict[int, list[float | None]]()
+
+        def positions(ids: Tensor) -> Positions:
+            return contestant.positions(ids, self.longest)
+
+        for length in sorted({trained, *self.settings.lengths}):
+            with self._reading(contestant, length, trained) as model:
+                if length in self.settings.lengths:
+                    losses[length] = losses_in_windows(model, ids, length, positions=positions)
+                stretches[length] = [*map(finite, in_context(model, ids, length, self.longest, positions))]
+        return {**Record.losses(losses), "context_loss_by_stretch": stretches}
 
 
-def fit(
-    model: Decoder, contestant: Contestant, ids: Int[np.ndarray, " tokens"], settings: Settings, *, seed: int,
-    rate: float = 1.0, on_step: OnStep | None = None,
-) -> float:  # fmt: skip
-    """Train in place on windows drawn at random, for `settings.num_steps` steps.
+class _OnTask(_Learner):
+    def __init__(self, training: Training, settings: Settings) -> None:
+        self.task = task(training.task)
+        most = self.task.longest or settings.task_lengths[-1]
+        self.lengths = [length for length in settings.task_lengths if length <= most]
+        longest = measured_rows(self.task, self.lengths[-1]).ids.shape[1]
+        super().__init__(training, settings, self.task.vocab_size, longest)
 
-    Returns the mean loss, in nats per token, over the last tenth of the steps.
-    """
-    windows, steps = Windows(ids, settings.train_length, stride=1), settings.steps_for(len(ids))
-    batch_size = settings.batch_for(TEXT)
-    order, highest = torch.Generator().manual_seed(seed), settings.learning_rate * rate
-    optimizer = optimizer_of(model.parameters(), highest)
-    optimizer.zero_grad()
-    losses = []
-    model.train()
-    for step in range(steps):
-        batch = windows.__getitems__(torch.randint(len(windows), (batch_size,), generator=order).tolist())
-        positions = contestant.positions(batch["ids"], settings.lengths[-1], step)
-        loss = F.cross_entropy(model(batch["ids"], positions).flatten(0, 1), batch["targets"].flatten())
-        loss.backward()
-        update(model.parameters(), optimizer, highest * schedule(step, steps))
-        losses.append(loss.item())
-        if on_step is not None:
-            on_step(step + 1, losses[-1])
-    return float(np.mean(losses[-max(1, steps // 10) :]))
+    def train(self, num_steps: int | None = None, on_step: OnStep | None = None) -> dict[str, Any]:
+        learned = learn(
+            self.model, self.contestant, self.task, length=self.settings.task_length, longest=self.longest,
+            num_steps=num_steps or self.settings.steps_for(), batch_size=self.settings.batch_for(self.training.task),
+            rate=self.training.rate, seed=self.training.seed, on_step=on_step,
+        )  # fmt: skip
+        return {"train_loss": finite(learned.loss), "steps": learned.steps}
 
+    def record(self, contestant: Contestant, **facts: Any) -> AnyRecord:
+        trained, right = self.settings.task_length, self._accuracies(contestant)
+        return TaskRecord(
+            train_length=trained,
+            learned=right[trained].rows >= LEARNED,
+            accuracy_by_length={length: share.rows for length, share in right.items()},
+            token_accuracy_by_length={length: share.tokens for length, share in right.items()},
+            **facts,
+        )
 
-def split_off(ids: Int[np.ndarray, " tokens"], longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """The part of a text that is trained on, and the last tenth, which holds a window of `longest` tokens."""
-    cut = int(len(ids) * (1 - HELD_OUT))
-    if len(ids) - cut <= longest:
-        remedy = f"a text of at least {math.ceil((longest + 1) / HELD_OUT)} tokens, or a shorter length"
-        raise InputError(f"got a text of {len(ids)} tokens, too short to hold out a window of {longest}", remedy)
-    return ids[:cut], ids[cut:]
+    def seconds(self, contestants: Sequence[Contestant]) -> float:
+        began = time.perf_counter()
+        for contestant in contestants:
+            self._accuracies(contestant)
+        return time.perf_counter() - began
 
-
-class Counted(NamedTuple):
-    """What counting alone knows: nats per token of a held-out text, by the counts of a training text."""
-
-    unigram: float
-    """By how often each token occurs; nothing of what stands before it is used."""
-    bigram: float
-    """By how often each follows the one before it."""
-
-
-def count(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray, " more"], vocab_size: int) -> Counted:
-    """The losses of counts; the targets are those of `losses_in_windows`, at any length.
-
-    What did not occur shares what Witten & Bell (1991, method C) leave it: as much as if each that did had once been
-    new. Of tokens these are equal shares; of those behind a token, in proportion to the unigram count.
-
-    >>> losses = count(np.array([0, 0, 1, 0, 1]), np.array([0, 1, 0]), 2)  # unigram: 4/7 and 3/7
-    >>> [round(math.exp(-2 * loss), 4) for loss in losses]  # 3/7 * 4/7, and behind 0 and 1 (2 + 2 * 3/7) / 5 and 11/14
-    [0.2449, 0.449]
-    """
-    before, after = held_out[:-1].astype(np.int64), held_out[1:].astype(np.int64)
-    counts = np.bincount(training, minlength=vocab_size)
-    new = np.count_nonzero(counts)
-    shares = (counts + new / vocab_size) / (len(training) + new)
-    pairs, times = np.unique(training[:-1].astype(np.int64) * vocab_size + training[1:], return_counts=True)
-    place = np.searchsorted(pairs, before * vocab_size + after).clip(max=len(pairs) - 1)
-    follows = np.where(pairs[place] == before * vocab_size + after, times[place], 0)
-    kinds, all_times = (np.bincount(pairs // vocab_size, each, vocab_size)[before] for each in (None, times))
-    behind = np.where(kinds > 0, (follows + kinds * shares[after]) / np.maximum(all_times + kinds, 1), shares[after])
-    return Counted(float(-np.log(shares[after]).mean()), float(-np.log(behind).mean()))
-
-
-@torch.no_grad()
-def losses_in_windows(
-    model: Any,
-    ids: Int[np.ndarray, " tokens"],
-    length: int,
-    *,
-    stride: int | None = None,
-    positions: Callable[[Tensor], Positions] | None = None,
-) -> Losses:
-    """The losses of `ids` in windows of `length` tokens; each target counts once.
-
-    Args:
-        model: a module with `losses`, as `Decoder` has it; these may be on another device.
-        stride: from one window to the next, of each of which the last `stride` targets count; default: `length`.
-        positions: where the tokens of a batch stand; default: 0, 1, 2, ... in each window.
-    """
-    model.eval()
-    windows, counting = Windows(ids, length, stride=stride), stride or length
-    total, count = torch.zeros(2, counting, dtype=torch.float64)
-    by_window: list[float] = []
-    batch_size = max(1, EVAL_TOKENS // length)
-    for first in range(0, len(windows), batch_size):
-        batch = windows.__getitems__(list(range(first, min(first + batch_size, len(windows)))))
-        if positions is not None:
-            batch["positions"] = positions(batch["ids"])
-        loss = model.losses(**batch)[:, -counting:].cpu().double()
-        real = batch["targets"][:, -counting:] >= 0
-        total += loss.sum(0)
-        count += real.sum(0)
-        by_window += (loss.sum(1) / real.sum(1)).tolist()
-    return Losses(float(total.sum() / count.sum()), (total / count).tolist(), by_window)
-
-
-def in_context(
-    model: Any, ids: Int[np.ndarray, " tokens"], length: int, longest: int,
-    positions: Callable[[Tensor], Positions] | None = None,
-) -> list[float]:  # fmt: skip
-    """The losses of targets that all have about `length` tokens before them, in stretches of `longest` targets.
-
-    Every length reads the same targets: the last ones of `ids`, `STRETCHES` stretches at most. Windows overlap: they
-    are an eighth of their length apart, or less, so each target has at least seven eighths of it before it. Costs
-    eight times as much as windows that do not overlap.
-    """
-    stride = next(size for size in range(max(1, length // OVERLAP), 0, -1) if longest % size == 0)
-    stretches = min(STRETCHES, len(ids) // longest - 1)
-    first = len(ids) - stretches * longest if stretches > 0 else longest
-    losses = losses_in_windows(model, ids[first + stride - 1 - length :], length, stride=stride, positions=positions)
-    if stretches < 1:  # fewer targets than a stretch has
-        return [losses.mean]
-    return np.reshape(losses.by_window, (stretches, -1)).mean(1).tolist()
-
-
-def optimizer_of(parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
-    """Weight decay for matrices only: gains and biases have no reason to shrink."""
-    given = list(parameters)
-    matrices = {"params": [each for each in given if each.ndim >= 2], "weight_decay": WEIGHT_DECAY}
-    vectors = {"params": [each for each in given if each.ndim < 2], "weight_decay": 0.0}
-    return torch.optim.AdamW([matrices, vectors], lr=learning_rate, betas=(0.9, 0.95), fused=True)
-
-
-def update(parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """One step with the gradients that there are, clipped; none are left."""
-    nn.utils.clip_grad_norm_(parameters, CLIP_NORM)
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-
-
-def schedule(step: int, num_steps: int) -> float:
-    """Rises linearly over the first tenth, then falls along a cosine to a tenth."""
-    warmup = max(1, int(num_steps * WARMUP_SHARE))
-    if step < warmup:
-        return (step + 1) / warmup
-    progress = (step - warmup) / max(1, num_steps - warmup)
-    return FINAL_SHARE + (1 - FINAL_SHARE) * 0.5 * (1 + math.cos(math.pi * progress))
+    def _accuracies(self, contestant: Contestant) -> dict[int, Accuracy]:
+        tokens = {length: measured_rows(self.task, length).ids.shape[1] for length in self.lengths}
+        right, seed = {}, CHOOSING if self.training.seed == SWEEP_SEED else MEASURED
+        for length, its in tokens.items():
+            with self._reading(contestant, its, tokens[self.settings.task_length]) as model:
+                right[length] = accuracy(model, contestant, self.task, length, longest=self.longest, seed=seed)
+        return right

@@ -55,7 +55,7 @@ from locant.lab.results import (
     refusing_to_lose,
 )
 from locant.lab.settings import VOCAB_SIZE
-from locant.lab.training import losses_in_windows, optimizer_of, schedule, split_off, update
+from locant.lab.text_learning import losses_in_windows, optimizer_of, schedule, split_off, update
 from locant.lab.ways import Way
 from locant.swapping import swap
 from locant.text.corpus import Corpus, read_corpus

@@ -100,7 +100,8 @@ def register_encoding(name: str, cls: Kind, aliases: Iterable[str] = ()) -> None
     ENCODINGS.register(name, cls, aliases)
 
 
-def _require_encoding(name: str, value: Any) -> None:
+def require_encoding(name: str, value: Any) -> None:
+    """A `RangeError` unless a value from outside is a class of encodings, with a name that no scaling has."""
     if not (isinstance(value, type) and issubclass(value, PositionEncoding)):
         got = f"got {shown(value)} as encoding {name!r}, expected a class"
         raise RangeError(got, "a subclass of locant.PositionEncoding")
@@ -121,5 +122,5 @@ def _register_own(registry: Registry[Kind]) -> None:
 
 
 ENCODINGS: Registry[Kind] = Registry(
-    "encoding", "locant.encodings", _require_encoding, _register_own, lambda kind: kind.info.aliases
+    "encoding", "locant.encodings", require_encoding, _register_own, lambda kind: kind.info.aliases
 )

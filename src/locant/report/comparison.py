@@ -14,7 +14,7 @@ from locant.lab.comparison import Progress, Watcher
 from locant.lab.results import BY_TASK, Results, ResultsFolder, command
 from locant.lab.settings import TEXT, Settings
 from locant.lab.summary import Row, Summary, summarise
-from locant.lab.training import split_off
+from locant.lab.text_learning import split_off
 from locant.report import console, tasks
 from locant.report.console import BEST, MISSING, QUIET, counted, out, show, talk
 from locant.report.page import bullets, curves, picture, report, scrolling, settings_table, table, write_page

@@ -6,7 +6,7 @@ import math
 from statistics import fmean
 
 from locant.lab.summary import ENOUGH_WINDOWS, Row, Summary
-from locant.lab.training import HELD_OUT
+from locant.lab.text_learning import HELD_OUT
 from locant.report.console import counted
 
 LEVEL = 0.02

@@ -9,8 +9,8 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from locant.figures.canvas import LIGHT, Theme
-from locant.lab.learning import LEARNED
 from locant.lab.settings import TASK_MULTIPLES
+from locant.lab.task_learning import LEARNED
 from locant.lab.task_summary import RIGHT, Score, reciprocal_ranks, scores
 from locant.report import console
 from locant.report.console import MISSING, show

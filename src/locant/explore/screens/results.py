@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from locant.errors import InputError
+from locant.errors import InputError, RangeError
 from locant.explore.comparison import Comparison
 from locant.explore.screens import Screen, sampled
 from locant.explore.session import Session, State
@@ -68,6 +68,8 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
 def options(state: State, session: Session) -> dict[str, Any]:
     """What a new comparison would be of; all of it are settings of this screen."""
     names = tuple(filter(None, map(str.strip, state.text("encodings", "nope, rotary, alibi", 400).split(","))))
+    if any(".py:" in name for name in names):  # which would be run
+        raise RangeError("got an encoding in a file of Python, which this page does not run", "locant compare")
     texts = [SAMPLE, *session.texts]
     return {
         "text": state.one_of("text", texts[-1], texts),

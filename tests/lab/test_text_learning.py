@@ -13,7 +13,7 @@ import torch
 from locant import RangeError
 from locant.lab import Settings, generate, train
 from locant.lab.contestant import Contestant
-from locant.lab.training import build, count, in_context, losses_in_windows, schedule
+from locant.lab.text_learning import build, count, in_context, losses_in_windows, schedule
 from tests.lab.fabricated import SMALL, VOCAB, ids
 from tests.refusal import refuses
 from tests.tolerances import FEW_ROUNDINGS, LOSS

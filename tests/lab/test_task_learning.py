@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from locant import InputError
-from locant.lab import Decoder, Settings, generate, learning
+from locant.lab import Decoder, Settings, generate, task_learning
 from locant.lab.contestant import Contestant
-from locant.lab.learning import IGNORED, ROWS, Accuracy, Learned, accuracy, batch, learn, measured_rows
+from locant.lab.task_learning import IGNORED, ROWS, Accuracy, Learned, accuracy, batch, learn, measured_rows
 from locant.lab.tasks import OWN, Row, Task, task
-from locant.lab.training import build
+from locant.lab.text_learning import build
 from locant.positions import Positions
 from locant.positions.generalizing import abacus, coupled, randomized
 from tests.refusal import refuses
@@ -50,7 +50,7 @@ class Certain(torch.nn.Module):
         super().__init__()
         self.rule, self.vocab_size = rule, vocab_size
 
-    def forward(self, ids: torch.Tensor, positions: Positions) -> torch.Tensor:
+    def scores(self, ids: torch.Tensor, positions: Positions) -> torch.Tensor:
         said = [[self.rule(row[: place + 1]) for place in range(len(row))] for row in ids.tolist()]
         return torch.nn.functional.one_hot(torch.tensor(said), self.vocab_size).float()
 
@@ -130,12 +130,12 @@ def test_the_same_seed_learns_the_same() -> None:
 
 @pytest.mark.parametrize(
     ("num_steps", "is_learned_at", "steps"),
-    [(40, 10, 15), (40, 25, 31), (40, 30, 37), (40, 32, 40), (40, None, 40), (10, None, 10), (1, None, 1)],
+    [(60, 5, 15), (60, 10, 20), (60, 25, 50), (60, 35, 60), (60, 40, 60), (60, None, 60), (10, None, 10), (1, None, 1)],
 )
-def test_the_rate_rises_stays_and_falls_once_the_task_is_learned(
+def test_the_rate_rises_stays_and_falls_once_half_of_the_rows_are_right(
     monkeypatch: pytest.MonkeyPatch, num_steps: int, is_learned_at: int | None, steps: int
 ) -> None:
-    """A quarter of the steps so far, as many as between two questions at least, and no more than there are."""
+    """In as many steps as there were, or in the fewest, and no more than there are."""
     asked, noted = list[int](), {kind: list[float]() for kind in (torch.optim.Muon, torch.optim.AdamW)}
 
     def noting(kind: type, real: Callable[..., object]) -> Callable[..., object]:
@@ -147,21 +147,22 @@ def test_the_rate_rises_stays_and_falls_once_the_task_is_learned(
 
     def right(*_: object, **__: object) -> Accuracy:
         asked.append(len(noted[torch.optim.AdamW]))
-        return Accuracy(float(asked[-1] == is_learned_at), 0.0)
+        return Accuracy(task_learning.HALF * (asked[-1] == is_learned_at), 0.0)
 
     for kind in noted:
         monkeypatch.setattr(kind, "step", noting(kind, kind.step))
-    monkeypatch.setattr(learning, "accuracy", right)
-    monkeypatch.setattr(learning, "CHECK", 2 if is_learned_at == 32 else 5)
+    monkeypatch.setattr(task_learning, "accuracy", right)
+    monkeypatch.setattr(task_learning, "CHECK", 5)
+    monkeypatch.setattr(task_learning, "FALLING", 10)
     decoder, contestant = model()
     options = {"length": 1, "longest": LONGEST, "num_steps": num_steps, "batch_size": 1, "rate": 0.5, "seed": 0}
     assert learn(decoder, contestant, task("copy"), **options).steps == steps
-    start = is_learned_at or max(1, int(0.8 * num_steps))
+    start = is_learned_at or max(1, int(2 / 3 * num_steps))
     shares = [min(1.0, (step + 1) / 20) for step in range(start)]
-    shares += [1 - (step + 1) / (steps - start + 1) for step in range(steps - start)]
+    shares += [left / (steps - start + 1) for left in range(steps - start, 0, -1)]
     assert noted[torch.optim.Muon] == pytest.approx([0.5 * 0.02 * share for share in shares], rel=FEW_ROUNDINGS, abs=0)
     assert noted[torch.optim.AdamW] == pytest.approx([0.5 * 3e-3 * share for share in shares], rel=FEW_ROUNDINGS, abs=0)
-    assert asked == [*range(learning.CHECK, start + 1, learning.CHECK)]
+    assert asked == [*range(task_learning.CHECK, start + 1, task_learning.CHECK)]
 
 
 @pytest.mark.parametrize("seed", [None, 0, 7])

@@ -1,0 +1,210 @@
+"""What can be compared, and how: a decoder trained on one text and measured on another, with AdamW and a cosine."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from locant.errors import InputError
+from locant.lab.contestant import Contestant
+from locant.lab.decoder import Decoder
+from locant.lab.results import Losses
+from locant.lab.settings import TEXT, Settings
+from locant.positions import PositionEncoding, Positions
+from locant.positions.base import ModelShape
+from locant.text import Windows
+
+HELD_OUT = 0.1
+WARMUP_SHARE = 0.1
+FINAL_SHARE = 0.1
+CLIP_NORM = 1.0
+WEIGHT_DECAY = 0.1
+EVAL_TOKENS = 8_192  # in windows side by side; a longer one is read alone
+OVERLAP = 8
+"""Times that a token is read where windows overlap."""
+
+STRETCHES = 16
+"""In which tokens are read with their full context: enough to tell a difference, for any length of the text."""
+
+BUILDING = threading.Lock()  # torch has one generator for all threads
+
+OnStep = Callable[[int, float], None]
+"""Called after every step with its number, from 1, and its loss."""
+
+
+def build(
+    contestant: Contestant, seed: int, vocab_size: int, settings: Settings, *, longest: int, task: str = TEXT
+) -> Decoder:
+    """An untrained model. What encodings draw comes after the weights: those that all models share start the same.
+
+    Args:
+        longest: tokens of the longest row that it will read, for a table of positions.
+    """
+
+    def decoder(encoding: PositionEncoding) -> Decoder:
+        torch.manual_seed(seed)
+        return Decoder(
+            vocab_size, encoding,
+            d_model=settings.d_model, num_layers=settings.layers_for(task), num_heads=settings.num_heads,
+        )  # fmt: skip
+
+    with BUILDING, torch.random.fork_rng(devices=[]):
+        decoder(PositionEncoding())
+        return decoder(contestant.build(shape(settings, longest))).to(settings.device)
+
+
+def shape(settings: Settings, longest: int) -> ModelShape:
+    """What an encoding is made for, with a table of `longest` positions where it has one."""
+    return ModelShape(d_model=settings.d_model, num_heads=settings.num_heads, max_seq_len=longest)
+
+
+def fit(
+    model: Decoder, contestant: Contestant, ids: Int[np.ndarray, " tokens"], settings: Settings, *, seed: int,
+    rate: float = 1.0, on_step: OnStep | None = None,
+) -> float:  # fmt: skip
+    """Train in place on windows drawn at random, for `settings.num_steps` steps.
+
+    Returns the mean loss, in nats per token, over the last tenth of the steps.
+    """
+    windows, steps = Windows(ids, settings.train_length, stride=1), settings.steps_for(len(ids))
+    batch_size = settings.batch_for(TEXT)
+    order, highest = torch.Generator().manual_seed(seed), settings.learning_rate * rate
+    optimizer = optimizer_of(model.parameters(), highest)
+    optimizer.zero_grad()
+    losses = []
+    model.train()
+    for step in range(steps):
+        batch = windows.__getitems__(torch.randint(len(windows), (batch_size,), generator=order).tolist())
+        positions = contestant.positions(batch["ids"], settings.lengths[-1], step)
+        loss = model.losses(batch["ids"], batch["targets"], positions).mean()
+        loss.backward()
+        update(model.parameters(), optimizer, highest * schedule(step, steps))
+        losses.append(loss.item())
+        if on_step is not None:
+            on_step(step + 1, losses[-1])
+    return float(np.mean(losses[-max(1, steps // 10) :]))
+
+
+def split_off(ids: Int[np.ndarray, " tokens"], longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """The part of a text that is trained on, and the last tenth, which holds a window of `longest` tokens."""
+    cut = int(len(ids) * (1 - HELD_OUT))
+    if len(ids) - cut <= longest:
+        remedy = f"a text of at least {math.ceil((longest + 1) / HELD_OUT)} tokens, or a shorter length"
+        raise InputError(f"got a text of {len(ids)} tokens, too short to hold out a window of {longest}", remedy)
+    return ids[:cut], ids[cut:]
+
+
+class Counted(NamedTuple):
+    """What counting alone knows: nats per token of a held-out text, by the counts of a training text."""
+
+    unigram: float
+    """By how often each token occurs; nothing of what stands before it is used."""
+    bigram: float
+    """By how often each follows the one before it."""
+
+
+def count(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray, " more"], vocab_size: int) -> Counted:
+    """The losses of counts; the targets are those of `losses_in_windows`, at any length.
+
+    What did not occur shares what Witten & Bell (1991, method C) leave it: as much as if each that did had once been
+    new. Of tokens these are equal shares; of those behind a token, in proportion to the unigram count.
+
+    >>> losses = count(np.array([0, 0, 1, 0, 1]), np.array([0, 1, 0]), 2)  # unigram: 4/7 and 3/7
+    >>> [round(math.exp(-2 * loss), 4) for loss in losses]  # 3/7 * 4/7, and behind 0 and 1 (2 + 2 * 3/7) / 5 and 11/14
+    [0.2449, 0.449]
+    """
+    before, after = held_out[:-1].astype(np.int64), held_out[1:].astype(np.int64)
+    counts = np.bincount(training, minlength=vocab_size)
+    new = np.count_nonzero(counts)
+    shares = (counts + new / vocab_size) / (len(training) + new)
+    pairs, times = np.unique(training[:-1].astype(np.int64) * vocab_size + training[1:], return_counts=True)
+    place = np.searchsorted(pairs, before * vocab_size + after).clip(max=len(pairs) - 1)
+    follows = np.where(pairs[place] == before * vocab_size + after, times[place], 0)
+    kinds, all_times = (np.bincount(pairs // vocab_size, each, vocab_size)[before] for each in (None, times))
+    behind = np.where(kinds > 0, (follows + kinds * shares[after]) / np.maximum(all_times + kinds, 1), shares[after])
+    return Counted(float(-np.log(shares[after]).mean()), float(-np.log(behind).mean()))
+
+
+@torch.no_grad()
+def losses_in_windows(
+    model: Any,
+    ids: Int[np.ndarray, " tokens"],
+    length: int,
+    *,
+    stride: int | None = None,
+    positions: Callable[[Tensor], Positions] | None = None,
+) -> Losses:
+    """The losses of `ids` in windows of `length` tokens; each target counts once.
+
+    Args:
+        model: a module with `losses`, as `Decoder` has it; these may be on another device.
+        stride: from one window to the next, of each of which the last `stride` targets count; default: `length`.
+        positions: where the tokens of a batch stand; default: 0, 1, 2, ... in each window.
+    """
+    model.eval()
+    windows, counting = Windows(ids, length, stride=stride), stride or length
+    total, count = torch.zeros(2, counting, dtype=torch.float64)
+    by_window: list[float] = []
+    batch_size = max(1, EVAL_TOKENS // length)
+    for first in range(0, len(windows), batch_size):
+        batch = windows.__getitems__(list(range(first, min(first + batch_size, len(windows)))))
+        if positions is not None:
+            batch["positions"] = positions(batch["ids"])
+        loss = model.losses(**batch)[:, -counting:].cpu().double()
+        real = batch["targets"][:, -counting:] >= 0
+        total += loss.sum(0)
+        count += real.sum(0)
+        by_window += (loss.sum(1) / real.sum(1)).tolist()
+    return Losses(float(total.sum() / count.sum()), (total / count).tolist(), by_window)
+
+
+def in_context(
+    model: Any, ids: Int[np.ndarray, " tokens"], length: int, longest: int,
+    positions: Callable[[Tensor], Positions] | None = None,
+) -> list[float]:  # fmt: skip
+    """The losses of targets that all have about `length` tokens before them, in stretches of `longest` targets.
+
+    Every length reads the same targets: the last ones of `ids`, `STRETCHES` stretches at most. Windows overlap: they
+    are an eighth of their length apart, or less, so each target has at least seven eighths of it before it. Costs
+    eight times as much as windows that do not overlap.
+    """
+    stride = next(size for size in range(max(1, length // OVERLAP), 0, -1) if longest % size == 0)
+    stretches = min(STRETCHES, len(ids) // longest - 1)
+    first = len(ids) - stretches * longest if stretches > 0 else longest
+    losses = losses_in_windows(model, ids[first + stride - 1 - length :], length, stride=stride, positions=positions)
+    if stretches < 1:  # fewer targets than a stretch has
+        return [losses.mean]
+    return np.reshape(losses.by_window, (stretches, -1)).mean(1).tolist()
+
+
+def optimizer_of(parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
+    """Weight decay for matrices only: gains and biases have no reason to shrink."""
+    given = list(parameters)
+    matrices = {"params": [each for each in given if each.ndim >= 2], "weight_decay": WEIGHT_DECAY}
+    vectors = {"params": [each for each in given if each.ndim < 2], "weight_decay": 0.0}
+    return torch.optim.AdamW([matrices, vectors], lr=learning_rate, betas=(0.9, 0.95), fused=True)
+
+
+def update(parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """One step with the gradients that there are, clipped; none are left."""
+    nn.utils.clip_grad_norm_(parameters, CLIP_NORM)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def schedule(step: int, num_steps: int) -> float:
+    """Rises linearly over the first tenth, then falls along a cosine to a tenth."""
+    warmup = max(1, int(num_steps * WARMUP_SHARE))
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(1, num_steps - warmup)
+    return FINAL_SHARE + (1 - FINAL_SHARE) * 0.5 * (1 + math.cos(math.pi * progress))
