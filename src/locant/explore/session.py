@@ -36,7 +36,7 @@ MAX_DROPPED = 8 * 2**20
 MAX_KEPT = 16
 """Dropped files that are held in memory; the oldest goes first."""
 
-DEMO = "an example: six encodings"
+DEMO = "an example: four encodings"
 SHIPPED = Path(__file__).parent / "demo"
 """A comparison on the sample text, as `locant compare` writes it."""
 FIRST_MODEL = "qwen2.5-7b"

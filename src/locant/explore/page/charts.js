@@ -1,6 +1,7 @@
 // Curves and maps with all that belongs to them: a legend, a table of the same numbers, and values under the pointer.
 
 import { number } from "./drawing/axes.js";
+import { strip } from "./drawing/boxes.js";
 import { heatMap } from "./drawing/heat_map.js";
 import { lineChart } from "./drawing/line_chart.js";
 import { mapTable } from "./picture.js";
@@ -34,4 +35,11 @@ export function showMap(picture, { title, note, python, corner = "", columns, ro
     table: () => mapTable(corner, Array.from(columns, String), rows, map.values),
     draw: (plot) => heatMap(plot, map),
   });
+}
+
+// Boxes in a row, as `strip` draws them: [{slot, low, words}]; the words of the one that is pointed at take the place of
+// the note.
+export function showStrip(picture, { note, boxes, ...words }) {
+  const tell = (at) => (picture.note.textContent = at === null ? note : boxes[at].words);
+  picture.show({ note, ...words, draw: (plot) => strip(plot, boxes, tell) });
 }

@@ -38,19 +38,23 @@ export function open(place, page) {
   cursor.watch((at) => {
     if (!last) return;
     chart.drawn?.point(at);
-    const { distances, positions, encodings } = last.numbers;
+    const { length, distances, positions, encodings } = last.numbers;
     const distance = at === null ? null : distances[at];
     chart.read(encodings.map(({ mean }) => (mean && at !== null ? number(mean[at]) : "")));
-    chart.note.textContent = noteOf(last.numbers.length, distance);
+    chart.note.textContent = noteOf(length, distance);
     const query = positions.length - 1;
-    const key = distance === null ? null : nearest(positions, positions[query] - distance);
-    for (const { slot, map } of drawn(encodings)) {
-      const picture = mapOf.get(slot);
-      picture?.drawn?.point(key === null ? null : query, key);
-      const value = key === null ? null : map[query * positions.length + key];
-      picture?.read([key === null ? "" : `${number(value)} at query ${number(positions[query])}, key ${number(positions[key])}`]);
-    }
+    if (distance === null) pointMaps();
+    else pointMaps(query, nearest(positions, positions[query] - distance));
   });
+
+  // The same query and key in all maps.
+  function pointMaps(query = null, key = null) {
+    const { positions, encodings } = last.numbers;
+    for (const { slot, map } of drawn(encodings)) {
+      mapOf.get(slot)?.drawn?.point(query, key);
+      mapOf.get(slot)?.read([query === null ? "" : `${number(map[query * positions.length + key])} at query ${number(positions[query])}, key ${number(positions[key])}`]);
+    }
+  }
 
   function show(answer) {
     last = answer;
@@ -89,24 +93,18 @@ export function open(place, page) {
         title: label, python, corner: "query \\ key", columns: positions, rows: positions, values: map,
         note: doors.filter((door) => door in DOORS).map((door) => DOORS[door]).join(", ") || "does nothing: every key alike",
         x: { label: "key", values: positions }, y: { label: "query", values: positions }, color: { map: "one", low, high, label: "score" },
-        hover: (row, column) => point(slot, row, column),
+        hover: point,
       });
       mapOf.get(slot).figure.dataset.name = name;
     }
     for (const { slot } of drawn(encodings)) maps.append(mapOf.get(slot).figure); // in the order of the slots
   }
 
-  // Pointing at a map shows the same query and key in the other maps, and their distance in the chart.
-  function point(slot, row, column) {
-    const { distances, positions, encodings } = last.numbers;
-    if (row === undefined) return cursor.set(null);
-    cursor.set(nearest(distances, Math.abs(positions[row] - positions[column])));
-    for (const one of drawn(encodings)) {
-      const picture = mapOf.get(one.slot);
-      picture.drawn?.point(row, column);
-      const value = one.map[row * positions.length + column];
-      picture.read([`${number(value)} at query ${number(positions[row])}, key ${number(positions[column])}`]);
-    }
+  // Pointing at a map shows its distance in the chart, too.
+  function point(row, column) {
+    const { distances, positions } = last.numbers;
+    cursor.set(row === undefined ? null : nearest(distances, Math.abs(positions[row] - positions[column])));
+    if (row !== undefined) pointMaps(row, column);
   }
 
   const keys = {

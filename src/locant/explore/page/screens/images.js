@@ -1,10 +1,9 @@
 // Images and video: frames of a grid, the index of every token, and which pair turns with which axis.
 
-import { showCurves, showMap } from "../charts.js";
+import { showCurves, showMap, showStrip } from "../charts.js";
 import { controlGroup, move, split } from "../controls.js";
 import { html } from "../dom.js";
 import { number } from "../drawing/axes.js";
-import { strip } from "../drawing/boxes.js";
 import { counted, Picture } from "../picture.js";
 
 const SCHEMES = {
@@ -74,15 +73,11 @@ export function open(place, page) {
   }
 
   function showPairs({ axes, axis_of_pair: owner, wavelengths, python }) {
-    const words = (pair) => `pair ${pair}: turns with the ${axes[owner[pair]]}, wavelength ${number(wavelengths[pair], 3)}`;
     const table = () => ({ columns: ["pair", "axis", "wavelength"], rows: wavelengths.map((wavelength, pair) => [pair, axes[owner[pair]], wavelength]) });
-    const resting = "From the first pair to the last.";
-    pairs.show({
-      title: "Which axis each pair turns with",
-      note: resting,
+    showStrip(pairs, {
+      title: "Which axis each pair turns with", note: "From the first pair to the last.", table, python,
       legend: axes.map((name, axis) => ({ name, slot: SLOTS[axis], box: true, more: `${owner.filter((each) => each === axis).length} pairs` })),
-      table, python,
-      draw: (plot) => strip(plot, Array.from(owner, (axis, pair) => ({ slot: SLOTS[axis], words: words(pair) })), (pair) => (pairs.note.textContent = pair === null ? resting : words(pair))),
+      boxes: wavelengths.map((wavelength, pair) => ({ slot: SLOTS[owner[pair]], words: `Pair ${pair} turns with the ${axes[owner[pair]]}, wavelength ${number(wavelength, 3)}.` })),
     });
     showCurves(waves, {
       title: "Wavelengths, by axis", python,

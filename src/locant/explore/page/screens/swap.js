@@ -1,11 +1,10 @@
 // Swap: which layer gets which positions, in the sentences of `locant.swap`; what is refused; frequencies before and
 // after; and what to type.
 
-import { showCurves } from "../charts.js";
+import { showCurves, showStrip } from "../charts.js";
 import { controlGroup, dropZone, move, split } from "../controls.js";
 import { html } from "../dom.js";
 import { number } from "../drawing/axes.js";
-import { strip } from "../drawing/boxes.js";
 import { counted, Picture } from "../picture.js";
 
 const OWN = { name: "its own", slot: 8, box: true };
@@ -50,16 +49,13 @@ export function open(place, page) {
     if (!all.length) return;
     const changed = all.filter((layer) => layer.changed).length;
     const given = { name: way, slot: 1, box: true };
-    layers.show({
-      title: `${way} in ${changed} of ${all.length} layers`,
+    showStrip(layers, {
+      title: `${way} in ${changed} of ${all.length} layers`, python,
       note: "A sentence for each layer, as the handle of locant.swap has them.",
       legend: changed < all.length ? [given, OWN] : [given],
       table: () => ({ columns: ["layer", "type", "sentence"], rows: all.map((layer, at) => [at, layer.type ?? "", layer.sentence]) }),
-      python,
-      draw: (plot) => strip(plot, all.map((layer, at) => ({ slot: layer.changed ? 1 : OWN.slot, words: `layer ${at}: ${layer.sentence}` })),
-        (at) => (layers.note.textContent = at === null ? layers.resting : `Layer ${at}: ${all[at].sentence}`)),
+      boxes: all.map((layer, at) => ({ slot: layer.changed ? 1 : OWN.slot, words: `Layer ${at}: ${layer.sentence}` })),
     });
-    layers.resting = layers.note.textContent;
     said.replaceChildren(html("h2", {}, "In words"), html("dl", {}, groups.flatMap(([at, words]) => [html("dt", {}, `layers ${at}`), html("dd", {}, words)])));
   }
 

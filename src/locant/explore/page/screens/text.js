@@ -49,7 +49,7 @@ export function open(place, page) {
     attended.drawn?.point(at, row);
     attended.title.textContent = `What ${pieces[at]} at position ${at} attends to`;
     const best = row.map((weight, key) => [weight, key]).sort(([a], [b]) => b - a).slice(0, 3);
-    attended.note.textContent = `The darker, the more: ${best.map(([weight, key]) => `${pieces[key]} at ${key} (${number(100 * weight, 2)} %)`).join(", ")}.`;
+    attended.note.textContent = `The stronger the colour, the more: ${best.map(([weight, key]) => `${pieces[key]} at ${key} (${number(100 * weight, 2)} %)`).join(", ")}.`;
     maps.weights.drawn?.point(at, best[0][1]);
   });
 
@@ -119,7 +119,7 @@ export function open(place, page) {
     if (rotated) tokenMap("rotated", "The same, rotated", "Pairs of dimensions turned by angles that grow with the position.", rotated, signed, dimension);
     if (added) tokenMap("added", `What ${encoding} adds to the scores`, "Before the softmax.", added, { map: "signed", ...around(added), label: "score" });
     tokenMap("weights", `Attention of ${which}`, "A row for each token: how much of each other token it takes in. Every row adds up to 1.", weights, { map: "one", low: 0.001, high: 1, label: "weight", log: true });
-    attended.show({ title: " ", note: " ", python, draw: boxes, table: () => ({ columns: ["token", "weight"], rows: pieces.map((piece, at) => [piece, weights[last.numbers.at * pieces.length + at]]) }) });
+    attended.show({ title: "What each token attends to", note: " ", python, draw: boxes, table: () => ({ columns: ["token", "weight"], rows: pieces.map((piece, at) => [piece, weights[last.numbers.at * pieces.length + at]]) }) });
     showMap(maps.far, {
       title: "How far back every head looks", note: "The distance to the tokens that it attends to, on average. Press one to see it.",
       python, corner: "layer", columns: counted(far.shape[1]), rows: counted(far.shape[0]),
