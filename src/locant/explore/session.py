@@ -36,9 +36,6 @@ MAX_DROPPED = 8 * 2**20
 MAX_KEPT = 16
 """Dropped files that are held in memory; the oldest goes first."""
 
-DEMO = "an example: four encodings"
-SHIPPED = Path(__file__).parent / "demo"
-"""A comparison on the sample text, as `locant compare` writes it."""
 FIRST_MODEL = "qwen2.5-7b"
 DROPPED = "dropped-"
 """What the keys of dropped files begin with."""
@@ -178,7 +175,7 @@ class Session:
 
     def written(self, name: str) -> str:
         """How Python names the file."""
-        return name if self.is_shared else str({DEMO: SHIPPED, **self.names}[name])
+        return name if self.is_shared else str(self.names[name])
 
     @property
     def texts(self) -> dict[str, Path]:
@@ -192,10 +189,9 @@ class Session:
 
     @property
     def reports(self) -> dict[str, Path]:
-        """All other folders, and those of models that `locant tune` wrote; without any, the one that ships."""
+        """All other folders, and those of models that `locant tune` wrote."""
         folders = {name: file for name, file in self.names.items() if file.is_dir()}
-        own = {name: each for name, each in folders.items() if name not in self.models or (each / RECORD).is_file()}
-        return own or {DEMO: SHIPPED}
+        return {name: each for name, each in folders.items() if name not in self.models or (each / RECORD).is_file()}
 
     def drop(self, name: str, content: bytes) -> str:
         """Keep a file that was dropped on the page; returns the key by which an address names it."""
