@@ -11,6 +11,7 @@ from torch import Tensor
 __all__ = [
     "ANGLE",
     "ANGLE_IN_DOUBLE",
+    "BFLOAT16_LOSS",
     "DECODED",
     "DIFFERENT",
     "DOUBLE",
@@ -159,6 +160,9 @@ EXPORTED = 3e-5
 
 LOGITS = 1e-5
 """How far float32 logits behind a whole small model may be."""
+BFLOAT16_LOSS = 5e-2
+"""How far a loss may be, in nats per token, of a small model that was trained with sums in bfloat16."""
+
 
 LOSS = 1e-6
 """How far a mean of losses of some nats may be that float32 logits give."""

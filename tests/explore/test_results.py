@@ -138,14 +138,18 @@ def test_a_folder_that_holds_no_report_is_refused(tmp_path: Path, content: str) 
         numbers(Session.of([str(tmp_path)], []))
 
 
-@pytest.mark.parametrize("wrong", [{"encodings": "nonsense"}, {"encodings": ""}, {"encodings": "nope, nope"}])
+@pytest.mark.parametrize(
+    "wrong", [{"encodings": "nonsense"}, {"encodings": ""}, {"encodings": "nope, nope"}, {"encodings": "mine.py:Mine"}]
+)
 def test_what_cannot_be_compared_is_said_before_anything_starts(
     wrong: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An encoding in a file is not run, as a page of anywhere may have made the address."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("open('was run', 'w')")
     with pytest.raises(LocantError):
         start(State({**SMALL, **wrong}), Session())
-    assert not [*tmp_path.iterdir()]
+    assert [file.name for file in tmp_path.iterdir()] == ["mine.py"]
 
 
 @pytest.mark.slow

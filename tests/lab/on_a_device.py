@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import locant
 from locant.checkpoints.config_source import read_source
 from locant.checkpoints.extension import extend
-from locant.lab import TuneSettings, tune, tuning
+from locant.lab import Settings, TuneSettings, compare, tune, tuning
 from locant.lab.evaluation import EvaluationSettings, evaluate_model
 from locant.lab.factor_search import search_factors
 from tests.gpu_without_gpu import other_device
@@ -21,6 +22,11 @@ from tests.gpu_without_gpu import other_device
 __all__ = ["SMALL", "TEXT", "small_model"]
 
 TEXT = "the cat sat on the mat; the rat sat on the cat. a dog saw both of them and went away. " * 60
+COMPARED = {
+    "encodings": ("rotary+yarn", "alibi", "learned@randomized", "cope", "fox"), "tasks": ("text", "copy"),
+    "seeds": (0,), "train_length": 8, "multiples": (1, 4), "task_length": 3, "num_steps": 8, "batch_size": 4,
+    "d_model": 16, "num_heads": 2,
+}  # fmt: skip
 WAYS = ("own", "exact", "nope", "yarn:4", "dynamic:2", "self-extend:4", "alibi", "learned", "cope")
 SMALL = {"num_steps": 4, "batch_size": 2, "learning_rate": 1e-2}
 TUNED = {"way": "kerple", **SMALL}
@@ -77,6 +83,8 @@ def main(device: str, folder: Path) -> dict[str, Any]:
         measured = place / "search.json"
         search_factors(model, files, extension, record=measured, generations=1, windows=1, device=where)
         found[f"searched {where}"] = json.loads(measured.read_text())["measured"][:3]
+        results = compare(np.arange(3_000) ** 2 % 29, 29, Settings(**COMPARED, device=where))
+        found[f"compared {where}"] = results.to_dict()
     found["tuned"] = tune(model, files, TuneSettings(**TUNED, device=device), output=folder / "whole")
     found["tuned again"] = interrupted(model, files, device, folder / "interrupted")
     return found

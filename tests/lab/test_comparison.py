@@ -126,9 +126,11 @@ def test_how_long_it_will_take_is_said_before_the_first_training(monkeypatch: py
         clock.now += 0.125 * (len(ids) - 1)
         return Losses(mean=0.0, by_position=[0.0] * length, by_window=[0.0])
 
-    def training(model: object, contestant: Contestant, ids: np.ndarray, settings: Settings, **_: object) -> float:
-        clock.now += settings.num_steps * (1.0 if contestant.encoding == "nope" else 2.0)
-        called.append(settings.num_steps)
+    def training(
+        model: object, contestant: Contestant, ids: np.ndarray, *_: object, num_steps: int, **__: object
+    ) -> float:
+        clock.now += num_steps * (1.0 if contestant.encoding == "nope" else 2.0)
+        called.append(num_steps)
         return 0.0
 
     monkeypatch.setattr(trainings, "time", clock)

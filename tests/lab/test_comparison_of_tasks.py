@@ -43,14 +43,6 @@ def compared(folder: Path, options: dict[str, Any], files: tuple[str, ...] = (),
     )
 
 
-@pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[Training]:
-    """What is trained from here on."""
-    ran, real = list[Training](), trainings.run
-    monkeypatch.setattr("locant.lab.pool.run", lambda training, *rest: ran.append(training) or real(training, *rest))
-    return ran
-
-
 def test_a_record_of_a_task_says_what_was_right_at_each_length() -> None:
     results = compare(settings=Settings(**TASKS))
     keys = [(record.task, record.encoding, record.seed) for record in results.records]

@@ -17,7 +17,7 @@ import locant
 from locant.errors import RangeError
 from locant.lab.language_model import device_of
 from tests.refusal import refuses
-from tests.tolerances import LOGITS
+from tests.tolerances import BFLOAT16_LOSS, LOGITS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,6 +41,14 @@ def test_what_is_measured_and_trained_there_is_what_it_is_here(device: str, tmp_
         assert mine["pass_keys"] == theirs["pass_keys"]
     for mine, theirs in zip(found["searched cpu"], found[f"searched {device}"], strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], abs=LOGITS)
+    here, there = (found[f"compared {where}"] for where in ("cpu", device))
+    assert there["environment"]["device"]
+    assert not [each for each in there["records"] if "failed" in each]
+    for mine, theirs in zip(here["records"], there["records"], strict=True):
+        near = LOGITS if device == "other" and mine["task"] == "text" else BFLOAT16_LOSS  # Muon rounds to bfloat16
+        assert mine["train_loss"] == pytest.approx(theirs["train_loss"], abs=near)
+        for length, loss in mine.get("loss_by_length", {}).items():
+            assert loss == pytest.approx(theirs["loss_by_length"][length], abs=near)
     whole, interrupted = found["tuned"], found["tuned again"]
     assert "another device" in interrupted["elsewhere"]
     assert whole["settings"]["device"] == device

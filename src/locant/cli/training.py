@@ -86,7 +86,7 @@ def _default(name: str) -> str:
 @count("--d-model", help=f"Width of the model. {_default('d_model')}")
 @count("--num-layers", help=f"Default: {TEXT_LAYERS}, or {TASK_LAYERS} for a task.")
 @count("--num-heads", help=_default("num_heads"))
-@click.option("--device", metavar="NAME", help="cpu, cuda, cuda:1, ...; bfloat16 on all but a CPU. Default: cpu.")
+@click.option("--device", metavar="NAME", help="cpu, cuda, cuda:1, ...; in bfloat16 on CUDA. Default: cpu.")
 @click.option("--ray", metavar="ADDRESS|local", help="Train on a Ray cluster, or on one of processes of this machine.")
 @tokenizer_options
 @report_options

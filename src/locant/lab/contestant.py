@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 import inspect
 import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from types import ModuleType
 from typing import Any
 
 from jaxtyping import Int
@@ -84,8 +84,7 @@ class Contestant:
     @property
     def source(self) -> str:
         """The SHA-256 of the file that it is in; empty where it has a name."""
-        file, is_file, _ = self.encoding.rpartition(".py:")
-        return hashlib.sha256(Path(f"{file}.py").read_bytes()).hexdigest() if is_file else ""
+        return _module_of(self.encoding)[1] if ".py:" in self.encoding else ""
 
     def build(self, shape: ModelShape) -> PositionEncoding:
         """The encoding as it is trained."""
@@ -132,21 +131,30 @@ class Contestant:
 
 def kind_of(encoding: str) -> type[PositionEncoding]:
     """The class of a name, or of a file of Python, which is run for it: ``mine.py:Mine``."""
-    file, is_file, name = encoding.rpartition(".py:")
-    return _in_file(Path(f"{file}.py").resolve(), name) if is_file else find(encoding.replace("++", "_plus_plus"))
-
-
-@functools.cache
-def _in_file(path: Path, name: str) -> type[PositionEncoding]:
-    spec = importlib.util.spec_from_file_location(f"locant_file_{path.stem}", path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise InputError(f"got {path} for an encoding, which is no file", "a file of Python, as in mine.py:Mine")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where classes look for their module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # another's code may fail in any way; it is named, and raised
-        raise InputError(f"got {path}, which cannot be run: {type(error).__name__}: {error}", "to mend it") from error
+    if ".py:" not in encoding:
+        return find(encoding.replace("++", "_plus_plus"))
+    (module, _), name = _module_of(encoding), encoding.rpartition(":")[2]
     kind: Any = getattr(module, name, None)
     require_encoding(name, kind)
     return kind
+
+
+def _module_of(encoding: str) -> tuple[ModuleType, str]:
+    return _run(Path(f"{encoding.rpartition('.py:')[0]}.py").resolve())
+
+
+@functools.cache  # so that a comparison has one class, also where the file is changed meanwhile
+def _run(path: Path) -> tuple[ModuleType, str]:
+    """A file as a module, and the SHA-256 of what was run."""
+    try:
+        source = path.read_bytes()
+        module = ModuleType(f"locant_file_{path.stem}")
+        module.__file__ = str(path)
+        sys.modules[module.__name__] = module  # where classes look for their module
+        exec(compile(source, path, "exec"), vars(module))  # noqa: S102  # what the user asked for
+    except OSError as error:
+        got = f"got {path} for an encoding, which cannot be read: {error.strerror}"
+        raise InputError(got, "a file of Python, as in mine.py:Mine") from None
+    except (Exception, SystemExit) as error:  # another's code may fail in any way; it is named, and raised
+        raise InputError(f"got {path}, which cannot be run: {type(error).__name__}: {error}", "to mend it") from error
+    return module, hashlib.sha256(source).hexdigest()

@@ -81,9 +81,9 @@ class Decoder(nn.Module):
         return F.cross_entropy(scores.transpose(1, 2), targets.to(scores.device), reduction="none")
 
     def scores(self, ids: Int[Tensor, "batch seq"], positions: Positions) -> Float[Tensor, "batch seq vocab_size"]:
-        """What `forward` returns, for tensors of any device; in bfloat16 on all but a CPU."""
+        """What `forward` returns, for tensors of any device; in bfloat16 on CUDA."""
         device = self.norm.weight.device
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type != "cpu"):
+        with torch.autocast("cuda", torch.bfloat16, enabled=device.type == "cuda"):
             return self(ids.to(device), positions.to(device)).float()
 
 

@@ -44,11 +44,11 @@ from locant.lab.results import (
     environment,
     finite,
     plain_settings,
-    random_numbers_kept,
     unchanged,
 )  # fmt: skip
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.text_learning import OVERLAP, in_context, losses_in_windows
+from locant.lab.unfinished import random_numbers_kept
 from locant.lab.ways import Way
 from locant.positions.base import PositionEncoding
 from locant.swapping import swap

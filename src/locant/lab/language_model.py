@@ -27,7 +27,7 @@ from locant.checkpoints import load_swapped
 from locant.checkpoints.checkpoint_folder import headers_of
 from locant.checkpoints.config_source import CONFIG, read_json, require_no_code
 from locant.errors import InputError, RangeError
-from locant.lab.results import random_numbers_kept
+from locant.lab.unfinished import random_numbers_kept
 from locant.models.config_values import HEADS, WIDTHS, integer
 from locant.models.registry import with_defaults
 from locant.models.rope_parameters import stated_trained_length

@@ -1,22 +1,17 @@
-"""What an experiment found: its records, what they were made with, and how a run that was ended goes on.
+"""What an experiment found: its records, and what they were made with.
 
-What decides the outcome stands beside what was measured, so a run of something else is told apart by `changed`. A
-training that can be killed at any moment keeps how far it is in one file of safetensors, replaced as a whole: weights,
-the moments of the optimizer, the state of the random numbers and, in its header, what is not a tensor, as JSON.
+What decides the outcome stands beside what was measured, so a run of something else is told apart by `changed`, and one
+that was ended goes on with what is there. How far a single training is, where that is kept: `locant.lab.unfinished`.
 """
 
 from __future__ import annotations
 
-import fcntl
-import glob
 import json
 import math
 import os
 import platform
 import shlex
-import shutil
-from collections.abc import Collection, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,13 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tokenizers
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
 from locant._version import __version__
 from locant.errors import InputError
-from locant.files import FaultError, json_text, replacing, strict_json, write_whole
+from locant.files import FaultError, json_text, strict_json, write_whole
 from locant.lab.contestant import Contestant
 from locant.lab.settings import TEXT, Settings, size_of
 
@@ -44,9 +36,6 @@ RECORD = "tuning.json"
 PAGE, BY_LENGTH, BY_POSITION, BY_TASK = DRAWN = (
     "report.html", "loss_by_length.png", "loss_by_position.png", "accuracy_by_length.png",
 )  # fmt: skip
-
-WEIGHT, RANDOM, RANDOM_THERE = "weight", "random", "random_there"
-"""What tensors of an unfinished run are called; moments of the optimizer have its names for them."""
 
 
 def environment(device: str = "cpu") -> dict[str, str | int]:
@@ -199,6 +188,17 @@ def plain_settings(settings: object, text: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, "text": text}
 
 
+RECORDED = (Path(__file__).parent / "recorded", Path(__file__).parents[3] / "docs" / "results")
+"""Where the results of suites are: in an installed package, and in a checkout."""
+
+
+def recorded_suite(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The results that this package has of the suite and the size of these settings: see ``benchmarks/suite.py``."""
+    name = f"{settings['suite']}-{size_of(settings)}.json" if settings.get("suite") else ""
+    file = next((place / name for place in RECORDED if name and (place / name).is_file()), None)
+    return json.loads(file.read_text(encoding="utf-8")) if file else None
+
+
 OTHER_NAMES = {"num_steps": "steps", "batch_size": "batch"}
 """Settings whose option of ``locant compare`` has another name; `minutes` chose the number of steps."""
 
@@ -301,119 +301,3 @@ def unchanged(path: Path, settings: Mapping[str, Any], free: Collection[str]) ->
         return report if is_same and isinstance(report["records"], list) else {}
     except (LookupError, TypeError, AttributeError):
         return {}
-
-
-@contextmanager
-def random_numbers_kept(device: torch.device) -> Generator[None]:
-    """What is drawn in the block leaves no trace in torch's generators."""
-    before = _random_numbers(device)
-    try:
-        yield
-    finally:
-        _set_random_numbers(before, device)
-
-
-def _random_numbers(device: torch.device) -> dict[str, Tensor]:
-    """The states of the generators that a training on a device draws from: the host's, and its own."""
-    states = {RANDOM: torch.get_rng_state()}
-    if device.type != "cpu":
-        states[RANDOM_THERE] = torch.get_device_module(device).get_rng_state(*_numbered(device))
-    return states
-
-
-def _set_random_numbers(states: Mapping[str, Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states[RANDOM])
-    if device.type != "cpu":
-        torch.get_device_module(device).set_rng_state(states[RANDOM_THERE], *_numbered(device))
-
-
-def _numbered(device: torch.device) -> tuple[torch.device, ...]:
-    """A device with a number; the functions of a kind of which there is only one (mps) take none."""
-    return () if device.index is None else (device,)
-
-
-@contextmanager
-def refusing_to_lose(path: Path) -> Generator[None]:
-    """What the system says where it cannot write, as one line; how far the run was stays as it is."""
-    try:
-        yield
-    except (SafetensorError, OSError) as error:
-        got = f"cannot write {path}: {getattr(error, 'strerror', None) or error}"
-        raise InputError(got, "a disk with room that you may write to; then the same command goes on") from error
-
-
-class StateFolder:
-    """The folder of a run that is not finished, beside the one that it will write.
-
-    As a context it is this process's alone. It vanishes with the context where there is no state in it.
-    """
-
-    def __init__(self, output: Path, device: torch.device | str = "cpu") -> None:
-        self.output, self.device = output.resolve(), torch.device(device)
-        self.path = self.output.with_name(f"{self.output.name}-unfinished")
-        self.file = self.path / "state.safetensors"
-
-    def __enter__(self) -> StateFolder:
-        with refusing_to_lose(self.path):
-            self.path.mkdir(exist_ok=True)
-            self._lock = (self.path / "lock").open("wb")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which ends with the process, however that ends
-        except BlockingIOError:
-            self._lock.close()
-            got = f"got {self.output}, which another run is about to write"
-            raise InputError(got, "another -o, or the same when that one has ended") from None
-        except OSError:  # a file system without locks
-            pass
-        for half in self.path.glob(f".{self.file.stem}.*"):  # of a run that was killed
-            half.unlink()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if not self.file.exists():
-            shutil.rmtree(self.path, ignore_errors=True)
-        self._lock.close()
-
-    def facts(self) -> dict[str, Any] | None:
-        """What is not a tensor; ``None`` where there is no state."""
-        if not self.file.is_file():
-            return None
-        try:
-            with safe_open(self.file, framework="pt") as file:
-                return json.loads(file.metadata()["locant"])
-        except (SafetensorError, KeyError, TypeError, ValueError):
-            got = f"got {self.file}, which is no state of an unfinished run"
-            raise InputError(got, f"--force, which begins anew, or rm -r {self.path}") from None
-
-    def write(
-        self, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, facts: Mapping[str, Any]
-    ) -> None:
-        """Replace the state by that of a moment between two steps."""
-        tensors = {f"{WEIGHT}.{name}": each.detach() for name, each in parameters.items()}
-        for name, parameter in parameters.items():
-            tensors |= {f"{moment}.{name}": each for moment, each in optimizer.state.get(parameter, {}).items()}
-        tensors |= _random_numbers(self.device)
-        with refusing_to_lose(self.file), replacing(self.file) as temporary:
-            whole = {name: each.cpu().contiguous() for name, each in tensors.items()}
-            save_file(whole, temporary, {"locant": json.dumps(facts)})
-
-    @torch.no_grad()
-    def read(self, parameters: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
-        """Put the state into weights and optimizer, and into the random numbers of torch."""
-        random: dict[str, Tensor] = {}
-        with safe_open(self.file, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118  # not a dictionary
-                kind, _, name = key.partition(".")
-                if kind in (RANDOM, RANDOM_THERE):
-                    random[kind] = file.get_tensor(key)
-                elif kind == WEIGHT:
-                    parameters[name].copy_(file.get_tensor(key))
-                else:
-                    optimizer.state[parameters[name]][kind] = file.get_tensor(key).to(parameters[name].device)
-        _set_random_numbers(random, self.device)
-
-    def remove(self) -> None:
-        """Forget the run, and what a killed one had begun to write of its output."""
-        self.file.unlink(missing_ok=True)
-        for half in self.output.parent.glob(f".{glob.escape(self.output.name)}.{8 * '[0-9a-f]'}"):
-            shutil.rmtree(half, ignore_errors=True)

@@ -66,30 +66,29 @@ def shape(settings: Settings, longest: int) -> ModelShape:
 
 
 def fit(
-    model: Decoder, contestant: Contestant, ids: Int[np.ndarray, " tokens"], settings: Settings, *, seed: int,
-    rate: float = 1.0, on_step: OnStep | None = None,
+    model: Decoder, contestant: Contestant, ids: Int[np.ndarray, " tokens"], settings: Settings, *, num_steps: int,
+    seed: int, rate: float = 1.0, on_step: OnStep | None = None,
 ) -> float:  # fmt: skip
-    """Train in place on windows drawn at random, for `settings.num_steps` steps.
+    """Train in place on windows drawn at random.
 
     Returns the mean loss, in nats per token, over the last tenth of the steps.
     """
-    windows, steps = Windows(ids, settings.train_length, stride=1), settings.steps_for(len(ids))
-    batch_size = settings.batch_for(TEXT)
+    windows, batch_size = Windows(ids, settings.train_length, stride=1), settings.batch_for(TEXT)
     order, highest = torch.Generator().manual_seed(seed), settings.learning_rate * rate
     optimizer = optimizer_of(model.parameters(), highest)
     optimizer.zero_grad()
     losses = []
     model.train()
-    for step in range(steps):
+    for step in range(num_steps):
         batch = windows.__getitems__(torch.randint(len(windows), (batch_size,), generator=order).tolist())
         positions = contestant.positions(batch["ids"], settings.lengths[-1], step)
         loss = model.losses(batch["ids"], batch["targets"], positions).mean()
         loss.backward()
-        update(model.parameters(), optimizer, highest * schedule(step, steps))
+        update(model.parameters(), optimizer, highest * schedule(step, num_steps))
         losses.append(loss.item())
         if on_step is not None:
             on_step(step + 1, losses[-1])
-    return float(np.mean(losses[-max(1, steps // 10) :]))
+    return float(np.mean(losses[-max(1, num_steps // 10) :]))
 
 
 def split_off(ids: Int[np.ndarray, " tokens"], longest: int) -> tuple[np.ndarray, np.ndarray]:

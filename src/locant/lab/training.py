@@ -212,8 +212,8 @@ class _OnText(_Learner):
     def train(self, num_steps: int | None = None, on_step: OnStep | None = None) -> dict[str, Any]:
         steps = num_steps or self.settings.steps_for(len(self.text.training))
         loss = fit(
-            self.model, self.contestant, self.text.training, dataclasses.replace(self.settings, num_steps=steps),
-            seed=self.training.seed, rate=self.training.rate, on_step=on_step,
+            self.model, self.contestant, self.text.training, self.settings,
+            num_steps=steps, seed=self.training.seed, rate=self.training.rate, on_step=on_step,
         )  # fmt: skip
         return {"train_loss": finite(loss), "steps": steps}
 

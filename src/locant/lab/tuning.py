@@ -47,15 +47,13 @@ from locant.lab.language_model import (
 from locant.lab.results import (
     RECORD,
     Losses,
-    StateFolder,
     changed,
     earlier,
     environment,
-    random_numbers_kept,
-    refusing_to_lose,
 )
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.text_learning import losses_in_windows, optimizer_of, schedule, split_off, update
+from locant.lab.unfinished import StateFolder, random_numbers_kept, refusing_to_lose
 from locant.lab.ways import Way
 from locant.swapping import swap
 from locant.text.corpus import Corpus, read_corpus

@@ -11,7 +11,7 @@ from typing import Any
 from locant.arguments import Real
 from locant.figures.canvas import save
 from locant.lab.comparison import Progress, Watcher
-from locant.lab.results import BY_TASK, Results, ResultsFolder, command
+from locant.lab.results import BY_TASK, Results, ResultsFolder, command, recorded_suite
 from locant.lab.settings import TEXT, Settings
 from locant.lab.summary import Row, Summary, summarise
 from locant.lab.text_learning import split_off
@@ -109,10 +109,26 @@ def _duration(seconds: Real) -> str:
 
 def print_comparison(results: Mapping[str, Any]) -> None:
     """The tables of what was compared, and what they say."""
+    results = with_recorded(results)
     if _has(results, "accuracy_by_length"):
         tasks.print_tasks(results)
     if _has(results, "loss_by_length"):
         print_losses(results)
+
+
+def with_recorded(results: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With what is recorded of a suite, for the encodings that these results have not; of a text, for the same text."""
+    recorded = recorded_suite(results["settings"])
+    if recorded is None:
+        return results
+    text, own = results["settings"]["text"].get("sha256"), {*results["settings"]["encodings"]}
+    same_text = text == recorded["settings"]["text"]["sha256"]
+    others = [
+        record | {"encoding": f"{record['encoding']} (recorded)"}
+        for record in recorded["records"]
+        if record["encoding"] not in own and (same_text or record.get("task", TEXT) != TEXT)
+    ]
+    return {**results, "records": [*results["records"], *others]}
 
 
 def _has(results: Mapping[str, Any], measured: str) -> bool:
@@ -166,6 +182,7 @@ def _mean(row: Row, length: int, between: str) -> str:
 
 def write_report(results: Mapping[str, Any], folder: Path) -> Path:
     """Write the pictures and the page beside `results.json`; returns where the page is."""
+    results = with_recorded(results)
     if _has(results, "accuracy_by_length"):
         save(tasks.draw_tasks(results), folder / BY_TASK)
     summary = summarise(results) if _has(results, "loss_by_length") else None
@@ -202,13 +219,13 @@ def _of_text(summary: Summary) -> dict[str, str]:
     )
     return {
         "What the numbers say": bullets(sentences(summary)),
-        "Loss by length": _losses(summary),
+        "Loss by length": losses_table(summary),
         **context_section(summary),
         "The two curves": pictures,
     }
 
 
-def _losses(summary: Summary) -> str:
+def losses_table(summary: Summary) -> str:
     """Mean and standard deviation of every encoding at every length, the lowest at the longest first."""
     lengths = summary.lengths
     leaders = {length: summary.leaders(length) for length in lengths}

@@ -1,0 +1,115 @@
+"""Who takes part: names with a scaling and positions, and encodings that are nothing but a class in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from locant import InputError, Positions, RangeError
+from locant.lab import contestant
+from locant.lab.contestant import Contestant
+from locant.lab.training import Training
+from locant.positions.base import ModelShape
+from tests.lab.test_comparison_of_tasks import TASKS, compared
+from tests.refusal import refuses
+
+MINE = """
+from locant import DistanceBias, Rotary
+
+class Near(DistanceBias):
+    def of_distance(self, distance, head):
+        return -0.5 * distance.float()
+
+class Turned(Rotary):
+    pass
+
+NUMBER = 1
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    """A file of encodings in a folder with an odd name."""
+    folder = tmp_path / "a+b @ c"
+    folder.mkdir()
+    (folder / "mine.py").write_text(MINE, encoding="utf-8")
+    return str(folder / "mine.py")
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("RoPE", ("rotary", "", "")),
+        ("rotary+YaRN", ("rotary", "yarn", "")),
+        ("rope++", ("rope_plus_plus", "", "")),
+        ("rotary+ntk@randomized", ("rotary", "ntk", "randomized")),
+        ("alibi@Abacus", ("alibi", "", "abacus")),
+    ],
+)
+def test_a_name_has_up_to_three_parts(name: str, parts: tuple[str, str, str]) -> None:
+    one = Contestant.of(name)
+    assert (one.encoding, one.scaling, one.places, one.source) == (*parts, "")
+    assert Contestant.of(one.name) == one
+
+
+@pytest.mark.parametrize(
+    "name", ["", "+yarn", "@randomized", "rotary+", "rotary@", "rotary++yarn", "alibi+yarn", "a.py"]
+)
+def test_what_is_no_contestant_is_refused(name: str) -> None:
+    with refuses(RangeError, "got"):
+        Contestant.of(name)
+
+
+def test_a_class_in_a_file_takes_part_as_any_other(mine: str) -> None:
+    near, turned = Contestant.of(f"{mine}:Near@randomized"), Contestant.of(f"{mine}:Turned+yarn")
+    assert (near.name, near.places, turned.scaling) == (f"{mine}:Near@randomized", "randomized", "yarn")
+    shape = ModelShape(d_model=16, num_heads=2, max_seq_len=8)
+    expected = -0.5 * (torch.arange(4)[:, None] - torch.arange(4)).float()
+    where = Positions.arange(4)
+    bias = near.build(shape).bias(torch.zeros(1, 2, 4, 8), torch.zeros(1, 2, 4, 8), where)
+    assert bias is not None
+    assert torch.equal(bias[0, 0].tril(), expected.tril())
+    plain = turned.build(shape)
+    assert type(plain) is type(turned.trained.build(shape)), "one class, however often it is asked for"
+    assert turned.at_length(plain, 8, 4, shape).to_config() != plain.to_config()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ("none.py:Near", ("none.py", "cannot be read")),
+        ("none.py:", ("none.py", "cannot be read")),
+        ("{}:Far", ("got None", "Far")),
+        ("{}:NUMBER", ("got 1", "subclass")),
+        ("{}:Near+yarn", ("no frequencies",)),
+        ("{}:Near@somewhere", ("somewhere", "randomized")),
+    ],
+)
+def test_what_a_file_does_not_hold_is_refused(mine: str, named: str, words: tuple[str, ...]) -> None:
+    kind = InputError if "cannot be read" in words else RangeError
+    with refuses(kind, *words):
+        Contestant.of(named.format(mine))
+
+
+@pytest.mark.parametrize("line", ["1 / 0", "import nowhere_at_all", "raise SystemExit(3)", "(", "null\0byte"])
+def test_a_file_that_cannot_be_run_is_named_with_the_reason(tmp_path: Path, line: str) -> None:
+    (tmp_path / "bad.py").write_text(line)
+    with refuses(InputError, "bad.py", "cannot be run"):
+        Contestant.of(f"{tmp_path / 'bad.py'}:Near")
+
+
+def test_only_a_file_that_has_changed_is_trained_again(mine: str, tmp_path: Path, trained: list[Training]) -> None:
+    options: dict[str, Any] = {**TASKS, "tasks": ("copy",), "encodings": ("alibi", f"{mine}:Near"), "seeds": (0,)}
+    first = compared(tmp_path / "out", options)
+    assert [*first["files"]] == [f"{mine}:Near"]
+    compared(tmp_path / "out", options)
+    assert [each.encoding for each in trained] == ["alibi", f"{mine}:Near"]
+    Path(mine).write_text(MINE.replace("0.5", "2.5"), encoding="utf-8")
+    compared(tmp_path / "out", options)
+    assert len(trained) == 2, "in one process a file is run once"
+    contestant._run.cache_clear()
+    compared(tmp_path / "out", options)
+    assert [each.encoding for each in trained[2:]] == [f"{mine}:Near"]
