@@ -318,7 +318,7 @@ def test_pictures_are_saved_with_what_the_page_shows(opened: Opens) -> None:
         content = Path(download.value.path()).read_bytes()
         assert content.startswith(start)
     page.locator("[data-picture=map-1]").get_by_role("button", name="Python").click()
-    assert "score_by_distance" in page.locator("[data-picture=map-1] pre").inner_text()
+    assert "score_map" in page.locator("[data-picture=map-1] pre").inner_text()
 
 
 def test_a_hostile_address_is_said_and_changes_nothing(opened: Opens) -> None:
