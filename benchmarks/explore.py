@@ -31,6 +31,7 @@ SLIDERS = {
     "compare": ("alike", [f"0.{number}5" for number in range(11, 41)]),
     "rotary": ("position", [str(number) for number in range(5000, 5030)]),
     "model": ("to", [str(number) for number in range(70_000, 70_030)]),
+    "text": ("stride", [str(number) for number in range(1, 31)]),
     "images": ("at", [str(number) for number in range(10, 40)]),
 }
 

@@ -16,9 +16,9 @@ def numbers_of(screen: str, session: Session | None = None, /, **given: str) -> 
     return answer(screen, given, session or Session())["numbers"]
 
 
-def executed(numbers: dict[str, Any], **names: Any) -> dict[str, Any]:
-    """The names that the Python of a screen leaves, which the page offers to copy."""
-    exec(numbers["python"], names)  # noqa: S102
+def executed(numbers: dict[str, Any], picture: str = "", /, **names: Any) -> dict[str, Any]:
+    """The names that the Python of a picture leaves, which the page offers to copy; or of all."""
+    exec(numbers["python"][picture] if picture else numbers["python"], names)  # noqa: S102
     return names
 
 
@@ -88,14 +88,14 @@ SCREENS = {
         pictures=("curves",),
         setting="bug",
         value="documents-run-on",
-        text="huggingface/diffusers#13920",
+        text="Positions from 2049 on merged",
     ),
     "text": Visit(
-        address="typed=The+cat+sat+%5BSEP%5D+here&tokenizer=bytes&count=20&length=4&stride=2&at=2",
-        pictures=("tokens", "vectors", "positions", "tokens-and-positions"),
+        address="typed=The+cat+sat+%5BSEP%5D+here&count=20&length=4&stride=2&at=2&layer=1&head=3",
+        pictures=("tokens", "vectors", "keys", "rotated", "attended", "weights", "far"),
         setting="encoding",
-        value="learned",
-        text="e: token 101, bytes 65, at position 2.",
+        value="alibi",
+        text="bytes 61 74, at position 2.",
     ),
     "results": Visit(
         address="encodings=nope%2C+alibi&steps=20&train=16",

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from locant.errors import RangeError
+from locant.explore.screens import encodings_of_text
 from locant.figures import SIZES
 from locant.figures.plot import encoding_to_draw
 from locant.figures.scores import score_by_distance, score_map
@@ -79,18 +81,11 @@ def test_no_position_of_the_query_is_above_another_by_chance() -> None:
         np.testing.assert_allclose(shown["mean"], 0.75 * 8 + product / 8, **SHORT_SUM)
 
 
-@pytest.mark.parametrize("name", encodings())
+@pytest.mark.parametrize("name", encodings_of_text())
 def test_every_encoding_is_compared_at_one_head_dim(name: str) -> None:
     """Else the scores of one would be larger than those of another: they grow with its square root."""
-    encoding, numbers = (
-        encoding_to_draw(name),
-        numbers_of("compare", **{"1": name, "2": "none", "3": "none"}, length="33"),
-    )
-    (shown,) = numbers["encodings"]
-    if name == "convolutional":
-        assert "all tokens around" in shown["note"]
-        assert name not in numbers["python"]
-        return
+    encoding = encoding_to_draw(name)
+    (shown,) = numbers_of("compare", **{"1": name, "2": "none", "3": "none"}, length="33")["encodings"]
     assert getattr(encoding, "head_dim", SIZES["head_dim"]) == SIZES["head_dim"]
     assert len(shown["mean"]) == 33
     assert np.isfinite(shown["mean"]).all()
@@ -135,9 +130,23 @@ def test_the_python_of_the_screen_gives_its_numbers(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(pyplot, "plot", lambda _, values, **options: drawn.append(values))
     for name in ("fill_between", "xlabel", "ylabel", "legend", "show"):
         monkeypatch.setattr(pyplot, name, lambda *args, **options: None)
-    settings = {"1.scaling": "yarn", "1.base": "5e5", "2.slope": "0.3", "3": "fope", "4": "t5"}
+    monkeypatch.setattr(pyplot, "imshow", lambda scores: drawn.append(scores))
+    settings = {"1.scaling": "dynamic", "1.factor": "2", "1.trained": "20", "2.slope": "0.3", "3": "fope", "4": "t5"}
     settings |= {"head": "2", "length": "40"}
     numbers = numbers_of("compare", **settings)
-    executed(numbers)
+    executed(numbers, "score-by-distance")
     for values, shown in zip(drawn, numbers["encodings"], strict=True):
         np.testing.assert_array_equal(values, shown["mean"])
+    drawn.clear()
+    for slot in (1, 2, 3, 4):
+        executed(numbers, f"map-{slot}")
+    for values, shown in zip(drawn, numbers["encodings"], strict=True):
+        np.testing.assert_array_equal(np.where(np.isnan(shown["map"]), np.nan, values), shown["map"])
+
+
+def test_what_means_nothing_for_a_text_is_left_out() -> None:
+    offered = encodings_of_text()
+    left_out = {"continuous_grid_bias", "convolutional", "decomposed", "grid_bias", "learned_grid", "rope_mixed"}
+    assert {*encodings()} - {*offered} == left_out
+    with pytest.raises(RangeError, match="grid_bias"):
+        numbers_of("compare", **{"1": "grid_bias"})

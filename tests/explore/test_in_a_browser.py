@@ -8,6 +8,7 @@ import struct
 from pathlib import Path
 from urllib.parse import parse_qsl
 
+import numpy as np
 import pytest
 import torch
 
@@ -78,8 +79,11 @@ def test_a_permalink_restores_its_pictures_which_fit_a_phone_and_back_undoes_a_c
     for picture in visit.pictures:
         assert page.locator(f"[data-picture='{picture}'] svg[role=img]").count() == 1, picture
     assert visit.text in page.inner_text("#main")
-    page.set_viewport_size({"width": 400, "height": 800})
-    page.wait_for_function("() => document.documentElement.scrollWidth <= 400")
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.wait_for_function("() => document.documentElement.scrollWidth <= 390")
+    for selector in ("button, .tools a, figure, h1, h2, h3, p, svg[role=img]", "#screen section, .scroll, pre"):
+        right = page.locator(selector).evaluate_all("all => all.map((each) => each.getBoundingClientRect().right)")
+        assert max(right) <= 390, selector
     page.set_viewport_size({"width": 1280, "height": 900})
     control = page.locator(f"[data-setting='{visit.setting}']")
     if control.evaluate("each => each.tagName") == "SELECT":
@@ -121,6 +125,79 @@ def test_axe_finds_nothing_to_mend_and_a_saved_page_shows_the_same_from_disk(
     assert [again.inner_text(caption) for caption in captions] == told
 
 
+@pytest.mark.parametrize("name", SCREENS)
+def test_python_under_a_picture_is_the_code_of_that_picture(opened: Opens, name: str) -> None:
+    visit = SCREENS[name]
+    page = opened(f"{name}?{visit.address}")
+    written = answer(name, dict(parse_qsl(visit.address)), Session())["numbers"]["python"]
+    codes = [page.locator(f"[data-picture='{picture}'] pre").text_content() for picture in visit.pictures]
+    if isinstance(written, dict):
+        assert codes == [written[picture] for picture in visit.pictures]
+        assert len({*codes}) == len(codes)
+    assert all(code and code == code.strip() + "\n" for code in codes)
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_a_copied_link_holds_every_setting_and_shows_the_same(opened: Opens, name: str) -> None:
+    page = opened(f"{name}?{SCREENS[name].address}&theme=dark")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy link").click()
+    is_told(page, "#notice", "The link is copied")
+    link, state = page.evaluate("navigator.clipboard.readText()"), state_of(page)
+    start, _, part = link.partition("#")
+    assert start == page.url.partition("#")[0]
+    assert dict(parse_qsl(part.partition("?")[2], keep_blank_values=True)) == {"theme": "dark", **state}
+    assert f"locant explore --show '{part}'" in page.inner_text("#notice")
+    assert state_of(opened(part)) == state
+
+
+def test_on_a_phone_the_settings_are_a_sheet_at_the_bottom_beside_what_they_change(opened: Opens) -> None:
+    page = opened("compare?length=64")
+    page.set_viewport_size({"width": 390, "height": 844})
+    control = page.locator("[data-setting='2']")
+    control.wait_for(state="hidden")
+    page.locator(".settings > summary").click()
+    control.wait_for(state="visible")
+    top = page.locator(".side").bounding_box()
+    assert top is not None
+    assert top["y"] > 844 / 3
+    assert top["y"] + top["height"] == 844
+    control.select_option("t5")
+    until(page, **{"2": "t5"})
+    assert page.locator("[data-picture=score-by-distance]").bounding_box()["y"] < top["y"]  # type: ignore[index]
+
+
+def test_another_encoding_changes_what_a_word_attends_to(opened: Opens) -> None:
+    page = opened("text?typed=a+list+of+strings+and+a+list+of+numbers&head=2")
+    dark = "all => all.map((each) => Number(each.style.fillOpacity))"
+    boxes = page.locator("[data-picture=attended] .box")
+    before = boxes.evaluate_all(dark)
+    attention = answer("text", state_of(page), Session())["numbers"]
+    row = np.nan_to_num(attention["attention"]["weights"][attention["at"]])
+    np.testing.assert_allclose(before, 0.75 * row / row.max(), atol=1e-6)
+    page.locator("[data-setting=encoding]").select_option("alibi")
+    until(page, encoding="alibi")
+    assert boxes.evaluate_all(dark) != before
+    page.locator("[data-picture=tokens] .word").nth(2).hover()
+    is_told(page, "[data-picture=attended] h2", "at position 2 attends to")
+    page.locator("[data-picture=far] .glass").click(position={"x": 5, "y": 5})
+    until(page, layer="0", head="0")
+
+
+def test_all_bugs_are_browsed_and_one_that_can_be_seen_is_shown(opened: Opens) -> None:
+    page = opened("known_bugs")
+    assert page.locator(".bugs li").count() == 110
+    source = page.locator(".bugs li").first.get_by_role("link").first
+    assert source.get_attribute("href") == "https://github.com/EleutherAI/gpt-neox/issues/1003"
+    assert source.get_attribute("rel") == "noreferrer"
+    page.locator("[data-setting=find]").fill("uint16")
+    until(page, find="uint16")
+    assert page.locator(".bugs li").count() == 1
+    page.get_by_role("button", name="See it").click()
+    until(page, bug="ids-wrapped", find="uint16")
+    assert "Ids in 16 bits" in page.inner_text("#main")
+
+
 def test_what_the_page_reads_out_is_what_python_computed(opened: Opens) -> None:
     settings = {"1": "rotary", "2": "alibi", "3": "none", "length": "64", "at": "17"}
     page = opened("compare?" + "&".join(f"{name}={value}" for name, value in settings.items()))
@@ -142,10 +219,10 @@ def test_what_the_page_reads_out_is_what_python_computed(opened: Opens) -> None:
 
 def test_the_legend_reads_each_curve_beside_its_name(opened: Opens) -> None:
     """Also where one in front of it is not drawn."""
-    page = opened("compare?1=convolutional&2=nope&3=alibi&length=64&at=17")
+    page = opened("compare?1=cope&2=nope&3=alibi&length=160&at=17")
     entries = page.locator("[data-picture=score-by-distance] .legend li").all_inner_texts()
     told = page.locator("[data-picture=score-by-distance] .read").all_inner_texts()
-    assert [entry.split()[0].rstrip(",") for entry in entries] == ["convolutional", "nope", "alibi"]
+    assert [entry.split()[0].rstrip(",") for entry in entries] == ["cope", "nope", "alibi"]
     assert told == ["", "6", f"{6 - 17 / 2**4:.4g}"]
 
 
@@ -241,7 +318,7 @@ def test_pictures_are_saved_with_what_the_page_shows(opened: Opens) -> None:
         content = Path(download.value.path()).read_bytes()
         assert content.startswith(start)
     page.locator("[data-picture=map-1]").get_by_role("button", name="Python").click()
-    assert "score_by_distance" in page.locator("[data-picture=map-1] pre").inner_text()
+    assert "score_map" in page.locator("[data-picture=map-1] pre").inner_text()
 
 
 def test_a_hostile_address_is_said_and_changes_nothing(opened: Opens) -> None:

@@ -153,7 +153,7 @@ def test_its_python_gives_the_sentences_that_are_shown(
     folder: Path, given: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     numbers = swapped(folder, **given)
-    executed(numbers)
+    executed(numbers, "layers")
     said = [f"layer {at}: {layer['sentence']}" for at, layer in enumerate(numbers["layers"])]
     assert capsys.readouterr().out == "\n".join(said) + "\n"
     changed = [at for at, layer in enumerate(numbers["layers"]) if layer["changed"]]
@@ -171,6 +171,24 @@ def test_frequencies_are_those_of_transformers(folder: Path) -> None:
     np.testing.assert_allclose(pairs["factors"], [1.0, factor], **SHORT_SUM)
 
 
+@pytest.mark.parametrize("given", [{"with": "yarn", "factor": "8"}, {"with": "dynamic", "factor": "2"}])
+def test_the_python_of_the_frequencies_gives_them(folder: Path, given: dict[str, str]) -> None:
+    numbers = swapped(folder, **given)
+    made = executed(numbers, "pairs")
+    for side in ("before", "after"):
+        np.testing.assert_array_equal(made[side], numbers["pairs"][side])
+
+
+def test_the_python_of_a_models_pictures_gives_its_layers_and_wavelengths() -> None:
+    numbers = numbers_of("model", model="mistral-7b", to="65536", method="ntk")
+    made = executed(numbers, "layers")
+    assert [window for _, window in made["layers"]] == [layer["window"] for layer in numbers["layers"]]
+    made = executed(numbers, "pairs")
+    assert (made["before"], made["after"]) == (numbers["extension"]["before"], numbers["extension"]["after"])
+    refused = numbers_of("model", model="llama-3.1-8b")
+    assert executed(refused, "pairs")["wavelengths"] == [each["now"] for each in refused["wavelengths"]]
+
+
 def test_layers_of_one_type_are_scaled_by_their_own_frequencies(tmp_path: Path) -> None:
     kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2
     config = transformers.Gemma3TextConfig(
@@ -182,7 +200,7 @@ def test_layers_of_one_type_are_scaled_by_their_own_frequencies(tmp_path: Path) 
     assert [layer["changed"] for layer in numbers["layers"]] == [kind == "full_attention" for kind in kinds]
     assert "base=1e+06" in numbers["layers"][2]["sentence"]
     assert all("by layer" in refused for _, refused in numbers["ways"])
-    executed(numbers)
+    executed(numbers, "layers")
 
 
 @pytest.mark.parametrize("given", [{"with": "exact"}, {"with": "xpos", "layers": "decoder"}], ids=["exact", "decoder"])
@@ -198,7 +216,7 @@ def test_layers_of_an_encoder_and_a_decoder_are_counted_through(
     assert [layer["changed"] for layer in numbers["layers"]] == [given["with"] == "exact", True, True]
     assert numbers["pairs"] is None
     assert all(refused for _, refused in numbers["ways"])
-    executed(numbers)
+    executed(numbers, "layers")
     sentences = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()]
     assert sentences == [layer["sentence"] for layer in numbers["layers"]]
 

@@ -14,7 +14,7 @@ import torch
 from locant.errors import RangeError
 from tests.explore.screens import executed, numbers_of
 from tests.refusal import refuses
-from tests.tolerances import ANGLE_IN_DOUBLE, DOUBLE, FEW_ROUNDINGS, PHASE
+from tests.tolerances import ANGLE_IN_DOUBLE, DOUBLE, FEW_ROUNDINGS
 
 mpmath.mp.dps = 40
 
@@ -88,10 +88,20 @@ def test_settings_that_no_encoding_has_are_refused() -> None:
 
 
 def test_the_python_of_the_screen_gives_its_clocks() -> None:
-    numbers = clocks(scaling="longrope", position="77", factor="2", trained="50")
-    values = executed({"python": numbers["python"].replace("plot(rotary).savefig", "(lambda name: None)")})
-    factor = numbers["attention_factor"]
-    np.testing.assert_allclose(values["cos"][0, 0].double() / factor, numbers["cos"], rtol=0, atol=PHASE)
+    for method in ("longrope", "dynamic", "none"):
+        numbers = clocks(scaling=method, position="77", factor="2", trained="50", pair="3")
+        for picture in ("clock", "clocks"):
+            values = executed(numbers, picture)
+            np.testing.assert_array_equal(values["cos"], numbers["cos"])
+            np.testing.assert_array_equal(values["sin"], numbers["sin"])
+        values = executed(numbers, "wavelengths")
+        assert (values["plain"], values["wavelengths"]) == (numbers["plain"], numbers["wavelengths"])
+        stretch = executed(numbers, "methods")["stretch"]
+        np.testing.assert_array_equal([*stretch.values()], numbers["methods"]["stretch"])
+        curves = executed(numbers, "cached-keys")["curves"]
+        np.testing.assert_array_equal(curves["dynamic"], numbers["cache"]["curves"]["dynamic"])
+        errors = executed(numbers, "precision")["errors"]
+        np.testing.assert_array_equal(errors["curves"]["float32"], numbers["precision"]["curves"]["float32"])
 
 
 SIZES = {"frames": "2", "rows": "3", "columns": "5", "before": "4", "after": "2"}
@@ -181,6 +191,9 @@ def test_without_text_the_image_stands_alone() -> None:
 @pytest.mark.parametrize("scheme", ["contiguous", "stride", "turns", "axial", "heads"])
 def test_the_python_of_images_gives_their_indices(scheme: str) -> None:
     numbers = images(scheme=scheme)
-    values = executed(numbers)
-    np.testing.assert_array_equal(values["positions"].index[0].numpy(), numbers["index"])
-    assert values["cos"].shape == (1, 36, 8)
+    np.testing.assert_array_equal(executed(numbers, "index")["index"], numbers["index"])
+    assert executed(numbers, "pairs")["axes"] == numbers["axis_of_pair"].tolist()
+    assert executed(numbers, "wavelengths")["wavelengths"] == numbers["wavelengths"]
+    for frame, start in (("frame-0", 4), ("frame-1", 19)):
+        values = executed(numbers, frame)
+        np.testing.assert_array_equal(values["frame"].flatten(), numbers["alike"][start : start + 15])

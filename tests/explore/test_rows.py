@@ -46,10 +46,11 @@ def test_the_pairs_are_those_of_the_definition(given: dict[str, str]) -> None:
 def test_its_python_makes_the_same(given: dict[str, str]) -> None:
     shown = numbers(**given)
     for rank in range(len(shown["work"])):
-        made = executed(shown, rank=rank)
+        made = executed(shown, "mask", rank=rank)
         np.testing.assert_array_equal(made["positions"].index[0], shown["queries"]["index"])
         np.testing.assert_array_equal(made["positions"].document[0], shown["queries"]["document"])
         np.testing.assert_array_equal(made["mask"][0, 0], np.isfinite(shown["pairs"]))
+        np.testing.assert_array_equal(made["distance"], shown["pairs"])
         if "mine" in made:
             of_rank = shown["queries"]["rank"] == rank
             np.testing.assert_array_equal(

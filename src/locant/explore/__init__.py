@@ -8,7 +8,7 @@ To add a screen, write two files and nothing else:
 
 1. ``screens/rows.py`` with ``SCREENS = {"rows": Screen(...)}``. Its function reads each setting from a `State`, with a
    default and its limits (which become the control on the page), and returns a dictionary: numbers, texts, lists, and
-   NumPy arrays, which arrive as arrays. The key ``"python"`` holds the code that draws or computes the same.
+   NumPy arrays, which arrive as arrays. The key ``"python"`` holds the code of each picture, by its name.
 2. ``page/screens/rows.js``, which exports ``open(place, page)``. It builds its controls and pictures once, and returns
    ``{show(answer), keys}``: `show` is called with every new answer, ``keys`` names what keys do. What a visitor changes
    goes through ``page.change({name: value})``: into the address, from there to Python, and back into `show`.

@@ -36,8 +36,10 @@ export class Picture {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
   }
 
-  // `table`: () => ({columns, rows}); `draw`: (plot) => whatever is kept as `this.drawn`; `legend`: [{name, slot}].
-  show({ title, note = "", legend = [], table, python = "", draw }) {
+  // `table`: () => ({columns, rows}); `draw`: (plot) => whatever is kept as `this.drawn`; `legend`: [{name, slot}];
+  // `python`: the code of this picture, or that of all pictures by their names.
+  show({ title, note = "", legend = [], table, python: codes = "", draw }) {
+    const python = codes[this.name] ?? codes;
     Object.assign(this, { toTable: table, python, toDraw: draw, told: title, words: { title, legend } });
     this.title.textContent = title;
     this.note.textContent = note;

@@ -19,14 +19,9 @@ export class Router {
     this.show();
   }
 
-  // `settled`: false while a slider is being dragged. A value of null is taken out of the address.
+  // `settled`: false while a slider is being dragged.
   change(values, { settled = true, screen = this.screen } = {}) {
-    const settings = screen === this.screen ? { ...this.settings } : this.kept();
-    for (const [name, value] of Object.entries(values)) {
-      if (value === null) delete settings[name];
-      else settings[name] = String(value);
-    }
-    const address = addressOf(screen, settings);
+    const address = addressOf(screen, changed(screen === this.screen ? this.settings : this.kept(), values));
     const go = this.moving ? "replaceState" : "pushState";
     this.moving = !settled;
     if (address !== location.hash) history[go](null, "", address);
@@ -48,6 +43,12 @@ export class Router {
   link(screen) {
     return addressOf(screen, screen === this.screen ? this.settings : this.kept());
   }
+}
+
+// These settings with other values; one of null is taken out.
+export function changed(settings, values) {
+  const all = Object.entries({ ...settings, ...values }).filter(([, value]) => value !== null);
+  return Object.fromEntries(all.map(([name, value]) => [name, String(value)]));
 }
 
 export function addressOf(screen, settings) {

@@ -30,6 +30,7 @@ const page = {
   link: (screen) => router.link(screen),
   settings: () => router.settings,
   settled: () => !router.moving,
+  shown: () => JSON.parse(place.dataset.shown),
   say,
   announce,
 };

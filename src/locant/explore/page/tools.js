@@ -2,6 +2,7 @@
 // screen says what arrows, brackets and digits do in it.
 
 import { html } from "./dom.js";
+import { addressOf } from "./router.js";
 
 const HELP = [
   ["←  →", "one position (with Shift: ten)"],
@@ -29,11 +30,25 @@ export function tools(page, keyboard, router) {
   theme.addEventListener("click", keyboard.themed);
   keys.addEventListener("click", () => keyboard.help());
   if (page.exported) return [theme, keys];
+  const link = html("button", { type: "button", title: "The address, with all settings" }, "Copy link");
+  link.addEventListener("click", () => copyLink(page, router));
   const save = html("a", { href: "export", download: "locant.html", title: "This page, as one file" }, "Save page");
   save.addEventListener("click", () => {
     save.href = `export?${new URLSearchParams({ screen: router.screen, ...router.settings })}`;
   });
-  return [search, save, theme, keys];
+  return [search, link, save, theme, keys];
+}
+
+// With every setting as it is shown, so that it shows the same where defaults are others.
+async function copyLink(page, router) {
+  const address = addressOf(router.screen, { ...router.kept(), ...page.shown() });
+  const elsewhere = `On another machine: locant explore --show '${address.slice(1)}'`;
+  try {
+    await navigator.clipboard.writeText(location.href.replace(/#.*|$/, address));
+    page.say(`The link is copied. It works on this machine while the explorer runs. ${elsewhere}`, "note");
+  } catch {
+    page.say(elsewhere, "note"); // a browser that lets no page write there
+  }
 }
 
 function switchTheme(page) {

@@ -3,6 +3,7 @@
 
 import { html } from "./dom.js";
 import { decoded } from "./numbers.js";
+import { changed } from "./router.js";
 import { Keyboard } from "./tools.js";
 
 export async function render({ model, el }) {
@@ -22,13 +23,8 @@ export async function render({ model, el }) {
     settled: () => settled,
     announce: (text) => (announced.textContent = text),
     change(values, options = {}) {
-      const settings = { ...taken() };
-      for (const [name, value] of Object.entries(values)) {
-        if (value === null) delete settings[name];
-        else settings[name] = String(value);
-      }
       settled = options.settled ?? true;
-      model.set("settings", settings);
+      model.set("settings", changed(taken(), values));
       model.save_changes();
     },
   };

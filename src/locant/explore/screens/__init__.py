@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import importlib
+import inspect
 import json
 import math
 import pkgutil
@@ -20,10 +21,11 @@ import numpy as np
 from locant.arguments import one_of
 from locant.errors import InputError, LocantError
 from locant.explore.session import Session, State
+from locant.positions.registry import encodings
 
 __all__ = [
-    "Screen", "answer", "answer_alone", "answer_link", "as_json", "called", "find_screen", "sampled", "screens",
-    "sentence",
+    "Screen", "answer", "answer_alone", "answer_link", "as_json", "called", "encodings_of_text", "find_screen",
+    "sampled", "screens", "sentence",
 ]  # fmt: skip
 
 
@@ -42,6 +44,12 @@ class Screen:
     place: int
     about: str
     numbers: Callable[[State, Session], Mapping[str, Any]]
+
+
+def encodings_of_text() -> list[str]:
+    """The names of encodings that mean something for two tokens of a text: not those of images, nor a convolution."""
+    others = {"height", "num_axes", "kernel_size"}
+    return [name for name, kind in encodings().items() if not others & {*inspect.signature(kind).parameters}]
 
 
 @cache

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from locant.errors import LocantError
-from locant.explore.screens import Screen, sampled
+from locant.explore.screens import Screen, encodings_of_text, sampled
 from locant.explore.session import Session, State
 from locant.figures import SIZES, TRAINED
 from locant.figures.plot import encoding_to_draw
 from locant.figures.scores import score_by_distance, score_map, with_random_tables
 from locant.positions import PositionEncoding
 from locant.positions.encodings.alibi import alibi_slopes
-from locant.positions.registry import encodings, find
+from locant.positions.registry import find
 from locant.positions.scaling import SCALINGS
 
 SLOTS = ("1", "2", "3", "4")
@@ -56,11 +56,15 @@ class Choice:
         by_head = "rotate" in self.kind.doors() and "num_heads" in inspect.signature(self.kind).parameters
         return COSTLY_DRAWS if by_content or by_head else DRAWS
 
-    @property
-    def code(self) -> str:
+    def built(self, length: int) -> Any:
+        """The encoding, for rows of this length."""
+        return _built(self.name, self.options, length)
+
+    def code(self, length: int) -> str:
         """How Python builds it."""
         given = "".join(f", {name}={value!r}" for name, value in self.options)
-        return f"with_random_tables(encoding_to_draw({self.name!r}, length=length{given}))"
+        grows = ".for_length(length)" if hasattr(self.built(length), "seq_len") and self.built(length).seq_len else ""
+        return f"with_random_tables(encoding_to_draw({self.name!r}, length=length{given})){grows}"
 
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
@@ -86,12 +90,12 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
         "low": low,
         "high": high,
         "encodings": shown,
-        "python": _code([one for one, each in zip(chosen, shown, strict=True) if "mean" in each], length, alike, head),
+        "python": _codes([one for one, each in zip(chosen, shown, strict=True) if "mean" in each], length, alike, head),
     }
 
 
 def _chosen(state: State, slot: str, head: int) -> Choice | None:
-    name = state.one_of(slot, FIRST.get(slot, NONE), [NONE, *encodings()])
+    name = state.one_of(slot, FIRST.get(slot, NONE), [NONE, *encodings_of_text()])
     if name == NONE:
         return None
     own, takes = state.part(slot), inspect.signature(find(name)).parameters
@@ -121,22 +125,19 @@ def _chosen(state: State, slot: str, head: int) -> Choice | None:
 
 
 @lru_cache(maxsize=32)
-def _built(name: str, options: tuple[tuple[str, Any], ...], length: int | None) -> Any:
-    return with_random_tables(encoding_to_draw(name, length=length, **dict(options)))
+def _built(name: str, options: tuple[tuple[str, Any], ...], length: int) -> Any:
+    encoding: Any = with_random_tables(encoding_to_draw(name, length=length, **dict(options)))
+    scaling = getattr(encoding, "scaling", None)
+    return encoding if getattr(scaling, "length_that_matters", None) is None else encoding.for_length(length)
 
 
 def _drawn(choice: Choice, length: int, alike: float, head: int) -> Mapping[str, Any]:
     """The curve and the map of one encoding, or why it has none: what it refuses, the others may draw."""
-    has_rows = bool({"max_seq_len", "width"} & {*inspect.signature(choice.kind).parameters})
     contents: dict[str, Any] = {"alike": alike, "head": head, "draws": choice.draws}
     try:
-        encoding = _built(choice.name, choice.options, length if has_rows else None)
-        if getattr(getattr(encoding, "scaling", None), "length_that_matters", None) is not None:
-            encoding = encoding.for_length(length)
+        encoding = choice.built(length)
         if encoding.needs_all_keys and length > SIDE:
             return {"note": f"counts every token between query and key: drawn up to {SIDE} tokens"}
-        if hasattr(encoding, "kernel_size"):
-            return {"note": "made from all tokens around, so it has no score for two of them"}
         curve = score_by_distance(encoding, sampled(length, POINTS), **contents)
         matrix = score_map(encoding, sampled(length, SIDE), **contents)
     except LocantError as error:
@@ -146,21 +147,32 @@ def _drawn(choice: Choice, length: int, alike: float, head: int) -> Mapping[str,
     return {**curve._asdict(), "map": matrix}
 
 
-def _code(chosen: list[Choice], length: int, alike: float, head: int) -> str:
-    built = "\n".join(f"    {choice.label!r}: ({choice.code}, {choice.draws})," for choice in chosen)
-    return (
-        "import matplotlib.pyplot as plt\nimport numpy as np\n\n"
-        "from locant.figures.plot import encoding_to_draw\n"
-        f"from locant.figures.scores import score_by_distance, with_random_tables\n\n"
-        f"length = {length}\ndistances = np.unique(np.linspace(0, length - 1, min(length, {POINTS})).round())"
-        f".astype(int)\nencodings = {{\n{built}\n}}\n"
-        "for name, (encoding, draws) in encodings.items():\n"
-        "    scores = score_by_distance("
-        f"encoding, distances, alike={alike!r}, head={head}, draws=draws)\n"
+def _codes(chosen: list[Choice], length: int, alike: float, head: int) -> dict[str, str]:
+    """The code of the chart, and of the map of each encoding."""
+
+    def begun(function: str, places: str, most: int) -> str:
+        return (
+            "import matplotlib.pyplot as plt\nimport numpy as np\n\nfrom locant.figures.plot import encoding_to_draw\n"
+            f"from locant.figures.scores import {function}, with_random_tables\n\nlength = {length}\n"
+            f"{places} = np.unique(np.linspace(0, length - 1, min(length, {most})).round()).astype(int)\n"
+        )
+
+    given = f"alike={alike!r}, head={head}, draws"
+    built = "\n".join(f"    {one.label!r}: ({one.code(length)}, {one.draws})," for one in chosen)
+    curves = (
+        f"encodings = {{\n{built}\n}}\nfor name, (encoding, draws) in encodings.items():\n"
+        f"    scores = score_by_distance(encoding, distances, {given}=draws)\n"
         "    plt.plot(distances, scores.mean, label=name)\n"
         "    plt.fill_between(distances, scores.low, scores.high, alpha=0.15)\n"
         'plt.xlabel("distance (tokens)")\nplt.ylabel("score")\nplt.legend()\nplt.show()\n'
     )
+    maps = {
+        f"map-{one.slot}": begun("score_map", "positions", SIDE)
+        + f"encoding = {one.code(length)}\nscores = score_map(encoding, positions, {given}={one.draws})\n"
+        'plt.imshow(scores)\nplt.xlabel("key")\nplt.ylabel("query")\nplt.show()\n'
+        for one in chosen
+    }
+    return {"score-by-distance": begun("score_by_distance", "distances", POINTS) + curves, **maps}
 
 
 ABOUT = "What distance does to an attention score, encoding by encoding: the same contents, moved apart."

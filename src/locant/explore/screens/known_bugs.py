@@ -1,9 +1,15 @@
-"""Known bugs: real mistakes of the field that can be seen, each beside what is right, with its source."""
+"""Known bugs: all that have a test here, with their sources, and some that can be seen, each beside what is right.
+
+``known_bugs.json`` holds what the tests say of them; ``python -m tests.explore.test_known_bugs`` writes it.
+"""
 
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,15 +20,15 @@ from locant.explore.session import Session, State
 from locant.positions import ALiBi, Positions, Rotary, T5Bias
 from locant.positions.scaling import DynamicNTK
 
+ENTRIES = Path(__file__).parents[1] / "known_bugs.json"
+
 
 class Bug(NamedTuple):
-    """One mistake."""
+    """A mistake that can be seen."""
 
     title: str
     entry: str
     """Its number in ``tests/known_bugs``."""
-    source: str
-    """The thread where it was found."""
     story: str
     axes: tuple[str, str]
     """What the values are counted by, and what they are; of a map, what its rows and columns are."""
@@ -115,58 +121,59 @@ def ids_wrapped(position: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 BUGS: dict[str, Bug] = {
     "rounded-angles": Bug(
-        "Casting a model rounds its frequencies", "14", "Modalities/modalities#462",
+        "Casting a model rounds its frequencies", "14",
         "model.bfloat16() also casts the buffer of inverse frequencies. From some hundred positions on, every rotation "
-        "is another one. locant keeps no buffer that a cast could reach.",
+        "is a different one. locant keeps no buffer that a cast could reach.",
         ("position", "cosine of pair 8"), rounded_angles, 4000,
     ),
     "bfloat16-positions": Bug(
-        "Positions counted in bfloat16", "7", "huggingface/diffusers#13920",
-        "bfloat16 has eight bits: behind 256 it counts in twos, behind 512 in fours. Neighbours get one position.",
+        "Positions counted in bfloat16", "7",
+        "bfloat16 has eight bits for a number: above 256 it counts in twos, above 512 in fours. Neighbours get one "
+        "position.",
         ("position", "what the model is told"), counted_in_bfloat16, 500,
     ),
     "other-layout": Bug(
-        "Pairs of the other layout", "52", "karpathy/nanochat#264",
+        "Pairs of the other layout", "52",
         "Weights trained with pairs (i, i + d/2) are rotated in pairs (2i, 2i + 1). Nothing fails; scores just "
         "mean nothing any more.",
         ("distance (tokens)", "score"), other_layout,
     ),
     "padding-counted": Bug(
-        "Padding counts as text", "72", "unslothai/unsloth#3699",
+        "Padding counts as text", "72",
         "A row padded on the left, in a batch, begins at position 5 instead of 0: its answers depend on the "
         "other rows.",
         ("slot of the row", "position"), padding_counted,
     ),
     "documents-run-on": Bug(
-        "Packed documents see each other", "77", "allenai/OLMo-core#591",
+        "Packed documents see each other", "77",
         "Three documents share a row. Without their boundaries the third attends to the first two, and counts on from "
         "them.",
         ("slot of the key", "slot of the query"), documents_run_on,
     ),
     "cache-forgotten": Bug(
-        "The cache is forgotten", "74", "keras-team/keras-hub#2861",
+        "The cache is forgotten", "74",
         "While decoding, the newest token is taken for the first: with ALiBi it no longer prefers what is near.",
         ("key", "bias of the newest query"), cache_forgotten,
     ),
     "mixed-frequencies": Bug(
-        "Cached keys keep old frequencies", "38", "huggingface/transformers#25104",
+        "Cached keys keep old frequencies", "38",
         "Dynamic NTK changes frequencies as the text grows. Keys in the cache were rotated with the old ones; "
         "Rotary.rerotate moves them.",
         ("position of the cached key", "fit to the query's frequencies"), mixed_frequencies,
     ),
     "rounded-bias": Bug(
-        "A bias in bfloat16", "22", "HabanaAI/vllm-fork#503",
+        "A bias in bfloat16", "22",
         "Far distances are rounded to steps: dozens of keys share one bias. locant adds biases in float32.",
         ("distance (tokens)", "bias of head 3"), rounded_bias, 3000,
     ),
     "direction-swapped": Bug(
-        "Key minus query, or query minus key", "80", "huggingface/transformers#8518",
+        "Key minus query, or query minus key", "80",
         "T5 counts from the query to the key, others the other way: with the sign swapped, before and after exchange "
         "their buckets.",
         ("distance: query minus key (tokens)", "bucket"), direction_swapped,
     ),
     "ids-wrapped": Bug(
-        "Ids in 16 bits", "84a", "huggingface/transformers#2825",
+        "Ids in 16 bits", "84a",
         "A vocabulary of more than 65 536 entries does not fit into uint16: the file is written without an error, with "
         "other tokens. A store checks the largest id.",
         ("token id", "id in the file"), ids_wrapped,
@@ -174,9 +181,17 @@ BUGS: dict[str, Bug] = {
 }  # fmt: skip
 
 
+@cache
+def entries() -> list[dict[str, Any]]:
+    """Every known bug: its ``entry``, the ``claim`` of its test, its ``story``, and names and addresses of sources."""
+    drawn = {bug.entry: name for name, bug in BUGS.items()}
+    return [{**each, "drawn": drawn.get(each["entry"])} for each in json.loads(ENTRIES.read_text("utf-8"))]
+
+
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
-    """What is right and what the mistake makes of it, on one axis."""
-    bug = BUGS[state.one_of("bug", next(iter(BUGS)), list(BUGS))]
+    """What is right and what the mistake makes of it, on one axis; and all bugs in which some words occur."""
+    name = state.one_of("bug", next(iter(BUGS)), list(BUGS), {name: each.title for name, each in BUGS.items()})
+    bug, words = BUGS[name], state.text("find", longest=200).lower().split()
     position = state.whole("position", bug.first, 0, 2**20, log=True) if bug.first else 0
     values = (np.asarray(each, np.float64) for each in bug.draw(position))
     python = (
@@ -184,13 +199,16 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
         "from locant import ALiBi, Positions, Rotary, T5Bias\nfrom locant.scaling import DynamicNTK\n\n\n"
         f"{inspect.getsource(bug.draw)}\n\nplaces, right, wrong = {bug.draw.__name__}({position})\n"
     )
+    found = [each for each in entries() if all(word in str(each).lower() for word in words)]
     return {
-        **{name: getattr(bug, name) for name in ("title", "entry", "source", "story", "axes")},
-        "titles": {name: each.title for name, each in BUGS.items()},
+        **{name: getattr(bug, name) for name in ("title", "entry", "story", "axes")},
+        "sources": next(each["sources"] for each in entries() if each["entry"] == bug.entry),
+        "entries": found,
+        "total": len(entries()),
         **dict(zip(("places", "right", "wrong"), values, strict=True)),
         "python": python,
     }
 
 
-ABOUT = "Mistakes that real code made, as they look: none of them fails, all of them change what a model learns."
+ABOUT = "Mistakes that real code made: most of them raise no error, and all of them change what a model learns or says."
 SCREENS = {"known_bugs": Screen("Known bugs", 9, ABOUT, numbers)}

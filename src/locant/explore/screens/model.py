@@ -69,7 +69,7 @@ def model_screen(state: State, session: Session) -> Mapping[str, Any]:
         "wavelengths": [_wavelengths(layers) for layers in rotary],
         "extension": None if extension is None else _extension(extension, session),
         "refused": refused,
-        "python": _code_of_extension(source, to, method),
+        "python": _codes_of_model(source, to, method, extended=extension is not None),
     }
 
 
@@ -146,16 +146,21 @@ def _without_folders(value: Any) -> Any:
     return value
 
 
-def _code_of_extension(source: str, to: int, method: str) -> str:
-    return (
-        "from locant.checkpoints.config_source import read_source\n"
-        "from locant.checkpoints.explanation import explain\n"
-        "from locant.checkpoints.extension import extend\n\n"
-        f"config = read_source({source!r})\n"
-        "for layers in explain(config).layers:\n    print(layers.name, layers.encoding, *layers.warnings)\n"
-        f"longer = extend(config, to={to}, method={method!r})  # refused where a scaling is there already\n"
-        "print(longer.changed)\n"
-    )
+def _codes_of_model(source: str, to: int, method: str, *, extended: bool) -> dict[str, str]:
+    read = "from locant.checkpoints.config_source import read_source\n"
+    config = f"\nconfig = read_source({source!r})\n"
+    explained = f"{read}from locant.checkpoints.explanation import explain, layer_strip\n{config}"
+    pairs = f"{explained}rotary = [layers.rotary for layers in explain(config).layers if layers.rotary]\n"
+    pairs += "wavelengths = [[pair.wavelength for pair in each.pairs] for each in rotary]\n"
+    if extended:
+        pairs = f"{read}from locant.checkpoints.extension import extend\n{config}"
+        pairs += f"longer = extend(config, to={to}, method={method!r})\nbefore, after = longer.wavelengths\n"
+        pairs += "print(longer.changed)\n"
+    return {
+        "layers": f"{explained}layers = [(layer.kind, layer.window) for layer in layer_strip(config)]\n"
+        "for each in explain(config).layers:\n    print(each.name, each.encoding, *each.warnings)\n",
+        "pairs": pairs,
+    }
 
 
 def swap_screen(state: State, session: Session) -> Mapping[str, Any]:
@@ -164,7 +169,7 @@ def swap_screen(state: State, session: Session) -> Mapping[str, Any]:
     way = _way(state)
     folder = session.written(name) if name in session.models else "MODEL"
     answer: dict[str, Any] = {"model": title, "way": _word(way), "pair": 0, "layers": [], "groups": [], "pairs": None,
-                              "refused": None, "ways": [], "python": ""}  # fmt: skip
+                              "refused": None, "ways": [], "python": {}}  # fmt: skip
     try:
         model = without_weights(config)
         trained, longest = _lengths(model.config)
@@ -181,11 +186,11 @@ def swap_screen(state: State, session: Session) -> Mapping[str, Any]:
             sentences = [each.partition(": ")[2] for each in handle.sentences]
     except LocantError as error:
         return {**answer, "refused": [error.cause, error.remedy]}
-    auto = auto_class(model.config)
+    to = max(way.stretched(trained), 2 * trained)
+    auto, found = auto_class(model.config), _pairs(state, model, encoding, of_type, trained, to)
     refused = BY_LAYER if every is not of_type else None if auto == CAUSAL else OTHER_MODELS
     model_name, made = shlex.quote(folder), _made(encoding, way, (trained, longest, of_type))
     alone = f"{way.name} is for a model as it is: nothing that it gets used to" if way.is_for_reading_alone else None
-    to = max(way.stretched(trained), 2 * trained)
     return {
         **answer,
         "layers": [
@@ -194,12 +199,12 @@ def swap_screen(state: State, session: Session) -> Mapping[str, Any]:
         ],
         "groups": [[spans([at for at, each in enumerate(sentences) if each == said]), said]
                    for said in dict.fromkeys(sentences)],
-        **_pairs(state, model, encoding, of_type, trained, to),
+        **found,
         "ways": [
             [f"locant evaluate {model_name} my.txt --lengths {trained},{to} --with own,{_word(way)}", refused],
             [f"locant tune {model_name} my.txt --with {_word(way)} --minutes 30", refused or alone],
         ],
-        "python": _code_of_swap(auto, folder, made, every, of_type),
+        "python": _codes_of_swap(auto, folder, made, every, of_type, found.get("pairs")),
     }  # fmt: skip
 
 
@@ -274,20 +279,27 @@ def _option(value: Any) -> str:
     return f"locant.scaling.{kind}({', '.join(f'{name}={each!r}' for name, each in given if usual[name] != each)})"
 
 
-def _code_of_swap(auto: str | None, folder: str, made: str, every: int | None, of_type: str | None) -> str:
+def _codes_of_swap(
+    auto: str | None, folder: str, made: str, every: int | None, of_type: str | None, pairs: Any
+) -> dict[str, str]:
     call = "locant.swap(model, encoding)" if made else "locant.swap(model)"
     if every is not None:
         call = f'locant.swap(model, layers={{"every": {every}, "encoding": encoding}})'
     if of_type is not None:
         call = f"locant.swap(model, layers=lambda layer, kind: encoding if kind == {of_type!r} else None)"
     ways = "import locant.lab.ways\n" if ".lab.ways." in made else ""
-    return (
-        f"from transformers import {auto}\n\nimport locant\n{ways}\n"
-        f"model = {auto}.from_pretrained({folder!r})\n"
-        + (f"encoding = {made}\n" if made else "")
-        + f"swapped = {call}\nprint(swapped)  # a sentence for each layer\n"
-        "swapped.undo()\n"
+    model = f"from transformers import {auto}\n\nimport locant\n{ways}\nmodel = {auto}.from_pretrained({folder!r})\n"
+    built = f"encoding = {made}\n" if made else ""
+    own = (
+        "from locant.swapping.rotary_point import rotary_points\n\nown = {}\n"
+        'for point in rotary_points(model, angles="exact"):\n'
+        f"    own |= point.own\nbefore = (own.get({of_type!r}) or next(iter(own.values()))).inv_freq\n"
     )
+    length = "" if pairs is None or pairs["to"] is None else f".for_length({pairs['to']})"
+    return {
+        "layers": f"{model}{built}swapped = {call}\nprint(swapped)  # a sentence for each layer\nswapped.undo()\n",
+        "pairs": f"{model}{built}{own}after = encoding{length}.inv_freq\n",
+    }
 
 
 SCREENS = {

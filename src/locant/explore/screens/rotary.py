@@ -68,9 +68,9 @@ def clocks(state: State, session: Session) -> Mapping[str, Any]:
         "rotations": [position / each.wavelength if each.wavelength else 0.0 for each in pairs],
         "bands": [bands[number] for number in range(dim // 2)],
         "attention_factor": attention_factor,
-        **_side_by_side(*sizes),
-        "precision": _precision(rotary, position),
-        "python": _code_of_clocks(rotary, position, trained),
+        **side_by_side(*sizes),
+        "precision": precision(rotary, position),
+        "python": _codes_of_clocks(rotary, position, pair, sizes),
     }
 
 
@@ -82,11 +82,11 @@ def _rotary(method: str, length: int, dim: int, base: float, factor: float, trai
     return rotary if rotary.scaling.length_that_matters is None else rotary.for_length(length)
 
 
-def _side_by_side(*sizes: Any) -> Mapping[str, Any]:
+def side_by_side(*sizes: Any) -> Mapping[str, Any]:
     """By how much each method stretches the wavelength of each pair, and how well its cached keys fit.
 
     A key that was cached at the trained length, by its position: 1 where its angles are those of the new length; the
-    mean over pairs of the cosine of the difference elsewhere.
+    mean over pairs of the cosine of the difference elsewhere. `sizes`: head_dim, base, factor and trained length.
     """
     *_, factor, trained = sizes
     positions, curves = sampled(trained, NUM_POINTS), dict[str, Any]()
@@ -107,7 +107,7 @@ def _side_by_side(*sizes: Any) -> Mapping[str, Any]:
     }
 
 
-def _precision(rotary: Rotary, position: int) -> Mapping[str, Any]:
+def precision(rotary: Rotary, position: int) -> Mapping[str, Any]:
     """The errors of cosines by dtype: the largest near positions up to 2^31, and of each pair at this position."""
     places = np.unique(np.geomspace(1, MAX_INT32, NUM_PLACES).round().astype(np.int64))
     near = np.clip(places[:, None] - np.arange(NEAR), 0, None)
@@ -119,16 +119,27 @@ def _precision(rotary: Rotary, position: int) -> Mapping[str, Any]:
     return {"positions": places.astype(np.float64), "curves": curves, "pairs": pairs}
 
 
-def _code_of_clocks(rotary: Rotary, position: int, trained: int) -> str:
+def _codes_of_clocks(rotary: Rotary, position: int, pair: int, sizes: tuple[Any, ...]) -> dict[str, str]:
     scaling = "" if type(rotary.scaling).__name__ == "Unscaled" else f", scaling=scaling.{rotary.scaling!r}"
     for_length = "" if rotary.seq_len is None else f".for_length({rotary.seq_len})"
-    return (
-        "import torch\n\nfrom locant import Positions, Rotary, plot, scaling\n\n"
-        f"rotary = Rotary({rotary.head_dim}, base={rotary.base!r}{scaling}){for_length}\n"
-        f"cos, sin = rotary.cos_sin(Positions.of(torch.tensor([[{position}]])))\n"
-        "wavelengths = [float(2 * torch.pi / float(each)) for each in rotary.angles.frequencies]\n"
-        f'plot(rotary).savefig("rotary.png")  # its wavelengths; trained with {trained} positions\n'
+    plain = f"Rotary({rotary.head_dim}, base={rotary.base!r}"
+    built = f"import torch\n\nfrom locant import Positions, Rotary, scaling\n\nrotary = {plain}{scaling}){for_length}\n"
+    clocks = (
+        f"{built}cos, sin = rotary.cos_sin(Positions.of(torch.tensor([[{position}]])), torch.float64)\n"
+        "factor = rotary.scaling.effective_attention_factor\ncos, sin = cos[0, 0] / factor, sin[0, 0] / factor\n"
     )
+    beside = f"from locant.explore.screens.rotary import side_by_side\n\nfound = side_by_side{sizes}\n"
+    return {
+        "clocks": clocks,
+        "clock": f"{clocks}print(cos[{pair}], sin[{pair}])\n",
+        "wavelengths": f"from locant.checkpoints.rotary_settings import pair_settings\n{built}"
+        f"plain = [each.wavelength for each in pair_settings({plain}))]\n"
+        "wavelengths = [each.wavelength for each in pair_settings(rotary)]\n",
+        "methods": f'{beside}stretch = dict(zip(found["methods"]["names"], found["methods"]["stretch"]))\n',
+        "cached-keys": f'{beside}curves = found["cache"]["curves"]\n',
+        "precision": f"from locant.explore.screens.rotary import precision\n{built}"
+        f"errors = precision(rotary, {position})\n",
+    }
 
 
 def images(state: State, session: Session) -> Mapping[str, Any]:
@@ -158,7 +169,7 @@ def images(state: State, session: Session) -> Mapping[str, Any]:
         "alike": (cos * cos[at] + sin * sin[at]).mean(-1).numpy(),
         "axis_of_pair": np.array(axes),
         "wavelengths": [pair.wavelength for pair in pair_settings(rotary)],
-        "python": _code_of_images(rotary, scheme, axes, f"{parts}, goes_on={goes_on!r}"),
+        "python": _codes_of_images(rotary, axes, f"{parts}, goes_on={goes_on!r}", at, before, (frames, rows, columns)),
     }
 
 
@@ -185,24 +196,30 @@ def _axes(state: State, pairs: int, scheme: str) -> tuple[list[int], dict[str, A
     return axes, {"pairs": Pairs(dims=[(pair, pair + pairs) for pair in range(pairs)], axes=axes, num_axes=len(AXES))}
 
 
-def _code_of_images(rotary: Rotary, scheme: str, axes: list[int], parts: str) -> str:
+def _codes_of_images(
+    rotary: Rotary, axes: list[int], parts: str, at: int, begin: int, grid: tuple[int, int, int]
+) -> dict[str, str]:
+    positions = f"from locant import Positions, Rotary\n\npositions = Positions.multimodal({parts})\n"
     made = f"sections={rotary.sections}{', axial=True' if rotary.axial else ''}"
-    table, imported, beside = "", "", ""
+    pairs = f"axes = {axes}  # frame, row, column\n"
     if not rotary.is_short:
-        imported = "from locant.positions import Pairs\n"
-        table = f"axes = {axes}\ndims = [(pair, pair + {len(axes)}) for pair in range({len(axes)})]\n"
+        dims = f"dims = [(pair, pair + {len(axes)}) for pair in range({len(axes)})]\n"
+        pairs = f"from locant.positions import Pairs\n\n{pairs}{dims}"
         made = "pairs=Pairs(dims=dims, axes=axes, num_axes=3)"
-    if scheme == "heads":
-        imported = "from locant.positions import Pairs, RotaryByHead\n"
-        one = "Pairs(dims=dims, axes=[axis] * len(axes), num_axes=3)"
-        group = f"Rotary({rotary.head_dim}, base={rotary.base!r}, pairs={one})"
-        beside = f"by_head = RotaryByHead([{group} for axis in range(3)])\n"
-    return (
-        f"from locant import Positions, Rotary\n{imported}\n"
-        f"positions = Positions.multimodal({parts})\n"
-        f"{table}rotary = Rotary({rotary.head_dim}, base={rotary.base!r}, {made})\n{beside}"
-        "cos, sin = rotary.cos_sin(positions)\n"
-    )
+    rotated = f"{positions}{pairs}rotary = Rotary({rotary.head_dim}, base={rotary.base!r}, {made})\n"
+    alike = f"{rotated}cos, sin = (each[0] for each in rotary.cos_sin(positions, torch.float64))\n"
+    alike = f"import torch\n\n{alike}alike = (cos * cos[{at}] + sin * sin[{at}]).mean(-1)\n"
+    frames, rows, columns = grid
+    starts = range(begin, begin + frames * rows * columns, rows * columns)
+    return {
+        "index": f"{positions}index = positions.index[0]  # frame, row and column of every token\n",
+        "pairs": f"{positions}{pairs}",
+        "wavelengths": f"{rotated}from locant.checkpoints.rotary_settings import pair_settings\n\n"
+        "wavelengths = [pair.wavelength for pair in pair_settings(rotary)]\n",
+    } | {
+        f"frame-{frame}": f"{alike}frame = alike[{start} : {start + rows * columns}].view({rows}, {columns})\n"
+        for frame, start in enumerate(starts)
+    }
 
 
 SCREENS = {

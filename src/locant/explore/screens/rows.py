@@ -87,6 +87,9 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     options += [] if window is None else [f"window={window}"]
     used = "from locant.positions import generalizing\n" if "generalizing." in row.python else ""
     python = f"from locant import Positions\n{used}\n{row.python}"
+    of_keys = "positions" if row.keys is None else "k_positions"
+    mask = f"mask = positions.mask({', '.join(options)})\ndistance = positions.order[0][:, None] - {of_keys}.order[0]\n"
+    mask += 'distance = distance.double().where(mask[0, 0], float("nan"))\n'
     if asked.world > 1:
         python += f"mine = positions.shard(rank, {asked.world}, zigzag={asked.zigzag})  # of each rank\n"
     return {
@@ -100,7 +103,7 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
         "backend": _backend(longer, name, causal, None if window is None else window * times),
         "parts": asked.parts,
         "characters": asked.characters,
-        "python": f"{python}mask = positions.mask({', '.join(options)})\n",
+        "python": {"row": python, "mask": python + mask},
     }
 
 

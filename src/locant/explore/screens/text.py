@@ -1,71 +1,82 @@
-"""Your text: its tokens with their ids and bytes, the windows that a model trains on, and embeddings with position.
+"""Your text: its tokens, the windows that a model trains on, and its way into attention: embedded, rotated, weighed.
 
-Embeddings are untrained, or those of a model whose folder was given; then tokens have neighbours that mean something.
+All of it in the small model that ships, in one of random numbers, or in a model whose folder was given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from locant.embedding import InputEmbedding
-from locant.errors import InputError
-from locant.explore.screens import Screen
+from locant.errors import InputError, LocantError
+from locant.explore import models
+from locant.explore.models import FOLDER, Layer
+from locant.explore.screens import Screen, encodings_of_text
 from locant.explore.session import Session, State
-from locant.figures.plot import seeded
-from locant.positions import PositionEncoding, Positions
-from locant.positions.registry import encodings, find
 from locant.text import Tokenizer, Windows, sample_text
 from locant.text.reading import read_texts
 
-SAMPLE, BYTES, TRAINED = "sample text", "bytes", "trained on this text"
+SENTENCE = "The function returns a list of strings. If the list is empty, the function returns None."
+EXAMPLE, SAMPLE, BYTES, TRAINED = "a sentence", "sample text", "bytes", "trained on this text"
 MOST_CHARACTERS = 200_000
 """Of a text: more would make the tokenizer wait, and the page shows a few hundred tokens."""
-MOST_TOKENS = 160
+PARTS = ("weights", "keys", "rotated", "added")
+"""Of a layer, what is drawn."""
 WIDTH = 64
-"""Of untrained embeddings; of a model's, so many dimensions are drawn."""
-NO_MODEL, NONE = "untrained", "none"
+"""Of a model's embeddings, so many dimensions are drawn."""
+SMALL, UNTRAINED = "small, trained", "untrained"
+TITLES = {"nope": "none (NoPE)", "own": "the model's own"}
+SWAPPED = "The model's attention with other positions ({}), which it was not trained with."
 NEIGHBOURS = 8
-SIZES = {"d_model": WIDTH, "max_seq_len": MOST_TOKENS, "height": 1, "width": MOST_TOKENS}
-"""Of an encoding; to one of grids, the text is its only row."""
+NEAR = """near = embedding.token.nearest(int(ids[{at}]), 8)
+print([tokenizer.token(each) for each in near.ids])
+"""
+FAR = """distance = (torch.arange(len(ids))[:, None] - torch.arange(len(ids))).abs()
+far = torch.stack([(layer.weights * distance).sum(-1).mean(-1) for layer in layers])
+"""
+READ, UNREAD = "read the model", "tables alone"
+MOST_BYTES = 2**30
+"""Of the weights of a model that is read without being asked for."""
+TOLD = {
+    SMALL: "Trained: a decoder of 2 layers that read the Python documentation, with each of these encodings in turn.",
+    UNTRAINED: "Untrained: random numbers, so only what positions do to them means something.",
+}
 
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
-    """The tokens from a place on, the windows over them, and their vectors with and without position."""
+    """The tokens from a place on, the windows over them, their vectors, and who attends to whom."""
     typed = state.text("typed", "", longest=4000)
     name, opened, text = _chosen(state, session)
     text = typed or text
-    models = session.models
-    model = state.one_of("model", next(iter(models)), [*models, NO_MODEL]) if models else NO_MODEL
-    folder = "" if model == NO_MODEL else str(models[model])
-    kind = folder or state.one_of("tokenizer", TRAINED, [TRAINED, BYTES])
+    model = state.one_of("model", next(iter(session.models), SMALL), [*session.models, SMALL, UNTRAINED])
+    folder = "" if model in TOLD else str(session.models[model])
+    kind = folder or (str(FOLDER) if model == SMALL else state.one_of("tokenizer", TRAINED, [TRAINED, BYTES]))
     vocab_size = state.whole("vocabulary", 512, 257, 8192, log=True) if kind == TRAINED else 257
-    tokenizer = _tokenizer(kind, vocab_size, text)
-    ids = _encoded(kind, vocab_size, text)
+    tokenizer, ids = _tokenizer(kind, vocab_size, text), _encoded(kind, vocab_size, text)
     start = state.whole("start", 0, 0, max(len(ids) - 1, 0), log=True, follows=True)
-    count = state.whole("count", 48, 4, MOST_TOKENS)
-    length = state.whole("length", 8, 2, 64)
-    stride = state.whole("stride", 4, 1, 64)
+    count = state.whole("count", 48, 4, models.LENGTH)
+    length, stride = state.whole("length", 8, 2, 64), state.whole("stride", 4, 1, 64)
     part = ids[start : start + count]
-    at = min(state.whole("at", 0, 0, MOST_TOKENS), len(part) - 1)
-    if model == NO_MODEL:
-        kinds = {each: kind for each, kind in encodings().items() if {*kind.sizes()} <= SIZES.keys()}
-        embedders = [NONE, *(each for each, kind in kinds.items() if "embed" in kind.doors())]
-        added = state.one_of("encoding", "sinusoidal", embedders)
-        scale = state.one_of("scale", "sqrt_d_model", [NONE, "sqrt_d_model"])
-        embedding, built = _embedding(tokenizer.vocab_size, added, scale), _code_of_untrained(added, scale)
+    at = state.whole("at", min(11, len(part) - 1), 0, len(part) - 1, follows=True)
+    names = models.WAYS if folder else models.ENCODINGS if model == SMALL else encodings_of_text()
+    encoding = state.one_of("encoding", "own" if folder else "rotary", names, TITLES)
+    if folder:
+        embedding, (layers, told) = _pretrained(folder), _in_folder(state, folder, encoding, tuple(map(int, part)))
     else:
-        embedding, built = _pretrained(folder), _code_of_pretrained(session.written(model), at)
+        size = () if model == SMALL else (tokenizer.vocab_size,)
+        decoder = (models.small_model if model == SMALL else models.untrained_model)(encoding, *size)
+        embedding, layers, told = decoder.embedding, models.layers_of(decoder, part.tolist()), TOLD[model]
     with torch.no_grad():
         tokens = torch.from_numpy(part).long()[None]
-        alone = embedding.token(tokens)
-        nothing, positions = torch.zeros_like(alone), Positions.arange(len(part))
-        vectors, places = embedding(tokens), embedding.encoding.embed(nothing, positions)
-    vectors, alone, places = (each[0].float().numpy() for each in (vectors, alone, places))
+        alone, vectors = (each(tokens)[0].float().numpy() for each in (embedding.token, embedding))
+    attention = _attention(state, layers) if layers else {}
+    written = session.written(model) if folder else kind
     return {
         "name": "what you typed" if typed else name,
         "characters": len(text),
@@ -79,28 +90,28 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
         "width": vectors.shape[1],
         "vectors": vectors[:, :WIDTH],
         "alone": alone[:, :WIDTH],
-        "places": _alike(places),
-        "nearest": _alike(vectors),
         "neighbours": _neighbours(folder, int(part[at])) if folder else [],
-        "python": _code(
-            repr(typed) if typed else f"{opened}[:{MOST_CHARACTERS}]",
-            session.written(model) if folder else kind,
-            vocab_size,
-            f"{start}:{start + count}",
-            f"length={length}, stride={stride}",
-        )
-        + built,
-    }
+        "told": told,
+        "encoding": encoding,
+        "attention": attention,
+        "python": _codes(
+            _code_of_tokens(repr(typed) if typed else opened, written, vocab_size, f"{start}:{start + count}")
+            + f"windows = locant.Windows(ids, length={length}, stride={stride}) if len(ids) > 1 else []\n",
+            written if folder else "", model, encoding, attention, at,
+        ),
+    }  # fmt: skip
 
 
 def _chosen(state: State, session: Session) -> tuple[str, str, str]:
-    """A file of the command line, one that was dropped, or the sample text: its name, how Python reads it, its text."""
+    """A file of the command line, a dropped one, or a text that is here: its name, how Python reads it, its text."""
     files = session.texts
     dropped = session.dropped_files(state.text("file"))
     titles = {key: file.name for key, file in dropped.items()}
-    name = state.one_of("file", next(iter(files), SAMPLE), [*files, SAMPLE, *titles], titles)
+    name = state.one_of("file", next(iter(files), EXAMPLE), [*files, EXAMPLE, SAMPLE, *titles], titles)
+    if name == EXAMPLE:
+        return name, repr(SENTENCE), SENTENCE
     if name == SAMPLE:
-        return name, "locant.text.sample_text()", sample_text()[:MOST_CHARACTERS]
+        return name, f"locant.text.sample_text()[:{MOST_CHARACTERS}]", sample_text()[:MOST_CHARACTERS]
     if name in files:
         return name, _opening(session.written(name)), read_texts(files[name])[0][:MOST_CHARACTERS]
     try:
@@ -114,7 +125,7 @@ def _chosen(state: State, session: Session) -> tuple[str, str, str]:
 
 
 def _opening(name: str) -> str:
-    return f"open({name!r}, encoding='utf-8').read()"
+    return f"open({name!r}, encoding='utf-8').read()[:{MOST_CHARACTERS}]"
 
 
 @lru_cache(maxsize=8)
@@ -127,20 +138,6 @@ def _tokenizer(kind: str, vocab_size: int, text: str) -> Tokenizer:
 @lru_cache(maxsize=8)
 def _encoded(kind: str, vocab_size: int, text: str) -> np.ndarray:
     return np.asarray(_tokenizer(kind, vocab_size, text).encode(text))
-
-
-@lru_cache(maxsize=8)
-def _embedding(vocab_size: int, added: str, scale: str) -> InputEmbedding:
-    """Untrained, from the same random numbers each time."""
-    with seeded(0):
-        encoding = PositionEncoding() if added == NONE else find(added)(**_sizes(added))
-        options: dict[str, Any] = {} if scale == NONE else {"scale": scale}
-        return InputEmbedding(vocab_size, WIDTH, encoding=encoding, **options).eval()
-
-
-def _sizes(added: str) -> dict[str, int]:
-    """What the constructor of this encoding requires."""
-    return {size: SIZES[size] for size in find(added).sizes()}
 
 
 @lru_cache(maxsize=2)
@@ -170,45 +167,81 @@ def _windows(ids: np.ndarray, length: int, stride: int, tokenizer: Tokenizer) ->
     return {**rows, "starts": [number * stride for number in range(len(windows))]}
 
 
-def _alike(vectors: np.ndarray) -> np.ndarray:
-    """The cosine between each two; 0 for vectors of nothing."""
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    unit = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
-    return unit @ unit.T
+@lru_cache(maxsize=8)
+def _layers(folder: str, ids: tuple[int, ...], way: str) -> list[Layer]:
+    return models.layers_in_folder(folder, ids, way)
 
 
-def _code(text: str, kind: str, vocab_size: int, part: str, windows: str) -> str:
-    makers = {BYTES: "locant.Tokenizer.bytes()", TRAINED: f"locant.Tokenizer.train(text, {vocab_size})"}
-    made = makers.get(kind, f"locant.Tokenizer.load({kind!r})")
+def _in_folder(state: State, folder: str, way: str, ids: tuple[int, ...]) -> tuple[list[Layer], str]:
+    """The layers of a model, and what is said of them; none where it is not read, or has none to show."""
+    size = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
+    if state.one_of("attention", READ if size <= MOST_BYTES else UNREAD, [READ, UNREAD]) == UNREAD:
+        return [], f"Only the tables of this model are read: its layers are {size / 1e9:.1f} GB."
+    try:
+        layers = _layers(folder, ids, way)
+    except (LocantError, OSError, ValueError, RuntimeError) as error:
+        cause = error.cause if isinstance(error, LocantError) else str(error).partition("\n")[0]
+        return [], f"There is no attention to show: {cause}."
+    if not layers:
+        return [], "There is no attention to show: this model keeps it to itself."
+    return layers, "The model's own attention." if way == "own" else SWAPPED.format(TITLES.get(way, way))
+
+
+def _attention(state: State, layers: Sequence[Layer]) -> dict[str, Any]:
+    """One head of one layer, and how far back each head of each layer looks, on average."""
+    at = state.whole("layer", 0, 0, len(layers) - 1, follows=True)
+    layer = layers[at]
+    head = state.whole("head", 0, 0, len(layer.weights) - 1, follows=True)
+    keys, rotated, added = (
+        None if each is None else each[head % len(each)].numpy() for each in (layer.keys, layer.rotated, layer.added)
+    )
+    order = torch.arange(layer.weights.shape[-1])
+    distance = (order[:, None] - order).abs()
+    later = np.where(order[:, None] < order, np.nan, 0)
+    return {
+        "layer": at,
+        "head": head,
+        "weights": np.where(layer.weights[head].triu(1).any(), 0, later) + layer.weights[head].numpy(),
+        "keys": keys,
+        "rotated": rotated if keys is None or rotated is None or not np.array_equal(keys, rotated) else None,
+        "added": None if added is None else added + later,
+        "far": torch.stack([(each.weights * distance).sum(-1).mean(-1) for each in layers]).numpy(),
+    }
+
+
+def _code_of_tokens(text: str, kind: str, vocab_size: int, part: str) -> str:
+    makers = {BYTES: "locant.Tokenizer.bytes()", TRAINED: f"locant.Tokenizer.train(text, {vocab_size})",
+              str(FOLDER): "locant.Tokenizer.load(FOLDER)"}  # fmt: skip
+    imported = "from locant.explore.models import FOLDER\n" if kind == str(FOLDER) else ""
     return (
-        f"import torch\n\nimport locant\n\ntext = {text}\ntokenizer = {made}\n"
-        f"ids = tokenizer.encode(text)[{part}]\n"
-        "print([tokenizer.token(each) for each in ids])\n"
-        f"windows = locant.Windows(ids, {windows}) if len(ids) > 1 else []\n"
+        f"import torch\n\nimport locant\n{imported}\ntext = {text}\n"
+        f"tokenizer = {makers.get(kind, f'locant.Tokenizer.load({kind!r})')}\n"
+        f"ids = tokenizer.encode(text)[{part}]\nprint([tokenizer.token(each) for each in ids])\n"
     )
 
 
-def _code_of_untrained(added: str, scale: str) -> str:
-    encoding = ""
-    if added != NONE:
-        sizes = ", ".join(f"{size}={value}" for size, value in _sizes(added).items())
-        encoding = f", encoding=locant.encoding({added!r}, {sizes})"
-    scaled = "" if scale == NONE else f", scale={scale!r}"
-    return (
-        "torch.manual_seed(0)\n"
-        f"embedding = locant.InputEmbedding(tokenizer.vocab_size, {WIDTH}{encoding}{scaled})\n"
-        "x = embedding(torch.from_numpy(ids).long()[None])\n"
-    )
+def _codes(
+    tokens: str, folder: str, model: str, encoding: str, attention: Mapping[str, Any], at: int
+) -> dict[str, str]:
+    """The code of each picture; that of the tokens comes before all others."""
+    vectors = "x = embedding(torch.from_numpy(ids).long()[None])\n"
+    if folder:
+        used, called = "layers_in_folder", f"layers_in_folder({folder!r}, ids, {encoding!r})"
+        vectors = f"embedding = locant.InputEmbedding.from_pretrained({folder!r})\n{vectors}{NEAR.format(at=at)}"
+    else:
+        maker = "small_model" if model == SMALL else "untrained_model"
+        given = f"{encoding!r}" if model == SMALL else f"{encoding!r}, tokenizer.vocab_size"
+        used, called = f"layers_of, {maker}", f"layers_of({maker}({given}), ids)"
+        vectors = f"from locant.explore.models import {maker}\n\nembedding = {maker}({given}).embedding\n{vectors}"
+    codes = {"tokens": tokens, "vectors": tokens + vectors}
+    if attention:
+        layers = f"{tokens}from locant.explore.models import {used}\n\nlayers = {called}\n"
+        chosen = "{part} = layers[{layer}].{part}[{head}]\n"
+        parts = {name: chosen.format(part=name, **attention) for name in PARTS if attention[name] is not None}
+        codes |= {name: layers + code for name, code in parts.items()}
+        codes |= {"attended": f"{codes['weights']}print(weights[{at}])\n", "far": layers + FAR}
+    return codes
 
 
-def _code_of_pretrained(folder: str, at: int) -> str:
-    return (
-        f"embedding = locant.InputEmbedding.from_pretrained({folder!r})\n"
-        "x = embedding(torch.from_numpy(ids).long()[None])\n"
-        f"near = embedding.token.nearest(int(ids[{at}]), {NEIGHBOURS})\n"
-        "print([tokenizer.token(each) for each in near.ids])\n"
-    )
-
-
-ABOUT = "From characters to vectors: tokens, their ids and bytes, sliding windows, embeddings with position added."
+ABOUT = "From characters to attention: tokens, windows, embeddings, rotation, and who attends to whom."
 SCREENS = {"text": Screen("Your text", 7, ABOUT, numbers)}

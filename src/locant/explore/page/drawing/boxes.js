@@ -67,7 +67,8 @@ export function tokens(plot, { index, document, under = null, cached = 0, hover,
   };
 }
 
-// `pieces`: how each token reads; `titles`: what a pointer is told. hover gets a number or null. Returns {point(number)}.
+// `pieces`: how each token reads; `titles`: what a pointer is told. hover gets a number or null. Returns
+// {point(number, weights)}: the token is framed, and where there are weights, each is as dark as its own.
 export function words(plot, { pieces, titles, hover, choose }) {
   let [x, y] = [0, 2];
   const boxes = pieces.map((piece, at) => {
@@ -82,5 +83,15 @@ export function words(plot, { pieces, titles, hover, choose }) {
     return watched(box, at, hover, choose);
   });
   fill(plot, boxes, y + 28);
-  return { point: (number) => boxes.forEach((box, at) => box.classList.toggle("pointed", at === number)) };
+  return {
+    point(number, weights) {
+      const most = Math.max(...(weights ?? []));
+      boxes.forEach((box, at) => {
+        box.classList.toggle("pointed", at === number);
+        if (!weights) return;
+        box.setAttribute("class", `word slot-1${at === number ? " pointed" : ""}`);
+        box.firstChild.style.fillOpacity = (0.75 * weights[at]) / most;
+      });
+    },
+  };
 }

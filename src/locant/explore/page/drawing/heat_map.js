@@ -72,7 +72,7 @@ function pixels(values, { map, low, high, log }, element) {
   return bytes;
 }
 
-function bar(plot, { map, low, high, label, log, format = number }, area) {
+function bar(plot, { map, low, high, label, log }, area) {
   const id = `bar-${(bar.made = (bar.made ?? 0) + 1)}`;
   const stops = Array.from({ length: 17 }, (_, step) => svg("stop", { offset: step / 16, "stop-color": css(map, step / 16, plot.svg) }));
   const left = area.x + area.width + 12;
@@ -80,13 +80,13 @@ function bar(plot, { map, low, high, label, log, format = number }, area) {
   plot.svg.append(svg("rect", { x: left, y: area.y, width: BAR, height: area.height, fill: `url(#${id})` }));
   const up = (log ? logarithmic : linear)(low, high, area.y + area.height, area.y);
   for (const value of up.ticks(Math.max(2, Math.floor(area.height / 55)))) {
-    plot.svg.append(svg("text", { class: "tick", x: left + BAR + 5, y: up(value) + 3.5 }, format(value)));
+    plot.svg.append(svg("text", { class: "tick", x: left + BAR + 5, y: up(value) + 3.5 }, number(value)));
   }
   plot.svg.append(svg("text", { class: "label", x: left + BAR, y: plot.height - 5, "text-anchor": "middle" }, label ?? ""));
 }
 
 // Scales of colours that a colour-blind reader can tell apart, as tables of 256. One sign: cividis (Nuñez, Anderton and
-// Renslow 2018). Signed: blue, paper, orange. Angles: a cycle.
+// Renslow 2018). Signed: blue, paper, orange.
 const ANCHORS = {
   one: {
     light: ["#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838"],
@@ -94,9 +94,6 @@ const ANCHORS = {
   signed: {
     light: ["#0a3a6b", "#1f6fb0", "#6fb1dd", "#cfe3f1", "#f8f8f6", "#fbdcb8", "#f3a04f", "#cf5a05", "#7a2d04"],
     dark: ["#b8e0ff", "#5db0ee", "#2b77ad", "#1c3f5c", "#20252b", "#573415", "#a8581a", "#ee8f3c", "#ffd6a6"],
-  },
-  angle: {
-    light: ["#e2d9e2", "#8aadc3", "#5f6fbb", "#4c2c86", "#2f1436", "#6f1f52", "#b1556a", "#cf9d87", "#e2d9e2"],
   },
 };
 

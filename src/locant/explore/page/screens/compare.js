@@ -1,11 +1,11 @@
 // Compare: curves by distance over maps of query and key, all linked by the distance that is pointed at.
 
+import { showCurves, showMap } from "../charts.js";
 import { Controls, split } from "../controls.js";
 import { html } from "../dom.js";
 import { number } from "../drawing/axes.js";
-import { heatMap } from "../drawing/heat_map.js";
-import { lineChart, nearest } from "../drawing/line_chart.js";
-import { Cursor, mapTable, Picture } from "../picture.js";
+import { nearest } from "../drawing/line_chart.js";
+import { Cursor, Picture } from "../picture.js";
 
 const SLOTS = [1, 2, 3, 4];
 const TITLES = { none: "–" };
@@ -38,19 +38,23 @@ export function open(place, page) {
   cursor.watch((at) => {
     if (!last) return;
     chart.drawn?.point(at);
-    const { distances, positions, encodings } = last.numbers;
+    const { length, distances, positions, encodings } = last.numbers;
     const distance = at === null ? null : distances[at];
     chart.read(encodings.map(({ mean }) => (mean && at !== null ? number(mean[at]) : "")));
-    chart.note.textContent = noteOf(last.numbers.length, distance);
+    chart.note.textContent = noteOf(length, distance);
     const query = positions.length - 1;
-    const key = distance === null ? null : nearest(positions, positions[query] - distance);
-    for (const { slot, map } of drawn(encodings)) {
-      const picture = mapOf.get(slot);
-      picture?.drawn?.point(key === null ? null : query, key);
-      const value = key === null ? null : map[query * positions.length + key];
-      picture?.read([key === null ? "" : `${number(value)} at query ${number(positions[query])}, key ${number(positions[key])}`]);
-    }
+    if (distance === null) pointMaps();
+    else pointMaps(query, nearest(positions, positions[query] - distance));
   });
+
+  // The same query and key in all maps.
+  function pointMaps(query = null, key = null) {
+    const { positions, encodings } = last.numbers;
+    for (const { slot, map } of drawn(encodings)) {
+      mapOf.get(slot)?.drawn?.point(query, key);
+      mapOf.get(slot)?.read([query === null ? "" : `${number(map[query * positions.length + key])} at query ${number(positions[query])}, key ${number(positions[key])}`]);
+    }
+  }
 
   function show(answer) {
     last = answer;
@@ -64,28 +68,20 @@ export function open(place, page) {
   }
 
   function showChart({ numbers }, before) {
-    const { distances, encodings, low, high } = numbers;
-    const shown = drawn(encodings);
-    const ghosts = before ? faint(before.numbers, numbers) : [];
-    chart.show({
-      title: "Score by distance",
+    const { distances, encodings, low, high, python } = numbers;
+    const curves = drawn(encodings).map(({ label, slot, mean: values, low: from, high: to }) => ({ name: label, slot, values, low: from, high: to }));
+    showCurves(chart, {
+      title: "Score by distance", python,
+      x: { values: distances, label: "distance of key and query (tokens)" },
+      y: { label: "score (before the softmax)", low: low - 1, high: Math.max(high, ...curves.map((one) => Math.max(...one.high))) + 0.3 },
+      series: [...(before ? faint(before.numbers, numbers) : []), ...curves],
       legend: encodings.map(({ label, slot, note }) => ({ name: label, slot, more: note })),
-      table: () => ({
-        columns: ["distance", ...shown.flatMap(({ label }) => [label, `${label}: 10 %`, `${label}: 90 %`])],
-        rows: Array.from(distances, (distance, at) => [distance, ...shown.flatMap((one) => [one.mean[at], one.low[at], one.high[at]])]),
-      }),
-      python: numbers.python,
-      draw: (plot) => lineChart(plot, {
-        x: { values: distances, label: "distance of key and query (tokens)" },
-        y: { label: "score (before the softmax)", low: low - 1, high: Math.max(high, ...shown.map((one) => Math.max(...one.high))) + 0.3 },
-        series: [...ghosts, ...shown.map((one) => ({ name: one.label, slot: one.slot, values: one.mean, low: one.low, high: one.high }))],
-        hover: (at) => cursor.set(at),
-      }),
+      hover: (at) => cursor.set(at),
     });
   }
 
   function showMaps({ numbers }) {
-    const { positions, encodings, low, high } = numbers;
+    const { positions, encodings, low, high, python } = numbers;
     for (const [slot, picture] of mapOf) {
       if (drawn(encodings).some((one) => one.slot === slot)) continue;
       picture.figure.remove();
@@ -93,34 +89,22 @@ export function open(place, page) {
     }
     for (const { slot, label, map, doors, name } of drawn(encodings)) {
       if (!mapOf.has(slot)) mapOf.set(slot, new Picture(maps, page, { name: `map-${slot}`, height: 330, square: true, again: () => cursor.tell() }));
-      mapOf.get(slot).show({
-        title: label,
-        note: `${doors.filter((door) => door in DOORS).map((door) => DOORS[door]).join(", ") || "does nothing: every key alike"}`,
-        legend: [{ name: "score" }],
-        table: () => mapTable("query \\ key", Array.from(positions, String), positions, map),
-        python: numbers.python,
-        draw: (plot) => heatMap(plot, {
-          values: map, x: { label: "key", values: positions }, y: { label: "query", values: positions },
-          color: { map: "one", low, high, label: "score" },
-          hover: (row, column) => point(slot, row, column),
-        }),
+      showMap(mapOf.get(slot), {
+        title: label, python, corner: "query \\ key", columns: positions, rows: positions, values: map,
+        note: doors.filter((door) => door in DOORS).map((door) => DOORS[door]).join(", ") || "does nothing: every key alike",
+        x: { label: "key", values: positions }, y: { label: "query", values: positions }, color: { map: "one", low, high, label: "score" },
+        hover: point,
       });
       mapOf.get(slot).figure.dataset.name = name;
     }
     for (const { slot } of drawn(encodings)) maps.append(mapOf.get(slot).figure); // in the order of the slots
   }
 
-  // Pointing at a map shows the same query and key in the other maps, and their distance in the chart.
-  function point(slot, row, column) {
-    const { distances, positions, encodings } = last.numbers;
-    if (row === undefined) return cursor.set(null);
-    cursor.set(nearest(distances, Math.abs(positions[row] - positions[column])));
-    for (const one of drawn(encodings)) {
-      const picture = mapOf.get(one.slot);
-      picture.drawn?.point(row, column);
-      const value = one.map[row * positions.length + column];
-      picture.read([`${number(value)} at query ${number(positions[row])}, key ${number(positions[column])}`]);
-    }
+  // Pointing at a map shows its distance in the chart, too.
+  function point(row, column) {
+    const { distances, positions } = last.numbers;
+    cursor.set(row === undefined ? null : nearest(distances, Math.abs(positions[row] - positions[column])));
+    if (row !== undefined) pointMaps(row, column);
   }
 
   const keys = {
@@ -151,7 +135,7 @@ function drawn(encodings) {
 }
 
 function noteOf(length, distance) {
-  const what = `Of the query at position ${number(length - 1)}, with keys before it: the mean over random contents, and between what eight of ten scores are.`;
+  const what = `Of the query at position ${number(length - 1)}, with keys before it. The line is the mean over random contents; the band holds the middle 80 % of them.`;
   return distance === null ? what : `${what} At distance ${number(distance)}:`;
 }
 

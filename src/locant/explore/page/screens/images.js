@@ -1,12 +1,10 @@
 // Images and video: frames of a grid, the index of every token, and which pair turns with which axis.
 
+import { showCurves, showMap, showStrip } from "../charts.js";
 import { controlGroup, move, split } from "../controls.js";
 import { html } from "../dom.js";
 import { number } from "../drawing/axes.js";
-import { strip } from "../drawing/boxes.js";
-import { heatMap } from "../drawing/heat_map.js";
-import { lineChart } from "../drawing/line_chart.js";
-import { counted, mapTable, Picture } from "../picture.js";
+import { counted, Picture } from "../picture.js";
 
 const SCHEMES = {
   contiguous: "in sections (Qwen2-VL)", stride: "every third pair (Qwen3-VL)",
@@ -53,15 +51,11 @@ export function open(place, page) {
     shown.forEach((picture, frame) => {
       const from = begin + frame * rows * columns;
       const cells = Object.assign(values.slice(from, from + rows * columns), { shape: [rows, columns] });
-      picture.show({
-        title: `Frame ${frame}`,
-        table: () => mapTable("row", counted(columns).map((at) => `column ${at}`), counted(rows), cells),
-        python,
-        draw: (plot) => heatMap(plot, {
-          values: cells, x: { label: "column" }, y: { label: "row" }, color: { map: "one", low: least, high: 1, label: "alike" },
-          hover: (row, column) => tell(row === undefined ? last.numbers.at : from + row * columns + column),
-          press: (row, column) => page.change({ at: from + row * columns + column }),
-        }),
+      showMap(picture, {
+        title: `Frame ${frame}`, python, corner: "row", columns: counted(columns).map((at) => `column ${at}`), rows: counted(rows),
+        values: cells, x: { label: "column" }, y: { label: "row" }, color: { map: "one", low: least, high: 1, label: "alike" },
+        hover: (row, column) => tell(row === undefined ? last.numbers.at : from + row * columns + column),
+        press: (row, column) => page.change({ at: from + row * columns + column }),
       });
     });
   }
@@ -70,45 +64,27 @@ export function open(place, page) {
     const count = values.shape[0];
     const tokens = counted(count);
     const series = axes.map((name, axis) => ({ name, slot: SLOTS[axis], values: tokens.map((at) => values[3 * at + axis]), steps: true }));
-    index.show({
-      title: "The index of every token on every axis",
-      note: noteOf(last.numbers),
-      legend: series,
-      table: () => ({ columns: ["token", ...axes], rows: tokens.map((at) => [at, ...series.map((one) => one.values[at])]) }),
-      python,
-      draw: (plot) => lineChart(plot, {
-        x: { values: count > 1 ? tokens : [0, 1], label: "token in the row" }, y: { label: "index" }, series,
-        marks: [{ at: begin, label: "image" }, ...(end < count ? [{ at: end, label: "text" }] : [])],
-        hover: (at) => tell(at ?? last.numbers.at),
-      }),
+    showCurves(index, {
+      title: "The index of every token on every axis", note: noteOf(last.numbers), python, series,
+      x: { values: count > 1 ? tokens : [0, 1], label: "token in the row" }, y: { label: "index" },
+      marks: [{ at: begin, label: "image" }, ...(end < count ? [{ at: end, label: "text" }] : [])],
+      hover: (at) => tell(at ?? last.numbers.at),
     });
   }
 
   function showPairs({ axes, axis_of_pair: owner, wavelengths, python }) {
-    const words = (pair) => `pair ${pair}: turns with the ${axes[owner[pair]]}, wavelength ${number(wavelengths[pair], 3)}`;
     const table = () => ({ columns: ["pair", "axis", "wavelength"], rows: wavelengths.map((wavelength, pair) => [pair, axes[owner[pair]], wavelength]) });
-    const resting = "From the first pair to the last.";
-    pairs.show({
-      title: "Which axis each pair turns with",
-      note: resting,
+    showStrip(pairs, {
+      title: "Which axis each pair turns with", note: "From the first pair to the last.", table, python,
       legend: axes.map((name, axis) => ({ name, slot: SLOTS[axis], box: true, more: `${owner.filter((each) => each === axis).length} pairs` })),
-      table, python,
-      draw: (plot) => strip(plot, Array.from(owner, (axis, pair) => ({ slot: SLOTS[axis], words: words(pair) })), (pair) => (pairs.note.textContent = pair === null ? resting : words(pair))),
+      boxes: wavelengths.map((wavelength, pair) => ({ slot: SLOTS[owner[pair]], words: `Pair ${pair} turns with the ${axes[owner[pair]]}, wavelength ${number(wavelength, 3)}.` })),
     });
-    const all = wavelengths.map((_, pair) => pair);
-    waves.show({
-      title: "Wavelengths, by axis",
-      note: "Places until a pair stands as before: an axis without fast pairs cannot tell neighbours apart well.",
-      legend: axes.map((name, axis) => ({ name, slot: SLOTS[axis] })),
-      table, python,
-      draw: (plot) => lineChart(plot, {
-        x: { values: all, label: "pair of dimensions" }, y: { label: "wavelength (places)", log: true },
-        series: axes.map((name, axis) => ({ name, slot: SLOTS[axis], dots: true, values: wavelengths.map((wavelength, pair) => (owner[pair] === axis ? wavelength : null)) })),
-        hover: (pair) => {
-          waves.drawn?.point(pair);
-          waves.read(axes.map((_, axis) => (pair !== null && owner[pair] === axis ? `${number(wavelengths[pair], 3)} places` : "")));
-        },
-      }),
+    showCurves(waves, {
+      title: "Wavelengths, by axis", python,
+      note: "How many places until a pair stands as before. An axis without fast pairs cannot tell neighbours apart well.",
+      x: { values: counted(wavelengths.length), label: "pair of dimensions" }, y: { label: "wavelength (places)", log: true },
+      series: axes.map((name, axis) => ({ name, slot: SLOTS[axis], dots: true, values: wavelengths.map((wavelength, pair) => (owner[pair] === axis ? wavelength : null)) })),
+      words: (wavelength) => (wavelength === null ? "" : `${number(wavelength, 3)} places`),
     });
   }
 

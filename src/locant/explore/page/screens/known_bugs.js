@@ -1,18 +1,17 @@
-// Known bugs: what is right and what a mistake makes of it: two curves on one axis, or two maps.
+// Known bugs: what is right and what a mistake makes of it, as two curves or two maps; and all bugs, to be searched.
 
+import { showCurves, showMap } from "../charts.js";
 import { controlGroup, move, split } from "../controls.js";
 import { html } from "../dom.js";
 import { number } from "../drawing/axes.js";
-import { heatMap } from "../drawing/heat_map.js";
-import { lineChart } from "../drawing/line_chart.js";
-import { counted, mapTable, Picture } from "../picture.js";
+import { counted, Picture } from "../picture.js";
 
 const SIDES = { right: { name: "right", slot: 1 }, wrong: { name: "wrong", slot: 2 } };
 
 export function open(place, page) {
   const { side, pictures } = split(place);
-  const named = { bug: { label: "Mistake" }, position: { label: "From position" } };
-  const [, controls] = controlGroup(side, page, named);
+  const controls = [{ bug: { label: "Mistake", also: { position: null } }, position: { label: "From position" } }, { find: { label: "Find among all bugs", placeholder: "cache, bfloat16, Llama" } }]
+    .map((named) => controlGroup(side, page, named)[1]);
   const story = html("p", { class: "said" });
   const source = html("p", { class: "note", "data-said": "source" });
   const title = html("h2");
@@ -21,61 +20,55 @@ export function open(place, page) {
   pictures.append(places);
   const curves = new Picture(pictures, page, { name: "curves", height: 340 });
   const maps = Object.keys(SIDES).map((name) => new Picture(places, page, { name: `map-${name}`, height: 330, square: true }));
+  const heading = html("h2");
+  const list = html("ol", { class: "bugs" });
+  pictures.append(html("section", { "aria-label": "All known bugs" }, heading, html("p", { class: "note" }, "What must hold, and what went wrong where it did not. Each has a test, which the mistake itself fails."), list));
   let last = null;
 
   function show(answer) {
-    last = answer;
     const { numbers } = answer;
-    named.bug.titles = numbers.titles;
-    controls.show(answer.controls);
+    for (const each of controls) each.show(answer.controls);
     title.textContent = numbers.title;
     story.textContent = numbers.story;
-    source.textContent = `Found in ${numbers.source}; entry ${numbers.entry} of the known bugs, each of which has a test here.`;
+    source.replaceChildren(`Entry ${numbers.entry}, found in `, ...links(numbers.sources), ".");
     const isMap = numbers.right.shape.length === 2;
     places.hidden = !isMap;
     curves.figure.hidden = isMap;
-    if (isMap) Object.keys(SIDES).forEach((name, at) => showMap(maps[at], name, numbers));
-    else showCurves(numbers);
+    if (isMap) Object.keys(SIDES).forEach((name, at) => showSide(maps[at], name, numbers));
+    else showBoth(numbers);
+    if (last?.controls.find.value !== answer.controls.find.value) showAll(numbers);
+    last = answer;
   }
 
-  function showCurves({ places: at, right, wrong, axes, python }) {
-    const read = (index) => {
-      curves.drawn?.point(index);
-      curves.read([right, wrong].map((values) => (index === null ? "" : number(values[index]))));
-      curves.note.textContent = index === null ? "Both on one axis." : `At ${axes[0]} ${number(at[index])}:`;
-    };
-    curves.show({
-      title: "What is right, and what comes out",
-      note: "Both on one axis.",
-      legend: Object.values(SIDES),
-      table: () => ({ columns: [axes[0], "right", "wrong"], rows: Array.from(at, (each, index) => [each, right[index], wrong[index]]) }),
-      python,
-      draw: (plot) => lineChart(plot, {
-        x: { values: at, label: axes[0] }, y: { label: axes[1] },
-        series: [{ ...SIDES.right, values: right }, { ...SIDES.wrong, values: wrong }],
-        hover: read,
-      }),
-    });
+  function showBoth({ places: values, right, wrong, axes: [x, y], python }) {
+    const series = [{ ...SIDES.right, values: right }, { ...SIDES.wrong, values: wrong }];
+    showCurves(curves, { title: "What is right, and what comes out", note: "Both on one axis.", python, x: { values, label: x }, y: { label: y }, series });
   }
 
-  function showMap(picture, name, numbers) {
-    const values = numbers[name];
-    const [rows, columns] = values.shape;
+  function showSide(picture, name, numbers) {
+    const [rows, columns] = numbers[name].shape;
     const high = Math.max(...[numbers.right, numbers.wrong].map((each) => each.reduce((most, value) => (value > most ? value : most), 0)));
-    picture.show({
-      title: SIDES[name].name,
-      note: "A row for each query; empty where it does not attend.",
-      legend: [{ name: "distance" }],
-      table: () => mapTable("query \\ key", counted(columns), counted(rows), values),
-      python: numbers.python,
-      draw: (plot) => heatMap(plot, {
-        values, x: { label: numbers.axes[0] }, y: { label: numbers.axes[1] }, color: { map: "one", low: 0, high, label: "distance" },
-        hover: (query, key) => {
-          for (const each of maps) each.drawn?.point(query, key);
-          maps.forEach((each, at) => each.read([query === undefined ? "" : number(numbers[Object.keys(SIDES)[at]][query * columns + key])]));
-        },
+    showMap(picture, {
+      title: SIDES[name].name, note: "A row for each query; empty where it does not attend.", python: numbers.python,
+      corner: "query \\ key", columns: counted(columns), rows: counted(rows),
+      values: numbers[name], x: { label: numbers.axes[0] }, y: { label: numbers.axes[1] }, color: { map: "one", low: 0, high, label: "distance" },
+      hover: (query, key) => maps.forEach((each, at) => {
+        each.drawn?.point(query, key);
+        each.read([query === undefined ? "" : number(numbers[Object.keys(SIDES)[at]][query * columns + key])]);
       }),
     });
+  }
+
+  function showAll({ entries, total }) {
+    heading.textContent = entries.length < total ? `${entries.length} of ${total} known bugs` : `All ${total} known bugs`;
+    list.replaceChildren(...entries.map(({ entry, claim, story: words, sources, drawn }) => {
+      const see = drawn && html("button", { type: "button", class: "quiet", "aria-label": `See it: ${claim}` }, "See it");
+      see?.addEventListener("click", () => {
+        page.change({ bug: drawn, position: null });
+        title.scrollIntoView({ block: "center" });
+      });
+      return html("li", {}, html("h3", {}, `${entry}. ${claim}`, see), html("p", {}, words), html("p", { class: "note" }, ...links(sources)));
+    }));
   }
 
   const keys = {
@@ -84,9 +77,14 @@ export function open(place, page) {
       if (control) move(page, "position", { now: control.value, step, high: control.high, settled: false }, "Position");
     },
     encoding(slot) {
-      const name = Object.keys(last.numbers.titles)[slot - 1];
+      const name = last.controls.bug.choices[slot - 1];
       if (name) page.change({ bug: name });
     },
   };
   return { show, keys };
+}
+
+// Threads by their names, with commas between them.
+function links(sources) {
+  return sources.flatMap(([name, address], at) => [at ? ", " : "", address ? html("a", { href: address, target: "_blank", rel: "noreferrer" }, name) : name]);
 }

@@ -1,11 +1,10 @@
 // Model: the facts of a configuration, its layers, its wavelengths now and for a longer context, the new file.
 
+import { showCurves, showStrip } from "../charts.js";
 import { controlGroup, dropZone, move, split } from "../controls.js";
 import { html } from "../dom.js";
 import { number } from "../drawing/axes.js";
-import { strip } from "../drawing/boxes.js";
-import { lineChart } from "../drawing/line_chart.js";
-import { download, Picture } from "../picture.js";
+import { counted, download, Picture } from "../picture.js";
 
 const SLOTS = { Rotary: 1, NoPE: 8 };
 const OTHERS = [3, 2, 4, 5, 6];
@@ -44,32 +43,25 @@ export function open(place, page) {
   function showLayers({ layers: all, kinds, python }) {
     layers.figure.hidden = !all.length;
     if (!all.length) return;
-    const words = ({ kind, window }) => `${kinds[kind].kind}${kinds[kind].base ? `, base ${number(kinds[kind].base)}` : ""}${window ? `, sees ${number(window)} tokens` : ", sees everything"}`;
-    layers.show({
-      title: `${all.length} layers`,
+    const words = ({ kind, window }, at) => `Layer ${at}: ${kinds[kind].kind}${kinds[kind].base ? `, base ${number(kinds[kind].base)}` : ""}${window ? `, sees ${number(window)} tokens` : ", sees everything"}`;
+    showStrip(layers, {
+      title: `${all.length} layers`, python,
       note: all.some(({ window }) => window) ? "Low layers see a window of tokens only." : "Every layer sees all tokens.",
       legend: kinds.map((kind, at) => ({ name: titleOf(kind), slot: slotOf(kinds, at), box: true })),
       table: () => ({ columns: ["layer", "encoding", "base", "window"], rows: all.map((layer, at) => [at, kinds[layer.kind].kind, kinds[layer.kind].base ?? "", layer.window ?? "all"]) }),
-      python,
-      draw: (plot) => strip(plot, all.map((layer, at) => ({ slot: slotOf(kinds, layer.kind), low: Boolean(layer.window), words: `layer ${at}: ${words(layer)}` })),
-        (at) => (layers.note.textContent = at === null ? layers.resting : `Layer ${at}: ${words(all[at])}`)),
+      boxes: all.map((layer, at) => ({ slot: slotOf(kinds, layer.kind), low: Boolean(layer.window), words: words(layer, at) })),
     });
-    layers.resting = layers.note.textContent;
   }
 
   function showPairs({ extension, wavelengths, refused, python }) {
     waves.figure.hidden = !wavelengths.length;
     if (!wavelengths.length) return;
     const { series, levels, title, note } = extension ? extended(extension) : asItIs(wavelengths, refused);
-    const pairs = series[0].values.map((_, at) => at);
     waves.series = series;
-    waves.show({
-      title, note, legend: series, python,
-      table: () => ({ columns: ["pair", ...series.map((one) => one.name)], rows: pairs.map((at) => [at, ...series.map((one) => one.values[at] ?? "endless")]) }),
-      draw: (plot) => lineChart(plot, {
-        x: { values: pairs, label: "pair of dimensions" }, y: { label: "wavelength (tokens)", log: true }, series, levels,
-        hover: (at) => point(at ?? last.numbers.pair),
-      }),
+    showCurves(waves, {
+      title, note, python, series, levels,
+      x: { values: counted(series[0].values.length), label: "pair of dimensions" }, y: { label: "wavelength (tokens)", log: true },
+      hover: (at) => point(at ?? last.numbers.pair),
     });
     point(last.numbers.pair);
   }

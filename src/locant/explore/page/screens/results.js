@@ -1,12 +1,12 @@
 // Results: losses by length and by position of a report, and the pass keys that were recalled; or a comparison that runs,
 // and its curves as they grow.
 
+import { showCurves, showMap } from "../charts.js";
 import { controlGroup, dropZone, split } from "../controls.js";
 import { html } from "../dom.js";
 import { number } from "../drawing/axes.js";
-import { heatMap } from "../drawing/heat_map.js";
 import { lineChart, nearest } from "../drawing/line_chart.js";
-import { counted, mapTable, Picture } from "../picture.js";
+import { counted, Picture } from "../picture.js";
 
 const EVERY = 1000; // milliseconds between looks at a comparison that runs here
 const SELDOM = 5000; // and at the report of one that runs elsewhere
@@ -68,14 +68,14 @@ export function open(place, page) {
     training.figure.hidden = !names.length;
     if (!names.length) return;
     const longest = names.reduce((most, name) => (curves[name].steps.length > curves[most].steps.length ? name : most), names[0]);
+    const steps = { values: curves[longest].steps, label: "step", low: Math.min(...names.map((name) => curves[name].steps[0])), high: Math.max(2, curves[longest].steps.at(-1)) };
     training.show({
-      title: "Training",
-      legend: names.map((name, at) => ({ name, slot: (at % SLOTS) + 1 })),
+      title: "Training", python,
+      legend: names.map((name, at) => ({ name, slot: slotOf(at) })),
       table: () => ({ columns: ["encoding", "step", "loss"], rows: names.flatMap((name) => Array.from(curves[name].steps, (step, at) => [name, step, curves[name].losses[at]])) }),
-      python,
       draw: (plot) => lineChart(plot, {
-        x: { values: curves[longest].steps, label: "step", low: Math.min(...names.map((name) => curves[name].steps[0])), high: Math.max(2, curves[longest].steps.at(-1)) }, y: { label: "loss" },
-        series: names.map((name, at) => ({ name, values: curves[name].losses, at: curves[name].steps, slot: (at % SLOTS) + 1, dots: curves[name].steps.length <= FEW })),
+        x: steps, y: { label: "loss" },
+        series: names.map((name, at) => ({ name, values: curves[name].losses, at: curves[name].steps, slot: slotOf(at), dots: curves[name].steps.length <= FEW })),
         hover: (at) => {
           training.drawn?.point(at);
           training.read(names.map((name) => (at === null ? "" : number(curves[name].losses[nearest(curves[name].steps, curves[longest].steps[at])]))));
@@ -87,24 +87,11 @@ export function open(place, page) {
   function showLengths({ lengths: at, rows, trained, note, python }) {
     lengths.figure.hidden = !rows.length;
     if (!rows.length) return;
-    lengths.show({
-      title: "Held-out loss by length",
-      note,
-      legend: rows.map(({ name }, slot) => ({ name, slot: (slot % SLOTS) + 1 })),
-      table: () => ({
-        columns: ["length", ...rows.flatMap(({ name }) => [name, `${name}, from`, `${name}, to`])],
-        rows: Array.from(at, (length, index) => [length, ...rows.flatMap((row) => [row.by_length[index], row.low[index], row.high[index]])]),
-      }),
-      python,
-      draw: (plot) => lineChart(plot, {
-        x: { values: at, label: "length (tokens)", log: true, ticks: at }, y: { label: "loss" },
-        series: rows.map(({ name, by_length: values, low, high }, slot) => ({ name, values, low, high, slot: (slot % SLOTS) + 1, dots: true })),
-        marks: [{ at: trained, label: "trained" }],
-        hover: (index) => {
-          lengths.drawn?.point(index);
-          lengths.read(rows.map((row) => (index === null ? "" : withInterval(row, index))));
-        },
-      }),
+    showCurves(lengths, {
+      title: "Held-out loss by length", note, python,
+      x: { values: at, label: "length (tokens)", log: true, ticks: at }, y: { label: "loss" },
+      series: rows.map(({ name, by_length: values, low, high }, slot) => ({ name, values, low, high, slot: slotOf(slot), dots: true })),
+      marks: [{ at: trained, label: "trained" }], words: withInterval,
     });
   }
 
@@ -112,22 +99,11 @@ export function open(place, page) {
     const longest = Math.max(0, ...rows.map((row) => row.by_position.length));
     places.figure.hidden = !longest;
     if (!longest) return;
-    const at = counted(longest);
-    places.show({
-      title: "Held-out loss by position",
-      note: "In windows of the longest length; means of 16 neighbours.",
-      legend: rows.map(({ name }, slot) => ({ name, slot: (slot % SLOTS) + 1 })),
-      table: () => ({ columns: ["position", ...rows.map(({ name }) => name)], rows: at.map((index) => [index, ...rows.map((row) => row.by_position[index])]) }),
-      python,
-      draw: (plot) => lineChart(plot, {
-        x: { values: at, label: "position (tokens)" }, y: { label: "loss" },
-        series: rows.map(({ name, by_position: values }, slot) => ({ name, values, slot: (slot % SLOTS) + 1 })),
-        marks: [{ at: trained, label: "trained" }],
-        hover: (index) => {
-          places.drawn?.point(index);
-          places.read(rows.map(({ by_position: values }) => (index === null ? "" : number(values[index]))));
-        },
-      }),
+    showCurves(places, {
+      title: "Held-out loss by position", note: "In windows of the longest length; means of 16 neighbours.", python,
+      x: { values: counted(longest), label: "position (tokens)" }, y: { label: "loss" },
+      series: rows.map(({ name, by_position: values }, slot) => ({ name, values, slot: slotOf(slot) })),
+      marks: [{ at: trained, label: "trained" }],
     });
   }
 
@@ -137,18 +113,13 @@ export function open(place, page) {
     while (maps.length < all.length) maps.push(new Picture(recalled, page, { name: `pass-keys-${maps.length}`, height: 240 }));
     maps.forEach((picture, at) => {
       const { name, lengths: across, depths, share } = all[at];
-      picture.show({
-        title: name,
-        legend: [{ name: "recalled" }],
-        table: () => mapTable("depth", across.map((length) => `${number(length)} tokens`), depths, share),
-        python,
-        draw: (plot) => heatMap(plot, {
-          values: share, x: { label: "length (tokens)", every: true, format: (column) => number(across[column]) },
-          y: { label: "depth", every: true, format: (row) => number(depths[row]) }, color: { map: "one", low: 0, high: 1, label: "share" },
-          hover: (row, column) => {
-            maps.forEach((each) => each.drawn?.point(row, column));
-            maps.forEach((each, other) => each.read([row === undefined ? "" : wordsOf(all[other], row, column)]));
-          },
+      showMap(picture, {
+        title: name, python, corner: "depth", columns: across.map((length) => `${number(length)} tokens`), rows: depths,
+        values: share, x: { label: "length (tokens)", every: true, format: (column) => number(across[column]) },
+        y: { label: "depth", every: true, format: (row) => number(depths[row]) }, color: { map: "one", low: 0, high: 1, label: "share recalled" },
+        hover: (row, column) => maps.forEach((each, other) => {
+          each.drawn?.point(row, column);
+          each.read([row === undefined ? "" : wordsOf(all[other], row, column)]);
         }),
       });
     });
@@ -157,9 +128,12 @@ export function open(place, page) {
   return { show, keys: {} };
 }
 
-function withInterval({ by_length: values, low, high }, index) {
-  const interval = Number.isNaN(low[index]) ? "" : ` (${number(low[index])} to ${number(high[index])})`;
-  return `${number(values[index])}${interval}`;
+function slotOf(at) {
+  return (at % SLOTS) + 1;
+}
+
+function withInterval(value, at, { low, high }) {
+  return Number.isNaN(low[at]) ? number(value) : `${number(value)} (${number(low[at])} to ${number(high[at])})`;
 }
 
 function wordsOf({ lengths, depths, recalled, asked }, row, column) {

@@ -1,12 +1,11 @@
 // Rotary: clocks at a position, the wavelengths, scalings side by side, cached keys, and the rounding of angles.
 
+import { showCurves, showMap } from "../charts.js";
 import { controlGroup, move, split } from "../controls.js";
 import { html } from "../dom.js";
 import { number } from "../drawing/axes.js";
 import { dials, largeDial } from "../drawing/dials.js";
-import { heatMap } from "../drawing/heat_map.js";
-import { lineChart } from "../drawing/line_chart.js";
-import { counted, Cursor, mapTable, Picture } from "../picture.js";
+import { counted, Cursor, Picture } from "../picture.js";
 
 const BANDS = {
   kept: { name: "turns as without the scaling", slot: 3 },
@@ -104,78 +103,51 @@ export function open(place, page) {
   }
 
   function showWavelengths({ plain, wavelengths, trained, length, scaling, python }) {
-    const pairs = plain.map((_, at) => at);
     const scaled = scaling !== "none";
     const { titles } = last.controls.scaling;
-    waves.show({
-      title: "Wavelength of each pair",
-      note: "Tokens until a pair stands as before. Above the trained length, a pair never came round in training: farther positions are angles that the model has not seen.",
-      legend: [{ name: "without a scaling", slot: 1 }, ...(scaled ? [{ name: titles[scaling] ?? scaling, slot: 2 }] : [])],
-      table: () => ({ columns: ["pair", "wavelength", scaling], rows: pairs.map((at) => [at, plain[at] ?? "endless", wavelengths[at] ?? "endless"]) }),
-      python,
-      draw: (plot) => lineChart(plot, {
-        x: { values: pairs, label: "pair of dimensions" }, y: { label: "wavelength (tokens)", log: true },
-        series: [{ name: "plain", values: plain, slot: 1 }, ...(scaled ? [{ name: scaling, values: wavelengths, slot: 2 }] : [])],
-        levels: [{ at: trained, label: `trained: ${number(trained)}` }, ...(scaled ? [{ at: length, label: `scaled to: ${number(length)}` }] : [])],
-        hover: (at) => cursor.set(at),
-      }),
+    showCurves(waves, {
+      title: "Wavelength of each pair", python,
+      note: "How many tokens until a pair stands as before. Above the trained length a pair did not complete a turn in training: at farther positions it has angles that the model has not seen.",
+      x: { values: counted(plain.length), label: "pair of dimensions" }, y: { label: "wavelength (tokens)", log: true },
+      series: [{ name: "without a scaling", values: plain, slot: 1 }, ...(scaled ? [{ name: titles[scaling] ?? scaling, values: wavelengths, slot: 2 }] : [])],
+      levels: [{ at: trained, label: `trained: ${number(trained)}` }, ...(scaled ? [{ at: length, label: `scaled to: ${number(length)}` }] : [])],
+      hover: (at) => cursor.set(at),
     });
   }
 
   function showMethods({ methods: { names, stretch, most }, python }) {
-    methods.show({
-      title: "By how much each scaling slows each pair",
-      note: " ",
-      table: () => mapTable("scaling", counted(stretch.shape[1]).map((at) => `pair ${at}`), names, stretch),
-      python,
-      draw: (plot) => heatMap(plot, {
-        values: stretch, x: { label: "pair of dimensions" }, y: { label: "", format: (row) => names[row], every: true, wide: 74 },
-        color: { map: "one", low: 1, high: most, label: "times", log: true },
-        hover: (row, column) => cursor.set(column ?? null),
-      }),
+    showMap(methods, {
+      title: "By how much each scaling slows each pair", note: " ", python,
+      corner: "scaling", columns: counted(stretch.shape[1]).map((at) => `pair ${at}`), rows: names,
+      values: stretch, x: { label: "pair of dimensions" }, y: { label: "", format: (row) => names[row], every: true, wide: 74 },
+      color: { map: "one", low: 1, high: most, label: "times", log: true },
+      hover: (row, column) => cursor.set(column ?? null),
     });
   }
 
   function showCache({ cache: { positions, curves, kept }, trained, length, python }) {
-    const names = Object.keys(curves);
     const { titles } = last.controls.scaling;
-    cache.show({
-      title: "Keys cached before the sequence grew",
-      note: `Cached at ${number(trained)} tokens, read at ${number(length)}: 1 is a key as if rotated for the new length, 0 one that tells nothing. ${kept.join(", ")} keep their keys; Rotary.rerotate mends the others.`,
-      legend: names.map((name, at) => ({ name: titles[name] ?? name, slot: at + 1 })),
-      table: () => ({ columns: ["position of the key", ...names], rows: Array.from(positions, (position, at) => [position, ...names.map((name) => curves[name][at])]) }),
-      python,
-      draw: (plot) => lineChart(plot, {
-        x: { values: positions, label: "position of the key (tokens)" }, y: { label: "fit of the key", high: 1.05 },
-        series: names.map((name, at) => ({ name, values: curves[name], slot: at + 1 })),
-        hover: (at) => {
-          cache.drawn?.point(at);
-          cache.read(names.map((name) => (at === null ? "" : number(curves[name][at], 3))));
-        },
-      }),
+    showCurves(cache, {
+      title: "Keys cached before the sequence grew", python,
+      note: `Cached at ${number(trained)} tokens, read at ${number(length)}. 1: the key is as if rotated for the new length; 0: it tells nothing. ${kept.join(", ")} leave cached keys right; for the others, Rotary.rerotate corrects them.`,
+      x: { values: positions, label: "position of the key (tokens)" }, y: { label: "fit of the key", high: 1.05 },
+      series: Object.entries(curves).map(([name, values], at) => ({ name: titles[name] ?? name, values, slot: at + 1 })),
     });
   }
 
   function showPrecision({ precision: { positions, curves, pairs }, position, python }) {
     const names = Object.keys(curves);
-    const worst = (name) => Math.max(...pairs[name]);
-    const read = (at) => precision.read(names.map((name) => number(at === null ? worst(name) : curves[name][at], 3)));
-    precision.show({
-      title: "What rounded angles miss",
-      note: `The largest error of a cosine, by position. At position ${number(position)}:`,
-      legend: names.map((name, at) => ({ name, slot: at + 1 })),
-      table: () => ({ columns: ["position", ...names], rows: Array.from(positions, (each, at) => [each, ...names.map((name) => curves[name][at])]) }),
-      python,
-      draw: (plot) => lineChart(plot, {
-        x: { values: positions, label: "position", log: true }, y: { label: "error of a cosine", log: true, low: 1e-8, high: 2.5 },
-        series: names.map((name, at) => ({ name, values: curves[name], slot: at + 1 })),
-        marks: position > 0 ? [{ at: position, label: "" }] : [],
-        hover: (at) => {
-          precision.drawn?.point(at);
-          precision.note.textContent = `The largest error of a cosine, by position. At position ${number(at === null ? position : Math.round(positions[at]))}:`;
-          read(at);
-        },
-      }),
+    const read = (at) => {
+      precision.drawn?.point(at);
+      precision.note.textContent = `The largest error of a cosine, by position. At position ${number(at === null ? position : Math.round(positions[at]))}:`;
+      precision.read(names.map((name) => number(at === null ? Math.max(...pairs[name]) : curves[name][at], 3)));
+    };
+    showCurves(precision, {
+      title: "What rounded angles miss", note: " ", python,
+      x: { values: positions, label: "position", log: true }, y: { label: "error of a cosine", log: true, low: 1e-8, high: 2.5 },
+      series: names.map((name, at) => ({ name, values: curves[name], slot: at + 1 })),
+      marks: position > 0 ? [{ at: position, label: "" }] : [],
+      hover: read,
     });
     read(null);
   }

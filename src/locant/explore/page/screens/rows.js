@@ -1,11 +1,11 @@
 // Rows: the tokens of a row, the mask, and who attends to whom, all linked by the query that is pointed at.
 
+import { showMap } from "../charts.js";
 import { controlGroup, move, split } from "../controls.js";
 import { html } from "../dom.js";
 import { number } from "../drawing/axes.js";
 import { tokens } from "../drawing/boxes.js";
-import { heatMap } from "../drawing/heat_map.js";
-import { counted, Cursor, mapTable, Picture } from "../picture.js";
+import { counted, Cursor, Picture } from "../picture.js";
 
 export function open(place, page) {
   const { side, pictures } = split(place);
@@ -84,23 +84,19 @@ export function open(place, page) {
   function showMask({ pairs, python, cached }) {
     const highest = pairs.reduce((most, each) => (Number.isNaN(each) ? most : Math.max(most, Math.abs(each))), 1);
     const lowest = pairs.reduce((least, each) => (Number.isNaN(each) ? least : Math.min(least, each)), 0);
-    mask.show({
-      title: "Who attends to whom",
+    showMap(mask, {
+      title: "Who attends to whom", python,
       note: "A row for each query, a column for each key; empty where a query does not attend to a key.",
-      legend: [{ name: "distance" }],
-      table: () => mapTable("query \\ key", counted(pairs.shape[1]), counted(pairs.shape[0]).map((query) => query + cached), pairs),
-      python,
-      draw: (plot) => heatMap(plot, {
-        values: pairs, x: { label: "slot of the key" }, y: { label: "slot of the query", format: (at) => String(at + cached) },
-        color: { map: "one", low: lowest, high: highest, label: "distance" },
-        hover: (query, key) => {
-          cursor.set(query ?? null);
-          if (query === undefined) return mask.read([""]);
-          mask.drawn?.point(query, key);
-          const value = pairs[query * pairs.shape[1] + key];
-          mask.read([Number.isNaN(value) ? `hidden: query ${query + cached}, key ${key}` : `${number(value)}: query ${query + cached}, key ${key}`]);
-        },
-      }),
+      corner: "query \\ key", columns: counted(pairs.shape[1]), rows: counted(pairs.shape[0]).map((query) => query + cached),
+      values: pairs, x: { label: "slot of the key" }, y: { label: "slot of the query", format: (at) => String(at + cached) },
+      color: { map: "one", low: lowest, high: highest, label: "distance" },
+      hover: (query, key) => {
+        cursor.set(query ?? null);
+        if (query === undefined) return mask.read([""]);
+        mask.drawn?.point(query, key);
+        const value = pairs[query * pairs.shape[1] + key];
+        mask.read([`${Number.isNaN(value) ? "hidden" : number(value)}: query ${query + cached}, key ${key}`]);
+      },
     });
   }
 

@@ -1,12 +1,11 @@
 // Swap: which layer gets which positions, in the sentences of `locant.swap`; what is refused; frequencies before and
 // after; and what to type.
 
+import { showCurves, showStrip } from "../charts.js";
 import { controlGroup, dropZone, move, split } from "../controls.js";
 import { html } from "../dom.js";
 import { number } from "../drawing/axes.js";
-import { strip } from "../drawing/boxes.js";
-import { lineChart } from "../drawing/line_chart.js";
-import { Picture } from "../picture.js";
+import { counted, Picture } from "../picture.js";
 
 const OWN = { name: "its own", slot: 8, box: true };
 const ANEW = { model: null, layers: null, every: null, pair: null };
@@ -25,7 +24,7 @@ export function open(place, page) {
   pictures.append(beware);
   const layers = new Picture(pictures, page, { name: "layers", height: 78 });
   pictures.append(said);
-  const pairs = new Picture(pictures, page, { name: "pairs", height: 300, again: () => point(last.numbers.pair) });
+  const pairs = new Picture(pictures, page, { name: "pairs", height: 300 });
   const typed = html("section", { class: "written", "aria-label": "What to type" });
   pictures.append(typed);
   let last = null;
@@ -50,48 +49,31 @@ export function open(place, page) {
     if (!all.length) return;
     const changed = all.filter((layer) => layer.changed).length;
     const given = { name: way, slot: 1, box: true };
-    layers.show({
-      title: `${way} in ${changed} of ${all.length} layers`,
+    showStrip(layers, {
+      title: `${way} in ${changed} of ${all.length} layers`, python,
       note: "A sentence for each layer, as the handle of locant.swap has them.",
       legend: changed < all.length ? [given, OWN] : [given],
       table: () => ({ columns: ["layer", "type", "sentence"], rows: all.map((layer, at) => [at, layer.type ?? "", layer.sentence]) }),
-      python,
-      draw: (plot) => strip(plot, all.map((layer, at) => ({ slot: layer.changed ? 1 : OWN.slot, words: `layer ${at}: ${layer.sentence}` })),
-        (at) => (layers.note.textContent = at === null ? layers.resting : `Layer ${at}: ${all[at].sentence}`)),
+      boxes: all.map((layer, at) => ({ slot: layer.changed ? 1 : OWN.slot, words: `Layer ${at}: ${layer.sentence}` })),
     });
-    layers.resting = layers.note.textContent;
     said.replaceChildren(html("h2", {}, "In words"), html("dl", {}, groups.flatMap(([at, words]) => [html("dt", {}, `layers ${at}`), html("dd", {}, words)])));
   }
 
   function showPairs({ pairs: found, pair, way, python }) {
     pairs.figure.hidden = !found;
     if (!found) return;
-    const series = [{ name: "before", values: found.before, slot: 8 }, { name: way, values: found.after, slot: 1 }];
-    const at = found.before.map((_, index) => index);
-    pairs.series = series;
     const [before, after] = found.factors.map((factor) => number(factor));
-    pairs.show({
-      title: "Inverse frequency of each pair",
+    showCurves(pairs, {
+      title: "Inverse frequency of each pair", python, rest: pair,
       note: `Attention factor ${before} before, ${after} with ${way}: scores grow by its square.${found.to ? ` At ${number(found.to)} tokens; the frequencies depend on the length.` : ""}`,
-      legend: series,
-      table: () => ({ columns: ["pair", ...series.map(({ name }) => name)], rows: at.map((index) => [index, ...series.map(({ values }) => values[index])]) }),
-      python,
-      draw: (plot) => lineChart(plot, {
-        x: { values: at, label: "pair of dimensions" }, y: { label: "radians per position", log: true }, series,
-        hover: (index) => point(index ?? last.numbers.pair),
-      }),
+      x: { values: counted(found.before.length), label: "pair of dimensions" }, y: { label: "radians per position", log: true },
+      series: [{ name: "before", values: found.before, slot: 8 }, { name: way, values: found.after, slot: 1 }],
     });
-    point(pair);
-  }
-
-  function point(pair) {
-    pairs.drawn?.point(pair);
-    pairs.read(pairs.series.map(({ values }) => number(values[pair])));
   }
 
   function showTyped({ ways, python }) {
-    typed.hidden = !python;
-    typed.replaceChildren(html("h2", {}, "What to type"), code("In Python", python), ...ways.map(([command, refused]) => (refused
+    typed.hidden = !python.layers;
+    typed.replaceChildren(html("h2", {}, "What to type"), code("In Python", python.layers ?? ""), ...ways.map(([command, refused]) => (refused
       ? html("p", { class: "note" }, `${command.split(" ").slice(0, 2).join(" ")}: ${refused}.`)
       : code(command.includes("evaluate") ? "To measure it, without training" : "To train it a little more", command))));
   }

@@ -1,54 +1,56 @@
-// Your text: tokens, windows, and vectors with and without position, all linked by the token that is pointed at.
+// Your text: tokens, their vectors, keys before and after rotation, and who attends to whom, all linked by one token.
 
+import { showMap } from "../charts.js";
 import { controlGroup, dropZone, move, split } from "../controls.js";
 import { html } from "../dom.js";
 import { number } from "../drawing/axes.js";
 import { words } from "../drawing/boxes.js";
-import { heatMap } from "../drawing/heat_map.js";
-import { counted, Cursor, mapTable, Picture } from "../picture.js";
+import { counted, Cursor, Picture } from "../picture.js";
 
-const WINDOWS = 6; // shown on the page; the table has all
-const SCALES = { none: "none", sqrt_d_model: "√d_model" };
+const WINDOWS = 6; // shown on the page
+const ANEW = { encoding: null, layer: null, head: null }; // settings of another model
 
 export function open(place, page) {
   const { side, pictures } = split(place);
-  const group = (named) => controlGroup(side, page, named);
-  const [which, source] = group({ file: { label: "Text" }, typed: { label: "Or type one", rows: 3, placeholder: "The cat sat on the mat." } });
+  const [which, source] = controlGroup(side, page, { typed: { label: "Your words", rows: 3, placeholder: "Type a sentence" }, file: { label: "Or a text", also: { typed: null, start: null } } });
   if (page.drop) which.append(dropZone(page, place, "Drop a text file here, or choose one", "", (key) => page.change({ file: key, typed: null, start: null })));
-  const controls = [
-    source,
-    group({ model: { label: "Embeddings" }, tokenizer: { label: "Tokenizer" }, vocabulary: { label: "Entries" }, start: { label: "From token" }, count: { label: "Tokens shown" } })[1],
-    group({ length: { label: "Window", unit: "tokens" }, stride: { label: "Stride", unit: "tokens" } })[1],
-    group({ encoding: { label: "Position added" }, scale: { label: "Rows are scaled by", titles: SCALES } })[1],
-  ];
-  const tokens = new Picture(pictures, page, { name: "tokens", height: 100 });
+  const controls = [source, ...[
+    { model: { label: "Read by a model", also: ANEW }, attention: { label: "Its layers" }, encoding: { label: "Positions" }, layer: { label: "Layer" }, head: { label: "Head" } },
+    { tokenizer: { label: "Tokenizer" }, vocabulary: { label: "Entries" }, start: { label: "From token" }, count: { label: "Tokens shown" }, at: { label: "Chosen token" } },
+    { length: { label: "Window", unit: "tokens" }, stride: { label: "Stride", unit: "tokens" } },
+  ].map((named) => controlGroup(side, page, named)[1])];
+  const tokens = new Picture(pictures, page, { name: "tokens", height: 100, again: () => cursor.tell() });
   const near = html("section", { "aria-label": "Nearest tokens", hidden: true });
   pictures.append(near);
+  const vectors = new Picture(pictures, page, { name: "vectors", height: 260 });
+  const told = html("p", { class: "said", "data-said": "model" });
+  pictures.append(html("section", { "aria-label": "Attention" }, html("h2", {}, "Into attention"), told));
+  const grid = () => pictures.appendChild(html("div", { class: "grid" }));
+  const [turned, seen] = [grid(), grid()];
+  const map = (where, name) => new Picture(where, page, { name, height: 330, square: true, again: () => cursor.tell() });
+  const maps = { keys: map(turned, "keys"), rotated: map(turned, "rotated"), added: map(turned, "added"), weights: map(seen, "weights"), far: map(seen, "far") };
+  const attended = new Picture(pictures, page, { name: "attended", height: 100, again: () => cursor.tell() });
+  pictures.insertBefore(attended.figure, seen);
   const windows = html("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Windows" });
-  const counted = html("p", { class: "note" });
-  pictures.append(html("section", { "aria-label": "Sliding windows" }, html("h2", {}, "Sliding windows"), counted, windows));
-  const vectors = new Picture(pictures, page, { name: "vectors", height: 340 });
-  const grid = html("div", { class: "grid" });
-  pictures.append(grid);
-  const maps = {
-    places: new Picture(grid, page, { name: "positions", height: 320, square: true }),
-    nearest: new Picture(grid, page, { name: "tokens-and-positions", height: 320, square: true }),
-  };
+  const amount = html("p", { class: "note" });
+  pictures.append(html("section", { "aria-label": "Sliding windows" }, html("h2", {}, "Sliding windows"), amount, windows));
 
   const cursor = new Cursor();
   let last = null;
 
   cursor.watch((at) => {
     if (!last || at === null) return;
-    const { ids, pieces, bytes, nearest, width, neighbours, vectors: all } = last.numbers;
+    const { ids, pieces, bytes, attention: { weights } } = last.numbers;
     tokens.drawn?.point(at);
     tokens.note.textContent = `${pieces[at]}: token ${ids[at]}, bytes ${bytes[at]}, at position ${at}.`;
     vectors.drawn?.point(at, null);
-    const row = Array.from(nearest.slice(at * ids.length, (at + 1) * ids.length)).map((value, other) => [value, other]).filter(([, other]) => other !== at);
-    const best = row.sort(([a], [b]) => b - a).slice(0, 3);
-    maps.nearest.note.textContent = `Most alike to ${pieces[at]} at ${at}: ${best.map(([value, other]) => `${pieces[other]} at ${other} (${number(value, 2)})`).join(", ")}.`;
-    for (const picture of Object.values(maps)) picture.drawn?.point(at, at);
-    vectors.note.textContent = `A row for each token, a column for ${width > all.shape[1] ? `the first ${all.shape[1]} of ${width}` : `each of ${width}`} dimensions: its row of the ${neighbours.length ? "model's" : "untrained"} table, and what is added.`;
+    if (!weights) return;
+    const row = Array.from(weights.slice(at * ids.length, (at + 1) * ids.length), (weight) => weight || 0); // NaN: not attended to
+    attended.drawn?.point(at, row);
+    attended.title.textContent = `What ${pieces[at]} at position ${at} attends to`;
+    const best = row.map((weight, key) => [weight, key]).sort(([a], [b]) => b - a).slice(0, 3);
+    attended.note.textContent = `The stronger the colour, the more: ${best.map(([weight, key]) => `${pieces[key]} at ${key} (${number(100 * weight, 2)} %)`).join(", ")}.`;
+    maps.weights.drawn?.point(at, best[0][1]);
   });
 
   function show(answer) {
@@ -57,24 +59,22 @@ export function open(place, page) {
     const { numbers } = answer;
     showTokens(numbers);
     showNear(numbers);
-    showWindows(numbers);
     showVectors(numbers);
-    showMap("places", "How alike positions are", "The cosine between what is added at each two positions.", numbers);
-    showMap("nearest", "How alike tokens are with their position", " ", numbers);
+    told.textContent = numbers.told;
+    showAttention(numbers);
+    showWindows(numbers);
     cursor.rest(numbers.at);
   }
 
   function showTokens({ name, characters, tokens: all, vocab_size, ids, pieces, bytes, python }) {
-    tokens.show({
-      title: `${name}: ${number(characters)} characters, ${number(all)} tokens of ${number(vocab_size)}`,
-      note: " ",
-      table: () => ({ columns: ["position", "token", "id", "bytes"], rows: pieces.map((piece, at) => [at, piece, ids[at], bytes[at]]) }),
-      python,
-      draw: (plot) => words(plot, {
-        pieces, titles: pieces.map((piece, at) => `${piece}: id ${ids[at]}, bytes ${bytes[at]}`),
-        hover: (at) => cursor.set(at), choose: (at) => page.change({ at }),
-      }),
-    });
+    const table = () => ({ columns: ["position", "token", "id", "bytes"], rows: pieces.map((piece, at) => [at, piece, ids[at], bytes[at]]) });
+    tokens.show({ title: `${name}: ${number(characters)} characters, ${number(all)} tokens of ${number(vocab_size)}`, note: " ", table, python, draw: boxes });
+  }
+
+  function boxes(plot) {
+    const { pieces, ids, bytes } = last.numbers;
+    const titles = pieces.map((piece, at) => `${piece}: id ${ids[at]}, bytes ${bytes[at]}`);
+    return words(plot, { pieces, titles, hover: (at) => cursor.set(at), choose: (at) => page.change({ at }) });
   }
 
   function showNear({ neighbours, pieces, at }) {
@@ -85,52 +85,61 @@ export function open(place, page) {
       html("ul", { class: "legend" }, neighbours.map(([piece, , cosine]) => html("li", {}, html("span", {}, piece), html("output", { class: "read" }, number(cosine, 3))))));
   }
 
+  function showVectors({ vectors: all, alone, width, pieces, python }) {
+    const [, count] = all.shape;
+    showMap(vectors, {
+      title: "Embeddings, with what is added for the position",
+      note: `A row for each token, a column for ${width > count ? `the first ${count} of ${width}` : `each of ${width}`} dimensions.`,
+      python, corner: "token", columns: counted(count), rows: pieces,
+      values: all, x: { label: "dimension" }, y: { label: "position" }, color: { map: "signed", ...around(all), label: "value" },
+      hover: (row, column) => {
+        cursor.set(row ?? null);
+        if (row === undefined) return vectors.read([""]);
+        vectors.drawn?.point(row, column);
+        vectors.read([`${number(all[row * count + column])}; the token's own row: ${number(alone[row * count + column])}`]);
+      },
+    });
+  }
+
+  function showAttention({ attention, pieces, encoding, python }) {
+    const { layer, head, weights, keys, rotated, added, far } = attention;
+    for (const [name, picture] of Object.entries({ ...maps, attended })) picture.figure.hidden = !(attention[name] ?? (name === "attended" && weights));
+    if (!weights) return;
+    const which = `layer ${layer}, head ${head}`;
+    const tokenMap = (name, title, note, values, color, x) => showMap(maps[name], {
+      title, note, python, corner: "token", columns: x ? counted(values.shape[1]) : pieces, rows: pieces,
+      values, x: { label: x ?? "key" }, y: { label: x ? "position" : "query" }, color, hover: (row, column) => {
+        cursor.set(row ?? null);
+        if (row !== undefined) maps[name].drawn?.point(row, column);
+        maps[name].read([row === undefined ? "" : `${number(values[row * values.shape[1] + column], 3)}: ${x ? `${pieces[row]}, dimension ${column}` : `${pieces[row]} at ${row}, ${pieces[column]} at ${column}`}`]);
+      },
+    });
+    const [signed, dimension] = [{ map: "signed", ...around(keys ?? weights), label: "value" }, "dimension"];
+    if (keys) tokenMap("keys", `Keys of ${which}`, rotated ? "As the layer projects them." : `As the layer projects them, and as attention gets them: ${encoding} does not rotate.`, keys, signed, dimension);
+    if (rotated) tokenMap("rotated", "The same, rotated", "Pairs of dimensions turned by angles that grow with the position.", rotated, signed, dimension);
+    if (added) tokenMap("added", `What ${encoding} adds to the scores`, "Before the softmax.", added, { map: "signed", ...around(added), label: "score" });
+    tokenMap("weights", `Attention of ${which}`, "A row for each token: how much of each other token it takes in. Every row adds up to 1.", weights, { map: "one", low: 0.001, high: 1, label: "weight", log: true });
+    attended.show({ title: "What each token attends to", note: " ", python, draw: boxes, table: () => ({ columns: ["token", "weight"], rows: pieces.map((piece, at) => [piece, weights[last.numbers.at * pieces.length + at]]) }) });
+    showMap(maps.far, {
+      title: "How far back every head looks", note: "The distance to the tokens that it attends to, on average. Press one to see it.",
+      python, corner: "layer", columns: counted(far.shape[1]), rows: counted(far.shape[0]),
+      values: far, x: { label: "head" }, y: { label: "layer" }, color: { map: "one", low: 0, high: far.reduce((most, each) => Math.max(most, each), 1), label: "tokens" },
+      hover: (row, column) => {
+        maps.far.drawn?.point(row ?? layer, column ?? head);
+        maps.far.read([row === undefined ? "" : `${number(far[row * far.shape[1] + column], 3)} tokens: layer ${row}, head ${column}`]);
+      },
+      press: (row, column) => page.change({ layer: row, head: column }),
+    });
+    maps.far.drawn?.point(layer, head);
+  }
+
   function showWindows({ windows: { inputs, targets, starts } }) {
-    counted.textContent = starts.length ? `${number(starts.length)} windows over the tokens above; the target of each token is the next one. The first ${Math.min(WINDOWS, starts.length)}:` : "Two tokens or more make a window.";
+    amount.textContent = starts.length ? `${number(starts.length)} windows over the tokens above; the target of each token is the next one. The first ${Math.min(WINDOWS, starts.length)}:` : "Two tokens or more make a window.";
     const cells = (row) => row.map((piece) => html("td", {}, piece));
     windows.replaceChildren(html("table", { class: "windows" }, html("tbody", {}, starts.slice(0, WINDOWS).flatMap((start, at) => [
       html("tr", {}, html("th", { scope: "row" }, `from ${start}`), cells(inputs[at])),
       html("tr", { class: "targets" }, html("th", { scope: "row" }, "targets"), cells(targets[at])),
     ]))));
-  }
-
-  function showVectors({ vectors: all, alone, pieces, python }) {
-    const most = Math.max(...[all, alone].map((each) => each.reduce((high, value) => Math.max(high, Math.abs(value)), 0))) || 1;
-    vectors.show({
-      title: "Embeddings with position added",
-      legend: [{ name: "value" }],
-      table: () => mapTable("token", counted(all.shape[1]).map((at) => `dimension ${at}`), pieces, all),
-      python,
-      draw: (plot) => heatMap(plot, {
-        values: all, x: { label: "dimension" }, y: { label: "position" }, color: { map: "signed", low: -most, high: most, label: "value" },
-        hover: (row, column) => {
-          cursor.set(row ?? null);
-          if (row === undefined) return vectors.read([""]);
-          vectors.drawn?.point(row, column);
-          const at = row * all.shape[1] + column;
-          vectors.read([`${number(all[at])}; the token alone: ${number(alone[at])}`]);
-        },
-      }),
-    });
-  }
-
-  function showMap(key, title, note, numbers) {
-    const values = numbers[key];
-    const size = values.shape[0];
-    maps[key].show({
-      title, note,
-      legend: [{ name: "cosine" }],
-      table: () => mapTable("", numbers.pieces, numbers.pieces, values),
-      python: numbers.python,
-      draw: (plot) => heatMap(plot, {
-        values, x: { label: "position" }, y: { label: "position" }, color: { map: "signed", low: -1, high: 1, label: "cosine" },
-        hover: (row, column) => {
-          cursor.set(row ?? null);
-          maps[key].drawn?.point(row, column);
-          maps[key].read([row === undefined ? "" : `${number(values[row * size + column], 3)}: positions ${row} and ${column}`]);
-        },
-      }),
-    });
   }
 
   const keys = {
@@ -140,4 +149,10 @@ export function open(place, page) {
     },
   };
   return { show, keys };
+}
+
+// The limits of colours for numbers of both signs.
+function around(values) {
+  const most = values.reduce((high, value) => (Math.abs(value) > high ? Math.abs(value) : high), 0) || 1;
+  return { low: -most, high: most };
 }

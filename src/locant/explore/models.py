@@ -1,0 +1,124 @@
+"""Who attends to whom in a row of tokens: in a small decoder that ships, in one of random numbers, in a model's folder.
+
+The decoder that ships has read the Python documentation that CPython ships, with its encodings in turn, a step with
+each: what differs between them is the encoding alone. ``benchmarks/small_model.py`` makes it again; 350 kB of float16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from jaxtyping import Float
+from safetensors.torch import load_file
+from torch import Tensor
+
+from locant.attention import attend
+from locant.figures.plot import seeded
+from locant.figures.scores import with_random_tables
+from locant.lab.contestant import Contestant
+from locant.lab.decoder import Block, Decoder
+from locant.lab.language_model import load_config, quiet, stated_length, trained_length
+from locant.lab.ways import Way
+from locant.positions import PositionEncoding, Positions
+from locant.positions.base import ModelShape
+from locant.swapping import swap
+
+FOLDER = Path(__file__).parent / "small_model"
+WEIGHTS = "model.safetensors"
+ENCODINGS = ("rotary", "alibi", "sinusoidal", "t5", "learned", "nope")
+WAYS = ("own", "nope", "alibi", "sinusoidal", "linear:4", "ntk:4", "yarn:4")
+"""What a model of a folder may be given in the place of its own positions: nothing that would have to be trained."""
+OF_ENCODINGS = "encodings."
+"""What the names of their weights begin with."""
+VOCAB_SIZE, LENGTH = 1024, 128
+D_MODEL, NUM_LAYERS, NUM_HEADS = 64, 2, 4
+
+
+class Layer(NamedTuple):
+    """Who attends to whom in one layer; of a decoder, also what its encoding does for that."""
+
+    weights: Float[Tensor, "heads query key"]
+    keys: Float[Tensor, "heads token head_dim"] | None = None
+    """Before they are rotated."""
+    rotated: Float[Tensor, "heads token width"] | None = None
+    added: Float[Tensor, "heads query key"] | None = None
+    """To the scores."""
+
+
+def encoding_of(name: str) -> PositionEncoding:
+    """An encoding for the sizes of this decoder."""
+    return Contestant.of(name).build(ModelShape(d_model=D_MODEL, num_heads=NUM_HEADS, max_seq_len=LENGTH))
+
+
+@lru_cache(maxsize=8)
+def untrained_model(name: str, vocab_size: int) -> Decoder:
+    """A decoder of random numbers, the same each time, with any encoding."""
+    with seeded(0):
+        encoding = with_random_tables(encoding_of(name))
+        model = Decoder(vocab_size, encoding, d_model=D_MODEL, num_layers=NUM_LAYERS, num_heads=NUM_HEADS).eval()
+    model.embedding.backend = (
+        "plain"  # the first call of the other one takes seconds, in which torch loads its compiler
+    )
+    return model
+
+
+@lru_cache(maxsize=8)
+def small_model(name: str) -> Decoder:
+    """The trained decoder, with one of `ENCODINGS`.
+
+    >>> weights = layers_of(small_model("rotary"), [5, 6, 7])[0].weights
+    >>> weights.shape, bool(weights[0, 0, 1:].any())
+    (torch.Size([4, 3, 3]), False)
+    """
+    weights, own = load_file(FOLDER / WEIGHTS), f"{OF_ENCODINGS}{name}."
+    shared = {key: weight for key, weight in weights.items() if not key.startswith(OF_ENCODINGS)}
+    of_encoding = {key.removeprefix(own): weight for key, weight in weights.items() if key.startswith(own)}
+    model = untrained_model.__wrapped__(name, VOCAB_SIZE)
+    model.load_state_dict({**shared, **{f"embedding.encoding.{key}": each for key, each in of_encoding.items()}})
+    return model
+
+
+@torch.no_grad()
+def layers_of(model: Decoder, ids: Sequence[int]) -> list[Layer]:
+    """What every layer of a decoder does with the positions of these tokens."""
+    encoding, positions = model.embedding.encoding, Positions.arange(len(ids))
+    x, layers = model.embedding(torch.tensor([*map(int, ids)])[None], positions), list[Layer]()
+    for block in cast("list[Block]", [*model.blocks]):
+        hidden = block.attention_norm(x)
+        tokens = encoding.read(hidden, positions)
+        q, k, v = block.qkv(hidden).unflatten(-1, (3, block.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        rotated_q, rotated_k = encoding.rotate(q, k, tokens)
+        _, weights = attend(rotated_q, rotated_k, v, encoding=encoding, positions=tokens, return_weights=True)
+        added = encoding.bias(rotated_q, rotated_k, tokens)
+        layers.append(Layer(weights[0], k[0], rotated_k[0], None if added is None else added[0]))
+        x = block(x, encoding, positions, None)
+    return layers
+
+
+@torch.no_grad()
+def layers_in_folder(folder: str | Path, ids: Sequence[int], way: str = "own") -> list[Layer]:
+    """Who attends to whom in every layer of a model of `transformers`, with positions as `locant.lab.ways` names them.
+
+    Raises:
+        InputError: a folder without such a model, or positions that it does not take.
+    """
+    model, chosen = _model(str(folder)), Way.of(way)
+    sizes = trained_length(model.config), stated_length(model.config)
+    with nullcontext() if way == "own" else swap(model, chosen.encoding(model, *sizes)):
+        found = model(input_ids=torch.tensor([[*map(int, ids)]]), output_attentions=True).attentions
+    return [Layer(weights[0].float()) for weights in found or () if weights is not None]
+
+
+@lru_cache(maxsize=1)
+def _model(folder: str) -> Any:
+    config = load_config(folder)
+    with quiet():
+        from transformers import AutoModel
+
+        options: Any = {"attn_implementation": "eager", "local_files_only": True, "use_safetensors": True}
+        return AutoModel.from_pretrained(folder, config=config, **options).eval()
