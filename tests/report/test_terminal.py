@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from locant.lab.training import Training
 
 from locant.embedding.flow import Plan, embed
 from locant.files import json_text
 from locant.lab.comparison import Progress
 from locant.lab.results import Results, ResultsFolder
 from locant.lab.settings import Settings
+from locant.lab.training import Training
 from locant.report.comparison import Screen, print_losses, record_line
 from locant.report.console import out
 from locant.report.embedding import print_flow
