@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from locant.lab.contestant import Contestant
 from locant.lab.results import Failure, TaskRecord
 from locant.lab.training import Training
 from locant.positions.base import ModelShape
+from locant.report.comparison import Screen
 from tests.lab.test_comparison_of_tasks import TASKS, compared
 from tests.refusal import refuses
 
@@ -151,3 +153,18 @@ def test_what_goes_wrong_in_a_class_of_others_is_said_with_its_reason(
     assert isinstance(good, TaskRecord)
     assert isinstance(bad, Failure)
     assert bad.failed == reason
+
+
+def test_a_file_that_only_stands_in_earlier_results_is_not_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Results may come from anybody: their names are shown, and no more."""
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n{MINE}")
+    options: dict[str, Any] = {**TASKS, "tasks": ("copy",), "encodings": ("alibi",), "seeds": (0,)}
+    results = json.loads(json.dumps(compared(tmp_path / "out", options)))
+    results["records"].append({**results["records"][0], "encoding": f"{tmp_path / 'evil.py'}:Near"})
+    (tmp_path / "out" / "results.json").write_text(json.dumps(results))
+    again = compared(tmp_path / "out", {**options, "encodings": ("alibi", "nope")}, watcher=Screen())
+    assert len(again["records"]) == 3
+    assert f"{tmp_path / 'evil.py'}:Near" in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()

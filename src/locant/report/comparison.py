@@ -35,6 +35,7 @@ class Screen(Watcher):
         self._bar: Any = self._new()
         self._lines: dict[Training, Any] = {}
         self._planned: Results | None = None
+        self._trained: dict[str, str] = {}
 
     def begin(self, corpus: Corpus | None, settings: Settings, folder: ResultsFolder, finished: int) -> None:
         if finished:
@@ -69,6 +70,7 @@ class Screen(Watcher):
             talk(f"a unigram count (how often each token is in the training text) has a loss of {unigram:.3f} there")
             talk(f"a bigram count (how often each token follows the one before it) has a loss of {bigram:.3f}")
         self._planned = results
+        self._trained = {name: Contestant.of(name).trained.name for name in results.settings.encodings}
         most = "at the most " if {*results.settings.tasks} != {TEXT} else ""
         talk(f"this takes {most}about {_duration(seconds)}")
 
@@ -96,7 +98,7 @@ class Screen(Watcher):
                 key = record["task"], record["encoding"], record["seed"], record["rate"]
                 if key not in self._told:
                     self._told.add(key)
-                    trained = Contestant.of(record["encoding"]).trained.name
+                    trained = self._trained.get(record["encoding"], "")  # of others a file may have the name
                     if line := self._lines.pop(Training(key[0], trained, *key[2:]), None):
                         line.close()
                     talk(record_line(record) if "loss_by_length" in record else tasks.record_line(record))
