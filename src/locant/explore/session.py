@@ -16,7 +16,7 @@ from locant.arguments import MAX_INT32, Real, one_of, real, whole
 from locant.checkpoints.config_source import CONFIG, read_source
 from locant.errors import InputError, RangeError
 from locant.files import FaultError, strict_json
-from locant.lab.results import RECORD, RESULTS
+from locant.lab.results import RECORD, RECORDED, RESULTS
 from locant.models.registry import presets
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class Session:
 
     def written(self, name: str) -> str:
         """How Python names the file."""
-        return name if self.is_shared else str(self.names.get(name, name))
+        return name if self.is_shared else str(self.names.get(name, self.reports.get(name, name)))
 
     @property
     def texts(self) -> dict[str, Path]:
@@ -191,9 +191,13 @@ class Session:
 
     @property
     def reports(self) -> dict[str, Path]:
-        """All other folders, and those of models that `locant tune` wrote; where nothing is given, the `USUAL` ones."""
+        """All other folders, and those of models that `locant tune` wrote.
+
+        Where nothing is given, the `USUAL` ones, and where these are not there either, what this package has recorded.
+        """
         if not self.files:
-            return {name: Path(name) for name in USUAL if (Path(name) / RESULTS).is_file()}
+            usual = {name: Path(name) for name in USUAL if (Path(name) / RESULTS).is_file()}
+            return usual or {file.stem: file for place in RECORDED for file in sorted(place.glob("v*.json"))}
         folders = {name: file for name, file in self.names.items() if file.is_dir()}
         return {name: each for name, each in folders.items() if name not in self.models or (each / RECORD).is_file()}
 

@@ -116,6 +116,7 @@ def _without_folders(value: Any) -> Any:
 def _in_folder(folder: Path, *, required: bool) -> dict[str, Any] | None:
     """What its report says; of a comparison that runs there may be nothing yet."""
     file = next((folder / name for name in (RESULTS, RECORD) if (folder / name).is_file()), folder / RESULTS)
+    file = folder if folder.is_file() else file
     try:
         return _read(file.read_bytes(), str(file))
     except FileNotFoundError:
@@ -230,9 +231,10 @@ def _thinned(losses: list[float]) -> dict[str, np.ndarray]:
 
 
 def _code(folder: str) -> str:
+    file = Path(folder) if folder.endswith(".json") else Path(folder) / RESULTS
     return (
         "import json\nfrom pathlib import Path\n\nfrom locant.lab.summary import summarise\n\n"
-        f"results = json.loads((Path({folder!r}) / 'results.json').read_text())\n"
+        f"results = json.loads(Path({str(file)!r}).read_text(encoding='utf-8'))\n"
         "for row in summarise(results).rows:\n"
         "    print(row.encoding, {length: cell.mean for length, cell in row.by_length.items() if cell})\n"
     )
