@@ -13,6 +13,7 @@ from docs.generator.stills import FIGURES, FOLDER
 from locant import Rotary, Sinusoidal
 from locant.positions import Positions
 from locant.positions.scaling import scaling_by_name
+from tests.tolerances import DOUBLE
 
 ESSAY = (Path(__file__).parents[2] / "docs" / "from-integers-to-rope.md").read_text(encoding="utf-8")
 TEXT = re.sub(r"\s+", " ", ESSAY)
@@ -104,10 +105,10 @@ def test_what_is_said_of_scalings() -> None:
     turns = TRAINED * PLAIN / (2 * math.pi)
     for name, most in (("yarn", 32), ("llama3", 4)):
         slowed = PLAIN / scaled(name)
-        assert slowed[turns > most] == pytest.approx(1, rel=1e-12)
-        assert slowed[turns < 1] == pytest.approx(FACTOR, rel=1e-12)
+        assert slowed[turns > most] == pytest.approx(1, rel=DOUBLE, abs=0)
+        assert slowed[turns < 1] == pytest.approx(FACTOR, rel=DOUBLE, abs=0)
     ntk = PLAIN / scaled("ntk")
-    assert (ntk[0], ntk[-1]) == pytest.approx((1, FACTOR))
+    assert (ntk[0], ntk[-1]) == pytest.approx((1, FACTOR), rel=DOUBLE, abs=0)
     assert (np.diff(ntk) > 0).all()
 
 

@@ -85,7 +85,9 @@ def test_frequencies_and_attention_factors_of_scalings(page: Page, method: str) 
             answer = page("scaled", method, {**sizes, **({} if length == usual else {"length": length})})
             ours = rotary(method, dim, base, trained, factor, length)
             assert_close(torch.tensor(answer["frequencies"], dtype=torch.float64), ours.inv_freq)
-            assert answer["attention"] == pytest.approx(ours.scaling.effective_attention_factor, rel=FEW_ROUNDINGS)
+            assert answer["attention"] == pytest.approx(
+                ours.scaling.effective_attention_factor, rel=FEW_ROUNDINGS, abs=0
+            )
 
 
 @pytest.mark.parametrize(("dim", "base"), [(dim, base) for dim, base, _ in SHAPES])
@@ -94,7 +96,7 @@ def test_plain_frequencies_wavelengths_and_angles(page: Page, dim: int, base: fl
     frequencies = page("inverseFrequencies", dim, base)
     assert_close(torch.tensor(frequencies, dtype=torch.float64), ours.inv_freq)
     waves = [pair.wavelength for pair in pair_settings(ours)]
-    assert page("wavelengths", frequencies) == pytest.approx(waves, rel=POWER_IN_DOUBLE)
+    assert page("wavelengths", frequencies) == pytest.approx(waves, rel=POWER_IN_DOUBLE, abs=0)
     for position, near in ((0, FORMULA), (1, FORMULA), (77, DOUBLE), (4095, FAR_DOUBLE), (2**20, ANGLE)):
         answer = page("angles", frequencies, position)
         for shown, true in zip((answer["cos"], answer["sin"]), ours.cos_sin(at(position), torch.float64), strict=True):
@@ -137,7 +139,7 @@ def test_sinusoidal_vectors(page: Page, dim: int, base: float) -> None:
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 20, 32, 71])
 def test_slopes_and_matrices_of_alibi(page: Page, heads: int) -> None:
     slopes = page("alibiSlopes", heads)
-    assert slopes == pytest.approx(ALiBi(heads).slopes.tolist(), rel=FEW_ROUNDINGS)
+    assert slopes == pytest.approx(ALiBi(heads).slopes.tolist(), rel=FEW_ROUNDINGS, abs=0)
     ours = ALiBi(heads).matrix(9, 14)
     queries = range(5, 14)  # the last nine of fourteen
     answer = page.each("alibi", [(slope, q - k) for slope in slopes for q in queries for k in range(14)])

@@ -18,6 +18,7 @@ from locant.explore.session import Session
 from tests.explore.conftest import SHOWN, Opens, explorer
 from tests.explore.screens import EVALUATED, SCREENS
 from tests.minilm import MINILM
+from tests.tolerances import SEVEN_DIGITS
 
 pytestmark = pytest.mark.browser
 
@@ -174,7 +175,7 @@ def test_another_encoding_changes_what_a_word_attends_to(opened: Opens) -> None:
     before = boxes.evaluate_all(dark)
     attention = answer("text", state_of(page), Session())["numbers"]
     row = np.nan_to_num(attention["attention"]["weights"][attention["at"]])
-    np.testing.assert_allclose(before, 0.75 * row / row.max(), atol=1e-6)
+    np.testing.assert_allclose(before, 0.75 * row / row.max(), rtol=0, atol=SEVEN_DIGITS)
     page.locator("[data-setting=encoding]").select_option("alibi")
     until(page, encoding="alibi")
     assert boxes.evaluate_all(dark) != before

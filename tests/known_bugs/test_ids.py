@@ -48,7 +48,7 @@ MODEL = InputEmbedding(100, 4, encoding=Learned(LIMIT, 4), num_segments=LIMIT)
 
 def _segments(places: list[list[int]]) -> Tensor:
     segments = torch.tensor(places)
-    return MODEL(torch.zeros_like(segments), segments=segments)
+    return MODEL(torch.zeros_like(segments), Positions.arange(segments.shape[1]), segments=segments)
 
 
 CASES = [

@@ -24,7 +24,7 @@ from locant import DistanceBias, Rotary
 
 class Near(DistanceBias):
     def of_distance(self, distance, head):
-        return -0.5 * distance.float()
+        return (0 * head - 0.5) * distance.float()
 
 class Turned(Rotary):
     pass

@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from safetensors.torch import load_file
@@ -84,7 +85,7 @@ def small_model(name: str) -> Decoder:
 
 
 @torch.no_grad()
-def layers_of(model: Decoder, ids: Sequence[int]) -> list[Layer]:
+def layers_of(model: Decoder, ids: Sequence[int] | np.ndarray) -> list[Layer]:
     """What every layer of a decoder does with the positions of these tokens."""
     encoding, positions = model.embedding.encoding, Positions.arange(len(ids))
     x, layers = model.embedding(torch.tensor([*map(int, ids)])[None], positions), list[Layer]()
@@ -101,7 +102,7 @@ def layers_of(model: Decoder, ids: Sequence[int]) -> list[Layer]:
 
 
 @torch.no_grad()
-def layers_in_folder(folder: str | Path, ids: Sequence[int], way: str = "own") -> list[Layer]:
+def layers_in_folder(folder: str | Path, ids: Sequence[int] | np.ndarray, way: str = "own") -> list[Layer]:
     """Who attends to whom in every layer of a model of `transformers`, with positions as `locant.lab.ways` names them.
 
     Raises:

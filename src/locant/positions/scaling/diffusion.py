@@ -87,7 +87,7 @@ class DyPE(Scaling):
     DyPE(factor=4.0, time=0.5, strength=2.0, exponent=2.0)
     """
 
-    factor: float = field(kw_only=False)
+    factor: Real = field(kw_only=False)
     time: float = 1.0
     strength: float = 2.0
     exponent: float = 2.0

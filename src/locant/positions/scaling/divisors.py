@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, ClassVar
 
-from locant.arguments import entries, real, shown
+from locant.arguments import Real, entries, real, shown
 from locant.errors import RangeError, ShapeError
 from locant.positions.frequencies import PRECISION, TWO_PI, inverse_frequencies
 from locant.positions.scaling.base import Arithmetic, Scaling, ScalingInfo, Unscaled
@@ -31,7 +31,7 @@ class Linear(Scaling):
     Linear(factor=4.0)
     """
 
-    factor: float = field(kw_only=False)
+    factor: Real = field(kw_only=False)
     info: ClassVar[ScalingInfo] = ScalingInfo(
         name="linear",
         aliases=("interpolation",),
@@ -109,7 +109,7 @@ class LongRoPE(Scaling):
     short_factor: Sequence[float]
     long_factor: Sequence[float]
     original_max_seq_len: int
-    factor: float = field(kw_only=False)
+    factor: Real = field(kw_only=False)
     attention_factor: float | None = None
     info: ClassVar[ScalingInfo] = ScalingInfo(
         name="longrope",
@@ -227,7 +227,7 @@ class Llama3(Scaling):
     8.0
     """
 
-    factor: float = field(kw_only=False)
+    factor: Real = field(kw_only=False)
     low_freq_factor: float
     high_freq_factor: float
     original_max_seq_len: int

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from locant.arguments import one_of
+from locant.arguments import Real, one_of
 from locant.errors import RangeError
 from locant.positions.scaling.base import Arithmetic, Scaling, ScalingInfo
 
@@ -31,7 +31,7 @@ class NTK(Scaling):
     NTK(factor=4.0, form='aware')
     """
 
-    factor: float = field(kw_only=False)
+    factor: Real = field(kw_only=False)
     form: str = "aware"
     info: ClassVar[ScalingInfo] = ScalingInfo(
         name="ntk",
@@ -69,7 +69,7 @@ class DynamicNTK(Scaling):
     4096
     """
 
-    factor: float = field(kw_only=False)
+    factor: Real = field(kw_only=False)
     original_max_seq_len: int
     info: ClassVar[ScalingInfo] = ScalingInfo(
         name="dynamic",
@@ -114,7 +114,7 @@ class MixedNTK(Scaling):
     tensor(0.0010, dtype=torch.float64)
     """
 
-    factor: float = field(kw_only=False)
+    factor: Real = field(kw_only=False)
     b: float = 0.625
     info: ClassVar[ScalingInfo] = ScalingInfo(name="mixed_ntk")
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from locant.arguments import flag, one_of
+from locant.arguments import Real, flag, one_of
 from locant.errors import RangeError
 from locant.positions.scaling.base import Arithmetic, Scaling, ScalingInfo
 
@@ -79,7 +79,7 @@ class YaRN(_Ramp):
     1.1386
     """
 
-    factor: float = field(kw_only=False)
+    factor: Real = field(kw_only=False)
     original_max_seq_len: int
     beta_fast: float = 32.0
     beta_slow: float = 1.0
@@ -144,7 +144,7 @@ class MrRoPE(_Ramp):
     [1.0, 1.0, 1.0, 1.23, 1.87, 3.48, 8.0, 8.0]
     """
 
-    factor: float = field(kw_only=False)
+    factor: Real = field(kw_only=False)
     original_max_seq_len: int
     beta_fast: float = 32.0
     beta_slow: float = 1.0
