@@ -155,9 +155,15 @@ def test_what_cannot_be_compared_is_said_before_anything_starts(
 def test_where_nothing_is_given_the_report_of_the_current_folder_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: tuple[Path, dict[str, Any]]
 ) -> None:
-    """Of ``locant compare``, and of ``make demo``; not beside what was given."""
+    """Of ``locant compare``, and of ``make demo``, else what the package has recorded; not beside what was given."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("locant.explore.session.RECORDED", (tmp_path / "recorded",))
     assert numbers(Session())["folder"] == ""
+    (tmp_path / "recorded").mkdir()
+    (tmp_path / "recorded" / "v1-tiny.json").write_text(json.dumps(report[1]))
+    shown = numbers(Session())
+    assert (shown["folder"], len(shown["rows"])) == ("v1-tiny", 2)
+    executed(shown)
     for name in ("demo/report", "report"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "results.json").write_text(json.dumps(report[1]))
