@@ -45,15 +45,21 @@ def rounded(value: Any) -> Any:
 
 
 def record(name: str, folder: Path) -> None:
-    """Run what is missing of a comparison, and write down all of it, a line for each record."""
+    """Run what is missing of a comparison, and write down all of it, a line for each record.
+
+    What is recorded already is not run again.
+    """
+    results, recorded = folder / "results.json", RESULTS / f"{name}.json"
+    if recorded.exists() and not results.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        results.write_bytes(recorded.read_bytes())
     subprocess.run(
         [sys.executable, "-m", "locant", "compare", *COMPARISONS[name].split(), "-o", str(folder)], check=True
     )
-    results = rounded(json.loads((folder / "results.json").read_text(encoding="utf-8")))
-    records = ",\n".join(json.dumps(each, ensure_ascii=False) for each in results.pop("records"))
-    head = json.dumps(results, ensure_ascii=False, indent=1).removesuffix("\n}")
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(f'{head},\n "records": [\n{records}\n]}}\n', encoding="utf-8")
+    written = rounded(json.loads(results.read_text(encoding="utf-8")))
+    records = ",\n".join(json.dumps(each, ensure_ascii=False) for each in written.pop("records"))
+    head = json.dumps(written, ensure_ascii=False, indent=1).removesuffix("\n}")
+    recorded.write_text(f'{head},\n "records": [\n{records}\n]}}\n', encoding="utf-8")
 
 
 if __name__ == "__main__":

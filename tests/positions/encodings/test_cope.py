@@ -113,3 +113,16 @@ def test_embeddings_begin_as_zeros_and_learn() -> None:
     assert not bias.any()
     bias.backward(torch.randn_like(bias))
     assert bool(encoding.weight.grad[:2].any())
+
+
+def test_a_query_that_is_not_a_number_leaves_the_other_rows_as_they_are() -> None:
+    """Its own row is NaN, as with any bias, and no index is made of it: training that diverges is told as such."""
+    encoding, where = drawn(8), Positions.arange(5)
+    q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
+    plain = encoding.bias(q, k, where)
+    q[0, 1, 3] = torch.nan
+    bias = encoding.bias(q, k, where)
+    assert bias[0, 1, 3].isnan().all()
+    others = torch.ones(1, 2, 5, dtype=torch.bool)
+    others[0, 1, 3] = False
+    assert torch.equal(bias[others], plain[others])

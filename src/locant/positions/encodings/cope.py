@@ -92,7 +92,8 @@ class Cope(PositionEncoding):
         products = exact_dot(q, self.weight, bias_dtype(q))
         below, above = count.detach().floor(), count.detach().ceil()
         share = count - below
-        bias = products.gather(3, above.long()) * share + products.gather(3, below.long()) * (1 - share)
+        upper, lower = (place.nan_to_num().long() for place in (above, below))  # NaN stays NaN, by the share
+        bias = products.gather(3, upper) * share + products.gather(3, lower) * (1 - share)
         return bias.to(bias_dtype(q))
 
     def extra_repr(self) -> str:
