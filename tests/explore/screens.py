@@ -102,7 +102,7 @@ SCREENS = {
         pictures=(),
         setting="encodings",
         value="nope, rotary",
-        text="Open a folder with: locant explore FOLDER",
+        text="The spread is over 3 seeds",
     ),
 }
 
