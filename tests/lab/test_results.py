@@ -16,6 +16,7 @@ from locant.lab.results import BY_LENGTH, BY_POSITION, PAGE, ResultsFolder
 from locant.lab.summary import Cell, Row, summarise
 from tests.lab.fabricated import LENGTHS, THE_FIELD, results
 from tests.lab.on_a_device import small_model
+from tests.refusal import refuses
 from tests.tolerances import FEW_ROUNDINGS, FORMULA, LOSS
 
 
@@ -192,3 +193,17 @@ def test_a_loss_that_is_not_finite_says_nothing_of_what_is_far() -> None:
     seeds[0][512][3] = None
     [row] = summarise(results({"a": [(3.0,) * 4] * 2}, stretches={"a": seeds})).rows
     assert (row.far, row.far_is_clear, row.in_context(512)) == (None, False, None)
+
+
+def test_two_runs_do_not_write_one_folder(tmp_path: Path) -> None:
+    """The lock of a run that was killed is none, and its file is nothing that a report would be written beside."""
+    with ResultsFolder(tmp_path / "out"):
+        folder = ResultsFolder(tmp_path / "out")
+        with refuses(InputError, "another run"), folder:
+            pass
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / ".lock").touch()
+    with ResultsFolder(tmp_path / "killed") as folder:
+        folder.write({"settings": {}, "environment": {}, "records": []})
+    assert [file.name for file in (tmp_path / "killed").iterdir()] == ["results.json"]

@@ -22,11 +22,11 @@ import torch
 
 from locant._version import __version__
 from locant.errors import InputError
-from locant.files import FaultError, json_text, strict_json, write_whole
+from locant.files import FaultError, json_text, lock, strict_json, write_whole
 from locant.lab.contestant import Contestant
 from locant.lab.settings import TEXT, Settings, size_of
 
-RESULTS = "results.json"
+RESULTS, LOCK = "results.json", ".lock"
 SCHEMA = 2
 """The version of what is in `RESULTS`; the first had no tasks, and no number."""
 
@@ -238,7 +238,8 @@ class ResultsFolder:
     """A folder to write results into, made if it is not there; what a comparison did not write is never changed.
 
     An earlier report stays until the first result of the new one. Any other folder with something in it is refused,
-    unless `force` allows to write beside what is there. As a context it vanishes again if nothing was written into it.
+    unless `force` allows to write beside what is there. As a context it is this process's alone, and it vanishes again
+    if nothing was written into it.
     """
 
     def __init__(self, path: Path | str, *, force: bool = False) -> None:
@@ -248,7 +249,8 @@ class ResultsFolder:
         elsewhere = f"-o {self.path}-report"
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"got {self.path}, which is a file, as the folder of the report", elsewhere)
-        if self.path.is_dir() and any(self.path.iterdir()) and not (self.holds_earlier or force):
+        others = self.path.is_dir() and any(file.name != LOCK for file in self.path.iterdir())
+        if others and not (self.holds_earlier or force):
             remedy = f"{elsewhere}, or --force to write beside them"
             raise InputError(f"{self.path} holds other things than a report", remedy)
         self._new = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
@@ -267,9 +269,16 @@ class ResultsFolder:
         self._stale = ()
 
     def __enter__(self) -> ResultsFolder:
+        self._lock = (self.path / LOCK).open("wb")
+        if lock(self._lock) is False:
+            self._lock.close()
+            got = f"got {self.path}, which another run writes"
+            raise InputError(got, "another -o, or the same when that one has ended")
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._lock.close()
+        (self.path / LOCK).unlink(missing_ok=True)
         for folder in self._new:
             if any(folder.iterdir()):
                 return
