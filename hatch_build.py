@@ -47,7 +47,7 @@ def _platform(library: Path) -> str:
         return re.sub(r"_\d+_\d+", f"_{oldest.replace('.', '_')}", known[0], count=1)
     newest = next((tag for tag in known if not tag.startswith("linux")), known[0])  # which no index takes
     asked = [int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes())]
-    return re.sub(r"^manylinux_2_\d+", f"manylinux_2_{max(OLDEST_GLIBC, *asked)}", newest)
+    return re.sub(r"^manylinux_2_\d+", f"manylinux_2_{max([OLDEST_GLIBC, *asked])}", newest)
 
 
 def _load(path: Path) -> ModuleType:

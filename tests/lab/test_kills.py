@@ -26,7 +26,7 @@ OPTIONS = {
 
 def compare(folder: Path, ray: str | None) -> None:
     torch.set_num_threads(2)
-    text = {"tokenizer": "bytes", "vocab_size": None, "download": False}
+    text = {"tokenizer": None, "vocab_size": None, "download": False}
     compare_files((), OPTIONS, folder=folder, force=False, watcher=Watcher(), ray=ray, **text)
 
 
