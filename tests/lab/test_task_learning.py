@@ -128,14 +128,15 @@ def test_the_same_seed_learns_the_same() -> None:
     assert first == again != other
 
 
+@pytest.mark.parametrize("is_learned", [True, False])
 @pytest.mark.parametrize(
     ("num_steps", "is_learned_at", "steps"),
     [(60, 5, 15), (60, 10, 20), (60, 25, 50), (60, 35, 60), (60, 40, 60), (60, None, 60), (10, None, 10), (1, None, 1)],
 )
 def test_the_rate_rises_stays_and_falls_once_half_of_the_rows_are_right(
-    monkeypatch: pytest.MonkeyPatch, num_steps: int, is_learned_at: int | None, steps: int
+    monkeypatch: pytest.MonkeyPatch, num_steps: int, is_learned_at: int | None, steps: int, is_learned: bool
 ) -> None:
-    """In as many steps as there were, or in the fewest, and no more than there are."""
+    """In as many steps as there were, or in the fewest, and no more than there are; again where it is not learned."""
     asked, noted = list[int](), {kind: list[float]() for kind in (torch.optim.Muon, torch.optim.AdamW)}
 
     def noting(kind: type, real: Callable[..., object]) -> Callable[..., object]:
@@ -147,6 +148,8 @@ def test_the_rate_rises_stays_and_falls_once_half_of_the_rows_are_right(
 
     def right(*_: object, **__: object) -> Accuracy:
         asked.append(len(noted[torch.optim.AdamW]))
+        if asked[-1] == steps and steps < num_steps:
+            return Accuracy(task_learning.LEARNED - (0 if is_learned else 0.01), 0.0)
         return Accuracy(task_learning.HALF * (asked[-1] == is_learned_at), 0.0)
 
     for kind in noted:
@@ -156,13 +159,15 @@ def test_the_rate_rises_stays_and_falls_once_half_of_the_rows_are_right(
     monkeypatch.setattr(task_learning, "FALLING", 10)
     decoder, contestant = model()
     options = {"length": 1, "longest": LONGEST, "num_steps": num_steps, "batch_size": 1, "rate": 0.5, "seed": 0}
-    assert learn(decoder, contestant, task("copy"), **options).steps == steps
+    again = 0 if is_learned else num_steps - steps
+    assert learn(decoder, contestant, task("copy"), **options).steps == steps + again
     start = is_learned_at or max(1, int(2 / 3 * num_steps))
     shares = [min(1.0, (step + 1) / 20) for step in range(start)]
     shares += [left / (steps - start + 1) for left in range(steps - start, 0, -1)]
+    shares += [0.5 * left / (again + 1) for left in range(again, 0, -1)]
     assert noted[torch.optim.Muon] == pytest.approx([0.5 * 0.02 * share for share in shares], rel=FEW_ROUNDINGS, abs=0)
     assert noted[torch.optim.AdamW] == pytest.approx([0.5 * 3e-3 * share for share in shares], rel=FEW_ROUNDINGS, abs=0)
-    assert asked == [*range(task_learning.CHECK, start + 1, task_learning.CHECK)]
+    assert asked == [*range(task_learning.CHECK, start + 1, task_learning.CHECK), *[steps] * (steps < num_steps)]
 
 
 @pytest.mark.parametrize("seed", [None, 0, 7])

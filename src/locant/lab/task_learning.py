@@ -3,8 +3,9 @@
 Matrices of attention and MLP are trained with Muon (Jordan et al. 2024), all else with AdamW: two layers with rotary
 positions learn to recall 12 pairs in 600 steps, where AdamW alone learns nothing in 1 500. The learning rate stays the
 same until half of the longest trained rows are right, or two thirds of the steps are spent, and then falls to nothing
-in as many steps as there were: so a model that needs longer than others gets longer, and how long is told. Where the
-rate stays high, every fifth row of 12 symbols is copied with a mistake for a thousand steps more.
+in as many steps as there were, and once more from half of it where the task is not learned by then: so a model that
+needs longer than others gets longer, and how long is told. Where the rate stays high, every fifth row of 12 symbols is
+copied with a mistake for a thousand steps more.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ CONSTANT = 2 / 3
 
 FALLING = 150
 """The fewest steps in which the rate falls."""
+
+AGAIN = 0.5
+"""The share of the rate that a model which has not learned by then begins with again, and that falls until the end."""
 
 ROWS = 128
 """That a model is measured with, at each length: always the same."""
@@ -147,16 +151,20 @@ def learn(
         if on_step is not None:
             on_step(len(losses), losses[-1])
 
-    def has_begun() -> bool:
-        return accuracy(model, contestant, task, length, longest=longest, seed=ASKED).rows >= HALF
+    def right() -> float:
+        return accuracy(model, contestant, task, length, longest=longest, seed=ASKED).rows
+
+    def fall(highest: float, steps: int) -> None:
+        for number in range(steps, 0, -1):
+            step(highest * number / (steps + 1))
 
     for number in range(1, 1 + max(1, int(CONSTANT * num_steps))):
         step(min(1.0, number / WARMUP))
-        if number % CHECK == 0 and has_begun():
+        if number % CHECK == 0 and right() >= HALF:
             break
-    falling = min(num_steps - len(losses), max(FALLING, len(losses)))
-    for number in range(falling, 0, -1):
-        step(number / (falling + 1))
+    fall(1.0, min(num_steps - len(losses), max(FALLING, len(losses))))
+    if len(losses) < num_steps and right() < LEARNED:
+        fall(AGAIN, num_steps - len(losses))
     return Learned(len(losses), losses[-1])
 
 
