@@ -62,7 +62,8 @@ def real(
 
 def scale_of(scale: Any, usual: float) -> Real:
     """The factor on the products of queries and keys; `usual` for ``None``."""
-    return usual if scale is None else real("scale", scale, remedy=Remedy(f"{{}}, which is {usual:g} here", scale=None))
+    # A plain string: torch cannot trace how a Remedy is made, and this is asked in compiled models.
+    return usual if scale is None else real("scale", scale, remedy=f"scale=None, which is {usual:g} here")
 
 
 def flag(name: str, value: Any) -> bool:
