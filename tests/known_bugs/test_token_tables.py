@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional as F
 
 from locant import RangeError, TokenEmbedding
-from locant.embedding.table import DeferredErrors, require_ids
+from locant.embedding.table import DeferredErrors, Fill, require_ids
 from locant.parallel.vocabulary import LocalRows, SplitTable
 from tests.known_bugs.exhibit import exhibit
 from tests.parallel.vocabulary_ranks import CASES, RANKS, find_out, require_reset, require_the_table_of_one_rank
@@ -61,8 +61,8 @@ class OneMask(LooksUpItsPart):
 class ClearsACopy(SplitTable):
     """The padding row is cleared in what indexing returns, which of a split tensor is a copy."""
 
-    def draw(self, weight: Tensor, std: float, padding_idx: int | None) -> None:
-        super().draw(weight, std, None)
+    def draw(self, weight: Tensor, fill: Fill, padding_idx: int | None) -> None:
+        super().draw(weight, fill, None)
         if padding_idx is not None:
             weight[padding_idx].zero_()
 
@@ -70,11 +70,11 @@ class ClearsACopy(SplitTable):
 class DrawsAlike(SplitTable):
     """Every rank draws its own part; with one seed, and on CPUs, all get the same rows."""
 
-    def draw(self, weight: Tensor, std: float, padding_idx: int | None) -> None:
+    def draw(self, weight: Tensor, fill: Fill, padding_idx: int | None) -> None:
         assert isinstance(weight, DTensor)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says that it may not be complete, and goes on
-            weight.normal_(std=std)
+            fill(weight)
         part = LocalRows.of(weight)
         if (place := part.place(padding_idx)) is not None:
             part.rows[place].zero_()
