@@ -180,5 +180,5 @@ def test_the_schema_of_what_is_recorded_is_that_of_today() -> None:
         assert TEXT in whole
         assert len(whole) > 2
         assert len(settings["encodings"]) >= 15
-        again = Settings(suite="v1", encodings=settings["encodings"], **SIZES[size_of(settings)])
+        again = Settings(suite="v1", encodings=(*settings["encodings"],), **SIZES[size_of(settings)])
         assert json.loads(json.dumps(plain_settings(again, settings["text"]))) == settings
