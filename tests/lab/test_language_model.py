@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import save_file
+from tokenizers.processors import TemplateProcessing
 from torch.nn import functional as F
 
+from locant import Tokenizer
 from locant.lab import language_model
 from locant.lab.language_model import AsDecoder, Head, fingerprint
 from tests.largest import Largest
@@ -38,11 +41,27 @@ def test_losses_are_those_of_all_logits_and_few_of_these_are_held(
     expected = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
     monkeypatch.setattr(language_model, "HELD", 13 * 2003)
     with Largest() as largest:
-        losses = AsDecoder(model).losses(ids, targets, None)
+        losses = AsDecoder(model, Tokenizer.bytes()).losses(ids, targets, None)
     assert largest.numbers == 2003 * 64, "nothing is larger than the table of tokens"
     assert (losses - expected).abs().max() <= LOGITS
     assert (Head(model).of_last(ids, 3) - logits[:, -3:]).abs().max() <= LOGITS
     assert torch.equal(model(ids).logits, logits), "no hook is left"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("length", [1, 2, 3, 9])
+def test_windows_begin_with_what_the_tokenizer_puts_before_a_text(length: int) -> None:
+    """In the place of their first tokens: a window keeps its length, and no target is lost."""
+    library = tokenizers.Tokenizer.from_str(Tokenizer.bytes().to_json())
+    library.add_special_tokens(["<s>"])
+    library.post_processor = TemplateProcessing("<|endoftext|> <s> $A", None, [("<|endoftext|>", 256), ("<s>", 257)])
+    model = tiny(BEHIND[0], vocab_size=300)
+    ids = torch.arange(2 * length).view(2, length)
+    read = torch.cat([torch.tensor([[256, 257]] * 2)[:, :length], ids[:, 2:]], 1)
+    expected, decoder = model(read).logits, AsDecoder(model, Tokenizer.from_json(library.to_str()))
+    assert (decoder(ids, None) - expected).abs().max() <= LOGITS
+    losses = F.cross_entropy(expected.transpose(1, 2), ids, reduction="none")
+    assert (decoder.losses(ids, ids, None) - losses).abs().max() <= LOGITS
 
 
 def test_a_fingerprint_is_of_what_the_files_hold(tmp_path: Path) -> None:

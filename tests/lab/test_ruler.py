@@ -18,7 +18,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import locant
 from locant.errors import InputError
-from locant.lab import ruler
 from locant.lab.ruler import TASKS, answered, prompt, prompts, score, written
 from locant.text.reading import sample_text
 from tests.refusal import refuses
@@ -208,4 +207,3 @@ def test_a_row_begins_as_the_file_says_and_is_not_cut_as_it_says(tokenizer: loca
     assert row is not None
     assert plain is not None
     assert row.ids == [999, *plain.ids]
-    assert ruler.beginning(tokenizer) == []

@@ -202,7 +202,7 @@ def audit(
 
     def measured(reading: Reading) -> Row:
         with subject.read_as(reading):
-            losses = losses_in_windows(AsDecoder(model), corpus.ids[: count * length + 1], length)
+            losses = losses_in_windows(AsDecoder(model, corpus.tokenizer), corpus.ids[: count * length + 1], length)
         if (cell := Cell.of([losses.mean])) is None:
             raise InputError(f"got a loss that is not finite under {reading.name}", "a model in float32")
         windows = {length: tuple(Cell.of([loss]) for loss in losses.by_window)}

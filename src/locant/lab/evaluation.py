@@ -159,7 +159,8 @@ def evaluate_model(
     windows = report["settings"]["text"].get("windows") if report else None
     finished = {record["encoding"]: record for record in report.get("records", ())}
     if settings.minutes is not None:
-        count = windows or min(count, _fitting(model, corpus.ids[: longest + 1], settings, settings.minutes))
+        decoder = AsDecoder(model, corpus.tokenizer)
+        count = windows or min(count, _fitting(decoder, corpus.ids[: longest + 1], settings, settings.minutes))
         text["windows"] = count
     if windows != count:
         finished = {}
@@ -199,12 +200,12 @@ def _drawn(way: str, model: Any, trained: int, longest: int) -> PositionEncoding
     return encoding
 
 
-def _fitting(model: Any, ids: np.ndarray, settings: EvaluationSettings, minutes: float) -> int:
+def _fitting(model: AsDecoder, ids: np.ndarray, settings: EvaluationSettings, minutes: float) -> int:
     """How many windows of the longest length each encoding may take, by the time that one of them takes."""
     longest = settings.lengths[-1]
-    losses_in_windows(AsDecoder(model), ids[:2], 1)  # the first use of a device takes longer
+    losses_in_windows(model, ids[:2], 1)  # the first use of a device takes longer
     began = time.perf_counter()
-    losses_in_windows(AsDecoder(model), ids, longest)
+    losses_in_windows(model, ids, longest)
     taken = time.perf_counter() - began
     rows = len(TASKS) * settings.keys * len(DEPTHS) + WRITING * settings.rows * len(settings.tasks)
     rows *= sum(settings.lengths) / longest
@@ -217,11 +218,12 @@ def _measured(
     contexts: Sequence[int], prompts: ruler.Prompts, step: Callable[[], None],
 ) -> dict[str, Any]:  # fmt: skip
     began, losses, stretches = time.perf_counter(), {}, dict[int, list[float | None]]()
+    decoder = AsDecoder(model, corpus.tokenizer)
     for length in settings.lengths:
-        losses[length] = losses_in_windows(AsDecoder(model), corpus.ids[:tokens], length)
+        losses[length] = losses_in_windows(decoder, corpus.ids[:tokens], length)
         step()
     for length in contexts:
-        found = in_context(AsDecoder(model), corpus.ids[:tokens], length, settings.lengths[-1])
+        found = in_context(decoder, corpus.ids[:tokens], length, settings.lengths[-1])
         stretches[length] = [*map(finite, found)]
         step()
     recalled = {
@@ -293,13 +295,13 @@ def _recalled(
     model: Any, tokenizer: Tokenizer, hide: Hide, lengths: Sequence[int], count: int, step: Callable[[], None]
 ) -> list[dict[str, Any]]:
     """How many of `count` numbers are recalled at each depth of each length."""
-    head, recalled = Head(model), list[dict[str, Any]]()
+    head, recalled, begin = Head(model), list[dict[str, Any]](), torch.tensor(tokenizer.beginning, dtype=torch.long)
     for length in lengths if count else ():
         for depth in DEPTHS:
-            rows = [hide(tokenizer, length, depth, seed) for seed in range(count)]
+            rows = [hide(tokenizer, length - len(begin), depth, seed) for seed in range(count)]
             fit = [row for row in rows if row is not None]
             right = sum(
-                torch.equal(head.of_last(ids[None, :-1], answer)[0].argmax(-1).cpu(), ids[-answer:])
+                torch.equal(head.of_last(torch.cat([begin, ids[:-1]])[None], answer)[0].argmax(-1).cpu(), ids[-answer:])
                 for ids, answer in fit
             )
             recalled += [{"length": length, "depth": depth, "recalled": right, "asked": len(fit)}]

@@ -71,7 +71,7 @@ def search_factors(
         "text_sha256": corpus.sha256, "to": length, "windows": count,
         "config": extension.config, "device": where.type,
     }  # fmt: skip
-    loss_of = _Losses(model, corpus.ids[: count * length + 1], extension, record, identity)
+    loss_of = _Losses(AsDecoder(model, corpus.tokenizer), corpus.ids[: count * length + 1], extension, record, identity)
     first, largest = _first(extension), LARGEST * length / extension.trained
     total = len(first) + (VARIED + CROSSED) * generations
     losses: dict[Factors, float] = {}
@@ -95,8 +95,10 @@ def search_factors(
 class _Losses:
     """The loss with some factors; measured once, and written down beside what it depends on."""
 
-    def __init__(self, model: Any, ids: Any, extension: Extension, record: Path, identity: dict[str, Any]) -> None:
-        self.model, self.ids, self.extension, self.record = model, ids, extension, record
+    def __init__(
+        self, decoder: AsDecoder, ids: Any, extension: Extension, record: Path, identity: dict[str, Any]
+    ) -> None:
+        self.decoder, self.ids, self.extension, self.record = decoder, ids, extension, record
         self.report = {**identity, "measured": _measured_before(record, identity)}
         self.losses = {tuple(each["factors"]): each["loss"] for each in self.report["measured"]}
         self._write()  # where nothing can be written, nothing is measured
@@ -106,8 +108,9 @@ class _Losses:
             kind, own = self.extension.layer_type, self.extension.rotary[1]
             scaling: Any = own.scaling  # LongRoPE, as the extension is one by it
             rotary = own.alike(scaling=replace(scaling, long_factor=factors))
-            with swap(self.model, layers=lambda index, layer_type: rotary if kind in (None, layer_type) else None):
-                loss = finite(losses_in_windows(AsDecoder(self.model), self.ids, self.extension.to).mean)
+            model = self.decoder.model
+            with swap(model, layers=lambda index, layer_type: rotary if kind in (None, layer_type) else None):
+                loss = finite(losses_in_windows(self.decoder, self.ids, self.extension.to).mean)
             self.losses[factors] = loss
             self.report["measured"].append({"factors": [*factors], "loss": loss})
             self._write()

@@ -10,7 +10,7 @@ import copy
 import hashlib
 import math
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -35,6 +35,7 @@ from locant.models.rope_parameters import stated_trained_length
 from locant.swapping.added_point import own_tables
 from locant.swapping.plan import Weightless
 from locant.text.corpus import Corpus
+from locant.text.tokenizer import Tokenizer
 
 MOST = {
     "layers": (("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 1_000),
@@ -276,13 +277,13 @@ def num_windows(model: Any, corpus: Corpus, length: int, most: int, *, option: s
     if len(corpus.ids) <= length:
         got = f"got a text of {len(corpus.ids):,} tokens, too short for a window of {length:,}"
         raise InputError(got, f"a text of more than {length:,} tokens, or a smaller {option}")
-    require_rows(model, corpus.ids)
+    require_rows(model, corpus.ids, corpus.tokenizer.beginning)
     return min(most, (len(corpus.ids) - 1) // length)
 
 
-def require_rows(model: Any, ids: Int[np.ndarray, " tokens"]) -> None:
-    """Raise where a text has an id that the model has no row for."""
-    if (largest := int(ids.max())) >= model.config.get_text_config().vocab_size:
+def require_rows(model: Any, ids: Int[np.ndarray, " tokens"], beginning: Sequence[int] = ()) -> None:
+    """Raise where a text, or what stands before it, has an id that the model has no row for."""
+    if (largest := max(int(ids.max()), *beginning, 0)) >= model.config.get_text_config().vocab_size:
         raise InputError(f"got a tokenizer with id {largest}, which the model has no row for", "the model's tokenizer")
 
 
@@ -295,21 +296,29 @@ def require_positions(model: Any, longest: int) -> None:
 
 
 class AsDecoder(nn.Module):
-    """A model of transformers, called as the lab's own are; what it is given may be on another device."""
+    """A model of transformers, called as the lab's own are; what it is given may be on another device.
 
-    def __init__(self, model: Any) -> None:
+    Windows are cut out of a text, and each begins with what the tokenizer puts before one, in the place of its first
+    token: Gemma, among others, predicts nothing sensible without its ``<bos>``, and a window keeps its length.
+    """
+
+    def __init__(self, model: Any, tokenizer: Tokenizer) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.beginning = model, tokenizer.beginning
 
     def forward(self, ids: Tensor, positions: object) -> Float[Tensor, "batch seq vocab"]:
-        return self.model(ids.to(self.model.device).long(), use_cache=False).logits.float()
+        return self.model(self._begun(ids).to(self.model.device), use_cache=False).logits.float()
+
+    def _begun(self, ids: Int[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
+        begin = torch.tensor(self.beginning, dtype=torch.long)[: ids.shape[1]].expand(len(ids), -1)
+        return torch.cat([begin, ids[:, begin.shape[1] :].long()], 1)
 
     def losses(
         self, ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch seq"], positions: object
     ) -> Float[Tensor, "batch seq"]:
         """Nats for each target, as those of `Decoder`; logits are held for some of the tokens at a time."""
         head = Head(self.model)
-        hidden = head.hidden(ids.long())
+        hidden = head.hidden(self._begun(ids))
         targets = targets.to(hidden.device)
         size = max(1, HELD // self.model.config.get_text_config().vocab_size)
         losses = [

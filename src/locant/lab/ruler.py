@@ -22,7 +22,6 @@ from string import ascii_lowercase, ascii_uppercase
 from typing import Any, NamedTuple
 from uuid import UUID
 
-import tokenizers
 import torch
 from torch import Tensor, nn
 
@@ -178,7 +177,7 @@ def prompt(name: str, tokenizer: Tokenizer, length: int, seed: int) -> Prompt | 
     Raises:
         InputError: the tokens do not spell the row.
     """
-    task, begin = TASKS[name], beginning(tokenizer)
+    task, begin = TASKS[name], tokenizer.beginning
 
     def made(size: int) -> tuple[list[int], Question]:
         question = task.make(Random(f"{name} {seed}"), size, length)
@@ -202,15 +201,6 @@ def prompt(name: str, tokenizer: Tokenizer, length: int, seed: int) -> Prompt | 
         got = f"got a tokenizer whose tokens do not spell the rows of {name}: a part of each would be lost"
         raise InputError(got, "the tokenizer of the model, or other --tasks")
     return Prompt(ids, question.answers, most)
-
-
-def beginning(tokenizer: Tokenizer) -> list[int]:
-    """What a tokenizer's own file puts before a text; some models write nothing sensible without."""
-    library = tokenizers.Tokenizer.from_str(tokenizer.to_json())
-    library.no_padding()
-    encoded = library.encode("a")
-    special = takewhile(lambda pair: pair[1], zip(encoded.ids, encoded.special_tokens_mask, strict=True))
-    return [number for number, _ in special]
 
 
 def has_chat_template(folder: str | Path) -> bool:

@@ -198,11 +198,12 @@ def tune(
             raise InputError(f"got {way.name}:{way.factor:g}, which stretches nothing", f"--with {way.name}:4")
         config = type(config).from_dict(extend(read_source(source), to=to, method=way.name).config)
     model = load_model(source, config, device=settings.device)
-    require_rows(model, corpus.ids)
+    require_rows(model, corpus.ids, corpus.tokenizer.beginning)
     require_positions(model, length)
     with state, random_numbers_kept(state.device):
         so_far = _begun(state, asked, force=force)
-        run = _Run(_prepared(model, way, settings, length), training, held_out, length, settings)
+        prepared = AsDecoder(_prepared(model, way, settings, length), corpus.tokenizer)
+        run = _Run(prepared, training, held_out, length, settings)
         record = {**run.go(state, asked, so_far, on_step), "swapped": hasattr(model.config, "locant")}
         _write(run.finished(), source, output, record, force=force)
         state.remove()
@@ -273,9 +274,10 @@ class _Run:
     """The training itself: from where the state says, or from the beginning."""
 
     def __init__(
-        self, model: Any, training: np.ndarray, held_out: np.ndarray, length: int, settings: TuneSettings
+        self, decoder: AsDecoder, training: np.ndarray, held_out: np.ndarray, length: int, settings: TuneSettings
     ) -> None:
-        self.model, self.settings, self.length = model, settings, length
+        self.decoder, self.settings, self.length = decoder, settings, length
+        self.model = model = decoder.model
         self.dtypes = {id(parameter): parameter.dtype for parameter in model.parameters()}
         model.float()
         self.parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
@@ -344,7 +346,7 @@ class _Run:
         part = max(1, LOGITS // self.model.config.get_text_config().vocab_size // self.length)
         loss = 0.0
         for ids, targets in zip(batch["ids"].split(part), batch["targets"].split(part), strict=True):
-            logits = AsDecoder(self.model)(ids, None)
+            logits = self.decoder(ids, None)
             summed = F.cross_entropy(logits.flatten(0, 1), targets.to(logits.device).flatten(), reduction="sum")
             some = summed / batch["targets"].numel()
             some.backward()
@@ -352,7 +354,7 @@ class _Run:
         return loss
 
     def _measured(self) -> Losses:
-        losses = losses_in_windows(AsDecoder(self.model), self.held_out, self.length)
+        losses = losses_in_windows(self.decoder, self.held_out, self.length)
         self.model.train()
         self._require_finite(losses.mean)
         return losses
