@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["COMPARISONS", "record", "recorded", "rounded"]
+__all__ = ["COMPARISONS", "record", "rounded"]
 
 CONTESTANTS = (
     "nope,sinusoidal,learned,rotary,rotary+yarn,rotary+ntk,rotary+linear,alibi,t5,kerple,fire,sandwich,cope,fox,pope,"
@@ -42,21 +42,6 @@ def rounded(value: Any) -> Any:
     if isinstance(value, list):
         return [rounded(each) for each in value]
     return round(value, DIGITS) if isinstance(value, float) else value
-
-
-def recorded(name: str) -> dict[str, Any]:
-    """What is recorded, of the tasks that all encodings and seeds are through with; ``late`` names the others."""
-    results = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    settings = results["settings"]
-    there = {(each["task"], each["encoding"], each["seed"]) for each in results["records"]}
-    whole = [
-        task
-        for task in settings["tasks"]
-        if there >= {(task, name, seed) for name in settings["encodings"] for seed in settings["seeds"]}
-    ]
-    records = [each for each in results["records"] if each["task"] in whole]
-    late = [task for task in settings["tasks"] if task not in whole]
-    return {**results, "settings": {**settings, "tasks": whole}, "records": records, "late": late}
 
 
 def record(name: str, folder: Path) -> None:

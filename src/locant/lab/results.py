@@ -6,6 +6,7 @@ that was ended goes on with what is there. How far a single training is, where t
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -64,14 +65,46 @@ class Losses(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
-    """One measured model. Losses are nats per token on held-out text; ``None`` where one was not finite."""
+class Outcome:
+    """What came of a training, for one contestant."""
 
     task: str = TEXT
     encoding: str
     seed: int
     rate: float = 1.0
+    """The factor of the learning rates."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON: lengths become strings."""
+        return {
+            name: {str(key): each for key, each in value.items()} if isinstance(value, dict) else value
+            for name, value in vars(self).items()
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure(Outcome):
+    """A training that ended with an error."""
+
+    failed: str
+    """The reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measured(Outcome):
     train_length: int
+    train_loss: float | None
+    """Of a text, over the last tenth of the training steps; of a task, at the last; ``None`` where not finite."""
+    steps: int = 0
+    """Of training."""
+    num_parameters: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(_Measured):
+    """One measured model. Losses are nats per token on held-out text; ``None`` where one was not finite."""
+
     loss_by_length: dict[int, float | None]
     loss_by_position: list[float | None]
     """At each position of the longest windows."""
@@ -79,12 +112,6 @@ class Record:
     """For each length, in each window, in the order of the text."""
     context_loss_by_stretch: dict[int, list[float | None]] = field(default_factory=dict)
     """For each number of tokens before every target, in each stretch of the same targets: see `in_context`."""
-    train_loss: float | None
-    """Over the last tenth of the training steps."""
-    steps: int = 0
-    """Of training."""
-    num_parameters: int
-    seconds: float
 
     @staticmethod
     def losses(measured: Mapping[int, Losses]) -> dict[str, Any]:
@@ -95,58 +122,18 @@ class Record:
             "loss_by_window": {length: [finite(each) for each in loss.by_window] for length, loss in measured.items()},
         }
 
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON: lengths become strings."""
-        return _plain(self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class TaskRecord:
+class TaskRecord(_Measured):
     """One model that was trained on a task: the share of rows, and of tokens, that it gets right at each length."""
 
-    task: str
-    encoding: str
-    seed: int
-    rate: float
-    """The factor of the learning rates."""
-    train_length: int
     learned: bool
     """Whether rows of the trained length are right; where not, longer ones say nothing about the encoding."""
-    steps: int
     accuracy_by_length: dict[int, float]
     token_accuracy_by_length: dict[int, float]
-    train_loss: float | None
-    num_parameters: int
-    seconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON: lengths become strings."""
-        return _plain(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """A training that ended with an error."""
-
-    task: str
-    encoding: str
-    seed: int
-    rate: float
-    failed: str
-    """The reason."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
 
 
 AnyRecord = Record | TaskRecord
-
-
-def _plain(record: object) -> dict[str, Any]:
-    return {
-        name: {str(key): each for key, each in value.items()} if isinstance(value, dict) else value
-        for name, value in vars(record).items()
-    }
 
 
 LIKE = {"str": str, "int": int, "bool": bool, "float": (int, float), "list": list, "dict": dict}
@@ -197,14 +184,30 @@ def plain_settings(settings: object, text: Mapping[str, Any]) -> dict[str, Any]:
 
 
 RECORDED = (Path(__file__).parent / "recorded", Path(__file__).parents[3] / "docs" / "results")
-"""Where the results of suites are: in an installed package, and in a checkout."""
+"""Where the results of suites, and of other comparisons, are: in an installed package, and in a checkout."""
+
+
+def recorded(name: str) -> dict[str, Any] | None:
+    """The results that this package has of a comparison, made by ``benchmarks/suite.py``.
+
+    Only of the tasks that all encodings and seeds are through with; ``late`` names the others.
+    """
+    file = next((place / f"{name}.json" for place in RECORDED if (place / f"{name}.json").is_file()), None)
+    if file is None:
+        return None
+    results = json.loads(file.read_text(encoding="utf-8"))
+    settings, records = results["settings"], results["records"]
+    there = {(each.get("task", TEXT), each["encoding"], each["seed"]) for each in records}
+    pairs = [*itertools.product(settings["encodings"], settings["seeds"])]
+    whole = [task for task in settings["tasks"] if there >= {(task, *pair) for pair in pairs}]
+    late = [task for task in settings["tasks"] if task not in whole]
+    records = [each for each in records if each.get("task", TEXT) in whole]
+    return {**results, "settings": {**settings, "tasks": whole}, "records": records, "late": late}
 
 
 def recorded_suite(settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The results that this package has of the suite and the size of these settings: see ``benchmarks/suite.py``."""
-    name = f"{settings['suite']}-{size_of(settings)}.json" if settings.get("suite") else ""
-    file = next((place / name for place in RECORDED if name and (place / name).is_file()), None)
-    return json.loads(file.read_text(encoding="utf-8")) if file else None
+    """What is `recorded` of the suite and the size of these settings."""
+    return recorded(f"{settings['suite']}-{size_of(settings)}") if settings.get("suite") else None
 
 
 OTHER_NAMES = {"num_steps": "steps", "batch_size": "batch"}
