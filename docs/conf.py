@@ -72,10 +72,11 @@ WIDE = (
     "reference/gallery", "reference/models/all",
 )  # fmt: skip
 html_sidebars = {page: [] for page in WIDE}
+TABLES = ("reference/models/all", "guides/conventions", "guides/diffusers", "guides/swapped-models")
 html_theme_options = {
     "navbar_align": "left",
     "header_links_before_dropdown": 8,
-    "secondary_sidebar_items": {"**": ["page-toc", "sourcelink"], "reference/models/all": [], "guides/conventions": []},
+    "secondary_sidebar_items": {"**": ["page-toc", "sourcelink"]} | {page: [] for page in TABLES},
     "show_toc_level": 2,
     "footer_start": ["copyright"],
     "footer_end": [],

@@ -1,4 +1,4 @@
-"""The pages that draw by themselves: the explorer's drawing and `docs/live/` as one script beside the pages.
+"""The pages that draw by themselves: the explorer's drawing, `docs/live/` and the lessons' figures as one script.
 
 It is no module of JavaScript, so a page that is opened from disk runs it too.
 """
@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
 from sphinx.application import Sphinx
 
 from locant.explore.document import joined, modules, stylesheet
@@ -17,8 +18,8 @@ from locant.report.page import document
 __all__ = ["bare", "script", "setup"]
 
 LIVE = Path(__file__).parents[1] / "live"
+LESSONS = Path(__file__).parents[1] / "course" / "figures.js"
 NAME = "live.js"
-PAGES = ("live", "from-integers-to-rope")
 
 
 def script() -> str:
@@ -32,12 +33,13 @@ def script() -> str:
         **modules(),
         **{f"live/{file.name}": file.read_text("utf-8") for file in sorted(LIVE.glob("*.js"))},
         "live/style.js": f"export const STYLE = {json.dumps(style)};\n",
+        "course/figures.js": LESSONS.read_text("utf-8"),
     }
-    return f"(() => {{\n{joined(['live/start.js'], sources)}}})();\n"
+    return f"(() => {{\n{joined(['course/figures.js', 'live/start.js'], sources)}}})();\n"
 
 
 def bare(*names: str) -> str:
-    """A page of these figures of the essay alone, or of the screens where none is named, beside the script."""
+    """A page of these figures alone, or of the screens where none is named, beside the script."""
     figures = [f'<figure class="live" id="essay-{name}"><img alt="{name}"></figure>' for name in names]
     body = "".join(figures) or '<figure id="live-screens"></figure>'
     style = "<style>body { margin: 0 auto; max-width: 1150px; } figure { margin: 0; }</style>"
@@ -46,7 +48,7 @@ def bare(*names: str) -> str:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Write the script, and name it in the pages that need it."""
+    """Write the script, and name it in the pages that have a place for it."""
     app.connect("builder-inited", _write)
     app.connect("html-page-context", _name)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
@@ -59,6 +61,7 @@ def _write(app: Sphinx) -> None:
         (folder / NAME).write_text(script(), encoding="utf-8")
 
 
-def _name(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
-    if page in PAGES:
+def _name(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: nodes.document | None) -> None:
+    figures = tree.findall(nodes.figure) if tree else ()
+    if any("live" in figure["classes"] or "live-screens" in figure["ids"] for figure in figures):
         app.add_js_file(NAME, loading_method="defer")

@@ -29,23 +29,23 @@ def mathml(formula: str, *, display: bool) -> str:
 
 
 def _inline(writer: HTML5Translator, node: nodes.math) -> None:
-    _write(writer, node, display=False)
+    _write(writer, node, node.astext(), display=False)
+    raise nodes.SkipNode
 
 
 def _block(writer: HTML5Translator, node: nodes.math_block) -> None:
     writer.body.append('<div class="formula" tabindex="0">')  # wide ones scroll, and keys have to reach them
-    try:
-        _write(writer, node, display=True)
-    finally:
-        writer.body.append("</div>")
-
-
-def _write(writer: HTML5Translator, node: nodes.Element, *, display: bool) -> None:
-    try:
-        writer.body.append(mathml(node.astext(), display=display))
-    except MathError as error:
-        logging.getLogger(__name__).warning("%s in the formula %s", error, node.astext(), location=node)
+    for part in node.astext().split(r"\qquad"):  # beside each other, or below each other where there is no room
+        _write(writer, node, part, display=True)
+    writer.body.append("</div>")
     raise nodes.SkipNode
+
+
+def _write(writer: HTML5Translator, node: nodes.Element, formula: str, *, display: bool) -> None:
+    try:
+        writer.body.append(mathml(formula, display=display))
+    except MathError as error:
+        logging.getLogger(__name__).warning("%s in the formula %s", error, formula, location=node)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -14,6 +14,7 @@ from locant.report.benchmarks import PLACES, recorded, table
 __all__ = ["ROOT", "benchmarks", "difference", "engines", "known_bugs"]
 
 ROOT = Path(__file__).parents[2]
+ADDRESS = re.compile(r"https?://[^\s()]+")
 
 
 def known_bugs(museum: str) -> str:
@@ -41,9 +42,9 @@ def engines(record: dict[str, Any] | None = None) -> str:
     >>> part = {"measured": "2026-11-24", "rows": [row | {"command": "make engines"}], "cannot": {"One": ["sing"]}}
     >>> print(engines({"one": part}).partition("cannot")[2].strip())
     * - One 1.2 (2026-11-24)
-      - - a layer: 2.4e-07 absolute
-      - - `make engines`
-      - - sing
+      - a layer: 2.4e-07 absolute
+      - `make engines`
+      - sing
     :::
     """
     if record is None:
@@ -58,7 +59,7 @@ def engines(record: dict[str, Any] | None = None) -> str:
                     f"{' '.join([engine, *dict.fromkeys(row['version'] for row in rows)])} ({part['measured']})",
                     [f"{row['subject']}: {difference(row)}" for row in rows],
                     [f"`{command}`" for command in dict.fromkeys(row["command"] for row in rows)],
-                    part["cannot"].get(engine, []),
+                    [re.sub(ADDRESS, r"[source](\g<0>)", each) for each in part["cannot"].get(engine, [])],
                 )
             )
         if "not_repeated" in part:
@@ -79,8 +80,10 @@ def difference(row: dict[str, Any]) -> str:
 def _row(first: str, *cells: list[str]) -> Iterator[str]:
     yield f"* - {first}"
     for cell in cells:
-        for number, line in enumerate(cell or [""]):
-            yield f"  {' ' if number else '-'} - {line}".rstrip()
+        if len(cell) < 2:
+            yield f"  - {''.join(cell) or '–'}"
+        else:
+            yield from (f"  {' ' if number else '-'} - {line}" for number, line in enumerate(cell))
 
 
 def _part(device: str, name: str, part: dict[str, Any]) -> str:

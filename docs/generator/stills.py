@@ -15,10 +15,13 @@ from docs.generator.live import NAME, bare, script
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-FOLDER = Path(__file__).parents[1] / "images" / "essay"
+IMAGES = Path(__file__).parents[1] / "images"
+FOLDER = IMAGES / "essay"
 FIGURES = (
     "shuffle", "integers", "fractions", "bits", "waves", "added", "turn", "hands", "ladder", "beyond", "scalings",
 )  # fmt: skip
+LESSONS = ("embeddings", "windows", "biases", "segments", "gpt")
+"""Of the course, which begin otherwise than a figure of the essay; the other lessons show its pictures."""
 CLOCKS = "clocks"
 """Of the page of screens, whose first picture of all pairs stands for it."""
 WIDTH = 720
@@ -59,13 +62,15 @@ def main() -> None:
         (Path(folder) / NAME).write_text(script(), encoding="utf-8")
         browser = playwright.chromium.launch(executable_path=chromium(), args=[*FLAGS])
         page = browser.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme="light")
-        for names in (FIGURES, ()):
+        lessons = [f"lesson-{name}" for name in LESSONS]
+        for folder_of, names in ((FOLDER, FIGURES), (FOLDER, ()), (IMAGES / "course", lessons)):
             (Path(folder) / "page.html").write_text(bare(*names), encoding="utf-8")
             page.goto((Path(folder) / "page.html").as_uri())
             for name in names or (CLOCKS,):
                 within = f"#essay-{name}" if names else f"[data-picture={CLOCKS}]"
                 page.wait_for_selector(f"{within} .plot svg")
-                (FOLDER / f"{name}.svg").write_text(still(page, within), encoding="utf-8")
+                file = folder_of / f"{name.removeprefix('lesson-')}.svg"
+                file.write_text(still(page, within), encoding="utf-8")
         browser.close()
 
 

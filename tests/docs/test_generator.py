@@ -5,13 +5,15 @@ from __future__ import annotations
 import pydoc
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from docutils.nodes import SkipNode, math_block
 
 from docs.generator import reference
 from docs.generator.encodings import encoding_page
 from docs.generator.markdown import picture, summary
-from docs.generator.mathml import mathml
+from docs.generator.mathml import _block, mathml
 from docs.generator.models import families
 from docs.generator.models_table import COLUMNS, row_of
 from locant.models.registry import presets
@@ -142,3 +144,12 @@ def test_a_formula_becomes_mathml_without_a_script() -> None:
     assert "<mfrac>" in mathml(r"\frac{1}{2}", display=True)
     with pytest.raises(Exception, match="nonsense"):
         mathml(r"\nonsense", display=True)
+
+
+def test_parts_of_a_formula_are_elements_of_their_own() -> None:
+    writer = SimpleNamespace(body=[])
+    with pytest.raises(SkipNode):
+        _block(writer, math_block("", r"a = b, \qquad c = \frac{d}{e}"))  # type: ignore[arg-type]
+    assert [part.startswith("<math") for part in writer.body] == [False, True, True, False]
+    assert r"<mi>b</mi>" in writer.body[1]
+    assert "<mfrac>" in writer.body[2]
