@@ -79,8 +79,8 @@ chromium: ## Chromium for `make test-browser`, where this user may install packa
 		apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium >/dev/null; } || \
 		echo "found no chromium and may not install it: the tests in a browser are skipped" >&2
 
-test-browser: $(VENV)/dev.stamp chromium ## the explorer, driven in a real Chromium
-	@$(BIN)/python -m pytest -n 0 -q -m browser tests/explore
+test-browser: $(VENV)/dev.stamp chromium ## the explorer and the live pages, driven in a real Chromium
+	@$(BIN)/python -m pytest -n 0 -q -m browser tests/explore tests/docs
 
 docs: $(VENV)/dev.stamp ## the documentation, in docs/_build/html; its warnings are errors
 	@$(BIN)/python -m sphinx --quiet -j $(WORKERS) -W --keep-going -d docs/_build/doctrees -b html docs docs/_build/html
