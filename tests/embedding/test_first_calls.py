@@ -87,7 +87,7 @@ def test_texts_of_several_lengths_are_told_how_to_become_a_batch() -> None:
     encoded = Tokenizer.bytes().encode_batch(["three", "one"])
     for rows in (encoded, [row.tolist() for row in encoded], [torch.as_tensor(row) for row in encoded]):
         with refuses(ShapeError, "rows of one length", "pad_sequence", "positions=Positions.packed([[5], [3]])"):
-            embedding(rows)  # type: ignore[arg-type]
+            embedding(rows)
     padded = nn.utils.rnn.pad_sequence([torch.as_tensor(row) for row in encoded], batch_first=True)
     x = embedding(padded, positions=Positions.packed([[5], [3]]))
     for row, alone in zip(x, encoded, strict=True):
