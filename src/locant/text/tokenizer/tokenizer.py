@@ -455,8 +455,9 @@ def _special_names(names: str | Sequence[str]) -> list[str]:
 
 
 def _texts_to_learn(texts_or_paths: str | Path | Iterable[str | Path]) -> list[str]:
-    several = [texts_or_paths] if isinstance(texts_or_paths, (str, Path)) else texts_or_paths
-    texts = [_text_to_learn(one) for one in several]
+    if isinstance(texts_or_paths, (str, Path, bytes)) or not isinstance(texts_or_paths, Iterable):
+        texts_or_paths = [texts_or_paths]
+    texts = [_text_to_learn(one) for one in texts_or_paths]
     if not any(texts):
         raise InputError("got no text to train on", "a text, or the pathlib.Path of a file with one")
     return texts
