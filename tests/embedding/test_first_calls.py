@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from locant import InputEmbedding, Learned, LocantError, Positions, RangeError, ShapeError, Sinusoidal, TokenEmbedding
+from locant import (
+    InputEmbedding,
+    InputError,
+    Learned,
+    LocantError,
+    Positions,
+    RangeError,
+    ShapeError,
+    Sinusoidal,
+    TokenEmbedding,
+)
 from locant.embedding import QuantisedEmbedding
 from locant.text import Tokenizer
 from tests.refusal import refuses
@@ -53,6 +64,62 @@ def test_several_rows_and_none_come_as_lists_too() -> None:
     assert InputEmbedding(257, 6, encoding="sinusoidal")(text).shape == (1, 3, 6)
     embedding.token = QuantisedEmbedding(embedding.token, "int8")  # type: ignore[assignment]
     assert torch.equal(embedding(rows), embedding(torch.tensor(rows)))
+
+
+@pytest.mark.parametrize("where", ["mapped", "reversed", "every other"])
+def test_arrays_that_torch_does_not_take_are_copied(where: str, tmp_path: Path) -> None:
+    np.array(ROW, dtype=np.uint16).tofile(tmp_path / "ids.bin")
+    mapped = np.memmap(tmp_path / "ids.bin", dtype=np.uint16, mode="r")  # may not be written to, of which torch warns
+    ids = {"mapped": mapped, "reversed": np.array(ROW)[::-1], "every other": np.repeat(ROW, 2)[::2]}[where]
+    embedding = InputEmbedding(11, 6, encoding=Learned(9, 6))
+    assert torch.equal(embedding(ids), embedding(torch.tensor(ids.tolist())))
+
+
+def test_a_batch_of_encoded_texts_of_one_length_is_a_batch_of_ids() -> None:
+    texts = ["one", "two"]
+    embedding, ids = TokenEmbedding(257, 6), Tokenizer.bytes().encode_batch(texts)
+    assert torch.equal(embedding(ids), embedding(torch.tensor([[*text.encode()] for text in texts])))
+
+
+def test_texts_of_several_lengths_are_told_how_to_become_a_batch() -> None:
+    """What the remedy says gives every text the bits it has alone."""
+    embedding = InputEmbedding(257, 6, encoding=Learned(9, 6))
+    encoded = Tokenizer.bytes().encode_batch(["three", "one"])
+    for rows in (encoded, [row.tolist() for row in encoded], [torch.as_tensor(row) for row in encoded]):
+        with refuses(ShapeError, "rows of one length", "pad_sequence", "positions=Positions.packed([[5], [3]])"):
+            embedding(rows)
+    padded = nn.utils.rnn.pad_sequence([torch.as_tensor(row) for row in encoded], batch_first=True)
+    x = embedding(padded, positions=Positions.packed([[5], [3]]))
+    for row, alone in zip(x, encoded, strict=True):
+        assert torch.equal(row[: len(alone)], embedding(alone)[0])
+
+
+@pytest.mark.parametrize("text", ["ab", ["a", "b"]])
+def test_a_text_is_sent_to_a_tokenizer(text: Any) -> None:
+    with refuses(ShapeError, "try: Tokenizer.encode(text)"):
+        TokenEmbedding(11, 6)(text)
+
+
+@pytest.mark.parametrize("backend", ["plain", "auto"])
+def test_segments_come_in_the_forms_of_ids(backend: Any) -> None:
+    embedding = InputEmbedding(11, 6, encoding=Learned(9, 6), num_segments=2, backend=backend)
+    segments = [0, 0, 1, 1]
+    expected = embedding(torch.tensor([ROW]), segments=torch.tensor([segments]))
+    for form in (segments, [segments], np.array(segments), torch.tensor(segments)):
+        assert torch.equal(embedding(ROW, segments=form), expected)
+    with refuses(ShapeError, "segments of shape (1, 4)", "(2, 4)"):
+        embedding([ROW, ROW], segments=segments)
+
+
+def test_a_table_in_the_place_of_a_folder_is_told_where_it_goes() -> None:
+    """`torch.nn.Embedding.from_pretrained` takes one, and its rows are then not trained."""
+    table = torch.randn(3, 4)
+    for given in (table, table.numpy()):
+        with refuses(InputError, "TokenEmbedding(*table.shape).load_state_dict({'weight': table})"):
+            TokenEmbedding.from_pretrained(given)  # type: ignore[arg-type]
+    embedding = TokenEmbedding(*table.shape)
+    embedding.load_state_dict({"weight": table})
+    assert torch.equal(embedding([2, 0]), table[[2, 0]])
 
 
 @pytest.mark.parametrize("wrong", [[1.0, 2.0], [[1, 2], [3]], ["a", "b"], "ab", [True, False], None, 5.0])

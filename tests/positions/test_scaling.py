@@ -240,6 +240,28 @@ def test_a_name_and_a_factor_are_the_usual_scaling(name: str) -> None:
             Rotary(64, scaling=f"{name}:8:8192")
 
 
+@pytest.mark.parametrize("name", ["YaRN:8:64", "Yarn:8:64", "dynamic-ntk:8:64", "Long RoPE:8:64", "interpolation:8"])
+def test_a_scaling_is_found_in_any_case_and_by_its_aliases(name: str) -> None:
+    plain = {"Y": "yarn:8:64", "d": "dynamic:8:64", "L": "longrope:8:64", "i": "linear:8"}[name[0]]
+    assert Rotary(32, scaling=name).scaling == Rotary(32, scaling=plain).scaling
+
+
+@pytest.mark.parametrize("text", ["yarn", "yarn:", "NTK"])
+def test_a_scaling_without_a_factor_is_not_given_one(text: str) -> None:
+    with refuses(RangeError, f"got {text!r} for scaling, expected a factor", f"try: '{text.rstrip(':')}:4'"):
+        Rotary(32, scaling=text)
+
+
+def test_a_trained_length_without_a_factor_is_refused() -> None:
+    with refuses(RangeError, "'yarn::64'", "numbers after the colons"):
+        Rotary(32, scaling="yarn::64")
+
+
+def test_the_entry_of_a_configuration_is_sent_to_the_whole_of_it() -> None:
+    with refuses(RangeError, "Rotary.from_config(config)"):
+        Rotary(32, scaling={"rope_type": "yarn", "factor": 8.0})  # type: ignore[arg-type]
+
+
 def test_yarn_by_name_has_the_frequencies_of_its_paper() -> None:
     found = Rotary(64, scaling="yarn:8").inv_freq
     low = 64 * math.log(4096 / (32 * 2 * math.pi)) / (2 * math.log(10_000))

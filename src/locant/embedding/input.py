@@ -136,15 +136,18 @@ class InputEmbedding(RaisesLater):
         self,
         ids: Ids,
         positions: Where = None,
-        segments: Integer[Tensor, "batch seq"] | None = None,
+        segments: Ids | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
-        """Ids are ``batch seq``, or ``seq`` for one row: a tensor, an array or a list.
+        """Ids and segments are ``batch seq``, or ``seq`` for one row: a tensor, an array or a list.
 
         Without `positions` every row counts from 0, and a token alone is refused where its position is added; without
         `segments` all tokens are in segment 0.
         """
         ids = ids_of(ids, self)
         ids = ids[None] if ids.ndim == 1 else ids
+        if segments is not None:
+            segments = ids_of(segments, self, "segments")
+            segments = segments[None] if segments.ndim == 1 else segments
         if ids.ndim != 2:
             raise shape_error("ids", ids, "(batch, seq), or (seq,) for one row", "ids.flatten(1)")
         if self.backend != "plain":

@@ -90,11 +90,11 @@ def rows_of(
     return read(ids.masked_fill(wrong, 0), weight, padding_idx).masked_fill(wrong[..., None], torch.nan)
 
 
-def ids_of(ids: Ids, module: nn.Module) -> Tensor:
+def ids_of(ids: Ids, module: nn.Module, name: str = "ids") -> Tensor:
     """A tensor as it is; a list or an array as one where the module's tables are."""
     if isinstance(ids, Tensor):
         return ids
-    return integers("ids", ids, next(itertools.chain(module.parameters(), module.buffers())).device)
+    return integers(name, ids, next(itertools.chain(module.parameters(), module.buffers())).device)
 
 
 def require_ids(

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, entries, one_of, real, shape_error, shown, whole
 from locant.embedding.table import Ids, RaisesLater, Table, ids_of, require_ids, rows_of
-from locant.errors import LocantError, RangeError, Remedy, ShapeError
+from locant.errors import InputError, LocantError, RangeError, Remedy, ShapeError
 from locant.tensors import require_tensor
 
 Scale = float | Literal["sqrt_d_model", "sqrt_d_model_rounded"]
@@ -109,6 +109,9 @@ class TokenEmbedding(RaisesLater):
         """
         from locant.checkpoints.pretrained import read_pretrained_token
 
+        if hasattr(folder, "shape"):  # as `torch.nn.Embedding` takes one; there the rows are not trained
+            got = f"got {shown(folder)}, expected the folder of a model"
+            raise InputError(got, "TokenEmbedding(*table.shape).load_state_dict({'weight': table})")
         pretrained = read_pretrained_token(folder, dtype)
         with torch.device("meta"):
             embedding = cls(**pretrained.options)

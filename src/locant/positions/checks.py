@@ -122,6 +122,22 @@ def padding_mask(value: object) -> Bool[Tensor, "batch seq"]:
 
 def _as_tensor(name: str, value: Any, device: torch.device | str | None = None) -> Tensor:
     try:
+        if isinstance(value, (list, tuple)) and any(isinstance(row, np.ndarray) for row in value):
+            value = np.array(value)  # row by row, torch would warn that it is slow
+        if isinstance(value, np.ndarray) and (not value.flags.writeable or min(value.strides, default=0) < 0):
+            value = value.copy()  # torch warns of what it may not write to, as a mapped file, and takes no reversed one
         return torch.as_tensor(value, device=device)
     except (TypeError, ValueError, RuntimeError) as error:  # texts, rows of several lengths, more than 64 bits
-        raise ShapeError(f"got {shown(value)} for {name}, expected integers", "a tensor of integers") from error
+        got = f"got {shown(value)} for {name}, expected integers in rows of one length"
+        raise ShapeError(got, _remedy(value)) from error
+
+
+def _remedy(value: Any) -> str:
+    """What to do with what is no tensor of integers."""
+    entries = value if isinstance(value, (list, tuple)) else [value]
+    if any(isinstance(entry, str) for entry in entries):
+        return "Tokenizer.encode(text)"
+    if all(isinstance(entry, (list, tuple, np.ndarray, Tensor)) and np.ndim(entry) for entry in entries) and entries:
+        lengths = shown([[len(row)] for row in entries])
+        return f"torch.nn.utils.rnn.pad_sequence, and beside it positions=Positions.packed({lengths})"
+    return "a tensor of integers"

@@ -115,6 +115,16 @@ class TestAllowed:
         ids = tokenizer.encode_batch(texts, allowed_special=["<|endoftext|>"])
         assert [row.tolist() for row in ids] == [[256, 97], [255, 256, 254], []]
 
+    def test_all_of_them_as_tiktoken_says_it(self) -> None:
+        tokenizer = Tokenizer.train("the cat", special_tokens=["<|a|>", "<|b|>"])
+        ids = tokenizer.encode("<|b|>e<|a|>", allowed_special="all").tolist()
+        assert ids == [tokenizer.special_tokens["<|b|>"], tokenizer.id_of("e"), tokenizer.special_tokens["<|a|>"]]
+        assert tokenizer.encode("<|b|>").size == 5  # and nothing is allowed afterwards
+        plain = Tokenizer.train("the cat", special_tokens=())
+        assert plain.encode("<|b|>", allowed_special="all").size == 5
+        with pytest.raises(InputError, match="got 'all' in allowed_special"):
+            tokenizer.encode("<|b|>", allowed_special=["all"])
+
     @pytest.mark.parametrize("name", ["<|end|>", "a", ""])
     def test_names_must_be_special_tokens(self, name: str) -> None:
         with pytest.raises(InputError, match=r"in allowed_special, which is no special token; try: some of: '<\|endof"):

@@ -87,6 +87,8 @@ class TestDecoding:
         for ids in ([104, 105], (104, 105), np.array([104, 105], dtype=np.uint16), torch.tensor([104, 105])):
             assert tokenizer.decode(ids) == "hi"
             assert tokenizer.decode_bytes(ids) == b"hi"
+        for one in (104, np.int32(104), np.array(104), torch.tensor(104)):
+            assert (tokenizer.decode(one), tokenizer.decode_bytes(one)) == ("h", b"h")
         assert tokenizer.decode([]) == ""
         assert tokenizer.decode_bytes(np.zeros(0, dtype=np.int32)) == b""
 
@@ -104,7 +106,7 @@ class TestDecoding:
             with pytest.raises(RangeError, match=f"got token id {bad}, which is no token's; try: ids within 0.."):
                 decode([1, bad])
 
-    @pytest.mark.parametrize("ids", [[[1, 2]], 5, [1.0], np.array(3), torch.zeros(2)])
+    @pytest.mark.parametrize("ids", [[[1, 2]], 5.0, [1.0], True, "hi", b"hi", None, torch.zeros(2), torch.zeros(())])
     def test_refuses_what_is_no_axis_of_integers(self, ids: object) -> None:
         with refuses(ShapeError, "expected one axis of integers"):
             Tokenizer.bytes().decode(ids)  # type: ignore[arg-type]

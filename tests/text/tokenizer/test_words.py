@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -65,6 +67,14 @@ def test_the_word_unk_of_a_text_is_a_word() -> None:
 def test_words_come_back_with_single_spaces_and_none_before_marks(text: str, read: str) -> None:
     tokenizer = Tokenizer.words(STORY)
     assert tokenizer.decode(tokenizer.encode(text)) == read
+
+
+@pytest.mark.parametrize("wrong", [None, b"the dog", 7, [b"the dog"], ["the dog", None]])
+@pytest.mark.parametrize("learn", [Tokenizer.words, Tokenizer.train])
+def test_what_is_no_text_is_named_by_its_kind(wrong: Any, learn: Callable[..., Tokenizer]) -> None:
+    kind = type(wrong[-1] if isinstance(wrong, list) else wrong).__name__
+    with refuses(InputError, f"got a {kind} to train on", "data.decode(), for bytes"):
+        learn(wrong)
 
 
 TOKENIZER = Tokenizer.words(STORY)

@@ -139,10 +139,14 @@ class Rotary(PositionEncoding):
         self.rotary_dim = whole("rotary_dim", rotary_dim, 2, self.head_dim, even=True, remedy=remedy)
         self.base = base_of(base)
         if isinstance(scaling, str):
-            scaling = scaling_by_name(scaling, TRAINED, self.rotary_dim, self.base)
+            text, scaling = scaling, scaling_by_name(scaling, TRAINED, self.rotary_dim, self.base)
+            if not text.partition(":")[2]:
+                remedy = f"'{text.rstrip(':')}:4', for four times the trained length"
+                raise RangeError(f"got {text!r} for scaling, expected a factor behind the name", remedy)
         if scaling is not None and not isinstance(scaling, Scaling):
             got = f"got {shown(scaling)} for scaling, expected one of locant.scaling"
-            raise RangeError(got, "'linear:4', or Linear(factor=4.0)")
+            remedy = "Rotary.from_config(config), of the whole configuration" if isinstance(scaling, dict) else ""
+            raise RangeError(got, remedy or "'linear:4', or Linear(factor=4.0)")
         self.scaling = Unscaled() if scaling is None else scaling
         self.layout: Layout = layout
         self.sections = None if sections is None else sections_of(sections, self.rotary_dim // 2)

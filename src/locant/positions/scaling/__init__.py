@@ -17,6 +17,7 @@ from locant.positions.scaling.base import LENGTH, Scaling, Unscaled
 from locant.positions.scaling.divisors import Linear, Llama3, LongRoPE, Proportional, Resonance
 from locant.positions.scaling.ntk import NTK, DynamicNTK, MixedNTK, ntk_exponent
 from locant.positions.scaling.yarn import YaRN
+from locant.registry import key_of
 
 __all__ = [
     "EXTENDING", "KINDS", "NTK", "SCALINGS", "TRAINED", "DynamicNTK", "Linear", "Llama3", "LongRoPE", "MixedNTK",
@@ -49,7 +50,7 @@ EXTENDING = tuple(name for name, kind in SCALINGS.items() if kind.info.extends)
 
 
 def scaling_by_name(text: str, trained: int, dim: int, base: float) -> Scaling:
-    """A scaling by its name and factor, such as ``"yarn:8"``; without a factor it is 4.
+    """A scaling by its name or alias, in any case, and its factor, such as ``"yarn:8"``; without a factor it is 4.
 
     Args:
         text: a third part, as in ``"yarn:8:8192"``, is the trained length.
@@ -60,6 +61,7 @@ def scaling_by_name(text: str, trained: int, dim: int, base: float) -> Scaling:
     Linear(factor=2.0)
     """
     name, _, numbers = text.partition(":")
+    name = next((known for known, kind in SCALINGS.items() if key_of(name) in (known, *kind.info.aliases)), name)
     one_of("scaling", name, SCALINGS, "yarn:4, or one of the others")
     factor, colon, length = numbers.partition(":")
     if colon and LENGTH not in SCALINGS[name].__dataclass_fields__:  # type: ignore[attr-defined]  # all are dataclasses
@@ -68,7 +70,7 @@ def scaling_by_name(text: str, trained: int, dim: int, base: float) -> Scaling:
         )
     try:
         trained = int(length) if colon else trained
-        return SCALINGS[name].by_factor(float(factor or 4.0), trained, dim, base)
+        return SCALINGS[name].by_factor(float(factor) if numbers else 4.0, trained, dim, base)
     except RangeError as error:
         raise RangeError(error.cause, f"{name}:4") from error
     except ValueError:

@@ -249,7 +249,8 @@ class Tokenizer:
 
         Args:
             text: `bytes` are UTF-8.
-            allowed_special: the special tokens that the text may spell; everything else in it is plain text.
+            allowed_special: the special tokens that the text may spell, or ``"all"``; everything else in it is plain
+                text.
 
         Raises:
             InputError: `allowed_special` names no special token, or the tokenizer cannot spell the text.
@@ -364,7 +365,8 @@ class Tokenizer:
 
     def _encoder(self, allowed_special: Collection[str]) -> tokenizers.Tokenizer:
         """The library's tokenizer, to which all special tokens but the allowed ones are unknown."""
-        allowed = frozenset([allowed_special] if isinstance(allowed_special, str) else allowed_special)
+        names = self.special_tokens if allowed_special == "all" else allowed_special
+        allowed = frozenset([names] if isinstance(names, str) else names)
         if unknown := sorted(allowed - self.special_tokens.keys()):
             known = ", ".join(map(repr, self.special_tokens)) or "none"
             raise InputError(f"got {unknown[0]!r} in allowed_special, which is no special token", f"some of: {known}")
@@ -378,8 +380,8 @@ class Tokenizer:
         vocab = self._canonical["model"]["vocab"]
         return np.array([vocab[BYTE_SPELLING[byte]] for byte in data], dtype=np.int32)
 
-    def decode(self, ids: Ids) -> str:
-        """The text of these ids, special tokens spelled out; bytes that are no UTF-8 become U+FFFD.
+    def decode(self, ids: Ids | SupportsIndex) -> str:
+        """The text of these ids, or of one; special tokens are spelled out, bytes that are no UTF-8 become U+FFFD.
 
         Raises:
             RangeError: an id that is no token's.
@@ -388,7 +390,7 @@ class Tokenizer:
             return self.decode_bytes(ids).decode(errors="replace")
         return self._library.decode(self._numbers(ids), skip_special_tokens=False)
 
-    def decode_bytes(self, ids: Ids) -> bytes:
+    def decode_bytes(self, ids: Ids | SupportsIndex) -> bytes:
         """The bytes of these ids: exactly what was encoded, if the tokenizer is `lossless`."""
         if self._bytes_of is None:
             return self.decode(ids).encode()
@@ -427,11 +429,12 @@ class Tokenizer:
         # For worker processes; the library's own object would lose the fields that it does not know.
         return type(self).from_json, (self.to_json(),)
 
-    def _numbers(self, ids: Ids) -> list[int]:
+    def _numbers(self, ids: Ids | SupportsIndex) -> list[int]:
         array = np.asarray(ids.detach().cpu() if isinstance(ids, TensorLike) else ids)
+        array = array[None] if array.ndim == 0 else array
         if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
             got = f"got ids of shape {array.shape} and dtype {array.dtype}"
-            raise ShapeError(f"{got}, expected one axis of integers", "one text at a time")
+            raise ShapeError(f"{got}, expected one axis of integers", "one row at a time, such as ids[0]")
         for number in {*array.tolist()}:
             self._require(number)
         return array.tolist()
@@ -452,8 +455,9 @@ def _special_names(names: str | Sequence[str]) -> list[str]:
 
 
 def _texts_to_learn(texts_or_paths: str | Path | Iterable[str | Path]) -> list[str]:
-    several = [texts_or_paths] if isinstance(texts_or_paths, (str, Path)) else texts_or_paths
-    texts = [_text_to_learn(one) for one in several]
+    if isinstance(texts_or_paths, (str, Path, bytes)) or not isinstance(texts_or_paths, Iterable):
+        texts_or_paths = [texts_or_paths]
+    texts = [_text_to_learn(one) for one in texts_or_paths]
     if not any(texts):
         raise InputError("got no text to train on", "a text, or the pathlib.Path of a file with one")
     return texts
