@@ -8,17 +8,8 @@ from typing import Any
 
 import click
 
-from locant.cli.options import (
-    SEED,
-    as_json,
-    count,
-    files,
-    output,
-    require_taken,
-    text_of,
-    tokenizer_options,
-    typed,
-)  # fmt: skip
+from locant.cli.answers import Answer, answers
+from locant.cli.options import SEED, count, files, output, require_taken, text_of, tokenizer_options, typed
 from locant.errors import InputError
 
 LENGTH = click.IntRange(min=1, max=2**31 - 1)
@@ -61,11 +52,10 @@ def _factor(text: str) -> float | str:
     help="Factor on the token rows: a number, sqrt_d_model or sqrt_d_model_rounded.",
 )  # fmt: skip
 @output("A .safetensors file for ids, targets, positions and embeddings.")
-@as_json
+@answers
 def embed(
-    files: tuple[str, ...], output: Path | None, batch: int, everything: bool, as_json: bool, model: str | None,
-    **options: Any,
-) -> None:  # fmt: skip
+    files: tuple[str, ...], output: Path | None, batch: int, everything: bool, model: str | None, **options: Any
+) -> Answer:
     """Turn text into ids, windows and embeddings, and show each step.
 
     Without a FILE the text is the documentation that ships inside Python; - is standard input.
@@ -75,7 +65,7 @@ def embed(
     In the file, the target of a text's last token is -100; in padding, targets are -100, positions -1 and ids 0.
     """
     from locant.embedding.flow import Plan, embed, require_vectors_place, save_vectors
-    from locant.report.console import counted, print_json, talk
+    from locant.report.console import counted, talk
     from locant.report.embedding import print_flow
     from locant.text.corpus import read_corpus
 
@@ -96,7 +86,5 @@ def embed(
         save_vectors(embedded, output)
         windows = counted(embedded.flow.embedded_windows, "window")
         talk(f"wrote {output}: ids, targets, positions and embeddings of {windows}")
-    if as_json:
-        print_json({**embedded.flow.to_dict(), "file": None if output is None else str(output)})
-    else:
-        print_flow(embedded.flow)
+    facts = {**embedded.flow.to_dict(), "file": None if output is None else str(output)}
+    return Answer(facts, lambda: print_flow(embedded.flow))

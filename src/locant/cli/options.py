@@ -42,7 +42,16 @@ class Place(click.Path):
         return super().convert(value, param, ctx)
 
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else, on stdout.")
+class Picture(Place):
+    """A file of a picture, whose suffix is its format."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from locant.figures.canvas import require_figure
+
+        path = super().convert(value, param, ctx)
+        require_figure(path)
+        return path
+
 
 device = click.option(
     "--device", metavar="NAME", help="cpu, cuda, cuda:1, ... Default: cuda where there is one, else cpu."
@@ -51,9 +60,9 @@ device = click.option(
 files = click.argument("files", nargs=-1, type=str, metavar="[FILE]...")
 
 
-def output(help_text: str, **more: Any) -> Callable[[F], F]:
+def output(help_text: str, kind: Place = Place(), **more: Any) -> Callable[[F], F]:  # noqa: B008  # it holds nothing
     """The place to write to."""
-    return click.option("-o", "--output", type=Place(), help=help_text, **more)
+    return click.option("-o", "--output", type=kind, help=help_text, **more)
 
 
 def count(*names: str, low: int = 1, **more: Any) -> Callable[[F], F]:

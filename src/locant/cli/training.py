@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
+from locant.cli.answers import Answer, answers
 from locant.cli.options import (
     SEED,
-    as_json,
     count,
     device,
     files,
@@ -93,8 +93,8 @@ def _default(name: str) -> str:
 @click.option("--ray", metavar="ADDRESS|local", help="Train on a Ray cluster, or on one of processes of this machine.")
 @tokenizer_options
 @report_options
-@as_json
-def compare(files: tuple[str, ...], output: Path, force: bool, as_json: bool, **options: Any) -> None:
+@answers
+def compare(files: tuple[str, ...], output: Path, force: bool, **options: Any) -> Answer:
     """Train every encoding at a short length, and measure it at longer ones.
 
     Without a FILE the text is the documentation that ships inside Python; - is standard input.
@@ -113,17 +113,15 @@ def compare(files: tuple[str, ...], output: Path, force: bool, as_json: bool, **
     chosen = {**SIZES.get(size, {}), **only_given(options)}
     with redirect_stdout(sys.stderr):  # what the code of others prints
         results = compare_files(files, chosen, folder=output, force=force, watcher=Screen(), ray=ray, **text)
-    _show(results, output / PAGE, print_comparison, as_json=as_json)
+    return _with_report(results, output / PAGE, print_comparison)
 
 
-def _show(results: dict[str, Any], page: Path, print_results: Callable[[Any], None], *, as_json: bool) -> None:
-    from locant.report.console import print_json
-
-    if as_json:
-        print_json({**results, "report": str(page)})
-    else:
+def _with_report(results: dict[str, Any], page: Path, print_results: Callable[[Any], None]) -> Answer:
+    def words() -> None:
         print_results(results)
-        sys.stdout.write(f"\nThe report: {page}\n")
+        click.echo(f"\nThe report: {page}")
+
+    return Answer({**results, "report": str(page)}, words)
 
 
 @click.command("train")
@@ -140,10 +138,8 @@ def _show(results: dict[str, Any], page: Path, print_results: Callable[[Any], No
 @tokenizer_options
 @output("The folder to write.", default="model", show_default=True)
 @click.option("--force", is_flag=True, help="Replace the folder of a model that is there.")
-@as_json
-def train(
-    files: tuple[str, ...], encoding: str, size: str, output: Path, force: bool, as_json: bool, **options: Any
-) -> None:
+@answers
+def train(files: tuple[str, ...], encoding: str, size: str, output: Path, force: bool, **options: Any) -> Answer:
     """Train a small decoder on a text, and keep it for `locant generate`.
 
     Without a FILE the text is the documentation that ships inside Python; - is standard input. The folder holds
@@ -154,7 +150,7 @@ def train(
     from locant.lab.contestant import Contestant
     from locant.lab.generation import told_of
     from locant.lab.text_learning import shape
-    from locant.report.console import print_result, progress_bar
+    from locant.report.console import progress_bar
     from locant.text.corpus import read_corpus
 
     text, chosen = text_of(options), {**SIZES[size], **only_given(options)}
@@ -173,7 +169,7 @@ def train(
     facts = {"trained_on": corpus.facts(), "options": chosen, "losses": losses, "environment": lab.environment()}
     lab.save(model, corpus.tokenizer, output, force=force, **facts)
     line = f"{output}: {encoding}, {len(losses):,} steps, loss {losses[-1]:.3f}; now: locant generate {output} 'To be'"
-    print_result({**facts, "output": str(output)}, line, as_json=as_json)
+    return Answer({**facts, "output": str(output)}, line)
 
 
 @click.command("generate")
@@ -191,19 +187,18 @@ def train(
     help="The positions that a model of transformers reads with, one of those of `locant evaluate`.",
 )  # fmt: skip
 @device
-@as_json
-def generate(model: str, prompt: str, as_json: bool, **options: Any) -> None:
+@answers
+def generate(model: str, prompt: str, **options: Any) -> Answer:
     """Write on after a text.
 
     MODEL is a folder that `locant train` wrote, or that of a causal language model of transformers, with safetensors
     and its tokenizer. PROMPT is the text, or - for standard input.
     """
     from locant.lab.generation import continue_text
-    from locant.report.console import print_json
     from locant.text.reading import STDIN, read_texts
 
     facts = continue_text(model, read_texts(STDIN)[0] if prompt == STDIN else prompt, **only_given(options))
-    print_json({"model": model, **facts}) if as_json else click.echo(f"{facts['prompt']}{facts['continuation']}")
+    return Answer({"model": model, **facts}, f"{facts['prompt']}{facts['continuation']}")
 
 
 @click.command("evaluate")
@@ -235,8 +230,8 @@ def generate(model: str, prompt: str, as_json: bool, **options: Any) -> None:
     help="What the model is read in. Default: auto, as it was saved.",
 )  # fmt: skip
 @report_options
-@as_json
-def evaluate(model: str, files: tuple[str, ...], output: Path, force: bool, as_json: bool, **options: Any) -> None:
+@answers
+def evaluate(model: str, files: tuple[str, ...], output: Path, force: bool, **options: Any) -> Answer:
     """Measure other position encodings in a trained model.
 
     Nothing is trained.
@@ -254,7 +249,7 @@ def evaluate(model: str, files: tuple[str, ...], output: Path, force: bool, as_j
     settings = EvaluationSettings(**only_given(options))
     with progress_bar("part") as progress:
         results = evaluate_model(model, files, settings, output=output, force=force, on_step=progress)
-    _show(results, write_evaluation(results, output), print_evaluation, as_json=as_json)
+    return _with_report(results, write_evaluation(results, output), print_evaluation)
 
 
 @click.command("tune")
@@ -282,8 +277,8 @@ def evaluate(model: str, files: tuple[str, ...], output: Path, force: bool, as_j
 @device
 @output("The folder to write. Default: MODEL-NAME, such as model-yarn-8.")
 @click.option("--force", is_flag=True, help="Replace the folder of a model that is there; forget another run.")
-@as_json
-def tune(model: str, files: tuple[str, ...], output: Path | None, force: bool, as_json: bool, **options: Any) -> None:
+@answers
+def tune(model: str, files: tuple[str, ...], output: Path | None, force: bool, **options: Any) -> Answer:
     """Train a model on a text, so that it gets used to other positions.
 
     MODEL is a folder of this machine, with safetensors and a tokenizer.json; it stays as it is.
@@ -293,14 +288,11 @@ def tune(model: str, files: tuple[str, ...], output: Path | None, force: bool, a
     YaRN's recipe: --with yarn:8, some hundred steps. DroPE's: --with drope, at the trained length.
     """
     from locant.lab.tuning import TuneSettings, tune
-    from locant.report.console import print_json, progress_bar
+    from locant.report.console import progress_bar
     from locant.report.evaluation import print_tuning
 
     settings = TuneSettings(**only_given(options))
     place = output or Path(f"{Path(model).name}-{settings.way.replace(':', '-').lower()}")
     with progress_bar("step") as progress:
         record = tune(model, files, settings, output=place, force=force, on_step=progress)
-    if as_json:
-        print_json({**record, "output": str(place)})
-    else:
-        print_tuning(record, place)
+    return Answer({**record, "output": str(place)}, lambda: print_tuning(record, place))

@@ -126,11 +126,3 @@ def progress_bar(unit: str = "B") -> Generator[Callable[..., None]]:
 def print_json(value: Any) -> None:
     """One JSON value on stdout, and nothing else; ASCII only, so that no terminal or pipe can spoil it."""
     sys.stdout.write(json_text(value))
-
-
-def print_result(facts: Any, line: str, *, as_json: bool) -> None:
-    """A result as JSON, or as one line, however long."""
-    if as_json:
-        print_json(facts)
-    else:
-        out().print(line, soft_wrap=True)

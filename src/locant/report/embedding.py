@@ -94,15 +94,22 @@ def similarity_facts(words: Words, listed: Sequence[str]) -> dict[str, Any]:
     return {"words": _spelled(words, listed), "similarity": words.similarity(listed).tolist()}
 
 
-def print_nearest(facts: Mapping[str, Any]) -> None:
-    """A table of tokens, the nearest first."""
+def print_neighbours(facts: Mapping[str, Any]) -> None:
+    """The tokens nearest to a sum, or how alike the words of a list are."""
+    if "nearest" in facts:
+        show(_nearest(facts), *_notes(facts))
+    elif "similarity" in facts:
+        show(*_similarity(facts), *_notes(facts))
+
+
+def _nearest(facts: Mapping[str, Any]) -> Table:
     rows = table("id", "cosine", name="token")
     for one in facts["nearest"]:
         rows.add_row(one["token"], str(one["id"]), f"{one['cosine']:+.3f}")
-    show(rows, *_notes(facts))
+    return rows
 
 
-def print_similarity(facts: Mapping[str, Any]) -> None:
+def _similarity(facts: Mapping[str, Any]) -> list[Table | str]:
     """A table of every word with every word, if that fits into a line, and for each which other is nearest."""
     words = list(facts["words"])
     rows, nearest = table(*words, "nearest", name="cosine"), table("cosine", "nearest", name="word")
@@ -111,10 +118,7 @@ def print_similarity(facts: Mapping[str, Any]) -> None:
         found = max(others, key=others.__getitem__, default="")
         rows.add_row(word, *(f"{value:+.3f}" for value in row), found)
         nearest.add_row(word, f"{others[found]:+.3f}" if others else "", found)
-    if fits(rows):
-        return show(rows, *_notes(facts))
-    show(nearest, "All pairs: --json, or --figure for a heat map.", *_notes(facts))
-    return None
+    return [rows] if fits(rows) else [nearest, "All pairs: --json, or --figure for a heat map."]
 
 
 def _spelled(words: Words, listed: Sequence[str]) -> dict[str, list[str]]:

@@ -9,14 +9,11 @@ from typing import Any
 
 from locant.engines.gguf import GgufComparison, GgufModel
 from locant.engines.serve_args import ServeArguments
-from locant.report.console import MISSING, add_rows, named_rows, out, print_json, show
+from locant.report.console import MISSING, add_rows, named_rows, out, show
 
 
-def print_gguf(model: GgufModel, comparison: GgufComparison | None, source: str, *, as_json: bool) -> None:
+def print_gguf(model: GgufModel, comparison: GgufComparison | None, source: str) -> None:
     """What is known of the file `source`, and of it beside a configuration."""
-    if as_json:
-        print_json(_facts(model, comparison, source))
-        return
     rows = named_rows()
     rows.add_row("model", f"{source} ({model.architecture})")
     rows.add_row("context", f"{model.n_ctx:,} positions allocated")
@@ -32,7 +29,8 @@ def print_gguf(model: GgufModel, comparison: GgufComparison | None, source: str,
     show(rows)
 
 
-def _facts(model: GgufModel, comparison: GgufComparison | None, source: str) -> dict[str, Any]:
+def gguf_facts(model: GgufModel, comparison: GgufComparison | None, source: str) -> dict[str, Any]:
+    """The same as plain values, for JSON."""
     facts = {
         "file": source, "architecture": model.architecture, "n_ctx": model.n_ctx, "encoding": str(model.encoding),
         "notes": model.notes,
@@ -48,21 +46,22 @@ def _facts(model: GgufModel, comparison: GgufComparison | None, source: str) -> 
     }
 
 
-def print_serving(served: ServeArguments, source: str, losses: Mapping[str, Any], *, as_json: bool) -> None:
-    """The flags on one line, as a shell takes them; for `transformers` the keys of the configuration."""
+def serving_facts(served: ServeArguments, source: str, losses: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags for a model and what is told beside them, as plain values."""
     extension = served.extension
-    if as_json:
-        facts: dict[str, Any] = {
-            "model": source, "engine": served.engine, "scaling": extension.method, "trained": extension.trained,
-            "to": extension.to, "arguments": served.arguments, "override": dict(served.override),
-            "ignored": dict(served.ignored), "notes": extension.notes, "losses": dict(losses),
-        }  # fmt: skip
-        print_json(facts)
-        return
+    return {
+        "model": source, "engine": served.engine, "scaling": extension.method, "trained": extension.trained,
+        "to": extension.to, "arguments": served.arguments, "override": dict(served.override),
+        "ignored": dict(served.ignored), "notes": extension.notes, "losses": dict(losses),
+    }  # fmt: skip
+
+
+def print_serving(served: ServeArguments, losses: Mapping[str, Any]) -> None:
+    """The flags on one line, as a shell takes them; for `transformers` the keys of the configuration."""
     out().print(shlex.join(served.arguments) or json.dumps(served.override), soft_wrap=True)
     rows = named_rows()
     add_rows(rows, "ignored", (f"{key}: {why}" for key, why in served.ignored.items()))
-    add_rows(rows, "note", extension.notes)
+    add_rows(rows, "note", served.extension.notes)
     for length, loss in losses.items():
         before, after = (MISSING if each is None else f"{each:.4f}" for each in (loss["before"], loss["after"]))
         rows.add_row("loss", f"{before} before, {after} after, in nats per token at {int(length):,} tokens")

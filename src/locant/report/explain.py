@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +14,7 @@ from locant.checkpoints.explanation import Explanation, Layers
 from locant.checkpoints.extension import Extension
 from locant.checkpoints.rotary_settings import RotarySettings
 from locant.figures.canvas import spread
-from locant.report.console import add_rows, named_rows, print_json, show, size, table
+from locant.report.console import add_rows, named_rows, show, size, table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,21 +35,13 @@ SAME = 1e-6
 """A wavelength that grows by no more than this share is told as unchanged."""
 
 
-def print_explanation(
-    explanation: Explanation, source: str, figure: Path | None = None, *, as_json: bool = False
-) -> None:
-    """What is known of the configuration of `source`, and where its picture is."""
-    drawn = None if figure is None else str(figure)
-    if as_json:
-        print_json({"config": source, **explanation_facts(explanation), "figure": drawn})
-        return
+def print_explanation(explanation: Explanation, source: str) -> None:
+    """What is known of the configuration of `source`."""
     parts = [_table_of(summary_rows(explanation, source))]
     for layers in explanation.layers:
         parts.append(_table_of(layers_rows(layers)))
         parts += [] if layers.rotary is None else [_pairs(layers.rotary)]
     show(*parts, *([_tables(explanation)] if explanation.tables else []))
-    if drawn is not None:
-        show(drawn)
 
 
 def explanation_facts(explanation: Explanation) -> dict[str, Any]:
@@ -189,25 +180,23 @@ def _tables(explanation: Explanation) -> Table:
     return rows
 
 
-def print_extension(
-    extension: Extension, source: str, written: Path, figure: Path | None = None, *, as_json: bool = False
-) -> None:
-    """What changes in the configuration of `source`, and which files were written."""
-    drawn = None if figure is None else str(figure)
-    if as_json:
-        facts = {
-            "method": extension.method,
-            "trained": extension.trained,
-            "to": extension.to,
-            "changed": {key: {"before": old, "after": new} for key, (old, new) in extension.changed.items()},
-            "layer_type": extension.layer_type,
-            "before": dataclasses.asdict(extension.before),
-            "after": dataclasses.asdict(extension.after),
-            "notes": extension.notes,
-            "stretches": extension.stretches,
-        }
-        print_json({"config": source, **facts, "written": str(written), "figure": drawn})
-        return
+def extension_facts(extension: Extension) -> dict[str, Any]:
+    """Everything as plain values, for JSON."""
+    return {
+        "method": extension.method,
+        "trained": extension.trained,
+        "to": extension.to,
+        "changed": {key: {"before": old, "after": new} for key, (old, new) in extension.changed.items()},
+        "layer_type": extension.layer_type,
+        "before": dataclasses.asdict(extension.before),
+        "after": dataclasses.asdict(extension.after),
+        "notes": extension.notes,
+        "stretches": extension.stretches,
+    }
+
+
+def print_extension(extension: Extension, source: str) -> None:
+    """What changes in the configuration of `source`."""
     changes, stretches = extension.changed.items(), extension.stretches
     same = [pair for pair, stretch in enumerate(stretches) if stretch is not None and abs(stretch - 1) <= SAME]
     rows = {
@@ -222,7 +211,7 @@ def print_extension(
     for number in spread(len(stretches), NUM_PAIRS):
         old, new = (_tokens(each[number]) for each in extension.wavelengths)
         pairs.add_row(str(number), old, new, _stretched(stretches[number]))
-    show(_table_of(rows.items()), pairs, "\n".join(filter(None, (str(written), drawn))))
+    show(_table_of(rows.items()), pairs)
 
 
 def _short(value: Any) -> str:
