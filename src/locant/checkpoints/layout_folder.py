@@ -40,6 +40,11 @@ class Conversion:
     converted: int
     bytes: int
 
+    def __str__(self) -> str:
+        moved = f"{self.converted} of {self.tensors} tensors converted"
+        size = f"{self.bytes:,} bytes in {len(self.files)} file{'s' * (len(self.files) != 1)}"
+        return f"{self.output}: {self.source} -> {self.to}, {moved}, {size}"
+
 
 def convert_folder(
     folder: Path | str,

@@ -13,11 +13,11 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print the result
 
 
 class Answer(NamedTuple):
-    """Values for JSON; for people a line, or what prints it, and the files that were written; and the exit code."""
+    """Values for JSON; for people a line, or what prints it, and the files that were asked for; and the exit code."""
 
     facts: Any
     words: str | Callable[[], object]
-    files: Sequence[Path] = ()
+    files: Sequence[Path | None] = ()
     code: int = 0
 
 
@@ -34,7 +34,7 @@ def answers(verb: Callable[..., Answer]) -> Callable[..., None]:
             print_json(answer.facts)
         else:
             click.echo(answer.words) if isinstance(answer.words, str) else answer.words()
-            for file in answer.files:
+            for file in filter(None, answer.files):
                 click.echo(file)
         if answer.code:
             raise click.exceptions.Exit(answer.code)
@@ -42,11 +42,9 @@ def answers(verb: Callable[..., Answer]) -> Callable[..., None]:
     return run
 
 
-def drawn(path: Path | None, draw: Callable[[], Any]) -> list[Path]:
-    """Write the picture that is asked for; returns its path, or none."""
-    if path is None:
-        return []
+def draw_into(path: Path | None, draw: Callable[[], Any]) -> None:
+    """Write a picture, where one is asked for."""
     from locant.figures.canvas import save
 
-    save(draw(), path)
-    return [path]
+    if path is not None:
+        save(draw(), path)

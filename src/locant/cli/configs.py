@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from locant.cli.answers import Answer, answers, drawn
-from locant.cli.options import SEED, Picture, count, device, only_given, output
+from locant.cli.answers import Answer, answers, draw_into
+from locant.cli.options import SEED, Picture, count, device, flag_of, only_given, output
 from locant.errors import InputError
 
 METHODS = ("yarn", "linear", "ntk", "dynamic", "longrope", "llama3")
@@ -44,9 +44,9 @@ def explain(config: str, against: str | None, n_ctx: int | None, output: Path | 
     if "_class_name" in read:
         return _explain_diffusers(read, output)
     explanation = explain(read)
+    draw_into(output, lambda: draw_explanation(explanation, read, config))
     facts = {"config": config, **explanation_facts(explanation), "figure": output and str(output)}
-    figures = drawn(output, lambda: draw_explanation(explanation, read, config))
-    return Answer(facts, lambda: print_explanation(explanation, config), files=figures)
+    return Answer(facts, lambda: print_explanation(explanation, config), files=[output])
 
 
 def _explain_diffusers(config: dict[str, Any], output: Path | None) -> Answer:
@@ -56,8 +56,8 @@ def _explain_diffusers(config: dict[str, Any], output: Path | None) -> Answer:
     encoding, row = encoding_from_diffusers(config), transformer_of(config)
     text = "not rotated" if row.text is None else f"counts on {row.text}" if row.text else "at 0 on all axes"
     facts = {"transformer": config["_class_name"], "encoding": repr(encoding), "axes": row.axes, "text": text}
-    words = "\n".join(f"{name}: {fact}" for name, fact in facts.items())
-    return Answer(facts, words, files=drawn(output, lambda: plot(encoding)))
+    draw_into(output, lambda: plot(encoding))
+    return Answer(facts, "\n".join(f"{name}: {fact}" for name, fact in facts.items()), files=[output])
 
 
 def _explain_gguf(file: str, against: str | None, n_ctx: int | None, output: Path | None) -> Answer:
@@ -72,10 +72,10 @@ def _explain_gguf(file: str, against: str | None, n_ctx: int | None, output: Pat
         folder = Path(against) if any(Path(against).glob("*.safetensors*")) else None
         comparison = compare_gguf(file, read_source(against), n_ctx=n_ctx, folder=folder)
         model = comparison.model
-    figures = drawn(output, lambda: plot(model.encoding))
-    agrees = comparison is None or comparison.agrees
+    draw_into(output, lambda: plot(model.encoding))
+    code = 0 if comparison is None or comparison.agrees else 1
     facts = gguf_facts(model, comparison, file)
-    return Answer(facts, lambda: print_gguf(model, comparison, file), files=figures, code=0 if agrees else 1)
+    return Answer(facts, lambda: print_gguf(model, comparison, file), files=[output], code=code)
 
 
 @click.command("extend")
@@ -102,40 +102,24 @@ def extend(
     """
     from locant.checkpoints.extension import write_extension
     from locant.figures.plot import draw_extension
+    from locant.report.console import progress_bar
     from locant.report.explain import extension_facts, print_extension
-
-    def draw(extension: Any) -> None:
-        drawn(figure, lambda: draw_extension(extension, config))
 
     asked: dict[str, Any] = {"to": to, "method": method, "output": output}
     factors, given = None, only_given(of_search)
     if search is not None:
-        factors = _searched(config, search, asked, given)
+        from locant.lab.factor_search import search_for_extension
+
+        with progress_bar("set") as progress:
+            factors = search_for_extension(config, [search], **asked, on_step=progress, **given)
     elif given:
-        raise InputError(f"got --{next(iter(given))} without a search", "--method longrope --search my.txt")
-    extension, written = write_extension(config, **asked, factors=factors, beside=draw)
-    files = [written, *([figure] if figure else [])]
-    facts = {"written": str(written), "figure": figure and str(figure)}
-    facts = {"config": config, **extension_facts(extension), **facts}
-    return Answer(facts, lambda: print_extension(extension, config), files=files)
-
-
-def _searched(config: str, text: str, asked: dict[str, Any], given: dict[str, Any]) -> Any:
-    from locant.checkpoints.config_source import read_source
-    from locant.checkpoints.extension import extend, extension_path
-    from locant.files import require_file
-    from locant.report.console import progress_bar
-
-    if asked["method"] != "longrope":
-        raise InputError(f"got --search for {asked['method']}, which has no factors to search", "--method longrope")
-    path = extension_path(config, **asked)
-    require_file(path)  # a search can take hours
-    extension = extend(read_source(config), to=asked["to"], method=asked["method"])
-    from locant.lab.factor_search import search_factors
-
-    with progress_bar("set") as progress:
-        record = path.with_name(f"{path.name.removesuffix('.json')}.search.json")
-        return search_factors(config, [text], extension, record=record, on_step=progress, **given)
+        got = f"got {flag_of(next(iter(given)))} without a search"
+        raise InputError(got, "--method longrope --search my.txt")
+    extension, written = write_extension(
+        config, **asked, factors=factors, beside=lambda new: draw_into(figure, lambda: draw_extension(new, config))
+    )
+    facts = {"config": config, **extension_facts(extension), "written": str(written), "figure": figure and str(figure)}
+    return Answer(facts, lambda: print_extension(extension, config), files=[written, figure])
 
 
 @click.command("probe")
@@ -156,5 +140,6 @@ def probe(model: str, layer_type: str | None, output: Path | None) -> Answer:
 
     config = None if Path(model).exists() else config_by_name(model)
     report = probe(read_source(model) if config is None else config, layer_type=layer_type)
+    draw_into(output, lambda: plot(report))
     facts = {"model": model, **report.to_dict(), "figure": output and str(output)}
-    return Answer(facts, str(report), files=drawn(output, lambda: plot(report)))
+    return Answer(facts, str(report), files=[output])

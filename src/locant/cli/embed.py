@@ -12,22 +12,18 @@ from locant.cli.answers import Answer, answers
 from locant.cli.options import SEED, count, files, output, require_taken, text_of, tokenizer_options, typed
 from locant.errors import InputError
 
-LENGTH = click.IntRange(min=1, max=2**31 - 1)
 SHORT, USUAL = 64, 4
 """Tokens of a text that is one window, and of a window of a longer one."""
 VOCAB_SIZE = 4_096
 """Of the tokenizer that is trained on the text, where neither is given."""
 OF_THE_MODEL = ("tokenizer", "encoding", "d_model", "num_heads", "seed", "scale", "vocab_size")
-RULES = ("sqrt_d_model", "sqrt_d_model_rounded")
 
 
-def _factor(text: str) -> float | str:
-    if text in RULES:
-        return text
+def _number_or_rule(text: str) -> float | str:
     try:
         return float(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is neither a number nor {' nor '.join(RULES)}") from None
+        return text
 
 
 @click.command("embed", context_settings={"show_default": True})
@@ -37,18 +33,15 @@ def _factor(text: str) -> float | str:
 @click.option("--encoding", default="learned", help="A name from `locant list`.")
 @count("--d-model", default=256, help="Width of the embeddings.")
 @count("--num-heads", default=4, help="Heads, for encodings that act on them.")
-@click.option(
-    "--context", type=LENGTH, show_default=f"all of a text of up to {SHORT}, {USUAL} of a longer one",
-    help="Tokens per window.",
-)  # fmt: skip
-@click.option("--stride", type=LENGTH, show_default="the context", help="From one window's start to the next.")
+@count("--context", show_default=f"all of a text of up to {SHORT}, {USUAL} of a longer one", help="Tokens per window.")
+@count("--stride", show_default="the context", help="From one window's start to the next.")
 @count("--batch", default=8, help="How many windows, from the first on, are embedded and written.")
 @click.option(
     "--all", "everything", is_flag=True, help="Embed and write all windows instead: 4 bytes times tokens times d_model."
 )
 @click.option("--seed", type=SEED, default=0, help="Of the random tables.")
 @click.option(
-    "--scale", type=_factor, metavar="NUMBER|RULE",
+    "--scale", type=_number_or_rule, metavar="NUMBER|RULE",
     help="Factor on the token rows: a number, sqrt_d_model or sqrt_d_model_rounded.",
 )  # fmt: skip
 @output("A .safetensors file for ids, targets, positions and embeddings.")

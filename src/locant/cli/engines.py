@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from locant.cli.answers import Answer, answers
 from locant.cli.configs import METHODS
-from locant.cli.options import count, device, only_given, output
+from locant.cli.options import count, device, flag_of, only_given, output
 from locant.errors import InputError
-
-if TYPE_CHECKING:
-    from locant.checkpoints.extension import Extension
 
 SERVERS = ("vllm", "sglang", "llama.cpp", "transformers")
 
@@ -70,31 +67,19 @@ def serve_args(model: str, to: int, engine: str, scaling: str, text: tuple[str, 
     """
     from locant.checkpoints.config_source import read_source
     from locant.engines.serve_args import serve_arguments
+    from locant.report.console import progress_bar
     from locant.report.engines import print_serving, serving_facts
 
-    given = only_given(options)
+    given, losses = only_given(options), {}
     if given and not text:
-        raise InputError(f"got --{next(iter(given))} without a text", "--text my.txt")
+        raise InputError(f"got {flag_of(next(iter(given)))} without a text", "--text my.txt")
     served = serve_arguments(read_source(model), to=to, engine=engine, scaling=scaling)
     if text and served.extension.layer_type is not None:
         got = f"got --text for {model}, of which only {served.extension.layer_type} layers are stretched"
         raise InputError(f"{got}: losses are measured where all layers are", "the same without --text")
-    losses = _losses(model, text, served.extension, given) if text else {}
+    if text:
+        from locant.lab.evaluation import losses_of_extension
+
+        with progress_bar("part") as progress:
+            losses = losses_of_extension(model, text, served.extension, on_step=progress, **given)
     return Answer(serving_facts(served, model, losses), lambda: print_serving(served, losses))
-
-
-def _losses(model: str, text: tuple[str, ...], extension: Extension, given: dict[str, Any]) -> dict[str, Any]:
-    """Nats per token by length, with the model's own encoding and with the stretched one."""
-    from tempfile import TemporaryDirectory
-
-    from locant.lab.evaluation import EvaluationSettings, evaluate_model
-    from locant.report.console import progress_bar
-
-    way = f"{extension.method}:{extension.to / extension.trained!r}"
-    lengths = (extension.trained, extension.to)
-    options: dict[str, Any] = {"windows": 4, **given}
-    settings = EvaluationSettings(lengths=lengths, ways=("own", way), keys=0, **options)
-    with TemporaryDirectory() as folder, progress_bar("part") as progress:
-        results = evaluate_model(model, text, settings, output=Path(folder) / "losses", on_step=progress)
-    before, after = (record["loss_by_length"] for record in results["records"])
-    return {length: {"before": before[length], "after": after[length]} for length in before}

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
-from click.core import ParameterSource
 
 from locant.cli.answers import Answer, answers
-from locant.cli.options import Place, count, only_given, output, tokenizer_options
+from locant.cli.options import Place, count, only_given, output, tokenizer_options, typed
 from locant.errors import InputError
 from locant.text import Tokenizer
-from locant.text.prepare import Estimate, estimate, finalize
+from locant.text.prepare import estimate, finalize
 from locant.text.prepare import prepare as prepare_store
 from locant.text.prepare.plan import ContentOptions
 from locant.text.prepare.sources import FIELD
@@ -77,11 +76,14 @@ def prepare(paths: tuple[str, ...], output: Path | None, **options: Any) -> Answ
         given["tokenizer"] = Tokenizer.load(given["tokenizer"], download=True)
     if dry_run:
         content = {name: value for name, value in given.items() if name in ContentOptions.__annotations__}
-        return _estimated(estimate(paths, **content))
+        estimated = estimate(paths, **content)
+        return Answer(dataclasses.asdict(estimated), str(estimated))
     if output is None:
         raise InputError("got no folder for the store", "-o FOLDER")
     if only_join:
-        _require_alone(click.get_current_context())
+        others = (name for name in click.get_current_context().params if name not in ("only_join", "output", "as_json"))
+        if given := typed(*others):  # what to make was decided by the tasks
+            raise InputError(f"got {', '.join(given)} beside --finalize", "locant prepare --finalize -o STORE")
         return _written(finalize(output))
     with progress_bar() as progress:
         store = prepare_store(paths, output, resume=not restart, progress=progress, **given)
@@ -90,16 +92,6 @@ def prepare(paths: tuple[str, ...], output: Path | None, **options: Any) -> Answ
     facts = {"store": str(output), "task": given["task"], "num_tasks": given["num_tasks"]}
     done = f"{output}: task {given['task']} of {given['num_tasks']} is done"
     return Answer(facts, f"{done}; when all are: locant prepare --finalize -o {output}")
-
-
-def _estimated(estimate: Estimate) -> Answer:
-    from locant.report.console import counted
-
-    about = "" if estimate.exact else "about "
-    content = f"{about}{counted(estimate.documents, 'document')}, {about}{counted(estimate.tokens, 'token')}"
-    store = f"{about}{counted(estimate.store_bytes, 'byte')} in the store"
-    files = f"{counted(estimate.files, 'file')} of {counted(estimate.bytes, 'byte')}"
-    return Answer(dataclasses.asdict(estimate), f"{files}: {content}, {store}")
 
 
 def _written(store: TokenStore) -> Answer:
@@ -114,15 +106,6 @@ def _written(store: TokenStore) -> Answer:
     }  # fmt: skip
     where = f"{counted(documents, 'document')}, {counted(shards, 'shard')}, {dtype}, {counted(size, 'byte')}"
     return Answer(facts, f"{store.path}: {counted(tokens, 'token')} in {where}")
-
-
-def _require_alone(context: click.Context) -> None:
-    """Refuse other options beside ``--finalize``: what to make was decided by the tasks."""
-    others = [one for one in context.command.params if one.name not in ("only_join", "output", "as_json")]
-    typed = [one for one in others if context.get_parameter_source(str(one.name)) is ParameterSource.COMMANDLINE]
-    if typed:
-        given = ", ".join(one.get_error_hint(context) for one in typed)
-        raise InputError(f"got {given} beside --finalize", "locant prepare --finalize -o STORE")
 
 
 @click.command("export")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from locant.cli.answers import Answer, answers, drawn
+from locant.cli.answers import Answer, answers, draw_into
 from locant.cli.options import SEED, Picture, Place, count, device, files, only_given, output, typed
 from locant.errors import InputError
 
@@ -60,16 +60,13 @@ def convert(folder: Path, to: Any, source: Any, output: Path, config: Path | Non
     everything else is copied byte for byte, and FOLDER stays as it is.
     """  # noqa: D301
     from locant.checkpoints.layout_folder import convert_folder
-    from locant.report.console import counted, progress_bar, talk
+    from locant.report.console import progress_bar, talk
 
     with progress_bar() as progress:
         conversion = convert_folder(folder, output, to=to, source=source, config=config, progress=progress)
     if conversion.left_out:
         talk(f"left out: {', '.join(conversion.left_out)}")
-    moved = f"{conversion.converted} of {conversion.tensors} tensors converted"
-    size = f"{counted(conversion.bytes, 'byte')} in {counted(len(conversion.files), 'file')}"
-    line = f"{conversion.output}: {conversion.source} -> {conversion.to}, {moved}, {size}"
-    return Answer(asdict(conversion), line)
+    return Answer(asdict(conversion), str(conversion))
 
 
 @click.command("neighbours")
@@ -106,17 +103,18 @@ def neighbours(
     terms = terms_of(words) if words else None
     if (figure or flat_map) and (not words or terms):
         raise InputError("got a picture of a list, and no list of words", f"locant neighbours {model} cat dog house")
-    facts, figures = dict[str, Any](), list[Path]()
+    facts: dict[str, Any] = {}
     if words:
         table = Words.from_pretrained(model)
         facts = nearest_facts(table, terms, count) if terms else similarity_facts(table, words)
-        figures += drawn(figure, lambda: draw_similarity(words, table.similarity(words)))
-        figures += drawn(flat_map, lambda: draw_flat_map(words, table.flat_map(words, layout)))
+        draw_into(figure, lambda: draw_similarity(words, table.similarity(words)))
+        draw_into(flat_map, lambda: draw_flat_map(words, table.flat_map(words, layout)))
     if positions:
         encoding = InputEmbedding.from_pretrained(model).encoding
         if "embed" not in encoding.doors():
             raise InputError(f"got {model}, which has no table of positions", "locant explain, which says what it has")
-        figures += drawn(positions, lambda: draw(encoding, length=getattr(encoding, "max_seq_len", None)))
+        draw_into(positions, lambda: draw(encoding, length=getattr(encoding, "max_seq_len", None)))
+    figures = [path for path in (figure, flat_map, positions) if path]
     facts = {"model": model, **facts, "figures": [*map(str, figures)]}
     return Answer(facts, lambda: print_neighbours(facts), files=figures)
 

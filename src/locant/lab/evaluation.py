@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from locant.arguments import one_of, real, whole
+from locant.checkpoints.extension import Extension
 from locant.errors import InputError
 from locant.lab import ruler
 from locant.lab.language_model import (
@@ -185,6 +187,20 @@ def evaluate_model(
             results["records"].append(finished[way])
             place.write(results)
     return results
+
+
+def losses_of_extension(
+    folder: str, files: Sequence[str], extension: Extension, *, windows: int = 4, device: str = "auto",
+    on_step: Callable[[int, int], object] = lambda done, total: None,
+) -> dict[str, Any]:  # fmt: skip
+    """Nats per token at the trained and the new length, with a model's own encoding and with the stretched one."""
+    ways = ("own", f"{extension.method}:{extension.to / extension.trained!r}")
+    lengths = (extension.trained, extension.to)
+    settings = EvaluationSettings(lengths=lengths, ways=ways, keys=0, windows=windows, device=device)
+    with TemporaryDirectory() as place:
+        results = evaluate_model(folder, files, settings, output=Path(place) / "losses", on_step=on_step)
+    before, after = (record["loss_by_length"] for record in results["records"])
+    return {length: {"before": before[length], "after": after[length]} for length in before}
 
 
 def _drawn(way: str, model: Any, trained: int, longest: int) -> PositionEncoding | None:
