@@ -18,7 +18,7 @@ from locant.lab.settings import SIZES, SUITES, TEXT, size_of
 from locant.lab.task_learning import CHOOSING, MEASURED, Accuracy
 from locant.lab.task_summary import scores
 from locant.lab.training import SWEEP_SEED, Training
-from locant.report.comparison import page, with_recorded
+from locant.report.comparison import page
 from tests.lab.fabricated import results as results_of_losses
 from tests.lab.fabricated import task_results
 from tests.refusal import refuses

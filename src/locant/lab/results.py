@@ -11,7 +11,7 @@ import math
 import os
 import platform
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -207,6 +207,21 @@ def recorded_suite(settings: Mapping[str, Any]) -> dict[str, Any] | None:
     return json.loads(file.read_text(encoding="utf-8")) if file else None
 
 
+def with_recorded(results: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With what is recorded of a suite, for the encodings that these results have not; of a text, for the same text."""
+    recorded = recorded_suite(results["settings"])
+    if recorded is None:
+        return results
+    text, own = results["settings"]["text"].get("sha256"), {*results["settings"]["encodings"]}
+    same_text = text == recorded["settings"]["text"]["sha256"]
+    others = [
+        record | {"encoding": f"{record['encoding']} (recorded)"}
+        for record in recorded["records"]
+        if record["encoding"] not in own and (same_text or record.get("task", TEXT) != TEXT)
+    ]
+    return {**results, "records": [*results["records"], *others]}
+
+
 OTHER_NAMES = {"num_steps": "steps", "batch_size": "batch"}
 """Settings whose option of ``locant compare`` has another name; `minutes` chose the number of steps."""
 
@@ -219,19 +234,29 @@ def command(settings: Mapping[str, Any]) -> str:
     "locant compare 'my text.txt' --tokenizer bytes --seeds 0,1 --steps 170"
     """
     if settings.get("suite"):
-        words = ["locant", "compare", "--suite", settings["suite"], "--size", size_of(settings)]
-        return shlex.join([*words, "--encodings", ",".join(settings["encodings"])])
+        chosen = {"suite": settings["suite"], "size": size_of(settings), "encodings": settings["encodings"]}
+        return shell_line("compare", [], chosen)
     text = settings.get("text", {})
-    words = ["locant", "compare", *text.get("files", [])]
-    if text.get("tokenizer"):
-        words += ["--tokenizer", text["tokenizer"]]
-    elif text.get("asked_vocab_size"):
-        words += ["--vocab-size", str(text["asked_vocab_size"])]
-    for name, value in settings.items():
-        if name not in ("text", "minutes", "suite") and value is not None:
-            words += [f"--{OTHER_NAMES.get(name, name).replace('_', '-')}"]
-            words += [",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)]
-    return shlex.join(words)
+    tokenizer = text.get("tokenizer") or None
+    options = {"tokenizer": tokenizer, "vocab_size": None if tokenizer else text.get("asked_vocab_size")}
+    others = (item for item in settings.items() if item[0] not in ("text", "minutes", "suite"))
+    options |= {OTHER_NAMES.get(name, name): value for name, value in others}
+    return shell_line("compare", text.get("files", []), options)
+
+
+def shell_line(verb: str, words: Sequence[str], options: Mapping[str, Any]) -> str:
+    """The line for a shell that calls a verb; options that are nothing or false are left out, a true one is a flag.
+
+    >>> shell_line("evaluate", ["model"], {"with": ["own", "yarn:4"], "tasks": [], "keys": 0, "far": True})
+    'locant evaluate model --with own,yarn:4 --keys 0 --far'
+    """
+    line = ["locant", verb, *words]
+    for name, value in options.items():
+        if value is not None and value is not False and value != []:
+            line.append(f"--{name.replace('_', '-')}")
+            several = isinstance(value, (list, tuple))
+            line += [] if value is True else [",".join(map(str, value)) if several else str(value)]
+    return shlex.join(line)
 
 
 class ResultsFolder:
