@@ -158,5 +158,5 @@ def _require_two(folder: Path, output: Path) -> None:
     if not folder.is_dir():
         raise InputError(f"got {folder}, which is no folder", "the folder of a checkpoint")
     if output.resolve() == folder.resolve():
-        raise InputError(f"got {output} as input and output", "another -o: what is there stays as it is")
+        raise InputError(f"got {output} as input and output", "another folder: what is there stays as it is")
     require_new(output)

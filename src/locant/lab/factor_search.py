@@ -61,12 +61,12 @@ def search_factors(
 
     Costs one forward pass over these windows for each of some ``3 + 12 * generations`` sets of factors.
     """
-    generations = whole("generations", generations, 0, remedy="--generations 8")
-    windows = whole("windows", windows, 1, remedy="--windows 4")
+    generations = whole("generations", generations, 0, remedy=Remedy(generations=8))
+    windows = whole("windows", windows, 1, remedy=Remedy(windows=4))
     where, length = device_of(device), extension.to
     model = load_model(folder, device=where)
     corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
-    count = num_windows(model, corpus, length, windows, option="--to")
+    count = num_windows(model, corpus, length, windows, argument="to")
     identity = {
         "model_sha256": fingerprint(folder), "tokenizer_fingerprint": corpus.tokenizer.fingerprint,
         "text_sha256": corpus.sha256, "to": length, "windows": count,
@@ -147,7 +147,7 @@ def _measured_before(record: Path, identity: dict[str, Any]) -> list[dict[str, A
         readable = False
     if not readable or changed(before, identity):
         got = f"got {record}, which is no record of a search with this model, its tokenizer, text, length and device"
-        raise InputError(got, "-o another-name.json, or that file taken away")
+        raise InputError(got, Remedy("{}, or that file taken away", output="another-name.json"))
     return measured
 
 

@@ -141,7 +141,7 @@ def continue_text(
     path, place, chosen = Path(folder), device_of(device), Way.of(way)
     is_ours = read_json(path / CONFIG).get("model_type") == MODEL_TYPE
     if is_ours and chosen.name != "own":
-        raise InputError(f"got {way} for a decoder of the lab, which has its own positions", "--with own")
+        raise InputError(f"got {way} for a decoder of the lab, which has its own positions", Remedy(way="own"))
     loaded: tuple[Any, Tokenizer] = load(path) if is_ours else (load_model(path, device=place), Tokenizer.load(path))
     model, tokenizer = loaded
     before = [*(() if is_ours else tokenizer.beginning), *tokenizer.encode(prompt).tolist()]

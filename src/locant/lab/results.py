@@ -21,7 +21,7 @@ import tokenizers
 import torch
 
 from locant._version import __version__
-from locant.errors import InputError
+from locant.errors import InputError, Remedy
 from locant.files import FaultError, json_text, lock, strict_json, write_whole
 from locant.lab.contestant import Contestant
 from locant.lab.settings import TEXT, Settings, size_of
@@ -271,12 +271,11 @@ class ResultsFolder:
         self.path = Path(path)
         self.holds_earlier = {"settings", "environment", "records"} <= earlier(self.path / RESULTS).keys()
         self._stale = DRAWN if self.holds_earlier else ()
-        elsewhere = f"-o {self.path}-report"
         if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"got {self.path}, which is a file, as the folder of the report", elsewhere)
+            raise InputError(f"got {self.path}, which is a file, as the folder of the report", "another folder")
         others = self.path.is_dir() and any(file.name != LOCK for file in self.path.iterdir())
         if others and not (self.holds_earlier or force):
-            remedy = f"{elsewhere}, or --force to write beside them"
+            remedy = Remedy("another folder, or {} to write beside them", force=True)
             raise InputError(f"{self.path} holds other things than a report", remedy)
         self._new = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
@@ -298,7 +297,7 @@ class ResultsFolder:
         if lock(self._lock) is False:
             self._lock.close()
             got = f"got {self.path}, which another run writes"
-            raise InputError(got, "another -o, or the same when that one has ended")
+            raise InputError(got, "another folder, or the same when that one has ended")
         return self
 
     def __exit__(self, *error: object) -> None:

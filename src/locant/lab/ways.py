@@ -98,7 +98,7 @@ class Way:
         """
         if self.name != "own" and hasattr(model.config, "locant"):
             got = f"got {self.name} for a model that was saved with another encoding in it"
-            raise InputError(got, "--with own, or the model that it was made from")
+            raise InputError(got, "own, or the model that it was made from")
         if self.name in PLAIN:
             return PositionEncoding() if self.name == "nope" else None
         if self.name in BY_CLASS:
