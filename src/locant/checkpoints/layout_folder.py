@@ -83,7 +83,7 @@ def convert_folder(
         nonlocal done
         with (folder / name).open("rb") as file:
             if file.read(len(header.raw)) != header.raw:
-                raise InputError(f"{folder / name} changed while it was read", "a checkpoint that nobody writes to")
+                raise InputError(f"{folder / name} changed while it was read", "a checkpoint that no program writes to")
             for num_bytes in write_reordered(file, target, header, moves, to):
                 done += num_bytes
                 progress(done, total)
@@ -140,7 +140,7 @@ def _exactly(source: IO[bytes], num_bytes: int) -> bytes:
     data = source.read(num_bytes)
     if len(data) != num_bytes:
         got = f"{source.name} ended while it was read: {num_bytes - len(data)} bytes are missing"
-        raise InputError(got, "a file that nobody writes to")
+        raise InputError(got, "a file that no program writes to")
     return data
 
 

@@ -84,7 +84,7 @@ def _explain_gguf(file: str, against: str | None, n_ctx: int | None, output: Pat
 @click.option("--method", type=click.Choice(METHODS), default=METHODS[0], show_default=True, help="How to stretch.")
 @click.option("--search", metavar="TEXT", help="With longrope: search its factors on this text, with the model itself.")
 @count("--generations", low=0, help="Of the search, 12 forward passes each. Default: 8.")
-@count("--windows", help="At most so many of TOKENS from TEXT. Default: 4.")
+@count("--windows", help="Windows of TOKENS from TEXT, at the most. Default: 4.")
 @click.option("--seed", type=SEED, help="Of the search. Default: 0.")
 @device
 @output("The new configuration. Default: NAME-METHOD-TOKENS.json.")

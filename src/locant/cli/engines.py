@@ -55,7 +55,7 @@ def check_batch(file: str, axes: int) -> Answer:
 @click.option("--for", "engine", required=True, type=click.Choice(SERVERS), help="What serves the model.")
 @click.option("--scaling", type=click.Choice(METHODS), default=METHODS[0], show_default=True, help="How to stretch.")
 @click.option("--text", multiple=True, metavar="FILE", help="Measure the loss on it before and after, in this process.")
-@count("--windows", help="At most so many of TOKENS from the text. Default: 4.")
+@count("--windows", help="Windows of TOKENS from the text, at the most. Default: 4.")
 @device
 @answers
 def serve_args(model: str, to: int, engine: str, scaling: str, text: tuple[str, ...], **options: Any) -> Answer:

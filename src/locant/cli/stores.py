@@ -52,7 +52,7 @@ def _unescaped(text: str) -> str:
 @count("--workers", help="Processes. Default: one for each core; one for a task.")
 @count("--task", low=0, help="Do only this share of the work, 0 to NUM_TASKS - 1.")
 @count("--num-tasks", help="Into how many shares the work is divided.")
-@click.option("--finalize", "only_join", is_flag=True, help="Join what all tasks have made.")
+@click.option("--finalize", "only_join", is_flag=True, help="Join the parts of all tasks.")
 @click.option("--ray", metavar="ADDRESS|local", help="Do the work on a Ray cluster.")
 @click.option("--restart", is_flag=True, help="Discard unfinished work in the folder, and begin anew.")
 @click.option("--dry-run", is_flag=True, help="Estimate documents, tokens and bytes; write nothing.")

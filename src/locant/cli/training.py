@@ -150,7 +150,7 @@ def train(files: tuple[str, ...], encoding: str, size: str, output: Path, force:
     "--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True,
     help="Below 1 prefers what is probable; 0 takes the most probable token.",
 )  # fmt: skip
-@count("--top-k", help="Draw among so many most probable tokens. Default: all.")
+@count("--top-k", help="Draw among this many most probable tokens. Default: all.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the draws.")
 @click.option(
     "--with", "way", default="own", show_default=True, metavar="NAME",
@@ -180,7 +180,7 @@ def generate(model: str, prompt: str, **options: Any) -> Answer:
     help="own, exact (its own in exact angles), nope, linear:4, ntk:4, yarn:4, longrope:4, dynamic, self-extend:8 "
     "(groups of 8), rerope, dual-chunk. Default: own,exact,yarn:4.",
 )  # fmt: skip
-@count("--windows", help="At most so many windows of the longest length. Default: 16.")
+@count("--windows", help="Windows of the longest length, at the most. Default: 16.")
 @positive("--minutes", help="Only as many windows as fit in these, timed before the first; one at least.")
 @count(
     "--keys", low=0, help="Pass keys, and keys with values, asked for at each of five depths; 0 for none. Default: 2."

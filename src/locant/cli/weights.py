@@ -19,7 +19,7 @@ LAYOUT = click.Choice(["half", "interleaved"])
 @click.argument("model")
 @click.option("--text", "files", multiple=True, metavar="FILE", help="Default: the text that ships inside Python.")
 @count("--length", low=2, help="Tokens per window. Default: 512, or what the model states, where that is less.")
-@count("--windows", help="At most so many, and 10 or more. Default: 16.")
+@count("--windows", help="Windows, at the most; 10 or more. Default: 16.")
 @device
 @click.option(
     "--dtype", type=click.Choice(("auto", "float32", "bfloat16", "float16")), help="Default: as it was saved."
@@ -122,7 +122,7 @@ def neighbours(
 @click.command("vocabulary")
 @click.argument("model")
 @files
-@count("--keep", help="Leave out all tokens but so many that the FILEs use most.")
+@count("--keep", help="Keep this many tokens alone, those that the FILEs use most.")
 @click.option("--add", multiple=True, metavar="TOKEN", help="Add a special token; may be given several times.")
 @count("--multiple-of", default=1, show_default=True, help="With --add: rows of the tables.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="With --add: of the new rows.")

@@ -283,7 +283,7 @@ def context_section(summary: Summary) -> dict[str, str]:
         return {}
     rows = [[escape(row.encoding), *_context_cells(row)] for row in summary.ranked(summary.lengths[-1])]
     note = (
-        "Nats per token, of the same tokens, each with so many before it, or an eighth less: windows overlap. In "
+        "Nats per token, of the same tokens, each with that many before it, or an eighth less: windows overlap. In "
         "windows that do not, as above, tokens at the beginning have little context. The difference is what the most "
         "tokens do against as many as in training: below zero, what is far is used. It is clear beyond the deviation "
         "over seeds and the 95% interval."

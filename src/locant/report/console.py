@@ -82,7 +82,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """Bytes with one digit behind the point, in the largest unit that leaves one before it.
+    """Bytes with one digit after the point, in the largest unit that leaves one before it.
 
     >>> size(12), size(1536), size(32_000 * 4_096 * 2)
     ('12 bytes', '1.5 KiB', '250.0 MiB')
