@@ -13,7 +13,7 @@ from benchmarks import suite
 from locant import RangeError
 from locant.lab import Settings, compare, results
 from locant.lab import training as trainings
-from locant.lab.results import SCHEMA, command, plain_settings, recorded_suite
+from locant.lab.results import SCHEMA, command, plain_settings, recorded_suite, with_recorded
 from locant.lab.settings import SIZES, SUITES, TEXT, size_of
 from locant.lab.task_learning import CHOOSING, MEASURED, Accuracy
 from locant.lab.task_summary import scores

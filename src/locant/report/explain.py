@@ -25,7 +25,9 @@ METHODS = {
     "embed": "added to the token embeddings",
     "rotate": "rotates queries and keys",
     "bias": "added to the attention scores",
+    "unrotate": "rotates the output of attention back",
 }
+"""What each method of an encoding does in a model."""
 LAYOUT_WORDS = {"half": "dimension i pairs with i + {half}", "interleaved": "dimension 2i pairs with 2i + 1"}
 ANSWERS = {"yes": "yes", "differently": "yes, but not as the configuration says", "no": "no"}
 NUM_PAIRS = 9
