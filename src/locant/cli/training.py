@@ -20,7 +20,7 @@ report_folder = output("The folder of the report.", default="report")
 beside_others = click.option(
     "--force", is_flag=True, help="Write into a folder that holds other things; they stay as they are."
 )
-STEPS = f"Training steps of each model. Default: {settings.MAX_STEPS}, but at most {settings.MAX_EPOCHS} epochs."
+STEPS = f"Default: {settings.MAX_STEPS}, but at most {settings.MAX_EPOCHS} epochs."
 
 
 def listed(*names: str, kind: type[int] | type[float] | type[str] = str, **more: Any) -> Callable[..., Any]:
@@ -60,7 +60,10 @@ def _default(name: str) -> str:
 @count("--task-length", help=f"Items of the longest row of a task in training. {_default('task_length')}")
 @listed("--multiples", kind=int, help=f"Lengths to measure at, in training lengths. {_default('multiples')}")
 @listed("--seeds", kind=int, help=f"One training for each. {_default('seeds')}")
-@count("--steps", "num_steps", help=f"{STEPS} For a task {settings.TASK_STEPS}, fewer where it is learned before.")
+@count(
+    "--steps", "num_steps",
+    help=f"Training steps of each model. {STEPS} For a task {settings.TASK_STEPS}, fewer where it is learned before.",
+)  # fmt: skip
 @positive("--minutes", help="Instead of --steps: as many as fit in these minutes, all models together.")
 @count(
     "--batch", "batch_size",
@@ -117,7 +120,7 @@ def _with_report(results: dict[str, Any], page: Path, print_results: Callable[[A
 @files
 @click.option("--encoding", default="rotary", show_default=True, help="A name from `locant list`.")
 @count("--train-length", help=f"Tokens per window. {_default('train_length')}")
-@count("--steps", "num_steps", help=STEPS)
+@count("--steps", "num_steps", help=f"Training steps. {STEPS}")
 @positive("--minutes", help="Instead of --steps: as many as fit in these.")
 @click.option("--size", type=click.Choice([*SIZES]), default="tiny", show_default=True, help="Of the model.")
 @click.option("--seed", type=SEED, help="Of the weights and of the order of the text. Default: 0.")
