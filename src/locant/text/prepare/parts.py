@@ -232,7 +232,7 @@ def finalize(out: str | Path) -> TokenStore:
     plan = read_plan(out)
     if plan is None:
         raise InputError(
-            f"{out} holds no tasks to join", Remedy("to prepare with {} and {} first", task=0, num_tasks=...)
+            f"{out} holds no tasks to join", Remedy("to prepare with {} and {}, first", task=0, num_tasks=...)
         )
     if missing := missing_parts(plan):
         raise InputError(f"{out} is not finished: {_named(plan, missing)}", "running them, and then the same again")
