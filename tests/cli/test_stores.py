@@ -81,7 +81,7 @@ def test_tasks_are_done_apart_and_joined(run: Run) -> None:
     ("words", "said"),
     [
         ("text.txt", "got PATH... beside --finalize"),
-        ("--dry-run --restart", "got --restart, --dry-run beside --finalize"),
+        ("--dry-run --restart", "got --dry-run, --restart beside --finalize"),
         ("--separator x", "got --separator beside --finalize"),
         ("--no-end-of-text", "got --end-of-text beside --finalize"),
         ("--tokenizer bytes --download", "got --tokenizer, --download beside --finalize"),
