@@ -7,6 +7,7 @@ from docs.generator.markdown import linked_papers, opening, picture, table
 from docs.generator.models import presets_of
 from locant.positions.base import PositionEncoding
 from locant.positions.scaling import Scaling
+from locant.report.explain import METHODS
 
 __all__ = ["encoding_page", "question", "scaling_page", "title"]
 
@@ -15,13 +16,6 @@ FACTS = {
     "extrapolation": "beyond the trained length", "used_by": "used by", "paper": "paper",
 }  # fmt: skip
 """The fields of `EncodingInfo` that a page shows, and what they are called there."""
-
-DOOR_WORDS = {
-    "embed": "`embed`: added to the token embeddings",
-    "rotate": "`rotate`: rotates queries and keys",
-    "bias": "`bias`: added to the attention scores",
-    "unrotate": "`unrotate`: rotates the output of attention back",
-}
 
 
 PAPER_NAMES = {
@@ -87,7 +81,7 @@ def encoding_page(name: str, kind: type[PositionEncoding]) -> str:
     facts = {
         "class": f"`{_path(kind)}`",
         "name": ", ".join(f"`{each}`" for each in (name, *kind.info.aliases)),
-        "method": "; ".join(DOOR_WORDS[door] for door in kind.doors()) or "none",
+        "method": "; ".join(f"`{method}`: {METHODS[method]}" for method in kind.doors()) or "none",
         **{words: linked_papers(getattr(kind.info, fact)) for fact, words in FACTS.items()},
         "presets": ", ".join(presets_of(lambda encoding: type(encoding) is kind)),
     }

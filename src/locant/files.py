@@ -212,7 +212,7 @@ def require_apart(output: Path, read: Path) -> None:
     stays = (source, *(file.resolve() for file in source.iterdir())) if source.is_dir() else (source,)
     if source in place.parents or any(place in (each, *each.parents) for each in stays):
         got = f"got {output} as output, which is, holds or lies in the input {read}"
-        raise InputError(got, "another -o: what is read stays")
+        raise InputError(got, "another place to write: what is read stays")
 
 
 def flush(path: Path) -> None:

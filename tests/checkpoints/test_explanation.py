@@ -142,7 +142,7 @@ PHIMOE = {
         ({**PRESETS["deepseek-v3"]}, "scale=0.135234"),
         ({"model_type": "falcon", "alibi": True}, "sqrt(head_dim)"),
         ({**PRESETS["gpt2"]}, "position 1,023"),
-        ({**PRESETS["opt-1.3b"]}, "behind 2 rows"),
+        ({**PRESETS["opt-1.3b"]}, "after 2 rows"),
         ({**PRESETS["t5-base"]}, "scale=1.0"),
         ({**PRESETS["deberta-v3-base"]}, "scale=0.0721688"),
         ({**PRESETS["bert-base"], "position_embedding_type": "relative_key"}, "flip(0)"),

@@ -260,7 +260,7 @@ def test_help_has_the_defaults_of_the_lab_and_loads_no_torch_and_no_pictures() -
     *shown, loaded = done.stdout.splitlines()
     assert loaded == "[]"
     words = " ".join(" ".join(shown).split())
-    for default in ("0.006", "1,2,4,8", "300, fewer where that is more than 16 epochs"):
+    for default in ("0.006", "1,2,4,8", "300, but at most 16 epochs"):
         assert f"Default: {default}." in words
 
 

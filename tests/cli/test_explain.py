@@ -9,7 +9,8 @@ import pytest
 
 from locant.checkpoints.explanation import explain
 from locant.figures.plot import draw_explanation
-from locant.report.explain import print_explanation
+from locant.files import json_text
+from locant.report.explain import explanation_facts, print_explanation
 from tests.cli.conftest import Complains, Run, refused
 from tests.positions.published import PRESETS
 from tests.tolerances import FEW_ROUNDINGS
@@ -23,9 +24,7 @@ def test_every_preset_is_explained_in_words_and_in_json(name: str, capsys: pytes
     print_explanation(explanation, name)
     words = " ".join(capsys.readouterr().out.split())
     assert words.startswith(f"model {name} ")
-    print_explanation(explanation, name, as_json=True)
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["config"] == name
+    facts = json.loads(json_text(explanation_facts(explanation)))
     for layers in facts["layers"]:
         assert all(warning in words for warning in layers["warnings"])
         assert all(f"{door}: " in words for door in layers["doors"])

@@ -105,7 +105,7 @@ def test_a_flat_configuration_that_transformers_takes_apart_changes_in_its_text_
         assert list(override) == ["text_config"]
         assert made.get_text_config().rope_parameters["rope_type"] == "yarn"
         assert made.get_text_config().max_position_embeddings == 131_072
-        with refuses(InputError, "rows and columns", engine, "--scaling yarn or ntk"):
+        with refuses(InputError, "rows and columns", engine, "scaling='yarn' or ntk"):
             serve_arguments(config, to=131_072, engine=engine, scaling="linear")
     assert "rope_scaling" in serve_arguments(config, to=131_072, engine="transformers").override
 
@@ -143,7 +143,7 @@ def test_a_factor_that_is_not_whole_is_written_out() -> None:
 def test_what_an_engine_cannot_is_refused() -> None:
     for engine, scalings in CANNOT.items():
         for scaling in scalings:
-            with refuses(InputError, scaling, engine, "--scaling yarn"):
+            with refuses(InputError, scaling, engine, "scaling='yarn'"):
                 serve_arguments(text(), to=TO, engine=engine, scaling=scaling)
     latent = {**read_source("deepseek-v3"), "rope_scaling": None}
     with refuses(InputError, "llama.cpp", "temperature"):  # which is in the scale of the scores

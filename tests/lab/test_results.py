@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from locant.errors import InputError
+from locant.errors import InputError, LocantError, Remedy
 from locant.lab.evaluation import EvaluationSettings, evaluate_model
 from locant.lab.results import BY_LENGTH, BY_POSITION, PAGE, ResultsFolder
 from locant.lab.summary import Cell, Row, summarise
@@ -48,7 +48,7 @@ def test_a_folder_of_other_things_is_refused_and_with_force_kept(tmp_path: Path,
     """A file that only has the name of results is no report."""
     (tmp_path / "thesis.txt").write_text("mine")
     (tmp_path / "results.json").write_text(content)
-    with pytest.raises(InputError, match=r"holds other things than a report; try: -o .*-report, or --force"):
+    with pytest.raises(InputError, match=r"holds other things than a report; try: another folder, or force=True"):
         ResultsFolder(tmp_path)
     forced = ResultsFolder(tmp_path, force=True)
     assert not forced.holds_earlier
@@ -207,3 +207,16 @@ def test_two_runs_do_not_write_one_folder(tmp_path: Path) -> None:
     with ResultsFolder(tmp_path / "killed") as folder:
         folder.write({"settings": {}, "environment": {}, "records": []})
     assert [file.name for file in (tmp_path / "killed").iterdir()] == ["results.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("lengths", ()), ("ways", ()), ("lengths", (1,)), ("windows", 0), ("keys", -1), ("rows", 0)],
+)
+def test_what_a_remedy_says_are_arguments_that_python_takes(name: str, value: Any) -> None:
+    with pytest.raises(LocantError) as caught:
+        EvaluationSettings(**{"device": "cpu", name: value})
+    remedy = caught.value.remedy
+    assert isinstance(remedy, Remedy)
+    assert name in remedy.arguments
+    EvaluationSettings(**{"device": "cpu", **remedy.arguments})

@@ -140,7 +140,7 @@ def test_a_model_that_reads_the_answer_has_all_points_and_one_that_guesses_none(
     nothing = answered(Reader(tokenizer, lambda text: ["the", "grass"]), tokenizer, rows)
     assert nothing["score"] == 0
     assert nothing["first"] == {"wrote": " the grass", "expected": list(rows[0].answers)}
-    with refuses(InputError, f"reads 64 of {len(rows[0].ids):,} tokens", "--lengths 64"):
+    with refuses(InputError, f"reads 64 of {len(rows[0].ids):,} tokens", "lengths=(64,)"):
         answered(Reader(tokenizer, SOLVERS[name], reads=64), tokenizer, rows)
 
 

@@ -189,5 +189,5 @@ def test_positions_of_numbers_are_those_of_the_package(seed: int | None) -> None
 @pytest.mark.parametrize("name", ["rotary@abacus", "rotary@coupled"])
 @pytest.mark.parametrize("its", ["copy", "addition_hints", None])
 def test_rows_without_numbers_have_no_digits_to_count(name: str, its: str | None) -> None:
-    with refuses(InputError, name, "--tasks addition"):
+    with refuses(InputError, name, "tasks=('addition',)"):
         Contestant.of(name).positions(torch.zeros(1, 5, dtype=torch.long), LONGEST, task=its and task(its), length=2)

@@ -259,7 +259,7 @@ def test_a_killed_process_goes_on_to_the_same_bits(here: Path) -> None:
 def test_a_training_that_goes_astray_says_so_and_a_full_disk_keeps_what_there_is(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with refuses(InputError, "astray", "learning_rate=1e+29", "--force"):
+    with refuses(InputError, "astray", "learning_rate=1e+29", "force=True"):
         tuned(here, "own", num_steps=8, learning_rate=1e30)
 
     def full(*_: object) -> None:
@@ -271,7 +271,7 @@ def test_a_training_that_goes_astray_says_so_and_a_full_disk_keeps_what_there_is
     monkeypatch.undo()
     (here / "out-unfinished").mkdir()
     (here / "out-unfinished" / "state.safetensors").write_bytes(b"junk")
-    with refuses(InputError, "no state of an unfinished run", "--force"):
+    with refuses(InputError, "no state of an unfinished run", "force=True"):
         tuned(here, "own")
     for left in ("out-unfinished/.state.1.safetensors", ".out.0123abcd/model.safetensors"):  # by SIGKILL
         (here / left).parent.mkdir(exist_ok=True)
@@ -305,7 +305,7 @@ def test_another_run_is_not_gone_on_with(here: Path) -> None:
         tune(here / "model", [str(here / "text.txt")], TuneSettings(way="own", **SMALL), output=here / "out",
              on_step=stop)  # fmt: skip
     assert "the same command goes on" in told.value.__notes__[0]
-    with refuses(InputError, "another way", "--force"):
+    with refuses(InputError, "another way", "force=True"):
         tuned(here, "alibi", seed=1)
     assert tuned(here, "alibi", seed=1, force=True)["settings"]["seed"] == 1
     first = weights(here / "out")

@@ -85,7 +85,7 @@ def test_an_index_of_one_axis_is_the_same_however_it_is_written() -> None:
 def test_showing_positions_says_where_they_are() -> None:
     assert repr(Positions.after(7, 2)) == "Positions(1x2, 7..8)"
     assert "with documents" in repr(Positions.packed([1, 2]))
-    assert "grid 1x2 behind 3, grid 4x1 behind 3" in repr(Positions.packed_grids([(1, 2), (4, 1)], prefix=3))
+    assert "grid 1x2 after 3, grid 4x1 after 3" in repr(Positions.packed_grids([(1, 2), (4, 1)], prefix=3))
     assert "2x2x2" in repr(Positions.of(torch.zeros(2, 2, 2, dtype=torch.long)))
 
 

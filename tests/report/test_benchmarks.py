@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from locant.errors import InputError
-from locant.report import benchmarks
 from locant.report.benchmarks import print_recorded, recorded, table
 from tests.refusal import refuses
 
@@ -18,10 +17,9 @@ PART = {"environment": {"torch": "2.13.0", "torch_threads": 2, "python": "3.11.7
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """One device with two benchmarks."""
     (tmp_path / "cpu.json").write_text(json.dumps({"rotary": PART, "windows": {**PART, "rows": [SLOW]}}))
-    monkeypatch.setattr(benchmarks, "recorded", lambda: recorded([tmp_path]))
     return tmp_path
 
 
@@ -34,17 +32,19 @@ def test_a_table_has_every_ratio_under_its_question() -> None:
 
 
 def test_all_or_some_benchmarks_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    print_recorded([], as_json=False)
+    print_recorded(recorded(places=[folder]))
     assert capsys.readouterr().out.count("torch 2.13.0, 2 threads, Python 3.11.7") == 2
-    print_recorded(["windows"], as_json=True)
-    assert json.loads(capsys.readouterr().out) == {"cpu": {"windows": {**PART, "rows": [SLOW]}}}
+    windows = recorded(["windows"], [folder])
+    assert windows == {"cpu": {"windows": {**PART, "rows": [SLOW]}}}
+    print_recorded(windows)
+    assert capsys.readouterr().out.startswith("windows on cpu (torch 2.13.0, 2 threads, Python 3.11.7)\n\na copy\n")
 
 
 def test_a_name_without_measurements_is_refused(folder: Path) -> None:
     with refuses(InputError, "'speed'", "rotary, windows", "locant bench rotary"):
-        print_recorded(["speed"], as_json=False)
+        recorded(["speed"], [folder])
 
 
 def test_no_measurements_at_all_are_refused(tmp_path: Path) -> None:
     with refuses(InputError, "no recorded measurements", "make bench"):
-        recorded([tmp_path, tmp_path / "nowhere"])
+        recorded(places=[tmp_path, tmp_path / "nowhere"])

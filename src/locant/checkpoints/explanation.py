@@ -171,8 +171,8 @@ def _warnings(
         yield from _rotary_warnings(rotary, config, architecture)
     if isinstance(encoding, Learned):
         rows = encoding.max_seq_len
-        behind = f" behind {encoding.offset} rows that are none" if encoding.offset else ""
-        yield f"the table ends with position {rows - 1:,}{behind}: the next one is an error, and no scaling helps"
+        first = f", after {encoding.offset} rows that are no positions" if encoding.offset else ""
+        yield f"the table ends with position {rows - 1:,}{first}: the next one is an error, and no scaling helps"
     told = (each if isinstance(each, str) else each(config, encoding) for each in architecture.warnings)
     yield from filter(None, told)
 

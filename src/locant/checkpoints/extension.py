@@ -17,7 +17,7 @@ from locant.arguments import one_of, whole
 from locant.checkpoints.config_source import CONFIG, as_json, read_source
 from locant.checkpoints.explanation import trained_length
 from locant.checkpoints.rotary_settings import RotarySettings, pair_settings, rotary_settings
-from locant.errors import InputError, RangeError
+from locant.errors import InputError, RangeError, Remedy
 from locant.files import NewFile
 from locant.models.architecture import Architecture, RotaryKeys
 from locant.models.config_values import LENGTHS, TRAINED, Config, integer_at
@@ -103,9 +103,9 @@ def extend(
     layout = named_layout(values)  # of converted weights, which may not be the architecture's
     rotary = Rotary.from_config(values, layer_type=layer_type, layout=layout)
     trained = _trained(values, rotary)
-    to = whole("the new length", to, 1, remedy=f"--to {4 * trained}")
+    to = whole("the new length", to, 1, remedy=Remedy(to=4 * trained))
     if to <= trained:
-        raise RangeError(f"got {to} tokens for a model of {trained}, expected more", f"--to {4 * trained}")
+        raise RangeError(f"got {to} tokens for a model of {trained}, expected more", Remedy(to=4 * trained))
     scaling = _scaling(method, rotary, trained, to / trained, architecture.rotary_keys.latent)
     if factors is not None and isinstance(scaling, LongRoPE):
         scaling = replace(scaling, long_factor=factors.values)
@@ -130,7 +130,8 @@ def extension_path(source: str, *, to: int, method: str = "yarn", output: Path |
     path = Path(f"{name}-{method}-{to}.json") if output is None else output
     here = Path(source) / CONFIG if Path(source).is_dir() else Path(source)
     if path.exists() and here.exists() and path.samefile(here):
-        raise InputError(f"got {path} as the place to write, which is the configuration itself", "-o another-name.json")
+        got = f"got {path} as the place to write, which is the configuration itself"
+        raise InputError(got, Remedy(output="another-name.json"))
     return path
 
 
@@ -168,7 +169,7 @@ def _require_method(config: Config, architecture: Architecture, method: str) -> 
         raise InputError(got, "a model whose configuration has rope_theta")
     if method not in (architecture.extend_methods or METHODS):
         got = f"got method {method!r}, but {name} takes {' or '.join(architecture.extend_methods or ())} only"
-        raise InputError(got, f"--method {(architecture.extend_methods or ('',))[-1]}")
+        raise InputError(got, Remedy(method=(architecture.extend_methods or ("",))[-1]))
 
 
 def _layers_to_change(config: Config, architecture: Architecture) -> str | None:

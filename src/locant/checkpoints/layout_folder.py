@@ -40,6 +40,11 @@ class Conversion:
     converted: int
     bytes: int
 
+    def __str__(self) -> str:
+        moved = f"{self.converted} of {self.tensors} tensors converted"
+        size = f"{self.bytes:,} bytes in {len(self.files)} file{'s' * (len(self.files) != 1)}"
+        return f"{self.output}: {self.source} -> {self.to}, {moved}, {size}"
+
 
 def convert_folder(
     folder: Path | str,
@@ -78,7 +83,7 @@ def convert_folder(
         nonlocal done
         with (folder / name).open("rb") as file:
             if file.read(len(header.raw)) != header.raw:
-                raise InputError(f"{folder / name} changed while it was read", "a checkpoint that nobody writes to")
+                raise InputError(f"{folder / name} changed while it was read", "a checkpoint that no program writes to")
             for num_bytes in write_reordered(file, target, header, moves, to):
                 done += num_bytes
                 progress(done, total)
@@ -135,7 +140,7 @@ def _exactly(source: IO[bytes], num_bytes: int) -> bytes:
     data = source.read(num_bytes)
     if len(data) != num_bytes:
         got = f"{source.name} ended while it was read: {num_bytes - len(data)} bytes are missing"
-        raise InputError(got, "a file that nobody writes to")
+        raise InputError(got, "a file that no program writes to")
     return data
 
 
@@ -153,5 +158,5 @@ def _require_two(folder: Path, output: Path) -> None:
     if not folder.is_dir():
         raise InputError(f"got {folder}, which is no folder", "the folder of a checkpoint")
     if output.resolve() == folder.resolve():
-        raise InputError(f"got {output} as input and output", "another -o: what is there stays as it is")
+        raise InputError(f"got {output} as input and output", "another folder: what is there stays as it is")
     require_new(output)

@@ -7,12 +7,13 @@ from typing import Any
 
 import click
 
-from locant.cli.options import SEED, Place, as_json, count, device, only_given, output
+from locant.cli.answers import Answer, answers, draw_into
+from locant.cli.options import SEED, Picture, count, device, flag_of, only_given, output
 from locant.errors import InputError
 
 METHODS = ("yarn", "linear", "ntk", "dynamic", "longrope", "llama3")
 
-picture = output("Also draw a picture; its suffix (.png, .svg, .pdf) is the format.")
+picture = output("Also draw a picture; its suffix (.png, .svg, .pdf) is the format.", Picture())
 
 
 @click.command("explain")
@@ -20,8 +21,8 @@ picture = output("Also draw a picture; its suffix (.png, .svg, .pdf) is the form
 @click.option("--against", metavar="CONFIG", help="Of a GGUF file: what it was made from, to be compared with it.")
 @count("--n-ctx", help="Of a GGUF file: the context that is allocated, llama.cpp's -c.")
 @picture
-@as_json
-def explain(config: str, against: str | None, n_ctx: int | None, output: Path | None, as_json: bool) -> None:
+@answers
+def explain(config: str, against: str | None, n_ctx: int | None, output: Path | None) -> Answer:
     """Show how a model encodes positions, in words and numbers.
 
     CONFIG is a config.json, the folder of a model, or the name of a preset such as llama-3.1-8b; a wrong name lists
@@ -30,61 +31,51 @@ def explain(config: str, against: str | None, n_ctx: int | None, output: Path | 
     safetensors of a folder, also whether q and k are in the right order. Exit code 1: they differ.
     """
     if config.lower().endswith(".gguf"):
-        _explain_gguf(config, against, n_ctx, output, as_json=as_json)
-        return
+        return _explain_gguf(config, against, n_ctx, output)
     if against is not None or n_ctx is not None:
         raise InputError(f"got --against or --n-ctx for {config}, which is no GGUF file", "FILE.gguf --against CONFIG")
     from locant.checkpoints.config_source import read_source
     from locant.checkpoints.explanation import explain
-    from locant.figures.canvas import require_figure, save
     from locant.figures.plot import draw_explanation
-    from locant.report.explain import print_explanation
+    from locant.report.explain import explanation_facts, print_explanation
 
-    require_figure(output)
     transformer = Path(config) / "transformer"
     read = read_source(transformer if transformer.is_dir() else config)
     if "_class_name" in read:
-        _explain_diffusers(read, output, as_json=as_json)
-        return
+        return _explain_diffusers(read, output)
     explanation = explain(read)
-    if output is not None:
-        save(draw_explanation(explanation, read, config), output)
-    print_explanation(explanation, config, output, as_json=as_json)
+    draw_into(output, lambda: draw_explanation(explanation, read, config))
+    facts = {"config": config, **explanation_facts(explanation), "figure": output and str(output)}
+    return Answer(facts, lambda: print_explanation(explanation, config), files=[output])
 
 
-def _explain_diffusers(config: dict[str, Any], output: Path | None, *, as_json: bool) -> None:
+def _explain_diffusers(config: dict[str, Any], output: Path | None) -> Answer:
     from locant.engines.diffusers import encoding_from_diffusers, transformer_of
-    from locant.figures.canvas import save
     from locant.figures.plot import plot
-    from locant.report.console import print_result
 
     encoding, row = encoding_from_diffusers(config), transformer_of(config)
     text = "not rotated" if row.text is None else f"counts on {row.text}" if row.text else "at 0 on all axes"
     facts = {"transformer": config["_class_name"], "encoding": repr(encoding), "axes": row.axes, "text": text}
-    if output is not None:
-        save(plot(encoding), output)
-    print_result(facts, "\n".join(f"{name}: {fact}" for name, fact in facts.items()), as_json=as_json)
+    draw_into(output, lambda: plot(encoding))
+    return Answer(facts, "\n".join(f"{name}: {fact}" for name, fact in facts.items()), files=[output])
 
 
-def _explain_gguf(file: str, against: str | None, n_ctx: int | None, output: Path | None, *, as_json: bool) -> None:
+def _explain_gguf(file: str, against: str | None, n_ctx: int | None, output: Path | None) -> Answer:
     from locant.checkpoints.config_source import read_source
     from locant.engines.gguf import compare_gguf, read_gguf
-    from locant.figures.canvas import require_figure, save
     from locant.figures.plot import plot
-    from locant.report.engines import print_gguf
+    from locant.report.engines import gguf_facts, print_gguf
 
-    require_figure(output)
     if against is None:
         model, comparison = read_gguf(file, n_ctx), None
     else:
         folder = Path(against) if any(Path(against).glob("*.safetensors*")) else None
         comparison = compare_gguf(file, read_source(against), n_ctx=n_ctx, folder=folder)
         model = comparison.model
-    if output is not None:
-        save(plot(model.encoding), output)
-    print_gguf(model, comparison, file, as_json=as_json)
-    if comparison is not None and not comparison.agrees:
-        raise click.exceptions.Exit(1)
+    draw_into(output, lambda: plot(model.encoding))
+    code = 0 if comparison is None or comparison.agrees else 1
+    facts = gguf_facts(model, comparison, file)
+    return Answer(facts, lambda: print_gguf(model, comparison, file), files=[output], code=code)
 
 
 @click.command("extend")
@@ -93,16 +84,15 @@ def _explain_gguf(file: str, against: str | None, n_ctx: int | None, output: Pat
 @click.option("--method", type=click.Choice(METHODS), default=METHODS[0], show_default=True, help="How to stretch.")
 @click.option("--search", metavar="TEXT", help="With longrope: search its factors on this text, with the model itself.")
 @count("--generations", low=0, help="Of the search, 12 forward passes each. Default: 8.")
-@count("--windows", help="At most so many of TOKENS from TEXT. Default: 4.")
+@count("--windows", help="Windows of TOKENS from TEXT, at the most. Default: 4.")
 @click.option("--seed", type=SEED, help="Of the search. Default: 0.")
 @device
 @output("The new configuration. Default: NAME-METHOD-TOKENS.json.")
-@click.option("--figure", type=Place(), help="Also draw a picture (.png, .svg, .pdf).")
-@as_json
+@click.option("--figure", type=Picture(), help="Also draw a picture (.png, .svg, .pdf).")
+@answers
 def extend(
-    config: str, search: str | None, figure: Path | None, as_json: bool, to: int, method: str, output: Path | None,
-    **of_search: Any,
-) -> None:  # fmt: skip
+    config: str, search: str | None, figure: Path | None, to: int, method: str, output: Path | None, **of_search: Any
+) -> Answer:
     """Write the configuration of a model for a longer context.
 
     CONFIG is a config.json, the folder of a model, or the name of a preset. Only what has to change changes. Whether
@@ -111,49 +101,33 @@ def extend(
     NAME.search.json, and a second call goes on from there.
     """
     from locant.checkpoints.extension import write_extension
-    from locant.figures.canvas import require_figure, save
     from locant.figures.plot import draw_extension
-    from locant.report.explain import print_extension
+    from locant.report.console import progress_bar
+    from locant.report.explain import extension_facts, print_extension
 
-    def draw(extension: Any) -> None:
-        if figure is not None:
-            save(draw_extension(extension, config), figure)
-
-    require_figure(figure)
     asked: dict[str, Any] = {"to": to, "method": method, "output": output}
     factors, given = None, only_given(of_search)
     if search is not None:
-        factors = _searched(config, search, asked, given)
+        from locant.lab.factor_search import search_for_extension
+
+        with progress_bar("set") as progress:
+            factors = search_for_extension(config, [search], **asked, on_step=progress, **given)
     elif given:
-        raise InputError(f"got --{next(iter(given))} without a search", "--method longrope --search my.txt")
-    extension, written = write_extension(config, **asked, factors=factors, beside=draw)
-    print_extension(extension, config, written, figure, as_json=as_json)
-
-
-def _searched(config: str, text: str, asked: dict[str, Any], given: dict[str, Any]) -> Any:
-    from locant.checkpoints.config_source import read_source
-    from locant.checkpoints.extension import extend, extension_path
-    from locant.files import require_file
-    from locant.report.console import progress_bar
-
-    if asked["method"] != "longrope":
-        raise InputError(f"got --search for {asked['method']}, which has no factors to search", "--method longrope")
-    path = extension_path(config, **asked)
-    require_file(path)  # a search can take hours
-    extension = extend(read_source(config), to=asked["to"], method=asked["method"])
-    from locant.lab.factor_search import search_factors
-
-    with progress_bar("set") as progress:
-        record = path.with_name(f"{path.name.removesuffix('.json')}.search.json")
-        return search_factors(config, [text], extension, record=record, on_step=progress, **given)
+        got = f"got {flag_of(next(iter(given)))} without a search"
+        raise InputError(got, "--method longrope --search my.txt")
+    extension, written = write_extension(
+        config, **asked, factors=factors, beside=lambda new: draw_into(figure, lambda: draw_extension(new, config))
+    )
+    facts = {"config": config, **extension_facts(extension), "written": str(written), "figure": figure and str(figure)}
+    return Answer(facts, lambda: print_extension(extension, config), files=[written, figure])
 
 
 @click.command("probe")
 @click.argument("model")
 @click.option("--layer-type", help="Which layers, where they differ. Default: the first kind.")
 @picture
-@as_json
-def probe(model: str, layer_type: str | None, output: Path | None, as_json: bool) -> None:
+@answers
+def probe(model: str, layer_type: str | None, output: Path | None) -> Answer:
     """Measure what the rotary positions of a model do, without reading its code.
 
     MODEL is a config.json, the folder of a model, the name of a preset such as llama-3.1-8b, or a model_type or class
@@ -161,17 +135,11 @@ def probe(model: str, layer_type: str | None, output: Path | None, as_json: bool
     configuration and run: no weights, no code of the folder and no network.
     """
     from locant.checkpoints.config_source import read_source
-    from locant.figures.canvas import require_figure, save
     from locant.figures.plot import plot
     from locant.probing.probe import config_by_name, probe
-    from locant.report.console import print_json
 
-    require_figure(output)
     config = None if Path(model).exists() else config_by_name(model)
     report = probe(read_source(model) if config is None else config, layer_type=layer_type)
-    if output is not None:
-        save(plot(report), output)
-    if as_json:
-        print_json({"model": model, **report.to_dict(), "figure": None if output is None else str(output)})
-    else:
-        click.echo("\n".join(map(str, (report, *([] if output is None else [output])))))
+    draw_into(output, lambda: plot(report))
+    facts = {"model": model, **report.to_dict(), "figure": output and str(output)}
+    return Answer(facts, str(report), files=[output])

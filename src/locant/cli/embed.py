@@ -8,35 +8,22 @@ from typing import Any
 
 import click
 
-from locant.cli.options import (
-    SEED,
-    as_json,
-    count,
-    files,
-    output,
-    require_taken,
-    text_of,
-    tokenizer_options,
-    typed,
-)  # fmt: skip
+from locant.cli.answers import Answer, answers
+from locant.cli.options import SEED, count, files, output, require_taken, text_of, tokenizer_options, typed
 from locant.errors import InputError
 
-LENGTH = click.IntRange(min=1, max=2**31 - 1)
 SHORT, USUAL = 64, 4
 """Tokens of a text that is one window, and of a window of a longer one."""
 VOCAB_SIZE = 4_096
 """Of the tokenizer that is trained on the text, where neither is given."""
 OF_THE_MODEL = ("tokenizer", "encoding", "d_model", "num_heads", "seed", "scale", "vocab_size")
-RULES = ("sqrt_d_model", "sqrt_d_model_rounded")
 
 
-def _factor(text: str) -> float | str:
-    if text in RULES:
-        return text
+def _number_or_rule(text: str) -> float | str:
     try:
         return float(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is neither a number nor {' nor '.join(RULES)}") from None
+        return text
 
 
 @click.command("embed", context_settings={"show_default": True})
@@ -46,26 +33,22 @@ def _factor(text: str) -> float | str:
 @click.option("--encoding", default="learned", help="A name from `locant list`.")
 @count("--d-model", default=256, help="Width of the embeddings.")
 @count("--num-heads", default=4, help="Heads, for encodings that act on them.")
-@click.option(
-    "--context", type=LENGTH, show_default=f"all of a text of up to {SHORT}, {USUAL} of a longer one",
-    help="Tokens per window.",
-)  # fmt: skip
-@click.option("--stride", type=LENGTH, show_default="the context", help="From one window's start to the next.")
+@count("--context", show_default=f"all of a text of up to {SHORT}, {USUAL} of a longer one", help="Tokens per window.")
+@count("--stride", show_default="the context", help="From one window's start to the next.")
 @count("--batch", default=8, help="How many windows, from the first on, are embedded and written.")
 @click.option(
     "--all", "everything", is_flag=True, help="Embed and write all windows instead: 4 bytes times tokens times d_model."
 )
 @click.option("--seed", type=SEED, default=0, help="Of the random tables.")
 @click.option(
-    "--scale", type=_factor, metavar="NUMBER|RULE",
+    "--scale", type=_number_or_rule, metavar="NUMBER|RULE",
     help="Factor on the token rows: a number, sqrt_d_model or sqrt_d_model_rounded.",
 )  # fmt: skip
 @output("A .safetensors file for ids, targets, positions and embeddings.")
-@as_json
+@answers
 def embed(
-    files: tuple[str, ...], output: Path | None, batch: int, everything: bool, as_json: bool, model: str | None,
-    **options: Any,
-) -> None:  # fmt: skip
+    files: tuple[str, ...], output: Path | None, batch: int, everything: bool, model: str | None, **options: Any
+) -> Answer:
     """Turn text into ids, windows and embeddings, and show each step.
 
     Without a FILE the text is the documentation that ships inside Python; - is standard input.
@@ -75,7 +58,7 @@ def embed(
     In the file, the target of a text's last token is -100; in padding, targets are -100, positions -1 and ids 0.
     """
     from locant.embedding.flow import Plan, embed, require_vectors_place, save_vectors
-    from locant.report.console import counted, print_json, talk
+    from locant.report.console import counted, talk
     from locant.report.embedding import print_flow
     from locant.text.corpus import read_corpus
 
@@ -96,7 +79,5 @@ def embed(
         save_vectors(embedded, output)
         windows = counted(embedded.flow.embedded_windows, "window")
         talk(f"wrote {output}: ids, targets, positions and embeddings of {windows}")
-    if as_json:
-        print_json({**embedded.flow.to_dict(), "file": None if output is None else str(output)})
-    else:
-        print_flow(embedded.flow)
+    facts = {**embedded.flow.to_dict(), "file": None if output is None else str(output)}
+    return Answer(facts, lambda: print_flow(embedded.flow))

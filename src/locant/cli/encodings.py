@@ -7,43 +7,34 @@ from typing import Any
 
 import click
 
-from locant.cli.options import (
-    SEED,
-    as_json,
-    count,
-    encoding_options,
-    flag_of,
-    only_given,
-    output,
-    require_taken,
-)  # fmt: skip
+from locant.cli.answers import Answer, answers
+from locant.cli.options import SEED, count, encoding_options, flag_of, only_given, output, require_taken
 from locant.figures import MAX_LENGTH, TRAINED
 
 
 @click.command("list")
 @click.argument("name", required=False)
 @encoding_options
-@as_json
-def list_(name: str | None, as_json: bool, **options: Any) -> None:
+@answers
+def list_(name: str | None, **options: Any) -> Answer:
     """List every encoding, what it does and costs; or one in full, with its numbers.
 
     With a NAME, also its options, and its slopes or inverse frequencies, for a small model or for the sizes given.
     """
-    from locant.report.console import print_json, talk
+    from locant.report.console import talk
     from locant.report.listing import encoding_facts, facts_of_all, print_all, print_encoding
 
     given = only_given(options)
-    if name is None:
-        if given:
-            raise click.UsageError(f"got {flag_of(next(iter(given)))} without the name of an encoding")
-        facts, broken = facts_of_all()
-        for why in broken:
-            talk(f"left out: {why}")
-        print_json(facts) if as_json else print_all(facts)
-    else:
+    if name is not None:
         require_taken(name, given, "list")
         facts = encoding_facts(name, **given)
-        print_json(facts) if as_json else print_encoding(facts)
+        return Answer(facts, lambda: print_encoding(facts))
+    if given:
+        raise click.UsageError(f"got {flag_of(next(iter(given)))} without the name of an encoding")
+    listed, broken = facts_of_all()
+    for why in broken:
+        talk(f"left out: {why}")
+    return Answer(listed, lambda: print_all(listed))
 
 
 @click.command("plot")
@@ -58,11 +49,11 @@ def list_(name: str | None, as_json: bool, **options: Any) -> None:
 @click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True, help="The paper.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the random weights of learned tables.")
 @click.option("--causal/--no-causal", default=None, help="Leave out a bias for keys that come later, or draw it.")
-@as_json
+@answers
 def plot(
     encoding: str, output: Path | None, length: int | None, trained: int, theme: str, seed: int, causal: bool | None,
-    as_json: bool, **options: Any,
-) -> None:  # fmt: skip
+    **options: Any,
+) -> Answer:  # fmt: skip
     """Draw a picture of an encoding.
 
     \b
@@ -75,7 +66,6 @@ def plot(
     """  # noqa: D301
     from locant.figures.canvas import THEMES, require_figure, save
     from locant.figures.plot import default_length, draw, encoding_to_draw
-    from locant.report.console import print_json
     from locant.report.listing import numbers
 
     path = output or Path(f"{encoding}.png")
@@ -85,23 +75,21 @@ def plot(
     built = encoding_to_draw(encoding, length=length, seed=seed, trained=trained, **given)
     drawn = draw(built, length=length, theme=THEMES[theme], trained=trained, causal=causal, untrained=True)
     save(drawn, path)
-    if as_json:
-        length = default_length(built) if length is None else length
-        facts = {"encoding": encoding, "built": repr(built), "length": length, "seed": seed, "figure": str(path)}
-        print_json({**facts, "numbers": numbers(built)})
-    else:
-        click.echo(path)
+    length = default_length(built) if length is None else length
+    facts = {"encoding": encoding, "built": repr(built), "length": length, "seed": seed, "figure": str(path)}
+    return Answer({**facts, "numbers": numbers(built)}, str(path))
 
 
 @click.command("bench")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@as_json
-def bench(names: tuple[str, ...], as_json: bool) -> None:
+@answers
+def bench(names: tuple[str, ...]) -> Answer:
     """Show what was measured against other people's code, on which device.
 
     NAME is a benchmark, such as rotary or attention; without one, all are shown. To measure on your own machine: make
     bench, in a checkout.
     """
-    from locant.report.benchmarks import print_recorded
+    from locant.report.benchmarks import print_recorded, recorded
 
-    print_recorded(names, as_json=as_json)
+    chosen = recorded(names)
+    return Answer(chosen, lambda: print_recorded(chosen))

@@ -3,41 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from locant.cli.answers import Answer, answers
 from locant.cli.configs import METHODS
-from locant.cli.options import as_json, count, device, only_given, output
+from locant.cli.options import count, device, flag_of, only_given, output
 from locant.errors import InputError
-
-if TYPE_CHECKING:
-    from locant.checkpoints.extension import Extension
 
 SERVERS = ("vllm", "sglang", "llama.cpp", "transformers")
 
 
 @click.command("golden")
 @output("The file of safetensors.", default="golden.safetensors")
-@as_json
-def golden(output: Path, as_json: bool) -> None:
+@answers
+def golden(output: Path) -> Answer:
     """Write golden vectors, to check a port of rotary positions.
 
     A port to another language is right where it agrees with them: seven scalings at two bases, at positions from 0 to
     2^31 - 1, with frequencies, exact and float32 cosines and sines, and vectors rotated in both layouts.
     """
     from locant.engines.golden import write_golden
-    from locant.report.console import print_result
 
     facts = {"file": str(output), "tensors": write_golden(output), "bytes": output.stat().st_size}
-    print_result(facts, f"{output}: {facts['tensors']} tensors, {facts['bytes']:,} bytes", as_json=as_json)
+    return Answer(facts, f"{output}: {facts['tensors']} tensors, {facts['bytes']:,} bytes")
 
 
 @click.command("check-batch")
 @click.argument("file")
 @count("--axes", default=1, show_default=True, help="3 for models with positions in time, rows and columns.")
-@as_json
-def check_batch(file: str, axes: int, as_json: bool) -> None:
+@answers
+def check_batch(file: str, axes: int) -> Answer:
     """Find mistakes in the positions of a training batch.
 
     FILE is a batch as a model of transformers is called with, saved as .safetensors, .npz or .json: input_ids,
@@ -46,15 +43,10 @@ def check_batch(file: str, axes: int, as_json: bool) -> None:
     flattened, and lengths of another batch. Exit code 1: something is wrong.
     """
     from locant.engines import batches
-    from locant.report.console import print_json
 
     findings = batches.check_batch(batches.read_batch(file), axes=axes)
-    if as_json:
-        print_json({"file": file, "findings": findings})
-    else:
-        click.echo("\n".join(findings) or "positions and documents agree")
-    if findings:
-        raise click.exceptions.Exit(1)
+    words = "\n".join(findings) or "positions and documents agree"
+    return Answer({"file": file, "findings": findings}, words, code=1 if findings else 0)
 
 
 @click.command("serve-args")
@@ -63,12 +55,10 @@ def check_batch(file: str, axes: int, as_json: bool) -> None:
 @click.option("--for", "engine", required=True, type=click.Choice(SERVERS), help="What serves the model.")
 @click.option("--scaling", type=click.Choice(METHODS), default=METHODS[0], show_default=True, help="How to stretch.")
 @click.option("--text", multiple=True, metavar="FILE", help="Measure the loss on it before and after, in this process.")
-@count("--windows", help="At most so many of TOKENS from the text. Default: 4.")
+@count("--windows", help="Windows of TOKENS from the text, at the most. Default: 4.")
 @device
-@as_json
-def serve_args(
-    model: str, to: int, engine: str, scaling: str, text: tuple[str, ...], as_json: bool, **options: Any
-) -> None:
+@answers
+def serve_args(model: str, to: int, engine: str, scaling: str, text: tuple[str, ...], **options: Any) -> Answer:
     """Print the flags that stretch a model's context in a server.
 
     MODEL is the folder of a model, a config.json, or the name of a preset; for --text it is a folder with weights and
@@ -77,31 +67,19 @@ def serve_args(
     """
     from locant.checkpoints.config_source import read_source
     from locant.engines.serve_args import serve_arguments
-    from locant.report.engines import print_serving
+    from locant.report.console import progress_bar
+    from locant.report.engines import print_serving, serving_facts
 
-    given = only_given(options)
+    given, losses = only_given(options), {}
     if given and not text:
-        raise InputError(f"got --{next(iter(given))} without a text", "--text my.txt")
+        raise InputError(f"got {flag_of(next(iter(given)))} without a text", "--text my.txt")
     served = serve_arguments(read_source(model), to=to, engine=engine, scaling=scaling)
     if text and served.extension.layer_type is not None:
         got = f"got --text for {model}, of which only {served.extension.layer_type} layers are stretched"
         raise InputError(f"{got}: losses are measured where all layers are", "the same without --text")
-    losses = _losses(model, text, served.extension, given) if text else {}
-    print_serving(served, model, losses, as_json=as_json)
+    if text:
+        from locant.lab.evaluation import losses_of_extension
 
-
-def _losses(model: str, text: tuple[str, ...], extension: Extension, given: dict[str, Any]) -> dict[str, Any]:
-    """Nats per token by length, with the model's own encoding and with the stretched one."""
-    from tempfile import TemporaryDirectory
-
-    from locant.lab.evaluation import EvaluationSettings, evaluate_model
-    from locant.report.console import progress_bar
-
-    way = f"{extension.method}:{extension.to / extension.trained!r}"
-    lengths = (extension.trained, extension.to)
-    options: dict[str, Any] = {"windows": 4, **given}
-    settings = EvaluationSettings(lengths=lengths, ways=("own", way), keys=0, **options)
-    with TemporaryDirectory() as folder, progress_bar("part") as progress:
-        results = evaluate_model(model, text, settings, output=Path(folder) / "losses", on_step=progress)
-    before, after = (record["loss_by_length"] for record in results["records"])
-    return {length: {"before": before[length], "after": after[length]} for length in before}
+        with progress_bar("part") as progress:
+            losses = losses_of_extension(model, text, served.extension, on_step=progress, **given)
+    return Answer(serving_facts(served, model, losses), lambda: print_serving(served, losses))

@@ -76,11 +76,10 @@ class VerbGroup(click.Group):
     def main(  # type: ignore[override]  # the others are click's own
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **options: Any
     ) -> Any:
-        """Runs a verb, or prints the help where none is given; outside `standalone_mode` errors are raised."""
-        standalone = options.pop("standalone_mode", True)
+        """Runs a verb, or prints the help where none is given."""
         words = [*(sys.argv[1:] if args is None else args)] or ["--help"]
         run = functools.partial(super().main, words, prog_name or "locant", standalone_mode=False, **options)
-        return sys.exit(_guarded(run)) if standalone else run()
+        sys.exit(_guarded(run))
 
 
 def _guarded(run: Callable[[], int | None]) -> int:

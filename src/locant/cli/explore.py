@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from locant.cli.options import Place, as_json, files
+from locant.cli.answers import as_json
+from locant.cli.options import Place, files
 
 
 @click.command("explore")

@@ -18,18 +18,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 SEED = click.IntRange(min=0, max=2**63 - 1)
 
 
-def listed(kind: type[int] | type[float] | type[str]) -> Callable[[str], tuple[int | float | str, ...]]:
-    """Reads values between commas, such as ``0,1,2``."""
-
-    def read(text: str) -> tuple[int | float | str, ...]:
-        try:
-            return tuple(kind(part.strip()) for part in text.split(",") if part.strip())
-        except ValueError:
-            raise click.BadParameter(f"{text!r} is not a list of numbers such as 0,1,2") from None
-
-    return read
-
-
 class Place(click.Path):
     """A file or folder. An empty name, as an unset variable of a shell leaves it, would mean the current folder."""
 
@@ -42,7 +30,16 @@ class Place(click.Path):
         return super().convert(value, param, ctx)
 
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else, on stdout.")
+class Picture(Place):
+    """A file of a picture, whose suffix is its format."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from locant.figures.canvas import require_figure
+
+        path = super().convert(value, param, ctx)
+        require_figure(path)
+        return path
+
 
 device = click.option(
     "--device", metavar="NAME", help="cpu, cuda, cuda:1, ... Default: cuda where there is one, else cpu."
@@ -51,9 +48,9 @@ device = click.option(
 files = click.argument("files", nargs=-1, type=str, metavar="[FILE]...")
 
 
-def output(help_text: str, **more: Any) -> Callable[[F], F]:
+def output(help_text: str, kind: Place = Place(), **more: Any) -> Callable[[F], F]:  # noqa: B008  # it holds nothing
     """The place to write to."""
-    return click.option("-o", "--output", type=Place(), help=help_text, **more)
+    return click.option("-o", "--output", type=kind, help=help_text, **more)
 
 
 def count(*names: str, low: int = 1, **more: Any) -> Callable[[F], F]:
@@ -94,11 +91,6 @@ def text_of(options: dict[str, Any]) -> dict[str, Any]:
     return {name: options.pop(name) for name in ("tokenizer", "vocab_size", "download")}
 
 
-report_options = _together(
-    output("The folder of the report.", default="report"),
-    click.option("--force", is_flag=True, help="Write into a folder that holds other things; they stay as they are."),
-)
-
 encoding_options = _together(
     count("--d-model", help="Width of embeddings.", show_default=str(SIZES["d_model"])),
     count("--head-dim", help="Width of a head.", show_default=str(SIZES["head_dim"])),
@@ -126,9 +118,12 @@ def require_taken(name: str, given: dict[str, Any], verb: str) -> None:
         raise InputError(f"got {', '.join(foreign)} for {name}, which takes {words}", f"locant {verb} {name}{example}")
 
 
-def flag_of(option: str) -> str:
-    """An option as it is typed."""
-    return "--" + option.replace("_", "-")
+def flag_of(name: str) -> str:
+    """An option or argument of this verb, or an option of another one, as it is typed."""
+    for one in click.get_current_context().command.params:
+        if one.name == name:
+            return one.opts[-1] if isinstance(one, click.Option) else one.human_readable_name
+    return "--" + name.replace("_", "-")
 
 
 def typed(*options: str) -> list[str]:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
-from click.core import ParameterSource
 
-from locant.cli.options import Place, as_json, count, only_given, output, tokenizer_options
+from locant.cli.answers import Answer, answers
+from locant.cli.options import Place, count, only_given, output, tokenizer_options, typed
 from locant.errors import InputError
 from locant.text import Tokenizer
-from locant.text.prepare import Estimate, estimate, finalize
+from locant.text.prepare import estimate, finalize
 from locant.text.prepare import prepare as prepare_store
 from locant.text.prepare.plan import ContentOptions
 from locant.text.prepare.sources import FIELD
@@ -52,12 +52,12 @@ def _unescaped(text: str) -> str:
 @count("--workers", help="Processes. Default: one for each core; one for a task.")
 @count("--task", low=0, help="Do only this share of the work, 0 to NUM_TASKS - 1.")
 @count("--num-tasks", help="Into how many shares the work is divided.")
-@click.option("--finalize", "only_join", is_flag=True, help="Join what all tasks have made.")
+@click.option("--finalize", "only_join", is_flag=True, help="Join the parts of all tasks.")
 @click.option("--ray", metavar="ADDRESS|local", help="Do the work on a Ray cluster.")
 @click.option("--restart", is_flag=True, help="Discard unfinished work in the folder, and begin anew.")
 @click.option("--dry-run", is_flag=True, help="Estimate documents, tokens and bytes; write nothing.")
-@as_json
-def prepare(paths: tuple[str, ...], output: Path | None, as_json: bool, **options: Any) -> None:
+@answers
+def prepare(paths: tuple[str, ...], output: Path | None, **options: Any) -> Answer:
     """Make a token store from files of text.
 
     PATH is a .txt, .md, .jsonl or .parquet file, each also .gz or .zst, a folder, a glob, or - for standard input.
@@ -68,7 +68,7 @@ def prepare(paths: tuple[str, ...], output: Path | None, as_json: bool, **option
       locant prepare PATH... -o STORE --task I --num-tasks N      for every I from 0 to N - 1
       locant prepare --finalize -o STORE
     """  # noqa: D301  # click looks for the character, not for its name
-    from locant.report.console import print_result, progress_bar
+    from locant.report.console import progress_bar
 
     download, only_join, restart = (options.pop(each) for each in ("download", "only_join", "restart"))
     dry_run, given = options.pop("dry_run") and not only_join, only_given(options)
@@ -76,35 +76,25 @@ def prepare(paths: tuple[str, ...], output: Path | None, as_json: bool, **option
         given["tokenizer"] = Tokenizer.load(given["tokenizer"], download=True)
     if dry_run:
         content = {name: value for name, value in given.items() if name in ContentOptions.__annotations__}
-        facts, line = _estimated(estimate(paths, **content))
-    elif output is None:
+        estimated = estimate(paths, **content)
+        return Answer(dataclasses.asdict(estimated), str(estimated))
+    if output is None:
         raise InputError("got no folder for the store", "-o FOLDER")
-    elif only_join:
-        _require_alone(click.get_current_context())
-        facts, line = _made(finalize(output))
-    else:
-        with progress_bar() as progress:
-            store = prepare_store(paths, output, resume=not restart, progress=progress, **given)
-        if store is None:
-            facts = {"store": str(output), "task": given["task"], "num_tasks": given["num_tasks"]}
-            done = f"{output}: task {given['task']} of {given['num_tasks']} is done"
-            line = f"{done}; when all are: locant prepare --finalize -o {output}"
-        else:
-            facts, line = _made(store)
-    print_result(facts, line, as_json=as_json)
+    if only_join:
+        others = (name for name in click.get_current_context().params if name not in ("only_join", "output", "as_json"))
+        if given := typed(*others):  # what to make was decided by the tasks
+            raise InputError(f"got {', '.join(given)} beside --finalize", "locant prepare --finalize -o STORE")
+        return _written(finalize(output))
+    with progress_bar() as progress:
+        store = prepare_store(paths, output, resume=not restart, progress=progress, **given)
+    if store is not None:
+        return _written(store)
+    facts = {"store": str(output), "task": given["task"], "num_tasks": given["num_tasks"]}
+    done = f"{output}: task {given['task']} of {given['num_tasks']} is done"
+    return Answer(facts, f"{done}; when all are: locant prepare --finalize -o {output}")
 
 
-def _estimated(estimate: Estimate) -> tuple[dict[str, Any], str]:
-    from locant.report.console import counted
-
-    about = "" if estimate.exact else "about "
-    content = f"{about}{counted(estimate.documents, 'document')}, {about}{counted(estimate.tokens, 'token')}"
-    store = f"{about}{counted(estimate.store_bytes, 'byte')} in the store"
-    files = f"{counted(estimate.files, 'file')} of {counted(estimate.bytes, 'byte')}"
-    return dataclasses.asdict(estimate), f"{files}: {content}, {store}"
-
-
-def _made(store: TokenStore) -> tuple[dict[str, Any], str]:
+def _written(store: TokenStore) -> Answer:
     from locant.report.console import counted
 
     tokens, documents, shards = len(store), len(store.documents) - 1, len(store.shards)
@@ -115,16 +105,7 @@ def _made(store: TokenStore) -> tuple[dict[str, Any], str]:
         "fingerprint": store.fingerprint,
     }  # fmt: skip
     where = f"{counted(documents, 'document')}, {counted(shards, 'shard')}, {dtype}, {counted(size, 'byte')}"
-    return facts, f"{store.path}: {counted(tokens, 'token')} in {where}"
-
-
-def _require_alone(context: click.Context) -> None:
-    """Refuse other options beside ``--finalize``: what to make was decided by the tasks."""
-    others = [one for one in context.command.params if one.name not in ("only_join", "output", "as_json")]
-    typed = [one for one in others if context.get_parameter_source(str(one.name)) is ParameterSource.COMMANDLINE]
-    if typed:
-        given = ", ".join(one.get_error_hint(context) for one in typed)
-        raise InputError(f"got {given} beside --finalize", "locant prepare --finalize -o STORE")
+    return Answer(facts, f"{store.path}: {counted(tokens, 'token')} in {where}")
 
 
 @click.command("export")
@@ -135,8 +116,8 @@ def _require_alone(context: click.Context) -> None:
 @click.option("--dtype", metavar="NAME", help="Of nanogpt's tokens, whose file does not state it. Default: uint16.")
 @click.option("--tokenizer", metavar="NAME|PATH", help="The tokenizer of a STORE that has none of its own.")
 @click.option("--end-of-text", type=int, metavar="ID", help="The id after each document of a STORE without an index.")
-@as_json
-def export(store: Path, to: str, output: Path, as_json: bool, **options: Any) -> None:
+@answers
+def export(store: Path, to: str, output: Path, **options: Any) -> Answer:
     """Write a token store in the format of another program, or one of theirs as a locant store.
 
     \b
@@ -148,10 +129,10 @@ def export(store: Path, to: str, output: Path, as_json: bool, **options: Any) ->
 
     STORE stays as it is. Every id is checked against the vocabulary, and every index against its tokens.
     """  # noqa: D301
-    from locant.report.console import print_result, progress_bar
+    from locant.report.console import progress_bar
     from locant.text.store import export_store
 
     opened = TokenStore(store, **only_given(options))
     with progress_bar("token") as progress:
         exported = export_store(opened, output, to=to, progress=lambda done: progress(done, len(opened)))
-    print_result(dataclasses.asdict(exported), str(exported), as_json=as_json)
+    return Answer(dataclasses.asdict(exported), str(exported))

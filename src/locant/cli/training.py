@@ -10,36 +10,29 @@ from typing import Any
 
 import click
 
-from locant.cli.options import (
-    SEED,
-    as_json,
-    count,
-    device,
-    files,
-    listed,
-    only_given,
-    output,
-    positive,
-    report_options,
-    text_of,
-    tokenizer_options,
-)  # fmt: skip
-from locant.errors import InputError
-from locant.lab.settings import (
-    MAX_EPOCHS,
-    MAX_STEPS,
-    SIZES,
-    SUITES,
-    TASK_BATCH,
-    TASK_LAYERS,
-    TASK_STEPS,
-    TEXT,
-    TEXT_BATCH,
-    TEXT_LAYERS,
-    VOCAB_SIZE,
-    Settings,
-)  # fmt: skip
+from locant.cli.answers import Answer, answers
+from locant.cli.options import SEED, count, device, files, only_given, output, positive, text_of, tokenizer_options
+from locant.lab import settings
+from locant.lab.settings import SIZES, Settings
 from locant.lab.tasks import OWN
+
+report_folder = output("The folder of the report.", default="report")
+beside_others = click.option(
+    "--force", is_flag=True, help="Write into a folder that holds other things; they stay as they are."
+)
+STEPS = f"Default: {settings.MAX_STEPS}, but at most {settings.MAX_EPOCHS} epochs."
+
+
+def listed(*names: str, kind: type[int] | type[float] | type[str] = str, **more: Any) -> Callable[..., Any]:
+    """An option that is values between commas, such as ``0,1,2``."""
+
+    def read(text: str) -> tuple[int | float | str, ...]:
+        try:
+            return tuple(kind(part.strip()) for part in text.split(",") if part.strip())
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is not a list of numbers such as 0,1,2") from None
+
+    return click.option(*names, type=read, metavar="NAMES,..." if kind is str else "NUMBERS,...", **more)
 
 
 def _default(name: str) -> str:
@@ -49,52 +42,51 @@ def _default(name: str) -> str:
 
 @click.command("compare")
 @files
-@click.option(
-    "--encodings", type=listed(str), metavar="NAMES,...",
+@listed(
+    "--encodings",
     help="Names from `locant list`; rotary+yarn, +ntk, +linear, +longrope or +llama3 is rotary, scaled beyond "
     "the training length without more training; rotary@randomized, @abacus or @coupled is trained at such positions; "
-    "mine.py:Mine is a class in a file. "
-    f"{_default('encodings')}",
+    f"mine.py:Mine is a class in a file. {_default('encodings')}",
+)  # fmt: skip
+@listed(
+    "--tasks",
+    help=f"What is learned: {settings.TEXT} (of FILE), or generated rows: {', '.join(OWN)}. {_default('tasks')}",
 )  # fmt: skip
 @click.option(
-    "--tasks", type=listed(str), metavar="NAMES,...",
-    help=f"What is learned: {TEXT} (of FILE), or rows that are generated: {', '.join(OWN)}. {_default('tasks')}",
-)  # fmt: skip
-@click.option(
-    "--suite", type=click.Choice([*SUITES]),
+    "--suite", type=click.Choice([*settings.SUITES]),
     help="Tasks, lengths, steps and seeds that are always the same; the report has the recorded encodings, too.",
 )  # fmt: skip
 @count("--train-length", help=f"Tokens per window in training. {_default('train_length')}")
 @count("--task-length", help=f"Items of the longest row of a task in training. {_default('task_length')}")
-@click.option(
-    "--multiples", type=listed(int), metavar="NUMBERS,...",
-    help=f"Lengths to measure at, in training lengths. {_default('multiples')}",
-)  # fmt: skip
-@click.option("--seeds", type=listed(int), metavar="NUMBERS,...", help=f"One training for each. {_default('seeds')}")
+@listed("--multiples", kind=int, help=f"Lengths to measure at, in training lengths. {_default('multiples')}")
+@listed("--seeds", kind=int, help=f"One training for each. {_default('seeds')}")
 @count(
     "--steps", "num_steps",
-    help=f"Training steps of each model. Default: {MAX_STEPS}, fewer where that is more than {MAX_EPOCHS} epochs. For "
-    f"a task {TASK_STEPS}, fewer where it is learned before.",
+    help=f"Training steps of each model. {STEPS} For a task {settings.TASK_STEPS}, fewer where it is learned before.",
 )  # fmt: skip
 @positive("--minutes", help="Instead of --steps: as many as fit in these minutes, all models together.")
-@count("--batch", "batch_size", help=f"Windows, or rows, per step. Default: {TEXT_BATCH}, or {TASK_BATCH} for a task.")
+@count(
+    "--batch", "batch_size",
+    help=f"Windows, or rows, per step. Default: {settings.TEXT_BATCH}, or {settings.TASK_BATCH} for a task.",
+)  # fmt: skip
 @positive("--learning-rate", help=_default("learning_rate"))
-@click.option(
-    "--rates", type=listed(float), metavar="NUMBERS,...",
+@listed(
+    "--rates", kind=float,
     help="Factors of the learning rates; of several, the best is found for each encoding. Default: 1.",
 )  # fmt: skip
 @click.option(
     "--size", type=click.Choice([*SIZES]), help="Of the model. Default: tiny; the next three say it in numbers."
 )
 @count("--d-model", help=f"Width of the model. {_default('d_model')}")
-@count("--num-layers", help=f"Default: {TEXT_LAYERS}, or {TASK_LAYERS} for a task.")
+@count("--num-layers", help=f"Default: {settings.TEXT_LAYERS}, or {settings.TASK_LAYERS} for a task.")
 @count("--num-heads", help=_default("num_heads"))
 @click.option("--device", metavar="NAME", help="cpu, cuda, cuda:1, ...; in bfloat16 on CUDA. Default: cpu.")
 @click.option("--ray", metavar="ADDRESS|local", help="Train on a Ray cluster, or on one of processes of this machine.")
 @tokenizer_options
-@report_options
-@as_json
-def compare(files: tuple[str, ...], output: Path, force: bool, as_json: bool, **options: Any) -> None:
+@report_folder
+@beside_others
+@answers
+def compare(files: tuple[str, ...], output: Path, force: bool, **options: Any) -> Answer:
     """Train every encoding at a short length, and measure it at longer ones.
 
     Without a FILE the text is the documentation that ships inside Python; - is standard input.
@@ -113,67 +105,44 @@ def compare(files: tuple[str, ...], output: Path, force: bool, as_json: bool, **
     chosen = {**SIZES.get(size, {}), **only_given(options)}
     with redirect_stdout(sys.stderr):  # what the code of others prints
         results = compare_files(files, chosen, folder=output, force=force, watcher=Screen(), ray=ray, **text)
-    _show(results, output / PAGE, print_comparison, as_json=as_json)
+    return _with_report(results, output / PAGE, print_comparison)
 
 
-def _show(results: dict[str, Any], page: Path, print_results: Callable[[Any], None], *, as_json: bool) -> None:
-    from locant.report.console import print_json
-
-    if as_json:
-        print_json({**results, "report": str(page)})
-    else:
+def _with_report(results: dict[str, Any], page: Path, print_results: Callable[[Any], None]) -> Answer:
+    def words() -> None:
         print_results(results)
-        sys.stdout.write(f"\nThe report: {page}\n")
+        click.echo(f"\nThe report: {page}")
+
+    return Answer({**results, "report": str(page)}, words)
 
 
 @click.command("train")
 @files
 @click.option("--encoding", default="rotary", show_default=True, help="A name from `locant list`.")
 @count("--train-length", help=f"Tokens per window. {_default('train_length')}")
-@count(
-    "--steps", "num_steps",
-    help=f"Training steps. Default: {MAX_STEPS}, fewer where that is more than {MAX_EPOCHS} epochs.",
-)  # fmt: skip
+@count("--steps", "num_steps", help=f"Training steps. {STEPS}")
 @positive("--minutes", help="Instead of --steps: as many as fit in these.")
 @click.option("--size", type=click.Choice([*SIZES]), default="tiny", show_default=True, help="Of the model.")
 @click.option("--seed", type=SEED, help="Of the weights and of the order of the text. Default: 0.")
 @tokenizer_options
 @output("The folder to write.", default="model", show_default=True)
 @click.option("--force", is_flag=True, help="Replace the folder of a model that is there.")
-@as_json
-def train(
-    files: tuple[str, ...], encoding: str, size: str, output: Path, force: bool, as_json: bool, **options: Any
-) -> None:
+@answers
+def train(files: tuple[str, ...], encoding: str, size: str, output: Path, force: bool, **options: Any) -> Answer:
     """Train a small decoder on a text, and keep it for `locant generate`.
 
     Without a FILE the text is the documentation that ships inside Python; - is standard input. The folder holds
     model.safetensors, config.json and tokenizer.json.
     """
-    from locant import lab
-    from locant.checkpoints.checkpoint_folder import require_output
-    from locant.lab.contestant import Contestant
-    from locant.lab.generation import told_of
-    from locant.lab.text_learning import shape
-    from locant.report.console import print_result, progress_bar
-    from locant.text.corpus import read_corpus
+    from locant.lab.generation import train_files
+    from locant.report.console import progress_bar
 
     text, chosen = text_of(options), {**SIZES[size], **only_given(options)}
-    if {"minutes", "num_steps"} <= chosen.keys():
-        raise InputError("got both steps and minutes", "--steps or --minutes alone")
-    require_output(output, force=force)
-    told_of(Contestant.of(encoding).build(shape(Settings(), 1)))  # what cannot be kept is not trained
-    corpus, losses = read_corpus(files, usual_vocab_size=VOCAB_SIZE, **text), list[float]()
     with progress_bar("step") as progress:
-
-        def step(done: int, loss: float) -> None:
-            losses.append(loss)
-            progress(done, chosen.get("num_steps"), f"loss {loss:.3f}")
-
-        model, _ = lab.train(corpus.ids, encoding, tokenizer=corpus.tokenizer, on_step=step, **chosen)
-    facts = {"trained_on": corpus.facts(), "options": chosen, "losses": losses, "environment": lab.environment()}
-    lab.save(model, corpus.tokenizer, output, force=force, **facts)
-    line = f"{output}: {encoding}, {len(losses):,} steps, loss {losses[-1]:.3f}; now: locant generate {output} 'To be'"
-    print_result({**facts, "output": str(output)}, line, as_json=as_json)
+        facts = train_files(files, encoding, chosen, folder=output, force=force, on_step=progress, **text)
+    steps = f"{len(facts['losses']):,} steps, loss {facts['losses'][-1]:.3f}"
+    line = f"{output}: {encoding}, {steps}; now: locant generate {output} 'To be'"
+    return Answer({**facts, "output": str(output)}, line)
 
 
 @click.command("generate")
@@ -184,46 +153,42 @@ def train(
     "--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True,
     help="Below 1 prefers what is probable; 0 takes the most probable token.",
 )  # fmt: skip
-@count("--top-k", help="Draw among so many most probable tokens. Default: all.")
+@count("--top-k", help="Draw among this many most probable tokens. Default: all.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the draws.")
 @click.option(
     "--with", "way", default="own", show_default=True, metavar="NAME",
     help="The positions that a model of transformers reads with, one of those of `locant evaluate`.",
 )  # fmt: skip
 @device
-@as_json
-def generate(model: str, prompt: str, as_json: bool, **options: Any) -> None:
+@answers
+def generate(model: str, prompt: str, **options: Any) -> Answer:
     """Write on after a text.
 
     MODEL is a folder that `locant train` wrote, or that of a causal language model of transformers, with safetensors
     and its tokenizer. PROMPT is the text, or - for standard input.
     """
     from locant.lab.generation import continue_text
-    from locant.report.console import print_json
     from locant.text.reading import STDIN, read_texts
 
     facts = continue_text(model, read_texts(STDIN)[0] if prompt == STDIN else prompt, **only_given(options))
-    print_json({"model": model, **facts}) if as_json else click.echo(f"{facts['prompt']}{facts['continuation']}")
+    return Answer({"model": model, **facts}, f"{facts['prompt']}{facts['continuation']}")
 
 
 @click.command("evaluate")
 @click.argument("model")
 @files
-@click.option("--lengths", type=listed(int), metavar="NUMBERS,...", help="Tokens per window. Default: 1024,2048,4096.")
-@click.option(
-    "--with", "ways", type=listed(str), metavar="NAMES,...",
+@listed("--lengths", kind=int, help="Tokens per window. Default: 1024,2048,4096.")
+@listed(
+    "--with", "ways",
     help="own, exact (its own in exact angles), nope, linear:4, ntk:4, yarn:4, longrope:4, dynamic, self-extend:8 "
     "(groups of 8), rerope, dual-chunk. Default: own,exact,yarn:4.",
 )  # fmt: skip
-@count("--windows", help="At most so many windows of the longest length. Default: 16.")
+@count("--windows", help="Windows of the longest length, at the most. Default: 16.")
 @positive("--minutes", help="Only as many windows as fit in these, timed before the first; one at least.")
 @count(
     "--keys", low=0, help="Pass keys, and keys with values, asked for at each of five depths; 0 for none. Default: 2."
 )
-@click.option(
-    "--tasks", type=listed(str), metavar="NAMES,...",
-    help="Of RULER: niah_single_1, niah_multikey_2, niah_multikey_3, vt, cwe, fwe. Default: none.",
-)  # fmt: skip
+@listed("--tasks", help="Of RULER: niah_single_1, niah_multikey_2, niah_multikey_3, vt, cwe, fwe. Default: none.")
 @count("--rows", help="Rows of each of these tasks and lengths. Default: 8.")
 @click.option(
     "--far", is_flag=True, default=None,
@@ -234,9 +199,10 @@ def generate(model: str, prompt: str, as_json: bool, **options: Any) -> None:
     "--dtype", type=click.Choice(("auto", "float32", "bfloat16", "float16")),
     help="What the model is read in. Default: auto, as it was saved.",
 )  # fmt: skip
-@report_options
-@as_json
-def evaluate(model: str, files: tuple[str, ...], output: Path, force: bool, as_json: bool, **options: Any) -> None:
+@report_folder
+@beside_others
+@answers
+def evaluate(model: str, files: tuple[str, ...], output: Path, force: bool, **options: Any) -> Answer:
     """Measure other position encodings in a trained model.
 
     Nothing is trained.
@@ -251,10 +217,10 @@ def evaluate(model: str, files: tuple[str, ...], output: Path, force: bool, as_j
     from locant.report.evaluation import print_evaluation, write_evaluation
 
     require_matplotlib()
-    settings = EvaluationSettings(**only_given(options))
+    asked = EvaluationSettings(**only_given(options))
     with progress_bar("part") as progress:
-        results = evaluate_model(model, files, settings, output=output, force=force, on_step=progress)
-    _show(results, write_evaluation(results, output), print_evaluation, as_json=as_json)
+        results = evaluate_model(model, files, asked, output=output, force=force, on_step=progress)
+    return _with_report(results, write_evaluation(results, output), print_evaluation)
 
 
 @click.command("tune")
@@ -282,8 +248,8 @@ def evaluate(model: str, files: tuple[str, ...], output: Path, force: bool, as_j
 @device
 @output("The folder to write. Default: MODEL-NAME, such as model-yarn-8.")
 @click.option("--force", is_flag=True, help="Replace the folder of a model that is there; forget another run.")
-@as_json
-def tune(model: str, files: tuple[str, ...], output: Path | None, force: bool, as_json: bool, **options: Any) -> None:
+@answers
+def tune(model: str, files: tuple[str, ...], output: Path | None, force: bool, **options: Any) -> Answer:
     """Train a model on a text, so that it gets used to other positions.
 
     MODEL is a folder of this machine, with safetensors and a tokenizer.json; it stays as it is.
@@ -293,14 +259,11 @@ def tune(model: str, files: tuple[str, ...], output: Path | None, force: bool, a
     YaRN's recipe: --with yarn:8, some hundred steps. DroPE's: --with drope, at the trained length.
     """
     from locant.lab.tuning import TuneSettings, tune
-    from locant.report.console import print_json, progress_bar
+    from locant.report.console import progress_bar
     from locant.report.evaluation import print_tuning
 
-    settings = TuneSettings(**only_given(options))
-    place = output or Path(f"{Path(model).name}-{settings.way.replace(':', '-').lower()}")
+    asked = TuneSettings(**only_given(options))
+    place = output or Path(f"{Path(model).name}-{asked.way.replace(':', '-').lower()}")
     with progress_bar("step") as progress:
-        record = tune(model, files, settings, output=place, force=force, on_step=progress)
-    if as_json:
-        print_json({**record, "output": str(place)})
-    else:
-        print_tuning(record, place)
+        record = tune(model, files, asked, output=place, force=force, on_step=progress)
+    return Answer({**record, "output": str(place)}, lambda: print_tuning(record, place))

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from locant.cli.options import SEED, Place, as_json, count, device, files, only_given, output, typed
+from locant.cli.answers import Answer, answers, draw_into
+from locant.cli.options import SEED, Picture, Place, count, device, files, only_given, output, typed
 from locant.errors import InputError
 
 LAYOUT = click.Choice(["half", "interleaved"])
@@ -18,13 +19,13 @@ LAYOUT = click.Choice(["half", "interleaved"])
 @click.argument("model")
 @click.option("--text", "files", multiple=True, metavar="FILE", help="Default: the text that ships inside Python.")
 @count("--length", low=2, help="Tokens per window. Default: 512, or what the model states, where that is less.")
-@count("--windows", help="At most so many, and 10 or more. Default: 16.")
+@count("--windows", help="Windows, at the most; 10 or more. Default: 16.")
 @device
 @click.option(
     "--dtype", type=click.Choice(("auto", "float32", "bfloat16", "float16")), help="Default: as it was saved."
 )
-@as_json
-def audit(model: str, files: tuple[str, ...], as_json: bool, **options: Any) -> None:
+@answers
+def audit(model: str, files: tuple[str, ...], **options: Any) -> Answer:
     """Find the positions that weights were trained with, and whether the configuration says so.
 
     The loss on a text is measured under each plausible reading: the other layout, other bases, scalings and shares of
@@ -32,14 +33,13 @@ def audit(model: str, files: tuple[str, ...], as_json: bool, **options: Any) -> 
     a tokenizer.json. Exit code 1: another reading fits better.
     """
     from locant.lab.audit import audit
-    from locant.report.console import print_json, progress_bar
+    from locant.report.console import progress_bar
     from locant.report.evaluation import print_audit
 
     with progress_bar("reading") as progress:
         facts = audit(model, files, on_step=progress, **only_given(options))
-    print_json({"model": model, **facts}) if as_json else print_audit(facts)
-    if facts["verdict"] == "another fits":
-        raise click.exceptions.Exit(1)
+    fits = facts["verdict"] != "another fits"
+    return Answer({"model": model, **facts}, lambda: print_audit(facts), code=0 if fits else 1)
 
 
 @click.command("convert")
@@ -48,8 +48,8 @@ def audit(model: str, files: tuple[str, ...], as_json: bool, **options: Any) -> 
 @click.option("--from", "source", type=LAYOUT, help="The layout that they have. Default: by the configuration.")
 @output("A folder that is not there yet, or empty.", required=True)
 @click.option("--config", type=Place(), help="A config.json elsewhere, for adapters, which have none.")
-@as_json
-def convert(folder: Path, to: Any, source: Any, output: Path, config: Path | None, as_json: bool) -> None:
+@answers
+def convert(folder: Path, to: Any, source: Any, output: Path, config: Path | None) -> Answer:
     """Change which dimensions rotary positions pair, in the weights of a checkpoint.
 
     \b
@@ -60,31 +60,28 @@ def convert(folder: Path, to: Any, source: Any, output: Path, config: Path | Non
     everything else is copied byte for byte, and FOLDER stays as it is.
     """  # noqa: D301
     from locant.checkpoints.layout_folder import convert_folder
-    from locant.report.console import counted, print_result, progress_bar, talk
+    from locant.report.console import progress_bar, talk
 
     with progress_bar() as progress:
         conversion = convert_folder(folder, output, to=to, source=source, config=config, progress=progress)
     if conversion.left_out:
         talk(f"left out: {', '.join(conversion.left_out)}")
-    moved = f"{conversion.converted} of {conversion.tensors} tensors converted"
-    size = f"{counted(conversion.bytes, 'byte')} in {counted(len(conversion.files), 'file')}"
-    line = f"{conversion.output}: {conversion.source} -> {conversion.to}, {moved}, {size}"
-    print_result(asdict(conversion), line, as_json=as_json)
+    return Answer(asdict(conversion), str(conversion))
 
 
 @click.command("neighbours")
 @click.argument("model")
 @click.argument("words", nargs=-1, metavar="[WORD]...")
 @count("-k", "--count", default=10, show_default=True, help="How many tokens.")
-@click.option("--figure", type=Place(), help="Of a list: a heat map of how alike the words are (.png, .svg, .pdf).")
-@click.option("--map", "flat_map", type=Place(), help="Of a list: the words in two dimensions (.png, .svg, .pdf).")
+@click.option("--figure", type=Picture(), help="Of a list: a heat map of how alike the words are (.png, .svg, .pdf).")
+@click.option("--map", "flat_map", type=Picture(), help="Of a list: the words in two dimensions (.png, .svg, .pdf).")
 @click.option("--layout", type=click.Choice(["pca", "umap"]), default="pca", show_default=True, help="Of the map.")
-@click.option("--positions", type=Place(), help="Draw the model's table of positions, and how alike they are.")
-@as_json
+@click.option("--positions", type=Picture(), help="Draw the model's table of positions, and how alike they are.")
+@answers
 def neighbours(
     model: str, words: tuple[str, ...], count: int, figure: Path | None, flat_map: Path | None, layout: str,
-    positions: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+    positions: Path | None,
+) -> Answer:  # fmt: skip
     """Show which tokens of a model are near to a word.
 
     \b
@@ -96,57 +93,46 @@ def neighbours(
     """  # noqa: D301
     from locant.embedding.input import InputEmbedding
     from locant.embedding.words import Words, terms_of
-    from locant.figures.canvas import require_figure, save
     from locant.figures.embed import draw_flat_map, draw_similarity
     from locant.figures.plot import draw
-    from locant.report.console import print_json
-    from locant.report.embedding import nearest_facts, print_nearest, print_similarity, similarity_facts
+    from locant.report.embedding import nearest_facts, print_neighbours, similarity_facts
 
-    for path in (figure, flat_map, positions):
-        require_figure(path)
     words = tuple(" ".join(words).split())
     if not (words or positions):
         raise InputError("got no word", f"locant neighbours {model} king")
     terms = terms_of(words) if words else None
     if (figure or flat_map) and (not words or terms):
         raise InputError("got a picture of a list, and no list of words", f"locant neighbours {model} cat dog house")
-    facts: dict[str, Any] = {"model": model}
+    facts: dict[str, Any] = {}
     if words:
         table = Words.from_pretrained(model)
-        facts |= nearest_facts(table, terms, count) if terms else similarity_facts(table, words)
-        if figure:
-            save(draw_similarity(words, table.similarity(words)), figure)
-        if flat_map:
-            save(draw_flat_map(words, table.flat_map(words, layout)), flat_map)
+        facts = nearest_facts(table, terms, count) if terms else similarity_facts(table, words)
+        draw_into(figure, lambda: draw_similarity(words, table.similarity(words)))
+        draw_into(flat_map, lambda: draw_flat_map(words, table.flat_map(words, layout)))
     if positions:
         encoding = InputEmbedding.from_pretrained(model).encoding
         if "embed" not in encoding.doors():
             raise InputError(f"got {model}, which has no table of positions", "locant explain, which says what it has")
-        save(draw(encoding, length=getattr(encoding, "max_seq_len", None)), positions)
-    drawn = [str(path) for path in (figure, flat_map, positions) if path]
-    if as_json:
-        print_json({**facts, "figures": drawn})
-    else:
-        if words:
-            (print_nearest if terms else print_similarity)(facts)
-        for path in drawn:
-            click.echo(path)
+        draw_into(positions, lambda: draw(encoding, length=getattr(encoding, "max_seq_len", None)))
+    figures = [path for path in (figure, flat_map, positions) if path]
+    facts = {"model": model, **facts, "figures": [*map(str, figures)]}
+    return Answer(facts, lambda: print_neighbours(facts), files=figures)
 
 
 @click.command("vocabulary")
 @click.argument("model")
 @files
-@count("--keep", help="Leave out all tokens but so many that the FILEs use most.")
+@count("--keep", help="Keep this many tokens alone, those that the FILEs use most.")
 @click.option("--add", multiple=True, metavar="TOKEN", help="Add a special token; may be given several times.")
 @count("--multiple-of", default=1, show_default=True, help="With --add: rows of the tables.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="With --add: of the new rows.")
 @output("The folder to write. Default: MODEL-KEEP, or MODEL-added.")
 @click.option("--force", is_flag=True, help="Replace the folder of a model that is there.")
-@as_json
+@answers
 def vocabulary(
     model: str, files: tuple[str, ...], keep: int | None, add: tuple[str, ...], output: Path | None, force: bool,
-    as_json: bool, **of_rows: int,
-) -> None:  # fmt: skip
+    **of_rows: int,
+) -> Answer:  # fmt: skip
     """Change the vocabulary of a model, in its tables, its head and its tokenizer together.
 
     MODEL is a folder with config.json, tokenizer.json and weights in safetensors; it stays as it is. Logits of the
@@ -154,7 +140,6 @@ def vocabulary(
     """
     from locant.checkpoints.vocabulary import add_tokens, keep_tokens
     from locant.files import require_apart
-    from locant.report.console import print_json
     from locant.report.embedding import print_change
     from locant.text.reading import read_texts
 
@@ -174,7 +159,4 @@ def vocabulary(
         change = add_tokens(model, written, add, **of_rows, force=force)
     else:
         change = keep_tokens(model, written, read_texts(files), keep, force=force)
-    if as_json:
-        print_json({**asdict(change), "files": files})
-    else:
-        print_change(change, files)
+    return Answer({**asdict(change), "files": files}, lambda: print_change(change, files))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from locant.arguments import one_of
 from locant.checkpoints.extension import METHODS, Extension, extend
 from locant.engines.gguf import ALWAYS_ROUNDED, NO_DYNAMIC
-from locant.errors import InputError
+from locant.errors import InputError, Remedy
 from locant.models.config_values import LENGTHS, TRAINED
 from locant.models.registry import read_known
 from locant.models.rope_parameters import ropes_by_layer
@@ -88,11 +88,11 @@ def serve_arguments(
     one_of("scaling", scaling, METHODS)
     if reason := CANNOT[engine].get(scaling):
         able = [name for name in METHODS if name not in CANNOT[engine]]
-        raise InputError(f"got {scaling} for {engine}: {reason}", f"--scaling {' or '.join(able)}")
+        raise InputError(f"got {scaling} for {engine}: {reason}", _remedy(able))
     extension = extend(config, to=to, method=scaling)
     if engine in ("vllm", "sglang") and extension.rotary[1].sections and scaling not in WITH_AXES:
         got = f"got {scaling} for a model with positions in time, rows and columns, which {engine} then loses"
-        raise InputError(got, f"--scaling {' or '.join(WITH_AXES)}")
+        raise InputError(got, _remedy(WITH_AXES))
     override: Mapping[str, Any] = {} if engine == "llama.cpp" else _override(extension, engine)
     reasons = IGNORED.get((engine, scaling), {})
     return ServeArguments(
@@ -102,6 +102,11 @@ def serve_arguments(
         ignored={key: why.format(trained=extension.trained, to=to) for key, why in reasons.items()},
         extension=extension,
     )
+
+
+def _remedy(able: Sequence[str]) -> Remedy:
+    first, *others = able
+    return Remedy(" or ".join(["{}", *others]), scaling=first)
 
 
 def _flags(engine: str, override: Mapping[str, Any], to: int) -> tuple[str, ...]:

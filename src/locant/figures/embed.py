@@ -94,12 +94,12 @@ def draw_convolution(part: Figure | SubFigure, encoding: Any, length: int, theme
     left, right = part.subplots(1, 2)
     offsets = (-reach - 0.5, reach + 0.5)
     largest = max(float(added.abs().max()), 1e-12)
-    words = "What one token adds to those around it", "tokens behind it", "dimension", ADDED
+    words = "What one token adds to those around it", "tokens after it", "dimension", ADDED
     image = theme.heat_map(left, added.numpy().T, SIGNED, -largest, largest, *words)
     image.set_extent((*offsets, encoding.d_model - 0.5, -0.5))
     right.plot(range(-reach, reach + 1), added.norm(dim=1).numpy(), color=theme.stroke(0)[0], linewidth=1.6)
     right.set_xlim(*offsets)
-    theme.dress(right, title="How much it adds", x="tokens behind it", y="length of the vector", grid=True)
+    theme.dress(right, title="How much it adds", x="tokens after it", y="length of the vector", grid=True)
     for axes in (left, right):
         axes.set_box_aspect(1)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from locant.arguments import one_of, whole
 from locant.checkpoints import convert_layout
-from locant.errors import InputError, LocantError
+from locant.errors import InputError, LocantError, Remedy
 from locant.kernels.rotary import Layout
 from locant.lab.language_model import (
     DTYPES,
@@ -195,9 +195,11 @@ def audit(
     if length is None:
         length = 512 if subject.biased else min(512, stated_length(subject.config))
     corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
-    count = num_windows(model, corpus, whole("length", length, 2, remedy="--length 512"), windows, option="--length")
+    count = num_windows(
+        model, corpus, whole("length", length, 2, remedy=Remedy(length=512)), windows, argument="length"
+    )
     if count < ENOUGH_WINDOWS:
-        remedy = "--windows 16, a longer text or a smaller --length"
+        remedy = Remedy("{}, a longer text or a smaller {}", windows=16, length=...)
         raise InputError(f"got {count} windows of {length:,} tokens, expected {ENOUGH_WINDOWS} or more", remedy)
 
     def measured(reading: Reading) -> Row:

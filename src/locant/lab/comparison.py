@@ -277,7 +277,7 @@ def compare_files(
     measured and this one does not ask for stays in the results.
     """
     if "minutes" in options and "num_steps" in options:
-        raise InputError("got both steps and minutes", "--steps or --minutes alone")
+        raise InputError("got both steps and minutes", Remedy("{} or {} alone", num_steps=..., minutes=...))
     settings = Settings(**options)
     changed = [name for name, value in options.items() if getattr(settings, name) != value]
     if settings.suite and (changed or files or any(text.values())):
@@ -285,7 +285,7 @@ def compare_files(
         raise InputError(f"got {given} for the suite {settings.suite}, which fixes it", "the suite alone, or no suite")
     corpus = read_corpus(files, usual_vocab_size=VOCAB_SIZE, **text) if TEXT in settings.tasks else None
     if corpus is None and (files or any(text.values())):
-        raise InputError("got a text, or a tokenizer, that no task reads", f"--tasks {TEXT},{','.join(settings.tasks)}")
+        raise InputError("got a text, or a tokenizer, that no task reads", Remedy(tasks=(TEXT, *settings.tasks)))
     facts = {} if corpus is None else corpus.facts()
     settings, finished = _earlier(folder / RESULTS, settings, facts)
     so_far: dict[str, Any] = {}
@@ -327,7 +327,7 @@ def _earlier(path: Path, settings: Settings, facts: Mapping[str, Any]) -> tuple[
     try:
         records = [read_record(each) for each in report["records"] if "failed" not in each]
     except (TypeError, ValueError, AttributeError, LookupError) as error:
-        raise InputError(f"got {path}, which holds damaged records: {error}", "another -o") from None
+        raise InputError(f"got {path}, which holds damaged records: {error}", "another folder") from None
     return settings, [each for each in records if files.get(each.encoding, "") == now.get(each.encoding, "")]
 
 

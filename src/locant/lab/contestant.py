@@ -18,7 +18,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from locant.arguments import one_of, shown
-from locant.errors import InputError, RangeError
+from locant.errors import InputError, RangeError, Remedy
 from locant.lab.tasks import Task
 from locant.positions import PositionEncoding, Positions
 from locant.positions.base import ModelShape
@@ -124,7 +124,8 @@ class Contestant:
             return randomized(seq_len, longest, seed=seed or 0, device=device)
         numbers = task.numbers_of(length) if task else []
         if task is None or not numbers:
-            raise InputError(f"got {self.name} for rows without numbers, whose digits it counts", "--tasks addition")
+            got = f"got {self.name} for rows without numbers, whose digits it counts"
+            raise InputError(got, Remedy(tasks=("addition",)))
         offset = 0 if seed is None else Random(seed).randrange(max(1, longest // len(numbers) - length))
         if self.places == "abacus":
             return abacus(ids, task.digits, offset=offset)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ import torch
 from torch import Tensor
 
 from locant.arguments import one_of, real, whole
-from locant.errors import InputError
+from locant.checkpoints.extension import Extension
+from locant.errors import InputError, Remedy
 from locant.lab import ruler
 from locant.lab.language_model import (
     DTYPES,
@@ -104,18 +106,19 @@ class EvaluationSettings:
 
     def __post_init__(self) -> None:
         if not self.lengths or not self.ways:
-            raise InputError("got no lengths or no encodings", "--lengths 1024,4096 --with own,exact")
-        lengths = {whole("lengths", length, 2, remedy="--lengths 1024,4096") for length in self.lengths}
+            remedy = Remedy("{} and {}", lengths=(1024, 4096), ways=("own", "exact"))
+            raise InputError("got no lengths or no encodings", remedy)
+        lengths = {whole("lengths", length, 2, remedy=Remedy(lengths=(1024, 4096))) for length in self.lengths}
         object.__setattr__(self, "lengths", tuple(sorted(lengths)))
         object.__setattr__(self, "ways", tuple(dict.fromkeys(self.ways)))
-        whole("windows", self.windows, 1, remedy="--windows 16")
+        whole("windows", self.windows, 1, remedy=Remedy(windows=16))
         if self.minutes is not None:
-            real("minutes", self.minutes, above=0, remedy="--minutes 10")
-        whole("keys", self.keys, 0, remedy="--keys 2, or 0 for none")
+            real("minutes", self.minutes, above=0, remedy=Remedy(minutes=10))
+        whole("keys", self.keys, 0, remedy=Remedy("{}, or 0 for none", keys=2))
         object.__setattr__(
             self, "tasks", tuple(dict.fromkeys(one_of("tasks", task, ruler.TASKS) for task in self.tasks))
         )
-        whole("rows", self.rows, 1, remedy="--rows 8")
+        whole("rows", self.rows, 1, remedy=Remedy(rows=8))
         object.__setattr__(self, "device", str(device_of(self.device)))
         one_of("dtype", self.dtype, DTYPES)
 
@@ -141,11 +144,11 @@ def evaluate_model(
     contexts = [near, longest] if settings.far else []
     if settings.far and near == longest:
         got = f"got one length, {longest:,}, as the near one and as the far one"
-        raise InputError(got, f"--lengths {max(2, longest // 4)},{longest}")
+        raise InputError(got, Remedy(lengths=(max(2, longest // 4), longest)))
     with random_numbers_kept(torch.device(settings.device)):
         encodings = {way: _drawn(way, model, trained, longest) for way in settings.ways}
     corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
-    count = num_windows(model, corpus, longest, settings.windows, option="--lengths")
+    count = num_windows(model, corpus, longest, settings.windows, argument="lengths")
     prompts = ruler.prompts(settings.tasks, corpus.tokenizer, settings.lengths, settings.rows)
     name = Path(folder).name
     text = {**corpus.facts(), "tokenizer": name, "model": name, "model_sha256": fingerprint(folder),
@@ -188,13 +191,28 @@ def evaluate_model(
     return results
 
 
+def losses_of_extension(
+    folder: str, files: Sequence[str], extension: Extension, *, windows: int = 4, device: str = "auto",
+    on_step: Callable[[int, int], object] = lambda done, total: None,
+) -> dict[str, Any]:  # fmt: skip
+    """Nats per token at the trained and the new length, with a model's own encoding and with the stretched one."""
+    ways = ("own", f"{extension.method}:{extension.to / extension.trained!r}")
+    lengths = (extension.trained, extension.to)
+    settings = EvaluationSettings(lengths=lengths, ways=ways, keys=0, windows=windows, device=device)
+    with TemporaryDirectory() as place:
+        results = evaluate_model(folder, files, settings, output=Path(place) / "losses", on_step=on_step)
+    before, after = (record["loss_by_length"] for record in results["records"])
+    return {length: {"before": before[length], "after": after[length]} for length in before}
+
+
 def _drawn(way: str, model: Any, trained: int, longest: int) -> PositionEncoding | None:
     """The same encoding each time, also where it begins with random numbers."""
     torch.manual_seed(0)
     chosen = Way.of(way)
     encoding = chosen.encoding(model, trained, longest)
     if chosen.name == "exact" and not rotary_points(model, angles="exact"):
-        raise InputError(f"got exact for {type(model).__name__}, which has no rotary positions", "--with own,nope")
+        got = f"got exact for {type(model).__name__}, which has no rotary positions"
+        raise InputError(got, Remedy(ways=("own", "nope")))
     if chosen.name != "own":  # what cannot be put in is refused now: measuring those before it may take hours
         swap(model, encoding).undo()
     return encoding

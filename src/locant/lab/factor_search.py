@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from locant.arguments import whole
-from locant.checkpoints.extension import Extension, LongFactors
-from locant.errors import InputError
-from locant.files import json_text, write_whole
+from locant.checkpoints.config_source import read_source
+from locant.checkpoints.extension import Extension, LongFactors, extend, extension_path
+from locant.errors import InputError, Remedy
+from locant.files import json_text, require_file, write_whole
 from locant.lab.language_model import AsDecoder, device_of, fingerprint, load_model, num_windows
 from locant.lab.results import changed, earlier, finite
 from locant.lab.settings import VOCAB_SIZE
@@ -60,12 +61,12 @@ def search_factors(
 
     Costs one forward pass over these windows for each of some ``3 + 12 * generations`` sets of factors.
     """
-    generations = whole("generations", generations, 0, remedy="--generations 8")
-    windows = whole("windows", windows, 1, remedy="--windows 4")
+    generations = whole("generations", generations, 0, remedy=Remedy(generations=8))
+    windows = whole("windows", windows, 1, remedy=Remedy(windows=4))
     where, length = device_of(device), extension.to
     model = load_model(folder, device=where)
     corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
-    count = num_windows(model, corpus, length, windows, option="--to")
+    count = num_windows(model, corpus, length, windows, argument="to")
     identity = {
         "model_sha256": fingerprint(folder), "tokenizer_fingerprint": corpus.tokenizer.fingerprint,
         "text_sha256": corpus.sha256, "to": length, "windows": count,
@@ -90,6 +91,22 @@ def search_factors(
         f"{losses[first[0]]:.4f} with those of YaRN's ramp, {losses[lowest]:.4f} with these, the best of {len(losses)} "
         f"that {record} holds; the short ones are 1",
     )
+
+
+def search_for_extension(
+    source: str, files: Sequence[str], *, to: int, method: str, output: Path | None, **options: Any
+) -> LongFactors:
+    """The factors for the configuration that `write_extension` writes with the same arguments, and where it writes it.
+
+    The measurements lie beside it, in ``NAME.search.json``; `options` are those of `search_factors`.
+    """
+    if method != "longrope":
+        raise InputError(f"got a search for {method}, which has no factors to search", Remedy(method="longrope"))
+    path = extension_path(source, to=to, method=method, output=output)
+    require_file(path)  # a search can take hours
+    extension = extend(read_source(source), to=to, method=method)
+    record = path.with_name(f"{path.name.removesuffix('.json')}.search.json")
+    return search_factors(source, files, extension, record=record, **options)
 
 
 class _Losses:
@@ -133,7 +150,7 @@ def _measured_before(record: Path, identity: dict[str, Any]) -> list[dict[str, A
         readable = False
     if not readable or changed(before, identity):
         got = f"got {record}, which is no record of a search with this model, its tokenizer, text, length and device"
-        raise InputError(got, "-o another-name.json, or that file taken away")
+        raise InputError(got, Remedy("{}, or that file taken away", output="another-name.json"))
     return measured
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,20 @@ from locant.checkpoints.checkpoint_folder import require_output
 from locant.checkpoints.config_source import CONFIG, read_json
 from locant.errors import InputError, Remedy
 from locant.files import json_text, new_folder, write_whole
+from locant.lab.contestant import Contestant
 from locant.lab.decoder import Decoder, generate
 from locant.lab.language_model import device_of, load_model, quiet, require_positions, require_rows, trained_length
+from locant.lab.results import environment
+from locant.lab.settings import VOCAB_SIZE, Settings
+from locant.lab.text_learning import shape
+from locant.lab.training import train
 from locant.lab.unfinished import random_numbers_kept
 from locant.lab.ways import Way
 from locant.positions import PositionEncoding
 from locant.swapping import swap
 from locant.swapping.plan import built, described
 from locant.text import Tokenizer
+from locant.text.corpus import read_corpus
 
 MODEL_TYPE, WEIGHTS = "locant_decoder", "model.safetensors"
 
@@ -68,6 +75,38 @@ def told_of(encoding: PositionEncoding) -> dict[str, Any]:
     return told
 
 
+def train_files(
+    files: Sequence[str],
+    encoding: str,
+    options: Mapping[str, Any],
+    *,
+    folder: Path,
+    force: bool,
+    on_step: Callable[[int, int | None, str], object] = lambda done, total, said: None,
+    **text: Any,
+) -> dict[str, Any]:
+    """Train a decoder on texts and `save` it; returns what its `config.json` tells of the training.
+
+    `options` are those of `lab.train`; `text` are ``tokenizer``, ``vocab_size`` and ``download`` of `read_corpus`.
+    """
+    if {"minutes", "num_steps"} <= options.keys():
+        raise InputError("got both steps and minutes", Remedy("{} or {} alone", num_steps=..., minutes=...))
+    require_output(folder, force=force)
+    told_of(Contestant.of(encoding).build(shape(Settings(), 1)))  # what cannot be kept is not trained
+    corpus, losses = read_corpus(files, usual_vocab_size=VOCAB_SIZE, **text), list[float]()
+
+    def step(done: int, loss: float) -> None:
+        losses.append(loss)
+        on_step(done, options.get("num_steps"), f"loss {loss:.3f}")
+
+    model, _ = train(corpus.ids, encoding, tokenizer=corpus.tokenizer, on_step=step, **options)
+    facts = {
+        "trained_on": corpus.facts(), "options": {**options}, "losses": losses, "environment": environment(),
+    }  # fmt: skip
+    save(model, corpus.tokenizer, folder, force=force, **facts)
+    return facts
+
+
 def load(folder: str | Path) -> tuple[Decoder, Tokenizer]:
     """The decoder and the tokenizer that `save` wrote; an `InputError` where a folder holds something else."""
     path = Path(folder)
@@ -102,7 +141,7 @@ def continue_text(
     path, place, chosen = Path(folder), device_of(device), Way.of(way)
     is_ours = read_json(path / CONFIG).get("model_type") == MODEL_TYPE
     if is_ours and chosen.name != "own":
-        raise InputError(f"got {way} for a decoder of the lab, which has its own positions", "--with own")
+        raise InputError(f"got {way} for a decoder of the lab, which has its own positions", Remedy(way="own"))
     loaded: tuple[Any, Tokenizer] = load(path) if is_ours else (load_model(path, device=place), Tokenizer.load(path))
     model, tokenizer = loaded
     before = [*(() if is_ours else tokenizer.beginning), *tokenizer.encode(prompt).tolist()]

@@ -268,15 +268,15 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def num_windows(model: Any, corpus: Corpus, length: int, most: int, *, option: str) -> int:
-    """How many windows of a length, which was given by an `option`, a model can be measured in; `most` at most.
+def num_windows(model: Any, corpus: Corpus, length: int, most: int, *, argument: str) -> int:
+    """How many windows of a length, which an `argument` gave, a model can be measured in; `most` at most.
 
     Raises:
         InputError: a text shorter than one, or with ids that the model has no rows for.
     """
     if len(corpus.ids) <= length:
         got = f"got a text of {len(corpus.ids):,} tokens, too short for a window of {length:,}"
-        raise InputError(got, f"a text of more than {length:,} tokens, or a smaller {option}")
+        raise InputError(got, Remedy(f"a text of more than {length:,} tokens, or a smaller {{}}", **{argument: ...}))
     require_rows(model, corpus.ids, corpus.tokenizer.beginning)
     return min(most, (len(corpus.ids) - 1) // length)
 

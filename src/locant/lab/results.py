@@ -12,7 +12,7 @@ import math
 import os
 import platform
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ import tokenizers
 import torch
 
 from locant._version import __version__
-from locant.errors import InputError
+from locant.errors import InputError, Remedy
 from locant.files import FaultError, json_text, lock, strict_json, write_whole
 from locant.lab.contestant import Contestant
 from locant.lab.settings import TEXT, Settings, size_of
@@ -210,6 +210,21 @@ def recorded_suite(settings: Mapping[str, Any]) -> dict[str, Any] | None:
     return recorded(f"{settings['suite']}-{size_of(settings)}") if settings.get("suite") else None
 
 
+def with_recorded(results: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With what is recorded of a suite, for the encodings that these results have not; of a text, for the same text."""
+    recorded = recorded_suite(results["settings"])
+    if recorded is None:
+        return results
+    text, own = results["settings"]["text"].get("sha256"), {*results["settings"]["encodings"]}
+    same_text = text == recorded["settings"]["text"]["sha256"]
+    others = [
+        record | {"encoding": f"{record['encoding']} (recorded)"}
+        for record in recorded["records"]
+        if record["encoding"] not in own and (same_text or record.get("task", TEXT) != TEXT)
+    ]
+    return {**results, "records": [*results["records"], *others]}
+
+
 OTHER_NAMES = {"num_steps": "steps", "batch_size": "batch"}
 """Settings whose option of ``locant compare`` has another name; `minutes` chose the number of steps."""
 
@@ -222,19 +237,29 @@ def command(settings: Mapping[str, Any]) -> str:
     "locant compare 'my text.txt' --tokenizer bytes --seeds 0,1 --steps 170"
     """
     if settings.get("suite"):
-        words = ["locant", "compare", "--suite", settings["suite"], "--size", size_of(settings)]
-        return shlex.join([*words, "--encodings", ",".join(settings["encodings"])])
+        chosen = {"suite": settings["suite"], "size": size_of(settings), "encodings": settings["encodings"]}
+        return shell_line("compare", [], chosen)
     text = settings.get("text", {})
-    words = ["locant", "compare", *text.get("files", [])]
-    if text.get("tokenizer"):
-        words += ["--tokenizer", text["tokenizer"]]
-    elif text.get("asked_vocab_size"):
-        words += ["--vocab-size", str(text["asked_vocab_size"])]
-    for name, value in settings.items():
-        if name not in ("text", "minutes", "suite") and value is not None:
-            words += [f"--{OTHER_NAMES.get(name, name).replace('_', '-')}"]
-            words += [",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)]
-    return shlex.join(words)
+    tokenizer = text.get("tokenizer") or None
+    options = {"tokenizer": tokenizer, "vocab_size": None if tokenizer else text.get("asked_vocab_size")}
+    others = (item for item in settings.items() if item[0] not in ("text", "minutes", "suite"))
+    options |= {OTHER_NAMES.get(name, name): value for name, value in others}
+    return shell_line("compare", text.get("files", []), options)
+
+
+def shell_line(verb: str, words: Sequence[str], options: Mapping[str, Any]) -> str:
+    """The line for a shell that calls a verb; options that are nothing or false are left out, a true one is a flag.
+
+    >>> shell_line("evaluate", ["model"], {"with": ["own", "yarn:4"], "tasks": [], "keys": 0, "far": True})
+    'locant evaluate model --with own,yarn:4 --keys 0 --far'
+    """
+    line = ["locant", verb, *words]
+    for name, value in options.items():
+        if value is not None and value is not False and value != []:
+            line.append(f"--{name.replace('_', '-')}")
+            several = isinstance(value, (list, tuple))
+            line += [] if value is True else [",".join(map(str, value)) if several else str(value)]
+    return shlex.join(line)
 
 
 class ResultsFolder:
@@ -249,12 +274,11 @@ class ResultsFolder:
         self.path = Path(path)
         self.holds_earlier = {"settings", "environment", "records"} <= earlier(self.path / RESULTS).keys()
         self._stale = DRAWN if self.holds_earlier else ()
-        elsewhere = f"-o {self.path}-report"
         if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"got {self.path}, which is a file, as the folder of the report", elsewhere)
+            raise InputError(f"got {self.path}, which is a file, as the folder of the report", "another folder")
         others = self.path.is_dir() and any(file.name != LOCK for file in self.path.iterdir())
         if others and not (self.holds_earlier or force):
-            remedy = f"{elsewhere}, or --force to write beside them"
+            remedy = Remedy("another folder, or {} to write beside them", force=True)
             raise InputError(f"{self.path} holds other things than a report", remedy)
         self._new = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
@@ -276,7 +300,7 @@ class ResultsFolder:
         if lock(self._lock) is False:
             self._lock.close()
             got = f"got {self.path}, which another run writes"
-            raise InputError(got, "another -o, or the same when that one has ended")
+            raise InputError(got, "another folder, or the same when that one has ended")
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -25,7 +25,7 @@ from uuid import UUID
 import torch
 from torch import Tensor, nn
 
-from locant.errors import InputError
+from locant.errors import InputError, Remedy
 from locant.lab.results import earlier
 from locant.text.reading import sample_text
 from locant.text.tokenizer import Tokenizer
@@ -199,7 +199,7 @@ def prompt(name: str, tokenizer: Tokenizer, length: int, seed: int) -> Prompt | 
     spelled, text = ("".join(each.split()).lower() for each in (tokenizer.decode(ids[len(begin) :]), question.text))
     if not spelled.startswith(text):
         got = f"got a tokenizer whose tokens do not spell the rows of {name}: a part of each would be lost"
-        raise InputError(got, "the tokenizer of the model, or other --tasks")
+        raise InputError(got, Remedy("the tokenizer of the model, or other {}", tasks=...))
     return Prompt(ids, question.answers, most)
 
 
@@ -222,7 +222,8 @@ def written(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
     def last(head: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The logits of one token are enough."""
         if (read := args[0].shape[1]) != given.shape[1]:
-            raise InputError(f"got a model that reads {read:,} of {given.shape[1]:,} tokens", f"--lengths {read}")
+            got = f"got a model that reads {read:,} of {given.shape[1]:,} tokens"
+            raise InputError(got, Remedy(lengths=(read,)))
         return (args[0][:, -1:],)
 
     with model.get_output_embeddings().register_forward_pre_hook(last):

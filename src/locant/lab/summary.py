@@ -81,6 +81,22 @@ class Row:
         losses = self._segments(length, length)
         return _margin(losses) if losses is not None and len(losses) >= ENOUGH_WINDOWS else None
 
+    def rises_from(self, train_length: int, share: float) -> int | None:
+        """The first position from which on every stretch of ``train_length / 4`` tokens is a share above the level.
+
+        What lasts for less than a training length may be a few hard tokens, and is not counted.
+        """
+        losses = [cell.mean if cell else math.nan for cell in self.by_position]
+        level = statistics.fmean(losses[train_length // 2 : train_length])
+        step = max(4, train_length // 4)
+        starts = range(train_length, len(losses) - step + 1, step)
+        above = [statistics.fmean(losses[start : start + step]) > level * (1 + share) for start in starts]
+        if not above or not above[-1]:
+            return None
+        below = [number for number, is_above in enumerate(above) if not is_above]
+        place = starts[below[-1] + 1 if below else 0]
+        return place if len(losses) - place >= train_length else None
+
     def is_clear(self, length: int, other: Row, other_length: int, *, comparisons: int = 1) -> bool:
         """Whether the loss of this row differs from that of another by more than chance: the one rule for it.
 

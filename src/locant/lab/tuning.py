@@ -133,9 +133,9 @@ class TuneSettings:
             if (value := getattr(self, name)) is not None:
                 real(name, value, above=0, remedy=Remedy(**{name: usual}))
         if flag("adapter", self.adapter) and self.train != "lora":
-            raise InputError(f"got adapter beside train={self.train}, which makes none", "--train lora")
+            raise InputError(f"got adapter beside train={self.train}, which makes none", Remedy(train="lora"))
         if self.num_steps is not None and self.minutes is not None:
-            raise InputError("got both steps and minutes", "--steps or --minutes alone")
+            raise InputError("got both steps and minutes", Remedy("{} or {} alone", num_steps=..., minutes=...))
         object.__setattr__(self, "device", str(device_of(self.device)))
 
 
@@ -176,7 +176,8 @@ def tune(
     source, output = Path(folder), Path(output)
     way = Way.of(settings.way)
     if way.is_for_reading_alone:
-        raise InputError(f"got {way.name}, which a trained model is given when it reads: locant.swap", "--with own")
+        got = f"got {way.name}, which a trained model is given when it reads: locant.swap"
+        raise InputError(got, Remedy(way="own"))
     config = load_config(source)
     trained = trained_length(config)
     length = settings.length or (way.stretched(trained) if way.stretches else stated_length(config))
@@ -195,7 +196,7 @@ def tune(
     training, held_out = split_off(corpus.ids, length)
     if way.stretches:
         if (to := way.stretched(trained)) <= trained:
-            raise InputError(f"got {way.name}:{way.factor:g}, which stretches nothing", f"--with {way.name}:4")
+            raise InputError(f"got {way.name}:{way.factor:g}, which stretches nothing", Remedy(way=f"{way.name}:4"))
         config = type(config).from_dict(extend(read_source(source), to=to, method=way.name).config)
     model = load_model(source, config, device=settings.device)
     require_rows(model, corpus.ids, corpus.tokenizer.beginning)
@@ -216,7 +217,8 @@ def _begun(state: StateFolder, asked: Mapping[str, Any], *, force: bool) -> dict
         so_far = state.facts()
         if so_far is not None and (other := changed(so_far["settings"], asked)):
             got = f"got an unfinished run in {state.path} with another {', '.join(other)}"
-            raise InputError(got, "the command that it was begun with, another -o, or --force to begin anew")
+            remedy = Remedy("what it was begun with, another folder, or {} to begin anew", force=True)
+            raise InputError(got, remedy)
     except InputError:
         if not force:
             raise
@@ -243,7 +245,9 @@ def _prepared(model: Any, way: Way, settings: TuneSettings, length: int) -> Any:
     _state_length(model.config.get_text_config(), length)
     new = [name for name, _ in model.named_parameters() if ".locant." in f".{name}"]
     if settings.train == "new" and not new:
-        raise InputError(f"got train=new for {settings.way}, which has no parameters", "--train all or --train lora")
+        raise InputError(
+            f"got train=new for {settings.way}, which has no parameters", Remedy("{} or lora", train="all")
+        )
     if settings.train != "lora":
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(settings.train == "all" or name in new)
@@ -362,7 +366,9 @@ class _Run:
     def _require_finite(self, loss: float) -> None:
         if not math.isfinite(loss):
             got = f"got a loss of {loss} with a learning rate of {self.rate:g}: the training went astray"
-            raise InputError(got, Remedy("{}, and --force to begin anew", learning_rate=float(f"{self.rate / 10:g}")))
+            raise InputError(
+                got, Remedy("{}, and {} to begin anew", learning_rate=float(f"{self.rate / 10:g}"), force=True)
+            )
 
     def _save(self, state: StateFolder, so_far: Mapping[str, Any]) -> None:
         state.write(self.parameters, self.optimizer, {**so_far, "place": self.loader.state_dict()})

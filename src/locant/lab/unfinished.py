@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from locant.errors import InputError
+from locant.errors import InputError, Remedy
 from locant.files import lock, replacing
 
 WEIGHT, RANDOM, RANDOM_THERE = "weight", "random", "random_there"
@@ -83,7 +83,7 @@ class StateFolder:
         if lock(self._lock) is False:
             self._lock.close()
             got = f"got {self.output}, which another run is about to write"
-            raise InputError(got, "another -o, or the same when that one has ended")
+            raise InputError(got, "another folder, or the same when that one has ended")
         for half in self.path.glob(f".{self.file.stem}.*"):  # of a run that was killed
             half.unlink()
         return self
@@ -102,7 +102,7 @@ class StateFolder:
                 return json.loads(file.metadata()["locant"])
         except (SafetensorError, KeyError, TypeError, ValueError):
             got = f"got {self.file}, which is no state of an unfinished run"
-            raise InputError(got, f"--force, which begins anew, or rm -r {self.path}") from None
+            raise InputError(got, Remedy("{}, which begins anew", force=True)) from None
 
     def write(
         self, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, facts: Mapping[str, Any]

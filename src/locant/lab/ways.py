@@ -60,14 +60,14 @@ class Way:
         try:
             times = float(factor) if colon else USUAL_FACTOR[name]
         except (KeyError, ValueError):
-            raise InputError(f"got {text}, expected a number behind a colon", f"{name}:4") from None
+            raise InputError(f"got {text}, expected a number after a colon", f"{name}:4") from None
         if name == "self-extend" and not times.is_integer():
             raise InputError(f"got {text}, expected a whole number, the size of a group", f"{name}:4")
         return cls(name, float(real("with", times, low=1, remedy=f"{name}:4")))
 
     @staticmethod
     def names() -> tuple[str, ...]:
-        """All of them; those of `NUMBERED` take a number behind a colon."""
+        """All of them; those of `NUMBERED` take a number after a colon."""
         return (*PLAIN, *STRETCHES, *BY_CLASS, *(name for name in encodings() if name not in OTHERWISE))
 
     @property
@@ -98,7 +98,7 @@ class Way:
         """
         if self.name != "own" and hasattr(model.config, "locant"):
             got = f"got {self.name} for a model that was saved with another encoding in it"
-            raise InputError(got, "--with own, or the model that it was made from")
+            raise InputError(got, "own, or the model that it was made from")
         if self.name in PLAIN:
             return PositionEncoding() if self.name == "nope" else None
         if self.name in BY_CLASS:

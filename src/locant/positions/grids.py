@@ -41,7 +41,7 @@ class Grid(NamedTuple):
         return self.prefix + math.prod(self.sizes)
 
     def __str__(self) -> str:
-        return "x".join(map(str, self.sizes)) + (f" behind {self.prefix}" if self.prefix else "")
+        return "x".join(map(str, self.sizes)) + (f" after {self.prefix}" if self.prefix else "")
 
 
 def grid_of(sizes: Sequence[Any], prefix: Any) -> Grid:

@@ -31,7 +31,7 @@ AT_ONCE = 2**17
 OfTokens = tuple[Float[Tensor, "_ query heads *_"] | None, Float[Tensor, "_ key heads *_"] | None]
 """Of every token, for every head: what a query has to know of itself, and what keys are known by; or ``None``."""
 
-REMEDY = "positions = encoding.read(x, positions), and cache.append(k, v, positions) behind it"
+REMEDY = "positions = encoding.read(x, positions), and cache.append(k, v, positions) after it"
 
 
 class HiddenBias(PositionEncoding):

@@ -136,7 +136,7 @@ class Positions:
         >>> Positions.grid(2, 2).index.tolist()
         [[[0, 0], [0, 1], [1, 0], [1, 1]]]
         >>> Positions.grid(1, 4, centred=True, prefix=1)
-        Positions(1x5x2, index -4..4, over 4, grid 1x4 behind 1)
+        Positions(1x5x2, index -4..4, over 4, grid 1x4 after 1)
         """
         grid, device = grid_of(sizes, prefix), checks.known_device(device)
         place, order = (torch.arange(grid.num_tokens, device=device)[None] for _ in range(2))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from locant.errors import InputError
-from locant.report.console import print_json
 
 PLACES = (Path(__file__).parent / "results", Path(__file__).parents[3] / "benchmarks" / "results")
 """In an installed package, and in a checkout."""
@@ -17,30 +16,26 @@ ENGINES = "engines"
 """A file there that is of no device: what `make engines` measured."""
 
 
-def recorded(places: Sequence[Path] = PLACES) -> dict[str, dict[str, Any]]:
-    """What was measured, by device and benchmark: ``environment`` and ``rows`` of each."""
+def recorded(names: Sequence[str] = (), places: Sequence[Path] = PLACES) -> dict[str, dict[str, Any]]:
+    """What was measured, by device and benchmark: ``environment`` and ``rows`` of those of these names, or of all."""
     files = sorted(file for place in places if place.is_dir() for file in place.glob("*.json") if file.stem != ENGINES)
     if not files:
         raise InputError("found no recorded measurements", "make bench, in a checkout")
-    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
-
-
-def print_recorded(names: Sequence[str], *, as_json: bool) -> None:
-    """Show the benchmarks of these names, or all of them."""
-    found = recorded()
-    known = sorted({name for parts in found.values() for name in parts})
+    devices = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+    known = sorted({name for parts in devices.values() for name in parts})
     if unknown := sorted({*names} - {*known}):
         raise InputError(f"got {unknown[0]!r}, recorded are {', '.join(known)}", f"locant bench {known[0]}")
-    chosen = {
-        device: {name: part for name, part in parts.items() if not names or name in names}
-        for device, parts in found.items()
+    return {
+        device: {name: part for name, part in parts.items() if name in (names or known)}
+        for device, parts in devices.items()
     }
-    if as_json:
-        print_json(chosen)
-        return
+
+
+def print_recorded(devices: Mapping[str, Mapping[str, Any]]) -> None:
+    """Show what was measured, a table for each benchmark."""
     from locant.kernels import native  # which needs torch: two seconds, for one line
 
-    for device, parts in chosen.items():
+    for device, parts in devices.items():
         for name, part in parts.items():
             made = part["environment"]
             versions = f"torch {made['torch']}, {made['torch_threads']} threads, Python {made['python']}"

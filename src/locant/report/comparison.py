@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,14 @@ from locant.arguments import Real
 from locant.figures.canvas import save
 from locant.lab.comparison import Progress, Watcher
 from locant.lab.contestant import Contestant
-from locant.lab.results import BY_TASK, Results, ResultsFolder, command, recorded_suite
+from locant.lab.results import BY_TASK, Results, ResultsFolder, command, with_recorded
 from locant.lab.settings import TEXT, Settings
 from locant.lab.summary import Row, Summary, summarise
 from locant.lab.text_learning import split_off
 from locant.lab.training import Training
 from locant.report import console, tasks
 from locant.report.console import BEST, MISSING, QUIET, counted, out, show, talk
-from locant.report.page import bullets, curves, picture, report, scrolling, settings_table, table, write_page
+from locant.report.page import bullets, curves, noted, picture, report, scrolling, settings_table, table, write_page
 from locant.report.sentences import sentences
 from locant.text.corpus import Corpus
 
@@ -55,9 +55,8 @@ class Screen(Watcher):
         windows = ", ".join(f"{-(-(held_out - 1) // length):,} of {length:,}" for length in settings.lengths)
         steps = settings.steps_for(training)
         epochs = steps * settings.batch_for(TEXT) * settings.train_length / training
-        amount = f"{steps:,} steps each, {epochs:.1f} epochs"
-        if settings.minutes:
-            amount = f"{settings.minutes:g} minutes in all"
+        each = f"{steps:,} steps each, {epochs:.1f} epochs"
+        amount = f"{settings.minutes:g} minutes in all" if settings.minutes else each
         contestants = f"{counted(len(settings.encodings), 'encoding')} with {counted(len(settings.seeds), 'seed')}"
         tokens = f"{len(corpus.ids):,} tokens of a vocabulary of {corpus.tokenizer.vocab_size:,}"
         talk(f"{corpus.name}: {corpus.characters:,} characters, {tokens}")
@@ -139,21 +138,6 @@ def print_comparison(results: Mapping[str, Any]) -> None:
         print_losses(results)
 
 
-def with_recorded(results: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With what is recorded of a suite, for the encodings that these results have not; of a text, for the same text."""
-    recorded = recorded_suite(results["settings"])
-    if recorded is None:
-        return results
-    text, own = results["settings"]["text"].get("sha256"), {*results["settings"]["encodings"]}
-    same_text = text == recorded["settings"]["text"]["sha256"]
-    others = [
-        record | {"encoding": f"{record['encoding']} (recorded)"}
-        for record in recorded["records"]
-        if record["encoding"] not in own and (same_text or record.get("task", TEXT) != TEXT)
-    ]
-    return {**results, "records": [*results["records"], *others]}
-
-
 def _has(results: Mapping[str, Any], measured: str) -> bool:
     return any(measured in record for record in results["records"])
 
@@ -172,29 +156,45 @@ def print_losses(results: Mapping[str, Any]) -> None:
     rows.add_column("train", justify="right", style=QUIET, overflow="fold")
     for length in lengths:
         rows.add_column(f"{length:,}\n{length / summary.train_length:g}×", justify="right", overflow="fold")
-    leaders = {length: summary.leaders(length) for length in lengths}
-    for row in summary.ranked(lengths[-1]):
-        cells = [Text(_mean(row, length, between)) for length in lengths]
-        for length, cell in zip(lengths, cells, strict=True):
-            if row in leaders[length]:  # a star too, for where there is no colour
-                cell.plain, cell.style = f"*{cell.plain}", BEST
-        rows.add_row(row.encoding, f"{row.train_loss.mean:.3f}" if row.train_loss else MISSING, *cells)
+
+    def cell(row: Row, length: int, leads: bool) -> Text:
+        mean = _mean(row, length, between)
+        return Text(f"*{mean}", BEST) if leads else Text(mean)  # a star too, for where there is no colour
+
+    for name, *cells in _rows(summary, cell):
+        rows.add_row(name, *cells)
     margins = [row.margin(length) if (row := summary.best(length)) else None for length in lengths]
+    intervals = ["interval ±", "", *(MISSING if margin is None else f"{margin:.3f}" for margin in margins)]
+    windows, *counts = _rows_below(summary)
     rows.add_section()
-    rows.add_row("windows", "", *(f"{summary.num_windows(length):,}" for length in lengths), style=QUIET)
-    intervals = (MISSING if margin is None else f"{margin:.3f}" for margin in margins)
-    rows.add_row("interval ±", "", *intervals, style=QUIET)
-    for name, loss in _counts(summary).items():
-        rows.add_row(name, "", *[f"{loss:.3f}"] * len(lengths), style=QUIET)
-    legend: list[Any] = (
-        ["* the lowest of its column, and what is not clearly different from it"] if any(leaders.values()) else []
-    )
+    for below in (windows, intervals, *counts):
+        rows.add_row(*below, style=QUIET)
+    has_leaders = any(map(summary.leaders, lengths))
+    legend: list[Any] = ["* the lowest of its column, and what is not clearly different from it"] if has_leaders else []
     if any(row.far for row in summary.rows):
         contexts = console.table(*_context_head(summary), name="encoding", title="Loss with full context")
         for row in summary.ranked(lengths[-1]):
             contexts.add_row(row.encoding, *_context_cells(row))
         legend.append(contexts)
     show(rows, *legend, "\n".join(f"· {sentence}" for sentence in sentences(summary)))
+
+
+def _rows(summary: Summary, cell: Callable[[Row, int, bool], Any]) -> list[list[Any]]:
+    """Of each encoding its name, its training loss and a cell for each length; the lowest at the longest first."""
+    leaders = {length: summary.leaders(length) for length in summary.lengths}
+    return [
+        [row.encoding, f"{row.train_loss.mean:.3f}" if row.train_loss else MISSING]
+        + [cell(row, length, row in leaders[length]) for length in summary.lengths]
+        for row in summary.ranked(summary.lengths[-1])
+    ]
+
+
+def _rows_below(summary: Summary) -> list[list[str]]:
+    """How many windows there are of each length, and the losses of counts that there are."""
+    counts = {"unigram": summary.unigram_loss, "bigram": summary.bigram_loss}
+    losses = {name: [f"{loss:.3f}"] * len(summary.lengths) for name, loss in counts.items() if loss is not None}
+    windows = [f"{summary.num_windows(length):,}" for length in summary.lengths]
+    return [[name, "", *cells] for name, cells in {"windows": windows, **losses}.items()]
 
 
 def _mean(row: Row, length: int, between: str) -> str:
@@ -250,15 +250,9 @@ def _of_text(summary: Summary) -> dict[str, str]:
 
 def losses_table(summary: Summary) -> str:
     """Mean and standard deviation of every encoding at every length, the lowest at the longest first."""
-    lengths = summary.lengths
-    leaders = {length: summary.leaders(length) for length in lengths}
-    multiples = [f"{length:,}<small>{length / summary.train_length:g}×</small>" for length in lengths]
-    rows = []
-    for row in summary.ranked(lengths[-1]):
-        cells = [_loss(row, length, summary, marked=row in leaders[length]) for length in lengths]
-        rows.append([escape(row.encoding), f"{row.train_loss.mean:.3f}" if row.train_loss else MISSING, *cells])
-    rows.append(["windows", "", *(f"{summary.num_windows(length):,}" for length in lengths)])
-    rows += [[name, "", *[f"{loss:.3f}"] * len(lengths)] for name, loss in _counts(summary).items()]
+    multiples = [f"{length:,}<small>{length / summary.train_length:g}×</small>" for length in summary.lengths]
+    rows = [[escape(name), *cells] for name, *cells in _rows(summary, functools.partial(_loss, summary))]
+    rows += _rows_below(summary)
     spread = " ± standard deviation over seeds" if summary.num_seeds > 1 else ""
     note = (
         f"Nats per token, mean{spread}: over the last steps of training, and on held-out text in windows. "
@@ -267,16 +261,9 @@ def losses_table(summary: Summary) -> str:
     if summary.unigram_loss is not None:
         note += "Unigram and bigram are losses of counts: how often each token is in the training text, and how often "
         note += "it follows the one before it. "
-    if any(leaders.values()):
+    if any(map(summary.leaders, summary.lengths)):
         note += "Best, and bold, are the lowest of a column and what is not clearly different from it."
-    losses = scrolling(table(["encoding", "training", *multiples], rows, "losses"))
-    return f'{losses}\n<p class="note">{escape(note)}</p>'
-
-
-def _counts(summary: Summary) -> dict[str, float]:
-    """The losses of counts that there are."""
-    counts = {"unigram": summary.unigram_loss, "bigram": summary.bigram_loss}
-    return {name: loss for name, loss in counts.items() if loss is not None}
+    return noted(["encoding", "training", *multiples], rows, note)
 
 
 def _context_head(summary: Summary) -> list[str]:
@@ -296,23 +283,22 @@ def context_section(summary: Summary) -> dict[str, str]:
         return {}
     rows = [[escape(row.encoding), *_context_cells(row)] for row in summary.ranked(summary.lengths[-1])]
     note = (
-        "Nats per token, of the same tokens, each with so many before it, or an eighth less: windows overlap. In "
+        "Nats per token, of the same tokens, each with that many before it, or an eighth less: windows overlap. In "
         "windows that do not, as above, tokens at the beginning have little context. The difference is what the most "
         "tokens do against as many as in training: below zero, what is far is used. It is clear beyond the deviation "
         "over seeds and the 95% interval."
     )
-    losses = scrolling(table(["encoding", *_context_head(summary)], rows, "losses"))
-    return {"Loss with full context": f'{losses}\n<p class="note">{escape(note)}</p>'}
+    return {"Loss with full context": noted(["encoding", *_context_head(summary)], rows, note)}
 
 
-def _loss(row: Row, length: int, summary: Summary, *, marked: bool) -> str:
+def _loss(summary: Summary, row: Row, length: int, leads: bool) -> str:
     cell = row.by_length.get(length)
     if cell is None:
         return f'<td title="not finite, or not measured">{MISSING}</td>'
     spread = f" ± {cell.deviation:.3f}" if row.num_seeds > 1 else ""
     ratio, margin = row.ratio(length, summary.base_length), row.margin(length)
-    below = ["" if margin is None else f"±{margin:.3f}", f"×{ratio:.3f}" if ratio else "", "best" if marked else ""]
-    kind = ' class="best"' if marked else ""
+    below = ["" if margin is None else f"±{margin:.3f}", f"×{ratio:.3f}" if ratio else "", "best" if leads else ""]
+    kind = ' class="best"' if leads else ""
     return f"<td{kind}>{cell.mean:.3f}{spread}<small>{' · '.join(filter(None, below))}</small></td>"
 
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+NamedRows = Iterable[tuple[str, str | Iterable[str]]]
+
 BEST = "bold green"
 MISSING = "–"
 QUIET = "dim"
@@ -25,13 +27,13 @@ def out() -> Console:
     return Console(markup=False, emoji=False, highlight=False)
 
 
-def table(*numbers: str, name: str = "", title: str | None = None) -> Table:
+def table(*numbers: str, name: str = "", title: str | None = None, **look: Any) -> Table:
     """A table without vertical rules, whose cells are never cut short; a column for names, and these for numbers."""
     from rich import box
     from rich.table import Table
 
-    look = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "padding": (0, 2, 0, 0)}
-    rows = Table(title=title, title_justify="left", title_style="bold", **look)  # type: ignore[arg-type]
+    look = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "padding": (0, 2, 0, 0), **look}
+    rows = Table(title=title, title_justify="left", title_style="bold", **look)
     if name:
         rows.add_column(name, no_wrap=True)
     for heading in numbers:
@@ -45,20 +47,15 @@ def fits(rows: Table) -> bool:
     return console.measure(rows, options=console.options.update(max_width=10**6)).minimum <= console.width
 
 
-def named_rows() -> Table:
-    """An empty table of names and what they hold."""
-    rows = table()
-    rows.show_header = False
-    rows.box = None
+def named_rows(named: NamedRows) -> Table:
+    """A table of names and what they hold; of several values each has a row, and the first of them the name."""
+    rows = table(box=None, show_header=False)
     rows.add_column(no_wrap=True, style=QUIET)
     rows.add_column(overflow="fold")
+    for name, values in named:
+        for number, value in enumerate([values] if isinstance(values, str) else values):
+            rows.add_row("" if number else name, value)
     return rows
-
-
-def add_rows(rows: Table, name: str, values: Iterable[str]) -> None:
-    """A row for each value, named once."""
-    for number, value in enumerate(values):
-        rows.add_row("" if number else name, value)
 
 
 def show(*parts: Table | str) -> None:
@@ -85,7 +82,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """Bytes with one digit behind the point, in the largest unit that leaves one before it.
+    """Bytes with one digit after the point, in the largest unit that leaves one before it.
 
     >>> size(12), size(1536), size(32_000 * 4_096 * 2)
     ('12 bytes', '1.5 KiB', '250.0 MiB')
@@ -126,11 +123,3 @@ def progress_bar(unit: str = "B") -> Generator[Callable[..., None]]:
 def print_json(value: Any) -> None:
     """One JSON value on stdout, and nothing else; ASCII only, so that no terminal or pipe can spoil it."""
     sys.stdout.write(json_text(value))
-
-
-def print_result(facts: Any, line: str, *, as_json: bool) -> None:
-    """A result as JSON, or as one line, however long."""
-    if as_json:
-        print_json(facts)
-    else:
-        out().print(line, soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from locant.checkpoints.vocabulary import Change
 from locant.embedding.flow import Flow
 from locant.embedding.words import Term, Words
-from locant.report.console import counted, fits, named_rows, show, size, table
+from locant.report.console import NamedRows, counted, fits, named_rows, show, size, table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def print_flow(flow: Flow) -> None:
     """Three short tables: the text and the shapes it takes, what the tables weigh, and the first tokens."""
-    show(_text(flow), _tables(flow), _first(flow))
+    show(named_rows(_text(flow)), _tables(flow), _first(flow))
     show("")
 
 
@@ -28,31 +28,29 @@ def shapes(flow: Flow) -> str:
     return f"{stages} + {_shape(flow.position_vectors)} → {_shape(flow.embeddings)}"
 
 
-def _text(flow: Flow) -> Table:
-    rows = named_rows()
-    rows.add_row("text", flow.source)
-    rows.add_row("characters", f"{flow.characters:,}")
+def _text(flow: Flow) -> NamedRows:
+    yield "text", flow.source
+    yield "characters", f"{flow.characters:,}"
     each = f"{flow.characters / flow.tokens:.2f} characters per token"
-    rows.add_row("tokens", f"{flow.tokens:,}: {each}, of a vocabulary of {flow.vocab_size:,}")
+    yield "tokens", f"{flow.tokens:,}: {each}, of a vocabulary of {flow.vocab_size:,}"
     padding = f", with {counted(flow.padding, 'place')} of padding" if flow.padding else ""
     cut = f"{flow.windows:,} of {counted(flow.context, 'token')}, stride {flow.stride}"
-    rows.add_row("windows", f"{cut}; embedded here: {flow.embedded_windows:,}{padding}")
-    rows.add_row("shapes", shapes(flow))
+    yield "windows", f"{cut}; embedded here: {flow.embedded_windows:,}{padding}"
     adds = flow.position_vectors is not None
-    rows.add_row("", "ids → token rows" + (f" + {flow.encoding} positions → embeddings" if adds else ""))
+    stages = "ids → token rows" + (f" + {flow.encoding} positions → embeddings" if adds else "")
+    yield "shapes", (shapes(flow), stages)
     apart = f"{flow.encoding} leaves embeddings as they are: in every layer it"
     if flow.cos_sin is not None:
         shape = f"{_shape(flow.cos_sin)} (positions, pairs)"
-        rows.add_row("positions", f"{apart} rotates queries and keys, by cos and sin of {shape}.")
+        yield "positions", f"{apart} rotates queries and keys, by cos and sin of {shape}."
     elif flow.bias is not None:
         shape = f"{_shape(flow.bias)} (heads, queries, keys)"
-        rows.add_row("positions", f"{apart} adds a bias of {shape} to the scores.")
+        yield "positions", f"{apart} adds a bias of {shape} to the scores."
     elif not adds and flow.model is not None:
-        rows.add_row("positions", f"they act in the layers of this model: locant explain {flow.model}")
+        yield "positions", f"they act in the layers of this model: locant explain {flow.model}"
     elif not adds:
         nothing = "tells the model nothing of positions: word order enters through the causal mask alone."
-        rows.add_row("positions", f"{flow.encoding} {nothing}")
-    return rows
+        yield "positions", f"{flow.encoding} {nothing}"
 
 
 def _tables(flow: Flow) -> Table:
@@ -94,15 +92,22 @@ def similarity_facts(words: Words, listed: Sequence[str]) -> dict[str, Any]:
     return {"words": _spelled(words, listed), "similarity": words.similarity(listed).tolist()}
 
 
-def print_nearest(facts: Mapping[str, Any]) -> None:
-    """A table of tokens, the nearest first."""
+def print_neighbours(facts: Mapping[str, Any]) -> None:
+    """The tokens nearest to a sum, or how alike the words of a list are."""
+    if "nearest" in facts:
+        show(_nearest(facts), *_notes(facts))
+    elif "similarity" in facts:
+        show(*_similarity(facts), *_notes(facts))
+
+
+def _nearest(facts: Mapping[str, Any]) -> Table:
     rows = table("id", "cosine", name="token")
     for one in facts["nearest"]:
         rows.add_row(one["token"], str(one["id"]), f"{one['cosine']:+.3f}")
-    show(rows, *_notes(facts))
+    return rows
 
 
-def print_similarity(facts: Mapping[str, Any]) -> None:
+def _similarity(facts: Mapping[str, Any]) -> list[Table | str]:
     """A table of every word with every word, if that fits into a line, and for each which other is nearest."""
     words = list(facts["words"])
     rows, nearest = table(*words, "nearest", name="cosine"), table("cosine", "nearest", name="word")
@@ -111,10 +116,7 @@ def print_similarity(facts: Mapping[str, Any]) -> None:
         found = max(others, key=others.__getitem__, default="")
         rows.add_row(word, *(f"{value:+.3f}" for value in row), found)
         nearest.add_row(word, f"{others[found]:+.3f}" if others else "", found)
-    if fits(rows):
-        return show(rows, *_notes(facts))
-    show(nearest, "All pairs: --json, or --figure for a heat map.", *_notes(facts))
-    return None
+    return [rows] if fits(rows) else [nearest, "All pairs: --json, or --figure for a heat map."]
 
 
 def _spelled(words: Words, listed: Sequence[str]) -> dict[str, list[str]]:
@@ -133,14 +135,12 @@ def _notes(facts: Mapping[str, Any]) -> list[str]:
 
 def print_change(change: Change, files: Sequence[str]) -> None:
     """What was written, and what it costs these files in tokens."""
-    rows = named_rows()
-    rows.add_row("wrote", change.output)
-    rows.add_row("rows", f"{change.before:,} → {change.rows:,}, for {change.tokens:,} tokens")
-    rows.add_row("tensors", ", ".join(change.tensors))
+    counts = f"{change.before:,} → {change.rows:,}, for {change.tokens:,} tokens"
+    rows = {"wrote": change.output, "rows": counts, "tensors": ", ".join(change.tensors)}
     if change.corpus_before and change.corpus_after is not None:
         more = change.corpus_after / change.corpus_before - 1
-        rows.add_row("texts", ", ".join(files))
-        rows.add_row("their tokens", f"{change.corpus_before:,} → {change.corpus_after:,} ({more:+.1%})")
+        rows["texts"] = ", ".join(files)
+        rows["their tokens"] = f"{change.corpus_before:,} → {change.corpus_after:,} ({more:+.1%})"
     if change.left_out:
-        rows.add_row("left out", f"{', '.join(change.left_out)}: not of this vocabulary, or not known")
-    show(rows)
+        rows["left out"] = f"{', '.join(change.left_out)}: not of this vocabulary, or not known"
+    show(named_rows(rows.items()))

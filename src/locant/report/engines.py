@@ -9,61 +9,55 @@ from typing import Any
 
 from locant.engines.gguf import GgufComparison, GgufModel
 from locant.engines.serve_args import ServeArguments
-from locant.report.console import MISSING, add_rows, named_rows, out, print_json, show
+from locant.report.console import MISSING, NamedRows, named_rows, out, show
 
 
-def print_gguf(model: GgufModel, comparison: GgufComparison | None, source: str, *, as_json: bool) -> None:
+def print_gguf(model: GgufModel, comparison: GgufComparison | None, source: str) -> None:
     """What is known of the file `source`, and of it beside a configuration."""
-    if as_json:
-        print_json(_facts(model, comparison, source))
-        return
-    rows = named_rows()
-    rows.add_row("model", f"{source} ({model.architecture})")
-    rows.add_row("context", f"{model.n_ctx:,} positions allocated")
-    rows.add_row("encoding", str(model.encoding))
-    add_rows(rows, "note", model.notes)
+    show(named_rows(_rows(model, comparison, source)))
+
+
+def _rows(model: GgufModel, comparison: GgufComparison | None, source: str) -> NamedRows:
+    yield "model", f"{source} ({model.architecture})"
+    yield "context", f"{model.n_ctx:,} positions allocated"
+    yield "encoding", str(model.encoding)
+    yield "note", model.notes
     if comparison is not None:
-        add_rows(rows, "differs", comparison.differences)
-        add_rows(rows, "ignored", (f"{key}: {reason}" for key, reason in comparison.ignored.items()))
-        if comparison.weights is not None:
-            rows.add_row("q and k", comparison.weights)
+        yield "differs", comparison.differences
+        yield "ignored", (f"{key}: {reason}" for key, reason in comparison.ignored.items())
+        yield "q and k", comparison.weights or ()
         if comparison.agrees:
-            rows.add_row("agrees", f"within this context; cosines and sines differ by {comparison.cos_sin_error:.1g}")
-    show(rows)
+            yield "agrees", f"within this context; cosines and sines differ by {comparison.cos_sin_error:.1g}"
 
 
-def _facts(model: GgufModel, comparison: GgufComparison | None, source: str) -> dict[str, Any]:
+def gguf_facts(model: GgufModel, comparison: GgufComparison | None, source: str) -> dict[str, Any]:
+    """The same as plain values, for JSON."""
     facts = {
         "file": source, "architecture": model.architecture, "n_ctx": model.n_ctx, "encoding": str(model.encoding),
         "notes": model.notes,
     }  # fmt: skip
     if comparison is None:
         return facts
-    return facts | {
-        "agrees": comparison.agrees,
-        "cos_sin_error": comparison.cos_sin_error,
-        "differences": comparison.differences,
-        "ignored": dict(comparison.ignored),
-        "weights": comparison.weights,
-    }
+    compared = {name: getattr(comparison, name) for name in ("agrees", "cos_sin_error", "differences", "weights")}
+    return {**facts, **compared, "ignored": dict(comparison.ignored)}
 
 
-def print_serving(served: ServeArguments, source: str, losses: Mapping[str, Any], *, as_json: bool) -> None:
-    """The flags on one line, as a shell takes them; for `transformers` the keys of the configuration."""
+def serving_facts(served: ServeArguments, source: str, losses: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags for a model and what is told beside them, as plain values."""
     extension = served.extension
-    if as_json:
-        facts: dict[str, Any] = {
-            "model": source, "engine": served.engine, "scaling": extension.method, "trained": extension.trained,
-            "to": extension.to, "arguments": served.arguments, "override": dict(served.override),
-            "ignored": dict(served.ignored), "notes": extension.notes, "losses": dict(losses),
-        }  # fmt: skip
-        print_json(facts)
-        return
+    return {
+        "model": source, "engine": served.engine, "scaling": extension.method, "trained": extension.trained,
+        "to": extension.to, "arguments": served.arguments, "override": dict(served.override),
+        "ignored": dict(served.ignored), "notes": extension.notes, "losses": dict(losses),
+    }  # fmt: skip
+
+
+def print_serving(served: ServeArguments, losses: Mapping[str, Any]) -> None:
+    """The flags on one line, as a shell takes them; for `transformers` the keys of the configuration."""
     out().print(shlex.join(served.arguments) or json.dumps(served.override), soft_wrap=True)
-    rows = named_rows()
-    add_rows(rows, "ignored", (f"{key}: {why}" for key, why in served.ignored.items()))
-    add_rows(rows, "note", extension.notes)
+    ignored = [f"{key}: {why}" for key, why in served.ignored.items()]
+    rows: list[tuple[str, Any]] = [("ignored", ignored), ("note", served.extension.notes)]
     for length, loss in losses.items():
         before, after = (MISSING if each is None else f"{each:.4f}" for each in (loss["before"], loss["after"]))
-        rows.add_row("loss", f"{before} before, {after} after, in nats per token at {int(length):,} tokens")
-    show(rows)
+        rows.append(("loss", f"{before} before, {after} after, in nats per token at {int(length):,} tokens"))
+    show(named_rows(rows))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -12,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from locant.lab.evaluation import interval_of_mean
+from locant.lab.results import shell_line
 from locant.lab.summary import ENOUGH_WINDOWS, summarise
 from locant.report.comparison import context_section
-from locant.report.console import MISSING, add_rows, named_rows, show
+from locant.report.console import MISSING, named_rows, show
 from locant.report.console import table as printed
-from locant.report.page import bullets, curves, report, scrolling, settings_table, table, write_page
+from locant.report.page import bullets, curves, noted, report, settings_table, table, write_page
 from locant.report.sentences import context_sentences
 
 TRAINED = {"all": "all weights", "new": "those of the encoding alone", "lora": "low-rank adapters"}
@@ -99,14 +99,20 @@ def _difference(first: Sequence[float | None], other: Sequence[float | None]) ->
 
 def print_evaluation(results: Mapping[str, Any]) -> None:
     """The table of losses with their intervals, and the sentences."""
-    lengths = [*results["records"][0]["loss_by_length"]]
-    rows = printed(
-        *(f"{int(length):,}" for length in lengths), *TASKS.values(), name="encoding", title="Loss (nats per token)"
-    )
-    for record in results["records"]:
-        losses = (_loss(record, length).replace(" (", "\n(") for length in lengths)
-        rows.add_row(record["encoding"], *losses, *(_share(record, task) for task in TASKS))
+    (encoding, *head), *losses = _losses(results)
+    rows = printed(*head, name=encoding, title="Loss (nats per token)")
+    for name, *cells in losses:
+        rows.add_row(name, *(cell.replace(" (", "\n(") for cell in cells))
     show(rows, "\n".join(f"· {sentence}" for sentence in evaluation_sentences(results)))
+
+
+def _losses(results: Mapping[str, Any]) -> list[list[str]]:
+    """Headings; and of each encoding its name, its losses with their intervals, and what it recalled."""
+    lengths, rows = [*results["records"][0]["loss_by_length"]], list[list[str]]()
+    for record in results["records"]:
+        losses = (_loss(record, length) for length in lengths)
+        rows.append([record["encoding"], *losses, *(_share(record, task) for task in TASKS)])
+    return [["encoding", *(f"{int(length):,}" for length in lengths), *TASKS.values()], *rows]
 
 
 def _loss(record: Mapping[str, Any], length: str) -> str:
@@ -127,11 +133,9 @@ def _share(record: Mapping[str, Any], task: str) -> str:
 def write_evaluation(results: Mapping[str, Any], folder: Path) -> Path:
     """Write the pictures and the page beside `results.json`; returns where the page is."""
     settings, records, summary = results["settings"], results["records"], summarise(results)
-    text, lengths = settings["text"], [*records[0]["loss_by_length"]]
-    losses, keys = [], []
+    text, keys, (head, *losses) = settings["text"], list[list[str]](), _losses(results)
     for record in records:
         name = escape(record["encoding"])
-        losses.append([name, *(_loss(record, length) for length in lengths), *(_share(record, task) for task in TASKS)])
         for task, what in TASKS.items():
             for one in record.get(task, ()):
                 share = f"{one['recalled']}/{one['asked']}"
@@ -139,12 +143,11 @@ def write_evaluation(results: Mapping[str, Any], folder: Path) -> Path:
         for one in record.get("ruler", ()):
             share = f"{one['score']:.2f} of {one['asked']}" if one["asked"] else MISSING
             keys.append([name, one["task"], f"{one['length']:,}", MISSING, share])
-    head = ["encoding", *(f"{int(length):,}" for length in lengths), *TASKS.values()]
     recall = table(["encoding", "what", "length", "depth", "recalled"], keys) if keys else "<p>None were asked for.</p>"
     versions = settings_table({name: str(value) for name, value in results["environment"].items()})
     sections = {
         "What follows, and what does not": bullets(evaluation_sentences(results)),
-        "Loss by length": f'{scrolling(table(head, losses, "losses"))}\n<p class="note">{NOTE}</p>',
+        "Loss by length": noted(head, [[escape(name), *cells] for name, *cells in losses], NOTE),
         **context_section(summary),
         "The two curves": curves(
             summary,
@@ -160,26 +163,27 @@ def write_evaluation(results: Mapping[str, Any], folder: Path) -> Path:
 
 
 def _command(settings: Mapping[str, Any]) -> str:
-    text = settings["text"]
-    words = ["locant", "evaluate", text["model"], *text["files"]]
-    words += ["--lengths", ",".join(map(str, settings["lengths"])), "--with", ",".join(settings["ways"])]
-    words += ["--windows", str(text["windows"]), "--keys", str(settings["keys"])]
-    words += ["--tasks", ",".join(tasks), "--rows", str(settings["rows"])] if (tasks := settings.get("tasks")) else []
-    words += ["--far"] if settings.get("far") else []
-    return shlex.join([*words, "--device", settings["device"], "--dtype", settings["dtype"]])
+    text, tasks = settings["text"], settings.get("tasks")
+    options = {
+        "lengths": settings["lengths"], "with": settings["ways"], "windows": text["windows"], "keys": settings["keys"],
+        "tasks": tasks, "rows": settings["rows"] if tasks else None, "far": settings.get("far"),
+        "device": settings["device"], "dtype": settings["dtype"],
+    }  # fmt: skip
+    return shell_line("evaluate", [text["model"], *text["files"]], options)
 
 
 def print_tuning(record: Mapping[str, Any], output: Path) -> None:
     """The losses before and after, the difference with its interval, and how to load what was written."""
-    steps = record["num_steps"]
-    rows = named_rows()
-    rows.add_row("training", _steps(record))
-    rows.add_row("training loss", f"{np.mean(record['train_loss'][-max(1, steps // 10) :]):.3f}")
-    rows.add_row("held-out loss", _held_out(record))
-    rows.add_row("difference", _change(record["before"], record["after"]))
-    rows.add_row("written to", str(output))
-    rows.add_row("load it with", _loading(record, output))
-    show(rows)
+    last = max(1, record["num_steps"] // 10)
+    rows = {
+        "training": _steps(record),
+        "training loss": f"{np.mean(record['train_loss'][-last:]):.3f}",
+        "held-out loss": _held_out(record),
+        "difference": _change(record["before"], record["after"]),
+        "written to": str(output),
+        "load it with": _loading(record, output),
+    }
+    show(named_rows(rows.items()))
 
 
 def tuning_sentences(record: Mapping[str, Any]) -> list[str]:
@@ -223,12 +227,13 @@ def _loading(record: Mapping[str, Any], output: Path) -> str:
 
 def print_audit(facts: Mapping[str, Any]) -> None:
     """What was found, and the loss under each reading, the lowest first."""
-    rows, readings = named_rows(), printed("nats per token", name="reading")
-    rows.add_row("verdict", facts["sentence"])
-    if "losses" in facts:
-        rows.add_row("configuration", facts["configuration"])
-        rows.add_row("text", f"{facts['windows']} windows of {facts['length']:,} tokens")
-        add_rows(rows, "left out", (f"{name}: {why}" for name, why in facts["left_out"].items()))
-    for name, loss in facts.get("losses", {}).items():
+    rows: dict[str, Any] = {"verdict": facts["sentence"]}
+    if "losses" not in facts:
+        return show(named_rows(rows.items()))
+    rows["configuration"] = facts["configuration"]
+    rows["text"] = f"{facts['windows']} windows of {facts['length']:,} tokens"
+    rows["left out"] = [f"{name}: {why}" for name, why in facts["left_out"].items()]
+    readings = printed("nats per token", name="reading")
+    for name, loss in facts["losses"].items():
         readings.add_row(name, f"{loss:.4f}")
-    show(rows, *([readings] if "losses" in facts else []))
+    return show(named_rows(rows.items()), readings)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,19 +14,20 @@ from locant.checkpoints.explanation import Explanation, Layers
 from locant.checkpoints.extension import Extension
 from locant.checkpoints.rotary_settings import RotarySettings
 from locant.figures.canvas import spread
-from locant.report.console import add_rows, named_rows, print_json, show, size, table
+from locant.report.console import NamedRows, named_rows, show, size, table
+from locant.report.listing import HEADINGS
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-Rows = Iterable[tuple[str, Sequence[str]]]
-
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-DOOR_WORDS = {
+METHODS = {
     "embed": "added to the token embeddings",
     "rotate": "rotates queries and keys",
     "bias": "added to the attention scores",
+    "unrotate": "rotates the output of attention back",
 }
+"""What each method of an encoding does in a model."""
 LAYOUT_WORDS = {"half": "dimension i pairs with i + {half}", "interleaved": "dimension 2i pairs with 2i + 1"}
 ANSWERS = {"yes": "yes", "differently": "yes, but not as the configuration says", "no": "no"}
 NUM_PAIRS = 9
@@ -36,21 +36,13 @@ SAME = 1e-6
 """A wavelength that grows by no more than this share is told as unchanged."""
 
 
-def print_explanation(
-    explanation: Explanation, source: str, figure: Path | None = None, *, as_json: bool = False
-) -> None:
-    """What is known of the configuration of `source`, and where its picture is."""
-    drawn = None if figure is None else str(figure)
-    if as_json:
-        print_json({"config": source, **explanation_facts(explanation), "figure": drawn})
-        return
-    parts = [_table_of(summary_rows(explanation, source))]
+def print_explanation(explanation: Explanation, source: str) -> None:
+    """What is known of the configuration of `source`."""
+    parts = [named_rows(summary_rows(explanation, source))]
     for layers in explanation.layers:
-        parts.append(_table_of(layers_rows(layers)))
+        parts.append(named_rows(layers_rows(layers)))
         parts += [] if layers.rotary is None else [_pairs(layers.rotary)]
     show(*parts, *([_tables(explanation)] if explanation.tables else []))
-    if drawn is not None:
-        show(drawn)
 
 
 def explanation_facts(explanation: Explanation) -> dict[str, Any]:
@@ -84,7 +76,7 @@ def _stretched(factor: float | None) -> str:
     return "" if factor is None else f"{factor:.4g}"
 
 
-def summary_rows(explanation: Explanation, source: str) -> Rows:
+def summary_rows(explanation: Explanation, source: str) -> NamedRows:
     """What holds for the whole model, by name; a name may have several values."""
     yield "model", [f"{source} ({explanation.model_type})" if source != explanation.model_type else source]
     if explanation.longest is not None:
@@ -99,18 +91,15 @@ def summary_rows(explanation: Explanation, source: str) -> Rows:
 
 def swapped_layers(explanation: Explanation) -> dict[str, list[int]]:
     """The numbers of the layers in which each encoding has taken the place of the model's own."""
-    found: dict[str, list[int]] = {}
-    for number, encoding in enumerate(explanation.swapped):
-        if encoding is not None:
-            found.setdefault(encoding, []).append(number)
-    return found
+    layers = [*enumerate(explanation.swapped)]
+    return {name: [number for number, its in layers if its == name] for _, name in layers if name is not None}
 
 
-def layers_rows(layers: Layers) -> Rows:
+def layers_rows(layers: Layers) -> NamedRows:
     """What holds for the layers that share an encoding, in the same form."""
     if layers.name is not None:
         yield "layers", [layers.name]
-    yield "door", ["; ".join(f"{door}: {DOOR_WORDS[door]}" for door in layers.doors) or "none"]
+    yield HEADINGS["doors"], ["; ".join(f"{method}: {METHODS[method]}" for method in layers.doors) or "none"]
     if layers.rotary is None:
         yield "encoding", [layers.encoding]
     else:
@@ -118,14 +107,7 @@ def layers_rows(layers: Layers) -> Rows:
     yield "beware", layers.warnings
 
 
-def _table_of(named: Rows) -> Table:
-    rows = named_rows()
-    for name, values in named:
-        add_rows(rows, name, values)
-    return rows
-
-
-def _rotary(rotary: RotarySettings) -> Rows:
+def _rotary(rotary: RotarySettings) -> NamedRows:
     yield "encoding", [f"Rotary: {rotary.rotary_dim} of {rotary.head_dim} dimensions, {len(rotary.pairs)} pairs"]
     if rotary.layout is not None:
         yield "layout", [f"{rotary.layout}: {LAYOUT_WORDS[rotary.layout].format(half=rotary.rotary_dim // 2)}"]
@@ -189,25 +171,17 @@ def _tables(explanation: Explanation) -> Table:
     return rows
 
 
-def print_extension(
-    extension: Extension, source: str, written: Path, figure: Path | None = None, *, as_json: bool = False
-) -> None:
-    """What changes in the configuration of `source`, and which files were written."""
-    drawn = None if figure is None else str(figure)
-    if as_json:
-        facts = {
-            "method": extension.method,
-            "trained": extension.trained,
-            "to": extension.to,
-            "changed": {key: {"before": old, "after": new} for key, (old, new) in extension.changed.items()},
-            "layer_type": extension.layer_type,
-            "before": dataclasses.asdict(extension.before),
-            "after": dataclasses.asdict(extension.after),
-            "notes": extension.notes,
-            "stretches": extension.stretches,
-        }
-        print_json({"config": source, **facts, "written": str(written), "figure": drawn})
-        return
+def extension_facts(extension: Extension) -> dict[str, Any]:
+    """Everything as plain values, for JSON."""
+    told = ("method", "trained", "to", "layer_type", "notes", "stretches")
+    values = {name: getattr(extension, name) for name in told}
+    changed = {key: {"before": old, "after": new} for key, (old, new) in extension.changed.items()}
+    before, after = map(dataclasses.asdict, (extension.before, extension.after))
+    return {**values, "changed": changed, "before": before, "after": after}
+
+
+def print_extension(extension: Extension, source: str) -> None:
+    """What changes in the configuration of `source`."""
     changes, stretches = extension.changed.items(), extension.stretches
     same = [pair for pair, stretch in enumerate(stretches) if stretch is not None and abs(stretch - 1) <= SAME]
     rows = {
@@ -222,7 +196,7 @@ def print_extension(
     for number in spread(len(stretches), NUM_PAIRS):
         old, new = (_tokens(each[number]) for each in extension.wavelengths)
         pairs.add_row(str(number), old, new, _stretched(stretches[number]))
-    show(_table_of(rows.items()), pairs, "\n".join(filter(None, (str(written), drawn))))
+    show(named_rows(rows.items()), pairs)
 
 
 def _short(value: Any) -> str:

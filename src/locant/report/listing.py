@@ -99,9 +99,7 @@ def _table(facts: Sequence[Facts], columns: Sequence[str]) -> Table:
 
 
 def _paragraph(facts: Facts) -> Table:
-    rows = table()
-    rows.show_header = False
-    rows.box = None
+    rows = table(box=None, show_header=False)
     rows.add_column(style="bold", no_wrap=True)
     rows.add_column(style=QUIET, no_wrap=True)
     rows.add_column(ratio=1, overflow="fold")

@@ -135,6 +135,11 @@ def scrolling(table: str) -> str:
     return f'<div class="scroll">{table}</div>'
 
 
+def noted(head: Sequence[str], rows: Iterable[Sequence[str]], note: str) -> str:
+    """A table of numbers, of finished HTML, and below it a plain note."""
+    return f'{scrolling(table(head, rows, "losses"))}\n<p class="note">{escape(note)}</p>'
+
+
 def curves(summary: Summary, by_length: str, by_position: str) -> str:
     """Both curves with these captions, each for light and for dark paper; the browser shows the one that fits."""
     captions = {draw_loss_by_length: by_length, draw_loss_by_position: by_position}

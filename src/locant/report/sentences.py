@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from statistics import fmean
 
-from locant.lab.summary import ENOUGH_WINDOWS, Row, Summary
+from locant.lab.summary import ENOUGH_WINDOWS, Summary
 from locant.lab.text_learning import HELD_OUT
 from locant.report.console import counted
 
@@ -111,27 +110,10 @@ def _trends(summary: Summary) -> list[str]:
 
 def _rises(summary: Summary) -> str:
     """Where, within the longest windows, the loss of an encoding leaves the level of its training length for good."""
-    places = ((row.encoding, _rise(row, summary.train_length)) for row in summary.rows)
+    places = ((row.encoding, row.rises_from(summary.train_length, CLEAR)) for row in summary.rows)
     found = [f"{name} from about position {place:,}" for name, place in places if place is not None]
     level = f"more than {CLEAR:.0%} above its level within the training length"
     return f"By position, the loss rises {level} and stays there: {spoken(found)}." if found else ""
-
-
-def _rise(row: Row, train_length: int) -> int | None:
-    """The first position from which on every stretch of `train_length / 4` tokens is well above the level.
-
-    What lasts for less than a training length may be a few hard tokens, and is not counted.
-    """
-    losses = [cell.mean if cell else math.nan for cell in row.by_position]
-    level = fmean(losses[train_length // 2 : train_length])
-    step = max(4, train_length // 4)
-    starts = range(train_length, len(losses) - step + 1, step)
-    above = [fmean(losses[start : start + step]) > level * (1 + CLEAR) for start in starts]
-    if not above or not above[-1]:
-        return None
-    below = [number for number, is_above in enumerate(above) if not is_above]
-    place = starts[below[-1] + 1 if below else 0]
-    return place if len(losses) - place >= train_length else None
 
 
 def context_sentences(summary: Summary) -> list[str]:

@@ -14,7 +14,7 @@ from locant.lab.task_learning import LEARNED
 from locant.lab.task_summary import RIGHT, Score, reciprocal_ranks, scores
 from locant.report import console
 from locant.report.console import MISSING, show
-from locant.report.page import bullets, scrolling, table
+from locant.report.page import bullets, noted
 from locant.report.sentences import spoken
 
 if TYPE_CHECKING:
@@ -58,9 +58,8 @@ def task_sections(results: Mapping[str, Any], picture: str) -> dict[str, str]:
         "length right, so that longer ones say nothing. Rank: the mean, over the tasks that an encoding learned, of 1 "
         "/ its place; those that are not clearly different share a place."
     )
-    lengths = scrolling(table([*map(escape, head)], cells, "losses"))
     return {
-        "How far each encoding goes": f'{lengths}\n<p class="note">{note}</p>',
+        "How far each encoding goes": noted([*map(escape, head)], cells, note),
         "What the tasks say": bullets(task_sentences(found)),
         "Task by task": picture,
     }

@@ -412,7 +412,7 @@ def _require_one_length(encoding: PositionEncoding) -> None:
 def _require_sizes(encoding: Any, owner: Any) -> None:
     """Raise unless the encoding is for as many heads, as wide, as the model has, or for token embeddings as wide."""
     if isinstance(encoding, RoPEPlusPlus):
-        got = "got RoPEPlusPlus, which makes twice as many heads as the projection behind the model's attention takes"
+        got = "got RoPEPlusPlus, which makes twice as many heads as the projection after the model's attention takes"
         raise RangeError(got, "locant.lab.Decoder, whose projection is as wide; or locant.Rotary")
     config, heads = owner.config, getattr(owner.config, "num_attention_heads", None)
     if heads is None:

@@ -28,7 +28,7 @@ def test_joining_names_the_tasks_that_are_missing(corpus: Path, tmp_path: Path) 
     out = tmp_path / "store"
     for task in (0, 2):
         prepare(corpus, out, **options(task=task, num_tasks=4))
-    with refuses(InputError, "tasks 1, 3 of --num-tasks 4 are missing"):
+    with refuses(InputError, "tasks 1, 3 of 4 are missing"):
         finalize(out)
     with refuses(InputError, "holds no finished store"):
         TokenStore(out)

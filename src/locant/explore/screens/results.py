@@ -31,7 +31,7 @@ NEIGHBOURS = 16
 """Positions whose losses are averaged: single ones differ by what stands there in the text."""
 
 COMPARED = "Of the last tenth of the text, in nats per token. Bands: 95 % intervals of the mean over windows."
-TUNED = "Before and after the training: the first so many tokens of each held-out window, in nats per token."
+TUNED = "Before and after the training: the first tokens of each held-out window, in nats per token, by their number."
 EVALUATED = "Nothing was trained. In nats per token. Bands: 95 % intervals over windows, by a block bootstrap."
 
 

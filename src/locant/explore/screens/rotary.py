@@ -229,6 +229,6 @@ SCREENS = {
     ),
     "images": Screen(
         "Images and video", 6, "A token of an image has a frame, a row and a column: each turns pairs of its own, and "
-        "text goes on behind.", images,
+        "text goes on after it.", images,
     ),
 }  # fmt: skip

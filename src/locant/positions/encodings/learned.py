@@ -255,7 +255,7 @@ class LearnedGrid(PositionEncoding):
 
     def _rows_of(self, grid: Grid) -> list[Float[Tensor, "_ d_model"]]:
         if len(grid.sizes) != 2 or grid.prefix < self.prefix:
-            got = f"got a grid of {grid}, expected height x width behind {self.prefix} prefix tokens or more"
+            got = f"got a grid of {grid}, expected height x width after {self.prefix} prefix tokens or more"
             raise ShapeError(got, f"Positions.grid(height, width, prefix={self.prefix})")
         if grid == self.grid:
             return [self.weight]

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from locant.errors import InputError
+from locant.errors import InputError, Remedy
 from locant.files import flush, read_json, write_whole
 from locant.text.prepare.plan import (
     FOLDER,
@@ -231,9 +231,11 @@ def finalize(out: str | Path) -> TokenStore:
         return TokenStore(out)
     plan = read_plan(out)
     if plan is None:
-        raise InputError(f"{out} holds no tasks to join", "locant prepare PATH -o OUT --task 0 --num-tasks N, first")
+        raise InputError(
+            f"{out} holds no tasks to join", Remedy("to prepare with {} and {}, first", task=0, num_tasks=...)
+        )
     if missing := missing_parts(plan):
-        raise InputError(f"{out} is not finished: {_named(plan, missing)}", "running them, and then --finalize again")
+        raise InputError(f"{out} is not finished: {_named(plan, missing)}", "running them, and then the same again")
     return join(plan, plan.tokenizer())
 
 
@@ -282,7 +284,9 @@ def _numbering(plan: Plan) -> list[FinishedPart]:
             missing = _named(plan, missing_parts(plan))
             raise InputError(f"{plan.store} is not finished: {missing}", "the same command again")
         if not any(shard.documents for part in parts for shard in part.shards):
-            raise InputError("got no text: no input has a document in it", "other paths, a --separator or a --field")
+            raise InputError(
+                "got no text: no input has a document in it", Remedy("other paths, {} or {}", separator=..., field=...)
+            )
         write_whole(path, json.dumps([asdict(part) for part in parts]))
     return [FinishedPart.from_json(part) for part in json.loads(path.read_text(encoding="utf-8"))]
 
@@ -301,6 +305,6 @@ def _named(plan: Plan, missing: Sequence[int]) -> str:
     what, numbers, of_all = "parts", [*missing], str(plan.num_parts)
     if len(divisions) == 1:
         what, numbers = "tasks", sorted({number % divisions[0] for number in missing})
-        of_all = f"--num-tasks {divisions[0]}"
+        of_all = str(divisions[0])
     more = f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else ""
     return f"{what} {', '.join(map(str, numbers[:NAMED]))}{more} of {of_all} are missing"

@@ -157,7 +157,9 @@ class Request:
         sample = take_sample(self.sources, TRAINING_BYTES) if sample is None else sample
         texts = [text.decode(errors="replace") for text in sample.texts]
         if not any(texts):
-            raise InputError("found no text to train a tokenizer on", "other paths, a --separator or a --field")
+            raise InputError(
+                "found no text to train a tokenizer on", Remedy("other paths, {} or {}", separator=..., field=...)
+            )
         return Tokenizer.train(texts, self.options["vocab_size"])
 
     def end_of_text(self, tokenizer: Tokenizer) -> int | None:

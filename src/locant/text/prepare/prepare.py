@@ -266,6 +266,13 @@ class Estimate:
     store_bytes: int
     exact: bool
 
+    def __str__(self) -> str:
+        about = "" if self.exact else "about "
+        content = {"document": self.documents, "token": self.tokens, "byte": self.store_bytes}
+        counts = ", ".join(f"{about}{number:,} {noun}{'s' * (number != 1)}" for noun, number in content.items())
+        files = f"{self.files:,} file{'s' * (self.files != 1)} of {self.bytes:,} byte{'s' * (self.bytes != 1)}"
+        return f"{files}: {counts} in the store"
+
 
 def estimate(paths: Paths, **options: Unpack[ContentOptions]) -> Estimate:
     """What `prepare` with the same `tokenizer`, `vocab_size`, `separator`, ... would make; nothing is written.

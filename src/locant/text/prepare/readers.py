@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import IO, Any, NamedTuple
 
-from locant.errors import InputError
+from locant.errors import InputError, Remedy
 from locant.files import FaultError
 from locant.text.prepare.sources import (
     BLOCK,
@@ -60,7 +60,7 @@ LARGEST = 2**30
 ROWS = 4096
 """The most rows that are read at a time."""
 
-ANOTHER = "field='NAME' (--field NAME) of another column"
+ANOTHER = Remedy("{} of another column", field="NAME")
 
 TRAINING_BYTES = 8 * 2**20
 """What a tokenizer learns from: two to three seconds of training."""

@@ -10,7 +10,7 @@ const SCHEMES = {
   contiguous: "in sections (Qwen2-VL)", stride: "every third pair (Qwen3-VL)",
   turns: "rows, columns in turns (ERNIE)", axial: "a ladder each (vision encoders)", heads: "heads in groups (MHRoPE)",
 };
-const AFTER = { largest: "behind the largest index", sides: "behind rows and columns" };
+const AFTER = { largest: "after the largest index", sides: "after rows and columns" };
 const SLOTS = [2, 1, 3]; // of the axes
 const FRAMES = 6; // that are drawn
 

@@ -63,7 +63,7 @@ export function open(place, page) {
     const ranks = work.length > 1 && !cached ? Array.from(queries.rank, (rank) => `r${rank}`) : null;
     const under = ranks ?? (characters ? [...characters] : null);
     row.show({
-      title: cached ? "The cached tokens, and the new ones behind them" : "The row",
+      title: cached ? "The cached tokens, and the new ones after them" : "The row",
       note: " ",
       table: () => ({
         columns: ["slot", "index", "document", "order", "rank", "keys that it attends to"],

@@ -18,7 +18,7 @@ export function open(place, page) {
   const [which, chosen] = group({ model: { label: "Model", also: others } });
   if (page.drop) which.prepend(dropZone(page, place, "Drop a config.json or its folder here, or choose one", "config.json", (key) => page.change({ ...others, model: key })));
   const [, what] = group({ with: { label: "Positions", titles: TITLES, also: { factor: null } }, factor: { label: "Factor" } });
-  const [, where] = group({ layers: { label: "In which layers", titles: { all: "all", every: "every so many" } }, every: { label: "Every" }, pair: { label: "Pair" } });
+  const [, where] = group({ layers: { label: "In which layers", titles: { all: "all", every: "every few" } }, every: { label: "Every" }, pair: { label: "Pair" } });
   const beware = html("section", { class: "beware", "aria-label": "Refused" });
   const said = html("section", { "aria-label": "Layers in words" });
   pictures.append(beware);
