@@ -143,6 +143,8 @@ def test_what_is_no_tensor_is_told_as_ever() -> None:
             call(queries(), torch.zeros(2, 3))
     with refuses(ShapeError, "got None for k", "rotate_one"):
         Rotary(4).rotate(queries(), None)  # type: ignore[arg-type]
+    with refuses(ShapeError, "got a tensor of torch.int64, expected token embeddings", "TokenEmbedding for ids"):
+        Learned(8, 12)(torch.arange(4))
     with refuses(ShapeError, "x of type list"):
         Sinusoidal(12)([1.0])  # type: ignore[arg-type]
 
@@ -201,6 +203,21 @@ def test_attention_is_that_of_the_formula() -> None:
     seen = np.broadcast_to(distance >= 0, (2, LENGTH, LENGTH))
     expected, _ = oracles.attention(q.numpy(), k.numpy(), v.numpy(), np.stack([bias, bias]), seen, 6**-0.5)
     assert_close(attend(q, k, v, encoding=ALiBi(4)), torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize("lengths", [(1, 5), (4, 5), (5, 5), (6, 5), (1, 1)])
+def test_where_nothing_depends_on_positions_none_are_asked_for(lengths: tuple[int, int]) -> None:
+    """Cross-attention: every query sees every key."""
+    q, k = (torch.randn(2, 3, length, 4, dtype=torch.float64, requires_grad=True) for length in lengths)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, k)
+    y, cotangent = attend(q, k, k, causal=False), torch.randn(2, 3, lengths[0], 4, dtype=torch.float64)
+    assert_close(y, expected)
+    for mine, theirs in zip(*(torch.autograd.grad(each, (q, k), cotangent) for each in (y, expected)), strict=True):
+        assert_close(mine, theirs)
+    if lengths[0] != lengths[1]:
+        for option in ({}, {"causal": False, "window": 9}, {"causal": False, "encoding": ALiBi(3)}):
+            with refuses(LocantError, "where do the queries stand?"):
+                attend(q, k, k, **option)
 
 
 def test_a_number_is_a_length_where_there_are_no_tokens() -> None:

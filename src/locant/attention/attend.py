@@ -32,7 +32,7 @@ from locant.attention.mask import AttentionMask
 from locant.attention.merge import shares
 from locant.errors import LocantError
 from locant.kernels.transforms import is_transforming
-from locant.positions import PositionEncoding
+from locant.positions import PositionEncoding, Positions
 from locant.positions.base import standing
 from locant.positions.documents import window_of
 from locant.positions.positions import Where, require_positions
@@ -103,7 +103,7 @@ def attend(
             that keys between a key and its query are not there: in causal attention, on a CPU, and where both count one
             by one.
         positions: of the queries; may be left out where they can only be 0, 1, 2, ...: of two tokens or more, with as
-            many keys.
+            many keys, or of any where nothing depends on them: not causal, without window and encoding.
         k_positions: of the keys, if they differ from the queries' (a cache, cross-attention).
         causal: whether later tokens are hidden.
         window: width of a sliding window: tokens `window` positions away, or farther, are hidden.
@@ -138,6 +138,8 @@ def attend(
     _require_no_context_parallel()
     require_tensors(q, k, v)
     require_encoding(encoding)
+    if encoding is positions is k_positions is window is None and not causal:  # wherever tokens stand
+        positions, k_positions = (Positions.arange(x.shape[2], device=x.device) for x in (q, k))
     positions, keys = standing(encoding, q, k, positions, k_positions)
     require_positions(positions)
     require_positions(keys)

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from locant.arguments import shape_error, shown, whole
-from locant.errors import LocantError, RangeError
+from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions.pairs import ScoreMod
 from locant.positions.positions import Positions, Where, from_zero, require_positions
 from locant.positions.score_bias import ScoreBias, Written
@@ -207,6 +207,9 @@ class PositionEncoding(nn.Module):
                 got = f"got {type(self).__name__} called like a function, expected a call of its method {door}"
                 is_size = not isinstance(x, Tensor) and type(self).matrix is not PositionEncoding.matrix
                 raise LocantError(got, f"encoding.matrix({shown(x)})" if is_size else self._call_of(door))
+        if isinstance(x, Tensor) and not x.is_floating_point():
+            got = f"got a tensor of {x.dtype}, expected token embeddings, of shape (batch, seq, d_model)"
+            raise ShapeError(got, "TokenEmbedding for ids; x=torch.zeros(1, n, d_model) for the vectors of positions")
         require_arithmetic("x", x)
         return self.embed(x, from_zero(x.shape[1], x.device) if positions is None else positions)
 
