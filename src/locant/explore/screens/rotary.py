@@ -116,7 +116,7 @@ def precision(rotary: Rotary, position: int) -> Mapping[str, Any]:
         largest = rounding_errors(rotary, torch.from_numpy(near.ravel()), dtype).amax(-1)
         curves[name] = largest.reshape(near.shape).amax(-1).numpy()
         pairs[name] = rounding_errors(rotary, torch.tensor([position]), dtype)[0].numpy()
-    return {"positions": places.astype(np.float64), "curves": curves, "pairs": pairs}
+    return {"position": position, "positions": places.astype(np.float64), "curves": curves, "pairs": pairs}
 
 
 def _codes_of_clocks(rotary: Rotary, position: int, pair: int, sizes: tuple[Any, ...]) -> dict[str, str]:
