@@ -57,9 +57,9 @@ export function move(page, name, { now, step, low = 0, high, settled = true }, w
   return next;
 }
 
-// Controls that belong together: the box they stand in, and what shows them.
-export function controlGroup(side, page, named) {
-  const box = html("div", { class: "group" });
+// Controls that belong together: the box they stand in, and what shows them; `slot`: of the curve whose colour it has.
+export function controlGroup(side, page, named, slot) {
+  const box = html("div", { class: slot ? `group slot slot-${slot}` : "group" });
   side.append(box);
   return [box, new Controls(box, page, named)];
 }

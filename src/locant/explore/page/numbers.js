@@ -10,11 +10,6 @@ export class Numbers {
     this.answers = new Map(); // of the last addresses: going back is at once
   }
 
-  // Of settings, those that there is an answer to.
-  taken(values) {
-    return values;
-  }
-
   // `link`: the settings were not made on this page, so what is wrong with them is left out.
   async ask(screen, settings, link) {
     const key = JSON.stringify([screen, settings, link]);

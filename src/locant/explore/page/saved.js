@@ -33,10 +33,6 @@ export class Saved {
     const numbers = isHeld ? this.held.numbers : { ...this.held.numbers, python: {}, ...this.forms.numbers(values) };
     return { ...this.held, state, controls: { ...controls, ...Object.fromEntries(still) }, numbers };
   }
-
-  async isAlive() {
-    return true;
-  }
 }
 
 const of = (controls, names) => Object.fromEntries(names.filter((name) => name in controls).map((name) => [name, controls[name]]));

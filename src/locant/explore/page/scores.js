@@ -1,7 +1,7 @@
 // Attention scores as Compare draws them: the same random contents at every distance, and what an encoding of a closed
 // form does to them.
 
-import { alibi, angles, matrix, scaled, sinusoidal, t5Bucket } from "./closed_forms.js";
+import { alibi, angles, inverseFrequencies, matrix, scaled, scoreByDistance, sinusoidal, t5Bucket } from "./closed_forms.js";
 
 const TAILS = [0.1, 0.9]; // between these shares of the scores is the band
 const T5 = { buckets: 32, most: 128, bidirectional: false };
@@ -36,11 +36,11 @@ const KINDS = {
   alibi: ({ product, slope }) => ({ mean: (distance) => product + alibi(slope, distance) }),
   t5: ({ product, table, head }) => ({ mean: (distance) => product + table[t5Bucket(distance, T5) * table.shape[1] + head] }),
   sinusoidal({ product, width, base, length, contents }) {
-    const vector = (position) => sinusoidal(width, base, position);
-    const [first, last] = [vector(0), vector(length - 1)];
-    const mean = (distance) => product + dot(vector(distance), first) / Math.sqrt(width);
+    const frequencies = inverseFrequencies(width, base);
+    const mean = (distance) => product + (Math.sqrt(width) / 2) * scoreByDistance(frequencies, [distance])[0];
+    const last = sinusoidal(width, base, length - 1);
     const all = (distance) => {
-      const [here, before] = [mean(distance), vector(length - 1 - distance)];
+      const [here, before] = [mean(distance), sinusoidal(width, base, length - 1 - distance)];
       return contents.flatMap(([q, k]) => [1, -1].map((sign) => here + sign * (dot(q, before) + dot(k, last))));
     };
     return { mean, all };

@@ -18,7 +18,7 @@ const router = new Router(() => show());
 const page = {
   screens: data.screens,
   exported: data.exported,
-  change: (values, options) => router.change(numbers.taken(values), options),
+  change: (values, options) => router.change(data.exported ? numbers.taken(values) : values, options),
   ...(data.exported ? {} : {
     drop: async (file) => said(() => numbers.drop(file)),
     compare: async () => said(() => numbers.compare(router.settings)),
@@ -33,7 +33,7 @@ const page = {
   settled: () => !router.moving,
   shown: () => JSON.parse(place.dataset.shown),
   say,
-  announce,
+  announce: (text) => (document.getElementById("announced").textContent = text),
 };
 const keyboard = new Keyboard(page);
 const links = navigation();
@@ -45,7 +45,7 @@ document.getElementById("skip").addEventListener("click", (event) => {
   main.focus();
 });
 document.getElementById("tools").append(...tools(page, keyboard, router));
-setInterval(look, EVERY);
+if (!data.exported) setInterval(look, EVERY);
 begin();
 
 function begin() {
@@ -155,16 +155,6 @@ function say(text, kind = "problem") {
   notice.textContent = text;
   notice.dataset.kind = kind;
   notice.hidden = !text;
-}
-
-// For screen readers: what a key just did.
-function announce(text) {
-  let region = document.getElementById("announced");
-  if (!region) {
-    region = html("p", { id: "announced", class: "unseen", "aria-live": "polite" });
-    main.append(region);
-  }
-  region.textContent = text;
 }
 
 function theme(name) {

@@ -272,7 +272,8 @@ def _codes(name: str, shown: Mapping[str, Any], results: Mapping[str, Any]) -> d
     """The code of each picture of a report."""
     tuned, evaluated = "held_out" in results, "ways" in results.get("settings", {})
     file = Path(name) if name.endswith(".json") else Path(name) / (RECORD if tuned else RESULTS)
-    head, read = "import json\nfrom pathlib import Path\n\n", f"report = json.loads(Path({str(file)!r}).read_text('utf-8'))\n"
+    head = "import json\nfrom pathlib import Path\n\n"
+    read = f"report = json.loads(Path({str(file)!r}).read_text('utf-8'))\n"
     if tuned:
         return {picture: head + read + code for picture, code in OF_TUNING.items()}
     summary = f"{head}import numpy as np\n\nfrom locant.lab.summary import summarise\n\n{read}"
