@@ -66,7 +66,7 @@ export function controlGroup(side, page, named, slot) {
 
 // `named`: {setting: {label, unit, titles, also}}; those of a choice may have `titles`, words to show for its names;
 // `also`: other settings that change with it.
-export class Controls {
+class Controls {
   constructor(place, page, named) {
     this.place = place;
     this.page = page;

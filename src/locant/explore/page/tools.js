@@ -128,7 +128,7 @@ export class Keyboard {
   }
 }
 
-export function dialog(title, ...content) {
+function dialog(title, ...content) {
   const close = html("button", { type: "button", class: "quiet", "aria-label": "Close" }, "✕");
   const made = html("dialog", { "aria-label": title }, html("div", { class: "row" }, html("h2", {}, title), close), content);
   close.addEventListener("click", () => made.close());

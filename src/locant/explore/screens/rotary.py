@@ -67,7 +67,6 @@ def clocks(state: State, session: Session) -> Mapping[str, Any]:
         "plain": [each.wavelength for each in pair_settings(_rotary(NONE, length, *sizes))],
         "rotations": [position / each.wavelength if each.wavelength else 0.0 for each in pairs],
         "bands": [bands[number] for number in range(dim // 2)],
-        "attention_factor": attention_factor,
         **side_by_side(*sizes),
         "precision": precision(rotary, position),
         "python": _codes_of_clocks(rotary, position, pair, sizes),

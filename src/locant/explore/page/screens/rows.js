@@ -22,8 +22,8 @@ export function open(place, page) {
   const mask = new Picture(pictures, page, { name: "mask", height: 460, square: true });
   const backend = html("p", { class: "said", "data-said": "backend" });
   const work = html("p", { class: "said", "data-said": "work" });
-  const chosen = html("section", { "aria-label": "Backend" }, html("h2", {}, "Which backend would run"), backend);
-  pictures.append(chosen, work);
+  const chosen = html("h2", {}, "Which backend would run");
+  pictures.append(html("section", { "aria-label": "Backend" }, chosen, backend, work));
 
   const cursor = new Cursor();
   let last = null;
@@ -50,7 +50,7 @@ export function open(place, page) {
     const { numbers } = answer;
     showRow(numbers);
     showMask(numbers);
-    chosen.hidden = !numbers.backend; // a saved page does not know it of other settings
+    chosen.hidden = backend.hidden = !numbers.backend; // a saved page does not know it of other settings
     const { name, reason, queries, keys, heads } = numbers.backend ?? {};
     backend.textContent = `On a CPU, for ${number(queries)} queries and ${number(keys)} keys with ${heads} heads in float32: ${name}, because ${reason}.`;
     const { work: pairs } = numbers;
