@@ -151,3 +151,9 @@ def test_what_cannot_be_is_said_and_changes_nothing(saved: Saves) -> None:
     page.wait_for_selector("#notice[data-kind=problem]")
     assert "5, 3, 8" in page.inner_text("#notice")
     assert page.inner_html("[data-picture=mask] .plot") == before
+
+
+def test_a_scaling_without_a_closed_form_stays_as_it_was_saved(saved: Saves) -> None:
+    page = saved("rotary", {"scaling": "proportional", "position": "77"})
+    assert page.locator("#screen :is(input, select, textarea)").count() == 0
+    assert "position 77" in page.inner_text("[data-picture=clock] h2")

@@ -16,7 +16,7 @@ const [POINTS, SIDE, VISIBLE] = [256, 128, 16]; // of a curve, of a map, and the
 export class Saved {
   constructor(answer) {
     this.held = decoded(answer);
-    this.forms = FORMS[this.held.screen]?.(this.held) ?? { controls: {} };
+    this.forms = FORMS[this.held.screen]?.(this.held) || { controls: {} };
   }
 
   // Of settings that are asked for, those that there is an answer to.
