@@ -113,14 +113,15 @@ def test_a_slider_moves_the_drawing_itself_and_the_address_which_shows_the_same(
     page = saved("rotary", {"position": "0", "pair": "0"})
     tip = page.locator("[data-picture=clock] .tip")
     right = place(tip)[0]
-    page.locator("[data-setting=position]").focus()
-    page.keyboard.press("ArrowRight")
+    page.locator("[data-setting=position]").fill("300")  # of the 1,000 places of a slider
+    page.wait_for_selector(f'{SHOWN}:not([data-shown*=\'"position":"0"\'])')
     after = page.locator(SHOWN).evaluate("each => JSON.parse(each.dataset.shown).position")
     assert int(after) > 0
     x, y = place(page.locator("[data-picture=clock] .face"))
     angle, radius = int(after), right - x  # pair 0 turns by a radian a token; at position 0 it points to the right
     assert place(tip) == pytest.approx([x + radius * math.cos(angle), y - radius * math.sin(angle)], abs=SIX_DIGITS)
     page.locator("[data-setting=pair]").press("ArrowRight")
+    page.wait_for_selector('#screen[data-shown*=\'"pair":"1"\']')
     again = page.context.new_page()
     again.goto(page.url)
     again.wait_for_selector(SHOWN)
