@@ -18,8 +18,8 @@ export function open(place, page) {
     { ranks: { label: "Ranks (context parallel)" }, split: { label: "Each document is split" } },
     { encoding: { label: "Encoding" }, times: { label: "For the backend: every length times" } },
   ].map((named) => controlGroup(side, page, named)[1]);
-  const row = new Picture(pictures, page, { name: "row", height: 60 });
-  const mask = new Picture(pictures, page, { name: "mask", height: 460, square: true });
+  const row = new Picture(pictures, page, { name: "row", height: 60, again: () => cursor.tell() });
+  const mask = new Picture(pictures, page, { name: "mask", height: 460, square: true, again: () => cursor.tell() });
   const backend = html("p", { class: "said", "data-said": "backend" });
   const work = html("p", { class: "said", "data-said": "work" });
   const chosen = html("h2", {}, "Which backend would run");
