@@ -1,7 +1,7 @@
 // A figure is written down as {title, about, groups, pictures, show}: its settings in groups, its pictures by name, and what
 // draws them all from the values of the settings. Here it gets its controls and is shown, on a page that keeps the values.
 
-import { controlGroup, split } from "../controls.js";
+import { controlGroup, settled, split } from "../controls.js";
 import { html } from "../dom.js";
 import { Picture } from "../picture.js";
 
@@ -11,30 +11,6 @@ export const whole = (label, value, low, high, more = {}) => ({ kind: "whole", l
 export const real = (label, value, low, high, more = {}) => ({ kind: "real", label, value, low, high, log: false, ...more });
 export const choice = (label, value, titles, more = {}) => ({ kind: "choice", label, value, choices: Object.keys(titles), titles, ...more });
 export const text = (label, value, more = {}) => ({ kind: "text", label, value, ...more });
-
-// The value of every setting and its control, from texts. What cannot be is the default, what lies beyond a limit the limit.
-// A limit may be a function of the settings whose limits are numbers; `when`, of all, says whether there is the setting.
-export function settled(groups, given) {
-  const values = {};
-  const controls = {};
-  const follows = ({ low, high }) => typeof low === "function" || typeof high === "function";
-  const all = Object.entries(Object.assign({}, ...groups));
-  for (const [name, written] of [...all.filter(([, each]) => !follows(each)), ...all.filter(([, each]) => follows(each))]) {
-    const [low, high] = [written.low, written.high].map((limit) => (typeof limit === "function" ? limit(values) : limit));
-    const control = { ...written, name, low, high };
-    values[name] = control.value = valueOf(control, given[name]);
-    if (written.when?.(values) ?? true) controls[name] = control;
-  }
-  return { values, controls };
-}
-
-function valueOf({ kind, value, choices, low, high, step }, written) {
-  if (kind === "text") return written ?? value;
-  if (kind === "choice") return choices.includes(written) ? written : value;
-  const number = written === undefined || written === "" ? NaN : Number(written);
-  const within = Math.min(high, Math.max(low, Number.isFinite(number) ? number : value));
-  return kind === "whole" ? low + step * Math.round((within - low) / step) : within;
-}
 
 export class Figure {
   // `page`: {settings(), change(values, options), announce(text)}; `beside`: settings at the side, or above.

@@ -2,7 +2,7 @@
 // around it: the screens that need no Python, or a figure of the essay in the place of its still picture.
 
 import { html } from "../dom.js";
-import { addressOf, Router } from "../router.js";
+import { addressOf, linkButton, Router } from "../router.js";
 import { ESSAY } from "./essay.js";
 import { Figure } from "./figure.js";
 import { SCREENS } from "./screens.js";
@@ -50,7 +50,12 @@ function screens(host) {
   const links = Object.entries(SCREENS).map(([name, { title }]) => [name, html("a", { href: addressOf(name, {}) }, title)]);
   const about = html("p");
   const told = html("p", { class: "unseen", role: "status" });
-  const copy = html("button", { type: "button" }, "Copy link");
+  const copy = linkButton(() => addressOf(open.name, open.figure.values), (link, isCopied) => {
+    if (!isCopied) return prompt("The link to what is shown:", link);
+    copy.textContent = "Copied";
+    told.textContent = "The link to what is shown is copied.";
+    setTimeout(() => (copy.textContent = "Copy link"), 1500);
+  });
   let open = null;
   const router = new Router(() => {
     const known = router.screen in SCREENS;
@@ -70,14 +75,6 @@ function screens(host) {
     change: (values, options) => router.change({ ...open.figure.values, ...values }, { ...options, screen: open.name }),
     announce: (words) => (told.textContent = words),
   };
-  copy.addEventListener("click", async () => {
-    const address = location.href.replace(/#.*|$/, addressOf(open.name, open.figure.values));
-    const isCopied = await navigator.clipboard?.writeText(address).then(() => true, () => false);
-    if (!isCopied) prompt("The link to what is shown:", address);
-    copy.textContent = "Copied";
-    told.textContent = "The link to what is shown is copied.";
-    setTimeout(() => (copy.textContent = "Copy link"), 1500);
-  });
   apart(host, html("div", { class: "tabs" }, html("nav", { "aria-label": "Screens" }, html("ul", {}, links.map(([, link]) => html("li", {}, link)))), copy), html("div", { class: "heading" }, about), place, told);
   router.read();
 }

@@ -45,6 +45,17 @@ def reported(folder: Path, name: str, results: dict[str, Any], *, dropped: bool)
     return numbers(session, report=key)
 
 
+def gives_what_is_drawn(shown: dict[str, Any]) -> None:
+    """The Python of a comparison's or an evaluation's pictures gives the losses that they draw."""
+    by_length, by_position = (executed(shown, f"loss-by-{by}") for by in ("length", "position"))
+    assert list(by_length["losses"]) == list(by_position["losses"]) == [row["name"] for row in shown["rows"]]
+    for row in shown["rows"]:
+        np.testing.assert_array_equal(by_length["losses"][row["name"]], row["by_length"])
+        np.testing.assert_array_equal(by_position["losses"][row["name"]], row["by_position"])
+        if "half" in by_length:
+            np.testing.assert_array_equal(by_length["intervals"][row["name"]], [row["low"], row["high"]])
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     settings = Settings(encodings=("nope", "alibi"), seeds=(0, 1), num_steps=2, train_length=8, d_model=16)
@@ -65,7 +76,7 @@ def test_the_losses_of_a_report_are_shown_with_its_intervals(report: tuple[Path,
         places = np.mean([record["loss_by_position"] for record in records], axis=0)
         np.testing.assert_allclose(row["by_position"][30], places[22:38].mean(), **SHORT_SUM)
     assert shown["said"]
-    executed(shown)
+    gives_what_is_drawn(shown)
     for each, row in zip(shown["rows"], summarise(results).rows, strict=True):
         half = np.array([row.margin(length) or np.nan for length in (8, 16, 32, 64)])
         np.testing.assert_allclose(each["high"] - each["low"], 2 * half, **SHORT_SUM)
@@ -83,6 +94,14 @@ def test_an_evaluation_is_shown_with_its_intervals_and_pass_keys(tmp_path: Path,
     for at, keys in enumerate(shown["pass_keys"]):
         assert (keys["lengths"], keys["depths"]) == ([16, 64], [0.0, 1.0])
         np.testing.assert_array_equal(keys["share"], [[np.nan, at / 2]] * 2)
+    if not dropped:
+        gives_what_is_drawn(shown)
+        assert executed(shown, "loss-by-length")["intervals"]["own"] == {"16": [1.5, 2.5], "64": [2.5, 3.5]}
+        for at, keys in enumerate(shown["pass_keys"]):
+            share = executed(shown, f"pass-keys-{at}")["share"]
+            drawn = {(depth, n): keys["share"][row, column] for row, depth in enumerate(keys["depths"])
+                     for column, n in enumerate(keys["lengths"])}  # fmt: skip
+            assert share == {place: value for place, value in drawn.items() if np.isfinite(value)}
 
 
 TUNED = {
@@ -106,7 +125,12 @@ def test_a_tuning_is_shown_over_steps_and_by_length(tmp_path: Path, dropped: boo
     assert [row["by_length"].tolist() for row in shown["rows"]] == [[4.25, 4.375, 4.5], [3.625, 3.5625, 3.5]]
     assert "4.500 before, 3.500 after" in shown["said"][1]
     if not dropped:
-        executed(shown)
+        ran = executed(shown, "training")
+        assert (ran["training"], [*ran["held_out"].items()]) == ([4.0, 3.5, 3.25], [(0, 4.5), (2, 3.75), (3, 3.5)])
+        losses = executed(shown, "loss-by-length")["losses"]
+        assert [[*losses[row["name"]].values()] for row in shown["rows"]] == [
+            row["by_length"].tolist() for row in shown["rows"]
+        ]
 
 
 def test_a_comparison_on_tasks_says_what_it_found(tmp_path: Path) -> None:
@@ -163,13 +187,13 @@ def test_where_nothing_is_given_the_report_of_the_current_folder_is_shown(
     (tmp_path / "recorded" / "v1-tiny.json").write_text(json.dumps(report[1]))
     shown = numbers(Session())
     assert (shown["folder"], len(shown["rows"])) == ("v1-tiny", 2)
-    executed(shown)
+    gives_what_is_drawn(shown)
     for name in ("demo/report", "report"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "results.json").write_text(json.dumps(report[1]))
         shown = numbers(Session())
         assert (shown["folder"], len(shown["rows"])) == (name, 2)
-        executed(shown)
+        gives_what_is_drawn(shown)
     (tmp_path / "text.txt").write_text("to be")
     assert numbers(Session.of(["text.txt"], []))["folder"] == ""
 
@@ -202,6 +226,8 @@ def test_a_comparison_runs_and_its_folder_is_a_report(tmp_path: Path, monkeypatc
     }
     assert [row["name"] for row in shown["rows"]] == ["nope", "alibi"]
     assert (tmp_path / "explore-report-1" / "report.html").is_file()
+    ran = executed(shown, "training")["training"]  # the same again
+    assert {name: curve["losses"].tolist() for name, curve in shown["training"].items()} == ran
     later = numbers(Session.of([str(tmp_path / "explore-report-1")], []))
     np.testing.assert_array_equal(later["rows"][0]["by_length"], shown["rows"][0]["by_length"])
 

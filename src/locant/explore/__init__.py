@@ -1,8 +1,9 @@
 """`locant explore`: encodings, models and rows of tokens to look at, in a browser on this machine.
 
-`screens/` computes and answers, `page/screens/` draws: a file for each screen. Numbers are made here, in Python, and
-nowhere in JavaScript. `session` reads what an address says and holds the files that are open, `document` writes the
-page, `server` speaks HTTP on the loopback address, `comparison` runs one, `notebook` has the widget.
+`screens/` computes and answers, `page/screens/` draws: a file for each screen. Numbers are made here, in Python; on a
+page that was saved, ``page/saved.js`` computes those that have a closed form. `session` reads what an address says and
+holds the files that are open, `document` writes the page, `server` speaks HTTP on the loopback address, `comparison`
+runs one, `notebook` has the widget.
 
 To add a screen, write two files and nothing else:
 

@@ -31,7 +31,7 @@ class Comparison:
     """One process that trains and measures; its folder is an ordinary report. `options` are those of `Settings`."""
 
     def __init__(self, files: list[str], options: dict[str, Any], folder: Path) -> None:
-        self.folder = folder
+        self.files, self.options, self.folder = files, options, folder
         self.losses: dict[str, list[float]] = {}
         self.total = 0
         self.stopped = False

@@ -86,6 +86,7 @@ def _page(head: str, folder: str, answer: Mapping[str, Any] | None) -> str:
     listed = [
         {"name": name, "title": screen.title, "about": screen.about, "module": f"{folder}{name}.js"}
         for name, screen in screens().items()
+        if answer is None or answer["screen"] == name
     ]
     data = as_json({"screens": listed, "exported": answer}).replace("<", "\\u003c")
     body = (PAGE / "body.html").read_text("utf-8")

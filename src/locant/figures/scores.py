@@ -93,7 +93,7 @@ def score_by_distance(
         head: whose bias is taken, of those that the encoding has.
         draws: pairs of contents; each is taken with its opposite, too.
     """
-    q, k = _contents(encoding, draws, alike, seed)
+    q, k = random_contents(_width(encoding), draws, alike, seed)
     last = int(distances[-1])
     at, before = Positions.of(torch.tensor([[last]])), Positions.of(torch.from_numpy(last - distances)[None])
     q, k, bias = _through_doors(encoding, q, k.expand(-1, len(distances), -1), at, before, head)
@@ -112,7 +112,7 @@ def score_map(
     seed: int = 0,
 ) -> Float[np.ndarray, "query key"]:
     """The mean score of every query with every key at these positions."""
-    q, k = (each.expand(-1, len(index), -1) for each in _contents(encoding, draws, alike, seed))
+    q, k = (each.expand(-1, len(index), -1) for each in random_contents(_width(encoding), draws, alike, seed))
     positions = Positions.of(torch.from_numpy(index)[None])
     q, k, bias = _through_doors(encoding, q, k, positions, positions, head)
     if encoding.pair_classes(positions) is not None:
@@ -123,12 +123,15 @@ def score_map(
     return (q @ k.T / (scores * math.sqrt(q.shape[-1] // scores)) + bias.mean(0)).numpy()
 
 
-def _contents(encoding: PositionEncoding, draws: int, alike: float, seed: int) -> Float[Tensor, "2 scores 1 width"]:
+def _width(encoding: PositionEncoding) -> int:
+    return getattr(encoding, "head_dim", getattr(encoding, "d_model", SIZES["head_dim"]))
+
+
+def random_contents(width: int, draws: int, alike: float, seed: int = 0) -> Float[Tensor, "2 scores 1 width"]:
     """Vectors of length sqrt(width) in random directions, this cosine apart, and their opposites.
 
     With opposites, the mean product of a content and a position is 0: no position is above another by chance.
     """
-    width = getattr(encoding, "head_dim", getattr(encoding, "d_model", SIZES["head_dim"]))
     q, other = torch.randn(2, draws, 1, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     q = q / q.norm(dim=-1, keepdim=True)
     other = other - (other * q).sum(-1, keepdim=True) * q

@@ -57,16 +57,16 @@ export function move(page, name, { now, step, low = 0, high, settled = true }, w
   return next;
 }
 
-// Controls that belong together: the box they stand in, and what shows them.
-export function controlGroup(side, page, named) {
-  const box = html("div", { class: "group" });
+// Controls that belong together: the box they stand in, and what shows them; `slot`: of the curve whose colour it has.
+export function controlGroup(side, page, named, slot) {
+  const box = html("div", { class: slot ? `group slot slot-${slot}` : "group" });
   side.append(box);
   return [box, new Controls(box, page, named)];
 }
 
 // `named`: {setting: {label, unit, titles, also}}; those of a choice may have `titles`, words to show for its names;
 // `also`: other settings that change with it.
-export class Controls {
+class Controls {
   constructor(place, page, named) {
     this.place = place;
     this.page = page;
@@ -92,12 +92,35 @@ export class Controls {
     const field = FIELDS[kindOf(control)](name, this.named[name], (value, settled) =>
       this.page.change({ ...this.named[name].also, [name]: value }, { settled }));
     field.kind = kindOf(control);
-    if (this.page.exported) for (const each of field.element.querySelectorAll("input, select, textarea")) each.disabled = true;
     const names = Object.keys(this.named);
     const later = names.slice(names.indexOf(name) + 1).find((each) => this.fields.has(each));
     this.place.insertBefore(field.element, later ? this.fields.get(later).element : null);
     this.fields.set(name, field);
   }
+}
+
+// The value of every setting and its control, from texts. What cannot be is the default, what lies beyond a limit the limit.
+// A limit may be a function of the settings whose limits are numbers; `when`, of all, says whether there is the setting.
+export function settled(groups, given) {
+  const values = {};
+  const controls = {};
+  const follows = ({ low, high }) => typeof low === "function" || typeof high === "function";
+  const all = Object.entries(Object.assign({}, ...groups));
+  for (const [name, written] of [...all.filter(([, each]) => !follows(each)), ...all.filter(([, each]) => follows(each))]) {
+    const [low, high] = [written.low, written.high].map((limit) => (typeof limit === "function" ? limit(values) : limit));
+    const control = { ...written, name, low, high };
+    values[name] = control.value = valueOf(control, given[name]);
+    if (written.when?.(values) ?? true) controls[name] = control;
+  }
+  return { values, controls };
+}
+
+function valueOf({ kind, value, choices, low, high, step }, written) {
+  if (kind === "text") return written ?? value;
+  if (kind === "choice") return choices.includes(written) ? written : value;
+  const number = written === undefined || written === "" ? NaN : Number(written);
+  const within = Math.min(high, Math.max(low, Number.isFinite(number) ? number : value));
+  return kind === "whole" ? low + step * Math.round((within - low) / step) : within;
 }
 
 // On the page, or in the part of a notebook that it stands in.
@@ -109,7 +132,7 @@ function kindOf(control) {
   return control.kind === "whole" ? "real" : control.kind;
 }
 
-const FIELDS = { real: slider, choice, text };
+const FIELDS = { real: slider, choice, text, still };
 
 function slider(name, { label, unit = "" }, change) {
   const id = `control-${++made}`;
@@ -177,4 +200,11 @@ function text(name, { label, rows = 1, placeholder = "" }, change) {
     if (!isFocused(field)) field.value = value;
   };
   return { element, show };
+}
+
+// What a page cannot change, as it is.
+function still(name, { label, unit = "", titles = {} }) {
+  const value = html("output", { "data-setting": name });
+  const show = ({ value: now, titles: own = {} }) => (value.textContent = `${own[now] ?? titles[now] ?? (typeof now === "number" ? number(now) : now)} ${unit}`.trim());
+  return { element: html("div", { class: "row note" }, html("span", {}, label), value), show };
 }

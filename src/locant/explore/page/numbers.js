@@ -1,23 +1,17 @@
-// Numbers come from Python: asked of the server that sent this page, or held by a page that was saved.
+// Numbers come from Python: asked of the server that sent this page.
 
 const KEPT = 40;
 
 class Refused extends Error {}
 export class Gone extends Error {}
-export class Saved extends Error {}
 
 export class Numbers {
-  constructor(exported) {
-    this.exported = exported && decoded(exported);
+  constructor() {
     this.answers = new Map(); // of the last addresses: going back is at once
   }
 
   // `link`: the settings were not made on this page, so what is wrong with them is left out.
   async ask(screen, settings, link) {
-    if (this.exported) {
-      if (screen !== this.exported.screen) throw new Saved("This saved page holds one screen only.");
-      return this.exported;
-    }
     const key = JSON.stringify([screen, settings, link]);
     if (!this.answers.has(key)) {
       const answer = await post(`numbers/${screen}${link ? "?link" : ""}`, JSON.stringify(settings));
@@ -47,7 +41,6 @@ export class Numbers {
   }
 
   async isAlive() {
-    if (this.exported) return true;
     try {
       return (await fetch("alive", { cache: "no-store" })).ok;
     } catch {

@@ -39,13 +39,15 @@ export class Picture {
   // `table`: () => ({columns, rows}); `draw`: (plot) => whatever is kept as `this.drawn`; `legend`: [{name, slot}];
   // `python`: the code of this picture, or that of all pictures by their names.
   show({ title, note = "", legend = [], table, python: codes = "", draw }) {
-    const python = codes[this.name] ?? codes;
+    const python = typeof codes === "string" ? codes : (codes[this.name] ?? "");
     Object.assign(this, { toTable: table, python, toDraw: draw, told: title, words: { title, legend } });
     this.title.textContent = title;
     this.note.textContent = note;
     this.legend.replaceChildren(...legend.map(entry));
     this.legend.hidden = !legend.length;
     this.code.textContent = python;
+    this.codeButton.hidden = !python;
+    this.codeBox.hidden ||= !python;
     this.width ||= this.plot.clientWidth;
     this.draw();
     this.fillTable();
@@ -105,11 +107,11 @@ export class Picture {
       made.addEventListener("click", act);
       return made;
     };
+    this.codeButton = button("Python", "The Python that makes it", () => this.showCode());
     return html("div", { class: "save" },
       button("SVG", "The picture as SVG", () => download(`${this.name}.svg`, pictureAsSvg(this.plot, this.words))),
       button("PNG", "The picture as PNG", async () => download(`${this.name}.png`, await pictureAsPng(this.plot, this.words))),
-      button("CSV", "Its numbers", () => download(`${this.name}.csv`, csv(this.toTable()))),
-      button("Python", "The Python that makes it", () => this.showCode()));
+      button("CSV", "Its numbers", () => download(`${this.name}.csv`, csv(this.toTable()))), this.codeButton);
   }
 
   showCode() {

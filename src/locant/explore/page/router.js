@@ -1,6 +1,8 @@
 // The whole state of the page is in its address: #screen?name=value&... A change is a new address, so back and forward
 // work, and an address that is kept or sent shows the same.
 
+import { html } from "./dom.js";
+
 export class Router {
   constructor(show) {
     this.show = show;
@@ -54,6 +56,16 @@ export function changed(settings, values) {
 export function addressOf(screen, settings) {
   const text = new URLSearchParams(settings).toString();
   return `#${screen}${text && `?${text}`}`;
+}
+
+// A button that copies the link to the address of what is shown; `tell` hears whether a page may write there.
+export function linkButton(address, tell) {
+  const button = html("button", { type: "button", title: "The address, with all settings" }, "Copy link");
+  button.addEventListener("click", async () => {
+    const link = location.href.replace(/#.*|$/, address());
+    tell(link, (await navigator.clipboard?.writeText(link).then(() => true, () => false)) ?? false);
+  });
+  return button;
 }
 
 function split(text) {

@@ -1,8 +1,9 @@
 // The frame of the page: opens the screen that the address names, and shows it every new answer.
 
 import { html } from "./dom.js";
-import { Gone, Numbers, Saved } from "./numbers.js";
+import { Gone, Numbers } from "./numbers.js";
 import { Router } from "./router.js";
+import { Saved } from "./saved.js";
 import { Keyboard, tools } from "./tools.js";
 
 const EVERY = 4000; // milliseconds between looks whether the server is there
@@ -12,12 +13,12 @@ const main = document.getElementById("main");
 const place = document.getElementById("screen");
 const notice = document.getElementById("notice");
 
-const numbers = new Numbers(data.exported);
+const numbers = data.exported ? new Saved(data.exported) : new Numbers();
 const router = new Router(() => show());
 const page = {
   screens: data.screens,
   exported: data.exported,
-  change: (values, options) => (data.exported ? undefined : router.change(values, options)),
+  change: (values, options) => router.change(data.exported ? numbers.taken(values) : values, options),
   ...(data.exported ? {} : {
     drop: async (file) => said(() => numbers.drop(file)),
     compare: async () => said(() => numbers.compare(router.settings)),
@@ -32,7 +33,7 @@ const page = {
   settled: () => !router.moving,
   shown: () => JSON.parse(place.dataset.shown),
   say,
-  announce,
+  announce: (text) => (document.getElementById("announced").textContent = text),
 };
 const keyboard = new Keyboard(page);
 const links = navigation();
@@ -44,16 +45,10 @@ document.getElementById("skip").addEventListener("click", (event) => {
   main.focus();
 });
 document.getElementById("tools").append(...tools(page, keyboard, router));
-setInterval(look, EVERY);
+if (!data.exported) setInterval(look, EVERY);
 begin();
 
 function begin() {
-  if (data.exported) {
-    router.screen = data.exported.screen;
-    router.settings = data.exported.state;
-    document.documentElement.classList.add("saved");
-    return show();
-  }
   if (!location.hash) history.replaceState(null, "", `#${data.screens[0].name}`);
   router.read();
 }
@@ -107,7 +102,6 @@ async function show() {
 
 // After what was refused: the address, and with it the next change, is of what is shown.
 function stay() {
-  if (data.exported) return;
   router.screen = open.name;
   router.take(open.settings);
 }
@@ -142,13 +136,13 @@ async function said(task) {
     return result;
   } catch (error) {
     if (error instanceof Gone) gone();
-    else say(error.message, error instanceof Saved ? "note" : "problem");
+    else say(error.message);
     return null;
   }
 }
 
 async function look() {
-  if (document.visibilityState === "hidden" || data.exported) return;
+  if (document.visibilityState === "hidden") return;
   if (!(await numbers.isAlive())) gone();
   else if (notice.dataset.kind === "gone") say("");
 }
@@ -161,16 +155,6 @@ function say(text, kind = "problem") {
   notice.textContent = text;
   notice.dataset.kind = kind;
   notice.hidden = !text;
-}
-
-// For screen readers: what a key just did.
-function announce(text) {
-  let region = document.getElementById("announced");
-  if (!region) {
-    region = html("p", { id: "announced", class: "unseen", "aria-live": "polite" });
-    main.append(region);
-  }
-  region.textContent = text;
 }
 
 function theme(name) {
@@ -188,7 +172,7 @@ function navigation() {
       page.change({}, { screen: screen.name });
     });
     found.set(screen.name, link);
-    if (!data.exported || data.exported.screen === screen.name) list.append(html("li", {}, link));
+    list.append(html("li", {}, link));
   }
   return found;
 }

@@ -2,7 +2,7 @@
 // screen says what arrows, brackets and digits do in it.
 
 import { html } from "./dom.js";
-import { addressOf } from "./router.js";
+import { addressOf, linkButton } from "./router.js";
 
 const HELP = [
   ["←  →", "one position (with Shift: ten)"],
@@ -30,25 +30,16 @@ export function tools(page, keyboard, router) {
   theme.addEventListener("click", keyboard.themed);
   keys.addEventListener("click", () => keyboard.help());
   if (page.exported) return [theme, keys];
-  const link = html("button", { type: "button", title: "The address, with all settings" }, "Copy link");
-  link.addEventListener("click", () => copyLink(page, router));
+  // With every setting as it is shown, so that it shows the same where defaults are others.
+  const link = linkButton(() => addressOf(router.screen, { ...router.kept(), ...page.shown() }), (copied, isCopied) => {
+    const elsewhere = `On another machine: locant explore --show '${copied.split("#")[1]}'`;
+    page.say(isCopied ? `The link is copied. It works on this machine while the explorer runs. ${elsewhere}` : elsewhere, "note");
+  });
   const save = html("a", { href: "export", download: "locant.html", title: "This page, as one file" }, "Save page");
   save.addEventListener("click", () => {
     save.href = `export?${new URLSearchParams({ screen: router.screen, ...router.settings })}`;
   });
   return [search, link, save, theme, keys];
-}
-
-// With every setting as it is shown, so that it shows the same where defaults are others.
-async function copyLink(page, router) {
-  const address = addressOf(router.screen, { ...router.kept(), ...page.shown() });
-  const elsewhere = `On another machine: locant explore --show '${address.slice(1)}'`;
-  try {
-    await navigator.clipboard.writeText(location.href.replace(/#.*|$/, address));
-    page.say(`The link is copied. It works on this machine while the explorer runs. ${elsewhere}`, "note");
-  } catch {
-    page.say(elsewhere, "note"); // a browser that lets no page write there
-  }
 }
 
 function switchTheme(page) {
@@ -137,7 +128,7 @@ export class Keyboard {
   }
 }
 
-export function dialog(title, ...content) {
+function dialog(title, ...content) {
   const close = html("button", { type: "button", class: "quiet", "aria-label": "Close" }, "✕");
   const made = html("dialog", { "aria-label": title }, html("div", { class: "row" }, html("h2", {}, title), close), content);
   close.addEventListener("click", () => made.close());

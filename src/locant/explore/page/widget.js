@@ -18,7 +18,6 @@ export async function render({ model, el }) {
   let shown = model.get("settings");
   const taken = () => (model.get("refused") ? shown : model.get("settings")); // what was refused once would be again
   const page = {
-    exported: null,
     settings: taken,
     settled: () => settled,
     announce: (text) => (announced.textContent = text),

@@ -15,7 +15,7 @@ from locant.explore.screens import Screen, encodings_of_text, sampled
 from locant.explore.session import Session, State
 from locant.figures import SIZES, TRAINED
 from locant.figures.plot import encoding_to_draw
-from locant.figures.scores import score_by_distance, score_map, with_random_tables
+from locant.figures.scores import random_contents, score_by_distance, score_map, with_random_tables
 from locant.positions import PositionEncoding
 from locant.positions.encodings.alibi import alibi_slopes
 from locant.positions.registry import find
@@ -90,6 +90,7 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
         "low": low,
         "high": high,
         "encodings": shown,
+        "contents": _contents() if session.is_shared else None,
         "python": _codes([one for one, each in zip(chosen, shown, strict=True) if "mean" in each], length, alike, head),
     }
 
@@ -145,6 +146,13 @@ def _drawn(choice: Choice, length: int, alike: float, head: int) -> Mapping[str,
     if not getattr(encoding, "bidirectional", False):
         matrix[np.triu_indices(len(matrix), 1)] = np.nan
     return {**curve._asdict(), "map": matrix}
+
+
+def _contents() -> Mapping[str, Any]:
+    """What a saved page makes scores of: unit vectors at right angles, a row for each draw, and the numbers of T5."""
+    contents = random_contents(SIZES["head_dim"], DRAWS, alike=0)[:, :DRAWS, 0] / SIZES["head_dim"] ** 0.5
+    q, other = contents.numpy()
+    return {"q": q, "other": other, "table": _built("t5", (), 1).weight.detach().numpy()}
 
 
 def _codes(chosen: list[Choice], length: int, alike: float, head: int) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
@@ -40,6 +41,8 @@ ALL, EVERY = "all", "every"
 OWN = "its own"
 USUAL = 4.0
 UNSTATED = 4096
+SWAPPING = threading.Lock()
+"""A model is kept, and swapped by one question at a time."""
 BY_LAYER = "a plan by layer is for locant.swap alone"
 OTHER_MODELS = "evaluate and tune are for causal language models"
 
@@ -165,13 +168,18 @@ def _codes_of_model(source: str, to: int, method: str, *, extended: bool) -> dic
 
 def swap_screen(state: State, session: Session) -> Mapping[str, Any]:
     """The sentence of each layer, the frequencies before and after, and the code; or why it is refused."""
+    with SWAPPING:
+        return _swapped(state, session)
+
+
+def _swapped(state: State, session: Session) -> Mapping[str, Any]:
     name, title, config = session.chosen_model(state)
     way = _way(state)
     folder = session.written(name) if name in session.models else "MODEL"
     answer: dict[str, Any] = {"model": title, "way": _word(way), "pair": 0, "layers": [], "groups": [], "pairs": None,
                               "refused": None, "ways": [], "python": {}}  # fmt: skip
     try:
-        model = without_weights(config)
+        model = _weightless(json.dumps(config))
         trained, longest = _lengths(model.config)
         types = layer_types(bias_points(model), model.config.get_text_config())
         every, of_type = _plan(state, way, types)
@@ -206,6 +214,11 @@ def swap_screen(state: State, session: Session) -> Mapping[str, Any]:
         ],
         "python": _codes_of_swap(auto, folder, made, every, of_type, found.get("pairs")),
     }  # fmt: skip
+
+
+@lru_cache(maxsize=2)
+def _weightless(text: str) -> Any:
+    return without_weights(json.loads(text))
 
 
 def _way(state: State) -> Way:

@@ -30,6 +30,44 @@ POINTS = 200
 NEIGHBOURS = 16
 """Positions whose losses are averaged: single ones differ by what stands there in the text."""
 
+BY_LENGTH = """rows = summarise(report).rows
+losses = {row.encoding: [cell.mean if cell else np.nan for cell in row.by_length.values()] for row in rows}
+"""
+MARGINS = """half = {row.encoding: [row.margin(length) or np.nan for length in row.by_length] for row in rows}
+intervals = {name: (np.subtract(losses[name], half[name]), np.add(losses[name], half[name])) for name in losses}
+"""
+INTERVALS = """intervals = {record["encoding"]: record["interval_by_length"] for record in report["records"]}
+"""
+BY_POSITION = f"""neighbours, losses = np.ones({NEIGHBOURS}), {{}}
+for row in summarise(report).rows:
+    values = np.array([cell.mean if cell else np.nan for cell in row.by_position])
+    counts = np.convolve(np.ones(len(values)), neighbours, "same")
+    smooth = len(values) >= len(neighbours)
+    losses[row.encoding] = np.convolve(values, neighbours, "same") / counts if smooth else values
+"""
+RECALLED = """keys = next(each["pass_keys"] for each in report["records"] if each["encoding"] == {!r})
+share = {{(each["depth"], each["length"]): each["recalled"] / each["asked"] for each in keys if each["asked"]}}
+"""
+OF_TUNING = {
+    "training": 'training, held_out = report["train_loss"], dict(report["held_out"])\n',
+    "loss-by-length": 'losses = {when: report[f"{when}_by_length"] for when in ("before", "after")}\n',
+}
+TRAINING = """from locant.lab import Settings, compare
+from locant.lab.settings import VOCAB_SIZE
+from locant.text.corpus import read_corpus
+
+corpus = read_corpus({files!r}, usual_vocab_size=VOCAB_SIZE)
+training = {{}}
+
+
+def heard(progress):
+    name = f"{{progress.training.encoding}}, seed {{progress.training.seed}}"
+    training.setdefault(name, []).append(progress.loss)
+
+
+compare(corpus.ids, corpus.tokenizer.vocab_size, Settings({options}), on_progress=heard)
+"""
+
 COMPARED = "Of the last tenth of the text, in nats per token. Bands: 95 % intervals of the mean over windows."
 TUNED = "Before and after the training: the first tokens of each held-out window, in nats per token, by their number."
 EVALUATED = "Nothing was trained. In nats per token. Bands: 95 % intervals over windows, by a block bootstrap."
@@ -63,7 +101,8 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
         "total": 0 if run is None else run.total,
         "missing": _missing(results),
         "training": {} if run is None else {label: _thinned(losses) for label, losses in run.losses.items()},
-        "python": _code(written.get(name, "report")),
+        "python": ({} if run is None else {"training": _code_of_run(run, session)})
+        | ({} if results is None else _codes(written.get(name, name), shown, results)),
         **shown,
     }
 
@@ -145,7 +184,7 @@ def _shown(results: dict[str, Any] | None, name: str) -> dict[str, Any]:
         return nothing
     try:
         if "held_out" in results:
-            return _tuned(results, name)
+            return _tuned(results)
         of_tasks = task_sentences(scores(results))
         if of_tasks and not any("loss_by_length" in record for record in results["records"]):
             return {**nothing, "said": of_tasks}
@@ -164,7 +203,7 @@ def _shown(results: dict[str, Any] | None, name: str) -> dict[str, Any]:
         raise _no_report(name) from None
 
 
-def _tuned(record: dict[str, Any], name: str) -> dict[str, Any]:
+def _tuned(record: dict[str, Any]) -> dict[str, Any]:
     """The curves of a tuning: losses of training and of held-out text over steps, and the latter by length."""
     lengths = [*map(int, record["before_by_length"])]
     unknown = np.full(len(lengths), np.nan)
@@ -182,7 +221,6 @@ def _tuned(record: dict[str, Any], name: str) -> dict[str, Any]:
         "trained": record["settings"]["length"],
         "rows": rows,
         "pass_keys": [],
-        "python": _code_of_tuning(name),
     }
 
 
@@ -230,24 +268,28 @@ def _thinned(losses: list[float]) -> dict[str, np.ndarray]:
     return {"steps": steps + 1, "losses": np.array(losses)[steps]}
 
 
-def _code(folder: str) -> str:
-    file = Path(folder) if folder.endswith(".json") else Path(folder) / RESULTS
-    return (
-        "import json\nfrom pathlib import Path\n\nfrom locant.lab.summary import summarise\n\n"
-        f"results = json.loads(Path({str(file)!r}).read_text(encoding='utf-8'))\n"
-        "for row in summarise(results).rows:\n"
-        "    print(row.encoding, {length: cell.mean for length, cell in row.by_length.items() if cell})\n"
-    )
+def _codes(name: str, shown: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, str]:
+    """The code of each picture of a report."""
+    tuned, evaluated = "held_out" in results, "ways" in results.get("settings", {})
+    file = Path(name) if name.endswith(".json") else Path(name) / (RECORD if tuned else RESULTS)
+    head = "import json\nfrom pathlib import Path\n\n"
+    read = f"report = json.loads(Path({str(file)!r}).read_text('utf-8'))\n"
+    if tuned:
+        return {picture: head + read + code for picture, code in OF_TUNING.items()}
+    summary = f"{head}import numpy as np\n\nfrom locant.lab.summary import summarise\n\n{read}"
+    keys = [head + read + RECALLED.format(each["name"]) for each in shown["pass_keys"]]
+    return {
+        "loss-by-length": summary + BY_LENGTH + (INTERVALS if evaluated else MARGINS),
+        "loss-by-position": summary + BY_POSITION,
+        **{f"pass-keys-{at}": code for at, code in enumerate(keys)},
+    }
 
 
-def _code_of_tuning(folder: str) -> str:
-    file = Path(folder) if folder.endswith(".json") else Path(folder) / RECORD
-    return (
-        "import json\nfrom pathlib import Path\n\nimport numpy as np\n\n"
-        f"record = json.loads(Path({str(file)!r}).read_text())\n"
-        'print(record["held_out"])  # pairs of a step and a loss\n'
-        'print(np.mean(record["before"]), np.mean(record["after"]), record["after_by_length"])\n'
-    )
+def _code_of_run(run: Comparison, session: Session) -> str:
+    """The code that trains as a comparison does that runs here: its curves are in no report."""
+    files = [session.written(name) for name, file in session.texts.items() if str(file) in run.files]
+    options = ", ".join(f"{name}={value!r}" for name, value in run.options.items())
+    return TRAINING.format(files=files, options=options)
 
 
 ABOUT = "Which encoding works at lengths that a model was not trained at? Measured on small models, or yours."

@@ -67,7 +67,6 @@ def clocks(state: State, session: Session) -> Mapping[str, Any]:
         "plain": [each.wavelength for each in pair_settings(_rotary(NONE, length, *sizes))],
         "rotations": [position / each.wavelength if each.wavelength else 0.0 for each in pairs],
         "bands": [bands[number] for number in range(dim // 2)],
-        "attention_factor": attention_factor,
         **side_by_side(*sizes),
         "precision": precision(rotary, position),
         "python": _codes_of_clocks(rotary, position, pair, sizes),
@@ -116,7 +115,7 @@ def precision(rotary: Rotary, position: int) -> Mapping[str, Any]:
         largest = rounding_errors(rotary, torch.from_numpy(near.ravel()), dtype).amax(-1)
         curves[name] = largest.reshape(near.shape).amax(-1).numpy()
         pairs[name] = rounding_errors(rotary, torch.tensor([position]), dtype)[0].numpy()
-    return {"positions": places.astype(np.float64), "curves": curves, "pairs": pairs}
+    return {"position": position, "positions": places.astype(np.float64), "curves": curves, "pairs": pairs}
 
 
 def _codes_of_clocks(rotary: Rotary, position: int, pair: int, sizes: tuple[Any, ...]) -> dict[str, str]:

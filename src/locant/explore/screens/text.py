@@ -24,7 +24,7 @@ from locant.text.reading import read_texts
 
 SENTENCE = "The function returns a list of strings. If the list is empty, the function returns None."
 EXAMPLE, SAMPLE, BYTES, TRAINED = "a sentence", "sample text", "bytes", "trained on this text"
-MOST_CHARACTERS = 200_000
+MOST_CHARACTERS = 50_000
 """Of a text: more would make the tokenizer wait, and the page shows a few hundred tokens."""
 PARTS = ("weights", "keys", "rotated", "added")
 """Of a layer, what is drawn."""

@@ -1,7 +1,7 @@
 // Compare: curves by distance over maps of query and key, all linked by the distance that is pointed at.
 
 import { showCurves, showMap } from "../charts.js";
-import { Controls, split } from "../controls.js";
+import { controlGroup, split } from "../controls.js";
 import { html } from "../dom.js";
 import { number } from "../drawing/axes.js";
 import { nearest } from "../drawing/line_chart.js";
@@ -13,19 +13,16 @@ const TITLES = { none: "–" };
 export function open(place, page) {
   const { side, pictures } = split(place);
 
-  const shared = new Controls(group(side, "All"), page, {
-    length: { label: "Length", unit: "tokens" },
-    alike: { label: "Likeness of query and key" },
-    head: { label: "Head" },
-  });
-  const slots = SLOTS.map((slot) => new Controls(group(side, null, slot), page, {
+  const shared = { length: { label: "Length", unit: "tokens" }, alike: { label: "Likeness of query and key" }, head: { label: "Head" } };
+  const slots = SLOTS.map((slot) => [{
     [slot]: { label: `Encoding ${slot}`, titles: TITLES },
     [`${slot}.base`]: { label: `Base of ${slot}` },
     [`${slot}.scaling`]: { label: `Scaling of ${slot}`, titles: TITLES },
     [`${slot}.factor`]: { label: `Factor of ${slot}` },
     [`${slot}.trained`]: { label: `Trained length of ${slot}`, unit: "tokens" },
     [`${slot}.slope`]: { label: `Slope of ${slot}` },
-  }));
+  }, slot]);
+  const groups = [[shared], ...slots].map(([named, slot]) => controlGroup(side, page, named, slot)[1]);
 
   const cursor = new Cursor();
   const chart = new Picture(pictures, page, { name: "score-by-distance", height: 320, again: () => cursor.tell() });
@@ -59,8 +56,7 @@ export function open(place, page) {
   function show(answer) {
     last = answer;
     const { numbers, controls } = answer;
-    shared.show(controls);
-    slots.forEach((each) => each.show(controls));
+    for (const each of groups) each.show(controls);
     showChart(answer, rested);
     showMaps(answer);
     cursor.rest(nearest(numbers.distances, numbers.at));
@@ -124,18 +120,12 @@ export function open(place, page) {
 
 const DOORS = { embed: "added to the embeddings", rotate: "rotates queries and keys", bias: "added to the scores" };
 
-function group(side, title, slot) {
-  const made = html("div", { class: slot ? `group slot slot-${slot}` : "group" }, title && html("h2", { class: "unseen" }, title));
-  side.append(made);
-  return made;
-}
-
 function drawn(encodings) {
   return encodings.filter((one) => one.mean);
 }
 
 function noteOf(length, distance) {
-  const what = `Of the query at position ${number(length - 1)}, with keys before it. The line is the mean over random contents; the band holds the middle 80 % of them.`;
+  const what = `Of the query at position ${number(length - 1)}, with keys before it. The line is the mean over random contents; the band holds the middle 80\u00a0% of them.`;
   return distance === null ? what : `${what} At distance ${number(distance)}:`;
 }
 

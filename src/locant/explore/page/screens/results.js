@@ -128,8 +128,9 @@ export function open(place, page) {
   return { show, keys: {} };
 }
 
+// The colours in turn; each time around, curves are dotted in another way.
 function slotOf(at) {
-  return (at % SLOTS) + 1;
+  return `${(at % SLOTS) + 1} round-${Math.floor(at / SLOTS)}`;
 }
 
 function withInterval(value, at, { low, high }) {

@@ -135,7 +135,7 @@ export function open(place, page) {
     });
   }
 
-  function showPrecision({ precision: { positions, curves, pairs }, position, python }) {
+  function showPrecision({ precision: { position, positions, curves, pairs }, python }) {
     const names = Object.keys(curves);
     const read = (at) => {
       precision.drawn?.point(at);
@@ -143,7 +143,7 @@ export function open(place, page) {
       precision.read(names.map((name) => number(at === null ? Math.max(...pairs[name]) : curves[name][at], 3)));
     };
     showCurves(precision, {
-      title: "What rounded angles miss", note: " ", python,
+      title: `What rounded angles miss${python.precision ? "" : ", as saved"}`, note: " ", python,
       x: { values: positions, label: "position", log: true }, y: { label: "error of a cosine", log: true, low: 1e-8, high: 2.5 },
       series: names.map((name, at) => ({ name, values: curves[name], slot: at + 1 })),
       marks: position > 0 ? [{ at: position, label: "" }] : [],

@@ -18,11 +18,12 @@ export function open(place, page) {
     { ranks: { label: "Ranks (context parallel)" }, split: { label: "Each document is split" } },
     { encoding: { label: "Encoding" }, times: { label: "For the backend: every length times" } },
   ].map((named) => controlGroup(side, page, named)[1]);
-  const row = new Picture(pictures, page, { name: "row", height: 60 });
-  const mask = new Picture(pictures, page, { name: "mask", height: 460, square: true });
+  const row = new Picture(pictures, page, { name: "row", height: 60, again: () => cursor.tell() });
+  const mask = new Picture(pictures, page, { name: "mask", height: 460, square: true, again: () => cursor.tell() });
   const backend = html("p", { class: "said", "data-said": "backend" });
   const work = html("p", { class: "said", "data-said": "work" });
-  pictures.append(html("section", { "aria-label": "Backend" }, html("h2", {}, "Which backend would run"), backend, work));
+  const chosen = html("h2", {}, "Which backend would run");
+  pictures.append(html("section", { "aria-label": "Backend" }, chosen, backend, work));
 
   const cursor = new Cursor();
   let last = null;
@@ -49,7 +50,8 @@ export function open(place, page) {
     const { numbers } = answer;
     showRow(numbers);
     showMask(numbers);
-    const { name, reason, queries, keys, heads } = numbers.backend;
+    chosen.hidden = backend.hidden = !numbers.backend; // a saved page does not know it of other settings
+    const { name, reason, queries, keys, heads } = numbers.backend ?? {};
     backend.textContent = `On a CPU, for ${number(queries)} queries and ${number(keys)} keys with ${heads} heads in float32: ${name}, because ${reason}.`;
     const { work: pairs } = numbers;
     const filled = numbers.parts > 1 ? ` Documents and padding are filled up to a multiple of ${numbers.parts} tokens, so that every rank has an equal part of each.` : "";
