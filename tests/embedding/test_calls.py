@@ -54,14 +54,9 @@ def test_shapes_without_data(encoding: str, backend: Any, weights_are_real: bool
 
 @pytest.mark.parametrize("backend", ["auto", "plain"])
 def test_what_is_no_tensor_is_refused(backend: Any) -> None:
-    embedding, ids = InputEmbedding(7, 4, num_segments=2, backend=backend), torch.tensor([[1, 2]])
-    for call in (
-        lambda: embedding(ids, None, [[0, 1]]),  # type: ignore[arg-type]
-        lambda: embedding.combine([[[1.0, 2.0, 3.0, 4.0]]]),  # type: ignore[arg-type]
-        lambda: embedding.segment([1]),  # type: ignore[misc,arg-type]
-    ):
-        with refuses(ShapeError, "list", "expected a tensor", "tensor("):
-            call()
+    embedding = InputEmbedding(7, 4, num_segments=2, backend=backend)
+    with refuses(ShapeError, "list", "expected a tensor", "tensor("):
+        embedding.combine([[[1.0, 2.0, 3.0, 4.0]]])  # type: ignore[arg-type]
     with refuses(ShapeError, "list", "expected a tensor"):
         embedding.token.logits([1.0])  # type: ignore[arg-type]
     for encoding in (Learned(7, 4), Sinusoidal(4)):

@@ -95,8 +95,6 @@ class _Measured(Outcome):
     train_length: int
     train_loss: float | None
     """Of a text, over the last tenth of the training steps; of a task, at the last; ``None`` where not finite."""
-    steps: int = 0
-    """Of training."""
     num_parameters: int
     seconds: float
 
@@ -112,6 +110,7 @@ class Record(_Measured):
     """For each length, in each window, in the order of the text."""
     context_loss_by_stretch: dict[int, list[float | None]] = field(default_factory=dict)
     """For each number of tokens before every target, in each stretch of the same targets: see `in_context`."""
+    steps: int = 0
 
     @staticmethod
     def losses(measured: Mapping[int, Losses]) -> dict[str, Any]:
@@ -127,6 +126,7 @@ class Record(_Measured):
 class TaskRecord(_Measured):
     """One model that was trained on a task: the share of rows, and of tokens, that it gets right at each length."""
 
+    steps: int
     learned: bool
     """Whether rows of the trained length are right; where not, longer ones say nothing about the encoding."""
     accuracy_by_length: dict[int, float]

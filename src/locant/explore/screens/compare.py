@@ -150,7 +150,7 @@ def _drawn(choice: Choice, length: int, alike: float, head: int) -> Mapping[str,
 
 def _contents() -> Mapping[str, Any]:
     """What a saved page makes scores of: unit vectors at right angles, a row for each draw, and the numbers of T5."""
-    contents = random_contents(SIZES["head_dim"], DRAWS, alike=0)[:, :DRAWS, 0] / SIZES["head_dim"] ** 0.5
+    contents = random_contents(SIZES["head_dim"], DRAWS, alike=0.0)[:, :DRAWS, 0] / SIZES["head_dim"] ** 0.5
     q, other = contents.numpy()
     return {"q": q, "other": other, "table": _built("t5", (), 1).weight.detach().numpy()}
 
