@@ -29,6 +29,8 @@ import hypothesis
 import pytest
 import torch
 
+from tests.browser import browser  # noqa: F401  # a fixture
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # Two workers with a thread pool each on the same few cores wait for one another.

@@ -20,7 +20,6 @@ from locant import ALiBi, Positions, Rotary, Sinusoidal
 from locant.positions.scaling import scaling_by_name
 from locant.scaling import Linear
 from tests.docs.test_essay import cosine, strange, word
-from tests.explore.conftest import browser  # noqa: F401  # a fixture
 from tests.explore.test_live import Site, site, values  # noqa: F401  # the same
 from tests.tolerances import PHASE, SEVEN_DIGITS
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.explore.conftest import browser  # noqa: F401  # a fixture
-
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
@@ -53,7 +51,7 @@ def opened(page: Page, name: str) -> Page:
 @pytest.mark.browser
 @pytest.mark.slow
 @pytest.mark.skipif(not (SITE / "index.html").is_file(), reason="the site is not built; try: make docs")
-def test_the_built_pages_clip_no_code_at_a_desk_and_are_no_wider_than_a_phone(browser: Browser) -> None:  # noqa: F811
+def test_the_built_pages_clip_no_code_at_a_desk_and_are_no_wider_than_a_phone(browser: Browser) -> None:
     desk, phone = (browser.new_page(viewport={"width": width, "height": 900}) for width in (1280, 390))
     read = [name for name in PAGES if (SITE / f"{name}.html").is_file()]
     assert [(name, found) for name in read if (found := opened(desk, name).evaluate(CLIPPED))] == []

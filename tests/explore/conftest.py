@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,19 +17,10 @@ if TYPE_CHECKING:
 
 Opens = Callable[..., "Page"]
 
-FLAGS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-)  # fmt: skip
 LONGEST = 120_000
 """Milliseconds until a test gives up waiting: a machine may have much else to do."""
 
 SHOWN = "#screen[data-shown]:not([aria-busy])"
-
-
-def chromium() -> str | None:
-    named = os.environ.get("LOCANT_CHROMIUM")
-    return named or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @contextmanager
@@ -51,17 +40,6 @@ def explorer(*words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
             said.seek(0)
             if ended not in (None, -signal.SIGKILL):
                 pytest.fail(f"the explorer ended by itself with {ended}: {said.read()}")
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    api = pytest.importorskip("playwright.sync_api", reason="tests in a browser need playwright")
-    if (path := chromium()) is None:
-        pytest.skip("found no Chromium; try: make chromium, or LOCANT_CHROMIUM=/path/to/it")
-    with api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=path, args=[*FLAGS])
-        yield launched
-        launched.close()
 
 
 @pytest.fixture(scope="session")
