@@ -15,6 +15,9 @@ LOCAL = "local"
 TIMEOUT = 10.0
 """Seconds until an address that does not answer is given up; Ray alone tries for minutes."""
 
+ASKS_FOR_A_TOKEN = f"RAY_AUTH_MODE=token in the environment, if the cluster asks for a token; {LOCAL!r} needs none"
+"""Ray sends its token to an address only where the environment says so."""
+
 
 @contextmanager
 def connected(address: str, num_local: int) -> Generator[Any]:
@@ -45,6 +48,9 @@ def connected(address: str, num_local: int) -> Generator[Any]:
 
 
 def _connect(ray: Any, address: str, num_local: int) -> None:
+    from ray.exceptions import RayError
+
+    remedy = f"{LOCAL!r}, or ray start"
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}  # what goes wrong is raised
     try:
         if address == LOCAL:
@@ -53,6 +59,7 @@ def _connect(ray: Any, address: str, num_local: int) -> None:
             place = urlsplit(address if "://" in address else f"//{address}")
             if place.hostname and place.port:  # Ray itself checks other forms of an address
                 socket.create_connection((place.hostname, place.port), timeout=TIMEOUT).close()
+                remedy = ASKS_FOR_A_TOKEN
             ray.init(address=address, **quiet)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"cannot reach a Ray cluster at {address!r}: {error}", f"{LOCAL!r}, or ray start") from None
+    except (OSError, ValueError, RuntimeError, RayError) as error:
+        raise InputError(f"cannot reach a Ray cluster at {address!r}: {error}", remedy) from None

@@ -24,17 +24,22 @@ OPTIONS = {
 }  # fmt: skip
 
 
-def compare(folder: Path, ray: str | None) -> None:
+def compare(folder: Path, ray: str | None, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
     torch.set_num_threads(2)
     text = {"tokenizer": None, "vocab_size": None, "download": False}
     compare_files((), OPTIONS, folder=folder, force=False, watcher=Watcher(), ray=ray, **text)
 
 
 def started(folder: Path, ray: str | None) -> Any:
-    """In a process that is forked from one with torch in it: a start costs no import."""
+    """In a process that is forked from one with torch in it: a start costs no import.
+
+    That one may be older than the cluster, and then it does not know that the cluster asks for a token.
+    """
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["locant.lab.comparison"])
-    process = processes.Process(target=compare, args=(folder, ray))
+    environment = {name: value for name, value in os.environ.items() if name.startswith("RAY_AUTH")}
+    process = processes.Process(target=compare, args=(folder, ray, environment))
     process.start()
     return process
 
@@ -102,7 +107,7 @@ def test_killed_at_ten_random_moments_it_goes_on_to_the_same_results(tmp_path: P
         folder, is_whole = tmp_path / str(folders), False
         folders += 1
         while not is_whole:
-            before, process = records(folder), started(folder, cluster)
+            before, process, kills_before = records(folder), started(folder, cluster), kills
             while kills < KILLS and process.is_alive():
                 process.join(draw.uniform(0, taken))
                 if process.is_alive():
@@ -111,4 +116,5 @@ def test_killed_at_ten_random_moments_it_goes_on_to_the_same_results(tmp_path: P
             process.join()
             assert all(record in records(folder) for record in before), "a training that was finished was run again"
             is_whole = process.exitcode == 0
+            assert is_whole or kills > kills_before, "a run that nobody killed did not end well"
         assert finished(folder) == whole, f"after kills as random.Random({seed}) draws them"

@@ -60,6 +60,14 @@ def test_a_cluster_that_is_not_there_is_said_so_before_ray_waits_for_it(address:
             cluster._connect(ray, address.format(taken.getsockname()[1]), 1)
 
 
+def test_a_cluster_that_lets_nobody_in_may_ask_for_a_token() -> None:
+    def refused(**_: Any) -> None:
+        raise ConnectionError("Failed to connect")
+
+    with socket.create_server(("127.0.0.1", 0)) as server, refuses(InputError, "RAY_AUTH_MODE=token"):
+        cluster._connect(SimpleNamespace(init=refused), f"127.0.0.1:{server.getsockname()[1]}", 1)
+
+
 def interrupt(*_: Any, **__: Any) -> Any:
     raise KeyboardInterrupt
 
