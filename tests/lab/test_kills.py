@@ -86,12 +86,16 @@ def workers() -> list[int]:
     return [pid for pid in training if is_ours(pid)]
 
 
-def kill(process: Any, victim: Callable[[list[int]], int]) -> None:
-    """The driver, or one of the workers, which Ray replaces."""
+def kill(process: Any, victim: Callable[[list[int]], int]) -> bool:
+    """The driver, or one of the workers, which Ray replaces; false where it has just ended by itself."""
     pid = victim([process.pid, *workers()])
-    os.kill(pid, signal.SIGKILL)
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
     if pid == process.pid:
         process.join()
+    return True
 
 
 @pytest.mark.slow
@@ -111,8 +115,7 @@ def test_killed_at_ten_random_moments_it_goes_on_to_the_same_results(tmp_path: P
             while kills < KILLS and process.is_alive():
                 process.join(draw.uniform(0, taken))
                 if process.is_alive():
-                    kills += 1
-                    kill(process, draw.choice)
+                    kills += kill(process, draw.choice)
             process.join()
             assert all(record in records(folder) for record in before), "a training that was finished was run again"
             is_whole = process.exitcode == 0

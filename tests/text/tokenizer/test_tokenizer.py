@@ -183,6 +183,9 @@ class TestTraining:
         (tmp_path / "a.txt").write_text("text")
         with pytest.raises(InputError, match=r"is the name of a file; try: pathlib.Path\("):
             Tokenizer.train(str(tmp_path / "a.txt"))
+        with pytest.raises(InputError, match=r"looks like the name of a file; try: pathlib.Path\("):
+            Tokenizer.train("missing.txt")
+        assert Tokenizer.train("U.S.A. or a.txt").vocab_size >= 257  # a sentence is none
         with refuses(InputError, "got a bytes to train on"):
             Tokenizer.train([b"text"])  # type: ignore[list-item]
         with pytest.raises(InputError, match="there is no such file"):

@@ -36,6 +36,9 @@ from locant.text.tokenizer import definition as definitions
 from locant.text.tokenizer.definition import BYTE_SPELLING, END_OF_TEXT, library_errors
 from locant.text.tokenizer.local_files import find
 
+NAME_OF_A_TEXT = r"[\w./\\~-]+\.(txt|md|csv|tsv|jsonl?|parquet)(\.gz|\.zst)?"
+"""No whitespace, and an ending of files: there may be none of this name, but nobody means it as a text."""
+
 LARGEST_VOCABULARY = 10_000_000
 """The trainer ends the process where memory does not suffice."""
 
@@ -473,4 +476,6 @@ def _text_to_learn(text_or_path: str | Path) -> str:
     # A short text that is also the name of a file is most likely meant as one. Longer ones cannot be names.
     if 0 < len(text.encode()) < 256 and Path(text).is_file():
         raise InputError(f"got the text {text!r}, which is the name of a file", f"pathlib.Path({text!r})")
+    if re.fullmatch(NAME_OF_A_TEXT, text):
+        raise InputError(f"got the text {text!r}, which looks like the name of a file", f"pathlib.Path({text!r})")
     return text
