@@ -27,6 +27,9 @@ FULL = TASK_MULTIPLES[-1] - 1
 WIDTH, HEIGHT, COLUMNS = 3.4, 2.7, 3
 """Inches of a task's picture, and how many stand side by side."""
 
+ASIDE = 0.15
+"""Of the trained length: how far the first encoding stands from the last, so that no whisker hides another."""
+
 
 def print_tasks(results: Mapping[str, Any]) -> None:
     """The table of effective lengths, and what it says."""
@@ -89,10 +92,10 @@ def _sentence(task: str, found: Sequence[Score]) -> str:
 
 
 def draw_tasks(results: Mapping[str, Any], theme: Theme = LIGHT) -> Figure:
-    """For each task, the share of rows that are right by length: the median seed, and the range of seeds."""
+    """For each task, the share of rows that are right by length: the median seed; whiskers are the range of seeds."""
     found = scores(results)
     tasks, encodings = _tasks(found), list(dict.fromkeys(score.encoding for score in found))
-    columns = min(COLUMNS, len(tasks))
+    columns, trained = min(COLUMNS, len(tasks)), results["settings"]["task_length"]
     lines = -(-len(tasks) // columns)
     figure = theme.blank(WIDTH * columns + 1.8, HEIGHT * lines)
     for number, task in enumerate(tasks, 1):
@@ -101,12 +104,13 @@ def draw_tasks(results: Mapping[str, Any], theme: Theme = LIGHT) -> Figure:
         learned = [score for score in found if score.task == task and score.has_learned]
         for score in learned:
             color, linestyle, marker = theme.stroke(encodings.index(score.encoding))
-            lengths, shares = [*score.by_length], [*score.by_length.values()]
+            aside = ASIDE * trained * (encodings.index(score.encoding) / len(encodings) - 0.5)
+            lengths, shares = [length + aside for length in score.by_length], [*score.by_length.values()]
             middle = [median(each) for each in shares]
             look: dict[str, Any] = {"color": color, "linestyle": linestyle, "marker": marker, "label": score.encoding}
             axes.plot(lengths, middle, markersize=4, **look)
-            axes.fill_between(lengths, [*map(min, shares)], [*map(max, shares)], color=color, alpha=0.15, linewidth=0)
-        trained = results["settings"]["task_length"]
+            ends = [[half - min(each), max(each) - half] for half, each in zip(middle, shares, strict=True)]
+            axes.errorbar(lengths, middle, [*zip(*ends, strict=True)], fmt="none", ecolor=color, elinewidth=1)
         axes.axvline(trained, color=theme.muted, linewidth=1, linestyle=(0, (2, 3)), zorder=0)
         axes.set_xlim(0, trained * (FULL + 1.2))
         axes.set_ylim(-0.03, 1.03)
