@@ -14,9 +14,8 @@ const ABOVE = 56; // room for the title and the legend
 const DOTS = 2; // of a PNG, for each of the page
 
 export class Picture {
-  // `again` is called when the picture had to be drawn anew by itself, for what is pointed at.
-  constructor(place, page, { name, height = 300, square = false, again = () => {} }) {
-    Object.assign(this, { page, name, height, square, again });
+  constructor(place, page, { name, height = 300, square = false }) {
+    Object.assign(this, { page, name, height, square, width: 0 });
     this.title = html("h2");
     this.note = html("p", { class: "note" });
     this.legend = html("ul", { class: "legend" });
@@ -30,17 +29,16 @@ export class Picture {
     this.figure = html("figure", { class: "picture", "data-picture": name },
       html("figcaption", {}, this.title, this.note, this.legend), this.plot, foot, this.codeBox);
     place.append(this.figure);
-    this.width = 0;
     new ResizeObserver(([entry]) => this.resized(entry.contentRect.width)).observe(this.plot);
-    window.addEventListener("themed", () => this.redraw());
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
+    window.addEventListener("themed", () => this.draw());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
 
   // `table`: () => ({columns, rows}); `draw`: (plot) => whatever is kept as `this.drawn`; `legend`: [{name, slot}];
   // `python`: the code of this picture, or that of all pictures by their names.
   show({ title, note = "", legend = [], table, python: codes = "", draw }) {
     const python = typeof codes === "string" ? codes : (codes[this.name] ?? "");
-    Object.assign(this, { toTable: table, python, toDraw: draw, told: title, words: { title, legend } });
+    Object.assign(this, { toTable: table, python, toDraw: draw, told: title, words: { title, legend }, pointed: null });
     this.title.textContent = title;
     this.note.textContent = note;
     this.legend.replaceChildren(...legend.map(entry));
@@ -53,6 +51,12 @@ export class Picture {
     this.fillTable();
   }
 
+  // A place in the drawing, which stays when it is drawn anew for another width or theme.
+  point(...place) {
+    this.pointed = place;
+    this.drawn?.point(...place);
+  }
+
   // Values beside the names of the legend, in its order.
   read(texts) {
     const places = this.legend.querySelectorAll(".read");
@@ -62,12 +66,7 @@ export class Picture {
   resized(width) {
     if (Math.abs(width - this.width) < 1) return;
     this.width = width;
-    this.redraw();
-  }
-
-  redraw() {
     this.draw();
-    if (this.drawn) this.again();
   }
 
   draw() {
@@ -79,6 +78,7 @@ export class Picture {
     this.plot.style.height = `${height}px`;
     const plot = { svg: picture, width, height, paint: (...what) => this.paint(picture, ...what) };
     this.drawn = this.toDraw(plot);
+    if (this.pointed) this.point(...this.pointed);
   }
 
   // A canvas under the lines, whose every pixel is a number.
@@ -218,32 +218,4 @@ function heading({ title, legend }, width) {
     x = end + 18;
   }
   return made;
-}
-
-// Where the pointer or the keyboard is, for all views of a screen: what one says, the others show.
-export class Cursor {
-  constructor() {
-    this.watching = [];
-    this.at = null;
-    this.resting = null;
-  }
-
-  watch(show) {
-    this.watching.push(show);
-  }
-
-  // While the pointer is on a picture; null when it leaves, and the place that the address names is shown again.
-  set(at) {
-    this.at = at;
-    this.tell();
-  }
-
-  rest(at) {
-    this.resting = at;
-    this.tell();
-  }
-
-  tell() {
-    for (const show of this.watching) show(this.at ?? this.resting);
-  }
 }

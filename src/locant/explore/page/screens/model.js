@@ -18,7 +18,7 @@ export function open(place, page) {
   const facts = html("section", { class: "facts", "aria-label": "Facts" });
   const beware = html("section", { class: "beware", "aria-label": "Warnings" });
   const layers = new Picture(pictures, page, { name: "layers", height: 78 });
-  const waves = new Picture(pictures, page, { name: "pairs", height: 300, again: () => point(last.numbers.pair) });
+  const waves = new Picture(pictures, page, { name: "pairs", height: 300 });
   const written = html("section", { class: "written", "aria-label": "The new configuration" });
   pictures.append(layers.figure, facts, beware, waves.figure, written);
   let last = null;
@@ -67,7 +67,7 @@ export function open(place, page) {
   }
 
   function point(pair) {
-    waves.drawn?.point(pair);
+    waves.point(pair);
     waves.read(waves.series.map(({ values }) => (values[pair] ? `${number(values[pair], 3)} tokens` : "not rotated")));
     if (last.numbers.extension) waves.note.textContent = noteOf(last.numbers.extension, pair);
   }

@@ -77,7 +77,7 @@ export function open(place, page) {
         x: steps, y: { label: "loss" },
         series: names.map((name, at) => ({ name, values: curves[name].losses, at: curves[name].steps, slot: slotOf(at), dots: curves[name].steps.length <= FEW })),
         hover: (at) => {
-          training.drawn?.point(at);
+          training.point(at);
           training.read(names.map((name) => (at === null ? "" : number(curves[name].losses[nearest(curves[name].steps, curves[longest].steps[at])]))));
         },
       }),
@@ -117,10 +117,8 @@ export function open(place, page) {
         title: name, python, corner: "depth", columns: across.map((length) => `${number(length)} tokens`), rows: depths,
         values: share, x: { label: "length (tokens)", every: true, format: (column) => number(across[column]) },
         y: { label: "depth", every: true, format: (row) => number(depths[row]) }, color: { map: "one", low: 0, high: 1, label: "share recalled" },
-        hover: (row, column) => maps.forEach((each, other) => {
-          each.drawn?.point(row, column);
-          each.read([row === undefined ? "" : wordsOf(all[other], row, column)]);
-        }),
+        words: (_, row, column) => wordsOf(all[at], row, column),
+        hover: (row, column) => maps.forEach((each) => each.tell(row, column)),
       });
     });
   }
