@@ -41,10 +41,6 @@ export class Router {
   kept() {
     return this.settings.theme ? { theme: this.settings.theme } : {};
   }
-
-  link(screen) {
-    return addressOf(screen, screen === this.screen ? this.settings : this.kept());
-  }
 }
 
 // These settings with other values; one of null is taken out.

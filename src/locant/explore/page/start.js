@@ -16,7 +16,6 @@ const notice = document.getElementById("notice");
 const numbers = data.exported ? new Saved(data.exported) : new Numbers();
 const router = new Router(() => show());
 const page = {
-  screens: data.screens,
   exported: data.exported,
   change: (values, options) => router.change(data.exported ? numbers.taken(values) : values, options),
   ...(data.exported ? {} : {
@@ -28,7 +27,6 @@ const page = {
       return show();
     },
   }),
-  link: (screen) => router.link(screen),
   settings: () => router.settings,
   settled: () => !router.moving,
   shown: () => JSON.parse(place.dataset.shown),
