@@ -34,7 +34,7 @@ const page = {
   announce: (text) => (document.getElementById("announced").textContent = text),
 };
 const keyboard = new Keyboard(page);
-const links = navigation();
+const links = data.screens.map(({ name, title }) => [name, html("a", {}, title)]);
 let open = null; // the screen that is shown
 let asking = null; // the question that is to be answered: {screen, changed}
 
@@ -43,13 +43,10 @@ document.getElementById("skip").addEventListener("click", (event) => {
   main.focus();
 });
 document.getElementById("tools").append(...tools(page, keyboard, router));
+document.getElementById("screens").append(...links.map(([, link]) => html("li", {}, link)));
 if (!data.exported) setInterval(look, EVERY);
-begin();
-
-function begin() {
-  if (!location.hash) history.replaceState(null, "", `#${data.screens[0].name}`);
-  router.read();
-}
+if (!location.hash) history.replaceState(null, "", `#${data.screens[0].name}`);
+router.read();
 
 // One question at a time: while a slider moves, every answer is drawn, and the newest value is asked for next.
 async function show() {
@@ -58,14 +55,11 @@ async function show() {
   if (!screen) {
     asking = null;
     const words = `There is no screen “${router.screen}”. Choose one above.`;
-    if (open) stay();
-    else {
-      router.screen = data.screens[0].name;
-      router.take(router.kept());
-      await show();
-    }
+    router.take(open?.name ?? data.screens[0].name, open?.settings ?? router.kept());
+    if (!open) await show();
     return say(words);
   }
+  for (const [name, link] of links) link.href = router.link(name);
   if (asking?.screen === screen) {
     asking.changed = true;
     return;
@@ -100,8 +94,7 @@ async function show() {
 
 // After what was refused: the address, and with it the next change, is of what is shown.
 function stay() {
-  router.screen = open.name;
-  router.take(open.settings);
+  router.take(open.name, open.settings);
 }
 
 // What a link asks for and cannot be had.
@@ -117,11 +110,8 @@ async function change(screen) {
   document.title = `${screen.title} · locant explore`;
   document.getElementById("title").textContent = screen.title;
   document.getElementById("about").textContent = screen.about;
-  for (const [name, link] of links) {
-    if (name === screen.name) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
-  }
-  links.get(screen.name).scrollIntoView?.({ block: "nearest", inline: "nearest" });
+  for (const [name, link] of links) link.ariaCurrent = name === screen.name ? "page" : null;
+  document.querySelector("[aria-current]").scrollIntoView({ block: "nearest", inline: "nearest" });
   open = { name: screen.name, view: build(place, page), settings: {} };
   keyboard.keys = open.view.keys ?? {};
 }
@@ -158,19 +148,4 @@ function say(text, kind = "problem") {
 function theme(name) {
   if (name === "light" || name === "dark") document.documentElement.dataset.theme = name;
   else delete document.documentElement.dataset.theme;
-}
-
-function navigation() {
-  const list = document.getElementById("screens");
-  const found = new Map();
-  for (const screen of data.screens) {
-    const link = html("a", { href: `#${screen.name}` }, screen.title);
-    link.addEventListener("click", (event) => {
-      event.preventDefault();
-      page.change({}, { screen: screen.name });
-    });
-    found.set(screen.name, link);
-    list.append(html("li", {}, link));
-  }
-  return found;
 }
