@@ -3,24 +3,26 @@
 import { number } from "./drawing/axes.js";
 import { strip } from "./drawing/boxes.js";
 import { heatMap } from "./drawing/heat_map.js";
-import { lineChart } from "./drawing/line_chart.js";
+import { lineChart, nearest } from "./drawing/line_chart.js";
 import { mapTable } from "./picture.js";
 
 // `series` and what else `lineChart` takes. `words` of a value, its place and its series stand in the legend where the
-// pointer is, or else at `rest`: `picture.tell(place)` writes them. `legend`: default: the series. `hover`: instead of that.
-export function showCurves(picture, { title, note, python, legend, rest = null, words = (value) => number(value), hover, ...chart }) {
+// pointer is, or else at `rest`: `picture.tell(place)` writes them. `hover`: instead of that. `legend` and `table`: default:
+// of the series.
+export function showCurves(picture, { title, note, python, legend, table, rest = null, words = (value) => number(value), hover, ...chart }) {
   const shown = chart.series.filter((one) => !one.faint);
   const columns = shown.flatMap(({ name, values, low, high }) => [[name, values], ...(low ? [[`${name}, from`, low], [`${name}, to`, high]] : [])]);
   picture.tell = (at) => {
     picture.point(at);
-    picture.read(shown.map((one) => (at === null ? "" : words(one.values[at], at, one))));
+    const own = ({ at: places }) => (places ? nearest(places, chart.x.values[at]) : at);
+    picture.read(shown.map((one) => (at === null ? "" : words(one.values[own(one)], at, one))));
   };
   picture.show({
     title, note, legend: legend ?? shown, python,
-    table: () => ({
+    table: table ?? (() => ({
       columns: [chart.x.label, ...columns.map(([name]) => name)],
       rows: Array.from(chart.x.values, (place, at) => [place, ...columns.map(([, values]) => values[at])]),
-    }),
+    })),
     draw: (plot) => lineChart(plot, { ...chart, hover: hover ?? ((at) => picture.tell(at ?? rest)) }),
   });
   if (!hover) picture.tell(rest);

@@ -5,7 +5,6 @@ import { showCurves, showMap } from "../charts.js";
 import { controlGroup, dropZone, split } from "../controls.js";
 import { html } from "../dom.js";
 import { number } from "../drawing/axes.js";
-import { lineChart, nearest } from "../drawing/line_chart.js";
 import { counted, Picture } from "../picture.js";
 
 const EVERY = 1000; // milliseconds between looks at a comparison that runs here
@@ -69,18 +68,10 @@ export function open(place, page) {
     if (!names.length) return;
     const longest = names.reduce((most, name) => (curves[name].steps.length > curves[most].steps.length ? name : most), names[0]);
     const steps = { values: curves[longest].steps, label: "step", low: Math.min(...names.map((name) => curves[name].steps[0])), high: Math.max(2, curves[longest].steps.at(-1)) };
-    training.show({
-      title: "Training", python,
-      legend: names.map((name, at) => ({ name, slot: slotOf(at) })),
+    showCurves(training, {
+      title: "Training", python, x: steps, y: { label: "loss" },
       table: () => ({ columns: ["encoding", "step", "loss"], rows: names.flatMap((name) => Array.from(curves[name].steps, (step, at) => [name, step, curves[name].losses[at]])) }),
-      draw: (plot) => lineChart(plot, {
-        x: steps, y: { label: "loss" },
-        series: names.map((name, at) => ({ name, values: curves[name].losses, at: curves[name].steps, slot: slotOf(at), dots: curves[name].steps.length <= FEW })),
-        hover: (at) => {
-          training.point(at);
-          training.read(names.map((name) => (at === null ? "" : number(curves[name].losses[nearest(curves[name].steps, curves[longest].steps[at])]))));
-        },
-      }),
+      series: names.map((name, at) => ({ name, values: curves[name].losses, at: curves[name].steps, slot: slotOf(at), dots: curves[name].steps.length <= FEW })),
     });
   }
 
