@@ -19,13 +19,10 @@ const page = {
   exported: data.exported,
   change: (values, options) => router.change(data.exported ? numbers.taken(values) : values, options),
   ...(data.exported ? {} : {
-    drop: async (file) => said(() => numbers.drop(file)),
-    compare: async () => said(() => numbers.compare(router.settings)),
-    stop: async () => said(() => numbers.stop()),
-    refresh: () => {
-      numbers.forget();
-      return show();
-    },
+    drop: (file) => said(() => numbers.drop(file)),
+    compare: () => said(() => numbers.compare(router.settings)),
+    stop: () => said(() => numbers.stop()),
+    refresh: () => show(),
   }),
   settings: () => router.settings,
   settled: () => !router.moving,

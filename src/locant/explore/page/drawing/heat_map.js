@@ -4,7 +4,7 @@ import { svg } from "../dom.js";
 import { axes, leftFor, linear, logarithmic, number } from "./axes.js";
 import { nearest } from "./line_chart.js";
 
-const BAR = 10;
+const BAR = 10; // wide
 const MARGIN = { left: 52, right: 66, top: 10, bottom: 42 };
 
 // values: rows x columns, NaN where there is nothing; x and y: {label, values, format, every, wide}: `every` for a tick
@@ -25,7 +25,6 @@ export function heatMap(plot, { values, x, y, color, hover = () => {}, press }) 
   axes(plot, frame(across, x, ticksAcross), frame(down, y, ticksDown), { grid: false, margin });
   bar(plot, color, area);
   const cell = svg("rect", { class: "cell", visibility: "hidden", width: Math.max(3, area.width / columns), height: Math.max(3, area.height / rows) });
-  const lines = ["across", "down"].map((kind) => svg("line", { class: "cursor", visibility: "hidden", "data-kind": kind }));
   const glass = svg("rect", { ...area, fill: "transparent", class: "glass" });
   const within = (value, count) => Math.min(count - 1, Math.max(0, Math.round(value)));
   const placeOf = (event) => {
@@ -35,10 +34,10 @@ export function heatMap(plot, { values, x, y, color, hover = () => {}, press }) 
   glass.addEventListener("pointermove", (event) => hover(...placeOf(event)));
   if (press) glass.addEventListener("click", (event) => press(...placeOf(event)));
   glass.addEventListener("pointerleave", () => hover());
-  plot.svg.append(...lines, cell, glass);
+  plot.svg.append(cell, glass);
   return {
     point(row, column) {
-      const seen = row !== undefined && row !== null && column !== undefined && column !== null;
+      const seen = Number.isInteger(row) && Number.isInteger(column);
       cell.setAttribute("visibility", seen ? "visible" : "hidden");
       if (!seen) return;
       cell.setAttribute("x", across(column) - cell.getAttribute("width") / 2);

@@ -21,18 +21,14 @@ export function open(place, page) {
     text: { label: "Text" }, encodings: { label: "Encodings", rows: 2 }, steps: { label: "Training steps" },
     train: { label: "Trained length", unit: "tokens" }, seeds: { label: "Seeds" },
   });
-  const go = html("button", { type: "button", class: "primary" }, "Compare");
-  const stop = html("button", { type: "button", hidden: true }, "Stop");
-  const progress = html("p", { class: "note last", role: "status" });
-  if (page.compare) about.append(html("div", { class: "row last" }, go, stop), progress);
-  go.addEventListener("click", async () => {
+  const compare = async () => {
     const key = await page.compare();
     if (key) page.change({ report: key });
-  });
-  stop.addEventListener("click", async () => {
-    await page.stop();
-    page.refresh();
-  });
+  };
+  const go = html("button", { type: "button", class: "primary", onclick: compare }, "Compare");
+  const stop = html("button", { type: "button", hidden: true, onclick: () => page.stop().then(page.refresh) }, "Stop");
+  const progress = html("p", { class: "note last", role: "status" });
+  if (page.compare) about.append(html("div", { class: "row last" }, go, stop), progress);
   const training = new Picture(pictures, page, { name: "training", height: 260 });
   const lengths = new Picture(pictures, page, { name: "loss-by-length", height: 320 });
   const places = new Picture(pictures, page, { name: "loss-by-position", height: 280 });
