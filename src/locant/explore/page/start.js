@@ -48,11 +48,12 @@ router.read();
 // One question at a time: while a slider moves, every answer is drawn, and the newest value is asked for next.
 async function show() {
   const screen = data.screens.find((each) => each.name === router.screen);
-  theme(router.settings.theme);
+  const { theme = "" } = router.settings;
+  document.documentElement.dataset.theme = theme;
   if (!screen) {
     asking = null;
     const words = `There is no screen “${router.screen}”. Choose one above.`;
-    router.take(open?.name ?? data.screens[0].name, open?.settings ?? router.kept());
+    stay();
     if (!open) await show();
     return say(words);
   }
@@ -77,8 +78,10 @@ async function show() {
       if (isNew) await change(screen);
       if (own !== asking) return;
       open.view.show(answer);
-      open.settings = asked;
-      if (answer.left_out?.length) leaveOut(answer, own.changed);
+      const leftOut = answer.left_out ?? []; // what a link asks for and cannot be had
+      open.settings = Object.fromEntries(Object.entries(asked).filter(([name]) => !leftOut.includes(name)));
+      if (leftOut.length && !own.changed) stay();
+      if (leftOut.length) say(answer.refused.join(" "));
       place.dataset.shown = JSON.stringify(answer.state);
     }
   } finally {
@@ -89,16 +92,9 @@ async function show() {
   }
 }
 
-// After what was refused: the address, and with it the next change, is of what is shown.
+// After what was refused: the address, and with it the next change, is of what is shown; or of the first screen.
 function stay() {
-  router.take(open.name, open.settings);
-}
-
-// What a link asks for and cannot be had.
-function leaveOut({ refused, left_out: names }, changed) {
-  open.settings = Object.fromEntries(Object.entries(open.settings).filter(([name]) => !names.includes(name)));
-  if (!changed) stay();
-  say(refused.join(" "));
+  router.take(open?.name ?? data.screens[0].name, open?.settings ?? router.kept());
 }
 
 async function change(screen) {
@@ -142,7 +138,3 @@ function say(text, kind = "problem") {
   notice.hidden = !text;
 }
 
-function theme(name) {
-  if (name === "light" || name === "dark") document.documentElement.dataset.theme = name;
-  else delete document.documentElement.dataset.theme;
-}

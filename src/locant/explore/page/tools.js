@@ -17,7 +17,7 @@ const STEPS = { ArrowLeft: -1, ArrowRight: 1 };
 const PAIRS = { "[": -1, "]": 1 };
 
 export function tools(page, keyboard, router) {
-  keyboard.themed = () => switchTheme(page);
+  keyboard.themed = () => page.change({ theme: getComputedStyle(document.documentElement).colorScheme === "dark" ? "light" : "dark" });
   const theme = html("button", { type: "button", title: "Light or dark ( t )", "aria-label": "Light or dark", onclick: keyboard.themed }, "◐");
   const keys = html("button", { type: "button", title: "Keys ( ? )", "aria-label": "Keys", onclick: () => keyboard.help() }, "?");
   if (page.exported) return [theme, keys];
@@ -31,14 +31,6 @@ export function tools(page, keyboard, router) {
     save.href = `export?${new URLSearchParams({ screen: router.screen, ...router.settings })}`;
   });
   return [link, save, theme, keys];
-}
-
-function switchTheme(page) {
-  const root = document.documentElement;
-  const next = getComputedStyle(root).colorScheme === "dark" ? "light" : "dark";
-  root.dataset.theme = next;
-  page.change({ theme: next });
-  window.dispatchEvent(new Event("themed"));
 }
 
 // `keys` of a screen: {position(step), pair(step), encoding(number)}, each where it has a meaning.
