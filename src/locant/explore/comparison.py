@@ -23,9 +23,6 @@ STOP, STOPPED = (getattr(signal, name, signal.SIGINT) for name in ("CTRL_BREAK_E
 """What is sent and what arrives: on Windows Ctrl-C cannot be sent to a group of processes, Ctrl-Break can."""
 GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 
-LAST_WORDS = 4000
-"""Characters kept of what a process says about itself."""
-
 
 class Comparison:
     """One process that trains and measures; its folder is an ordinary report. `options` are those of `Settings`."""
@@ -35,16 +32,14 @@ class Comparison:
         self.losses: dict[str, list[float]] = {}
         self.total = 0
         self.stopped = False
-        self._said = ""
+        self._said = ""  # the last line that is no step
         asked = json.dumps({"files": files, "options": options, "folder": str(folder)})
         self._process = subprocess.Popen(  # noqa: S603  # this Python, with our own module
             [sys.executable, "-m", __name__, asked],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, creationflags=GROUP,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, creationflags=GROUP,
         )  # fmt: skip
-        pipes = {self._read_steps: self._process.stdout, self._read_words: self._process.stderr}
-        self._readers = [threading.Thread(target=read, args=[pipe], daemon=True) for read, pipe in pipes.items()]
-        for reader in self._readers:
-            reader.start()
+        self._reader = threading.Thread(target=self._read, args=[self._process.stdout], daemon=True)
+        self._reader.start()
 
     @property
     def state(self) -> str:
@@ -52,11 +47,10 @@ class Comparison:
         code = self._process.poll()
         if code is None:
             return "running"
-        for reader in self._readers:
-            reader.join()
-        if code == 0:
-            return "finished"
-        return "stopped" if self.stopped else self._said.strip().rpartition("\n")[2] or f"ended with code {code}"
+        self._reader.join()
+        if code == 0 or self.stopped:
+            return "stopped" if code else "finished"
+        return self._said or f"ended with code {code}"
 
     @property
     def done(self) -> int:
@@ -71,17 +65,15 @@ class Comparison:
         if wait:
             self._process.wait()
 
-    def _read_steps(self, lines: IO[str]) -> None:
+    def _read(self, lines: IO[str]) -> None:
         with lines:
             for line in lines:
+                if not line.startswith("{"):
+                    self._said = line.strip() or self._said
+                    continue
                 step = json.loads(line)
                 self.total = step["total"]
                 self.losses.setdefault(f"{step['encoding']}, seed {step['seed']}", []).append(step["loss"])
-
-    def _read_words(self, lines: IO[str]) -> None:
-        with lines:
-            for line in lines:
-                self._said = (self._said + line)[-LAST_WORDS:]
 
 
 class Told(Screen):

@@ -76,8 +76,20 @@ def bundle(entry: str) -> str:
 def joined(paths: Iterable[str], sources: Mapping[str, str]) -> str:
     """One module of these files and all that they import, each of which is ``joined[path]`` in it."""
     parts: dict[str, str] = {}
+
+    def join(path: str) -> str:
+        def named(found: re.Match[str]) -> str:
+            source = posixpath.normpath(posixpath.join(posixpath.dirname(path), found[2]))
+            return f'const {found[1]} = joined["{join(source)}"];'
+
+        if path not in parts:
+            names = ", ".join(EXPORT.findall(sources[path]))
+            body = EXPORT.sub("", IMPORT.sub(named, sources[path])).replace("await import(", "await load(")
+            parts[path] = f'joined["{path}"] = (() => {{\n{body}return {{ {names} }};\n}})();\n'
+        return path
+
     for path in paths:
-        _join(path, sources, parts)
+        join(path)
     return f"const joined = {{}};\nconst load = async (path) => joined[path];\n{''.join(parts.values())}"
 
 
@@ -91,19 +103,3 @@ def _page(head: str, folder: str, answer: Mapping[str, Any] | None) -> str:
     data = as_json({"screens": listed, "exported": answer}).replace("<", "\\u003c")
     body = (PAGE / "body.html").read_text("utf-8")
     return document(f"{HEAD}{head}\n", f'{body}<script type="application/json" id="data">{data}</script>\n')
-
-
-def _join(path: str, sources: Mapping[str, str], parts: dict[str, str]) -> None:
-    """Put a module and what it imports behind those that are there."""
-    if path in parts:
-        return
-    code = sources[path]
-
-    def named(found: re.Match[str]) -> str:
-        source = posixpath.normpath(posixpath.join(posixpath.dirname(path), found[2]))
-        _join(source, sources, parts)
-        return f'const {found[1]} = joined["{source}"];'
-
-    names = ", ".join(EXPORT.findall(code))
-    body = EXPORT.sub("", IMPORT.sub(named, code)).replace("await import(", "await load(")
-    parts[path] = f'joined["{path}"] = (() => {{\n{body}return {{ {names} }};\n}})();\n'

@@ -55,14 +55,12 @@ def application(session: Session, token: str) -> ASGIApp:
     def page(request: Request) -> Response:
         return HTMLResponse(served())
 
-    def style(request: Request) -> Response:
-        return Response(stylesheet(), media_type="text/css")
-
-    def module(request: Request) -> Response:
-        code = modules().get(request.path_params["path"])
-        return (
-            PlainTextResponse("no such module", 404) if code is None else Response(code, media_type="text/javascript")
-        )
+    def file(request: Request) -> Response:
+        path = request.path_params["path"]
+        if path in modules():
+            return Response(modules()[path], media_type="text/javascript")
+        is_style = path == "style.css"
+        return Response(stylesheet(), media_type="text/css") if is_style else PlainTextResponse("no such file", 404)
 
     async def alive(request: Request) -> Response:
         return Response(status_code=204)
@@ -93,8 +91,7 @@ def application(session: Session, token: str) -> ASGIApp:
 
     routes = [
         Route("/", page),
-        Route("/page/style.css", style),
-        Route("/page/{path:path}", module),
+        Route("/page/{path:path}", file),
         Route("/alive", alive),
         Route("/numbers/{screen}", numbers, methods=["POST"]),
         Route("/files", drop, methods=["POST"]),
@@ -105,33 +102,28 @@ def application(session: Session, token: str) -> ASGIApp:
     handlers: Any = {LocantError: _refuse, Exception: _fail}
     inner = Starlette(routes=routes, exception_handlers=handlers)
     inner.router.redirect_slashes = False  # to an address without the token
-    return Guard(inner, token)
+    return _guarded(inner, token)
 
 
-class Guard:
+def _guarded(inner: ASGIApp, own_token: str) -> ASGIApp:
     """Lets requests through that come from this machine's own page, and hides the token from what is behind."""
 
-    def __init__(self, inner: ASGIApp, token: str) -> None:
-        self.inner = inner
-        self.token = token
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Of the requests of HTTP; there are no others."""
-        if scope["type"] != "http":
-            return
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
         _, token, *rest = [*request.url.path.split("/"), ""]
         if not _is_own(request):
             response = PlainTextResponse("this address answers its own page only\n", 403, HEADERS)
-        elif not secrets.compare_digest(token.encode(), self.token.encode()):
+        elif not secrets.compare_digest(token.encode(), own_token.encode()):
             response = PlainTextResponse("not found: use the address that `locant explore` printed\n", 404, HEADERS)
         elif len(rest) == 1:
             response = Response(status_code=307, headers={**HEADERS, "Location": f"/{token}/"})
         else:
             path = "/" + "/".join(rest[:-1])
-            await self.inner({**scope, "path": path, "raw_path": path.encode()}, receive, _with_headers(send))
+            await inner({**scope, "path": path, "raw_path": path.encode()}, receive, _with_headers(send))
             return
         await response(scope, receive, send)
+
+    return guard
 
 
 def _is_own(request: Request) -> bool:

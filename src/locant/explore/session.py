@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 USUAL = "report", "demo/report"  # where `locant compare` and `make demo` write, seen from the current folder
 
-LONGEST = 100_000
+LONGEST, LONGEST_NUMBER = 100_000, 40
 """Characters of one setting."""
 
 SCALING_TITLES = {
@@ -86,24 +86,15 @@ class State:
         `follows`: the limits depend on other settings, so a number that was within them may lie beyond when these
         change, and is then the nearest limit.
         """
-        text = self._text(name, default)
-        remedy = f"{name}={default}"
-        try:
-            value = int(text) if len(text) < 20 else text
-        except ValueError:
-            value = text
+        value = self._number(name, default, int)
         if follows and isinstance(value, int):
             value = min(max(value, low), high)
-        number = whole(name, value, low, high, even=even, remedy=remedy)
+        number = whole(name, value, low, high, even=even, remedy=f"{name}={default}")
         return self._settle(name, "whole", number, low=low, high=high, log=log, step=2 if even else 1)
 
     def real(self, name: str, default: float, low: Real, high: Real, *, log: bool = False) -> float:
         """A number; `log` as in `whole`."""
-        text = self._text(name, default)
-        try:
-            value: Any = float(text)
-        except ValueError:
-            value = text
+        value = self._number(name, default, float)
         number = float(real(name, value, low=low, high=high, remedy=f"{name}={default:g}"))
         return self._settle(name, "real", number, low=low, high=high, log=log)
 
@@ -120,7 +111,16 @@ class State:
         return self._settle(name, "text", value, longest=longest)
 
     def _text(self, name: str, default: object) -> str:
+        self.controls[self._prefix + name] = {}  # the last of them is what was read last, also where it is refused
         return self._given.get(self._prefix + name, str(default))
+
+    def _number(self, name: str, default: float, kind: type) -> Any:
+        """A number, or a text that is none."""
+        text = self._text(name, default)
+        try:
+            return kind(text) if len(text) < LONGEST_NUMBER else text
+        except ValueError:
+            return text
 
     def _settle(self, name: str, kind: str, value: Any, **limits: Any) -> Any:
         text = f"{value:.12g}" if kind == "real" else str(value)
@@ -208,23 +208,25 @@ class Session:
         self.dropped = dict([*files.items()][-MAX_KEPT:])
         return key
 
-    def dropped_files(self, asked: str) -> dict[str, Dropped]:
-        """What is kept, by key; refused where an address asks for one that is not."""
-        files = self.dropped
+    def chosen(
+        self, state: State, setting: str, first: str, names: Sequence[str], titles: Mapping[str, str] | None = None
+    ) -> tuple[str, Dropped | None]:
+        """The one of these names, or the key of a dropped file, that an address holds; and the file."""
+        files, asked = self.dropped, state.text(setting)
         if asked.startswith(DROPPED) and asked not in files:
             raise InputError("this address names a file that was dropped on another page", "drop the file here again")
-        return files
+        of_files = {key: file.name for key, file in files.items()}
+        name = state.one_of(setting, first, [*names, *files], {**(titles or {}), **of_files})
+        return name, files.get(name)
 
     def chosen_model(self, state: State) -> tuple[str, str, Mapping[str, Any]]:
         """By the name of a preset, as the command line named it, or by the key of a dropped file; and its title."""
         models: dict[str, Any] = {**self.configs, **presets(), **self.configs}  # first, and before one of a preset
-        dropped = self.dropped_files(state.text("model"))
-        titles = {key: file.name for key, file in dropped.items()}
-        name = state.one_of("model", next(iter(self.configs), FIRST_MODEL), [*models, *titles], titles)
-        if name in models:
+        name, dropped = self.chosen(state, "model", next(iter(self.configs), FIRST_MODEL), [*models])
+        if dropped is None:
             return name, name, models[name]
         try:
-            return name, titles[name], strict_json(dropped[name].content, titles[name])
+            return name, dropped.name, strict_json(dropped.content, dropped.name)
         except FaultError as error:
             raise InputError(str(error), "the config.json of a model") from None
 

@@ -3,37 +3,42 @@
 import { number } from "./drawing/axes.js";
 import { strip } from "./drawing/boxes.js";
 import { heatMap } from "./drawing/heat_map.js";
-import { lineChart } from "./drawing/line_chart.js";
+import { lineChart, nearest } from "./drawing/line_chart.js";
 import { mapTable } from "./picture.js";
 
 // `series` and what else `lineChart` takes. `words` of a value, its place and its series stand in the legend where the
-// pointer is, or else at `rest`; `hover` takes the place of that. `legend`: default: the series.
-export function showCurves(picture, { title, note, python, legend, rest = null, words = (value) => number(value), hover, ...chart }) {
+// pointer is, or else at `rest`: `picture.tell(place)` writes them. `hover`: instead of that. `legend` and `table`: default:
+// of the series.
+export function showCurves(picture, { title, note, python, legend, table, rest = null, words = (value) => number(value), hover, ...chart }) {
   const shown = chart.series.filter((one) => !one.faint);
   const columns = shown.flatMap(({ name, values, low, high }) => [[name, values], ...(low ? [[`${name}, from`, low], [`${name}, to`, high]] : [])]);
-  const read = (at) => {
-    picture.drawn?.point(at);
-    picture.read(shown.map((one) => (at === null ? "" : words(one.values[at], at, one))));
+  picture.tell = (at) => {
+    picture.point(at);
+    const own = ({ at: places }) => (places ? nearest(places, chart.x.values[at]) : at);
+    picture.read(shown.map((one) => (at === null ? "" : words(one.values[own(one)], at, one))));
   };
   picture.show({
     title, note, legend: legend ?? shown, python,
-    table: () => ({
+    table: table ?? (() => ({
       columns: [chart.x.label, ...columns.map(([name]) => name)],
       rows: Array.from(chart.x.values, (place, at) => [place, ...columns.map(([, values]) => values[at])]),
-    }),
-    draw: (plot) => lineChart(plot, { ...chart, hover: hover ?? ((at) => read(at ?? rest)) }),
+    })),
+    draw: (plot) => lineChart(plot, { ...chart, hover: hover ?? ((at) => picture.tell(at ?? rest)) }),
   });
-  if (hover) return;
-  picture.again = () => read(rest); // when it had to be drawn anew
-  read(rest);
+  if (!hover) picture.tell(rest);
 }
 
 // `values`, `x`, `y`, `color`, `hover` and `press` as of `heatMap`; `corner`, `columns` and `rows` name those of the table.
-export function showMap(picture, { title, note, python, corner = "", columns, rows, ...map }) {
+// `words` of a value and its place stand in the legend where the pointer is: `picture.tell(row, column)` writes them.
+export function showMap(picture, { title, note, python, corner = "", columns, rows, words = (value) => number(value), hover, ...map }) {
+  picture.tell = (row, column) => {
+    picture.point(row, column);
+    picture.read([row === undefined ? "" : words(map.values[row * map.values.shape[1] + column], row, column)]);
+  };
   picture.show({
     title, note, legend: [{ name: map.color.label }], python,
     table: () => mapTable(corner, Array.from(columns, String), rows, map.values),
-    draw: (plot) => heatMap(plot, map),
+    draw: (plot) => heatMap(plot, { ...map, hover: hover ?? picture.tell }),
   });
 }
 

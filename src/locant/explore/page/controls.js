@@ -68,34 +68,28 @@ export function controlGroup(side, page, named, slot) {
 // `also`: other settings that change with it.
 class Controls {
   constructor(place, page, named) {
-    this.place = place;
-    this.page = page;
-    this.named = named;
-    this.fields = new Map();
+    Object.assign(this, { place, page, named, fields: {} });
   }
 
   show(controls) {
-    for (const name of Object.keys(this.named)) {
+    let next = null; // from the last to the first, each before the one after it
+    for (const name of Object.keys(this.named).reverse()) {
       const control = controls[name];
-      const field = this.fields.get(name);
-      if (field && (!control || field.kind !== kindOf(control))) {
-        field.element.remove();
-        this.fields.delete(name);
+      if (this.fields[name]?.kind !== kindOf(control)) {
+        this.fields[name]?.element.remove();
+        this.fields[name] = control && this.field(name, kindOf(control));
+        if (control) this.place.insertBefore(this.fields[name].element, next);
       }
       if (!control) continue;
-      if (!this.fields.has(name)) this.add(name, control);
-      this.fields.get(name).show(control);
+      this.fields[name].show(control);
+      next = this.fields[name].element;
     }
   }
 
-  add(name, control) {
-    const field = FIELDS[kindOf(control)](name, this.named[name], (value, settled) =>
-      this.page.change({ ...this.named[name].also, [name]: value }, { settled }));
-    field.kind = kindOf(control);
-    const names = Object.keys(this.named);
-    const later = names.slice(names.indexOf(name) + 1).find((each) => this.fields.has(each));
-    this.place.insertBefore(field.element, later ? this.fields.get(later).element : null);
-    this.fields.set(name, field);
+  field(name, kind) {
+    const named = this.named[name];
+    const change = (value, settled) => this.page.change({ ...named.also, [name]: value }, { settled });
+    return { kind, ...FIELDS[kind](name, named, change) };
   }
 }
 
@@ -129,29 +123,27 @@ function isFocused(element) {
 }
 
 function kindOf(control) {
-  return control.kind === "whole" ? "real" : control.kind;
+  return control?.kind === "whole" ? "real" : control?.kind;
 }
 
 const FIELDS = { real: slider, choice, text, still };
 
 function slider(name, { label, unit = "" }, change) {
   const id = `control-${++made}`;
-  const range = html("input", { type: "range", min: 0, max: STEPS, step: "any", id, "data-setting": name });
-  const exact = html("input", { type: "text", inputmode: "decimal", "aria-label": `${label}, as a number`, class: "exact" });
+  const moved = (settled) => change(valueAt(range.value / STEPS, control), settled);
+  const range = html("input", { type: "range", min: 0, max: STEPS, step: "any", id, "data-setting": name, oninput: () => moved(false), onchange: () => moved(true) });
+  const typed = () => change(exact.value.replaceAll(/[\s,]/g, ""), true);
+  const exact = html("input", { type: "text", inputmode: "decimal", "aria-label": `${label}, as a number`, class: "exact", onchange: typed });
   const element = html("div", { class: "control" },
     html("div", { class: "row" }, html("label", { for: id }, label), html("span", { class: "value" }, exact, unit && html("small", {}, unit))),
     range);
   let control;
-  const moved = (settled) => change(valueAt(range.value / STEPS, control), settled);
-  range.addEventListener("input", () => moved(false));
-  range.addEventListener("change", () => moved(true));
   range.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1 }[event.key];
     if (!step || control.kind !== "whole" || control.log) return;
     event.preventDefault(); // of an integer, one step is the next that may be
     change(Math.min(control.high, Math.max(control.low, control.value + step * control.step)), true);
   });
-  exact.addEventListener("change", () => change(exact.value.replaceAll(/[\s,]/g, ""), true));
   const show = (next) => {
     control = next;
     if (!isFocused(range) || !range.matches(":active")) range.value = STEPS * shareOf(next.value, next);
@@ -176,30 +168,32 @@ function valueAt(share, { kind, low, high, log, step }) {
   return Math.min(high, Math.max(low, Number(value.toPrecision(digits))));
 }
 
+// A field under its label.
+function labelled(label, field) {
+  field.id = `control-${++made}`;
+  return html("div", { class: "control" }, html("label", { for: field.id }, label), field);
+}
+
 function choice(name, { label, titles = {} }, change) {
-  const id = `control-${++made}`;
-  const select = html("select", { id, "data-setting": name });
-  const element = html("div", { class: "control" }, html("label", { for: id }, label), select);
-  select.addEventListener("change", () => change(select.value, true));
+  const select = html("select", { "data-setting": name, onchange: () => change(select.value, true) });
   let shown = "";
   const show = ({ value, choices, titles: own }) => {
     if (shown !== choices.join("\n")) select.replaceChildren(...choices.map((each) => html("option", { value: each }, own[each] ?? titles[each] ?? each)));
     shown = choices.join("\n");
     select.value = value;
   };
-  return { element, show };
+  return { element: labelled(label, select), show };
 }
 
 function text(name, { label, rows = 1, placeholder = "" }, change) {
-  const id = `control-${++made}`;
-  const field = html(rows > 1 ? "textarea" : "input", { id, rows: rows > 1 ? rows : null, placeholder, "data-setting": name, spellcheck: "false" });
-  const element = html("div", { class: "control" }, html("label", { for: id }, label), field);
-  field.addEventListener("input", () => change(field.value, false));
-  field.addEventListener("change", () => change(field.value, true));
+  const field = html(rows > 1 ? "textarea" : "input", {
+    rows: rows > 1 ? rows : null, placeholder, "data-setting": name, spellcheck: "false",
+    oninput: () => change(field.value, false), onchange: () => change(field.value, true),
+  });
   const show = ({ value }) => {
     if (!isFocused(field)) field.value = value;
   };
-  return { element, show };
+  return { element: labelled(label, field), show };
 }
 
 // What a page cannot change, as it is.

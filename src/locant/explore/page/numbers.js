@@ -1,24 +1,12 @@
 // Numbers come from Python: asked of the server that sent this page.
 
-const KEPT = 40;
-
 class Refused extends Error {}
 export class Gone extends Error {}
 
 export class Numbers {
-  constructor() {
-    this.answers = new Map(); // of the last addresses: going back is at once
-  }
-
   // `link`: the settings were not made on this page, so what is wrong with them is left out.
   async ask(screen, settings, link) {
-    const key = JSON.stringify([screen, settings, link]);
-    if (!this.answers.has(key)) {
-      const answer = await post(`numbers/${screen}${link ? "?link" : ""}`, JSON.stringify(settings));
-      this.answers.set(key, decoded(answer));
-      if (this.answers.size > KEPT) this.answers.delete(this.answers.keys().next().value);
-    }
-    return this.answers.get(key);
+    return decoded(await post(`numbers/${screen}${link ? "?link" : ""}`, JSON.stringify(settings)));
   }
 
   // Gives the key by which an address names the file.
@@ -33,11 +21,6 @@ export class Numbers {
 
   async stop() {
     await post("comparisons/stop");
-  }
-
-  // What is shown may have grown since it was asked for.
-  forget() {
-    this.answers.clear();
   }
 
   async isAlive() {

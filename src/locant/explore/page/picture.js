@@ -14,9 +14,8 @@ const ABOVE = 56; // room for the title and the legend
 const DOTS = 2; // of a PNG, for each of the page
 
 export class Picture {
-  // `again` is called when the picture had to be drawn anew by itself, for what is pointed at.
-  constructor(place, page, { name, height = 300, square = false, again = () => {} }) {
-    Object.assign(this, { page, name, height, square, again });
+  constructor(place, page, { name, height = 300, square = false }) {
+    Object.assign(this, { page, name, height, square, width: 0 });
     this.title = html("h2");
     this.note = html("p", { class: "note" });
     this.legend = html("ul", { class: "legend" });
@@ -30,17 +29,16 @@ export class Picture {
     this.figure = html("figure", { class: "picture", "data-picture": name },
       html("figcaption", {}, this.title, this.note, this.legend), this.plot, foot, this.codeBox);
     place.append(this.figure);
-    this.width = 0;
     new ResizeObserver(([entry]) => this.resized(entry.contentRect.width)).observe(this.plot);
-    window.addEventListener("themed", () => this.redraw());
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
+    window.addEventListener("themed", () => this.draw());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
 
   // `table`: () => ({columns, rows}); `draw`: (plot) => whatever is kept as `this.drawn`; `legend`: [{name, slot}];
   // `python`: the code of this picture, or that of all pictures by their names.
   show({ title, note = "", legend = [], table, python: codes = "", draw }) {
     const python = typeof codes === "string" ? codes : (codes[this.name] ?? "");
-    Object.assign(this, { toTable: table, python, toDraw: draw, told: title, words: { title, legend } });
+    Object.assign(this, { toTable: table, python, toDraw: draw, told: title, words: { title, legend }, pointed: null });
     this.title.textContent = title;
     this.note.textContent = note;
     this.legend.replaceChildren(...legend.map(entry));
@@ -53,6 +51,12 @@ export class Picture {
     this.fillTable();
   }
 
+  // A place in the drawing, which stays when it is drawn anew for another width or theme.
+  point(...place) {
+    this.pointed = place;
+    this.drawn?.point(...place);
+  }
+
   // Values beside the names of the legend, in its order.
   read(texts) {
     const places = this.legend.querySelectorAll(".read");
@@ -62,12 +66,7 @@ export class Picture {
   resized(width) {
     if (Math.abs(width - this.width) < 1) return;
     this.width = width;
-    this.redraw();
-  }
-
-  redraw() {
     this.draw();
-    if (this.drawn) this.again();
   }
 
   draw() {
@@ -79,6 +78,7 @@ export class Picture {
     this.plot.style.height = `${height}px`;
     const plot = { svg: picture, width, height, paint: (...what) => this.paint(picture, ...what) };
     this.drawn = this.toDraw(plot);
+    if (this.pointed) this.point(...this.pointed);
   }
 
   // A canvas under the lines, whose every pixel is a number.
@@ -102,11 +102,7 @@ export class Picture {
   }
 
   buttons() {
-    const button = (label, title, act) => {
-      const made = html("button", { type: "button", class: "quiet", title, "aria-label": `${label} of this picture` }, label);
-      made.addEventListener("click", act);
-      return made;
-    };
+    const button = (label, title, onclick) => html("button", { type: "button", class: "quiet", title, "aria-label": `${label} of this picture`, onclick }, label);
     this.codeButton = button("Python", "The Python that makes it", () => this.showCode());
     return html("div", { class: "save" },
       button("SVG", "The picture as SVG", () => download(`${this.name}.svg`, pictureAsSvg(this.plot, this.words))),
@@ -134,10 +130,14 @@ export function counted(count) {
 
 // Of an area, the legend shows a `box`; of a curve, a piece of it.
 function entry({ name, slot, box, more }) {
-  const sign = box ? svg("rect", { class: `layer slot-${slot}`, width: 12, height: 10, rx: 2 })
-    : svg("line", { class: `curve slot-${slot}`, x1: 1, x2: 25, y1: 5, y2: 5 });
-  const line = slot && svg("svg", { width: box ? 12 : 26, height: 10, "aria-hidden": "true" }, sign);
+  const line = slot && svg("svg", { width: box ? 12 : 26, height: 10, "aria-hidden": "true" }, sign(slot, box, box ? 0 : 1, 0));
   return html("li", {}, line || null, html("span", {}, name), more ? html("small", {}, more) : null, html("output", { class: "read" }));
+}
+
+// Of a colour, 10 high, at a place.
+function sign(slot, box, x, y) {
+  return box ? svg("rect", { class: `layer slot-${slot}`, x, y, width: 12, height: 10, rx: 2 })
+    : svg("line", { class: `curve slot-${slot}`, x1: x, x2: x + 24, y1: y + 5, y2: y + 5 });
 }
 
 function text(value) {
@@ -155,34 +155,26 @@ function csv({ columns, rows }) {
   return new Blob([`${lines.join("\r\n")}\r\n`], { type: "text/csv" });
 }
 
-// A picture as a file. What the stylesheet says is written into it, since it leaves the page.
-// `words`: {title, legend}, which stand above the picture in the file.
-function pictureAsSvg(plot, words) {
-  return new Blob([asText(plot, words)], { type: "image/svg+xml" });
-}
-
 async function pictureAsPng(plot, words) {
   const image = new Image();
   const address = URL.createObjectURL(pictureAsSvg(plot, words));
   image.src = address;
   await image.decode();
-  const canvas = document.createElement("canvas");
-  canvas.width = DOTS * image.naturalWidth;
-  canvas.height = DOTS * image.naturalHeight;
+  const canvas = new OffscreenCanvas(DOTS * image.naturalWidth, DOTS * image.naturalHeight);
   canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
   URL.revokeObjectURL(address);
-  return new Promise((done) => canvas.toBlob(done, "image/png"));
+  return canvas.convertToBlob();
 }
 
 export function download(name, blob) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(blob);
-  link.download = name;
+  const link = html("a", { href: URL.createObjectURL(blob), download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-function asText(plot, words) {
+// A picture as a file. What the stylesheet says is written into it, since it leaves the page.
+// `words`: {title, legend}, which stand above the picture in the file.
+function pictureAsSvg(plot, words) {
   const original = plot.querySelector("svg");
   original.append(heading(words, original.clientWidth));
   const copy = original.cloneNode(true);
@@ -203,7 +195,7 @@ function asText(plot, words) {
   copy.setAttribute("height", height + ABOVE);
   copy.prepend(svg("rect", { y: -ABOVE, width, height: height + ABOVE, fill: paper }));
   copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
-  return new XMLSerializer().serializeToString(copy);
+  return new Blob([new XMLSerializer().serializeToString(copy)], { type: "image/svg+xml" });
 }
 
 function heading({ title, legend }, width) {
@@ -213,37 +205,8 @@ function heading({ title, legend }, width) {
     const y = 40 - ABOVE;
     const end = x + 34 + 6.6 * name.length;
     if (end > width) break;
-    made.append(box ? svg("rect", { class: `layer slot-${slot}`, x, y: y - 9, width: 12, height: 10, rx: 2 }) : svg("line", { class: `curve slot-${slot}`, x1: x, x2: x + 24, y1: y - 4, y2: y - 4 }));
-    made.append(svg("text", { class: "label", x: x + (box ? 18 : 30), y }, name));
+    made.append(sign(slot, box, x, y - 9), svg("text", { class: "label", x: x + (box ? 18 : 30), y }, name));
     x = end + 18;
   }
   return made;
-}
-
-// Where the pointer or the keyboard is, for all views of a screen: what one says, the others show.
-export class Cursor {
-  constructor() {
-    this.watching = [];
-    this.at = null;
-    this.resting = null;
-  }
-
-  watch(show) {
-    this.watching.push(show);
-  }
-
-  // While the pointer is on a picture; null when it leaves, and the place that the address names is shown again.
-  set(at) {
-    this.at = at;
-    this.tell();
-  }
-
-  rest(at) {
-    this.resting = at;
-    this.tell();
-  }
-
-  tell() {
-    for (const show of this.watching) show(this.at ?? this.resting);
-  }
 }

@@ -12,12 +12,10 @@ export class Router {
   }
 
   read() {
-    const [screen, settings = ""] = split(location.hash.slice(1));
     const address = location.hash;
     if (address === this.address) return;
-    this.address = address;
-    this.screen = screen;
-    this.settings = Object.fromEntries(new URLSearchParams(settings));
+    const [, screen, settings] = address.match(/^#?([^?]*)\??(.*)$/s);
+    Object.assign(this, { screen, address, settings: Object.fromEntries(new URLSearchParams(settings)) });
     this.show();
   }
 
@@ -31,9 +29,8 @@ export class Router {
   }
 
   // Instead of settings that were refused: they would be refused with every later change, too.
-  take(settings) {
-    this.settings = settings;
-    this.address = addressOf(this.screen, settings);
+  take(screen, settings) {
+    Object.assign(this, { screen, settings, address: addressOf(screen, settings) });
     history.replaceState(null, "", this.address);
   }
 
@@ -66,9 +63,4 @@ export function linkButton(address, tell) {
     tell(link, (await navigator.clipboard?.writeText(link).then(() => true, () => false)) ?? false);
   });
   return button;
-}
-
-function split(text) {
-  const at = text.indexOf("?");
-  return at < 0 ? [text] : [text.slice(0, at), text.slice(at + 1)];
 }

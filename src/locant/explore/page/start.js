@@ -16,19 +16,14 @@ const notice = document.getElementById("notice");
 const numbers = data.exported ? new Saved(data.exported) : new Numbers();
 const router = new Router(() => show());
 const page = {
-  screens: data.screens,
   exported: data.exported,
   change: (values, options) => router.change(data.exported ? numbers.taken(values) : values, options),
   ...(data.exported ? {} : {
-    drop: async (file) => said(() => numbers.drop(file)),
-    compare: async () => said(() => numbers.compare(router.settings)),
-    stop: async () => said(() => numbers.stop()),
-    refresh: () => {
-      numbers.forget();
-      return show();
-    },
+    drop: (file) => said(() => numbers.drop(file)),
+    compare: () => said(() => numbers.compare(router.settings)),
+    stop: () => said(() => numbers.stop()),
+    refresh: () => show(),
   }),
-  link: (screen) => router.link(screen),
   settings: () => router.settings,
   settled: () => !router.moving,
   shown: () => JSON.parse(place.dataset.shown),
@@ -36,7 +31,7 @@ const page = {
   announce: (text) => (document.getElementById("announced").textContent = text),
 };
 const keyboard = new Keyboard(page);
-const links = navigation();
+const links = data.screens.map(({ name, title }) => [name, html("a", {}, title)]);
 let open = null; // the screen that is shown
 let asking = null; // the question that is to be answered: {screen, changed}
 
@@ -45,29 +40,24 @@ document.getElementById("skip").addEventListener("click", (event) => {
   main.focus();
 });
 document.getElementById("tools").append(...tools(page, keyboard, router));
+document.getElementById("screens").append(...links.map(([, link]) => html("li", {}, link)));
 if (!data.exported) setInterval(look, EVERY);
-begin();
-
-function begin() {
-  if (!location.hash) history.replaceState(null, "", `#${data.screens[0].name}`);
-  router.read();
-}
+if (!location.hash) history.replaceState(null, "", `#${data.screens[0].name}`);
+router.read();
 
 // One question at a time: while a slider moves, every answer is drawn, and the newest value is asked for next.
 async function show() {
   const screen = data.screens.find((each) => each.name === router.screen);
-  theme(router.settings.theme);
+  const { theme = "" } = router.settings;
+  document.documentElement.dataset.theme = theme;
   if (!screen) {
     asking = null;
     const words = `There is no screen “${router.screen}”. Choose one above.`;
-    if (open) stay();
-    else {
-      router.screen = data.screens[0].name;
-      router.take(router.kept());
-      await show();
-    }
+    stay();
+    if (!open) await show();
     return say(words);
   }
+  for (const [name, link] of links) link.href = router.link(name);
   if (asking?.screen === screen) {
     asking.changed = true;
     return;
@@ -88,8 +78,10 @@ async function show() {
       if (isNew) await change(screen);
       if (own !== asking) return;
       open.view.show(answer);
-      open.settings = asked;
-      if (answer.left_out?.length) leaveOut(answer, own.changed);
+      const leftOut = answer.left_out ?? []; // what a link asks for and cannot be had
+      open.settings = Object.fromEntries(Object.entries(asked).filter(([name]) => !leftOut.includes(name)));
+      if (leftOut.length && !own.changed) stay();
+      if (leftOut.length) say(answer.refused.join(" "));
       place.dataset.shown = JSON.stringify(answer.state);
     }
   } finally {
@@ -100,17 +92,9 @@ async function show() {
   }
 }
 
-// After what was refused: the address, and with it the next change, is of what is shown.
+// After what was refused: the address, and with it the next change, is of what is shown; or of the first screen.
 function stay() {
-  router.screen = open.name;
-  router.take(open.settings);
-}
-
-// What a link asks for and cannot be had.
-function leaveOut({ refused, left_out: names }, changed) {
-  open.settings = Object.fromEntries(Object.entries(open.settings).filter(([name]) => !names.includes(name)));
-  if (!changed) stay();
-  say(refused.join(" "));
+  router.take(open?.name ?? data.screens[0].name, open?.settings ?? router.kept());
 }
 
 async function change(screen) {
@@ -119,11 +103,8 @@ async function change(screen) {
   document.title = `${screen.title} · locant explore`;
   document.getElementById("title").textContent = screen.title;
   document.getElementById("about").textContent = screen.about;
-  for (const [name, link] of links) {
-    if (name === screen.name) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
-  }
-  links.get(screen.name).scrollIntoView?.({ block: "nearest", inline: "nearest" });
+  for (const [name, link] of links) link.ariaCurrent = name === screen.name ? "page" : null;
+  document.querySelector("[aria-current]").scrollIntoView({ block: "nearest", inline: "nearest" });
   open = { name: screen.name, view: build(place, page), settings: {} };
   keyboard.keys = open.view.keys ?? {};
 }
@@ -157,22 +138,3 @@ function say(text, kind = "problem") {
   notice.hidden = !text;
 }
 
-function theme(name) {
-  if (name === "light" || name === "dark") document.documentElement.dataset.theme = name;
-  else delete document.documentElement.dataset.theme;
-}
-
-function navigation() {
-  const list = document.getElementById("screens");
-  const found = new Map();
-  for (const screen of data.screens) {
-    const link = html("a", { href: `#${screen.name}` }, screen.title);
-    link.addEventListener("click", (event) => {
-      event.preventDefault();
-      page.change({}, { screen: screen.name });
-    });
-    found.set(screen.name, link);
-    list.append(html("li", {}, link));
-  }
-  return found;
-}

@@ -84,7 +84,10 @@ def sampled(count: int, most: int) -> np.ndarray:
 
 def answer(name: str, given: Mapping[str, str], session: Session) -> dict[str, Any]:
     """What a screen shows for these settings: the settings as they were read, their controls, and the numbers."""
-    state = State(given)
+    return _answer(name, State(given), session)
+
+
+def _answer(name: str, state: State, session: Session) -> dict[str, Any]:
     try:
         numbers = find_screen(name).numbers(state, session)
     except RecursionError:
@@ -92,32 +95,22 @@ def answer(name: str, given: Mapping[str, str], session: Session) -> dict[str, A
     return {"screen": name, "state": state.settled, "controls": state.controls, "numbers": numbers}
 
 
-class Reading(dict[str, str]):
-    """Settings that remember which of them was read last."""
-
-    last = ""
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """As of any dictionary."""
-        if name in self:
-            self.last = name
-        return super().get(name, default)
-
-
 def answer_link(name: str, given: Mapping[str, str], session: Session) -> dict[str, Any]:
     """The same, for an address that was written elsewhere: settings that cannot be shown are left out, and said.
 
     ``refused`` holds what was wrong with them, ``left_out`` their names: of an error, the setting read last.
     """
-    taken, refused = Reading(given), list[str]()
+    taken, refused = dict(given), list[str]()
     while True:
+        state = State(taken)
         try:
-            shown = answer(name, taken, session)
+            shown = _answer(name, state, session)
         except LocantError as error:
-            if taken.last not in taken:
+            last = next((read for read in reversed(state.controls) if read in taken), None)
+            if last is None:
                 raise
             refused.append(sentence(error))
-            del taken[taken.last]
+            del taken[last]
         else:
             left_out = [setting for setting in given if setting not in taken]
             return {**shown, "refused": [*dict.fromkeys(refused)], "left_out": left_out}

@@ -38,12 +38,9 @@ intervals = {name: (np.subtract(losses[name], half[name]), np.add(losses[name], 
 """
 INTERVALS = """intervals = {record["encoding"]: record["interval_by_length"] for record in report["records"]}
 """
-BY_POSITION = f"""neighbours, losses = np.ones({NEIGHBOURS}), {{}}
-for row in summarise(report).rows:
-    values = np.array([cell.mean if cell else np.nan for cell in row.by_position])
-    counts = np.convolve(np.ones(len(values)), neighbours, "same")
-    smooth = len(values) >= len(neighbours)
-    losses[row.encoding] = np.convolve(values, neighbours, "same") / counts if smooth else values
+BY_POSITION = """from locant.explore.screens.results import by_position
+
+losses = {row.encoding: by_position(row) for row in summarise(report).rows}
 """
 RECALLED = """keys = next(each["pass_keys"] for each in report["records"] if each["encoding"] == {!r})
 share = {{(each["depth"], each["length"]): each["recalled"] / each["asked"] for each in keys if each["asked"]}}
@@ -75,34 +72,31 @@ EVALUATED = "Nothing was trained. In nats per token. Bands: 95 % intervals over 
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
     """Losses by length and by position of one report, what they say, and how far a comparison is that runs here."""
-    dropped = session.dropped_files(state.text("report"))
-    folders = session.reports
     runs = {key: run.folder for key, run in session.comparisons.items()}
-    known = {**folders, **runs, **{key: Path(file.name) for key, file in dropped.items()}}
-    titles = {key: str(known[key]) for key in (*runs, *dropped)}
-    written = {**titles, **{key: session.written(key) for key in folders}}
+    known = {**session.reports, **runs} or {NOTHING: None}
     # What was dropped may be a file of another screen, so it is opened only where an address names it.
-    first = next(iter({**folders, **runs}), NOTHING)
-    name = state.one_of("report", first, [*known, *([NOTHING] if first == NOTHING else [])], titles)
+    name, dropped = session.chosen(state, "report", next(iter(known)), [*known], {key: str(runs[key]) for key in runs})
     options(state, session)
     run = session.comparisons.get(name)
+    title = dropped.name if dropped else str(runs.get(name, name))
+    written = title if dropped or run else session.written(name)
     results = None
-    if name in dropped:
-        results = _read(dropped[name].content, dropped[name].name)
-    elif name != NOTHING:
-        results = _in_folder(known[name], required=run is None)
+    if dropped:
+        results = _read(dropped.content, dropped.name)
+    elif folder := known[name]:
+        results = _in_folder(folder, required=run is None)
     if session.is_shared:
         results = _without_folders(results)
-    shown = _shown(results, written.get(name, name))
+    shown = _shown(results, written)
     return {
-        "folder": "" if name == NOTHING else titles.get(name, name),
+        "folder": "" if name == NOTHING else title,
         "state": None if run is None else run.state,
         "done": 0 if run is None else run.done,
         "total": 0 if run is None else run.total,
         "missing": _missing(results),
         "training": {} if run is None else {label: _thinned(losses) for label, losses in run.losses.items()},
         "python": ({} if run is None else {"training": _code_of_run(run, session)})
-        | ({} if results is None else _codes(written.get(name, name), shown, results)),
+        | ({} if results is None else _codes(written, shown, results)),
         **shown,
     }
 
@@ -236,8 +230,7 @@ def _row(row: Row, summary: Summary, written: Mapping[str, Any] | None) -> dict[
     else:
         ends = [written.get(str(length)) or (np.nan, np.nan) for length in summary.lengths]
         low, high = np.array(ends, dtype=np.float64).T
-    by_position = _smooth(_cells(row.by_position))
-    return {"name": row.encoding, "by_length": means, "low": low, "high": high, "by_position": by_position}
+    return {"name": row.encoding, "by_length": means, "low": low, "high": high, "by_position": by_position(row)}
 
 
 def _recalled(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,8 +250,9 @@ def _cells(cells: Sequence[Cell | None]) -> np.ndarray:
     return np.array([np.nan if cell is None else cell.mean for cell in cells])
 
 
-def _smooth(values: np.ndarray) -> np.ndarray:
-    """Means over `NEIGHBOURS`, fewer at the ends."""
+def by_position(row: Row) -> np.ndarray:
+    """The losses of an encoding by position: means over `NEIGHBOURS`, fewer at the ends."""
+    values = _cells(row.by_position)
     counts = np.convolve(np.ones(len(values)), np.ones(NEIGHBOURS), "same")
     return np.convolve(values, np.ones(NEIGHBOURS), "same") / counts if len(values) >= NEIGHBOURS else values
 

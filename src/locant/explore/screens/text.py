@@ -105,23 +105,21 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
 def _chosen(state: State, session: Session) -> tuple[str, str, str]:
     """A file of the command line, a dropped one, or a text that is here: its name, how Python reads it, its text."""
     files = session.texts
-    dropped = session.dropped_files(state.text("file"))
-    titles = {key: file.name for key, file in dropped.items()}
-    name = state.one_of("file", next(iter(files), EXAMPLE), [*files, EXAMPLE, SAMPLE, *titles], titles)
+    name, dropped = session.chosen(state, "file", next(iter(files), EXAMPLE), [*files, EXAMPLE, SAMPLE])
     if name == EXAMPLE:
         return name, repr(SENTENCE), SENTENCE
     if name == SAMPLE:
         return name, f"locant.text.sample_text()[:{MOST_CHARACTERS}]", sample_text()[:MOST_CHARACTERS]
-    if name in files:
+    if dropped is None:
         return name, _opening(session.written(name)), read_texts(files[name])[0][:MOST_CHARACTERS]
     try:
-        text = dropped[name].content.decode()
+        text = dropped.content.decode()
     except UnicodeDecodeError as error:
-        cause = f"got {titles[name]!r}, which is not text in UTF-8: byte {error.start}"
+        cause = f"got {dropped.name!r}, which is not text in UTF-8: byte {error.start}"
         raise InputError(cause, "a text file") from None
     if not text:
-        raise InputError(f"got {titles[name]!r}, which is empty", "a file with text in it")
-    return titles[name], _opening(titles[name]), text[:MOST_CHARACTERS]
+        raise InputError(f"got {dropped.name!r}, which is empty", "a file with text in it")
+    return dropped.name, _opening(dropped.name), text[:MOST_CHARACTERS]
 
 
 def _opening(name: str) -> str:

@@ -83,10 +83,8 @@ const RAISED = { ...Object.fromEntries([..."⁰¹²³⁴⁵⁶⁷⁸⁹"].map((d
 export function number(value, digits = 4) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
-  if (value === 0) return "0";
   const size = Math.abs(value);
-  if (Number.isInteger(value) && size < 1e12) return value.toLocaleString("en-US").replace("-", "−");
-  if (size >= 1e7 || size < 1e-3) return value.toExponential(digits - 2).replace(/\.?0*e\+?/, "e").replaceAll("-", "−");
-  const rounded = Number(value.toPrecision(digits));
-  return rounded.toLocaleString("en-US", { maximumFractionDigits: 8 }).replace("-", "−");
+  const whole = Number.isInteger(value) && size < 1e12; // also -0, which + 0 makes 0
+  if (!whole && (size >= 1e7 || size < 1e-3)) return value.toExponential(digits - 2).replace(/\.?0*e\+?/, "e").replaceAll("-", "−");
+  return (value + 0).toLocaleString("en-US", { maximumSignificantDigits: whole ? 12 : digits }).replace("-", "−");
 }

@@ -9,7 +9,7 @@ const COLORS = 6;
 const LETTER = 7.4; // of the monospaced letters in a box
 
 // A box that says which it is while it is pointed at, and when it is pressed.
-function watched(box, number, hover, choose) {
+export function watched(box, number, hover, choose) {
   box.addEventListener("pointerenter", () => hover(number));
   box.addEventListener("pointerleave", () => hover(null));
   if (choose) box.addEventListener("click", () => choose(number));

@@ -1,6 +1,7 @@
 // Clocks: one hand for each pair of dimensions, at its angle.
 
 import { svg } from "../dom.js";
+import { watched } from "./boxes.js";
 
 const GAP = 6;
 
@@ -22,17 +23,10 @@ export function dials(plot, { cos, sin, kinds, chosen, choose, hover }) {
     const [x, y] = place(pair);
     const made = dial(x + size / 2, y + size / 2, size / 2 - 1, cos[pair], sin[pair], { kind: kinds[pair], chosen: pair === chosen });
     made.append(svg("title", {}, `pair ${pair}`));
-    made.addEventListener("click", () => choose(pair));
-    made.addEventListener("pointerenter", () => hover(pair));
-    made.addEventListener("pointerleave", () => hover(null));
-    return made;
+    return watched(made, pair, hover, choose);
   });
   plot.svg.append(...groups);
-  return {
-    point(pair) {
-      groups.forEach((group, number) => group.classList.toggle("pointed", number === pair));
-    },
-  };
+  return { point: (pair) => groups.forEach((group, number) => group.classList.toggle("pointed", number === pair)) };
 }
 
 // The largest size at which all fit.

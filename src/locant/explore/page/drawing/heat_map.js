@@ -4,7 +4,7 @@ import { svg } from "../dom.js";
 import { axes, leftFor, linear, logarithmic, number } from "./axes.js";
 import { nearest } from "./line_chart.js";
 
-const BAR = 10;
+const BAR = 10; // wide
 const MARGIN = { left: 52, right: 66, top: 10, bottom: 42 };
 
 // values: rows x columns, NaN where there is nothing; x and y: {label, values, format, every, wide}: `every` for a tick
@@ -25,7 +25,6 @@ export function heatMap(plot, { values, x, y, color, hover = () => {}, press }) 
   axes(plot, frame(across, x, ticksAcross), frame(down, y, ticksDown), { grid: false, margin });
   bar(plot, color, area);
   const cell = svg("rect", { class: "cell", visibility: "hidden", width: Math.max(3, area.width / columns), height: Math.max(3, area.height / rows) });
-  const lines = ["across", "down"].map((kind) => svg("line", { class: "cursor", visibility: "hidden", "data-kind": kind }));
   const glass = svg("rect", { ...area, fill: "transparent", class: "glass" });
   const within = (value, count) => Math.min(count - 1, Math.max(0, Math.round(value)));
   const placeOf = (event) => {
@@ -35,10 +34,10 @@ export function heatMap(plot, { values, x, y, color, hover = () => {}, press }) 
   glass.addEventListener("pointermove", (event) => hover(...placeOf(event)));
   if (press) glass.addEventListener("click", (event) => press(...placeOf(event)));
   glass.addEventListener("pointerleave", () => hover());
-  plot.svg.append(...lines, cell, glass);
+  plot.svg.append(cell, glass);
   return {
     point(row, column) {
-      const seen = row !== undefined && row !== null && column !== undefined && column !== null;
+      const seen = Number.isInteger(row) && Number.isInteger(column);
       cell.setAttribute("visibility", seen ? "visible" : "hidden");
       if (!seen) return;
       cell.setAttribute("x", across(column) - cell.getAttribute("width") / 2);
@@ -57,24 +56,20 @@ function ticksOf({ values, format, every }, count, most) {
 }
 
 function pixels(values, { map, low, high, log }, element) {
-  const colors = table(map, element);
+  const colors = table(anchors(map, element));
   const bytes = new Uint8ClampedArray(4 * values.length);
   const shade = (log ? logarithmic : linear)(low, high, 0, 255);
-  for (let at = 0; at < values.length; at++) {
-    const value = values[at];
-    if (Number.isNaN(value)) continue; // transparent
-    const entry = 3 * Math.min(255, Math.max(0, Math.round(shade(value))));
-    bytes[4 * at] = colors[entry];
-    bytes[4 * at + 1] = colors[entry + 1];
-    bytes[4 * at + 2] = colors[entry + 2];
-    bytes[4 * at + 3] = 255;
-  }
+  values.forEach((value, at) => {
+    if (Number.isNaN(value)) return; // transparent
+    const entry = 4 * Math.min(255, Math.max(0, Math.round(shade(value))));
+    bytes.set(colors.subarray(entry, entry + 4), 4 * at);
+  });
   return bytes;
 }
 
 function bar(plot, { map, low, high, label, log }, area) {
   const id = `bar-${(bar.made = (bar.made ?? 0) + 1)}`;
-  const stops = Array.from({ length: 17 }, (_, step) => svg("stop", { offset: step / 16, "stop-color": css(map, step / 16, plot.svg) }));
+  const stops = anchors(map, plot.svg).map((color, at, all) => svg("stop", { offset: at / (all.length - 1), "stop-color": color }));
   const left = area.x + area.width + 12;
   plot.svg.append(svg("linearGradient", { id, x1: 0, x2: 0, y1: 1, y2: 0 }, stops));
   plot.svg.append(svg("rect", { x: left, y: area.y, width: BAR, height: area.height, fill: `url(#${id})` }));
@@ -85,43 +80,28 @@ function bar(plot, { map, low, high, label, log }, area) {
   plot.svg.append(svg("text", { class: "label", x: left + BAR, y: plot.height - 5, "text-anchor": "middle" }, label ?? ""));
 }
 
-// Scales of colours that a colour-blind reader can tell apart, as tables of 256. One sign: cividis (Nuñez, Anderton and
-// Renslow 2018). Signed: blue, paper, orange.
+// Scales of colours that a colour-blind reader can tell apart. One sign: cividis (Nuñez, Anderton and Renslow 2018).
+// Signed: blue, paper, orange.
+const CIVIDIS = ["#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838"];
 const ANCHORS = {
-  one: {
-    light: ["#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838"],
-  },
+  one: { light: CIVIDIS, dark: CIVIDIS },
   signed: {
     light: ["#0a3a6b", "#1f6fb0", "#6fb1dd", "#cfe3f1", "#f8f8f6", "#fbdcb8", "#f3a04f", "#cf5a05", "#7a2d04"],
     dark: ["#b8e0ff", "#5db0ee", "#2b77ad", "#1c3f5c", "#20252b", "#573415", "#a8581a", "#ee8f3c", "#ffd6a6"],
   },
 };
 
-const tables = new Map();
-
 // `element`: what is drawn on.
-function table(name, element) {
-  const dark = getComputedStyle(element).colorScheme.trim() === "dark";
-  const kind = dark && ANCHORS[name].dark ? "dark" : "light";
-  const key = `${name} ${kind}`;
-  if (!tables.has(key)) tables.set(key, spread(ANCHORS[name][kind]));
-  return tables.get(key);
+function anchors(name, element) {
+  return ANCHORS[name][getComputedStyle(element).colorScheme.trim() === "dark" ? "dark" : "light"];
 }
 
-function css(name, share, element) {
-  const at = 3 * Math.round(255 * Math.min(1, Math.max(0, share)));
-  return `rgb(${table(name, element).slice(at, at + 3).join(" ")})`;
-}
-
-function spread(anchors) {
-  const colors = anchors.map((text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16)));
-  const made = new Uint8ClampedArray(3 * 256);
-  for (let entry = 0; entry < 256; entry++) {
-    const place = (entry / 255) * (colors.length - 1);
-    const before = Math.min(Math.floor(place), colors.length - 2);
-    for (let part = 0; part < 3; part++) {
-      made[3 * entry + part] = colors[before][part] + (place - before) * (colors[before + 1][part] - colors[before][part]);
-    }
-  }
-  return made;
+// 256 colours, four bytes each: between two anchors they are mixed.
+function table(colors) {
+  const canvas = new OffscreenCanvas(256, 1).getContext("2d");
+  const mixed = canvas.createLinearGradient(0.5, 0, 255.5, 0);
+  colors.forEach((color, at) => mixed.addColorStop(at / (colors.length - 1), color));
+  canvas.fillStyle = mixed;
+  canvas.fillRect(0, 0, 256, 1);
+  return canvas.getImageData(0, 0, 256, 1).data;
 }

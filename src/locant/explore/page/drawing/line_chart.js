@@ -51,64 +51,47 @@ export function lineChart(plot, { x, y, series, marks = [], levels = [], hover =
   plot.svg.append(glass);
   return {
     point(index) {
-      cross.setAttribute("visibility", index === null || index === undefined ? "hidden" : "visible");
-      if (index === null || index === undefined) return;
-      const place = across(x.values[index]);
-      cross.firstChild.setAttribute("x1", place);
-      cross.firstChild.setAttribute("x2", place);
-      for (const [one, dot] of dots) {
-        const own = one.at ? nearest(one.at, x.values[index]) : index;
-        const value = one.values[own];
-        const seen = Number.isFinite(value) && value !== null;
+      const isThere = Number.isInteger(index);
+      cross.setAttribute("visibility", isThere ? "visible" : "hidden");
+      if (!isThere) return;
+      for (const end of ["x1", "x2"]) cross.firstChild.setAttribute(end, across(x.values[index]));
+      for (const [{ at: places, values }, dot] of dots) {
+        const own = places ? nearest(places, x.values[index]) : index;
+        const seen = Number.isFinite(values[own]);
         dot.setAttribute("visibility", seen ? "inherit" : "hidden");
         if (!seen) continue;
-        dot.setAttribute("cx", one.at ? across(one.at[own]) : place);
-        dot.setAttribute("cy", up(value));
+        dot.setAttribute("cx", across((places ?? x.values)[own]));
+        dot.setAttribute("cy", up(values[own]));
       }
     },
   };
 }
 
 function bounds(y, series) {
-  let [low, high] = [Infinity, -Infinity];
-  for (const { values, low: from = [], high: to = [] } of series) {
-    for (const value of [...values, ...from, ...to]) {
-      if (value === null || !Number.isFinite(value) || (y.log && value <= 0)) continue;
-      low = Math.min(low, value);
-      high = Math.max(high, value);
-    }
-  }
+  const all = series.flatMap(({ values, low: from = [], high: to = [] }) => [...values, ...from, ...to]);
+  const drawn = all.filter((value) => Number.isFinite(value) && !(y.log && value <= 0));
+  let [low, high] = [Math.min(...drawn), Math.max(...drawn)];
   if (low > high) [low, high] = [y.log ? 1 : 0, y.log ? 10 : 1];
   const pad = y.log ? 0 : (high - low || 1) * 0.04;
   return [y.low ?? low - pad, y.high ?? high + pad];
 }
 
 function path(across, values, x, y, steps) {
-  let d = "";
   let open = false;
-  for (let at = 0; at < values.length; at++) {
-    const value = values[at];
-    const place = value === null || !Number.isFinite(value) ? NaN : y(value);
-    if (!Number.isFinite(place)) {
-      open = false;
-      continue;
-    }
+  return Array.from(values, (value, at) => {
+    const place = value === null ? NaN : y(value);
+    const isOpen = open;
+    open = Number.isFinite(place);
+    if (!open) return "";
     const [right, up] = [x(across[at]).toFixed(1), Math.min(1e5, Math.max(-1e5, place)).toFixed(1)];
-    d += open && steps ? `H${right}V${up}` : `${open ? "L" : "M"}${right} ${up}`;
-    open = true;
-  }
-  return d;
+    return isOpen && steps ? `H${right}V${up}` : `${isOpen ? "L" : "M"}${right} ${up}`;
+  }).join("");
 }
 
 function band(across, { low, high }, x, y) {
-  const there = [];
-  const back = [];
-  for (let at = 0; at < low.length; at++) {
-    if (Number.isNaN(low[at])) continue;
-    there.push(`${x(across[at]).toFixed(1)} ${y(high[at]).toFixed(1)}`);
-    back.unshift(`${x(across[at]).toFixed(1)} ${y(low[at]).toFixed(1)}`);
-  }
-  return there.length ? `M${there.join("L")}L${back.join("L")}Z` : "";
+  const places = Array.from(low.keys()).filter((at) => !Number.isNaN(low[at]));
+  const edge = (values, order) => order.map((at) => `${x(across[at]).toFixed(1)} ${y(values[at]).toFixed(1)}`).join("L");
+  return places.length ? `M${edge(high, places)}L${edge(low, places.toReversed())}Z` : "";
 }
 
 export function nearest(values, wanted) {

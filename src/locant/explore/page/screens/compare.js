@@ -5,7 +5,7 @@ import { controlGroup, split } from "../controls.js";
 import { html } from "../dom.js";
 import { number } from "../drawing/axes.js";
 import { nearest } from "../drawing/line_chart.js";
-import { Cursor, Picture } from "../picture.js";
+import { Picture } from "../picture.js";
 
 const SLOTS = [1, 2, 3, 4];
 const TITLES = { none: "–" };
@@ -24,34 +24,23 @@ export function open(place, page) {
   }, slot]);
   const groups = [[shared], ...slots].map(([named, slot]) => controlGroup(side, page, named, slot)[1]);
 
-  const cursor = new Cursor();
-  const chart = new Picture(pictures, page, { name: "score-by-distance", height: 320, again: () => cursor.tell() });
+  const chart = new Picture(pictures, page, { name: "score-by-distance", height: 320 });
   const maps = html("div", { class: "grid" });
   pictures.append(maps);
   const mapOf = new Map();
   let last = null;
   let rested = null; // the answer before a slider began to move: its curves stay faintly on the chart
 
-  cursor.watch((at) => {
-    if (!last) return;
-    chart.drawn?.point(at);
+  // A distance, by its number, in the chart and in all maps: there of the last query, or of these.
+  function point(at, query = last.numbers.positions.length - 1, key = null) {
     const { length, distances, positions, encodings } = last.numbers;
-    const distance = at === null ? null : distances[at];
-    chart.read(encodings.map(({ mean }) => (mean && at !== null ? number(mean[at]) : "")));
-    chart.note.textContent = noteOf(length, distance);
-    const query = positions.length - 1;
-    if (distance === null) pointMaps();
-    else pointMaps(query, nearest(positions, positions[query] - distance));
-  });
-
-  // The same query and key in all maps.
-  function pointMaps(query = null, key = null) {
-    const { positions, encodings } = last.numbers;
-    for (const { slot, map } of drawn(encodings)) {
-      mapOf.get(slot)?.drawn?.point(query, key);
-      mapOf.get(slot)?.read([query === null ? "" : `${number(map[query * positions.length + key])} at query ${number(positions[query])}, key ${number(positions[key])}`]);
-    }
+    chart.point(at);
+    chart.read(encodings.map(({ mean }) => (mean ? number(mean[at]) : "")));
+    chart.note.textContent = noteOf(length, distances[at]);
+    for (const picture of mapOf.values()) picture.tell(query, key ?? nearest(positions, positions[query] - distances[at]));
   }
+
+  const rest = () => point(nearest(last.numbers.distances, last.numbers.at));
 
   function show(answer) {
     last = answer;
@@ -59,7 +48,7 @@ export function open(place, page) {
     for (const each of groups) each.show(controls);
     showChart(answer, rested);
     showMaps(answer);
-    cursor.rest(nearest(numbers.distances, numbers.at));
+    rest();
     if (page.settled()) rested = answer;
   }
 
@@ -72,35 +61,29 @@ export function open(place, page) {
       y: { label: "score (before the softmax)", low: low - 1, high: Math.max(high, ...curves.map((one) => Math.max(...one.high))) + 0.3 },
       series: [...(before ? faint(before.numbers, numbers) : []), ...curves],
       legend: encodings.map(({ label, slot, note }) => ({ name: label, slot, more: note })),
-      hover: (at) => cursor.set(at),
+      hover: (at) => (at === null ? rest() : point(at)),
     });
   }
 
   function showMaps({ numbers }) {
-    const { positions, encodings, low, high, python } = numbers;
+    const { distances, positions, encodings, low, high, python } = numbers;
     for (const [slot, picture] of mapOf) {
       if (drawn(encodings).some((one) => one.slot === slot)) continue;
       picture.figure.remove();
       mapOf.delete(slot);
     }
     for (const { slot, label, map, doors, name } of drawn(encodings)) {
-      if (!mapOf.has(slot)) mapOf.set(slot, new Picture(maps, page, { name: `map-${slot}`, height: 330, square: true, again: () => cursor.tell() }));
+      if (!mapOf.has(slot)) mapOf.set(slot, new Picture(maps, page, { name: `map-${slot}`, height: 330, square: true }));
       showMap(mapOf.get(slot), {
         title: label, python, corner: "query \\ key", columns: positions, rows: positions, values: map,
         note: doors.filter((door) => door in DOORS).map((door) => DOORS[door]).join(", ") || "does nothing: every key alike",
         x: { label: "key", values: positions }, y: { label: "query", values: positions }, color: { map: "one", low, high, label: "score" },
-        hover: point,
+        words: (value, query, key) => `${number(value)} at query ${number(positions[query])}, key ${number(positions[key])}`,
+        hover: (query, key) => (query === undefined ? rest() : point(nearest(distances, Math.abs(positions[query] - positions[key])), query, key)),
       });
       mapOf.get(slot).figure.dataset.name = name;
     }
     for (const { slot } of drawn(encodings)) maps.append(mapOf.get(slot).figure); // in the order of the slots
-  }
-
-  // Pointing at a map shows its distance in the chart, too.
-  function point(row, column) {
-    const { distances, positions } = last.numbers;
-    cursor.set(row === undefined ? null : nearest(distances, Math.abs(positions[row] - positions[column])));
-    if (row !== undefined) pointMaps(row, column);
   }
 
   const keys = {
@@ -125,8 +108,7 @@ function drawn(encodings) {
 }
 
 function noteOf(length, distance) {
-  const what = `Of the query at position ${number(length - 1)}, with keys before it. The line is the mean over random contents; the band holds the middle 80\u00a0% of them.`;
-  return distance === null ? what : `${what} At distance ${number(distance)}:`;
+  return `Of the query at position ${number(length - 1)}, with keys before it. The line is the mean over random contents; the band holds the middle 80\u00a0% of them. At distance ${number(distance)}:`;
 }
 
 // What the curves were, where only their numbers changed.

@@ -28,7 +28,7 @@ export function open(place, page) {
   const frames = html("div", { class: "grid" });
   pictures.append(html("section", { class: "titled" }, html("h2", {}, "How alike every place is to the chosen token"), told, frames));
   const shown = [];
-  const index = new Picture(pictures, page, { name: "index", height: 260, again: () => tell(last.numbers.at) });
+  const index = new Picture(pictures, page, { name: "index", height: 260 });
   const pairs = new Picture(pictures, page, { name: "pairs", height: 70 });
   const waves = new Picture(pictures, page, { name: "wavelengths", height: 260 });
   let last = null;
@@ -47,7 +47,7 @@ export function open(place, page) {
     const drawn = Math.min(count, FRAMES);
     const least = Math.min(0.999, ...values.slice(begin, begin + count * rows * columns));
     while (shown.length > drawn) shown.pop().figure.remove();
-    while (shown.length < drawn) shown.push(new Picture(frames, page, { name: `frame-${shown.length}`, height: 270, again: () => tell(last.numbers.at) }));
+    while (shown.length < drawn) shown.push(new Picture(frames, page, { name: `frame-${shown.length}`, height: 270 }));
     shown.forEach((picture, frame) => {
       const from = begin + frame * rows * columns;
       const cells = Object.assign(values.slice(from, from + rows * columns), { shape: [rows, columns] });
@@ -91,13 +91,13 @@ export function open(place, page) {
   // One token in all pictures.
   function tell(token) {
     const { axes, index: values, image: [begin, end], grid: [, rows, columns], alike: likeness, at } = last.numbers;
-    index.drawn?.point(token);
+    index.point(token);
     index.read(axes.map((_, axis) => number(values[3 * token + axis])));
     const inside = token >= begin && token < end;
     const within = token - begin;
     shown.forEach((picture, frame) => {
-      if (inside && Math.floor(within / (rows * columns)) === frame) picture.drawn?.point(Math.floor(within / columns) % rows, within % columns);
-      else picture.drawn?.point();
+      const isThere = inside && Math.floor(within / (rows * columns)) === frame;
+      picture.point(...(isThere ? [Math.floor(within / columns) % rows, within % columns] : []));
     });
     const place = axes.map((name, axis) => `${name} ${values[3 * token + axis]}`).join(", ");
     told.textContent = `Token ${token}${inside ? "" : " (text)"} at ${place}: ${number(likeness[token], 3)}, where 1 is the place of token ${at} itself. A mean over pairs of cosines.`;

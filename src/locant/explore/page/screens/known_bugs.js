@@ -52,10 +52,7 @@ export function open(place, page) {
       title: SIDES[name].name, note: "A row for each query; empty where it does not attend.", python: numbers.python,
       corner: "query \\ key", columns: counted(columns), rows: counted(rows),
       values: numbers[name], x: { label: numbers.axes[0] }, y: { label: numbers.axes[1] }, color: { map: "one", low: 0, high, label: "distance" },
-      hover: (query, key) => maps.forEach((each, at) => {
-        each.drawn?.point(query, key);
-        each.read([query === undefined ? "" : number(numbers[Object.keys(SIDES)[at]][query * columns + key])]);
-      }),
+      hover: (query, key) => maps.forEach((each) => each.tell(query, key)),
     });
   }
 

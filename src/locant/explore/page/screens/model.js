@@ -18,7 +18,7 @@ export function open(place, page) {
   const facts = html("section", { class: "facts", "aria-label": "Facts" });
   const beware = html("section", { class: "beware", "aria-label": "Warnings" });
   const layers = new Picture(pictures, page, { name: "layers", height: 78 });
-  const waves = new Picture(pictures, page, { name: "pairs", height: 300, again: () => point(last.numbers.pair) });
+  const waves = new Picture(pictures, page, { name: "pairs", height: 300 });
   const written = html("section", { class: "written", "aria-label": "The new configuration" });
   pictures.append(layers.figure, facts, beware, waves.figure, written);
   let last = null;
@@ -67,7 +67,7 @@ export function open(place, page) {
   }
 
   function point(pair) {
-    waves.drawn?.point(pair);
+    waves.point(pair);
     waves.read(waves.series.map(({ values }) => (values[pair] ? `${number(values[pair], 3)} tokens` : "not rotated")));
     if (last.numbers.extension) waves.note.textContent = noteOf(last.numbers.extension, pair);
   }
@@ -75,13 +75,14 @@ export function open(place, page) {
   function showWritten({ extension, refused, model }) {
     written.replaceChildren(html("h2", {}, "The new configuration"));
     if (!extension) return written.append(html("p", { class: "note" }, `This model is not extended: ${refused}.`));
-    const copy = html("button", { type: "button", class: "primary" }, "Copy config.json");
-    copy.addEventListener("click", () => navigator.clipboard.writeText(extension.config).then(() => {
+    const copied = async () => {
+      await navigator.clipboard.writeText(extension.config);
       copy.textContent = "Copied";
       page.announce("The configuration is copied");
-    }));
-    const save = html("button", { type: "button" }, "Save it");
-    save.addEventListener("click", () => download("config.json", new Blob([extension.config], { type: "application/json" })));
+    };
+    const copy = html("button", { type: "button", class: "primary", onclick: copied }, "Copy config.json");
+    const saved = () => download("config.json", new Blob([extension.config], { type: "application/json" }));
+    const save = html("button", { type: "button", onclick: saved }, "Save it");
     written.append(
       html("p", { class: "note" }, `${model}: what changes for ${number(extension.to)} tokens.`),
       html("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Changes" }, html("table", { class: "changes" },

@@ -5,7 +5,6 @@ import { showCurves, showMap } from "../charts.js";
 import { controlGroup, dropZone, split } from "../controls.js";
 import { html } from "../dom.js";
 import { number } from "../drawing/axes.js";
-import { lineChart, nearest } from "../drawing/line_chart.js";
 import { counted, Picture } from "../picture.js";
 
 const EVERY = 1000; // milliseconds between looks at a comparison that runs here
@@ -22,18 +21,14 @@ export function open(place, page) {
     text: { label: "Text" }, encodings: { label: "Encodings", rows: 2 }, steps: { label: "Training steps" },
     train: { label: "Trained length", unit: "tokens" }, seeds: { label: "Seeds" },
   });
-  const go = html("button", { type: "button", class: "primary" }, "Compare");
-  const stop = html("button", { type: "button", hidden: true }, "Stop");
-  const progress = html("p", { class: "note last", role: "status" });
-  if (page.compare) about.append(html("div", { class: "row last" }, go, stop), progress);
-  go.addEventListener("click", async () => {
+  const compare = async () => {
     const key = await page.compare();
     if (key) page.change({ report: key });
-  });
-  stop.addEventListener("click", async () => {
-    await page.stop();
-    page.refresh();
-  });
+  };
+  const go = html("button", { type: "button", class: "primary", onclick: compare }, "Compare");
+  const stop = html("button", { type: "button", hidden: true, onclick: () => page.stop().then(page.refresh) }, "Stop");
+  const progress = html("p", { class: "note last", role: "status" });
+  if (page.compare) about.append(html("div", { class: "row last" }, go, stop), progress);
   const training = new Picture(pictures, page, { name: "training", height: 260 });
   const lengths = new Picture(pictures, page, { name: "loss-by-length", height: 320 });
   const places = new Picture(pictures, page, { name: "loss-by-position", height: 280 });
@@ -69,18 +64,10 @@ export function open(place, page) {
     if (!names.length) return;
     const longest = names.reduce((most, name) => (curves[name].steps.length > curves[most].steps.length ? name : most), names[0]);
     const steps = { values: curves[longest].steps, label: "step", low: Math.min(...names.map((name) => curves[name].steps[0])), high: Math.max(2, curves[longest].steps.at(-1)) };
-    training.show({
-      title: "Training", python,
-      legend: names.map((name, at) => ({ name, slot: slotOf(at) })),
+    showCurves(training, {
+      title: "Training", python, x: steps, y: { label: "loss" },
       table: () => ({ columns: ["encoding", "step", "loss"], rows: names.flatMap((name) => Array.from(curves[name].steps, (step, at) => [name, step, curves[name].losses[at]])) }),
-      draw: (plot) => lineChart(plot, {
-        x: steps, y: { label: "loss" },
-        series: names.map((name, at) => ({ name, values: curves[name].losses, at: curves[name].steps, slot: slotOf(at), dots: curves[name].steps.length <= FEW })),
-        hover: (at) => {
-          training.drawn?.point(at);
-          training.read(names.map((name) => (at === null ? "" : number(curves[name].losses[nearest(curves[name].steps, curves[longest].steps[at])]))));
-        },
-      }),
+      series: names.map((name, at) => ({ name, values: curves[name].losses, at: curves[name].steps, slot: slotOf(at), dots: curves[name].steps.length <= FEW })),
     });
   }
 
@@ -117,10 +104,8 @@ export function open(place, page) {
         title: name, python, corner: "depth", columns: across.map((length) => `${number(length)} tokens`), rows: depths,
         values: share, x: { label: "length (tokens)", every: true, format: (column) => number(across[column]) },
         y: { label: "depth", every: true, format: (row) => number(depths[row]) }, color: { map: "one", low: 0, high: 1, label: "share recalled" },
-        hover: (row, column) => maps.forEach((each, other) => {
-          each.drawn?.point(row, column);
-          each.read([row === undefined ? "" : wordsOf(all[other], row, column)]);
-        }),
+        words: (_, row, column) => wordsOf(all[at], row, column),
+        hover: (row, column) => maps.forEach((each) => each.tell(row, column)),
       });
     });
   }

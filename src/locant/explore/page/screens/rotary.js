@@ -5,7 +5,7 @@ import { controlGroup, move, split } from "../controls.js";
 import { html } from "../dom.js";
 import { number } from "../drawing/axes.js";
 import { dials, largeDial } from "../drawing/dials.js";
-import { counted, Cursor, Picture } from "../picture.js";
+import { counted, Picture } from "../picture.js";
 
 const BANDS = {
   kept: { name: "turns as without the scaling", slot: 3 },
@@ -26,28 +26,27 @@ export function open(place, page) {
   const clocks = html("div", { class: "beside" });
   pictures.append(clocks);
   const one = new Picture(clocks, page, { name: "clock", height: 260 });
-  const all = new Picture(clocks, page, { name: "clocks", height: 260, again: () => cursor.tell() });
-  const waves = new Picture(pictures, page, { name: "wavelengths", height: 300, again: () => cursor.tell() });
-  const methods = new Picture(pictures, page, { name: "methods", height: 230, again: () => cursor.tell() });
+  const all = new Picture(clocks, page, { name: "clocks", height: 260 });
+  const waves = new Picture(pictures, page, { name: "wavelengths", height: 300 });
+  const methods = new Picture(pictures, page, { name: "methods", height: 230 });
   const lost = html("div", { class: "grid" });
   pictures.append(lost);
   const cache = new Picture(lost, page, { name: "cached-keys", height: 280 });
   const precision = new Picture(lost, page, { name: "precision", height: 280 });
-
-  const cursor = new Cursor();
   let last = null;
 
-  cursor.watch((pair) => {
-    if (!last || pair === null) return;
+  // One pair in all pictures.
+  function point(at) {
     const { numbers } = last;
-    all.drawn?.point(pair);
-    waves.drawn?.point(pair);
-    methods.drawn?.point(numbers.methods.names.indexOf(numbers.scaling), pair);
+    const pair = at ?? numbers.pair;
+    all.point(pair);
+    waves.point(pair);
+    methods.point(numbers.methods.names.indexOf(numbers.scaling), pair);
     all.note.textContent = `pair ${pair}: ${told(numbers, pair)}`;
     waves.read([tokens(numbers.plain[pair]), numbers.scaling === "none" ? "" : tokens(numbers.wavelengths[pair])]);
     const { names, stretch } = numbers.methods;
     methods.note.textContent = `Pair ${pair}: ${names.map((name, row) => `${name} ×${number(stretch[row * numbers.cos.length + pair], 3)}`).join(", ")}.`;
-  });
+  }
 
   function show(answer) {
     last = answer;
@@ -58,7 +57,7 @@ export function open(place, page) {
     showMethods(numbers);
     showCache(numbers);
     showPrecision(numbers);
-    cursor.rest(numbers.pair);
+    point();
   }
 
   function showClocks(numbers) {
@@ -83,7 +82,7 @@ export function open(place, page) {
       table, python,
       draw: (plot) => dials(plot, {
         cos, sin, kinds: bands.map((_, at) => kindOf(numbers, at)), chosen: pair,
-        choose: (at) => page.change({ pair: at }), hover: (at) => cursor.set(at),
+        choose: (at) => page.change({ pair: at }), hover: point,
       }),
     });
   }
@@ -111,7 +110,7 @@ export function open(place, page) {
       x: { values: counted(plain.length), label: "pair of dimensions" }, y: { label: "wavelength (tokens)", log: true },
       series: [{ name: "without a scaling", values: plain, slot: 1 }, ...(scaled ? [{ name: titles[scaling] ?? scaling, values: wavelengths, slot: 2 }] : [])],
       levels: [{ at: trained, label: `trained: ${number(trained)}` }, ...(scaled ? [{ at: length, label: `scaled to: ${number(length)}` }] : [])],
-      hover: (at) => cursor.set(at),
+      hover: point,
     });
   }
 
@@ -121,7 +120,7 @@ export function open(place, page) {
       corner: "scaling", columns: counted(stretch.shape[1]).map((at) => `pair ${at}`), rows: names,
       values: stretch, x: { label: "pair of dimensions" }, y: { label: "", format: (row) => names[row], every: true, wide: 74 },
       color: { map: "one", low: 1, high: most, label: "times", log: true },
-      hover: (row, column) => cursor.set(column ?? null),
+      hover: (row, column) => point(column),
     });
   }
 
@@ -138,7 +137,7 @@ export function open(place, page) {
   function showPrecision({ precision: { position, positions, curves, pairs }, python }) {
     const names = Object.keys(curves);
     const read = (at) => {
-      precision.drawn?.point(at);
+      precision.point(at);
       precision.note.textContent = `The largest error of a cosine, by position. At position ${number(at === null ? position : Math.round(positions[at]))}:`;
       precision.read(names.map((name) => number(at === null ? Math.max(...pairs[name]) : curves[name][at], 3)));
     };

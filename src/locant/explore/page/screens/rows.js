@@ -5,7 +5,7 @@ import { controlGroup, move, split } from "../controls.js";
 import { html } from "../dom.js";
 import { number } from "../drawing/axes.js";
 import { tokens } from "../drawing/boxes.js";
-import { counted, Cursor, Picture } from "../picture.js";
+import { counted, Picture } from "../picture.js";
 
 export function open(place, page) {
   const { side, pictures } = split(place);
@@ -18,26 +18,24 @@ export function open(place, page) {
     { ranks: { label: "Ranks (context parallel)" }, split: { label: "Each document is split" } },
     { encoding: { label: "Encoding" }, times: { label: "For the backend: every length times" } },
   ].map((named) => controlGroup(side, page, named)[1]);
-  const row = new Picture(pictures, page, { name: "row", height: 60, again: () => cursor.tell() });
-  const mask = new Picture(pictures, page, { name: "mask", height: 460, square: true, again: () => cursor.tell() });
+  const row = new Picture(pictures, page, { name: "row", height: 60 });
+  const mask = new Picture(pictures, page, { name: "mask", height: 460, square: true });
   const backend = html("p", { class: "said", "data-said": "backend" });
   const work = html("p", { class: "said", "data-said": "work" });
   const chosen = html("h2", {}, "Which backend would run");
   pictures.append(html("section", { "aria-label": "Backend" }, chosen, backend, work));
-
-  const cursor = new Cursor();
   let last = null;
 
-  cursor.watch((query) => {
-    if (!last || query === null) return;
+  // One query in both pictures.
+  function point(query = last.numbers.at) {
     const { keys, cached, queries } = last.numbers;
-    row.drawn?.point(query + cached, (key) => attends(query, key));
-    mask.drawn?.point(query, query + cached);
+    row.point(query + cached, (key) => attends(query, key));
+    mask.point(query, query + cached);
     const seen = Array.from(keys.index.keys()).filter((key) => attends(query, key));
     row.note.textContent = queries.document[query] < 0
       ? `Slot ${query + cached} is padding: it attends to nothing, and nothing attends to it.`
       : `The token at index ${queries.index[query]} of document ${queries.document[query]} attends to ${seen.length} of ${keys.index.length} keys: ${ranges(seen)}.`;
-  });
+  }
 
   function attends(query, key) {
     const { pairs } = last.numbers;
@@ -58,7 +56,7 @@ export function open(place, page) {
     const all = pairs.reduce((sum, each) => sum + each, 0);
     work.textContent = pairs.length === 1 ? `${number(all)} pairs of a query and a key are computed.`
       : `Pairs of a query and a key, by rank: ${pairs.map((each, rank) => `r${rank} ${number(each)}`).join(", ")}.${filled}`;
-    cursor.rest(numbers.at);
+    point();
   }
 
   function showRow({ queries, keys, cached, python, work, characters }) {
@@ -77,7 +75,7 @@ export function open(place, page) {
       python,
       draw: (plot) => tokens(plot, {
         index: keys.index, document: keys.document, under, cached,
-        hover: (slot) => cursor.set(slot === null || slot < cached ? null : slot - cached),
+        hover: (slot) => point(slot === null || slot < cached ? undefined : slot - cached),
         choose: (slot) => slot >= cached && page.change({ at: slot - cached }),
       }),
     });
@@ -92,12 +90,11 @@ export function open(place, page) {
       corner: "query \\ key", columns: counted(pairs.shape[1]), rows: counted(pairs.shape[0]).map((query) => query + cached),
       values: pairs, x: { label: "slot of the key" }, y: { label: "slot of the query", format: (at) => String(at + cached) },
       color: { map: "one", low: lowest, high: highest, label: "distance" },
+      words: (value, query, key) => `${Number.isNaN(value) ? "hidden" : number(value)}: query ${query + cached}, key ${key}`,
       hover: (query, key) => {
-        cursor.set(query ?? null);
-        if (query === undefined) return mask.read([""]);
-        mask.drawn?.point(query, key);
-        const value = pairs[query * pairs.shape[1] + key];
-        mask.read([`${Number.isNaN(value) ? "hidden" : number(value)}: query ${query + cached}, key ${key}`]);
+        mask.tell();
+        point(query);
+        if (query !== undefined) mask.tell(query, key);
       },
     });
   }

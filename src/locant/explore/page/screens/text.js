@@ -5,7 +5,7 @@ import { controlGroup, dropZone, move, split } from "../controls.js";
 import { html } from "../dom.js";
 import { number } from "../drawing/axes.js";
 import { words } from "../drawing/boxes.js";
-import { counted, Cursor, Picture } from "../picture.js";
+import { counted, Picture } from "../picture.js";
 
 const WINDOWS = 6; // shown on the page
 const ANEW = { encoding: null, layer: null, head: null }; // settings of another model
@@ -19,7 +19,7 @@ export function open(place, page) {
     { tokenizer: { label: "Tokenizer" }, vocabulary: { label: "Entries" }, start: { label: "From token" }, count: { label: "Tokens shown" }, at: { label: "Chosen token" } },
     { length: { label: "Window", unit: "tokens" }, stride: { label: "Stride", unit: "tokens" } },
   ].map((named) => controlGroup(side, page, named)[1])];
-  const tokens = new Picture(pictures, page, { name: "tokens", height: 100, again: () => cursor.tell() });
+  const tokens = new Picture(pictures, page, { name: "tokens", height: 100 });
   const near = html("section", { "aria-label": "Nearest tokens", hidden: true });
   pictures.append(near);
   const vectors = new Picture(pictures, page, { name: "vectors", height: 260 });
@@ -27,31 +27,30 @@ export function open(place, page) {
   pictures.append(html("section", { "aria-label": "Attention" }, html("h2", {}, "Into attention"), told));
   const grid = () => pictures.appendChild(html("div", { class: "grid" }));
   const [turned, seen] = [grid(), grid()];
-  const map = (where, name) => new Picture(where, page, { name, height: 330, square: true, again: () => cursor.tell() });
+  const map = (where, name) => new Picture(where, page, { name, height: 330, square: true });
   const maps = { keys: map(turned, "keys"), rotated: map(turned, "rotated"), added: map(turned, "added"), weights: map(seen, "weights"), far: map(seen, "far") };
-  const attended = new Picture(pictures, page, { name: "attended", height: 100, again: () => cursor.tell() });
+  const attended = new Picture(pictures, page, { name: "attended", height: 100 });
   pictures.insertBefore(attended.figure, seen);
   const windows = html("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Windows" });
   const amount = html("p", { class: "note" });
   pictures.append(html("section", { "aria-label": "Sliding windows" }, html("h2", {}, "Sliding windows"), amount, windows));
-
-  const cursor = new Cursor();
   let last = null;
 
-  cursor.watch((at) => {
-    if (!last || at === null) return;
+  // One token in all pictures.
+  function point(token) {
+    const at = token ?? last.numbers.at;
     const { ids, pieces, bytes, attention: { weights } } = last.numbers;
-    tokens.drawn?.point(at);
+    tokens.point(at);
     tokens.note.textContent = `${pieces[at]}: token ${ids[at]}, bytes ${bytes[at]}, at position ${at}.`;
-    vectors.drawn?.point(at, null);
+    vectors.point(at, null);
     if (!weights) return;
     const row = Array.from(weights.slice(at * ids.length, (at + 1) * ids.length), (weight) => weight || 0); // NaN: not attended to
-    attended.drawn?.point(at, row);
+    attended.point(at, row);
     attended.title.textContent = `What ${pieces[at]} at position ${at} attends to`;
     const best = row.map((weight, key) => [weight, key]).sort(([a], [b]) => b - a).slice(0, 3);
     attended.note.textContent = `The stronger the colour, the more: ${best.map(([weight, key]) => `${pieces[key]} at ${key} (${number(100 * weight, 2)} %)`).join(", ")}.`;
-    maps.weights.drawn?.point(at, best[0][1]);
-  });
+    maps.weights.point(at, best[0][1]);
+  }
 
   function show(answer) {
     last = answer;
@@ -63,7 +62,7 @@ export function open(place, page) {
     told.textContent = numbers.told;
     showAttention(numbers);
     showWindows(numbers);
-    cursor.rest(numbers.at);
+    point();
   }
 
   function showTokens({ name, characters, tokens: all, vocab_size, ids, pieces, bytes, python }) {
@@ -74,7 +73,14 @@ export function open(place, page) {
   function boxes(plot) {
     const { pieces, ids, bytes } = last.numbers;
     const titles = pieces.map((piece, at) => `${piece}: id ${ids[at]}, bytes ${bytes[at]}`);
-    return words(plot, { pieces, titles, hover: (at) => cursor.set(at), choose: (at) => page.change({ at }) });
+    return words(plot, { pieces, titles, hover: point, choose: (at) => page.change({ at }) });
+  }
+
+  // The token of a row that is pointed at, and what stands there.
+  function linked(picture, row, column) {
+    picture.tell();
+    point(row);
+    if (row !== undefined) picture.tell(row, column);
   }
 
   function showNear({ neighbours, pieces, at }) {
@@ -92,12 +98,8 @@ export function open(place, page) {
       note: `A row for each token, a column for ${width > count ? `the first ${count} of ${width}` : `each of ${width}`} dimensions.`,
       python, corner: "token", columns: counted(count), rows: pieces,
       values: all, x: { label: "dimension" }, y: { label: "position" }, color: { map: "signed", ...around(all), label: "value" },
-      hover: (row, column) => {
-        cursor.set(row ?? null);
-        if (row === undefined) return vectors.read([""]);
-        vectors.drawn?.point(row, column);
-        vectors.read([`${number(all[row * count + column])}; the token's own row: ${number(alone[row * count + column])}`]);
-      },
+      words: (value, row, column) => `${number(value)}; the token's own row: ${number(alone[row * count + column])}`,
+      hover: (row, column) => linked(vectors, row, column),
     });
   }
 
@@ -108,11 +110,9 @@ export function open(place, page) {
     const which = `layer ${layer}, head ${head}`;
     const tokenMap = (name, title, note, values, color, x) => showMap(maps[name], {
       title, note, python, corner: "token", columns: x ? counted(values.shape[1]) : pieces, rows: pieces,
-      values, x: { label: x ?? "key" }, y: { label: x ? "position" : "query" }, color, hover: (row, column) => {
-        cursor.set(row ?? null);
-        if (row !== undefined) maps[name].drawn?.point(row, column);
-        maps[name].read([row === undefined ? "" : `${number(values[row * values.shape[1] + column], 3)}: ${x ? `${pieces[row]}, dimension ${column}` : `${pieces[row]} at ${row}, ${pieces[column]} at ${column}`}`]);
-      },
+      values, x: { label: x ?? "key" }, y: { label: x ? "position" : "query" }, color,
+      words: (value, row, column) => `${number(value, 3)}: ${x ? `${pieces[row]}, dimension ${column}` : `${pieces[row]} at ${row}, ${pieces[column]} at ${column}`}`,
+      hover: (row, column) => linked(maps[name], row, column),
     });
     const [signed, dimension] = [{ map: "signed", ...around(keys ?? weights), label: "value" }, "dimension"];
     if (keys) tokenMap("keys", `Keys of ${which}`, rotated ? "As the layer projects them." : `As the layer projects them, and as attention gets them: ${encoding} does not rotate.`, keys, signed, dimension);
@@ -124,13 +124,14 @@ export function open(place, page) {
       title: "How far back every head looks", note: "The distance to the tokens that it attends to, on average. Press one to see it.",
       python, corner: "layer", columns: counted(far.shape[1]), rows: counted(far.shape[0]),
       values: far, x: { label: "head" }, y: { label: "layer" }, color: { map: "one", low: 0, high: far.reduce((most, each) => Math.max(most, each), 1), label: "tokens" },
+      words: (value, row, column) => `${number(value, 3)} tokens: layer ${row}, head ${column}`,
       hover: (row, column) => {
-        maps.far.drawn?.point(row ?? layer, column ?? head);
-        maps.far.read([row === undefined ? "" : `${number(far[row * far.shape[1] + column], 3)} tokens: layer ${row}, head ${column}`]);
+        maps.far.tell(row, column);
+        if (row === undefined) maps.far.point(layer, head);
       },
       press: (row, column) => page.change({ layer: row, head: column }),
     });
-    maps.far.drawn?.point(layer, head);
+    maps.far.point(layer, head);
   }
 
   function showWindows({ windows: { inputs, targets, starts } }) {
