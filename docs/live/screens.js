@@ -248,7 +248,7 @@ values = (index[:, None] - index).masked_fill(~allowed, float("nan"))
         : `Token ${row.index[query]} of document ${row.document[query]} attends to ${many} ${many === 1 ? "token" : "tokens"}.`;
     };
     boxes.show({
-      title: `${lengths.length} documents in a row of ${total} tokens`, note: " ", table, python,
+      title: `${lengths.length} document${lengths.length === 1 ? "" : "s"} in a row of ${total} tokens`, note: " ", table, python,
       draw: (plot) => tokens(plot, { ...row, hover: (at) => point(at), choose: (at) => point(at) }),
     });
     mask.show({

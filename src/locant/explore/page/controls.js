@@ -140,9 +140,10 @@ function slider(name, { label, unit = "" }, change) {
   let control;
   range.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1 }[event.key];
-    if (!step || control.kind !== "whole" || control.log) return;
-    event.preventDefault(); // of an integer, one step is the next that may be
-    change(Math.min(control.high, Math.max(control.low, control.value + step * control.step)), true);
+    if (!step || control.kind !== "whole") return;
+    event.preventDefault(); // of an integer, one step is the next that may be, or a twentieth where they are many
+    const by = Math.max(control.step, control.log ? control.value / 20 : 0);
+    change(Math.min(control.high, Math.max(control.low, control.value + step * by)), true);
   });
   const show = (next) => {
     control = next;
