@@ -352,10 +352,6 @@ class Head:
         """The layers are given one token for this."""
         return self._logits(torch.zeros(1, 1, dtype=torch.long), lambda _: hidden)
 
-    def of_last(self, ids: Int[Tensor, "batch seq"], count: int) -> Float[Tensor, "batch count vocab"]:
-        """The logits of the last tokens of each row."""
-        return self._logits(ids, lambda hidden: hidden[:, -count:])
-
     def _logits(self, ids: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
         hook = self.model.get_output_embeddings().register_forward_pre_hook(lambda module, args: change(args[0]))
         with hook:
