@@ -38,7 +38,7 @@ from locant.lab.results import (
     read_record,
     unchanged,
 )  # fmt: skip
-from locant.lab.settings import TEXT, VOCAB_SIZE, Settings
+from locant.lab.settings import TEXT, VOCAB_SIZE, Settings, require_one_duration
 from locant.lab.text_learning import shape, split_off
 from locant.lab.training import SHARE, SWEEP_SEED, Cost, Text, Training, contestants, cost, sweep, trainings
 from locant.text.corpus import Corpus, read_corpus
@@ -276,13 +276,11 @@ def compare_files(
     `Settings`; `text` are ``tokenizer``, ``vocab_size`` and ``download`` of `read_corpus`. What an earlier call has
     measured and this one does not ask for stays in the results.
     """
-    if "minutes" in options and "num_steps" in options:
-        raise InputError("got both steps and minutes", Remedy("{} or {} alone", num_steps=..., minutes=...))
+    require_one_duration(options)
     settings = Settings(**options)
-    changed = [name for name, value in options.items() if getattr(settings, name) != value]
-    if settings.suite and (changed or files or any(text.values())):
-        given = ", ".join(changed) or "a text or a tokenizer"
-        raise InputError(f"got {given} for the suite {settings.suite}, which fixes it", "the suite alone, or no suite")
+    if settings.suite and (files or any(text.values())):
+        got = f"got a text or a tokenizer for the suite {settings.suite}, which fixes it"
+        raise InputError(got, "the suite alone, or no suite")
     corpus = read_corpus(files, usual_vocab_size=VOCAB_SIZE, **text) if TEXT in settings.tasks else None
     if corpus is None and (files or any(text.values())):
         raise InputError("got a text, or a tokenizer, that no task reads", Remedy(tasks=(TEXT, *settings.tasks)))

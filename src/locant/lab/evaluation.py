@@ -12,6 +12,7 @@ keys. The first is an easy question, since nothing else in the row looks like it
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -218,13 +219,13 @@ def _questions(settings: EvaluationSettings, tokenizer: Tokenizer) -> Questions:
         rows = ruler.rows(task, tokenizer, length, settings.keys, depth)
         return [row._replace(most=len(tokenizer.encode(f" {row.answers[0]}"))) for row in rows]
 
-    return {
+    questions: dict[tuple[str, int, float | None], list[ruler.Prompt]] = {
         (name, length, depth): at(depth, task, length)
         for name, task in KEYS.items() for length in settings.lengths for depth in DEPTHS if settings.keys
-    } | {
-        (task, length, None): ruler.rows(task, tokenizer, length, settings.rows)
-        for task in settings.tasks for length in settings.lengths
     }  # fmt: skip
+    for task, length in itertools.product(settings.tasks, settings.lengths):
+        questions[task, length, None] = ruler.rows(task, tokenizer, length, settings.rows)
+    return questions
 
 
 def _fitting(model: AsDecoder, ids: np.ndarray, settings: EvaluationSettings, minutes: float) -> int:

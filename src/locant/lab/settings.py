@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 from locant.arguments import entries, one_of, real, shown, whole
-from locant.errors import RangeError, Remedy
+from locant.errors import InputError, RangeError, Remedy
 
 VOCAB_SIZE = 512
 """Of a tokenizer trained on the text: small, so that a small model learns from every step, and steps are fast."""
@@ -94,11 +94,21 @@ class Settings:
     suite: str = ""
     device: str = "cpu"
 
+    def __new__(cls, **given: Any) -> Self:
+        """What a suite fixes may be given as it is, and not otherwise; only here a value is known from a default."""
+        fixed = _fixed(given.get("suite", ""))
+        for name in fixed.keys() & given.keys():
+            if given[name] != fixed[name]:
+                cause = f"got {shown(given[name])} for what the suite {given['suite']} fixes"
+                raise RangeError(cause, Remedy("{}, or no suite", **{name: fixed[name]}))
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         from locant.lab.contestant import Contestant
         from locant.lab.tasks import TASKS, require_longer
 
-        self._take_suite()
+        for name, value in _fixed(self.suite).items():
+            object.__setattr__(self, name, value)
         for field in fields(self):
             name, default = field.name, field.default
             if name in ("suite", "device"):
@@ -126,21 +136,7 @@ class Settings:
         if self.d_model % (2 * self.num_heads):
             cause = f"got d_model={self.d_model} for num_heads={self.num_heads}, expected heads of an even width"
             raise RangeError(cause, Remedy(d_model=2 * self.num_heads * max(1, self.d_model // (2 * self.num_heads))))
-
-    def _take_suite(self) -> None:
-        if not self.suite:
-            return
-        fixed = SUITES[one_of("suite", self.suite, (*SUITES,), Remedy(suite=next(iter(SUITES))))]
-        for field in fields(self):
-            name, value = field.name, getattr(self, field.name)
-            if name in ("encodings", "suite", "device", *SIZES["medium"]):
-                continue
-            expected = fixed.get(name, field.default)
-            if value not in (field.default, expected):
-                cause = f"got {name}={shown(value)} for the suite {self.suite}, which fixes it at {shown(expected)}"
-                raise RangeError(cause, f"no {name}, or no suite")
-            object.__setattr__(self, name, expected)
-        if not size_of(vars(self)):
+        if self.suite and not size_of(vars(self)):
             cause = f"got a model of no size of the suite {self.suite}, expected {', '.join(SIZES)}"
             raise RangeError(cause, "a size alone")
 
@@ -183,6 +179,21 @@ class Settings:
     def layers_for(self, task: str) -> int:
         """Layers of the decoder that learns a task, or a text."""
         return self.num_layers or (TEXT_LAYERS if task == TEXT else TASK_LAYERS)
+
+
+def _fixed(suite: str) -> dict[str, Any]:
+    """All that a suite fixes; nothing where there is none."""
+    if not suite:
+        return {}
+    own = SUITES[one_of("suite", suite, (*SUITES,), Remedy(suite=next(iter(SUITES))))]
+    free = {"encodings", "suite", "device", *SIZES["medium"]}
+    return {field.name: own.get(field.name, field.default) for field in fields(Settings) if field.name not in free}
+
+
+def require_one_duration(given: Mapping[str, Any]) -> None:
+    """Raise where both steps and minutes say how long a training takes."""
+    if None not in (given.get("num_steps"), given.get("minutes")):
+        raise InputError("got both steps and minutes", Remedy("{} or {} alone", num_steps=..., minutes=...))
 
 
 def size_of(settings: Mapping[str, Any]) -> str:
