@@ -8,7 +8,6 @@ a comparison that was killed goes on with the same call, and has the same number
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -169,7 +168,7 @@ class _Table:
             steps = max(1, int(SHARE * 60 * self.settings.minutes / max(one_each, INSTANT)))
             self.settings = dataclasses.replace(self.settings, num_steps=steps)
         seconds = [self.steps(each) * costs[alike[each]].step + costs[alike[each]].measuring for each in waiting]
-        return _in_turn(seconds, pool.size)
+        return max([sum(seconds) / pool.size, *seconds])
 
     def results(self) -> Results:
         """All so far, in the order of the settings, whichever ended first."""
@@ -230,18 +229,6 @@ def _text(ids: np.ndarray | None, vocab_size: int, settings: Settings) -> Text |
     if ids is None:
         raise InputError("got no text to train on", Remedy("ids=..., or {} alone", tasks=("copy",)))
     return Text(*split_off(ids, settings.lengths[-1]), vocab_size)
-
-
-def _in_turn(seconds: Sequence[float], at_once: int) -> float:
-    """When the last of these ends, where each begins as soon as there is room for it.
-
-    >>> _in_turn([3.0, 1.0, 1.0, 1.0], 2), _in_turn([1.0, 1.0, 1.0, 3.0], 2)
-    (3.0, 4.0)
-    """
-    ends = [0.0] * at_once
-    for each in seconds:
-        heapq.heapreplace(ends, ends[0] + each)
-    return max(ends)
 
 
 class Watcher:

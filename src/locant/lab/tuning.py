@@ -334,7 +334,7 @@ class _Run:
             rate = self.rate * schedule(len(losses), steps)
             losses.append(self._gradients(batch))
             self._require_finite(losses[-1])
-            update(self.parameters.values(), self.optimizer, rate)
+            update(self.parameters.values(), (self.optimizer, rate))
             done = len(losses)
             if done % every == 0 and done < steps:
                 held_out.append([done, self._measured().mean])
