@@ -13,9 +13,9 @@ import torch
 
 import locant
 from locant.lab import Settings, comparison
-from locant.lab.results import command
 from locant.positions.registry import ENCODINGS
 from locant.report import comparison as terminal
+from locant.report.commands import command
 from locant.report.comparison import Screen
 from tests.cli.conftest import Complains, Run, listing, refused
 from tests.registries import restore
