@@ -37,7 +37,7 @@ from locant.lab.results import (
     read_record,
     unchanged,
 )  # fmt: skip
-from locant.lab.settings import TEXT, VOCAB_SIZE, Settings, require_one_duration
+from locant.lab.settings import TEXT, VOCAB_SIZE, Settings, fixed_by, require_one_duration
 from locant.lab.text_learning import shape, split_off
 from locant.lab.training import SHARE, SWEEP_SEED, Cost, Text, Training, contestants, cost, sweep, trainings
 from locant.text.corpus import Corpus, read_corpus
@@ -264,6 +264,7 @@ def compare_files(
     measured and this one does not ask for stays in the results.
     """
     require_one_duration(options)
+    fixed_by(options.get("suite", ""), options)  # also what has its usual value, which the settings take for not given
     settings = Settings(**options)
     if settings.suite and (files or any(text.values())):
         got = f"got a text or a tokenizer for the suite {settings.suite}, which fixes it"

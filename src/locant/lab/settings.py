@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any
 
 from locant.arguments import entries, one_of, real, shown, whole
 from locant.errors import InputError, RangeError, Remedy
@@ -94,21 +94,15 @@ class Settings:
     suite: str = ""
     device: str = "cpu"
 
-    def __new__(cls, **given: Any) -> Self:
-        """What a suite fixes may be given as it is, and not otherwise; only here a value is known from a default."""
-        fixed = _fixed(given.get("suite", ""))
-        for name in fixed.keys() & given.keys():
-            if given[name] != fixed[name]:
-                cause = f"got {shown(given[name])} for what the suite {given['suite']} fixes"
-                raise RangeError(cause, Remedy("{}, or no suite", **{name: fixed[name]}))
-        return super().__new__(cls)
-
     def __post_init__(self) -> None:
         from locant.lab.contestant import Contestant
         from locant.lab.tasks import TASKS, require_longer
 
-        for name, value in _fixed(self.suite).items():
-            object.__setattr__(self, name, value)
+        if self.suite:
+            usual = {field.name: field.default for field in fields(self)}
+            changed = {name: value for name, value in vars(self).items() if value != usual[name]}
+            for name, value in fixed_by(self.suite, changed).items():
+                object.__setattr__(self, name, value)
         for field in fields(self):
             name, default = field.name, field.default
             if name in ("suite", "device"):
@@ -181,13 +175,18 @@ class Settings:
         return self.num_layers or (TEXT_LAYERS if task == TEXT else TASK_LAYERS)
 
 
-def _fixed(suite: str) -> dict[str, Any]:
-    """All that a suite fixes; nothing where there is none."""
+def fixed_by(suite: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """All that a suite fixes, nothing where there is none; a `RangeError` where anything else is given for it."""
     if not suite:
         return {}
     own = SUITES[one_of("suite", suite, (*SUITES,), Remedy(suite=next(iter(SUITES))))]
     free = {"encodings", "suite", "device", *SIZES["medium"]}
-    return {field.name: own.get(field.name, field.default) for field in fields(Settings) if field.name not in free}
+    fixed = {field.name: own.get(field.name, field.default) for field in fields(Settings) if field.name not in free}
+    for name, value in given.items():
+        if name in fixed and value != fixed[name]:
+            cause = f"got {shown(value)} for what the suite {suite} fixes"
+            raise RangeError(cause, Remedy("{}, or no suite", **{name: fixed[name]}))
+    return fixed
 
 
 def require_one_duration(given: Mapping[str, Any]) -> None:
