@@ -24,7 +24,7 @@ from locant.explore.models import (
     untrained_model,
 )
 from locant.lab.results import environment
-from locant.lab.training import losses_in_windows, optimizer_of, schedule, split_off, update
+from locant.lab.text_learning import losses_in_windows, optimizer_of, schedule, split_off, update
 from locant.text import Tokenizer, Windows, sample_text
 
 STEPS, BATCH, HIGHEST = 2000, 16, 4e-3
@@ -47,7 +47,7 @@ def main(steps: int) -> None:
         batch = windows.__getitems__(torch.randint(len(windows), (BATCH,)).tolist())
         loss = F.cross_entropy(model(batch["ids"]).flatten(0, 1), batch["targets"].flatten())
         loss.backward()
-        update(parameters, optimizer, HIGHEST * schedule(step, steps))
+        update(parameters, (optimizer, HIGHEST * schedule(step, steps)))
         if step % 200 < len(ENCODINGS):
             print(step, ENCODINGS[step % len(ENCODINGS)], round(loss.item(), 3), flush=True)
     losses = {}

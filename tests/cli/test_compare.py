@@ -13,9 +13,9 @@ import torch
 
 import locant
 from locant.lab import Settings, comparison
-from locant.lab.results import command
 from locant.positions.registry import ENCODINGS
 from locant.report import comparison as terminal
+from locant.report.commands import command
 from locant.report.comparison import Screen
 from tests.cli.conftest import Complains, Run, listing, refused
 from tests.registries import restore
@@ -156,7 +156,10 @@ test_wrong_input_is_one_line_before_any_training = refused(
     ("text.txt --steps 0", "0 is not in the range"),
     ("text.txt --train-length 0", "0 is not in the range"),
     ("text.txt --minutes 0", "0.0 is not in the range x>0"),
-    ("text.txt --minutes 1 --steps 5", "got both steps and minutes"),
+    ("text.txt --minutes 1 --steps 5", "got both steps and minutes; try: --steps or --minutes alone"),
+    ("--suite v1 --steps 3", "got 3 for what the suite v1 fixes; try: no --steps, or no suite"),
+    ("--suite v1 --seeds 0,1", "got (0, 1) for what the suite v1 fixes; try: --seeds 0,1,2, or no suite"),
+    ("text.txt --suite v1", "got a text or a tokenizer for the suite v1"),
     ("text.txt --multiples 0,1", "expected an integer of 1 or more"),
     ("missing.txt", "there is no such file"),
     ("text.txt -o text.txt", "text.txt, which is a file"),

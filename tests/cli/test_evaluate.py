@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
 import torch
-from tokenizers.models import BPE
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import locant
 from locant.lab import evaluation
 from locant.lab.evaluation import interval_of_mean
+from locant.lab.ruler import FILLER, Prompt
 from tests.cli.conftest import Complains, Run, refused
 from tests.tolerances import LOGITS
 
@@ -84,7 +83,7 @@ def test_what_far_tokens_do_is_measured_where_it_is_asked_for(
     said = " ".join(done.stdout.split())
     assert "With 64 tokens before every token, in windows that overlap, the losses are own" in said
     assert "What stands more than 32 tokens back, of 64, is" in said
-    assert "Not all pass keys were asked for at 16 tokens, where the question does not fit uncut." in said
+    assert "Not all pass keys were asked for at 16, 64 tokens, where the question does not fit uncut." in said
     page = (folder / "out" / "report.html").read_text()
     assert "<h2>Loss with full context</h2>" in page
     assert "--keys 1 --far" in page
@@ -215,44 +214,29 @@ def test_an_interval_knows_that_neighbours_are_alike() -> None:
     assert interval_of_mean([1.0, float("nan")]) is None
 
 
-def test_a_key_is_hidden_where_it_was_asked_for(model: Path) -> None:
-    tokenizer = locant.Tokenizer.load(str(model))
-    for depth in (0.0, 0.5, 1.0):
-        found = evaluation.pass_key(tokenizer, 200, depth, 0)
-        assert found is not None
-        ids, answer = found
-        assert len(ids) == 200
-        text = tokenizer.decode(ids.tolist())
-        key = tokenizer.decode(ids[-answer:].tolist()).strip()
-        assert text.count(key) == 3
-        assert text.endswith(f"What is the pass key? The pass key is {key}")
-        assert abs(text.index("The pass key is") / text.index("What is") - depth) < 0.5
-    assert evaluation.pass_key(tokenizer, 20, 0.0, 0) is None
+def test_keys_are_asked_for_at_each_depth_in_rows_of_ruler(
+    succeeds: Run, folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a model that remembers what stands in the first half of a row, if it is a pass key."""
 
+    def written(_: object, tokenizer: locant.Tokenizer, prompt: Prompt) -> str:
+        text = tokenizer.decode(prompt.ids)
+        assert prompt.most == len(tokenizer.encode(f" {prompt.answers[0]}")), "the number at once"
+        is_near = text.index(prompt.answers[0]) < len(text) / 2
+        return f" {prompt.answers[0]}." if is_near and FILLER in text else " the grass"
 
-def test_a_value_is_asked_for_among_others(model: Path) -> None:
-    tokenizer = locant.Tokenizer.load(str(model))
-    for depth in (0.0, 0.5, 1.0):
-        found = evaluation.key_value(tokenizer, 600, depth, 0)
-        assert found is not None
-        ids, answer = found
-        assert len(ids) == 600
-        *pairs, question = re.findall(r"Key (\d{5}) has value (\d{5})", tokenizer.decode(ids.tolist()))
-        assert len({key for key, _ in pairs}) == len(pairs) > 8
-        assert question == (question[0], tokenizer.decode(ids[-answer:].tolist()).strip())
-        assert abs(pairs.index(question) - depth * (len(pairs) - 1)) <= 1
-    assert evaluation.key_value(tokenizer, 20, 0.0, 0) is None
-
-
-def test_what_a_tokenizer_leaves_out_is_not_asked_for() -> None:
-    no_filler, no_answer = (
-        locant.Tokenizer.from_json(tokenizers.Tokenizer(BPE({each: i for i, each in enumerate(known)}, [])).to_str())
-        for known in ("0123456789", "aeiou")
-    )
-    assert evaluation.pass_key(no_filler, 200, 0.5, 0) is None
-    assert evaluation.pass_key(no_answer, 200, 0.5, 0) is None
-    assert evaluation.key_value(no_answer, 200, 0.5, 0) is None
-    assert evaluation.key_value(no_filler, 200, 0.5, 0) is not None
+    monkeypatch.setattr(evaluation.ruler, "written", written)
+    done = succeeds("evaluate model text.txt --with own --lengths 64,600 --windows 1 --keys 2 -o out")
+    record = results(folder)["records"][0]
+    for name, near in (("pass_keys", 2), ("key_values", 0)):
+        cells = [(each["length"], each["depth"], each["asked"], each["recalled"]) for each in record[name]]
+        assert [cell[:2] for cell in cells] == [(at, depth) for at in (64, 600) for depth in evaluation.DEPTHS]
+        assert [cell[2:] for cell in cells[:5]] == [(0, 0)] * 5
+        assert [cell[2:] for cell in cells[5:] if cell[1] != 0.5] == [(2, near)] * 2 + [(2, 0)] * 2
+    assert record["ruler"] == []
+    assert "Values of keys recalled, of 10: own 0." in " ".join(done.stdout.split())
+    assert "Not all pass keys were asked for at 64 tokens" in " ".join(done.stdout.split())
+    assert "<td>75%</td>" in (folder / "out" / "report.html").read_text()
 
 
 def test_minutes_decide_how_many_windows_once(

@@ -28,6 +28,7 @@ COMPARED = {
     "d_model": 16, "num_heads": 2,
 }  # fmt: skip
 WAYS = ("own", "exact", "nope", "yarn:4", "dynamic:2", "self-extend:4", "alibi", "learned", "cope")
+ASKED = {"lengths": (400,), "ways": ("own",), "windows": 1, "keys": 1}
 SMALL = {"num_steps": 4, "batch_size": 2, "learning_rate": 1e-2}
 TUNED = {"way": "kerple", **SMALL}
 
@@ -80,6 +81,10 @@ def main(device: str, folder: Path) -> dict[str, Any]:
         found[f"evaluated {where}"] = evaluate_model(model, files, settings, output=place)
         again = evaluate_model(model, files, settings, output=place)
         assert again["records"] == found[f"evaluated {where}"]["records"], "finished, so nothing is done again"
+        if device != other_device.OTHER:  # of which transformers makes no cache
+            asking = EvaluationSettings(**ASKED, device=where)
+            [record] = evaluate_model(model, files, asking, output=folder / f"asked-{where}")["records"]
+            found[f"asked {where}"] = record["pass_keys"]
         measured = place / "search.json"
         search_factors(model, files, extension, record=measured, generations=1, windows=1, device=where)
         found[f"searched {where}"] = json.loads(measured.read_text())["measured"][:3]

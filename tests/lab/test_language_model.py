@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from locant import Tokenizer
 from locant.lab import language_model
-from locant.lab.language_model import AsDecoder, Head, fingerprint
+from locant.lab.language_model import AsDecoder, fingerprint
 from tests.largest import Largest
 from tests.swapping.families import Family, tiny
 from tests.tolerances import LOGITS
@@ -44,7 +44,6 @@ def test_losses_are_those_of_all_logits_and_few_of_these_are_held(
         losses = AsDecoder(model, Tokenizer.bytes()).losses(ids, targets, None)
     assert largest.numbers == 2003 * 64, "nothing is larger than the table of tokens"
     assert (losses - expected).abs().max() <= LOGITS
-    assert (Head(model).of_last(ids, 3) - logits[:, -3:]).abs().max() <= LOGITS
     assert torch.equal(model(ids).logits, logits), "no hook is left"
 
 

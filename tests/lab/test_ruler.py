@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import locant
 from locant.errors import InputError
-from locant.lab.ruler import TASKS, answered, prompt, prompts, score, written
+from locant.lab.ruler import TASKS, answered, prompt, rows, score, written
 from locant.text.reading import sample_text
 from tests.refusal import refuses
 from tests.tolerances import FEW_ROUNDINGS
@@ -75,8 +75,8 @@ def test_what_is_asked_for_follows_from_the_row_and_nothing_is_cut(
 @pytest.mark.parametrize("name", TASKS)
 def test_a_row_that_does_not_fit_is_not_asked(name: str, tokenizer: locant.Tokenizer) -> None:
     least = bisect(range(2_000), False, key=lambda length: prompt(name, tokenizer, length, 0) is not None)
-    at = {length: prompts([name], tokenizer, [length], 1)[name, length] for length in (least - 1, least, least + 1)}
-    assert [len(rows) for rows in at.values()] == [0, 1, 1]
+    at = {length: rows(name, tokenizer, length, 1) for length in (least - 1, least, least + 1)}
+    assert [len(each) for each in at.values()] == [0, 1, 1]
     [row] = at[least]
     assert len(row.ids) + row.most == least
     assert answered(None, tokenizer, []) == {"asked": 0, "score": None, "tokens": [], "first": None}
@@ -95,6 +95,18 @@ def test_needles_lie_everywhere_and_others_are_of_their_kind(tokenizer: locant.T
     assert min(places) < 0.1
     assert max(places) > 0.9
     assert 0.3 < sum(places) / len(places) < 0.7
+
+
+@pytest.mark.parametrize("name", ["niah_single_1", "niah_multikey_2", "niah_multikey_3"])
+def test_a_needle_lies_where_it_was_asked_for(name: str, tokenizer: locant.Tokenizer) -> None:
+    for depth in (0.0, 0.25, 0.5, 1.0):
+        first, other = rows(name, tokenizer, 1_000, 2, depth)
+        for row in (first, other):
+            lines = re.findall(r"(?m)^The (?:secret|grass) .+", tokenizer.decode(row.ids))
+            [place] = [at for at, line in enumerate(lines) if row.answers[0] in line]
+            assert place == round(depth * (len(lines) - 1))
+        assert first.answers != other.answers
+        assert first.answers != rows(name, tokenizer, 1_000, 1)[0].answers, "of another depth"
 
 
 def test_a_score_is_the_share_of_the_answers_that_stand_there() -> None:
@@ -131,17 +143,17 @@ class Reader(nn.Module):
 def test_a_model_that_reads_the_answer_has_all_points_and_one_that_guesses_none(
     name: str, tokenizer: locant.Tokenizer
 ) -> None:
-    rows = [row for seed in range(3) if (row := prompt(name, tokenizer, 1_200, seed)) is not None]
-    found = answered(Reader(tokenizer, SOLVERS[name]), tokenizer, rows)
+    asked = rows(name, tokenizer, 1_200, 3)
+    found = answered(Reader(tokenizer, SOLVERS[name]), tokenizer, asked)
     assert (found["asked"], found["score"]) == (3, 1.0)
-    assert found["tokens"] == [len(row.ids) for row in rows]
-    first = answered(Reader(tokenizer, lambda text: SOLVERS[name](text)[:1]), tokenizer, rows)
-    assert first["score"] == pytest.approx(1 / len(rows[0].answers), rel=FEW_ROUNDINGS, abs=0), "of several answers one"
-    nothing = answered(Reader(tokenizer, lambda text: ["the", "grass"]), tokenizer, rows)
+    assert found["tokens"] == [len(row.ids) for row in asked]
+    first = answered(Reader(tokenizer, lambda text: SOLVERS[name](text)[:1]), tokenizer, asked)
+    assert first["score"] == pytest.approx(1 / len(asked[0].answers), rel=FEW_ROUNDINGS, abs=0), "of several one"
+    nothing = answered(Reader(tokenizer, lambda text: ["the", "grass"]), tokenizer, asked)
     assert nothing["score"] == 0
-    assert nothing["first"] == {"wrote": " the grass", "expected": list(rows[0].answers)}
-    with refuses(InputError, f"reads 64 of {len(rows[0].ids):,} tokens", "lengths=(64,)"):
-        answered(Reader(tokenizer, SOLVERS[name], reads=64), tokenizer, rows)
+    assert nothing["first"] == {"wrote": " the grass", "expected": list(asked[0].answers)}
+    with refuses(InputError, f"reads 64 of {len(asked[0].ids):,} tokens", "lengths=(64,)"):
+        answered(Reader(tokenizer, SOLVERS[name], reads=64), tokenizer, asked)
 
 
 @pytest.fixture(scope="module")
@@ -159,8 +171,7 @@ def llama(tokenizer: locant.Tokenizer) -> Any:
 
 
 def test_weights_that_were_never_trained_know_nothing(tokenizer: locant.Tokenizer, llama: Any) -> None:
-    rows = prompts([*TASKS], tokenizer, [1_000], 1)
-    assert [answered(llama, tokenizer, each)["score"] for each in rows.values()] == [0.0] * 6
+    assert [answered(llama, tokenizer, rows(name, tokenizer, 1_000, 1))["score"] for name in TASKS] == [0.0] * 6
 
 
 def test_what_is_written_is_what_transformers_generates(tokenizer: locant.Tokenizer, llama: Any) -> None:
@@ -194,8 +205,8 @@ def test_a_tokenizer_that_loses_a_part_of_a_question_is_refused() -> None:
     for lost in ("7", "g"):
         vocab = {each: place for place, each in enumerate(each for each in letters if each != lost)}
         some = locant.Tokenizer.from_json(tokenizers.Tokenizer(BPE(vocab, [])).to_str())
-        with refuses(InputError, "do not spell the rows of niah_single_1"):
-            prompts(["niah_single_1"], some, [2_000], 8)
+        with refuses(InputError, "do not spell the rows of niah_single_1", "keys=0"):
+            rows("niah_single_1", some, 2_000, 8)
 
 
 def test_a_row_begins_as_the_file_says_and_is_not_cut_as_it_says(tokenizer: locant.Tokenizer) -> None:

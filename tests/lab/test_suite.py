@@ -12,11 +12,12 @@ import pytest
 from locant import RangeError
 from locant.lab import Settings, compare, results
 from locant.lab import training as trainings
-from locant.lab.results import SCHEMA, command, plain_settings, recorded_suite, with_recorded
+from locant.lab.results import SCHEMA, plain_settings, recorded_suite, with_recorded
 from locant.lab.settings import SIZES, SUITES, TEXT, size_of
 from locant.lab.task_learning import CHOOSING, MEASURED, Accuracy
 from locant.lab.task_summary import scores
 from locant.lab.training import SWEEP_SEED, Training
+from locant.report.commands import command
 from locant.report.comparison import page
 from tests.lab.fabricated import THE_FIELD, task_results
 from tests.lab.fabricated import results as results_of_losses

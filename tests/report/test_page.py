@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from locant.figures.canvas import DARK, LIGHT, Theme
-from locant.lab.results import BY_LENGTH, BY_POSITION, PAGE, command
+from locant.lab.results import BY_LENGTH, BY_POSITION, PAGE
 from locant.lab.summary import summarise
+from locant.report.commands import command
 from locant.report.comparison import page, write_report
 from locant.report.page import draw_loss_by_length, draw_loss_by_position
 from tests.lab.fabricated import LENGTHS, THE_FIELD, results

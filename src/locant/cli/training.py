@@ -186,7 +186,10 @@ def generate(model: str, prompt: str, **options: Any) -> Answer:
 @count("--windows", help="Windows of the longest length, at the most. Default: 16.")
 @positive("--minutes", help="Only as many windows as fit in these, timed before the first; one at least.")
 @count(
-    "--keys", low=0, help="Pass keys, and keys with values, asked for at each of five depths; 0 for none. Default: 2."
+    "--keys",
+    low=0,
+    help="Pass keys in filler, and values of one of many keys, asked for at each of five depths; 0 for none. They are "
+    "RULER's niah_single_1 and niah_multikey_2. Default: 2.",
 )
 @listed("--tasks", help="Of RULER: niah_single_1, niah_multikey_2, niah_multikey_3, vt, cwe, fwe. Default: none.")
 @count("--rows", help="Rows of each of these tasks and lengths. Default: 8.")

@@ -8,7 +8,6 @@ a comparison that was killed goes on with the same call, and has the same number
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,7 +37,7 @@ from locant.lab.results import (
     read_record,
     unchanged,
 )  # fmt: skip
-from locant.lab.settings import TEXT, VOCAB_SIZE, Settings
+from locant.lab.settings import TEXT, VOCAB_SIZE, Settings, fixed_by, require_one_duration
 from locant.lab.text_learning import shape, split_off
 from locant.lab.training import SHARE, SWEEP_SEED, Cost, Text, Training, contestants, cost, sweep, trainings
 from locant.text.corpus import Corpus, read_corpus
@@ -169,7 +168,7 @@ class _Table:
             steps = max(1, int(SHARE * 60 * self.settings.minutes / max(one_each, INSTANT)))
             self.settings = dataclasses.replace(self.settings, num_steps=steps)
         seconds = [self.steps(each) * costs[alike[each]].step + costs[alike[each]].measuring for each in waiting]
-        return _in_turn(seconds, pool.size)
+        return max([sum(seconds) / pool.size, *seconds])
 
     def results(self) -> Results:
         """All so far, in the order of the settings, whichever ended first."""
@@ -232,18 +231,6 @@ def _text(ids: np.ndarray | None, vocab_size: int, settings: Settings) -> Text |
     return Text(*split_off(ids, settings.lengths[-1]), vocab_size)
 
 
-def _in_turn(seconds: Sequence[float], at_once: int) -> float:
-    """When the last of these ends, where each begins as soon as there is room for it.
-
-    >>> _in_turn([3.0, 1.0, 1.0, 1.0], 2), _in_turn([1.0, 1.0, 1.0, 3.0], 2)
-    (3.0, 4.0)
-    """
-    ends = [0.0] * at_once
-    for each in seconds:
-        heapq.heapreplace(ends, ends[0] + each)
-    return max(ends)
-
-
 class Watcher:
     """Called while a comparison runs; a subclass overrides the methods for what it shows."""
 
@@ -276,13 +263,12 @@ def compare_files(
     `Settings`; `text` are ``tokenizer``, ``vocab_size`` and ``download`` of `read_corpus`. What an earlier call has
     measured and this one does not ask for stays in the results.
     """
-    if "minutes" in options and "num_steps" in options:
-        raise InputError("got both steps and minutes", Remedy("{} or {} alone", num_steps=..., minutes=...))
+    require_one_duration(options)
+    fixed_by(options.get("suite", ""), options)  # also what has its usual value, which the settings take for not given
     settings = Settings(**options)
-    changed = [name for name, value in options.items() if getattr(settings, name) != value]
-    if settings.suite and (changed or files or any(text.values())):
-        given = ", ".join(changed) or "a text or a tokenizer"
-        raise InputError(f"got {given} for the suite {settings.suite}, which fixes it", "the suite alone, or no suite")
+    if settings.suite and (files or any(text.values())):
+        got = f"got a text or a tokenizer for the suite {settings.suite}, which fixes it"
+        raise InputError(got, "the suite alone, or no suite")
     corpus = read_corpus(files, usual_vocab_size=VOCAB_SIZE, **text) if TEXT in settings.tasks else None
     if corpus is None and (files or any(text.values())):
         raise InputError("got a text, or a tokenizer, that no task reads", Remedy(tasks=(TEXT, *settings.tasks)))

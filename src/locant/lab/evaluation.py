@@ -4,14 +4,15 @@ The same weights read the same text with each encoding; nothing is trained. Ever
 windows side by side. Work is bounded by the number of windows, and what is finished is not done again. Logits are held
 for some hundred tokens at a time, so memory grows with the length as the layers' own does, whatever the vocabulary.
 
-What it recalls is a number that stands somewhere in a row: a pass key among filler, and the value of one of many keys.
-The first is an easy question, since nothing else in the row looks like it (Mohtashami & Jaggi 2023, arXiv 2305.16300);
-in the second everything does (Liu et al. 2023, arXiv 2307.03172). A number counts as recalled if each of its tokens is
-the model's first choice. RULER's tasks are asked where they are named: see `locant.lab.ruler`.
+What it recalls is a number that stands at some depth of a row: a pass key among filler, and the value of one of many
+keys. The first is an easy question, since nothing else in the row looks like it (Mohtashami & Jaggi 2023, arXiv
+2305.16300); in the second everything does (Liu et al. 2023, arXiv 2307.03172). Both are tasks of RULER, see
+`locant.lab.ruler`, but for their depths; and a number counts as recalled only if the model writes nothing before it.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from locant.arguments import one_of, real, whole
 from locant.checkpoints.extension import Extension
@@ -32,7 +32,6 @@ from locant.lab import ruler
 from locant.lab.language_model import (
     DTYPES,
     AsDecoder,
-    Head,
     device_of,
     fingerprint,
     load_model,
@@ -64,16 +63,14 @@ SHARE = 0.7
 """Of the minutes, what windows are planned for: the rest is for loading, and for machines that are not always alike."""
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-QUESTION = "What is the pass key? The pass key is"
-NUMBERS = 10_000, 100_000
+KEYS = {"pass_keys": "niah_single_1", "key_values": "niah_multikey_2"}
+"""What is asked at each of these depths: its name in `results.json`, and the task of RULER that it is."""
+
 WRITING = 2
-"""Windows that take as long as an answer of a task to a row of their length: it is read, and some tokens written."""
+"""Windows that take as long as an answer to a row of their length: it is read, and some tokens written."""
 
-Row = tuple[Tensor, int]
-"""Token ids that end with the answer, and of how many tokens that is."""
-
-Hide = Callable[[Tokenizer, int, float, int], Row | None]
-"""A row of so many tokens for a depth and a seed; ``None`` where the question does not fit, or has no tokens."""
+Questions = Mapping[tuple[str, int, float | None], Sequence[ruler.Prompt]]
+"""The rows of each of `KEYS` by length and depth, and those of other tasks of RULER, whose depth is ``None``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +82,7 @@ class EvaluationSettings:
         ways: encodings, each as `Way` reads it.
         windows: at most so many of the longest length; the shorter ones read the same tokens.
         minutes: only as many windows as fit in these, timed before the first; one at least.
-        keys: pass keys, and keys with values, that are asked for at each depth of each length; 0 for none.
+        keys: rows of each of `KEYS` for each of `DEPTHS` and lengths; 0 for none.
         tasks: those of `locant.lab.ruler.TASKS` that are asked, each with `rows` rows of each length.
         far: whether tokens are also read with their full context, that of the longest length, and the same ones with
             the trained length, or where no length is longer, with the shortest. Costs some 16 times as much.
@@ -149,11 +146,11 @@ def evaluate_model(
         encodings = {way: _drawn(way, model, trained, longest) for way in settings.ways}
     corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
     count = num_windows(model, corpus, longest, settings.windows, argument="lengths")
-    prompts = ruler.prompts(settings.tasks, corpus.tokenizer, settings.lengths, settings.rows)
+    questions = _questions(settings, corpus.tokenizer)
     name = Path(folder).name
     text = {**corpus.facts(), "tokenizer": name, "model": name, "model_sha256": fingerprint(folder),
             "trained_length": trained, "windows": count,
-            **({"chat_template": ruler.has_chat_template(folder)} if prompts else {})}  # fmt: skip
+            **({"chat_template": ruler.has_chat_template(folder)} if settings.tasks else {})}  # fmt: skip
     results: dict[str, Any] = {
         "settings": plain_settings(settings, text), "environment": environment(settings.device), "records": [],
     }  # fmt: skip
@@ -167,9 +164,7 @@ def evaluate_model(
         text["windows"] = count
     if windows != count:
         finished = {}
-    steps = (
-        len(settings.lengths) * (1 + (len(TASKS) * len(DEPTHS) if settings.keys else 0)) + len(contexts) + len(prompts)
-    )
+    steps = len(settings.lengths) + len(contexts) + len(questions)
     done = 0
 
     def step() -> None:
@@ -184,7 +179,7 @@ def evaluate_model(
             else:
                 with nullcontext() if way == "own" else swap(model, encoding):
                     finished[way] = _measured(
-                        model, way, trained, corpus, count * longest + 1, settings, contexts, prompts, step
+                        model, way, trained, corpus, count * longest + 1, settings, contexts, questions, step
                     )  # fmt: skip
             results["records"].append(finished[way])
             place.write(results)
@@ -218,6 +213,21 @@ def _drawn(way: str, model: Any, trained: int, longest: int) -> PositionEncoding
     return encoding
 
 
+def _questions(settings: EvaluationSettings, tokenizer: Tokenizer) -> Questions:
+    def at(depth: float, task: str, length: int) -> list[ruler.Prompt]:
+        """Whose number has to be written at once: all that RULER allows would take four times as long."""
+        rows = ruler.rows(task, tokenizer, length, settings.keys, depth)
+        return [row._replace(most=len(tokenizer.encode(f" {row.answers[0]}"))) for row in rows]
+
+    questions: dict[tuple[str, int, float | None], list[ruler.Prompt]] = {
+        (name, length, depth): at(depth, task, length)
+        for name, task in KEYS.items() for length in settings.lengths for depth in DEPTHS if settings.keys
+    }  # fmt: skip
+    for task, length in itertools.product(settings.tasks, settings.lengths):
+        questions[task, length, None] = ruler.rows(task, tokenizer, length, settings.rows)
+    return questions
+
+
 def _fitting(model: AsDecoder, ids: np.ndarray, settings: EvaluationSettings, minutes: float) -> int:
     """How many windows of the longest length each encoding may take, by the time that one of them takes."""
     longest = settings.lengths[-1]
@@ -225,15 +235,14 @@ def _fitting(model: AsDecoder, ids: np.ndarray, settings: EvaluationSettings, mi
     began = time.perf_counter()
     losses_in_windows(model, ids, longest)
     taken = time.perf_counter() - began
-    rows = len(TASKS) * settings.keys * len(DEPTHS) + WRITING * settings.rows * len(settings.tasks)
-    rows *= sum(settings.lengths) / longest
-    windows = SHARE * 60 * minutes / taken / len(settings.ways) - rows
+    rows = len(KEYS) * settings.keys * len(DEPTHS) + settings.rows * len(settings.tasks)
+    windows = SHARE * 60 * minutes / taken / len(settings.ways) - WRITING * rows * sum(settings.lengths) / longest
     return max(1, int(windows / (len(settings.lengths) + (2 * OVERLAP if settings.far else 0))))
 
 
 def _measured(
     model: Any, way: str, trained: int, corpus: Corpus, tokens: int, settings: EvaluationSettings,
-    contexts: Sequence[int], prompts: ruler.Prompts, step: Callable[[], None],
+    contexts: Sequence[int], questions: Questions, step: Callable[[], None],
 ) -> dict[str, Any]:  # fmt: skip
     began, losses, stretches = time.perf_counter(), {}, dict[int, list[float | None]]()
     decoder = AsDecoder(model, corpus.tokenizer)
@@ -244,13 +253,14 @@ def _measured(
         found = in_context(decoder, corpus.ids[:tokens], length, settings.lengths[-1])
         stretches[length] = [*map(finite, found)]
         step()
-    recalled = {
-        task: _recalled(model, corpus.tokenizer, hide, settings.lengths, settings.keys, step)
-        for task, hide in TASKS.items()
-    }
-    answers = list[dict[str, Any]]()
-    for (task, length), rows in prompts.items():
-        answers.append({"task": task, "length": length, **ruler.answered(model, corpus.tokenizer, rows)})
+    recalled, answers = {name: list[dict[str, Any]]() for name in KEYS}, list[dict[str, Any]]()
+    for (name, length, depth), rows in questions.items():
+        told = ruler.answered(model, corpus.tokenizer, rows)
+        if depth is None:
+            answers.append({"task": name, "length": length, **told})
+        else:
+            right = round((told["score"] or 0) * told["asked"])
+            recalled[name].append({"length": length, "depth": depth, "recalled": right, "asked": told["asked"]})
         step()
     return {
         **Record(
@@ -263,72 +273,6 @@ def _measured(
         **recalled,
         "ruler": answers,
     }  # fmt: skip
-
-
-def pass_key(tokenizer: Tokenizer, length: int, depth: float, seed: int) -> Row | None:
-    """A number in a text that repeats itself, asked for at the end."""
-    key = int(np.random.default_rng((length, int(100 * depth), seed)).integers(*NUMBERS))
-    needle = _encoded(tokenizer, f"The pass key is {key}. Remember it. {key} is the pass key. ")
-    question, answer = _encoded(tokenizer, QUESTION), _encoded(tokenizer, f" {key}")
-    sentence = _encoded(tokenizer, f"{ruler.FILLER} ")
-    room = length - len(needle) - len(question) - len(answer)
-    if room < 0 or not answer or not sentence:
-        return None
-    filler = (sentence * (room // len(sentence) + 1))[:room]
-    before = int(depth * room)
-    return torch.tensor([*filler[:before], *needle, *filler[before:], *question, *answer]), len(answer)
-
-
-def key_value(tokenizer: Tokenizer, length: int, depth: float, seed: int) -> Row | None:
-    """Keys with values and nothing else, and one of them asked for at the end; the first may be cut."""
-    draw = np.random.default_rng((length, int(100 * depth), seed))
-    values = draw.integers(*NUMBERS, NUMBERS[1] - NUMBERS[0])
-    pairs = iter(zip(draw.permutation(np.arange(*NUMBERS)).tolist(), values.tolist(), strict=True))
-    key, value = next(pairs)
-    needle = _encoded(tokenizer, f"Key {key} has value {value}. ")
-    question, answer = _encoded(tokenizer, f"Key {key} has value"), _encoded(tokenizer, f" {value}")
-    room = length - len(needle) - len(question) - len(answer)
-    if room < 0 or not answer:
-        return None
-    behind, before = room - int(depth * room), []
-    after: list[int] = []
-    for other, its in pairs:
-        line = _encoded(tokenizer, f"Key {other} has value {its}. ")
-        if not before and len(after) + len(line) <= behind:
-            after += line
-        elif len(before) + len(after) < room:
-            before += line
-        else:
-            break
-    cut = len(before) + len(after) - room
-    return torch.tensor([*before[cut:], *needle, *after, *question, *answer]), len(answer)
-
-
-TASKS: Mapping[str, Hide] = {"pass_keys": pass_key, "key_values": key_value}
-"""By the names that they have in `results.json`."""
-
-
-@torch.no_grad()
-def _recalled(
-    model: Any, tokenizer: Tokenizer, hide: Hide, lengths: Sequence[int], count: int, step: Callable[[], None]
-) -> list[dict[str, Any]]:
-    """How many of `count` numbers are recalled at each depth of each length."""
-    head, recalled, begin = Head(model), list[dict[str, Any]](), torch.tensor(tokenizer.beginning, dtype=torch.long)
-    for length in lengths if count else ():
-        for depth in DEPTHS:
-            rows = [hide(tokenizer, length - len(begin), depth, seed) for seed in range(count)]
-            fit = [row for row in rows if row is not None]
-            right = sum(
-                torch.equal(head.of_last(torch.cat([begin, ids[:-1]])[None], answer)[0].argmax(-1).cpu(), ids[-answer:])
-                for ids, answer in fit
-            )
-            recalled += [{"length": length, "depth": depth, "recalled": right, "asked": len(fit)}]
-            step()
-    return recalled
-
-
-def _encoded(tokenizer: Tokenizer, text: str) -> list[int]:
-    return tokenizer.encode(text).tolist()
 
 
 def interval_of_mean(values: Sequence[float]) -> list[float] | None:

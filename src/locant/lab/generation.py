@@ -22,7 +22,7 @@ from locant.lab.contestant import Contestant
 from locant.lab.decoder import Decoder, generate
 from locant.lab.language_model import device_of, load_model, quiet, require_positions, require_rows, trained_length
 from locant.lab.results import environment
-from locant.lab.settings import VOCAB_SIZE, Settings
+from locant.lab.settings import VOCAB_SIZE, Settings, require_one_duration
 from locant.lab.text_learning import shape
 from locant.lab.training import train
 from locant.lab.unfinished import random_numbers_kept
@@ -89,8 +89,7 @@ def train_files(
 
     `options` are those of `lab.train`; `text` are ``tokenizer``, ``vocab_size`` and ``download`` of `read_corpus`.
     """
-    if {"minutes", "num_steps"} <= options.keys():
-        raise InputError("got both steps and minutes", Remedy("{} or {} alone", num_steps=..., minutes=...))
+    require_one_duration(options)
     require_output(folder, force=force)
     told_of(Contestant.of(encoding).build(shape(Settings(), 1)))  # what cannot be kept is not trained
     corpus, losses = read_corpus(files, usual_vocab_size=VOCAB_SIZE, **text), list[float]()

@@ -307,56 +307,40 @@ class AsDecoder(nn.Module):
         self.model, self.beginning = model, tokenizer.beginning
 
     def forward(self, ids: Tensor, positions: object) -> Float[Tensor, "batch seq vocab"]:
-        return self.model(self._begun(ids).to(self.model.device), use_cache=False).logits.float()
-
-    def _begun(self, ids: Int[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
-        begin = torch.tensor(self.beginning, dtype=torch.long)[: ids.shape[1]].expand(len(ids), -1)
-        return torch.cat([begin, ids[:, begin.shape[1] :].long()], 1)
+        return self._logits(self._begun(ids), lambda hidden: hidden)
 
     def losses(
         self, ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch seq"], positions: object
     ) -> Float[Tensor, "batch seq"]:
-        """Nats for each target, as those of `Decoder`; logits are held for some of the tokens at a time."""
-        head = Head(self.model)
-        hidden = head.hidden(self._begun(ids))
-        targets = targets.to(hidden.device)
-        size = max(1, HELD // self.model.config.get_text_config().vocab_size)
-        losses = [
-            F.cross_entropy(head.logits(some[None]).transpose(1, 2), aims[None], reduction="none")[0]
-            for some, aims in zip(hidden.flatten(0, 1).split(size), targets.flatten().split(size), strict=True)
-        ]
-        return torch.cat(losses).view(targets.shape)
+        """Nats for each target, as those of `Decoder`; logits are held for some of the tokens at a time.
 
-
-class Head:
-    """What a causal language model does after its layers, for some of the tokens.
-
-    A hook before the output embeddings chooses the hidden states that they get; whatever the model does to logits, such
-    as a scale or a soft cap, it does to these. Logits of a long window would be most of the memory of a small model.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    def hidden(self, ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_model"]:
+        Those of a long window would be most of the memory of a small model.
+        """
         states: list[Tensor] = []
 
         def last(hidden: Tensor) -> Tensor:
             states.append(hidden)
             return hidden[:, -1:]
 
-        self._logits(ids, last)
-        return states[0]
+        self._logits(self._begun(ids), last)
+        [hidden], token = states, torch.zeros(1, 1, dtype=torch.long)  # which the layers are given for each part
+        targets = targets.to(hidden.device)
+        size = max(1, HELD // self.model.config.get_text_config().vocab_size)
+        losses: list[Tensor] = []
+        for some, aims in zip(hidden.flatten(0, 1).split(size), targets.flatten().split(size), strict=True):
+            logits = self._logits(token, lambda _, part=some: part[None])
+            losses.append(F.cross_entropy(logits.transpose(1, 2), aims[None], reduction="none")[0])
+        return torch.cat(losses).view(targets.shape)
 
-    def logits(self, hidden: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq vocab"]:
-        """The layers are given one token for this."""
-        return self._logits(torch.zeros(1, 1, dtype=torch.long), lambda _: hidden)
+    def _begun(self, ids: Int[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
+        begin = torch.tensor(self.beginning, dtype=torch.long)[: ids.shape[1]].expand(len(ids), -1)
+        return torch.cat([begin, ids[:, begin.shape[1] :].long()], 1)
 
-    def of_last(self, ids: Int[Tensor, "batch seq"], count: int) -> Float[Tensor, "batch count vocab"]:
-        """The logits of the last tokens of each row."""
-        return self._logits(ids, lambda hidden: hidden[:, -count:])
+    def _logits(self, ids: Int[Tensor, "batch seq"], change: Callable[[Tensor], Tensor]) -> Tensor:
+        """Of the hidden states that a hook puts in the place of those before the output embeddings.
 
-    def _logits(self, ids: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        Whatever the model does to logits, such as a scale or a soft cap, it does to these.
+        """
         hook = self.model.get_output_embeddings().register_forward_pre_hook(lambda module, args: change(args[0]))
         with hook:
             return self.model(ids.to(self.model.device), use_cache=False).logits.float()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import takewhile
 from pathlib import Path
 from random import Random
@@ -50,13 +50,13 @@ class Prompt(NamedTuple):
     most: int
 
 
-Prompts = Mapping[tuple[str, int], Sequence[Prompt]]  # none where the smallest row does not fit
-
-
 class RulerTask(NamedTuple):
-    """How a question of a size, in lines or words, is made for a length; the smallest; tokens that may be written."""
+    """How a question of a size, in lines or words, is made for a length and the depth of its needle.
 
-    make: Callable[[Random, int, int], Question]
+    Then the smallest size, and how many tokens may be written.
+    """
+
+    make: Callable[[Random, int, int, float | None], Question]
     least: int
     writes: int
 
@@ -80,14 +80,15 @@ def _code(draw: Random) -> str:
 
 
 def _needle(
-    draw: Random, size: int, what: str, key_of: Callable[[Random], str], value_of: Callable[[Random], str],
-    filler: str = "",
+    what: str, key_of: Callable[[Random], str], value_of: Callable[[Random], str], filler: str,
+    draw: Random, size: int, _: int, depth: float | None,
 ) -> Question:  # fmt: skip
     """A line with a key and its value, among lines of filler, or among others of its kind."""
     key, value = key_of(draw), value_of(draw)
     others = [other for _ in range(size) if (other := key_of(draw)) != key]
     lines = [filler or f"The secret {what} of {other} is {value_of(draw)}." for other in others]
-    lines.insert(draw.randrange(len(lines) + 1), f"The secret {what} of {key} is {value}.")
+    place = draw.randrange(len(lines) + 1) if depth is None else round(depth * len(lines))
+    lines.insert(place, f"The secret {what} of {key} is {value}.")
     text = "\n".join([f"Keep the secret {what}s of this text in mind.", "", *lines, ""])
     return Question(f"{text}\nWhat is the secret {what} of {key}?", f" The secret {what} of {key} is", (value,))
 
@@ -122,7 +123,7 @@ def _numbered(items: Sequence[str]) -> str:
     return " ".join(f"{number}. {item}" for number, item in enumerate(items, 1))
 
 
-def _common_words(draw: Random, size: int, length: int) -> Question:
+def _common_words(draw: Random, size: int, length: int, *_: object) -> Question:
     example, often = ((20, 3, 1), (6, 1)) if length < 4096 else ((40, 10, 3), (30, 3))
     return _behind(_listed(draw, *example), _numbered, _listed(draw, size, *often))
 
@@ -132,7 +133,7 @@ def _behind(example: Question, shown: Callable[[Sequence[str]], str], question: 
     return question._replace(text=f"{example.text}{example.opening} {shown(example.answers)}\n\n{question.text}")
 
 
-def _frequent_words(draw: Random, size: int) -> Question:
+def _frequent_words(draw: Random, size: int, *_: object) -> Question:
     """Coded words, the k-th as often as 1 / k² has it; the first of all are dots, which do not count."""
     counts = [*takewhile(bool, (int(size * 6 / (math.pi * k) ** 2) for k in range(1, size)))]
     coded = ["...", *("".join(draw.choices(ascii_lowercase, k=6)) for _ in counts[1:])]
@@ -144,12 +145,12 @@ def _frequent_words(draw: Random, size: int) -> Question:
 
 
 TASKS: Mapping[str, RulerTask] = {
-    "niah_single_1": RulerTask(lambda draw, size, _: _needle(draw, size, "number", _key, _number, FILLER), 1, 128),
-    "niah_multikey_2": RulerTask(lambda draw, size, _: _needle(draw, size, "number", _key, _number), 1, 128),
-    "niah_multikey_3": RulerTask(lambda draw, size, _: _needle(draw, size, "code", _code, _code), 1, 128),
-    "vt": RulerTask(lambda draw, size, _: _behind(_chain(draw, 5, 3), " ".join, _chain(draw, size, 5)), 5, 30),
+    "niah_single_1": RulerTask(partial(_needle, "number", _key, _number, FILLER), 1, 128),
+    "niah_multikey_2": RulerTask(partial(_needle, "number", _key, _number, ""), 1, 128),
+    "niah_multikey_3": RulerTask(partial(_needle, "code", _code, _code, ""), 1, 128),
+    "vt": RulerTask(lambda draw, size, *_: _behind(_chain(draw, 5, 3), " ".join, _chain(draw, size, 5)), 5, 30),
     "cwe": RulerTask(_common_words, COMMON + 1, 120),
-    "fwe": RulerTask(lambda draw, size, _: _frequent_words(draw, size), 80, 50),  # so that the fourth is less frequent
+    "fwe": RulerTask(_frequent_words, 80, 50),  # so that the fourth is less frequent
 }
 """By RULER's names."""
 
@@ -163,24 +164,25 @@ def score(written: str, answers: Sequence[str]) -> float:
     return sum(answer.lower() in written.lower() for answer in answers) / len(answers)
 
 
-def prompts(tasks: Sequence[str], tokenizer: Tokenizer, lengths: Sequence[int], count: int) -> Prompts:
-    """`count` rows of each task and length, always the same ones."""
-    return {
-        (task, length): [row for seed in range(count) if (row := prompt(task, tokenizer, length, seed)) is not None]
-        for task in tasks for length in lengths
-    }  # fmt: skip
+def rows(task: str, tokenizer: Tokenizer, length: int, count: int, depth: float | None = None) -> list[Prompt]:
+    """So many rows of a task, always the same ones; none where the smallest does not fit."""
+    asked = (prompt(task, tokenizer, length, seed, depth) for seed in range(count))
+    return [row for row in asked if row is not None]
 
 
-def prompt(name: str, tokenizer: Tokenizer, length: int, seed: int) -> Prompt | None:
+def prompt(name: str, tokenizer: Tokenizer, length: int, seed: int, depth: float | None = None) -> Prompt | None:
     """The largest row of a task that fits `length` tokens with what is written; ``None``: the smallest does not.
+
+    Args:
+        depth: where the needle lies, from 0 to 1 at the end; default: anywhere, as in RULER.
 
     Raises:
         InputError: the tokens do not spell the row.
     """
-    task, begin = TASKS[name], tokenizer.beginning
+    task, begin, row = TASKS[name], tokenizer.beginning, f"{name} {seed}" + f" {depth}" * (depth is not None)
 
     def made(size: int) -> tuple[list[int], Question]:
-        question = task.make(Random(f"{name} {seed}"), size, length)
+        question = task.make(Random(row), size, length, depth)
         return [*begin, *tokenizer.encode(question.text + question.opening).tolist()], question
 
     most = max(task.writes, len(tokenizer.encode(f" {', '.join(made(task.least)[1].answers)}")))
@@ -199,7 +201,7 @@ def prompt(name: str, tokenizer: Tokenizer, length: int, seed: int) -> Prompt | 
     spelled, text = ("".join(each.split()).lower() for each in (tokenizer.decode(ids[len(begin) :]), question.text))
     if not spelled.startswith(text):
         got = f"got a tokenizer whose tokens do not spell the rows of {name}: a part of each would be lost"
-        raise InputError(got, Remedy("the tokenizer of the model, or other {}", tasks=...))
+        raise InputError(got, Remedy("the tokenizer of the model, other {}, or {}", tasks=..., keys=0))
     return Prompt(ids, question.answers, most)
 
 
@@ -229,7 +231,8 @@ def written(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
     with model.get_output_embeddings().register_forward_pre_hook(last):
         while len(ids) < prompt.most and score(text, prompt.answers) < 1:
             told = model(given, past_key_values=cache, use_cache=True)
-            cache, token = told.past_key_values, told.logits[:, -1, : tokenizer.vocab_size].argmax(-1, keepdim=True)
+            cache = getattr(told, "past_key_values", None)
+            token = told.logits[:, -1, : tokenizer.vocab_size].argmax(-1, keepdim=True)
             if token.item() in (ends if isinstance(ends, list) else [ends]):
                 break
             ids.append(int(token))

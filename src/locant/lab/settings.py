@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from locant.arguments import entries, one_of, real, shown, whole
-from locant.errors import RangeError, Remedy
+from locant.errors import InputError, RangeError, Remedy
 
 VOCAB_SIZE = 512
 """Of a tokenizer trained on the text: small, so that a small model learns from every step, and steps are fast."""
@@ -98,7 +98,11 @@ class Settings:
         from locant.lab.contestant import Contestant
         from locant.lab.tasks import TASKS, require_longer
 
-        self._take_suite()
+        if self.suite:
+            usual = {field.name: field.default for field in fields(self)}
+            changed = {name: value for name, value in vars(self).items() if value != usual[name]}
+            for name, value in fixed_by(self.suite, changed).items():
+                object.__setattr__(self, name, value)
         for field in fields(self):
             name, default = field.name, field.default
             if name in ("suite", "device"):
@@ -126,21 +130,7 @@ class Settings:
         if self.d_model % (2 * self.num_heads):
             cause = f"got d_model={self.d_model} for num_heads={self.num_heads}, expected heads of an even width"
             raise RangeError(cause, Remedy(d_model=2 * self.num_heads * max(1, self.d_model // (2 * self.num_heads))))
-
-    def _take_suite(self) -> None:
-        if not self.suite:
-            return
-        fixed = SUITES[one_of("suite", self.suite, (*SUITES,), Remedy(suite=next(iter(SUITES))))]
-        for field in fields(self):
-            name, value = field.name, getattr(self, field.name)
-            if name in ("encodings", "suite", "device", *SIZES["medium"]):
-                continue
-            expected = fixed.get(name, field.default)
-            if value not in (field.default, expected):
-                cause = f"got {name}={shown(value)} for the suite {self.suite}, which fixes it at {shown(expected)}"
-                raise RangeError(cause, f"no {name}, or no suite")
-            object.__setattr__(self, name, expected)
-        if not size_of(vars(self)):
+        if self.suite and not size_of(vars(self)):
             cause = f"got a model of no size of the suite {self.suite}, expected {', '.join(SIZES)}"
             raise RangeError(cause, "a size alone")
 
@@ -183,6 +173,26 @@ class Settings:
     def layers_for(self, task: str) -> int:
         """Layers of the decoder that learns a task, or a text."""
         return self.num_layers or (TEXT_LAYERS if task == TEXT else TASK_LAYERS)
+
+
+def fixed_by(suite: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """All that a suite fixes, nothing where there is none; a `RangeError` where anything else is given for it."""
+    if not suite:
+        return {}
+    own = SUITES[one_of("suite", suite, (*SUITES,), Remedy(suite=next(iter(SUITES))))]
+    free = {"encodings", "suite", "device", *SIZES["medium"]}
+    fixed = {field.name: own.get(field.name, field.default) for field in fields(Settings) if field.name not in free}
+    for name, value in given.items():
+        if name in fixed and value != fixed[name]:
+            cause = f"got {shown(value)} for what the suite {suite} fixes"
+            raise RangeError(cause, Remedy("{}, or no suite", **{name: fixed[name]}))
+    return fixed
+
+
+def require_one_duration(given: Mapping[str, Any]) -> None:
+    """Raise where both steps and minutes say how long a training takes."""
+    if None not in (given.get("num_steps"), given.get("minutes")):
+        raise InputError("got both steps and minutes", Remedy("{} or {} alone", num_steps=..., minutes=...))
 
 
 def size_of(settings: Mapping[str, Any]) -> str:

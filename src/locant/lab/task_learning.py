@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from locant.lab.contestant import Contestant
 from locant.lab.decoder import Decoder
 from locant.lab.tasks import Task
-from locant.lab.text_learning import CLIP_NORM, OnStep
+from locant.lab.text_learning import OnStep, update
 
 MATRIX_RATE, OTHER_RATE = 0.01, 1.5e-3
 """The highest learning rates, of Muon and of AdamW: with twice as much, rotary positions do not learn to copy."""
@@ -141,12 +141,7 @@ def learn(
         positions = contestant.positions(ids, longest, random.getrandbits(32), task=task, length=items)
         loss = model.train().losses(ids, targets, positions).sum() / (targets != IGNORED).sum()
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-        for optimizer, highest in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = highest * scale
-            optimizer.step()
-            optimizer.zero_grad()
+        update(model.parameters(), *((optimizer, highest * scale) for optimizer, highest in optimizers))
         losses.append(loss.item())
         if on_step is not None:
             on_step(len(losses), losses[-1])

@@ -84,7 +84,7 @@ def fit(
         positions = contestant.positions(batch["ids"], settings.lengths[-1], step)
         loss = model.losses(batch["ids"], batch["targets"], positions).mean()
         loss.backward()
-        update(model.parameters(), optimizer, highest * schedule(step, num_steps))
+        update(model.parameters(), (optimizer, highest * schedule(step, num_steps)))
         losses.append(loss.item())
         if on_step is not None:
             on_step(step + 1, losses[-1])
@@ -191,13 +191,14 @@ def optimizer_of(parameters: Iterable[nn.Parameter], learning_rate: float) -> to
     return torch.optim.AdamW([matrices, vectors], lr=learning_rate, betas=(0.9, 0.95), fused=True)
 
 
-def update(parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """One step with the gradients that there are, clipped; none are left."""
+def update(parameters: Iterable[nn.Parameter], *optimizers: tuple[torch.optim.Optimizer, float]) -> None:
+    """One step of each, at its rate, with the gradients that there are, clipped together; none are left."""
     nn.utils.clip_grad_norm_(parameters, CLIP_NORM)
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    for optimizer, rate in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def schedule(step: int, num_steps: int) -> float:

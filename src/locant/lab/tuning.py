@@ -51,7 +51,7 @@ from locant.lab.results import (
     earlier,
     environment,
 )
-from locant.lab.settings import VOCAB_SIZE
+from locant.lab.settings import VOCAB_SIZE, require_one_duration
 from locant.lab.text_learning import losses_in_windows, optimizer_of, schedule, split_off, update
 from locant.lab.unfinished import StateFolder, random_numbers_kept, refusing_to_lose
 from locant.lab.ways import Way
@@ -134,8 +134,7 @@ class TuneSettings:
                 real(name, value, above=0, remedy=Remedy(**{name: usual}))
         if flag("adapter", self.adapter) and self.train != "lora":
             raise InputError(f"got adapter beside train={self.train}, which makes none", Remedy(train="lora"))
-        if self.num_steps is not None and self.minutes is not None:
-            raise InputError("got both steps and minutes", Remedy("{} or {} alone", num_steps=..., minutes=...))
+        require_one_duration(vars(self))
         object.__setattr__(self, "device", str(device_of(self.device)))
 
 
@@ -335,7 +334,7 @@ class _Run:
             rate = self.rate * schedule(len(losses), steps)
             losses.append(self._gradients(batch))
             self._require_finite(losses[-1])
-            update(self.parameters.values(), self.optimizer, rate)
+            update(self.parameters.values(), (self.optimizer, rate))
             done = len(losses)
             if done % every == 0 and done < steps:
                 held_out.append([done, self._measured().mean])

@@ -12,12 +12,13 @@ from locant.arguments import Real
 from locant.figures.canvas import save
 from locant.lab.comparison import Progress, Watcher
 from locant.lab.contestant import Contestant
-from locant.lab.results import BY_TASK, Results, ResultsFolder, command, with_recorded
+from locant.lab.results import BY_TASK, Results, ResultsFolder, with_recorded
 from locant.lab.settings import TEXT, Settings
 from locant.lab.summary import Row, Summary, summarise
 from locant.lab.text_learning import split_off
 from locant.lab.training import Training
 from locant.report import console, tasks
+from locant.report.commands import command
 from locant.report.console import BEST, MISSING, QUIET, counted, out, show, talk
 from locant.report.page import bullets, curves, noted, picture, report, scrolling, settings_table, table, write_page
 from locant.report.sentences import sentences

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from locant.lab.evaluation import interval_of_mean
-from locant.lab.results import shell_line
 from locant.lab.summary import ENOUGH_WINDOWS, summarise
+from locant.report.commands import shell_line
 from locant.report.comparison import context_section
 from locant.report.console import MISSING, named_rows, show
 from locant.report.console import table as printed

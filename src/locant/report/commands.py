@@ -1,0 +1,45 @@
+"""The line for a shell that makes again what a report tells."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from locant.lab.settings import size_of
+
+OTHER_NAMES = {"num_steps": "steps", "batch_size": "batch"}
+"""Settings whose option of ``locant compare`` has another name; `minutes` chose the number of steps."""
+
+
+def command(settings: Mapping[str, Any]) -> str:
+    """The line for a shell that makes a comparison again, from the settings in its results.
+
+    >>> text = {"files": ["my text.txt"], "tokenizer": "bytes"}
+    >>> command({"seeds": [0, 1], "minutes": 2.0, "num_steps": 170, "text": text})
+    "locant compare 'my text.txt' --tokenizer bytes --seeds 0,1 --steps 170"
+    """
+    if settings.get("suite"):
+        chosen = {"suite": settings["suite"], "size": size_of(settings), "encodings": settings["encodings"]}
+        return shell_line("compare", [], chosen)
+    text = settings.get("text", {})
+    tokenizer = text.get("tokenizer") or None
+    options = {"tokenizer": tokenizer, "vocab_size": None if tokenizer else text.get("asked_vocab_size")}
+    others = (item for item in settings.items() if item[0] not in ("text", "minutes", "suite"))
+    options |= {OTHER_NAMES.get(name, name): value for name, value in others}
+    return shell_line("compare", text.get("files", []), options)
+
+
+def shell_line(verb: str, words: Sequence[str], options: Mapping[str, Any]) -> str:
+    """The line for a shell that calls a verb; options that are nothing or false are left out, a true one is a flag.
+
+    >>> shell_line("evaluate", ["model"], {"with": ["own", "yarn:4"], "tasks": [], "keys": 0, "far": True})
+    'locant evaluate model --with own,yarn:4 --keys 0 --far'
+    """
+    line = ["locant", verb, *words]
+    for name, value in options.items():
+        if value is not None and value is not False and value != []:
+            line.append(f"--{name.replace('_', '-')}")
+            several = isinstance(value, (list, tuple))
+            line += [] if value is True else [",".join(map(str, value)) if several else str(value)]
+    return shlex.join(line)
