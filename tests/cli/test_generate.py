@@ -164,7 +164,8 @@ def test_a_folder_that_is_there_is_not_written_over(complains: Complains, succee
     assert "got both steps and minutes" in complains(f"{TRAIN} --minutes 1 -o other")
     for name in UNTOLD:
         assert "which a folder does not hold" in complains(f"{TRAIN} -o other --encoding {name}")
-    assert "but a scaling is not trained" in complains(f"{TRAIN} --encoding rotary+yarn -o other")
+    for name in ("rotary+yarn", "yarn"):
+        assert "but a scaling is not trained; try: 'rotary'" in complains(f"{TRAIN} --encoding {name} -o other")
 
 
 def test_an_encoding_that_its_options_do_not_tell_is_refused(tmp_path: Path) -> None:

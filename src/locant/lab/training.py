@@ -25,6 +25,7 @@ from locant.lab.task_learning import CHOOSING, LEARNED, MEASURED, Accuracy, accu
 from locant.lab.tasks import task
 from locant.lab.text_learning import OVERLAP, STRETCHES, OnStep, build, count, fit, in_context, losses_in_windows, shape
 from locant.positions import Positions
+from locant.positions.scaling import SCALINGS
 from locant.text import Tokenizer
 
 CALIBRATION_STEPS = 4
@@ -96,7 +97,7 @@ def train(
     >>> model(torch.from_numpy(tokenizer.encode("to be")).long()[None]).shape[-1] == tokenizer.vocab_size
     True
     """
-    contestant = Contestant.of(encoding)
+    contestant = Contestant.of(f"rotary+{encoding}" if encoding in SCALINGS else encoding)
     if contestant.scaling:
         raise RangeError(f"got {encoding!r}, but a scaling is not trained", repr(contestant.trained.name))
     chosen = Settings(encodings=(encoding,), multiples=(1,), seeds=(seed,), **settings)
