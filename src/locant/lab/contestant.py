@@ -146,6 +146,14 @@ def kind_of(encoding: str) -> type[PositionEncoding]:
     return kind
 
 
+def unscaled(name: str) -> Contestant:
+    """The contestant of a name, to be trained: a `RangeError` for a scaling, which only reads."""
+    contestant = Contestant.of(f"rotary+{name}" if name in SCALINGS else name)
+    if contestant.scaling:
+        raise RangeError(f"got {name!r}, but a scaling is not trained", repr(contestant.trained.name))
+    return contestant
+
+
 def _module_of(encoding: str) -> tuple[ModuleType, str]:
     return _run(Path(f"{encoding.rpartition('.py:')[0]}.py").resolve())
 

@@ -18,7 +18,7 @@ from locant.checkpoints.checkpoint_folder import require_output
 from locant.checkpoints.config_source import CONFIG, read_json
 from locant.errors import InputError, Remedy
 from locant.files import json_text, new_folder, write_whole
-from locant.lab.contestant import Contestant
+from locant.lab.contestant import unscaled
 from locant.lab.decoder import Decoder, generate
 from locant.lab.language_model import device_of, load_model, quiet, require_positions, require_rows, trained_length
 from locant.lab.results import environment
@@ -91,7 +91,7 @@ def train_files(
     """
     require_one_duration(options)
     require_output(folder, force=force)
-    told_of(Contestant.of(encoding).build(shape(Settings(), 1)))  # what cannot be kept is not trained
+    told_of(unscaled(encoding).build(shape(Settings(), 1)))  # what cannot be kept is not trained
     corpus, losses = read_corpus(files, usual_vocab_size=VOCAB_SIZE, **text), list[float]()
 
     def step(done: int, loss: float) -> None:

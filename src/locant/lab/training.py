@@ -16,8 +16,7 @@ import numpy as np
 from jaxtyping import Int
 from torch import Tensor
 
-from locant.errors import RangeError
-from locant.lab.contestant import Contestant
+from locant.lab.contestant import Contestant, unscaled
 from locant.lab.decoder import Decoder
 from locant.lab.results import AnyRecord, Losses, Record, TaskRecord, finite
 from locant.lab.settings import SWEEP_SEED, TEXT, VOCAB_SIZE, Settings
@@ -25,7 +24,6 @@ from locant.lab.task_learning import CHOOSING, LEARNED, MEASURED, Accuracy, accu
 from locant.lab.tasks import task
 from locant.lab.text_learning import OVERLAP, STRETCHES, OnStep, build, count, fit, in_context, losses_in_windows, shape
 from locant.positions import Positions
-from locant.positions.scaling import SCALINGS
 from locant.text import Tokenizer
 
 CALIBRATION_STEPS = 4
@@ -97,9 +95,7 @@ def train(
     >>> model(torch.from_numpy(tokenizer.encode("to be")).long()[None]).shape[-1] == tokenizer.vocab_size
     True
     """
-    contestant = Contestant.of(f"rotary+{encoding}" if encoding in SCALINGS else encoding)
-    if contestant.scaling:
-        raise RangeError(f"got {encoding!r}, but a scaling is not trained", repr(contestant.trained.name))
+    contestant = unscaled(encoding)
     chosen = Settings(encodings=(encoding,), multiples=(1,), seeds=(seed,), **settings)
     tokenizer = Tokenizer.train([text], vocab_size) if tokenizer is None else tokenizer  # type: ignore[list-item]
     ids = np.asarray(tokenizer.encode(text) if isinstance(text, str) else text)
