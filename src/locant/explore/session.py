@@ -114,7 +114,7 @@ class State:
         self.controls[self._prefix + name] = {}  # the last of them is what was read last, also where it is refused
         return self._given.get(self._prefix + name, str(default))
 
-    def _number(self, name: str, default: float, kind: type) -> Any:
+    def _number(self, name: str, default: Real, kind: type) -> Any:
         """A number, or a text that is none."""
         text = self._text(name, default)
         try:
