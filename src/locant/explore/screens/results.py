@@ -65,9 +65,9 @@ def heard(progress):
 compare(corpus.ids, corpus.tokenizer.vocab_size, Settings({options}), on_progress=heard)
 """
 
-COMPARED = "Of the last tenth of the text, in nats per token. Bands: 95 % intervals of the mean over windows."
+COMPARED = "Of the last tenth of the text, in nats per token. Whiskers: 95 % intervals of the mean over windows."
 TUNED = "Before and after the training: the first tokens of each held-out window, in nats per token, by their number."
-EVALUATED = "Nothing was trained. In nats per token. Bands: 95 % intervals over windows, by a block bootstrap."
+EVALUATED = "Nothing was trained. In nats per token. Whiskers: 95 % intervals over windows, by a block bootstrap."
 
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:

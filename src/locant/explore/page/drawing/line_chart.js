@@ -30,7 +30,8 @@ export function lineChart(plot, { x, y, series, marks = [], levels = [], hover =
     inside.append(svg("text", { class: "tick", x: across(at) + (late ? -5 : 5), y: area.y + 10, "text-anchor": late ? "end" : "start" }, label));
   }
   for (const one of series) {
-    if (one.low) inside.append(svg("path", { class: `band slot-${one.slot}`, d: band(x.values, one, across, up) }));
+    const [name, shape] = one.dots ? ["whiskers", whiskers] : ["band", band]; // many bands make one grey
+    if (one.low) inside.append(svg("path", { class: `${name} slot-${one.slot}`, d: shape(x.values, one, across, up) }));
   }
   for (const one of series) {
     const places = one.at ?? x.values;
@@ -92,6 +93,10 @@ function band(across, { low, high }, x, y) {
   const places = Array.from(low.keys()).filter((at) => !Number.isNaN(low[at]));
   const edge = (values, order) => order.map((at) => `${x(across[at]).toFixed(1)} ${y(values[at]).toFixed(1)}`).join("L");
   return places.length ? `M${edge(high, places)}L${edge(low, places.toReversed())}Z` : "";
+}
+
+function whiskers(across, { low, high }, x, y) {
+  return Array.from(low, (from, at) => (Number.isNaN(from) ? "" : `M${x(across[at]).toFixed(1)} ${y(from).toFixed(1)}V${y(high[at]).toFixed(1)}`)).join("");
 }
 
 export function nearest(values, wanted) {
