@@ -33,6 +33,9 @@ SLIDERS = {
     "model": ("to", [str(number) for number in range(70_000, 70_030)]),
     "text": ("stride", [str(number) for number in range(1, 31)]),
     "images": ("at", [str(number) for number in range(10, 40)]),
+    "swap": ("factor", [str(number) for number in range(2, 32)]),
+    "rows": ("cache", [str(number) for number in range(1, 31)]),
+    "known_bugs": ("position", [str(number) for number in range(4001, 4031)]),
 }
 
 MOVE = """async ([setting, value]) => {
