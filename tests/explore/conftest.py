@@ -25,11 +25,12 @@ SHOWN = "#screen[data-shown]:not([aria-busy])"
 
 @contextmanager
 def explorer(*words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """`locant explore` in a process of its own, and the address it prints."""
+    """`locant explore` in a process and an empty folder of its own, and the address it prints."""
     command = [sys.executable, "-m", "locant", "explore", "--no-open", *words]
     with (
+        tempfile.TemporaryDirectory() as folder,  # it would show the report of a `make demo` beside it
         tempfile.TemporaryFile("w+") as said,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True) as process,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, cwd=folder) as process,
     ):
         try:
             assert process.stdout is not None
