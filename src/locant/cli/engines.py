@@ -32,21 +32,34 @@ def golden(output: Path) -> Answer:
 
 @click.command("check-batch")
 @click.argument("file")
-@count("--axes", default=1, show_default=True, help="3 for models with positions in time, rows and columns.")
+@click.option("--model", help="Whose batch it is: a config.json, a folder, a preset, or a name such as qwen2_vl.")
+@click.option(
+    "--axes", type=click.IntRange(1, 4), help="3 for positions in time, rows and columns. Default: the model's."
+)
 @answers
-def check_batch(file: str, axes: int) -> Answer:
+def check_batch(file: str, model: str | None, axes: int | None) -> Answer:
     """Find mistakes in the positions of a training batch.
 
     FILE is a batch as a model of transformers is called with, saved as .safetensors, .npz or .json: input_ids,
-    position_ids, attention_mask, labels, cu_seq_lens_q and _k, max_length_q and _k, as far as it has them. Told are
-    documents that see each other, positions that do not restart, targets across documents, ids of images that were
-    flattened, and lengths of another batch. Exit code 1: something is wrong.
-    """
-    from locant.engines import batches
+    position_ids, attention_mask, labels, token_type_ids, cu_seq_lens_q and _k, max_length_q and _k, seq_idx, and for
+    images image_grid_thw, video_grid_thw, second_per_grid_ts and mm_token_type_ids, as far as it has them.
 
-    findings = batches.check_batch(batches.read_batch(file), axes=axes)
-    words = "\n".join(findings) or "positions and documents agree"
-    return Answer({"file": file, "findings": findings}, words, code=1 if findings else 0)
+    \b
+    It finds documents that see each other, and targets across documents;
+    ids that do not begin again, that fall, jump, or lie past the last one;
+    masks of other numbers than a model takes;
+    ids of images and videos that are not those of their grids;
+    with --model, ids that count padding where the model has absolute positions.
+
+    What could not be checked is listed, too: most of it needs --model. Exit code 1: something is wrong.
+    """  # noqa: D301
+    from locant.engines import batches
+    from locant.probing.probe import config_by_name
+
+    config = None if model is None or Path(model).exists() else config_by_name(model)
+    findings = batches.check_batch(batches.read_batch(file), axes=axes, model=model if config is None else config)
+    facts = {"file": file, "findings": [one.to_dict() for one in findings], "unchecked": findings.unchecked}
+    return Answer(facts, str(findings), code=1 if findings else 0)
 
 
 @click.command("serve-args")

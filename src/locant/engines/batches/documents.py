@@ -1,0 +1,162 @@
+"""Where the documents of a batch begin: in cumulative lengths, in masks, in ids, and what labels make of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from locant.engines.batches.finding import NO_TARGET, Batch, Finding, at, place_of
+from locant.errors import LocantError
+from locant.positions.batches import BOUNDARIES, counted, documents_of_boundaries, documents_of_ids
+
+
+def boundary_findings(batch: Batch) -> Iterator[Finding]:
+    """Cumulative lengths and largest lengths, among each other and beside ids."""
+    given = batch.given
+    for name in BOUNDARIES:
+        yield from _longest_finding(given, name)
+        if name not in given:
+            continue
+        other = BOUNDARIES[1 - BOUNDARIES.index(name)]
+        try:
+            documents_of_boundaries(given[name], batch.shape.numel())
+        except LocantError as error:
+            yield Finding("lengths", error.cause.replace(BOUNDARIES[0], name), "give 0 and the end of each document")
+            return
+        if other not in given:
+            yield Finding("lengths", f"{name} is there and {other} is not: both are needed", f"give {other}, too")
+        elif name == BOUNDARIES[0] and not torch.equal(given[name], given[other]):
+            wrong = f"{name} and {other} differ: tokens would see those of other documents"
+            yield Finding("lengths", wrong, "give the same lengths for both")
+    if (document := _of_boundaries(batch)) is not None:
+        yield from _boundaries_beside_ids(document, batch)
+
+
+def _of_boundaries(batch: Batch) -> Int[Tensor, "rows tokens"] | None:
+    """The documents of cumulative lengths, if there are lengths of these tokens."""
+    for name in BOUNDARIES:
+        if name in batch.given:
+            try:
+                return documents_of_boundaries(batch.given[name], batch.shape.numel()).reshape(batch.shape)
+            except LocantError:
+                return None
+    return None
+
+
+def _longest_finding(given: Mapping[str, Tensor], name: str) -> Iterator[Finding]:
+    longest = f"max_length_{name[-1]}"
+    if longest not in given:
+        return
+    number = float(given[longest])
+    ends = given.get(name)
+    if not (math.isfinite(number) and number == int(number) and number >= 0):
+        yield Finding("lengths", f"{longest} is {number:g}, which is no number of tokens", f"give max({name}.diff())")
+    elif ends is None:
+        yield Finding("lengths", f"{longest} is there, and {name} is not", f"give {name}, too")
+    elif ends.ndim == 1 and len(ends) > 1 and number < int(ends.diff().max()):
+        wrong = f"{longest} is {int(number)}, and a document has {int(ends.diff().max())} tokens"
+        yield Finding("lengths", wrong, f"give max({name}.diff())")
+
+
+def _boundaries_beside_ids(document: Int[Tensor, "rows tokens"], batch: Batch) -> Iterator[Finding]:
+    tokens = batch.shape[1]
+    if batch.text is not None:
+        differ = documents_of_ids(batch.text.reshape(1, -1)) != document.reshape(1, -1)
+        if (place := place_of(differ)) is not None:
+            slot = place[1]
+            wrong = f"position_ids and {BOUNDARIES[0]} tell different documents from token {slot} on"
+            yield Finding("documents", wrong, "make both of the same lengths", slot // tokens, slot % tokens)
+        return
+    if batch.index is not None:
+        wrong = "position_ids have no ids of text before those of the axes, in which the model looks for documents"
+        yield Finding("documents", wrong, "put a row of ids of text before them, so that they are (4, batch, seq)")
+    elif seen_by_flash_alone(document, batch) and batch.facts.attention in ("sdpa", "eager"):
+        row, token = place_of(document != document[:, :1]) or (0, 0)
+        wrong = (
+            f"{BOUNDARIES[0]} begins a document {at(row, token)}, and {batch.facts.attention} attention reads only ids"
+        )
+        yield Finding("documents", wrong, "give position_ids that begin again with each document", row, token)
+    joined = document[1:, :1] == document[:-1, -1:]
+    if (place := place_of(joined)) is not None:
+        row = place[0] + 1
+        wrong = f"{BOUNDARIES[0]} go on from row {row - 1} to row {row}: one document is in two rows"
+        yield Finding("documents", wrong, "end a document with each row", row, 0)
+
+
+def seen_by_flash_alone(document: Int[Tensor, "rows tokens"], batch: Batch) -> bool:
+    """Whether cumulative lengths, which other attention does not read, are all that tells documents of a row."""
+    several = bool((document != document[:, :1]).any())
+    return batch.has_boundaries and several and batch.index is None and batch.visible is None
+
+
+def documents_of(batch: Batch) -> Int[Tensor, "rows tokens"] | None:
+    """The documents that a batch means, as its lengths, its mask or its ids have them; ``None``: nothing has them."""
+    if batch.has_boundaries:
+        return _of_boundaries(batch)
+    if batch.visible is not None:
+        apart = ~batch.visible.diagonal(-1, 1, 2) & batch.real[:, 1:] & batch.real[:, :-1]
+        return torch.nn.functional.pad(apart.long().cumsum(1), (1, 0))
+    mask = batch.given.get("attention_mask")
+    if mask is not None:
+        return mask.long() if bool((mask > 1).any()) else None
+    if batch.text is None:
+        return None
+    begins = (batch.text.diff(dim=1) <= 0) & begins_again(batch.text)
+    return torch.nn.functional.pad(begins.long().cumsum(1), (1, 0))
+
+
+def begins_again(text: Int[Tensor, "rows tokens"]) -> Bool[Tensor, "rows rest"]:
+    """Whether a token, from the second on, has the id that documents begin with: 0, or the first of its row."""
+    return (text[:, 1:] == 0) | (text[:, 1:] == text[:, :1])
+
+
+def label_findings(batch: Batch) -> Iterator[Finding]:
+    """Targets at padding, and targets that another document would have to predict."""
+    labels = batch.given.get("labels")
+    if labels is None:
+        return
+    if (place := place_of(~batch.real & (labels != NO_TARGET))) is not None:
+        row, token = place
+        wrong = f"labels have targets at padding, the first {at(row, token)}"
+        yield Finding("labels", wrong, f"set them to {NO_TARGET}", row, token)
+    document = documents_of(batch)
+    if document is None:
+        return
+    leaking = torch.nn.functional.pad(counted(document).diff(dim=1) != 0, (1, 0)) & (labels != NO_TARGET) & batch.real
+    if (place := place_of(leaking)) is not None:
+        row, token = place
+        wrong = (
+            f"labels have a target {at(row, token)}, the first of a document, which is predicted from another document"
+        )
+        yield Finding("labels", wrong, f"set it to {NO_TARGET}", row, token)
+
+
+def other_findings(batch: Batch) -> Iterator[Finding]:
+    """Segments beyond a table, sequence numbers of other documents, and padding that no mask tells of."""
+    types, kinds = batch.given.get("token_type_ids"), batch.facts.config.get("type_vocab_size")
+    if types is not None:
+        most = kinds if isinstance(kinds, int) and kinds > 0 else None
+        outside = (types < 0) if most is None else (types < 0) | (types >= most)
+        if (place := place_of(outside)) is not None:
+            row, token = place
+            wrong = f"token_type_ids are {int(types[row, token])} {at(row, token)}"
+            wrong += "" if most is None else f", and {batch.facts.name} has {most} types"
+            yield Finding("types", wrong, "count types from 0", row, token)
+    numbers, document = batch.given.get("seq_idx"), documents_of(batch)
+    if numbers is not None and document is not None:
+        differ = (counted(numbers) != counted(document)) & batch.real
+        if (place := place_of(differ)) is not None:
+            row, token = place
+            wrong = f"seq_idx and position_ids tell different documents from token {token} of row {row} on"
+            yield Finding("documents", wrong, "number the documents in seq_idx", row, token)
+    config, ids = batch.facts.config, batch.given.get("input_ids")
+    pad, special = config.get("pad_token_id"), (config.get("bos_token_id"), config.get("eos_token_id"))
+    if ids is not None and isinstance(pad, int) and pad not in special and not batch.has_mask:
+        padded = (ids[:, :1] == pad) & (ids != pad).any(1, keepdim=True)
+        if (place := place_of(padded)) is not None:
+            wrong = f"row {place[0]} begins with padding (token {pad}), and without attention_mask every token sees it"
+            yield Finding("padding", wrong, "give an attention_mask with 0 at padding", place[0], 0)

@@ -1,0 +1,314 @@
+"""Ids of images and videos, computed anew from their grids by the rule of the model, and compared.
+
+A document is a sequence of texts, images and videos, as ``mm_token_type_ids`` has them (0, 1 and 2).
+`Positions.multimodal` has the rule. Models differ in how far apart frames are, and in whether a video is one grid or
+many. Models whose rule is another one are named as not checked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from locant.engines.batches.documents import documents_of
+from locant.engines.batches.finding import Batch, Finding, at
+from locant.engines.batches.model import ModelFacts
+from locant.errors import LocantError
+from locant.positions.batches import AXES, counted
+from locant.positions.multimodal import Counting
+
+GRIDS = ("image_grid_thw", "video_grid_thw")
+TEXT, IMAGE, VIDEO = 0, 1, 2
+KINDS = {IMAGE: "image", VIDEO: "video"}
+GET = "compute them with the model's get_rope_index"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridRule:
+    """How a model counts the tokens of its images and videos.
+
+    Args:
+        merge: patches per side of a token.
+        merge_frames: frames of a video in one token.
+        per_second: ids per second of a video; ``None``: frames are 1 apart.
+        by_frame: whether every frame of a video is a grid of its own, with text between (Qwen3-VL).
+    """
+
+    merge: int = 2
+    merge_frames: int = 1
+    per_second: float | None = None
+    by_frame: bool = False
+
+
+ONE_GRID = ("qwen2_vl", "paddleocr_vl")
+IN_SECONDS = ("qwen2_5_vl",)
+BY_FRAME = (
+    "cohere_compass", "cosmos3_edge", "cosmos3_omni", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "qwen3_5",
+    "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "qwen4_exp",
+)  # fmt: skip
+MERGED_FRAMES = ("ernie4_5_vl_moe",)
+OTHER_RULES = ("glm_image", "hunyuan_vl", "hy_v4_vl", "minicpmv4_7", "qwen2_5_omni", "qwen3_omni_moe")
+
+
+def rule_of(facts: ModelFacts) -> GridRule | None:
+    """The rule of a model; ``None``: it is not known here."""
+    vision = facts.config.get("vision_config")
+    vision = vision if isinstance(vision, Mapping) else {}
+    merge = _positive(vision, "spatial_merge_size", 2)
+    if facts.name in ONE_GRID:
+        return GridRule(merge=merge)
+    if facts.name in IN_SECONDS:
+        return GridRule(merge=merge, per_second=_positive(vision, "tokens_per_second", 4))
+    if facts.name in BY_FRAME:
+        return GridRule(merge=merge, by_frame=True)
+    if facts.name in MERGED_FRAMES:
+        return GridRule(merge=merge, merge_frames=_positive(vision, "temporal_merge_size", 2))
+    return None
+
+
+def _positive(vision: Mapping[str, Any], key: str, default: int) -> int:
+    value = vision.get(key, default)
+    return value if isinstance(value, int) and value > 0 else default
+
+
+def has_grids(batch: Batch) -> bool:
+    """Whether the batch has images or videos."""
+    return any(name in batch.given for name in GRIDS)
+
+
+def rules_for(batch: Batch) -> Sequence[GridRule]:
+    """The rule of the model; without a model all that may be meant."""
+    if batch.facts.is_given:
+        rule = rule_of(batch.facts)
+        return () if rule is None else (rule,)
+    sizes = [(merge, frames) for frames in (1, 2) for merge in (2, 1, 3, 4)]
+    rules = [GridRule(merge=merge, merge_frames=frames) for merge, frames in sizes]
+    if "video_grid_thw" not in batch.given:
+        return [rule for rule in rules if rule.merge_frames == 1]
+    rules += [GridRule(merge=merge, by_frame=True) for merge in (2, 1, 3, 4)]
+    if "second_per_grid_ts" in batch.given:  # of published models, of the class's default, and of the Omni models
+        rules += [GridRule(per_second=per_second) for per_second in (2, 4, 25)]
+    return rules
+
+
+Run = tuple[int, int]
+"""The kind of some tokens in a row, and how many they are."""
+
+
+class _Document(NamedTuple):
+    """The tokens of one document: their row, their slots, and runs of text, image and video."""
+
+    row: int
+    slots: Int[Tensor, " tokens"]
+    runs: Sequence[Run]
+
+
+class _MisfitError(Exception):
+    """The tokens of an image are not those of its grid."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(str(finding))
+        self.finding = finding
+
+
+class _Grids:
+    """The grids of a batch in the order in which its tokens use them up."""
+
+    def __init__(self, batch: Batch, rule: GridRule) -> None:
+        self.rule = rule
+        self.left = {IMAGE: self._of(batch, "image_grid_thw"), VIDEO: self._of(batch, "video_grid_thw")}
+        seconds = batch.given.get("second_per_grid_ts")
+        steps = itertools.repeat(1.0) if seconds is None else iter(seconds.flatten().float().tolist())
+        if rule.by_frame:
+            self.left[VIDEO] = [(1, rows, columns) for frames, rows, columns in self.left[VIDEO] for _ in range(frames)]
+        elif rule.per_second is not None:
+            stepped = zip(self.left[VIDEO], steps, strict=False)
+            self.left[VIDEO] = [(*grid, float(np.float32(rule.per_second * step))) for grid, step in stepped]
+
+    @staticmethod
+    def _of(batch: Batch, name: str) -> list[tuple[Any, ...]]:
+        return [] if name not in batch.given else [tuple(grid) for grid in batch.given[name].tolist()]
+
+    def tokens_of(self, grid: Sequence[Any], kind: int) -> int:
+        """How many tokens a grid has."""
+        frames, rows, columns = grid[:3]
+        frames = frames // self.rule.merge_frames if kind == VIDEO and frames > 1 else frames
+        return frames * (rows // self.rule.merge) * (columns // self.rule.merge)
+
+    def take(self, kind: int, tokens: int, row: int, token: int) -> Iterator[tuple[Any, ...]]:
+        """The grids that these tokens of a row, which begin at a token, belong to."""
+        left = tokens
+        while left > 0:
+            grid = self.left[kind].pop(0) if self.left[kind] else None
+            if grid is None or not 0 < (taken := self.tokens_of(grid, kind)) <= left:
+                raise _MisfitError(self._misfit(grid, kind, left, row, token + tokens - left))
+            yield grid
+            left -= taken
+
+    def require_none_left(self) -> None:
+        """Raise if there are more grids than images and videos."""
+        for kind, left in self.left.items():
+            if left:
+                wrong = f"{GRIDS[kind - 1]} has {len(left)} more than the batch has {KINDS[kind]}s"
+                raise _MisfitError(Finding("images", wrong, f"give {GRIDS[kind - 1]} of this batch"))
+
+    def _misfit(self, grid: Sequence[Any] | None, kind: int, left: int, row: int, token: int) -> Finding:
+        what = f"{left} tokens of {KINDS[kind]} begin {at(row, token)}"
+        name = GRIDS[kind - 1]
+        if grid is None:
+            return Finding(
+                "images", f"{what}, and {name} has no grid left for them", f"give {name} of this batch", row, token
+            )
+        wrong = f"{what}, and the grid {tuple(grid[:3])} of {name} has {self.tokens_of(grid, kind)}"
+        return Finding("images", wrong, f"give {name} of this batch, and mm_token_type_ids of these tokens", row, token)
+
+
+def _types(batch: Batch) -> Int[Tensor, "rows tokens"] | None:
+    """Which tokens are of text, images and videos: as they are given, or by the model's ids of these tokens."""
+    if "mm_token_type_ids" in batch.given:
+        return batch.given["mm_token_type_ids"]
+    image, video = (batch.facts.config.get(f"{kind}_token_id") for kind in ("image", "video"))
+    ids = batch.given.get("input_ids")
+    if ids is None or not isinstance(image, int) or (batch.facts.name in BY_FRAME and "video_grid_thw" in batch.given):
+        return None
+    of_video = (ids == video) if isinstance(video, int) else torch.zeros_like(ids, dtype=torch.bool)
+    return (ids == image).long() * IMAGE + of_video.long() * VIDEO
+
+
+def image_findings(batch: Batch, axes: int | None) -> Iterator[Finding]:
+    """Ids that are not those of the grids."""
+    if not has_grids(batch) or not rules_for(batch):
+        return
+    yield from _types_beside_tokens(batch)
+    types = _types(batch)
+    if batch.index is None:
+        if axes == AXES and "mm_token_type_ids" not in batch.given:
+            wrong = "there are grids, and neither position_ids nor mm_token_type_ids: the model counts images as text"
+            yield Finding("images", wrong, "give mm_token_type_ids, as the processor makes them")
+        elif types is not None and batch.facts.is_given:
+            yield from _misfits(batch, types)
+        return
+    if types is None or batch.index.ndim != 3:  # without ids of axes it is said elsewhere
+        return
+    documents = _documents(batch, types)
+    tries = [_compare(batch, documents, rule, goes_on) for rule in rules_for(batch) for goes_on in ("sides", "largest")]
+    yield from min(tries, key=lambda tried: tried[0])[1]
+
+
+def _misfits(batch: Batch, types: Tensor) -> Iterator[Finding]:
+    """Where the model cannot compute ids, as its grids do not fit its tokens."""
+    grids = _Grids(batch, rules_for(batch)[0])
+    try:
+        for document in _documents(batch, types):
+            _parts(document, grids)
+        grids.require_none_left()
+    except _MisfitError as error:
+        yield error.finding
+
+
+def _documents(batch: Batch, types: Tensor) -> list[_Document]:
+    document = documents_of(batch)
+    numbers = torch.zeros(batch.shape, dtype=torch.int64) if document is None else counted(document)
+    found = list[_Document]()
+    for row in range(batch.shape[0]):
+        for number in numbers[row].unique_consecutive().tolist():
+            slots = ((numbers[row] == number) & batch.real[row]).nonzero()[:, 0]
+            kinds = itertools.groupby(kind if kind in KINDS else TEXT for kind in types[row, slots].tolist())
+            found += [_Document(row, slots, [(kind, len(list(run))) for kind, run in kinds])] if len(slots) else []
+    return found
+
+
+def _parts(document: _Document, grids: _Grids) -> list[int | tuple[Any, ...]]:
+    """A document as `Positions.multimodal` takes it."""
+    parts, first = list[int | tuple[Any, ...]](), 0
+    for kind, tokens in document.runs:
+        where = document.row, int(document.slots[first])
+        parts += [tokens] if kind == TEXT else grids.take(kind, tokens, *where)
+        first += tokens
+    return parts
+
+
+def _compare(batch: Batch, documents: Sequence[_Document], rule: GridRule, goes_on: str) -> tuple[float, list[Finding]]:
+    """How many tokens have other ids than the rule gives, and what is to be said of the first."""
+    assert batch.index is not None  # noqa: S101  # only then is it asked for
+    counting = Counting(merge=rule.merge, merge_frames=rule.merge_frames, goes_on=goes_on, denominator=1)
+    grids, wrong, first = _Grids(batch, rule), 0, list[Finding]()
+    try:
+        for document in documents:
+            expected = torch.from_numpy(counting.document(_parts(document, grids)))
+            given = batch.index[document.row, document.slots]
+            shift = int((given[0] - expected[0]).min())  # a document may go on from the one before it
+            differs = (given != expected + shift).any(1)
+            wrong += int(differs.sum())
+            if not first and bool(differs.any()):
+                first = [_difference(given, expected + shift, document, batch.facts.name)]
+        grids.require_none_left()
+    except _MisfitError as error:
+        return math.inf, [error.finding]
+    except LocantError as error:
+        return math.inf, [Finding("images", error.cause, "give grids of this batch")]
+    return wrong, first
+
+
+def _difference(given: Tensor, expected: Tensor, document: _Document, name: str) -> Finding:
+    """The first token whose id is another, and in which way the ids of its document are."""
+    differs = given != expected
+    token = int(differs.any(1).long().argmax())
+    kinds = torch.tensor([kind for kind, tokens in document.runs for _ in range(tokens)])
+    axes = [axis for axis, differ in zip(("time", "row", "column"), differs.any(0).tolist(), strict=True) if differ]
+    if bool((given == given[:, :1]).all()):
+        how = "images are counted as text"
+    elif bool((given[:, [0, 2, 1]] == expected).all()):
+        how = "rows and columns are exchanged"
+    elif int(kinds[token]) == TEXT:
+        how = "text goes on from the longer side of the image before it"
+    else:
+        how = f"the {' and the '.join(axes)} of the grid {'is another' if len(axes) == 1 else 'are others'}"
+    what, slot = {TEXT: "text", **KINDS}[int(kinds[token])], int(document.slots[token])
+    wrong = (
+        f"position_ids {at(document.row, slot)} ({what}) are (time, row, column) {tuple(given[token].tolist())}, and"
+    )
+    wrong += f" by the rule of {name} {tuple(expected[token].tolist())}: {how}"
+    return Finding("images", wrong, GET, document.row, slot)
+
+
+def _types_beside_tokens(batch: Batch) -> Iterator[Finding]:
+    """Types of tokens that are not the types of the model's ids for images and videos."""
+    types, ids = batch.given.get("mm_token_type_ids"), batch.given.get("input_ids")
+    image, video = (batch.facts.config.get(f"{kind}_token_id") for kind in ("image", "video"))
+    if types is None or ids is None or not isinstance(image, int) or not isinstance(video, int):
+        return
+    of_grids = (ids == image) | (ids == video)
+    differ = (of_grids != ((types == IMAGE) | (types == VIDEO))) & batch.real
+    if bool(differ.any()):
+        row, token = differ.nonzero()[0].tolist()
+        wrong = f"mm_token_type_ids are {int(types[row, token])} {at(row, token)}"
+        wrong += f", and input_ids {int(ids[row, token])}"
+        yield Finding("images", wrong, f"use 1 for tokens of images ({image}), 2 for videos ({video})", row, token)
+
+
+def not_compared(batch: Batch, axes: int | None) -> str | None:
+    """Why ids of axes were not compared with a rule; ``None``: they were, or there are none."""
+    if batch.facts.name in OTHER_RULES:
+        return f"ids of images: the rule of {batch.facts.name} is not known here; compare with its get_rope_index"
+    if has_grids(batch) and batch.index is not None and batch.index.ndim == 2 and axes is None:
+        return "whether images may be counted as text, which depends on the model: give it, or its number of axes"
+    if batch.index is None or batch.index.ndim != 3:
+        return None
+    if batch.facts.is_given and rule_of(batch.facts) is None:
+        return f"ids of axes: no rule is known for {batch.facts.name}"
+    if not has_grids(batch):
+        return "ids of axes: without image_grid_thw or video_grid_thw there is nothing to compute them from"
+    if _types(batch) is None:
+        return "ids of axes: without mm_token_type_ids it is not known which tokens are of images"
+    if not batch.facts.is_given and "video_grid_thw" in batch.given:
+        return "the time of videos beside one rule alone: without a model any that fits was taken for its rule"
+    return None

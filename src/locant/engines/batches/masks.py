@@ -1,0 +1,97 @@
+"""The numbers of attention masks, and which tokens and pairs they mean.
+
+`transformers` takes a mask of two axes for true and false. It adds one of four axes to the scores, unless it is bool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from locant.engines.batches.finding import Finding, at, place_of
+from locant.engines.batches.model import ModelFacts
+
+HIDES = -100.0
+"""An additive mask with this number or a smaller one hides a token: its weight is below 1e-43."""
+
+
+def read_mask(mask: Tensor) -> tuple[Bool[Tensor, "rows tokens"], Bool[Tensor, "rows queries keys"] | None]:
+    """Which tokens a mask means to be real, and which keys each query sees if it has four axes."""
+    if mask.ndim == 2:
+        return ((mask == 0) if _is_additive(mask) else (mask > 0)), None
+    visible = (mask == 0) if _is_additive(mask) else (mask > 0)
+    visible = visible.any(1)
+    return _real_of(visible), visible
+
+
+def _is_additive(mask: Tensor) -> bool:
+    """Whether 0 means seen and a large negative number hidden."""
+    return mask.is_floating_point() and bool((mask <= HIDES).any())
+
+
+def _real_of(visible: Bool[Tensor, "rows tokens tokens"]) -> Bool[Tensor, "rows tokens"]:
+    """Padding sees not even itself; or it sees everything and is seen by padding alone, as kernels demand of a row."""
+    tokens = visible.shape[-1]
+    own = visible.diagonal(dim1=1, dim2=2)
+    sees_all = visible.all(2)
+    sees_all[:, -1:] = False  # the last token of a causal row does so, too
+    seen = (visible & ~sees_all[:, :, None]).any(1)
+    fill = sees_all & ~seen & ~sees_all[:, : max(tokens - 1, 0)].all(1, keepdim=True)
+    return own & ~fill
+
+
+def mask_findings(mask: Tensor, facts: ModelFacts) -> Iterator[Finding]:
+    """Numbers of a mask that a model does not take for what they mean."""
+    numbers = mask.double()
+    if bool(numbers.isnan().any()):
+        row, *_, token = numbers.isnan().nonzero()[0].tolist()
+        wrong = f"attention_mask is NaN {at(row, token)}, which a model takes for a token that is seen"
+        wrong = wrong if mask.ndim == 2 else f"attention_mask is NaN {at(row, token)}: outputs are NaN"
+        yield Finding("mask", wrong, "use 1 for tokens and 0 for padding", row, token)
+    elif mask.ndim == 2:
+        yield from _numbers_of_padding_mask(mask)
+    else:
+        yield from _numbers_of_attention_mask(mask, facts)
+
+
+def _numbers_of_padding_mask(mask: Tensor) -> Iterator[Finding]:
+    other = (mask != 0) & (mask != 1)
+    if (place := place_of(other)) is None:
+        return
+    row, token = place
+    number = mask[row, token].item()
+    if _is_additive(mask):
+        wrong = (
+            f"attention_mask is {number:g} {at(row, token)}, as one that is added to scores, and with two axes it is"
+        )
+        wrong += " taken for true and false: padding is seen, and tokens are hidden"
+        yield Finding("mask", wrong, "use 1 for tokens and 0 for padding", row, token)
+    elif bool((mask >= 0).all()) and bool((mask == mask.round()).all()):
+        wrong = f"attention_mask numbers documents, {number:g} {at(row, token)}, and models see one document in them"
+        remedy = "give position_ids that begin again with each document, and no attention_mask"
+        yield Finding("documents", wrong, remedy, row, token)
+    else:
+        wrong = f"attention_mask is {number:g} {at(row, token)}, which a model takes for a token that is seen"
+        yield Finding("mask", wrong, "use 1 for tokens and 0 for padding", row, token)
+
+
+def _numbers_of_attention_mask(mask: Tensor, facts: ModelFacts) -> Iterator[Finding]:
+    remedy = "use a mask of bool, True where a query sees a key"
+    if mask.dtype == torch.bool:
+        if facts.attention == "eager":
+            wrong = "attention_mask of bool is added to scores by eager attention, as 0 and 1, and hides nothing"
+            yield Finding("mask", wrong, "add 0 for what is seen and torch.finfo(dtype).min for what is not")
+        return
+    if not mask.is_floating_point():
+        kind = str(mask.dtype).removeprefix("torch.")
+        yield Finding("mask", f"attention_mask of four axes is of {kind}: attention refuses it, or adds it", remedy)
+        return
+    other = (mask != 0) & (mask > HIDES)
+    if bool(other.any()):
+        row, head, query, key = other.nonzero()[0].tolist()
+        number = mask[row, head, query, key].item()
+        wrong = f"attention_mask of four axes is added to scores, and its {number:g} {at(row, query)} for the key {key}"
+        yield Finding("mask", f"{wrong} hides nothing", remedy, row, query)
