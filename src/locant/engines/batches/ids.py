@@ -119,14 +119,15 @@ def _ids_alone(text: Tensor, batch: Batch) -> Iterator[Finding]:
 
 def _ids_beside_padding_mask(text: Tensor, batch: Batch) -> Iterator[Finding]:
     step, both = _steps(text, batch.real)
-    again = begins_again(text) | (text[:, 1:] == _first_real(text, batch.real)[:, None])
-    if (place := place_of(both & (step <= 0) & again)) is not None:
-        row, token = place[0], place[1] + 1
-        wrong = f"attention_mask stands beside ids of several documents, of which one begins {at(row, token)}: models"
-        wrong += " then do not look for documents in the ids"
-        yield Finding("documents", wrong, "leave attention_mask out", row, token)
-    elif (place := place_of(both & (step <= 0))) is not None:
-        yield _fall(text, place[0], place[1] + 1)
+    if (place := place_of(both & (step <= 0))) is None:
+        return
+    row, token = place[0], place[1] + 1
+    if int(text[row, token]) not in (0, int(text[row, 0]), int(_first_real(text, batch.real)[row])):
+        yield _fall(text, row, token)
+        return
+    wrong = f"attention_mask stands beside ids of several documents, of which one begins {at(row, token)}: models"
+    wrong += " then do not look for documents in the ids"
+    yield Finding("documents", wrong, "leave attention_mask out", row, token)
 
 
 def _first_real(text: Tensor, real: Tensor) -> Int[Tensor, " rows"]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from locant.engines.batches.documents import documents_of
 from locant.engines.batches.finding import Batch, Finding, at
-from locant.engines.batches.model import ModelFacts
+from locant.engines.batches.grid_rules import BY_FRAME, OTHER_RULES, GridRule
 from locant.errors import LocantError
 from locant.positions.batches import AXES, counted
 from locant.positions.multimodal import Counting
@@ -31,54 +30,6 @@ KINDS = {IMAGE: "image", VIDEO: "video"}
 GET = "compute them with the model's get_rope_index"
 
 
-@dataclass(frozen=True, kw_only=True)
-class GridRule:
-    """How a model counts the tokens of its images and videos.
-
-    Args:
-        merge: patches per side of a token.
-        merge_frames: frames of a video in one token.
-        per_second: ids per second of a video; ``None``: frames are 1 apart.
-        by_frame: whether every frame of a video is a grid of its own, with text between (Qwen3-VL).
-    """
-
-    merge: int = 2
-    merge_frames: int = 1
-    per_second: float | None = None
-    by_frame: bool = False
-
-
-ONE_GRID = ("qwen2_vl", "paddleocr_vl")
-IN_SECONDS = ("qwen2_5_vl",)
-BY_FRAME = (
-    "cohere_compass", "cosmos3_edge", "cosmos3_omni", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "qwen3_5",
-    "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "qwen4_exp",
-)  # fmt: skip
-MERGED_FRAMES = ("ernie4_5_vl_moe",)
-OTHER_RULES = ("glm_image", "hunyuan_vl", "hy_v4_vl", "minicpmv4_7", "qwen2_5_omni", "qwen3_omni_moe")
-
-
-def rule_of(facts: ModelFacts) -> GridRule | None:
-    """The rule of a model; ``None``: it is not known here."""
-    vision = facts.config.get("vision_config")
-    vision = vision if isinstance(vision, Mapping) else {}
-    merge = _positive(vision, "spatial_merge_size", 2)
-    if facts.name in ONE_GRID:
-        return GridRule(merge=merge)
-    if facts.name in IN_SECONDS:
-        return GridRule(merge=merge, per_second=_positive(vision, "tokens_per_second", 4))
-    if facts.name in BY_FRAME:
-        return GridRule(merge=merge, by_frame=True)
-    if facts.name in MERGED_FRAMES:
-        return GridRule(merge=merge, merge_frames=_positive(vision, "temporal_merge_size", 2))
-    return None
-
-
-def _positive(vision: Mapping[str, Any], key: str, default: int) -> int:
-    value = vision.get(key, default)
-    return value if isinstance(value, int) and value > 0 else default
-
-
 def has_grids(batch: Batch) -> bool:
     """Whether the batch has images or videos."""
     return any(name in batch.given for name in GRIDS)
@@ -87,8 +38,7 @@ def has_grids(batch: Batch) -> bool:
 def rules_for(batch: Batch) -> Sequence[GridRule]:
     """The rule of the model; without a model all that may be meant."""
     if batch.facts.is_given:
-        rule = rule_of(batch.facts)
-        return () if rule is None else (rule,)
+        return () if batch.facts.rule is None else (batch.facts.rule,)
     sizes = [(merge, frames) for frames in (1, 2) for merge in (2, 1, 3, 4)]
     rules = [GridRule(merge=merge, merge_frames=frames) for merge, frames in sizes]
     if "video_grid_thw" not in batch.given:
@@ -303,7 +253,7 @@ def not_compared(batch: Batch, axes: int | None) -> str | None:
         return "whether images may be counted as text, which depends on the model: give it, or its number of axes"
     if batch.index is None or batch.index.ndim != 3:
         return None
-    if batch.facts.is_given and rule_of(batch.facts) is None:
+    if batch.facts.is_given and batch.facts.rule is None:
         return f"ids of axes: no rule is known for {batch.facts.name}"
     if not has_grids(batch):
         return "ids of axes: without image_grid_thw or video_grid_thw there is nothing to compute them from"

@@ -13,10 +13,12 @@ from typing import Any, Literal
 
 from locant.arguments import shown
 from locant.checkpoints.config_source import read_source
+from locant.engines.batches.grid_rules import GridRule, rule_of
 from locant.errors import LocantError
 from locant.models.config_values import LENGTHS, config_dict, value_at
 from locant.models.encodings import encoding_from_config, layer_types
 from locant.positions.base import PositionEncoding
+from locant.positions.batches import AXES
 from locant.positions.encodings.learned import Learned
 from locant.positions.encodings.rotary import Rotary
 
@@ -25,7 +27,7 @@ Source = object
 
 Counting = Literal["slots", "mask", "tokens"]
 
-COUNT_THE_MASK = ("biogpt", "opt")
+COUNT_THE_MASK = ("opt",)
 """Without ``position_ids`` these count the ones of ``attention_mask``."""
 
 COUNT_TOKENS = (
@@ -35,7 +37,7 @@ COUNT_TOKENS = (
 """Without ``position_ids`` these count the tokens that are not ``pad_token_id``, on from the row after it."""
 
 FIND_NO_DOCUMENTS = (
-    *COUNT_THE_MASK, *COUNT_TOKENS, "albert", "bart", "bert", "bert-generation", "blenderbot", "blenderbot-small",
+    *COUNT_THE_MASK, *COUNT_TOKENS, "albert", "bart", "bert", "bert-generation", "biogpt", "blenderbot", "blenderbot-small",
     "bloom", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "imagegpt", "led", "longt5", "m2m_100",
     "marian", "mbart", "mpt", "mt5", "mvp", "nllb-moe", "pegasus", "plbart", "rembert", "roc_bert", "t5", "trocr",
     "umt5", "xglm",
@@ -57,6 +59,7 @@ class ModelFacts:
         axes: how many ids a token has.
         finds_documents: whether it looks for documents in ids.
         attention: how its attention is computed, ``"sdpa"`` for one.
+        rule: how it counts images.
         config: the whole configuration.
         doubt: why its positions are not known.
     """
@@ -70,6 +73,7 @@ class ModelFacts:
     axes: int | None = None
     finds_documents: bool | None = None
     attention: str | None = None
+    rule: GridRule | None = None
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     doubt: str | None = None
 
@@ -87,6 +91,7 @@ def facts_of(model: Source | None) -> ModelFacts:
     text = config_dict(config)
     name = str(config.get("model_type") or text.get("model_type") or "the model")
     encoding, doubt = _encoding_or_doubt(config)
+    rule = rule_of(name, config)
     kind = str(text.get("model_type", name))
     counting: Counting = "mask" if kind in COUNT_THE_MASK else "tokens" if kind in COUNT_TOKENS else "slots"
     first = encoding.offset if isinstance(encoding, Learned) and counting == "tokens" else 0
@@ -97,9 +102,10 @@ def facts_of(model: Source | None) -> ModelFacts:
         longest=_longest(encoding, text, first),
         has_table=isinstance(encoding, Learned),
         counting=counting,
-        axes=None if encoding is None else encoding.num_axes,
+        axes=AXES if rule is not None else None if encoding is None else encoding.num_axes,
         finds_documents=kind not in FIND_NO_DOCUMENTS,
         attention=_attention(model),
+        rule=rule,
         config=config,
         doubt=doubt,
     )

@@ -1,0 +1,102 @@
+"""What is known of models is what they do: tiny ones of `transformers` are padded and packed, and compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoModel, PreTrainedModel
+
+from locant.engines.batches.model import COUNT_THE_MASK, COUNT_TOKENS, FIND_NO_DOCUMENTS, facts_of
+from tests.engines.tiny_models import SIZES, SMALL
+from tests.tolerances import DIFFERENT, LOGITS
+
+MORE: dict[str, dict[str, Any]] = {
+    **SIZES,
+    "biogpt": {**SMALL},
+    "xglm": {**SMALL, "d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4, "scale_embedding": False},
+    "distilbert": {"vocab_size": 90, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "pad_token_id": 0},
+    "longformer": {**SMALL, "attention_window": 8},
+    "gpt_neo": {"vocab_size": 90, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 48,
+                "max_position_embeddings": 64, "attention_types": [[["global"], 2]]},
+    "gpt_bigcode": SIZES["gpt2"],
+    "gptj": {**SIZES["gpt2"], "rotary_dim": 4},
+    "esm": {**SMALL, "mask_token_id": 3, "position_embedding_type": "absolute"},
+    "xmod": {**SMALL, "languages": ["en_XX"], "default_language": "en_XX"},
+    "luke": {**SMALL, "entity_vocab_size": 9, "entity_emb_size": 32},
+    "mpnet": {**SMALL, "pad_token_id": 1},  # whatever its configuration holds
+    **dict.fromkeys(("gemma", "mistral", "qwen3"), {**SMALL, "num_key_value_heads": 2, "head_dim": 8}),
+    "albert": {**SMALL, "embedding_size": 32},
+    "electra": {**SMALL, "embedding_size": 32},
+}  # fmt: skip
+DOCUMENTS = [torch.randint(5, 80, (n,), generator=torch.Generator().manual_seed(n)) for n in (5, 4)]
+LAYOUTS = ("layoutlmv3", "lilt", "markuplm")
+"""These want boxes or paths beside the tokens."""
+
+
+def _model(kind: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = AutoModel.from_config(CONFIG_MAPPING[kind](**MORE.get(kind, SMALL)))
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model.eval().requires_grad_(False)
+
+
+def _hidden(model: PreTrainedModel, ids: Tensor, **more: Any) -> Tensor:
+    return model(input_ids=ids, **more)[0]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    sorted({*COUNT_THE_MASK, *COUNT_TOKENS, "gpt2", "gpt_neo", "gpt_bigcode", "bert", "distilbert"} - {*LAYOUTS}),
+)
+def test_who_counts_padding(kind: str) -> None:
+    model, ids = _model(kind), DOCUMENTS[1]
+    alone = _hidden(model, ids[None])[0]
+    mask = torch.tensor([[0, 1, 1, 1, 1]])
+    pad = MORE.get(kind, SMALL).get("pad_token_id", 0)
+    padded = _hidden(model, torch.nn.functional.pad(ids, (1, 0), value=pad)[None], attention_mask=mask)[0, 1:]
+    off = float((padded - alone).abs().max())
+    facts = facts_of(model)
+    if facts.counting == "slots":
+        assert facts.absolute
+        assert off > DIFFERENT
+    else:
+        assert off <= LOGITS * max(1.0, float(alone.abs().max()))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["albert", "bert", "biogpt", "camembert", "distilbert", "electra", "mpt", "opt", "roberta", "xglm", "xlm-roberta",
+     "gemma", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "llama", "mistral", "phi", "qwen3"],
+)  # fmt: skip
+def test_who_finds_documents_in_ids(kind: str) -> None:
+    model = _model(kind)
+    first = facts_of(model).first_id
+    index = torch.cat([torch.arange(len(ids)) + first for ids in DOCUMENTS])[None]
+    packed = _hidden(model, torch.cat(DOCUMENTS)[None], position_ids=index, use_cache=False)[0]
+    alone = torch.cat([_hidden(model, ids[None])[0] for ids in DOCUMENTS])
+    off = float((packed - alone).abs().max())
+    if facts_of(model).finds_documents:
+        assert off <= LOGITS * max(1.0, float(alone.abs().max()))
+    else:
+        assert kind in FIND_NO_DOCUMENTS
+        assert off > DIFFERENT
+
+
+def test_lengths_and_axes_are_those_of_the_configuration() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "rope_theta": 1e6}
+    qwen = {"model_type": "qwen2", "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 32768}
+    assert facts_of(qwen).longest == 32768
+    assert facts_of({**qwen, "rope_parameters": yarn}).longest == 131072
+    assert (facts_of("gpt2").longest, facts_of("opt-1.3b").longest, facts_of("roberta-base").longest) == (
+        1024,
+        2048,
+        514,
+    )
+    assert (facts_of("bloom-7b1").longest, facts_of("t5-base").longest) == (None, None)
+    assert (facts_of("qwen2-vl-7b").axes, facts_of("llama-3.1-8b").axes) == (3, 1)
+    assert facts_of(None).is_given is False
