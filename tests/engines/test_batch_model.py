@@ -27,7 +27,7 @@ MORE: dict[str, dict[str, Any]] = {
     "xmod": {**SMALL, "languages": ["en_XX"], "default_language": "en_XX"},
     "luke": {**SMALL, "entity_vocab_size": 9, "entity_emb_size": 32},
     "mpnet": {**SMALL, "pad_token_id": 1},  # whatever its configuration holds
-    **dict.fromkeys(("gemma", "mistral", "qwen3"), {**SMALL, "num_key_value_heads": 2, "head_dim": 8}),
+    **{kind: {**SMALL, "num_key_value_heads": 2, "head_dim": 8} for kind in ("gemma", "mistral", "qwen3")},
     "albert": {**SMALL, "embedding_size": 32},
     "electra": {**SMALL, "embedding_size": 32},
 }  # fmt: skip

@@ -37,10 +37,10 @@ COUNT_TOKENS = (
 """Without ``position_ids`` these count the tokens that are not ``pad_token_id``, on from the row after it."""
 
 FIND_NO_DOCUMENTS = (
-    *COUNT_THE_MASK, *COUNT_TOKENS, "albert", "bart", "bert", "bert-generation", "biogpt", "blenderbot", "blenderbot-small",
-    "bloom", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "imagegpt", "led", "longt5", "m2m_100",
-    "marian", "mbart", "mpt", "mt5", "mvp", "nllb-moe", "pegasus", "plbart", "rembert", "roc_bert", "t5", "trocr",
-    "umt5", "xglm",
+    *COUNT_THE_MASK, *COUNT_TOKENS, "albert", "bart", "bert", "bert-generation", "biogpt", "blenderbot",
+    "blenderbot-small", "bloom", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "imagegpt", "led", "longt5",
+    "m2m_100", "marian", "mbart", "mpt", "mt5", "mvp", "nllb-moe", "pegasus", "plbart", "rembert", "roc_bert", "t5",
+    "trocr", "umt5", "xglm",
 )  # fmt: skip
 """These make their mask without ``position_ids``: no id begins a document for them."""
 
