@@ -163,6 +163,10 @@ def _cases(types: Tensor) -> dict[str, tuple[Callable[[Tensor], Tensor], str]]:
     }
 
 
+FORMS = ("columns of zeros", "rows and columns exchanged", "rows of zeros", "text by tokens", "time by tokens")
+"""No texts and grids have such ids. Others are those of other grids, and found beside their own alone."""
+
+
 @pytest.mark.parametrize("rows", [IMAGES, VIDEOS[:1]], ids=["images", "videos"])
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_ids_that_are_not_those_of_the_grids_do_harm_and_are_found(kind: str, rows: list[list[Part]]) -> None:
@@ -181,6 +185,10 @@ def test_ids_that_are_not_those_of_the_grids_do_harm_and_are_found(kind: str, ro
             found = check_batch(wrong, **options)
             assert len(found) == 1, (name, found)
             assert words in found[0], (name, found)
+        without = _without_grids(wrong)
+        assert check_batch({**without, "position_ids": own}, axes=3) == ()
+        if name in FORMS:
+            assert len(check_batch(without, axes=3)) == 1, name
 
 
 def _without_grids(batch: dict[str, Any]) -> dict[str, Any]:
@@ -214,7 +222,7 @@ def test_grids_and_types_of_another_batch_are_found() -> None:
 
 def test_what_cannot_be_compared_is_named() -> None:
     batch = with_ids("qwen2_vl", batch_of("qwen2_vl", IMAGES))
-    for name, words in (("image_grid_thw", "nothing to compute them from"), ("mm_token_type_ids", "which tokens are")):
+    for name, words in (("image_grid_thw", "only their form was checked"), ("mm_token_type_ids", "which tokens are")):
         assert any(words in each for each in check_batch({**batch, name: None}, axes=3).unchecked)
     flat = {**batch, "position_ids": torch.arange(batch["input_ids"].shape[1])[None]}
     assert check_batch(flat) == ()

@@ -233,7 +233,7 @@ def test_ends_that_a_collator_repeats_to_fill_the_list_are_no_documents() -> Non
 def test_lists_are_read_and_other_things_refused() -> None:
     assert check_batch({"input_ids": [1, 2, 3], "position_ids": [0, 1, 2]}) == ()
     padded = {"input_ids": [[1, 2]], "labels": [[1, 2]], "attention_mask": [[1, 0]]}
-    assert "labels have targets at padding" in check_batch(padded)
+    assert "labels have targets at padding, the first at token 1 of row 0; set them to -100" in check_batch(padded)
     assert check_batch({"input_ids": torch.ones(3, 4), "position_ids": torch.arange(4).expand(2, 4)})
     wrong: list[Any] = ["text", {}, {"foo": 1}, {"input_ids": [[1, 2], [3]]}, None]
     wrong += [{**PACKED, "labels": 5}, {**PACKED, "max_length_q": [5, 9]}]

@@ -231,6 +231,7 @@ def _packed_changes(lengths: list[int], batch: dict[str, Any], draw: Any) -> dic
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @hypothesis.given(st.data())
 def test_one_change_of_a_packed_batch_is_found(data: st.DataObject) -> None:
     lengths = data.draw(LENGTHS)
@@ -244,6 +245,7 @@ def test_one_change_of_a_packed_batch_is_found(data: st.DataObject) -> None:
     assert "attention_mask of ones" in check_batch({"input_ids": batch["input_ids"], "position_ids": gap})[0]
 
 
+@pytest.mark.slow
 @hypothesis.given(st.data())
 def test_one_change_of_a_padded_batch_is_found(data: st.DataObject) -> None:
     lengths = data.draw(LENGTHS.filter(lambda lengths: len({*lengths}) > 1))
@@ -293,6 +295,7 @@ def rows_of_images(draw: Any) -> list[Part]:
     return row
 
 
+@pytest.mark.slow
 @hypothesis.given(st.data(), rows_of_images(), st.sampled_from(["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]))
 def test_one_change_of_ids_of_images_is_found(data: st.DataObject, row: list[Part], kind: str) -> None:
     model = model_of(kind)

@@ -1,4 +1,4 @@
-"""Known bugs 101 to 108: what trainers, converters and servers make of one model's positions."""
+"""Known bugs 101 to 108, 121 and 122: what trainers, converters and servers make of one model's positions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from locant import LocantError, Positions, Rotary, Sinusoidal, swap
 from locant.engines.batches import check_batch, pack_documents
 from locant.positions.scaling import Unscaled, YaRN
 from tests.known_bugs.exhibit import exhibit
-from tests.tolerances import LENGTH
+from tests.tolerances import LENGTH, LOGITS
 
 TRAINED = 4096
 Check = Callable[..., tuple[str, ...]]
@@ -156,6 +156,65 @@ def test_108_lengths_with_and_without_padding_are_not_mixed() -> None:
     mixed = {**BATCH, "cu_seq_lens_q": torch.tensor([0, 4, 8]), "cu_seq_lens_k": torch.tensor([0, 4, 8])}
     fault = "lengths of eight tokens for five"
     exhibit(finds(fault, mixed), check_batch, twin=_by_lengths, because=fault)
+
+
+def _by_two_axes(batch: Mapping[str, Any], **_: Any) -> tuple[str, ...]:
+    """What a trainer looks at: whether a mask of two axes stands beside ids that begin again."""
+    mask, ids = batch.get("attention_mask"), batch["position_ids"]
+    hidden = mask is not None and mask.ndim == 2 and bool((ids.diff(dim=-1) <= 0).any())
+    return ("documents are hidden",) if hidden else ()
+
+
+def test_121_ids_that_begin_again_hide_nothing_beside_a_mask_of_four_axes() -> None:
+    """huggingface/nanoVLM#204, DeepOpt-com/WrinkleFree-Monorepo#53, pytorch/torchtitan#4801: only ids began again.
+
+    A mask of four axes is used as it is. A causal one over the whole row shows each document those before it, whatever
+    the ids are: rotary positions then only lie about the distance.
+    """
+    row = torch.ones(5, 5).tril()
+    blocks = row * torch.tensor([[1, 1, 1, 0, 0]] * 3 + [[0, 0, 0, 1, 1]] * 2)
+    leaking, sound = ({**BATCH, "attention_mask": mask.bool()[None, None]} for mask in (row, blocks))
+    for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"):
+        del leaking[name], sound[name]
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=9, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    ).eval()
+    with torch.no_grad():
+        alone = model(input_ids=BATCH["input_ids"][:, 3:]).logits
+        seen = [model(**batch, use_cache=False).logits[:, 3:] - alone for batch in (sound, leaking)]
+    assert seen[0].abs().max() <= LOGITS < seen[1].abs().max()
+    assert check_batch(sound) == ()
+    fault = "token 3 sees the document before"
+    exhibit(finds(fault, leaking), check_batch, twin=_by_two_axes, because=fault)
+
+
+def _by_order(batch: Mapping[str, Any], **_: Any) -> tuple[str, ...]:
+    """What a trainer checks: there are three axes of as many ids as tokens, and none of them falls in text."""
+    ids = batch["position_ids"]
+    return () if ids.ndim == 2 or bool((ids[:, 0, -1] >= ids[:, 0, 0]).all()) else ("ids fall",)
+
+
+@pytest.mark.parametrize("fault", ["flattened", "the time of a still image scaled", "rows and columns exchanged"])
+def test_122_ids_of_images_are_those_of_the_rule_of_the_model(fault: str) -> None:
+    """huggingface/transformers#45325, NVIDIA-NeMo/Automodel#2172, areal-project/AReaL#217, QwenLM/Qwen3-VL#488.
+
+    They have the right shape and dtype, and a model trained with others sees its images scrambled.
+    """
+    parts = [2, (1, 4, 8), 3]  # of which Qwen2.5-VL makes 2, 8 and 3 tokens
+    index = Positions.multimodal(parts, merge=2).index.movedim(-1, 0)
+    image = (torch.arange(13) >= 2) & (torch.arange(13) < 10)
+    wrong = {
+        "flattened": torch.arange(13).expand(3, 1, 13),
+        "the time of a still image scaled": torch.cat([torch.where(image, 4 * index[:1], index[:1]), index[1:]]),
+        "rows and columns exchanged": index[[0, 2, 1]],
+    }[fault]
+    batch = {
+        "input_ids": torch.ones(1, 13), "mm_token_type_ids": image.long()[None],
+        "image_grid_thw": torch.tensor([[1, 4, 8]]), "position_ids": wrong,
+    }  # fmt: skip
+    assert check_batch({**batch, "position_ids": index}, axes=3) == ()
+    exhibit(finds(fault, batch, axes=3), check_batch, twin=_by_order, because=fault)
 
 
 class _Noting(Sinusoidal):

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from locant.engines.batches.axes import form_findings
 from locant.engines.batches.documents import documents_of
 from locant.engines.batches.finding import Batch, Finding, at
 from locant.engines.batches.grid_rules import BY_FRAME, OTHER_RULES, GridRule
@@ -134,8 +135,11 @@ def _types(batch: Batch) -> Int[Tensor, "rows tokens"] | None:
 
 
 def image_findings(batch: Batch, axes: int | None) -> Iterator[Finding]:
-    """Ids that are not those of the grids."""
-    if not has_grids(batch) or not rules_for(batch):
+    """Ids that are not those of the grids; without grids, ids that no grid has."""
+    if not rules_for(batch):
+        return
+    if not has_grids(batch):
+        yield from form_findings(batch)
         return
     yield from _types_beside_tokens(batch)
     types = _types(batch)
@@ -256,7 +260,7 @@ def not_compared(batch: Batch, axes: int | None) -> str | None:
     if batch.facts.is_given and batch.facts.rule is None:
         return f"ids of axes: no rule is known for {batch.facts.name}"
     if not has_grids(batch):
-        return "ids of axes: without image_grid_thw or video_grid_thw there is nothing to compute them from"
+        return "ids of axes beside those of the model's rule: there are no grids, and only their form was checked"
     if _types(batch) is None:
         return "ids of axes: without mm_token_type_ids it is not known which tokens are of images"
     if not batch.facts.is_given and "video_grid_thw" in batch.given:
