@@ -224,7 +224,7 @@ def _unchecked(batch: Batch, axes: int | None) -> Iterator[str]:
     """What was not checked, and why."""
     facts = batch.facts
     if facts.absolute is None and counts_padding(batch):
-        why = f"of which {facts.name} is not known to be ({facts.doubt})" if facts.doubt else "give it"
+        why = f"of which {facts.name} is not known to be ({facts.doubt})" if facts.doubt else "give the model"
         yield f"padding before tokens, which models with absolute positions count (GPT-2): {why}"
     document = documents_of(batch)
     if document is not None and facts.attention is None and seen_by_flash_alone(document, batch):
