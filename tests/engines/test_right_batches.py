@@ -186,7 +186,9 @@ def test_nothing_is_found_in_a_right_batch(name: str) -> None:
     expected = torch.cat([model(**each, use_cache=False).logits[0] for each in one])
     batch = {key: value for key, value in right.batch.items() if key in (*keys, "attention_mask")}
     assert off_by(model, batch, right.places, expected) <= LOGITS * float(expected.abs().max())
-    for options in ({"model": model}, {"model": model.config}, {}, {"axes": 3 if kind in IMAGES else 1}):
+    axes = {"axes": 3 if kind in IMAGES else 1}
+    asked: list[dict[str, Any]] = [{"model": model}, {"model": model.config}, {}, axes]
+    for options in asked:
         assert check_batch(right.batch, **options) == (), options
     assert check_batch(right.batch, model=model).unchecked == ()
 

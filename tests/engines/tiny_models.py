@@ -44,11 +44,12 @@ def tiny(kind: str, attention: str | None = None) -> PreTrainedModel:
 
 
 def vision_language_config(kind: str) -> Any:
-    text = {**SMALL, "num_key_value_heads": 2, "rope_parameters": SECTIONS, "head_dim": 8}
+    text: dict[str, Any] = {**SMALL, "num_key_value_heads": 2, "rope_parameters": SECTIONS, "head_dim": 8}
     text["max_position_embeddings"] = 256
     text["layer_types"] = ["full_attention"] * 2
     vision = {**VISION, **VISION_LANGUAGE[kind]}
-    return CONFIG_MAPPING[kind](
+    config: Any = CONFIG_MAPPING[kind]
+    return config(
         text_config=text, vision_config=vision, image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=82,
         vision_end_token_id=83,
     )  # fmt: skip
