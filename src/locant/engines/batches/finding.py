@@ -84,10 +84,12 @@ class Batch:
         return any(name in self.given for name in BOUNDARIES)
 
 
-def place_of(where: Bool[Tensor, "rows tokens"]) -> tuple[int, int] | None:
-    """The first row and token that are marked."""
-    places = where.nonzero()
-    return None if not len(places) else (int(places[0][0]), int(places[0][1]))
+def place_of(where: Bool[Tensor, "*places"]) -> tuple[int, ...] | None:
+    """The first place that is marked, as a number on each axis."""
+    if not bool(where.any()):
+        return None
+    first = where.flatten().byte().argmax()  # of large masks, all places at once would take long
+    return tuple(int(number) for number in torch.unravel_index(first, where.shape))
 
 
 def at(row: int, token: int) -> str:

@@ -144,8 +144,8 @@ def _ids_beside_attention_mask(text: Tensor, visible: Tensor, batch: Batch) -> I
     apart = document[:, :, None] != document[:, None, :]
     real = batch.real[:, :, None] & batch.real[:, None, :]
     leaks = visible & apart & earlier & real
-    if bool(leaks.any()):
-        row, query, key = leaks.nonzero()[0].tolist()
+    if (place := place_of(leaks)) is not None:
+        row, query, key = place
         begin = int((document[row] == document[row, query]).long().argmax())
         if int(text[row, begin]) in (0, int(_first_real(text, batch.real)[row])):
             wrong = f"position_ids begin a document {at(row, begin)}, and attention_mask of four axes shows token"

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from locant.engines.batches.axes import form_findings
 from locant.engines.batches.documents import documents_of
-from locant.engines.batches.finding import Batch, Finding, at
+from locant.engines.batches.finding import Batch, Finding, at, place_of
 from locant.engines.batches.grid_rules import BY_FRAME, OTHER_RULES, GridRule
 from locant.errors import LocantError
 from locant.positions.batches import AXES, counted
@@ -242,8 +242,8 @@ def _types_beside_tokens(batch: Batch) -> Iterator[Finding]:
         return
     of_grids = (ids == image) | (ids == video)
     differ = (of_grids != ((types == IMAGE) | (types == VIDEO))) & batch.real
-    if bool(differ.any()):
-        row, token = differ.nonzero()[0].tolist()
+    if (place := place_of(differ)) is not None:
+        row, token = place
         wrong = f"mm_token_type_ids are {int(types[row, token])} {at(row, token)}"
         wrong += f", and input_ids {int(ids[row, token])}"
         yield Finding("images", wrong, f"use 1 for tokens of images ({image}), 2 for videos ({video})", row, token)

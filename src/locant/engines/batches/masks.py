@@ -45,9 +45,8 @@ def _real_of(visible: Bool[Tensor, "rows tokens tokens"]) -> Bool[Tensor, "rows 
 
 def mask_findings(mask: Tensor, facts: ModelFacts) -> Iterator[Finding]:
     """Numbers of a mask that a model does not take for what they mean."""
-    numbers = mask.double()
-    if bool(numbers.isnan().any()):
-        row, *_, token = numbers.isnan().nonzero()[0].tolist()
+    if (place := place_of(mask.isnan())) is not None:
+        row, token = place[0], place[-1]
         wrong = f"attention_mask is NaN {at(row, token)}, which a model takes for a token that is seen"
         wrong = wrong if mask.ndim == 2 else f"attention_mask is NaN {at(row, token)}: outputs are NaN"
         yield Finding("mask", wrong, "use 1 for tokens and 0 for padding", row, token)
@@ -90,8 +89,8 @@ def _numbers_of_attention_mask(mask: Tensor, facts: ModelFacts) -> Iterator[Find
         yield Finding("mask", f"attention_mask of four axes is of {kind}: attention refuses it, or adds it", remedy)
         return
     other = (mask != 0) & (mask > HIDES)
-    if bool(other.any()):
-        row, head, query, key = other.nonzero()[0].tolist()
+    if (place := place_of(other)) is not None:
+        row, head, query, key = place
         number = mask[row, head, query, key].item()
         wrong = f"attention_mask of four axes is added to scores, and its {number:g} {at(row, query)} for the key {key}"
         yield Finding("mask", f"{wrong} hides nothing", remedy, row, query)
