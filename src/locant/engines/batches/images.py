@@ -190,7 +190,9 @@ def _parts(document: _Document, grids: _Grids) -> list[int | tuple[Any, ...]]:
     return parts
 
 
-def _compare(batch: Batch, documents: Sequence[_Document], rule: GridRule, goes_on: str) -> tuple[float, list[Finding]]:
+def _compare(
+    batch: Batch, documents: Sequence[_Document], rule: GridRule, goes_on: str
+) -> tuple[int | float, list[Finding]]:
     """How many tokens have other ids than the rule gives, and what is to be said of the first."""
     assert batch.index is not None  # noqa: S101  # only then is it asked for
     counting = Counting(merge=rule.merge, merge_frames=rule.merge_frames, goes_on=goes_on, denominator=1)
