@@ -20,7 +20,7 @@ class GridRule:
 
     merge: int = 2
     merge_frames: int = 1
-    per_second: float | None = None
+    per_second: int | None = None
     by_frame: bool = False
 
 
