@@ -11,6 +11,7 @@ import dataclasses
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 from jaxtyping import Int
 
 from locant.errors import InputError, LocantError, Remedy
-from locant.lab.contestant import Contestant
+from locant.lab.contestant import Contestant, torch_settings_kept
 from locant.lab.language_model import device_of
 from locant.lab.pool import FAILURES, Pool, why
 from locant.lab.results import (
@@ -38,8 +39,9 @@ from locant.lab.results import (
     unchanged,
 )  # fmt: skip
 from locant.lab.settings import TEXT, VOCAB_SIZE, Settings, fixed_by, require_one_duration
-from locant.lab.text_learning import shape, split_off
+from locant.lab.text_learning import build, shape, split_off
 from locant.lab.training import SHARE, SWEEP_SEED, Cost, Text, Training, contestants, cost, sweep, trainings
+from locant.positions import Positions
 from locant.text.corpus import Corpus, read_corpus
 
 INSTANT = 1e-6
@@ -107,7 +109,8 @@ def compare(
     with torch.random.fork_rng(devices=()):  # what cannot be built is refused before the first is trained
         for name in chosen.encodings:
             try:
-                Contestant.of(name).build(shape(chosen, chosen.lengths[-1]))
+                with torch_settings_kept(name):
+                    _try_once(Contestant.of(name), chosen)
             except LocantError:
                 raise
             except FAILURES as error:  # of a class that is not this package's
@@ -131,6 +134,14 @@ def compare(
     if failed and len(failed) == len(results.records):
         raise InputError(f"every training failed, the first with {failed[0]}", "other encodings, or other tasks")
     return results
+
+
+def _try_once(contestant: Contestant, settings: Settings) -> None:
+    """Build the encoding, and train a small model with it for one step, whose failure a training will tell."""
+    contestant.build(shape(settings, settings.lengths[-1]))
+    with suppress(*FAILURES):
+        model, ids = build(contestant, 0, 2, settings, longest=settings.lengths[-1]), torch.zeros(1, 2).long()
+        model.losses(ids, ids, Positions.arange(2)).mean().backward()
 
 
 def _cost(kind: Training, settings: Settings, text: Text | None) -> Cost:
