@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from locant.errors import InputError, LocantError, Remedy
+from locant.lab import ruler
 from locant.lab.evaluation import EvaluationSettings, evaluate_model
 from locant.lab.results import BY_LENGTH, BY_POSITION, PAGE, ResultsFolder
 from locant.lab.summary import Cell, Row, summarise
@@ -85,6 +86,25 @@ def test_records_of_another_version_are_measured_anew(tmp_path: Path) -> None:
         (tmp_path / "out" / "results.json").write_text(json.dumps(earlier))
         again = evaluate_model(model, files, settings, output=tmp_path / "out")["records"][0]
         assert (again["seconds"] == -1) is is_reused
+
+
+def test_what_fails_where_a_text_is_written_is_refused_before_a_loss_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, files = small_model(tmp_path)
+    answered, steps = ruler.written, list[int]()
+
+    def written(model: Any, *asked: Any) -> str:
+        if hasattr(model.model, "locant"):
+            raise LocantError("got half of a text", "give it whole")
+        return answered(model, *asked)
+
+    monkeypatch.setattr(ruler, "written", written)
+    settings = EvaluationSettings(lengths=(16,), ways=("own", "convolutional"), windows=2, keys=1, device="cpu")
+    with refuses(InputError, "convolutional", "cannot be measured: got half of a text", "give it whole"):
+        evaluate_model(model, files, settings, output=tmp_path / "out", on_step=lambda done, _: steps.append(done))
+    assert steps == []
+    assert not (tmp_path / "out").exists()
 
 
 def test_every_cell_is_the_mean_and_spread_over_seeds() -> None:

@@ -16,7 +16,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,7 +27,7 @@ import torch
 
 from locant.arguments import one_of, real, whole
 from locant.checkpoints.extension import Extension
-from locant.errors import InputError, Remedy
+from locant.errors import InputError, LocantError, Remedy
 from locant.lab import ruler
 from locant.lab.language_model import (
     DTYPES,
@@ -65,6 +65,9 @@ SHARE = 0.7
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 KEYS = {"pass_keys": "niah_single_1", "key_values": "niah_multikey_2"}
 """What is asked at each of these depths: its name in `results.json`, and the task of RULER that it is."""
+
+TRIED = 8
+"""Tokens with which each encoding is tried."""
 
 WRITING = 2
 """Windows that take as long as an answer to a row of their length: it is read, and some tokens written."""
@@ -146,6 +149,9 @@ def evaluate_model(
         encodings = {way: _drawn(way, model, trained, longest) for way in settings.ways}
     corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
     count = num_windows(model, corpus, longest, settings.windows, argument="lengths")
+    for way, encoding in encodings.items():  # what fails is refused now: measuring those before it may take hours
+        with _read_with(model, way, encoding):
+            _try_once(model, way, corpus, asks=bool(settings.keys or settings.tasks))
     questions = _questions(settings, corpus.tokenizer)
     name = Path(folder).name
     text = {**corpus.facts(), "tokenizer": name, "model": name, "model_sha256": fingerprint(folder),
@@ -177,7 +183,7 @@ def evaluate_model(
             if way in finished:
                 done += steps
             else:
-                with nullcontext() if way == "own" else swap(model, encoding):
+                with _read_with(model, way, encoding):
                     finished[way] = _measured(
                         model, way, trained, corpus, count * longest + 1, settings, contexts, questions, step
                     )  # fmt: skip
@@ -208,9 +214,23 @@ def _drawn(way: str, model: Any, trained: int, longest: int) -> PositionEncoding
     if chosen.name == "exact" and not rotary_points(model, angles="exact"):
         got = f"got exact for {type(model).__name__}, which has no rotary positions"
         raise InputError(got, Remedy(ways=("own", "nope")))
-    if chosen.name != "own":  # what cannot be put in is refused now: measuring those before it may take hours
-        swap(model, encoding).undo()
     return encoding
+
+
+def _read_with(model: Any, way: str, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
+    return nullcontext() if way == "own" else swap(model, encoding)
+
+
+def _try_once(model: Any, way: str, corpus: Corpus, *, asks: bool) -> None:
+    """Measure the loss of a few tokens, and where questions are asked, write after them; raise if either fails."""
+    ids = corpus.ids[: TRIED + 1]
+    try:
+        losses_in_windows(AsDecoder(model, corpus.tokenizer), ids, len(ids) - 1)
+        if asks:
+            ruler.written(model, corpus.tokenizer, ruler.Prompt(ids.tolist(), ("no two tokens spell this",), 2))
+    except LocantError as error:
+        got = f"got {way} for {type(model).__name__}, which cannot be measured: {error.cause}"
+        raise InputError(got, error.remedy) from error
 
 
 def _questions(settings: EvaluationSettings, tokenizer: Tokenizer) -> Questions:
