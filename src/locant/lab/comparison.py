@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
+from locant.arguments import shown
 from locant.errors import InputError, LocantError, Remedy
 from locant.lab.contestant import Contestant, torch_settings_kept
 from locant.lab.language_model import device_of
@@ -33,6 +34,7 @@ from locant.lab.results import (
     Results,
     ResultsFolder,
     TaskRecord,
+    damaged,
     environment,
     plain_settings,
     read_record,
@@ -323,9 +325,31 @@ def _earlier(path: Path, settings: Settings, facts: Mapping[str, Any]) -> tuple[
     files, now = report.get("files", {}), {name: Contestant.of(name).source for name in settings.encodings}
     try:
         records = [read_record(each) for each in report["records"] if "failed" not in each]
-    except (TypeError, ValueError, AttributeError, LookupError) as error:
-        raise InputError(f"got {path}, which holds damaged records: {error}", "another folder") from None
+        _require_of(settings, report["settings"]["text"], records)
+    except (TypeError, ValueError) as error:
+        raise damaged(path, error) from None
     return settings, [each for each in records if files.get(each.encoding, "") == now.get(each.encoding, "")]
+
+
+def _require_of(settings: Settings, text: Mapping[str, Any], records: Sequence[AnyRecord]) -> None:
+    """Raise a ValueError where records are not of these settings, or two are of one training."""
+    seen = set[Training]()
+    for each in records:
+        name = f"a record of {shown(each.encoding)}"
+        if isinstance(each, Record):
+            length, lengths = settings.train_length, {*each.loss_by_length} == {*settings.lengths}
+            tokens = text.get("held_out_tokens", 0) - 1
+            counts = ((len(losses), -(-tokens // length)) for length, losses in each.loss_by_window.items())
+            if tokens > 0 and any(count != expected for count, expected in counts):
+                raise ValueError(f"got {name} with another number of windows than its text has")
+        else:
+            length, lengths = settings.task_length, {*each.accuracy_by_length} <= {*settings.task_lengths}
+        if each.train_length != length or not lengths:
+            raise ValueError(f"got {name} with other lengths than its settings have")
+        training = Training(each.task, each.encoding, each.seed, each.rate)
+        if training in seen:
+            raise ValueError(f"got {name} and seed {each.seed} twice")
+        seen.add(training)
 
 
 def _with_others(results: Results, finished: Sequence[AnyRecord]) -> dict[str, Any]:

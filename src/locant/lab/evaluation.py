@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from locant.arguments import one_of, real, whole
+from locant.arguments import one_of, real, shown, whole
 from locant.checkpoints.extension import Extension
 from locant.errors import InputError, LocantError, Remedy
 from locant.lab import ruler
@@ -43,9 +43,12 @@ from locant.lab.results import (
     RESULTS,
     Record,
     ResultsFolder,
+    damaged,
     environment,
     finite,
+    has_type,
     plain_settings,
+    read_record,
     unchanged,
 )  # fmt: skip
 from locant.lab.settings import VOCAB_SIZE
@@ -65,6 +68,13 @@ SHARE = 0.7
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 KEYS = {"pass_keys": "niah_single_1", "key_values": "niah_multikey_2"}
 """What is asked at each of these depths: its name in `results.json`, and the task of RULER that it is."""
+
+BESIDE: Mapping[str, Any] = {
+    "interval_by_length": dict[str, list[float] | None],
+    **dict.fromkeys(KEYS, list[dict[str, float]]),
+    "ruler": list[dict[str, str | int | float | list[int] | dict[str, str | list[str]] | None]],
+}
+"""What a record has beside the fields of `Record`, with its type."""
 
 TRIED = 8
 """Tokens with which each encoding is tried."""
@@ -163,7 +173,7 @@ def evaluate_model(
     asked = {**results["settings"], "text": {name: fact for name, fact in text.items() if name != "windows"}}
     report = unchanged(output / RESULTS, asked, {"ways"})
     windows = report["settings"]["text"].get("windows") if report else None
-    finished = {record["encoding"]: record for record in report.get("records", ())}
+    finished = _finished(output / RESULTS, report.get("records", ()))
     if settings.minutes is not None:
         decoder = AsDecoder(model, corpus.tokenizer)
         count = windows or min(count, _fitting(decoder, corpus.ids[: longest + 1], settings, settings.minutes))
@@ -190,6 +200,19 @@ def evaluate_model(
             results["records"].append(finished[way])
             place.write(results)
     return results
+
+
+def _finished(path: Path, records: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """Records of an earlier call by their encoding; an `InputError` where one is damaged."""
+    for record in records:
+        try:
+            read_record({name: value for name, value in record.items() if name not in BESIDE})
+            wrong = [name for name, hint in BESIDE.items() if not has_type(record.get(name), hint)]
+            if wrong or record["interval_by_length"].keys() != record["loss_by_length"].keys():
+                raise ValueError(f"got {shown(record.get(next(iter(wrong), 'interval_by_length')))} in a record")
+        except (AttributeError, TypeError, ValueError) as error:
+            raise damaged(path, error) from None
+    return {record["encoding"]: record for record in records}
 
 
 def losses_of_extension(
