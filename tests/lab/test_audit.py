@@ -302,7 +302,7 @@ def test_what_is_clearly_worse_is_dropped_early_and_the_rest_is_measured_in_full
     assert asked["the configuration"] == asked["base 500,000"] == 16
     assert {*found["dropped"]} == {*found["losses"]} - {"the configuration", "base 500,000"}
     assert {asked[name] for name in found["dropped"]} == {*found["dropped"].values()} == {4}
-    assert found["losses"]["interleaved layout"] == pytest.approx(4.5 + np.sin(range(16)).mean(), abs=0.03)
+    assert round(found["losses"]["interleaved layout"] - np.sin(range(16)).mean(), 1) == 4.5, "not that of four windows"
 
 
 def test_layers_without_positions_are_given_none_by_another_share() -> None:
