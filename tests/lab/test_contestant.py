@@ -18,6 +18,7 @@ from locant.positions.base import ModelShape
 from locant.report.comparison import Screen
 from tests.lab.test_comparison_of_tasks import TASKS, compared
 from tests.refusal import refuses
+from tests.threads import threads
 
 MINE = """
 from locant import DistanceBias, Rotary
@@ -198,7 +199,8 @@ def test_who_changes_a_setting_of_torch_later_fails_and_the_next_train_as_alone(
         "        return -distance.float()\n"
     )
     options: dict[str, Any] = {"tasks": ("copy",), "encodings": (f"{tmp_path / 'late.py'}:Late", "nope"), "seeds": (0,)}
-    late, after = compare(settings=Settings(**{**TASKS, **options})).records
+    with threads(1):  # or the other trains beside it, and fails, too
+        late, after = compare(settings=Settings(**{**TASKS, **options})).records
     assert isinstance(late, Failure)
     assert "default dtype from torch.float32 to torch.float64" in late.failed
     assert isinstance(after, TaskRecord)
