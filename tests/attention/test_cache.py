@@ -107,6 +107,14 @@ def test_the_next_positions_follow_the_last() -> None:
     assert filled(Positions.after([2, 6], 3)).next_positions(2).index.tolist() == [[5, 6], [9, 10]]
 
 
+def test_the_bounds_of_the_next_positions_hold_for_a_row_without_tokens_which_begins_at_zero() -> None:
+    padding = Positions.of(torch.tensor([[5, 6], [5, 6]]), torch.tensor([[0, 0], [-1, -1]]))
+    following = filled(padding).next_positions(2)
+    assert following.index.tolist() == [[7, 8], [0, 1]]
+    assert (following.min_index or 0) <= 0
+    assert (following.max_index or 8) >= 8
+
+
 @pytest.mark.parametrize(
     "mask",
     [[[0, 0, 1, 1], [1, 1, 1, 1]], [[1, 1, 0, 0], [1, 1, 1, 1]], [[0, 1, 0, 1], [1, 0, 1, 1]]],

@@ -7,6 +7,7 @@ places before it, and by nothing else.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,8 +42,7 @@ from transformers.models.llama import modeling_llama
 from locant.cli import main
 from locant.errors import InputError
 from locant.lab import audit as audit_file
-from locant.lab.audit import Reading, _Subject, audit
-from locant.lab.summary import Cell, Row
+from locant.lab.audit import Reading, _is_clear, _is_worse, _Search, _Subject, audit
 from tests.minilm import MINILM
 from tests.tolerances import LOGITS
 
@@ -103,6 +103,20 @@ def interleaved_code() -> Iterator[None]:
         yield
 
 
+def rotated_backwards(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+    """By the negative angle, as models do that take a pair's second dimension for its first."""
+    cos, sin = (each[:, None] for each in (cos, sin))
+    turned = (torch.cat([*x.chunk(2, -1)[::-1]], -1) * torch.cat([torch.ones(16), -torch.ones(16)]) for x in (q, k))
+    return tuple(x * cos + y * sin for x, y in zip((q, k), turned, strict=True))
+
+
+@contextmanager
+def backward_code() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modeling_llama, "apply_rotary_pos_emb", rotated_backwards)
+        yield
+
+
 @contextmanager
 def rising_slopes() -> Iterator[None]:
     slopes = modeling_bloom._get_alibi_slopes
@@ -130,6 +144,7 @@ TRUTHS = {
     "plain": (lambda: llama(PLAIN), own_code),
     "linear": (lambda: llama(LINEAR), own_code),
     "interleaved": (lambda: llama(LARGER), interleaved_code),
+    "reversed": (lambda: llama(PLAIN), backward_code),
     "half of the head": (lambda: neox(0.5), own_code),
     "rising": (bloom, rising_slopes),
     "falling": (bloom, own_code),
@@ -175,6 +190,7 @@ LIES = [
     ("linear", lambda: llama(PLAIN), own_code, "scaling linear:4"),
     ("interleaved", lambda: llama(LARGER), own_code, "interleaved layout"),
     ("interleaved", lambda: llama(PLAIN), own_code, "interleaved layout, base 500,000"),
+    ("reversed", lambda: llama(PLAIN), own_code, "reversed direction"),
     ("half of the head", lambda: neox(0.5), own_code, "the configuration"),
     ("half of the head", lambda: neox(1.0), own_code, "50% of each head rotated"),
     ("falling", bloom, own_code, "the configuration"),
@@ -228,7 +244,13 @@ def test_tables_and_learned_biases_leave_nothing_to_find(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "reading", [Reading(layout="interleaved", base=1e6), Reading(share=0.5), Reading(scaling="yarn:4")]
+    "reading",
+    [
+        Reading(layout="interleaved", base=1e6),
+        Reading(share=0.5),
+        Reading(scaling="yarn:4"),
+        Reading(direction="reversed", scaling="yarn:4"),
+    ],
 )
 def test_a_reading_leaves_the_model_as_it_was(reading: Reading) -> None:
     model, ids = llama(PLAIN, initializer_range=0.3).eval(), torch.arange(12)[None]
@@ -238,6 +260,49 @@ def test_a_reading_leaves_the_model_as_it_was(reading: Reading) -> None:
         assert not torch.allclose(model(ids).logits, before)
     assert torch.equal(model(ids).logits, before)
     assert all(torch.equal(each, weights[name]) for name, each in model.state_dict().items())
+
+
+def test_the_reversed_direction_is_that_of_weights_whose_pairs_are_exchanged() -> None:
+    model, ids = llama(PLAIN, initializer_range=0.3).eval(), torch.arange(12)[None]
+    before = model(ids).logits
+    for layer in model.model.layers:
+        for rows in (layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight):
+            rows.data = rows.data.unflatten(0, (2, 2, 16)).flip(1).flatten(0, 2)
+    assert not torch.allclose(model(ids).logits, before, atol=LOGITS)
+    with _Subject(model).read_as(Reading(direction="reversed")):
+        assert torch.allclose(model(ids).logits, before, atol=LOGITS)
+
+
+def fabricated(losses: dict[str, float], unigram: float = 6.0) -> tuple[dict[str, Any], Counter[str]]:
+    """What is found where readings have these mean losses, and 5 without one; and how many windows were asked for."""
+    asked, noise = Counter[str](), np.random.default_rng(0)
+
+    def losses_of(reading: Reading) -> Iterator[float]:
+        for window in range(16):
+            asked[reading.name] += 1
+            yield losses.get(reading.name, 5.0) + np.sin(window) + noise.normal(0, 0.01)
+
+    search = _Search(_Subject(llama(PLAIN)), losses_of, 16, unigram, on_step=lambda *_: None)
+    return search.found(), asked
+
+
+def test_what_is_no_better_than_counting_words_is_no_diagnosis() -> None:
+    verdicts = {}
+    for unigram in (3.9, 4.5):
+        found, _ = fabricated({"base 500,000": 4.0}, unigram)
+        assert found["best"] == "base 500,000"
+        verdicts[unigram] = found["verdict"]
+    assert verdicts == {3.9: "not explained", 4.5: "another fits"}
+    assert fabricated({"the configuration": 4.0}, 3.9)[0]["verdict"] == "not explained"
+
+
+def test_what_is_clearly_worse_is_dropped_early_and_the_rest_is_measured_in_full() -> None:
+    found, asked = fabricated({"the configuration": 4.0, "base 500,000": 4.001, "interleaved layout": 4.5})
+    assert (found["verdict"], found["within_noise"]) == ("cannot tell", ["base 500,000"])
+    assert asked["the configuration"] == asked["base 500,000"] == 16
+    assert {*found["dropped"]} == {*found["losses"]} - {"the configuration", "base 500,000"}
+    assert {asked[name] for name in found["dropped"]} == {*found["dropped"].values()} == {4}
+    assert round(found["losses"]["interleaved layout"] - np.sin(range(16)).mean(), 1) == 4.5, "not that of four windows"
 
 
 def test_layers_without_positions_are_given_none_by_another_share() -> None:
@@ -257,17 +322,10 @@ def test_too_little_text_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_less_than_is_written_is_no_difference() -> None:
     """Windows of weights that know nothing of positions differ alike, by a millionth."""
+    losses = 2.0 + np.arange(10) / 10
     for by, clear in ((1e-6, False), (0.002, True)):
-        losses = (2.0 + np.arange(10) / 10, 2.0 - by + np.arange(10) / 10)
-        rows = {
-            reading: Row(
-                encoding=reading.name, num_seeds=1, train_loss=None, by_position=(),
-                by_length={LENGTH: Cell.of([float(each.mean())])},
-                by_window={LENGTH: tuple(Cell.of([loss]) for loss in each)},
-            )
-            for reading, each in zip((Reading(), Reading(base=5e5)), losses, strict=True)
-        }  # fmt: skip
-        assert audit_file._is_clear(rows, Reading(base=5e5), Reading()) is clear
+        assert _is_clear([*losses - by], [*losses], comparisons=1) is clear
+        assert _is_worse([*losses[:4] + by], [*losses], looks=100) is clear
 
 
 @pytest.mark.slow

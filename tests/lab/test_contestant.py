@@ -18,6 +18,7 @@ from locant.positions.base import ModelShape
 from locant.report.comparison import Screen
 from tests.lab.test_comparison_of_tasks import TASKS, compared
 from tests.refusal import refuses
+from tests.threads import threads
 
 MINE = """
 from locant import DistanceBias, Rotary
@@ -153,6 +154,60 @@ def test_what_goes_wrong_in_a_class_of_others_is_said_with_its_reason(
     assert isinstance(good, TaskRecord)
     assert isinstance(bad, Failure)
     assert bad.failed == reason
+
+
+CHANGES = {
+    "default dtype": "torch.set_default_dtype(torch.float64)",
+    "default device": "torch.set_default_device('meta')",
+    "number of threads": "torch.set_num_threads(torch.get_num_threads() + 1)",
+    "use of deterministic algorithms": "torch.use_deterministic_algorithms(True)",
+    "precision of float32 products": "torch.set_float32_matmul_precision('medium')",
+    "recording of gradients": "torch.set_grad_enabled(False)",
+    "autocast on the CPU": "torch.set_autocast_enabled('cpu', True)",
+}
+
+
+def settings_of_torch() -> list[Any]:
+    return [get() for get, _ in (*contestant.OF_PROCESS.values(), *contestant.OF_THREAD.values())]
+
+
+@pytest.mark.parametrize("place", ["file", "class", "training"])
+@pytest.mark.parametrize("setting", CHANGES)
+def test_a_class_that_changes_settings_of_torch_is_refused_before_the_others_train_with_them(
+    tmp_path: Path, setting: str, place: str
+) -> None:
+    change = {each: CHANGES[setting] if each == place else "pass" for each in ("file", "class", "training")}
+    (tmp_path / "bad.py").write_text(
+        "import torch\nfrom locant import DistanceBias\n"
+        f"class Bad(DistanceBias):\n    def __init__(self, num_heads):\n        super().__init__(num_heads)\n"
+        f"        {change['class']}\n"
+        f"    def of_distance(self, distance, head):\n        {change['training']}\n        return -distance.float()\n"
+        f"{change['file']}\n"
+    )
+    before = settings_of_torch()
+    options: dict[str, Any] = {"tasks": ("copy",), "encodings": ("nope", f"{tmp_path / 'bad.py'}:Bad"), "seeds": (0,)}
+    with refuses(InputError, "bad.py", "changes", setting):
+        compare(settings=Settings(**{**TASKS, **options}))
+    assert settings_of_torch() == before
+
+
+def test_who_changes_a_setting_of_torch_later_fails_and_the_next_train_as_alone(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(
+        "import torch\nfrom locant import DistanceBias\ncalls = []\n"
+        "class Late(DistanceBias):\n    def of_distance(self, distance, head):\n        calls.append(0)\n"
+        "        torch.set_default_dtype(torch.float64 if len(calls) > 20 else torch.float32)\n"
+        "        return -distance.float()\n"
+    )
+    options: dict[str, Any] = {"tasks": ("copy",), "encodings": (f"{tmp_path / 'late.py'}:Late", "nope"), "seeds": (0,)}
+    with threads(1):  # or the other trains beside it, and fails, too
+        late, after = compare(settings=Settings(**{**TASKS, **options})).records
+    assert isinstance(late, Failure)
+    assert "default dtype from torch.float32 to torch.float64" in late.failed
+    assert isinstance(after, TaskRecord)
+    [alone] = compare(settings=Settings(**{**TASKS, **options, "encodings": ("nope",)})).records
+    assert isinstance(alone, TaskRecord)
+    assert (after.train_loss, after.accuracy_by_length) == (alone.train_loss, alone.accuracy_by_length)
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_a_file_that_only_stands_in_earlier_results_is_not_run(

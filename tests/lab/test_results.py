@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import numpy as np
 import pytest
 
 from locant.errors import InputError, LocantError, Remedy
+from locant.lab import ruler
+from locant.lab.comparison import Watcher, compare_files
 from locant.lab.evaluation import EvaluationSettings, evaluate_model
 from locant.lab.results import BY_LENGTH, BY_POSITION, PAGE, ResultsFolder
 from locant.lab.summary import Cell, Row, summarise
 from tests.lab.fabricated import LENGTHS, THE_FIELD, results
-from tests.lab.on_a_device import small_model
+from tests.lab.on_a_device import TEXT, small_model
 from tests.refusal import refuses
 from tests.tolerances import FEW_ROUNDINGS, FORMULA, LOSS
 
@@ -85,6 +88,103 @@ def test_records_of_another_version_are_measured_anew(tmp_path: Path) -> None:
         (tmp_path / "out" / "results.json").write_text(json.dumps(earlier))
         again = evaluate_model(model, files, settings, output=tmp_path / "out")["records"][0]
         assert (again["seconds"] == -1) is is_reused
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The results of a small comparison on a text and a task, with its folder, and its arguments."""
+    folder = tmp_path_factory.mktemp("compared")
+    (folder / "text.txt").write_text(TEXT)
+    options = {
+        "encodings": ("nope",), "tasks": ("text", "copy"), "seeds": (0,), "train_length": 8, "multiples": (1, 2),
+        "num_steps": 1, "batch_size": 2, "d_model": 8, "num_layers": 1, "num_heads": 2, "task_length": 2,
+    }  # fmt: skip
+    asked = {"files": [str(folder / "text.txt")], "options": options, "folder": folder / "out", "force": False}
+    asked |= {"watcher": Watcher(), "tokenizer": "bytes"}
+    return {"asked": asked, "results": compare_files(**asked)}
+
+
+DAMAGES: dict[str, Callable[[dict[str, Any], dict[str, Any]], object]] = {
+    "a loss as text": lambda text, _: text["loss_by_length"].update({"16": "5.0"}),
+    "a loss that is true": lambda text, _: text["loss_by_length"].update({"16": True}),
+    "losses as a list": lambda text, _: text.update(loss_by_length=[1, 2]),
+    "a length in letters": lambda text, _: text["loss_by_length"].update({"abc": 1.0}),
+    "a loss below zero": lambda text, _: text["loss_by_length"].update({"16": -5.0}),
+    "a loss that its windows have not": lambda text, _: text["loss_by_length"].update({"16": 0.001}),
+    "a huge loss": lambda text, _: text["loss_by_length"].update({"16": 1e308}),
+    "a length without a loss": lambda text, _: text["loss_by_length"].pop("16"),
+    "a length too many": lambda text, _: text["loss_by_length"].update({"99": 5.0}),
+    "fewer windows": lambda text, _: text["loss_by_window"]["16"].pop(),
+    "no windows": lambda text, _: text.update(loss_by_window={"8": None, "16": None}),
+    "windows as text": lambda text, _: text["loss_by_window"].update({"16": ["a"] * 9}),
+    "positions as text": lambda text, _: text.update(loss_by_position=["a"] * 16),
+    "stretches as text": lambda text, _: text.update(context_loss_by_stretch={"8": ["a"]}),
+    "a seed as text": lambda text, _: text.update(seed="0"),
+    "a number as a name": lambda text, _: text.update(encoding=3),
+    "a trained length of another run": lambda text, _: text.update(train_length=10**30),
+    "no seconds": lambda text, _: text.pop("seconds"),
+    "a field too many": lambda text, _: text.update(more=1),
+    "nothing known of learning": lambda _, task: task.update(learned=None),
+    "an accuracy above one": lambda _, task: task["accuracy_by_length"].update({"2": 1.5}),
+    "an accuracy without tokens": lambda _, task: task["token_accuracy_by_length"].pop("2"),
+}
+
+
+def read_again(compared: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+    (compared["asked"]["folder"] / "results.json").write_text(json.dumps(results))
+    return compare_files(**compared["asked"])
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_each_damage_of_a_record_is_one_error(compared: dict[str, Any], damage: str) -> None:
+    results = json.loads(json.dumps(compared["results"]))
+    DAMAGES[damage](*results["records"])
+    with refuses(InputError, "results.json", "holds damaged records", "delete this file"):
+        read_again(compared, results)
+
+
+@pytest.mark.parametrize("records", [None, {}, "some", [None], [1], [[]]])
+def test_what_is_no_list_of_records_is_an_error(compared: dict[str, Any], records: Any) -> None:
+    with refuses(InputError, "results.json", "holds damaged records"):
+        read_again(compared, {**compared["results"], "records": records})
+
+
+def test_two_records_of_one_training_are_an_error_and_results_as_written_are_none(compared: dict[str, Any]) -> None:
+    results = json.loads(json.dumps(compared["results"]))
+    assert read_again(compared, results) == results
+    with refuses(InputError, "'nope' and seed 0 twice"):
+        read_again(compared, {**results, "records": [*results["records"], results["records"][0]]})
+
+
+@pytest.mark.parametrize("field", ["loss_by_length", "interval_by_length", "pass_keys", "ruler"])
+def test_damaged_records_of_an_evaluation_are_an_error(tmp_path: Path, field: str) -> None:
+    model, files = small_model(tmp_path)
+    settings = EvaluationSettings(lengths=(16,), ways=("own",), windows=2, keys=0, device="cpu")
+    found = json.loads(json.dumps(evaluate_model(model, files, settings, output=tmp_path / "out")))
+    for wrong in ("x", ["x"], {"16": "x"}, None):
+        damaged = {**found, "records": [{**found["records"][0], field: wrong}]}
+        (tmp_path / "out" / "results.json").write_text(json.dumps(damaged))
+        with refuses(InputError, "results.json", "holds damaged records"):
+            evaluate_model(model, files, settings, output=tmp_path / "out")
+
+
+def test_what_fails_where_a_text_is_written_is_refused_before_a_loss_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, files = small_model(tmp_path)
+    answered, steps = ruler.written, list[int]()
+
+    def written(model: Any, *asked: Any) -> str:
+        if hasattr(model.model, "locant"):
+            raise LocantError("got half of a text", "give it whole")
+        return answered(model, *asked)
+
+    monkeypatch.setattr(ruler, "written", written)
+    settings = EvaluationSettings(lengths=(16,), ways=("own", "convolutional"), windows=2, keys=1, device="cpu")
+    with refuses(InputError, "convolutional", "cannot be measured: got half of a text", "give it whole"):
+        evaluate_model(model, files, settings, output=tmp_path / "out", on_step=lambda done, _: steps.append(done))
+    assert steps == []
+    assert not (tmp_path / "out").exists()
 
 
 def test_every_cell_is_the_mean_and_spread_over_seeds() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import locant
-from locant.errors import InputError
+from locant.errors import InputError, LocantError
 from locant.lab.ruler import TASKS, answered, prompt, rows, score, written
 from locant.text.reading import sample_text
 from tests.refusal import refuses
@@ -175,7 +175,7 @@ def test_weights_that_were_never_trained_know_nothing(tokenizer: locant.Tokenize
 
 
 def test_what_is_written_is_what_transformers_generates(tokenizer: locant.Tokenizer, llama: Any) -> None:
-    """With the cache, and without one as a model that has none."""
+    """With the cache; and without, for models that have none, or need whole texts."""
     row = prompt("niah_single_1", tokenizer, 300, 0)
     assert row is not None
     ids = torch.tensor([row.ids])
@@ -187,6 +187,15 @@ def test_what_is_written_is_what_transformers_generates(tokenizer: locant.Tokeni
     assert written(llama, tokenizer, row) == expected
     assert len(expected) > 20
 
+    def of_whole_texts(given: Tensor, cache: object = None, use_cache: bool = False) -> Any:
+        if cache is not None:
+            raise LocantError("got a part of a text", "all of it")
+        return SimpleNamespace(logits=llama(given, use_cache=False).logits, cache="some")
+
+    def of_unknown_cache(given: Tensor, memory: object = None, use_cache: bool = False) -> Any:
+        assert memory is None
+        return SimpleNamespace(logits=llama(given, use_cache=False).logits, memory="some")
+
     def cacheless(given: Tensor, past_key_values: object, use_cache: bool) -> Any:
         assert past_key_values is None
         return SimpleNamespace(logits=llama(given, use_cache=False).logits, past_key_values=None)
@@ -196,8 +205,9 @@ def test_what_is_written_is_what_transformers_generates(tokenizer: locant.Tokeni
         generation_config=llama.generation_config,
         get_output_embeddings=llama.get_output_embeddings,
     )
-    alone = type("Cacheless", (), {"__call__": staticmethod(cacheless), **vars(plain)})()
-    assert written(alone, tokenizer, row) == expected
+    for forward in (of_whole_texts, of_unknown_cache, cacheless):
+        call = {"__call__": staticmethod(forward), "forward": staticmethod(forward)}
+        assert written(type("Other", (), {**call, **vars(plain)})(), tokenizer, row) == expected
 
 
 def test_a_tokenizer_that_loses_a_part_of_a_question_is_refused() -> None:

@@ -56,6 +56,15 @@ def test_the_fast_oracle_agrees_with_sixty_digits(dim: int, base: float) -> None
         assert np.abs(fast - slow).max() < FORMULA
 
 
+def test_bounds_that_begin_right_below_zero_leave_no_byte_out() -> None:
+    index = np.arange(-1, 2)
+    angle = index[:, None] * np.array([1.0, 0.001])
+    frequencies = angles.Angles([Decimal(1), Decimal("0.001")])
+    found = frequencies.cos_sin(torch.from_numpy(index), max_index=1, min_index=-1)
+    for ours, expected in zip(found, (np.cos(angle), np.sin(angle)), strict=True):
+        assert np.abs(ours.double().numpy() - expected).max() < ANGLE
+
+
 @pytest.mark.parametrize(("base", "dim"), list(zip(BASES, (16, 6, 2, 10), strict=True)))
 def test_a_hundred_thousand_positions_have_exact_angles(dim: int, base: float) -> None:
     positions = spread(140_000, seed=dim)

@@ -131,6 +131,16 @@ def test_constants_are_resolved_before_the_score_function_is_called(monkeypatch:
             score_mod(torch.tensor(0.0), zero, zero, zero, zero)
 
 
+def test_score_functions_of_some_heads_take_their_numbers_in_the_model() -> None:
+    """Without bounds of the positions there is no table, which would have the right heads by itself."""
+    index = torch.tensor([3, 0, 9])
+    encoding, where = Gentle(HEADS, head_slice=slice(1, 5, 2)), Positions.of(index, max_index=9)
+    q = torch.randn(1, 2, 3, 4, dtype=torch.float64)
+    distance, head = (index[:, None] - index).double(), torch.tensor([1.0, 3.0])[:, None, None]
+    expected = -torch.log1p(distance.abs()) / (head + 1) - (distance < 0) * head
+    assert_close(by_pairs(encoding, q, q, where, where)[0], expected, torch.float32)
+
+
 def test_the_largest_distance_is_known_where_it_helps() -> None:
     assert largest_distance(Positions.arange(5), Positions.arange(5)) == 4
     assert largest_distance(Positions.after(100, 2), Positions.arange(102)) == 101

@@ -18,6 +18,7 @@ from locant.lab.comparison import Progress
 from locant.lab.results import Results, ResultsFolder
 from locant.lab.settings import Settings
 from locant.lab.training import Training
+from locant.report import console
 from locant.report.comparison import Screen, print_losses, record_line
 from locant.report.console import out
 from locant.report.embedding import print_flow
@@ -206,3 +207,16 @@ def test_every_training_has_a_line_with_its_steps_until_it_is_measured(
     assert [bar.is_open for bar in Bar.made] == [True, True, False], "the training of two contestants"
     screen.end({}, ResultsFolder(tmp_path), complete=False)
     assert not any(bar.is_open for bar in (whole, alibi, rotary))
+
+
+def test_where_no_bar_is_shown_lines_say_how_far_a_run_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "PATIENCE", 0.0)
+    with console.progress_bar("window") as progress:
+        progress(2, 8, "base 10,000")
+        progress(4, 10)
+    monkeypatch.setattr(console, "PATIENCE", 60.0)
+    with console.progress_bar("window") as progress:
+        progress(2, 8)
+    assert capsys.readouterr().err.splitlines() == ["window 2 of 8: base 10,000", "window 4 of 10, about 0:00 left"]

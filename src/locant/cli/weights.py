@@ -28,18 +28,19 @@ LAYOUT = click.Choice(["half", "interleaved"])
 def audit(model: str, files: tuple[str, ...], **options: Any) -> Answer:
     """Find the positions that weights were trained with, and whether the configuration says so.
 
-    The loss on a text is measured under each plausible reading: the other layout, other bases, scalings and shares of
-    the head; for ALiBi, other signs and orders of its slopes. MODEL is a folder of this machine, with safetensors and
-    a tokenizer.json. Exit code 1: another reading fits better.
+    The loss on a text is measured under each plausible reading: the other layout, the other direction, other bases,
+    scalings and shares of the head; for ALiBi, other signs and orders of its slopes. A reading that is clearly worse
+    after a few windows is dropped. MODEL is a folder of this machine, with safetensors and a tokenizer.json. Exit
+    code 1: another reading fits better, or none explains the weights.
     """
     from locant.lab.audit import audit
     from locant.report.console import progress_bar
     from locant.report.evaluation import print_audit
 
-    with progress_bar("reading") as progress:
+    with progress_bar("window") as progress:
         facts = audit(model, files, on_step=progress, **only_given(options))
-    fits = facts["verdict"] != "another fits"
-    return Answer({"model": model, **facts}, lambda: print_audit(facts), code=0 if fits else 1)
+    is_wrong = facts["verdict"] in ("another fits", "not explained")
+    return Answer({"model": model, **facts}, lambda: print_audit(facts), code=int(is_wrong))
 
 
 @click.command("convert")

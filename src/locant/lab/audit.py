@@ -5,17 +5,24 @@ writes words. So one text is read under each plausible reading, and the losses a
 window. A reading differs from the configuration in one thing at first; from one that clearly fits better the search
 goes on, as a configuration may be wrong in two things. Nothing is trained, and nothing is written.
 
-Costs a forward pass of the text for each reading, some 15 of them, and as many again for each thing that is wrong.
+A reading is dropped after a few windows if it is clearly worse by then than the best so far: the mean of the paired
+differences lies above 0 by more than the margin of a 95 % interval, by Student's t. The interval holds for all looks at
+all readings of one round at once (Bonferroni). The configuration and the readings that come near the best are always
+measured in full.
+
+Costs a forward pass of the text for the configuration and for each reading near it, and a quarter of one for most of
+the other 14 readings; as many again for each thing that is wrong.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+import numpy as np
 from torch import Tensor, nn
 
 from locant.arguments import one_of, whole
@@ -33,11 +40,12 @@ from locant.lab.language_model import (
     without_weights,
 )
 from locant.lab.settings import VOCAB_SIZE
-from locant.lab.summary import ENOUGH_WINDOWS, Cell, Row
-from locant.lab.text_learning import losses_in_windows
+from locant.lab.summary import ENOUGH_WINDOWS, Cell, Row, student
+from locant.lab.text_learning import count, losses_in_windows
 from locant.models.encodings import layer_types, rotary_layer_types
 from locant.positions.encodings.rotary import Rotary
-from locant.positions.scaling import Unscaled, scaling_by_name
+from locant.positions.scaling import Scaling, Unscaled, scaling_by_name
+from locant.positions.scaling.base import Arithmetic
 from locant.swapping import swap
 from locant.swapping.added_point import own_tables
 from locant.swapping.rotary_point import rotary_points
@@ -45,6 +53,7 @@ from locant.text.corpus import read_corpus
 
 ROTARY: Mapping[str, tuple[Any, ...]] = {
     "layout": ("half", "interleaved"),
+    "direction": (None, "reversed"),
     "base": (1e4, 1.5e5, 5e5, 1e6, 5e6, 1e7),
     "scaling": ("none", "linear:2", "linear:4", "linear:8", "yarn:4", "llama3:8"),
     "share": (1.0, 0.5, 0.25),
@@ -59,9 +68,11 @@ BIASED = {"bloom": "alibi", "mpt": "position_bias"}
 """Models whose attention is handed ALiBi, ``heads|batch * heads, 1, key``, and the name of that argument."""
 LEAST = 0.0005
 """Nats per token that are written as 0.001; of less nothing follows, however alike all windows are."""
+FEWEST, STEP = 4, 2
+"""A reading may be dropped after so many windows, and then after so many more."""
 WORDS = {
-    "layout": "{} layout", "base": "base {:,.0f}", "scaling": "scaling {}", "share": "{:.0%} of each head rotated",
-    "slopes": "ALiBi: {}",
+    "layout": "{} layout", "direction": "{} direction", "base": "base {:,.0f}", "scaling": "scaling {}",
+    "share": "{:.0%} of each head rotated", "slopes": "ALiBi: {}",
 }  # fmt: skip
 
 
@@ -69,13 +80,15 @@ WORDS = {
 class Reading:
     """What positions weights are taken to have; ``None``: what the configuration says.
 
-    A scaling is said as ``"yarn:4"``, to the length that the model states, or as ``"none"``; slopes as in `TURNED`.
+    In the reversed direction every pair is rotated by the negative angle, as if its two dimensions were exchanged. A
+    scaling is written as ``"yarn:4"``, to the length that the model states, or as ``"none"``; slopes as in `TURNED`.
 
     >>> Reading(layout="interleaved", base=500_000.0).name
     'interleaved layout, base 500,000'
     """
 
     layout: Layout | None = None
+    direction: str | None = None
     base: float | None = None
     scaling: str | None = None
     share: float | None = None
@@ -88,6 +101,24 @@ class Reading:
 
 
 OWN = Reading()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reversed(Scaling):
+    """The frequencies of another scaling, below zero."""
+
+    of: Scaling
+
+    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+        return -self.of.formula(numbers, dim, base, seq_len)
+
+    @property
+    def effective_attention_factor(self) -> float:
+        return self.of.effective_attention_factor
+
+    @property
+    def length_that_matters(self) -> int | None:
+        return self.of.length_that_matters
 
 
 class _Subject:
@@ -115,6 +146,8 @@ class _Subject:
             trained = stated_length(self.config) // int(reading.scaling.partition(":")[2])
             dim = options.get("rotary_dim", own.rotary_dim)
             options["scaling"] = scaling_by_name(reading.scaling, trained, dim, options["base"])
+        if reading.direction == "reversed":
+            options["scaling"] = _Reversed(of=options.get("scaling", own.scaling))
         return own.alike(**options)
 
     def computed(self, reading: Reading) -> Sequence[object]:
@@ -168,12 +201,22 @@ def audit(
     windows: int = 16,
     device: str = "auto",
     dtype: str = "auto",
-    on_step: Callable[[int, int], object] = lambda done, total: None,
+    on_step: Callable[[int, int, str], object] = lambda done, total, said: None,
 ) -> dict[str, Any]:
     """Find the reading of a model's positions under which it predicts a text best; what is found is ready for JSON.
 
-    The verdict is ``"fits"``, ``"another fits"``, ``"cannot tell"`` where others are within noise of the configuration
-    and none is better, or ``"nothing to find"``. `losses` are nats per token by reading, the lowest first.
+    The verdict is one of these:
+
+    - ``"fits"``: no reading is better than the configuration, or within noise of it;
+    - ``"another fits"``;
+    - ``"cannot tell"``: other readings are within noise of the configuration, and none is better;
+    - ``"not explained"``: the best reading predicts the text no better than counting words does, so the weights have a
+      convention that is not among the readings, or are broken, or the text is of another kind;
+    - ``"nothing to find"``: the model has no positions that can be read in another way.
+
+    `losses` are nats per token by reading, the lowest first. `dropped` are the windows that a reading was measured in,
+    if it was dropped; its loss is then that of the best reading so far, plus the mean difference in these windows.
+    `unigram` is the loss of counting words: how often each token is in the text.
 
     Args:
         folder: of this machine, with safetensors and a tokenizer.json.
@@ -181,6 +224,7 @@ def audit(
         length: tokens of each window; default: 512, or what the model states, where that is less.
         windows: at most so many, and 10 or more: fewer are too few to conclude from.
         dtype: what the model is read in, ``float32``, ``bfloat16`` or ``float16``; ``auto``: as it was saved.
+        on_step: called with the number of windows that are done, how many there are, and what is being read.
 
     Raises:
         InputError: a folder that holds no causal language model, or a text that is too short.
@@ -195,70 +239,151 @@ def audit(
     if length is None:
         length = 512 if subject.biased else min(512, stated_length(subject.config))
     corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
-    count = num_windows(
-        model, corpus, whole("length", length, 2, remedy=Remedy(length=512)), windows, argument="length"
-    )
-    if count < ENOUGH_WINDOWS:
+    most = num_windows(model, corpus, whole("length", length, 2, remedy=Remedy(length=512)), windows, argument="length")
+    if most < ENOUGH_WINDOWS:
         remedy = Remedy("{}, a longer text or a smaller {}", windows=16, length=...)
-        raise InputError(f"got {count} windows of {length:,} tokens, expected {ENOUGH_WINDOWS} or more", remedy)
+        raise InputError(f"got {most} windows of {length:,} tokens, expected {ENOUGH_WINDOWS} or more", remedy)
+    decoder, ids = AsDecoder(model, corpus.tokenizer), corpus.ids
 
-    def measured(reading: Reading) -> Row:
+    def losses_of(reading: Reading) -> Generator[float]:
         with subject.read_as(reading):
-            losses = losses_in_windows(AsDecoder(model, corpus.tokenizer), corpus.ids[: count * length + 1], length)
-        if (cell := Cell.of([losses.mean])) is None:
-            raise InputError(f"got a loss that is not finite under {reading.name}", "a model in float32")
-        windows = {length: tuple(Cell.of([loss]) for loss in losses.by_window)}
-        of_all: dict[str, Any] = {"num_seeds": 1, "train_loss": None, "by_position": ()}
-        return Row(encoding=reading.name, by_length={length: cell}, by_window=windows, **of_all)
+            for first in range(0, most, STEP):
+                some = ids[first * length : min(first + STEP, most) * length + 1]
+                yield from losses_in_windows(decoder, some, length).by_window
 
-    return {**_search(subject, measured, on_step), "windows": count, "length": length}
+    unigram = count(ids, ids[: most * length + 1], subject.config.vocab_size).unigram
+    search = _Search(subject, losses_of, most, unigram, on_step)
+    return {**search.found(), "unigram": unigram, "windows": most, "length": length}
 
 
-def _search(
-    subject: _Subject, measured: Callable[[Reading], Row], on_step: Callable[[int, int], object]
-) -> dict[str, Any]:
-    best = origin = OWN
-    rows, seen, left_out = {best: measured(best)}, {subject.computed(best)}, dict[str, str]()
-    origins, near = list[Reading](), list[Reading]()
-    while origin is not None:
-        origins.append(origin)
-        around = [replace(origin, **{name: each}) for name, values in subject.aspects.items() for each in values]
-        for done, reading in enumerate(around):
+@dataclass
+class _Search:
+    """Readings around the configuration, then around each that clearly fits better.
+
+    Args:
+        losses_of: nats per token in each window under a reading, as far as they are asked for.
+        most: how many windows there are.
+    """
+
+    subject: _Subject
+    losses_of: Callable[[Reading], Generator[float]]
+    most: int
+    unigram: float
+    on_step: Callable[[int, int, str], object]
+    losses: dict[Reading, list[float]] = field(default_factory=dict[Reading, list[float]])
+    """Of each window, for readings that were measured in full."""
+    dropped: dict[Reading, tuple[int, float]] = field(default_factory=dict[Reading, tuple[int, float]])
+    """After how many windows, and an estimate of the mean loss."""
+    left_out: dict[str, str] = field(default_factory=dict[str, str])
+    done: int = 0
+    total: int = 0
+
+    def found(self) -> dict[str, Any]:
+        seen = {repr(self.subject.computed(OWN))}
+        self._measure([OWN])
+        best = origin = OWN
+        origins, near = list[Reading](), list[Reading]()
+        while origin is not None:
+            origins.append(origin)
+            self._measure(self._around(origin, seen))
+            lowest = min(self.losses, key=self._loss)
+            best = lowest if self._is_clear(lowest, best) else best
+            near = [each for each in self.losses if each != best and not self._is_clear(each, best)]
+            # With another thing wrong beside it, the right layout may be no better than the wrong one.
+            layouts = (each for each in near if replace(each, layout=best.layout) == best)
+            origin = next((each for each in (best, *layouts) if each not in origins), None)
+        means = {each.name: self._loss(each) for each in self.losses}
+        means |= {each.name: loss for each, (_, loss) in self.dropped.items()}
+        verdict, sentence = self._verdict(best, near)
+        names = [each.name for each in near]
+        return {
+            "verdict": verdict,
+            "sentence": "; within noise of it: ".join(filter(None, (sentence, "; ".join(names)))),
+            "configuration": " or ".join(dict.fromkeys(map(str, self.subject.own.values()))) or "ALiBi",
+            "best": best.name,
+            "within_noise": names,
+            "losses": dict(sorted(means.items(), key=lambda each: each[1])),
+            "dropped": {each.name: windows for each, (windows, _) in self.dropped.items()},
+            "left_out": self.left_out,
+        }
+
+    def _around(self, origin: Reading, seen: set[str]) -> list[Reading]:
+        """Readings that differ from one in one thing, without those that compute what another one computed."""
+        new = list[Reading]()
+        for reading in (replace(origin, **{name: each}) for name, of in self.subject.aspects.items() for each in of):
             try:
-                if (computed := subject.computed(reading)) not in seen:
-                    seen.add(computed)
-                    rows[reading] = measured(reading)
+                computed = repr(self.subject.computed(reading))
             except LocantError as error:
-                left_out[reading.name] = error.cause
-            on_step(done + 1, len(around))
-        lowest = min(rows, key=lambda each: _loss(rows[each]))
-        best = lowest if _is_clear(rows, lowest, best) else best
-        near = [each for each in rows if each != best and not _is_clear(rows, each, best)]
-        # With another thing wrong beside it, the right layout may be no better than the wrong one.
-        layouts = (each for each in near if replace(each, layout=best.layout) == best)
-        origin = next((each for each in (best, *layouts) if each not in origins), None)
-    sentence = "no reading fits better than the configuration"
-    if best != OWN:
-        sentence = f"the weights fit {best.name}, by {_loss(rows[OWN]) - _loss(rows[best]):.3f} nats per token"
-    names = [each.name for each in near]
-    return {
-        "verdict": "another fits" if best != OWN else "cannot tell" if near else "fits",
-        "sentence": "; within noise of it: ".join(filter(None, (sentence, "; ".join(names)))),
-        "configuration": " or ".join(dict.fromkeys(map(str, subject.own.values()))) or "ALiBi",
-        "best": best.name,
-        "within_noise": names,
-        "losses": {row.encoding: _loss(row) for row in sorted(rows.values(), key=_loss)},
-        "left_out": left_out,
-    }
+                self.left_out[reading.name] = error.cause
+                continue
+            if computed not in seen:
+                seen.add(computed)
+                new.append(reading)
+        return new
+
+    def _measure(self, readings: Sequence[Reading]) -> None:
+        self.total += len(readings) * self.most
+        for reading in readings:
+            end = self.done + self.most
+            try:
+                self._read(reading, looks=len(readings) * len(range(FEWEST, self.most, STEP)))
+            except LocantError as error:
+                if reading == OWN:
+                    raise
+                self.left_out[reading.name] = error.cause
+            self.done = end
+            self.on_step(self.done, self.total, reading.name)
+
+    def _read(self, reading: Reading, looks: int) -> None:
+        """Measure a reading, until it is clearly worse than the best so far; `looks` are taken in this round."""
+        best = self.losses[min(self.losses, key=self._loss)] if self.losses else None
+        losses = list[float]()
+        with closing(self.losses_of(reading)) as windows:
+            for loss in windows:
+                if not math.isfinite(loss):
+                    raise InputError(f"got a loss that is not finite under {reading.name}", "a model in float32")
+                losses.append(loss)
+                self.on_step(self.done + len(losses), self.total, reading.name)
+                can_be_dropped = FEWEST <= len(losses) < self.most and len(losses) % STEP == 0
+                if best is not None and can_be_dropped and _is_worse(losses, best, looks):
+                    worse = float(np.mean(losses) - np.mean(best[: len(losses)]))
+                    self.dropped[reading] = len(losses), float(np.mean(best)) + worse
+                    return
+        self.losses[reading] = losses
+
+    def _verdict(self, best: Reading, near: Sequence[Reading]) -> tuple[str, str]:
+        if self._loss(best) >= self.unigram and (best != OWN or not near):
+            counted = f"its loss of {self._loss(best):.3f} nats per token is not below that of counting words"
+            return "not explained", f"no reading explains the weights: {best.name} is the best, and {counted}"
+        if best != OWN:
+            better = f"by {self._loss(OWN) - self._loss(best):.3f} nats per token"
+            return "another fits", f"the weights fit {best.name} better than the configuration, {better}"
+        return "cannot tell" if near else "fits", "no reading fits better than the configuration"
+
+    def _loss(self, reading: Reading) -> float:
+        return float(np.mean(self.losses[reading]))
+
+    def _is_clear(self, one: Reading, other: Reading) -> bool:
+        comparisons = max(1, len(self.losses) + len(self.dropped) - 1)
+        return _is_clear(self.losses[one], self.losses[other], comparisons)
 
 
-def _loss(row: Row) -> float:
-    (cell,) = row.by_length.values()
-    return cell.mean if cell else math.inf
+def _is_worse(losses: Sequence[float], best: Sequence[float], looks: int) -> bool:
+    """Whether the first losses of a reading are clearly above those of the best one, at one of so many looks."""
+    differences = np.subtract(losses, best[: len(losses)])
+    errors = student(1 - 0.025 / looks, len(losses) - 1) * float(differences.std(ddof=1)) / math.sqrt(len(losses))
+    return bool(differences.mean() > max(LEAST, errors))
 
 
-def _is_clear(rows: Mapping[Reading, Row], one: Reading, other: Reading) -> bool:
-    if not abs(_loss(rows[one]) - _loss(rows[other])) >= LEAST:
+def _is_clear(one: Sequence[float], other: Sequence[float], comparisons: int) -> bool:
+    """Whether two readings differ by more than chance, and by what is worth a word."""
+    if not abs(np.mean(one) - np.mean(other)) >= LEAST:
         return False
-    (length,) = rows[one].by_length
-    return rows[one].is_clear(length, rows[other], length, comparisons=max(1, len(rows) - 1))
+    first, second = (
+        Row(
+            encoding="", num_seeds=1, train_loss=None, by_position=(), by_length={1: Cell.of([float(np.mean(losses))])},
+            by_window={1: tuple(Cell.of([loss]) for loss in losses)},
+        )
+        for losses in (one, other)
+    )  # fmt: skip
+    return first.is_clear(1, second, 1, comparisons=comparisons)

@@ -11,6 +11,7 @@ import dataclasses
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
+from locant.arguments import shown
 from locant.errors import InputError, LocantError, Remedy
-from locant.lab.contestant import Contestant
+from locant.lab.contestant import Contestant, torch_settings_kept
 from locant.lab.language_model import device_of
 from locant.lab.pool import FAILURES, Pool, why
 from locant.lab.results import (
@@ -32,14 +34,16 @@ from locant.lab.results import (
     Results,
     ResultsFolder,
     TaskRecord,
+    damaged,
     environment,
     plain_settings,
     read_record,
     unchanged,
 )  # fmt: skip
 from locant.lab.settings import TEXT, VOCAB_SIZE, Settings, fixed_by, require_one_duration
-from locant.lab.text_learning import shape, split_off
+from locant.lab.text_learning import build, shape, split_off
 from locant.lab.training import SHARE, SWEEP_SEED, Cost, Text, Training, contestants, cost, sweep, trainings
+from locant.positions import Positions
 from locant.text.corpus import Corpus, read_corpus
 
 INSTANT = 1e-6
@@ -107,7 +111,8 @@ def compare(
     with torch.random.fork_rng(devices=()):  # what cannot be built is refused before the first is trained
         for name in chosen.encodings:
             try:
-                Contestant.of(name).build(shape(chosen, chosen.lengths[-1]))
+                with torch_settings_kept(name):
+                    _try_once(Contestant.of(name), chosen)
             except LocantError:
                 raise
             except FAILURES as error:  # of a class that is not this package's
@@ -131,6 +136,14 @@ def compare(
     if failed and len(failed) == len(results.records):
         raise InputError(f"every training failed, the first with {failed[0]}", "other encodings, or other tasks")
     return results
+
+
+def _try_once(contestant: Contestant, settings: Settings) -> None:
+    """Build the encoding, and train a small model with it for one step, whose failure a training will tell."""
+    contestant.build(shape(settings, settings.lengths[-1]))
+    with suppress(*FAILURES):
+        model, ids = build(contestant, 0, 2, settings, longest=settings.lengths[-1]), torch.zeros(1, 2).long()
+        model.losses(ids, ids, Positions.arange(2)).mean().backward()
 
 
 def _cost(kind: Training, settings: Settings, text: Text | None) -> Cost:
@@ -312,9 +325,31 @@ def _earlier(path: Path, settings: Settings, facts: Mapping[str, Any]) -> tuple[
     files, now = report.get("files", {}), {name: Contestant.of(name).source for name in settings.encodings}
     try:
         records = [read_record(each) for each in report["records"] if "failed" not in each]
-    except (TypeError, ValueError, AttributeError, LookupError) as error:
-        raise InputError(f"got {path}, which holds damaged records: {error}", "another folder") from None
+        _require_of(settings, report["settings"]["text"], records)
+    except (TypeError, ValueError) as error:
+        raise damaged(path, error) from None
     return settings, [each for each in records if files.get(each.encoding, "") == now.get(each.encoding, "")]
+
+
+def _require_of(settings: Settings, text: Mapping[str, Any], records: Sequence[AnyRecord]) -> None:
+    """Raise a ValueError where records are not of these settings, or two are of one training."""
+    seen = set[Training]()
+    for each in records:
+        name = f"a record of {shown(each.encoding)}"
+        if isinstance(each, Record):
+            length, lengths = settings.train_length, {*each.loss_by_length} == {*settings.lengths}
+            tokens = text.get("held_out_tokens", 0) - 1
+            counts = ((len(losses), -(-tokens // length)) for length, losses in each.loss_by_window.items())
+            if tokens > 0 and any(count != expected for count, expected in counts):
+                raise ValueError(f"got {name} with another number of windows than its text has")
+        else:
+            length, lengths = settings.task_length, {*each.accuracy_by_length} <= {*settings.task_lengths}
+        if each.train_length != length or not lengths:
+            raise ValueError(f"got {name} with other lengths than its settings have")
+        training = Training(each.task, each.encoding, each.seed, each.rate)
+        if training in seen:
+            raise ValueError(f"got {name} and seed {each.seed} twice")
+        seen.add(training)
 
 
 def _with_others(results: Results, finished: Sequence[AnyRecord]) -> dict[str, Any]:

@@ -8,12 +8,15 @@ import inspect
 import os
 import re
 import sys
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from types import ModuleType
 from typing import Any
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -40,6 +43,29 @@ PLACES = ("randomized", "abacus", "coupled")
 
 PARTS = re.compile(r"(.+?\.py:\w+|[^+@]*(?:\+\+)?)(?:(\+)([^@]*))?(?:(@)(.*))?", re.DOTALL)
 """Of a name: the encoding (of a file, or of a name that may end as RoPE++ does), a scaling and positions."""
+
+OF_PROCESS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "number of threads": (torch.get_num_threads, torch.set_num_threads),
+    "use of deterministic algorithms": (
+        torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms,
+    ),
+    "precision of float32 products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+}  # fmt: skip
+OF_THREAD: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "default device": (
+        torch.get_default_device, lambda device: torch.set_default_device(None if device.type == "cpu" else device),
+    ),
+    "recording of gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "autocast on the CPU": (
+        lambda: torch.is_autocast_enabled("cpu"), lambda is_on: torch.set_autocast_enabled("cpu", is_on),
+    ),
+}  # fmt: skip
+"""Settings of torch that change what other code computes: how each is read and set.
+
+Seeds are not among them: each model is built from a seed of its own, and nothing is drawn from torch's generators after
+that.
+"""
 
 
 @dataclass(frozen=True)
@@ -154,6 +180,38 @@ def unscaled(name: str) -> Contestant:
     return contestant
 
 
+def process_settings() -> dict[str, Any]:
+    """The values of `OF_PROCESS`."""
+    return {name: get() for name, (get, _) in OF_PROCESS.items()}
+
+
+@contextmanager
+def torch_settings_kept(what: str, of_process: Mapping[str, Any] | None = None) -> Generator[None]:
+    """Restore torch's settings at the end of the block, and raise if code of others changed one.
+
+    Args:
+        what: the name of that code.
+        of_process: the settings of the process as they have to be; default: as they are at the beginning. Other threads
+            may have changed them by then.
+
+    Raises:
+        InputError: a setting that was changed.
+    """
+    every = {**OF_PROCESS, **OF_THREAD}
+    before = {name: get() for name, (get, _) in every.items()} | {**(of_process or {})}
+    changed = list[str]()
+    try:
+        yield
+    finally:
+        for name, (get, restore) in every.items():
+            if (after := get()) != before[name]:
+                restore(before[name])
+                changed.append(f"torch's {name} from {before[name]} to {after}")
+    if changed:
+        got = f"got {what}, which changes {', '.join(changed)}, also for all other encodings"
+        raise InputError(got, "leave torch's settings as they are, and give tensors their dtype and device")
+
+
 def _module_of(encoding: str) -> tuple[ModuleType, str]:
     return _run(Path(f"{encoding.rpartition('.py:')[0]}.py").resolve())
 
@@ -168,7 +226,10 @@ def _run(path: Path) -> tuple[ModuleType, str]:
         if str(path.parent) not in sys.path:
             sys.path.append(str(path.parent))
         sys.modules[module.__name__] = module  # where classes look for their module
-        exec(compile(source, path, "exec"), vars(module))  # noqa: S102  # what the user asked for
+        with torch_settings_kept(str(path)):
+            exec(compile(source, path, "exec"), vars(module))  # noqa: S102  # what the user asked for
+    except InputError:
+        raise
     except OSError as error:
         got = f"got {path} for an encoding, which cannot be read: {error.strerror}"
         raise InputError(got, "a file of Python, as in mine.py:Mine") from None

@@ -16,7 +16,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from locant.arguments import one_of, real, whole
+from locant.arguments import one_of, real, shown, whole
 from locant.checkpoints.extension import Extension
-from locant.errors import InputError, Remedy
+from locant.errors import InputError, LocantError, Remedy
 from locant.lab import ruler
 from locant.lab.language_model import (
     DTYPES,
@@ -43,9 +43,12 @@ from locant.lab.results import (
     RESULTS,
     Record,
     ResultsFolder,
+    damaged,
     environment,
     finite,
+    has_type,
     plain_settings,
+    read_record,
     unchanged,
 )  # fmt: skip
 from locant.lab.settings import VOCAB_SIZE
@@ -65,6 +68,16 @@ SHARE = 0.7
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 KEYS = {"pass_keys": "niah_single_1", "key_values": "niah_multikey_2"}
 """What is asked at each of these depths: its name in `results.json`, and the task of RULER that it is."""
+
+BESIDE: Mapping[str, Any] = {
+    "interval_by_length": dict[str, list[float] | None],
+    **dict.fromkeys(KEYS, list[dict[str, float]]),
+    "ruler": list[dict[str, str | int | float | list[int] | dict[str, str | list[str]] | None]],
+}
+"""What a record has beside the fields of `Record`, with its type."""
+
+TRIED = 8
+"""Tokens with which each encoding is tried."""
 
 WRITING = 2
 """Windows that take as long as an answer to a row of their length: it is read, and some tokens written."""
@@ -146,6 +159,9 @@ def evaluate_model(
         encodings = {way: _drawn(way, model, trained, longest) for way in settings.ways}
     corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
     count = num_windows(model, corpus, longest, settings.windows, argument="lengths")
+    for way, encoding in encodings.items():  # what fails is refused now: measuring those before it may take hours
+        with _read_with(model, way, encoding):
+            _try_once(model, way, corpus, asks=bool(settings.keys or settings.tasks))
     questions = _questions(settings, corpus.tokenizer)
     name = Path(folder).name
     text = {**corpus.facts(), "tokenizer": name, "model": name, "model_sha256": fingerprint(folder),
@@ -157,7 +173,7 @@ def evaluate_model(
     asked = {**results["settings"], "text": {name: fact for name, fact in text.items() if name != "windows"}}
     report = unchanged(output / RESULTS, asked, {"ways"})
     windows = report["settings"]["text"].get("windows") if report else None
-    finished = {record["encoding"]: record for record in report.get("records", ())}
+    finished = _finished(output / RESULTS, report.get("records", ()))
     if settings.minutes is not None:
         decoder = AsDecoder(model, corpus.tokenizer)
         count = windows or min(count, _fitting(decoder, corpus.ids[: longest + 1], settings, settings.minutes))
@@ -177,13 +193,26 @@ def evaluate_model(
             if way in finished:
                 done += steps
             else:
-                with nullcontext() if way == "own" else swap(model, encoding):
+                with _read_with(model, way, encoding):
                     finished[way] = _measured(
                         model, way, trained, corpus, count * longest + 1, settings, contexts, questions, step
                     )  # fmt: skip
             results["records"].append(finished[way])
             place.write(results)
     return results
+
+
+def _finished(path: Path, records: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """Records of an earlier call by their encoding; an `InputError` where one is damaged."""
+    for record in records:
+        try:
+            read_record({name: value for name, value in record.items() if name not in BESIDE})
+            wrong = [name for name, hint in BESIDE.items() if not has_type(record.get(name), hint)]
+            if wrong or record["interval_by_length"].keys() != record["loss_by_length"].keys():
+                raise ValueError(f"got {shown(record.get(next(iter(wrong), 'interval_by_length')))} in a record")
+        except (AttributeError, TypeError, ValueError) as error:
+            raise damaged(path, error) from None
+    return {record["encoding"]: record for record in records}
 
 
 def losses_of_extension(
@@ -208,9 +237,23 @@ def _drawn(way: str, model: Any, trained: int, longest: int) -> PositionEncoding
     if chosen.name == "exact" and not rotary_points(model, angles="exact"):
         got = f"got exact for {type(model).__name__}, which has no rotary positions"
         raise InputError(got, Remedy(ways=("own", "nope")))
-    if chosen.name != "own":  # what cannot be put in is refused now: measuring those before it may take hours
-        swap(model, encoding).undo()
     return encoding
+
+
+def _read_with(model: Any, way: str, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
+    return nullcontext() if way == "own" else swap(model, encoding)
+
+
+def _try_once(model: Any, way: str, corpus: Corpus, *, asks: bool) -> None:
+    """Measure the loss of a few tokens, and where questions are asked, write after them; raise if either fails."""
+    ids = corpus.ids[: TRIED + 1]
+    try:
+        losses_in_windows(AsDecoder(model, corpus.tokenizer), ids, len(ids) - 1)
+        if asks:
+            ruler.written(model, corpus.tokenizer, ruler.Prompt(ids.tolist(), ("no two tokens spell this",), 2))
+    except LocantError as error:
+        got = f"got {way} for {type(model).__name__}, which cannot be measured: {error.cause}"
+        raise InputError(got, error.remedy) from error
 
 
 def _questions(settings: EvaluationSettings, tokenizer: Tokenizer) -> Questions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from typing import Any, TypeVar
@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from locant.cluster import LOCAL, connected
+from locant.lab.contestant import process_settings, torch_settings_kept
 from locant.lab.results import AnyRecord, Failure
 from locant.lab.settings import Settings
 from locant.lab.training import Text, Training, contestants, run
@@ -45,6 +46,7 @@ class Pool:
             if self.address != LOCAL:
                 self.size = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
         torch.set_num_threads(1)
+        self._settings = process_settings()
         self._executor = ThreadPoolExecutor(min(self.threads, self.size))
         return self
 
@@ -70,7 +72,7 @@ class Pool:
                     raise CancelledError
                 on_step(training, loss)
 
-            return outcome(training, settings, text, report)
+            return outcome(training, settings, text, report, self._settings)
 
         if self._ray is not None:
             yield from _on_ray(self._ray, trainings, settings, text)
@@ -82,10 +84,17 @@ class Pool:
                 yield future.result()
 
 
-def outcome(training: Training, settings: Settings, text: Text | None, on_step: Any = None) -> Outcome:
-    """What a training measured; one that fails does not end the others."""
+def outcome(
+    training: Training, settings: Settings, text: Text | None, on_step: Any = None,
+    of_process: Mapping[str, Any] | None = None,
+) -> Outcome:  # fmt: skip
+    """What a training measured; one that fails does not end the others.
+
+    One that changes torch's settings fails, and so does each that ran beside it with them: see `torch_settings_kept`.
+    """
     try:
-        return run(training, settings, text, on_step)
+        with torch_settings_kept(training.encoding, of_process):
+            return run(training, settings, text, on_step)
     except CancelledError:
         raise
     except FAILURES as error:

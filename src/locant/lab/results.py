@@ -14,13 +14,15 @@ import platform
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import numpy as np
 import tokenizers
 import torch
 
 from locant._version import __version__
+from locant.arguments import shown
 from locant.errors import InputError, Remedy
 from locant.files import FaultError, json_text, lock, strict_json, write_whole
 from locant.lab.contestant import Contestant
@@ -29,6 +31,9 @@ from locant.lab.settings import TEXT, Settings, size_of
 RESULTS, LOCK = "results.json", ".lock"
 SCHEMA = 2
 """The version of what is in `RESULTS`; the first had no tasks, and no number."""
+
+ROUNDED = 1e-6
+"""How far a mean may be beyond what it is the mean of."""
 
 RECORD = "tuning.json"
 """What `tune` writes, into the folder of the model."""
@@ -135,22 +140,67 @@ class TaskRecord(_Measured):
 AnyRecord = Record | TaskRecord
 
 
-LIKE = {"str": str, "int": int, "bool": bool, "float": (int, float), "list": list, "dict": dict}
-"""What JSON may hold where a field of a record has such a type."""
-
-
 def read_record(facts: Mapping[str, Any]) -> AnyRecord:
-    """A record as it was written; a TypeError where it is none."""
+    """The record that JSON holds; a ValueError that names the damage if it holds none, or numbers that do not agree."""
+    if not isinstance(facts, Mapping):
+        raise ValueError(f"got {shown(facts)} for a record")
     kind = TaskRecord if "accuracy_by_length" in facts else Record
-    values: dict[str, Any] = {
-        name: {int(key): each for key, each in value.items()} if isinstance(value, dict) else value
-        for name, value in facts.items()
-    }
-    for each in fields(kind):
-        value, like = values.get(each.name), str(each.type).partition("[")[0].partition(" ")[0]
-        if value is not None and not isinstance(value, LIKE[like]):
-            raise TypeError(f"got {value!r} for {each.name}")
-    return kind(**values)
+    hints, values = get_type_hints(kind), dict[str, Any]()
+    for name, value in facts.items():
+        if name not in hints:
+            raise ValueError(f"got {shown(name)}, which no record has")
+        is_by_length = isinstance(value, dict) and all(key.isdecimal() for key in value)
+        values[name] = {int(key): each for key, each in value.items()} if is_by_length else value
+        if not has_type(values[name], hints[name]):
+            raise ValueError(f"got {shown(value)} for {name}")
+    if missing := [
+        each.name for each in fields(kind) if each.default is each.default_factory and each.name not in facts
+    ]:
+        raise ValueError(f"got a record without {missing[0]}")
+    record = kind(**values)
+    if min(record.train_length, record.num_parameters) < 1:
+        raise ValueError(f"got a record of {shown(record.encoding)} with a size below 1")
+    _require_agreement(record)
+    return record
+
+
+def has_type(value: object, hint: Any) -> bool:
+    """Whether a value of JSON has the type of an annotation; a number is no ``bool``, and is finite.
+
+    >>> has_type({8: [1.5, None]}, dict[int, list[float | None]]), has_type(True, int)
+    (True, False)
+    """
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is UnionType:
+        return any(has_type(value, each) for each in parts)
+    if origin is list:
+        return isinstance(value, list) and all(has_type(each, parts[0]) for each in value)
+    if origin is dict:
+        keys, values = parts
+        return isinstance(value, dict) and all(has_type(k, keys) and has_type(v, values) for k, v in value.items())
+    if hint is float:
+        return not isinstance(value, bool) and isinstance(value, (int, float)) and abs(value) < math.inf
+    return value is None if hint is NoneType else type(value) is hint
+
+
+def _require_agreement(record: AnyRecord) -> None:
+    """Raise a ValueError where means are not those of what they are means of, or are no losses or shares."""
+    if isinstance(record, TaskRecord):
+        shares = record.accuracy_by_length, record.token_accuracy_by_length
+        if shares[0].keys() != shares[1].keys() or record.train_length not in shares[0]:
+            raise ValueError("got accuracies of other lengths than its own")
+        if not all(0 <= share <= 1 for each in shares for share in each.values()):
+            raise ValueError("got an accuracy that is not from 0 to 1")
+        return
+    lengths = {*record.loss_by_length}
+    if not lengths or lengths != {*record.loss_by_window} or len(record.loss_by_position) != max(lengths):
+        raise ValueError("got losses by window or by position of other lengths than its own")
+    for length, mean in record.loss_by_length.items():
+        losses = record.loss_by_window[length]
+        told = [loss for loss in losses if loss is not None]
+        is_mean = mean is None or (told and min(told) - ROUNDED <= mean <= max(told) + ROUNDED)
+        if (mean is None) != (len(told) < len(losses)) or not losses or not is_mean or min(told, default=0) < 0:
+            raise ValueError(f"got {mean} for the loss at {length}, which is not the mean over its windows")
 
 
 def finite(loss: float) -> float | None:
@@ -304,6 +354,14 @@ def unchanged(path: Path, settings: Mapping[str, Any], free: Collection[str]) ->
         text = {name: before["text"].get(name) for name in settings["text"]}
         others = {*changed({**before, "text": text}, settings)} - {*free}
         is_same = not others and all(versions[name] == now[name] for name in ("locant", "torch", "machine"))
-        return report if is_same and isinstance(report["records"], list) else {}
+        records = report["records"]
     except (LookupError, TypeError, AttributeError):
         return {}
+    if is_same and not isinstance(records, list):
+        raise damaged(path, f"got {shown(records)} for records")
+    return report if is_same else {}
+
+
+def damaged(path: Path, why: object) -> InputError:
+    """What is raised where results of the same run cannot be read."""
+    return InputError(f"got {path}, which holds damaged records: {why}", "use another folder, or delete this file")

@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from inspect import signature
 from itertools import takewhile
 from pathlib import Path
 from random import Random
@@ -25,13 +26,15 @@ from uuid import UUID
 import torch
 from torch import Tensor, nn
 
-from locant.errors import InputError, Remedy
+from locant.errors import InputError, LocantError, Remedy
 from locant.lab.results import earlier
 from locant.text.reading import sample_text
 from locant.text.tokenizer import Tokenizer
 
 FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 HOPS, COMMON = 4, 10
+CACHES = ("cache", "past_key_values")
+"""What models call their cache, as an argument and in what they return: since transformers 5.24, and before."""
 
 
 class Question(NamedTuple):
@@ -215,11 +218,16 @@ def has_chat_template(folder: str | Path) -> bool:
 def written(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
     """What is most probable after a prompt, until all answers stand there, the text ends, or no more may be written.
 
+    Without a cache, the whole text is read again for each token: for models whose cache has no known name, and for
+    encodings that need whole texts.
+
     Raises:
         InputError: the model reads fewer tokens than it is given.
     """
     ends = getattr(model.generation_config, "eos_token_id", None)
-    ids, text, cache, given = list[int](), "", None, torch.tensor([prompt.ids], device=model.device)
+    name, cache = next((each for each in CACHES if each in signature(model.forward).parameters), None), None
+    whole = given = torch.tensor([prompt.ids], device=model.device)
+    ids, text = list[int](), ""
 
     def last(head: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The logits of one token are enough."""
@@ -230,14 +238,21 @@ def written(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
 
     with model.get_output_embeddings().register_forward_pre_hook(last):
         while len(ids) < prompt.most and score(text, prompt.answers) < 1:
-            told = model(given, past_key_values=cache, use_cache=True)
-            cache = getattr(told, "past_key_values", None)
-            token = told.logits[:, -1, : tokenizer.vocab_size].argmax(-1, keepdim=True)
+            try:
+                output = model(given, use_cache=name is not None, **({} if name is None else {name: cache}))
+            except LocantError:
+                if cache is None:
+                    raise
+                name, cache, given = None, None, whole  # the encoding needs the whole text
+                continue
+            cache = None if name is None else getattr(output, name, None)
+            token = output.logits[:, -1, : tokenizer.vocab_size].argmax(-1, keepdim=True)
             if token.item() in (ends if isinstance(ends, list) else [ends]):
                 break
             ids.append(int(token))
             text = tokenizer.decode(ids)
-            given = token if cache is not None else torch.cat([given, token], 1)
+            whole = torch.cat([whole, token], 1)
+            given = whole if cache is None else token
     return text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ NamedRows = Iterable[tuple[str, str | Iterable[str]]]
 BEST = "bold green"
 MISSING = "–"
 QUIET = "dim"
+PATIENCE = 30.0
+"""Seconds between two lines that say how far a run is, where no bar is shown."""
 
 
 def out() -> Console:
@@ -100,24 +103,49 @@ def talk(line: str) -> None:
 
 @contextmanager
 def progress_bar(unit: str = "B") -> Generator[Callable[..., None]]:
-    """A bar on stderr, of bytes or another unit, and what moves it and says a word; after Ctrl-C, how to go on."""
+    """A bar on stderr, of bytes or another unit, and what moves it and says a word; after Ctrl-C, how to go on.
+
+    Where stderr is not a terminal, a line is written every `PATIENCE` seconds instead.
+    """
     from tqdm import tqdm
 
     try:
         with tqdm(disable=None, unit=unit, unit_scale=True, leave=False, dynamic_ncols=True) as bar:
+            began = last = time.monotonic()
+            before: int | None = None
 
-            def progress(done: int, total: int, said: str = "") -> None:
-                if bar.total is None:  # what an earlier run did is not part of this one's rate
-                    bar.total, bar.initial, bar.n = total, done, done
+            def progress(done: int, total: int | None, said: str = "") -> None:
+                nonlocal last, before
+                if before is None:  # what an earlier run did is not part of this one's rate
+                    before = bar.initial = bar.n = done
+                bar.total = total
                 if said:
                     bar.set_postfix_str(said, refresh=False)
                 bar.update(done - bar.n)
+                if bar.disable:
+                    bar.n = done
+                    if (now := time.monotonic()) - last >= PATIENCE:
+                        last = now
+                        talk(_progress_line(done, total, before, now - began, unit, said))
 
             yield progress
     except KeyboardInterrupt as interrupt:
         for note in getattr(interrupt, "__notes__", ()):
             talk(note)
         raise
+
+
+def _progress_line(done: int, total: int | None, before: int, seconds: float, unit: str, said: str) -> str:
+    """How far a run is that began with so much done and has taken so many seconds.
+
+    >>> _progress_line(30, 120, 0, 60, "window", "base 10,000")
+    'window 30 of 120, about 3:00 left: base 10,000'
+    """
+    parts = [f"{unit} {done:,}" if total is None else f"{unit} {done:,} of {total:,}"]
+    if total is not None and done > before:
+        left = round(seconds * (total - done) / (done - before))
+        parts.append(f"about {left // 60}:{left % 60:02} left")
+    return ", ".join(parts) + (f": {said}" if said else "")
 
 
 def print_json(value: Any) -> None:

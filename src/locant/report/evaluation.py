@@ -226,14 +226,17 @@ def _loading(record: Mapping[str, Any], output: Path) -> str:
 
 
 def print_audit(facts: Mapping[str, Any]) -> None:
-    """What was found, and the loss under each reading, the lowest first."""
+    """Print what was found, and the loss under each reading, the lowest first."""
     rows: dict[str, Any] = {"verdict": facts["sentence"]}
     if "losses" not in facts:
         return show(named_rows(rows.items()))
     rows["configuration"] = facts["configuration"]
     rows["text"] = f"{facts['windows']} windows of {facts['length']:,} tokens"
     rows["left out"] = [f"{name}: {why}" for name, why in facts["left_out"].items()]
-    readings = printed("nats per token", name="reading")
+    readings = printed("nats per token", "windows", name="reading")
     for name, loss in facts["losses"].items():
-        readings.add_row(name, f"{loss:.4f}")
-    return show(named_rows(rows.items()), readings)
+        windows = facts["dropped"].get(name)
+        readings.add_row(name, f"{loss:.4f}" if windows is None else f"≈ {loss:.2f}", str(windows or facts["windows"]))
+    readings.add_row("counting words", f"{facts['unigram']:.4f}", MISSING)
+    dropped = "≈ estimates: these readings were dropped, clearly worse than the best so far after a few windows."
+    return show(named_rows(rows.items()), readings, *([dropped] if facts["dropped"] else []))

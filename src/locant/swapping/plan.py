@@ -22,7 +22,7 @@ from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.registry import encoding as encoding_of
 from locant.positions.registry import encodings
-from locant.positions.scaling import Scaling, Unscaled
+from locant.positions.scaling import KINDS, Scaling, Unscaled
 
 LayerPlan = Mapping[str, Any] | Callable[[int, str | None], PositionEncoding | None]
 """``{"every": 4, "encoding": other}``, or a function of the layer's index and type."""
@@ -145,6 +145,8 @@ def _plain(value: Any) -> Any:
     if isinstance(mode, str):  # angles
         return mode
     if isinstance(value, Scaling) and not isinstance(value, Unscaled):
+        if KINDS.get(type(value).__name__) is not type(value):
+            return None  # of another package
         given = {name: each for name, each in vars(value).items() if each is not None}
         return {"kind": type(value).__name__} | {name: _plain(each) for name, each in given.items()}
     if isinstance(value, (tuple, list)):
