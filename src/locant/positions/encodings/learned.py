@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from locant.arguments import MAX_WIDTH, flag, one_of, real, whole
 from locant.errors import ShapeError
 from locant.kernels.input_embedding import look_up
-from locant.positions.base import Embeddings, EncodingInfo, ModelShape, PositionEncoding, build, require_embeddings
+from locant.positions.base import Embeddings, EncodingInfo, ModelShape, PositionEncoding, require_embeddings
+from locant.positions.construction import build
 from locant.positions.encodings import INIT_STD
 from locant.positions.grids import Grid
 from locant.positions.positions import Positions, Where
@@ -46,7 +47,7 @@ class Learned(PositionEncoding):
 
     info = EncodingInfo(
         name="learned",
-        aliases=("absolute", "learned_absolute", "position_embedding"),
+        aliases=("absolute", "learned_absolute", "position_embedding", "learnable", "trainable"),
         kind="absolute",
         parameters="max_seq_len x d_model",
         cost_of_tokens="one row looked up, d_model additions",

@@ -13,8 +13,9 @@ from locant.arguments import MAX_INT32, MAX_WIDTH, Real, entries, real, shape_er
 from locant.errors import RangeError, Remedy, ShapeError
 from locant.kernels.rotary import rotate_pairs
 from locant.positions.angles import AngleMode, Angles
-from locant.positions.base import EncodingInfo, ModelShape, Output, PositionEncoding, build, require_heads
+from locant.positions.base import EncodingInfo, ModelShape, Output, PositionEncoding, require_heads
 from locant.positions.constant import Constant
+from locant.positions.construction import build
 from locant.positions.encodings.rotary import Rotary, RotatedAlike
 from locant.positions.frequencies import TWO_PI, base_of, inverse_frequencies, width_of
 from locant.positions.pair_table import Pairs
@@ -168,8 +169,8 @@ class FoPE(RotaryOfHeads):
         self,
         head_dim: int,
         num_heads: int,
-        base: float = 10_000.0,
         *,
+        base: float = 10_000.0,
         original_max_seq_len: int,
         noise: Real = 0.3,
         angles: AngleMode = "exact",
