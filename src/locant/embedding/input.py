@@ -25,8 +25,7 @@ from locant.kernels.input_embedding.native import DTYPES, FORWARD
 from locant.kernels.native import has
 from locant.kernels.transforms import in_forward_mode, is_exporting, is_graph_transformed, is_transforming
 from locant.positions import PositionEncoding, Positions
-from locant.positions.base import width_remedy
-from locant.positions.construction import build
+from locant.positions.base import build, width_remedy
 from locant.positions.positions import Where, from_zero, require_positions
 from locant.positions.registry import find
 from locant.tensors import require_tensor

@@ -8,17 +8,17 @@ https://arxiv.org/abs/2305.19466).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from locant.arguments import shape_error, shown, whole
-from locant.errors import LocantError, ShapeError
-from locant.positions.construction import build, options_of, require_arguments
+from locant.errors import LocantError, RangeError, ShapeError
+from locant.positions.construction import options_of, require_arguments, sizes_of
 from locant.positions.pairs import ScoreMod
 from locant.positions.positions import Positions, Where, from_zero, require_positions
 from locant.positions.score_bias import ScoreBias, Written
@@ -34,6 +34,8 @@ DOORS = {
     "unrotate": "encoding.unrotate(y, positions)",
 }
 """How each is called, for the remedy of an error."""
+
+E = TypeVar("E", bound="PositionEncoding")
 
 Embeddings = Float[Tensor, "batch seq d_model"]
 Queries = Float[Tensor, "batch heads query head_dim"]
@@ -182,7 +184,7 @@ class PositionEncoding(nn.Module):
     @classmethod
     def sizes(cls) -> tuple[str, ...]:
         """The sizes of a model that the constructor requires."""
-        return tuple(name for name, required in (options_of(cls) or {}).items() if required)
+        return sizes_of(cls)
 
     @classmethod
     def for_model(cls, shape: ModelShape, **options: object) -> PositionEncoding:
@@ -456,3 +458,16 @@ def bias_matrix(
     q, k = (torch.empty(1, num_heads, length, 0, device=device) for length in (query_len, key_len))
     bias = encoding.bias(q, k, keys.slice(key_len - query_len, key_len), keys)
     return bias[0]  # type: ignore[index]  # asked only of those that have one
+
+
+def build(kind: type[E], options: Mapping[str, Any]) -> E:
+    """Return an encoding of this kind; raise a `RangeError` if a size is missing or an option is not taken."""
+    require_arguments(kind, (), options)
+    if missing := [size for size in kind.sizes() if size not in options]:
+        name, sizes = kind.info.name, [f"{size}=..." for size in kind.sizes()]
+        raise RangeError(
+            f"got no {' or '.join(missing)} for {name or kind.__name__!r}, "
+            f"which takes {', '.join(options_of(kind) or ['any option'])}",
+            f"locant.encoding({', '.join([repr(name), *sizes])})" if name else f"{kind.__name__}({', '.join(sizes)})",
+        )
+    return kind(**options)

@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from locant.arguments import shown
 from locant.errors import RangeError
-
-if TYPE_CHECKING:
-    from locant.positions.base import PositionEncoding
-
-E = TypeVar("E", bound="PositionEncoding")
 
 LENGTHS = (
     "max_seq_len", "max_len", "max_length", "seq_len", "seq_length", "context_length", "block_size",
@@ -35,7 +30,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
 """What other packages call an option, by its name here."""
 
 
-def options_of(kind: type[PositionEncoding]) -> dict[str, bool] | None:
+def options_of(kind: type) -> dict[str, bool] | None:
     """Return whether each option of a constructor is required, by name, or ``None`` if it takes any option."""
     parameters = [*inspect.signature(kind.__init__).parameters.values()][1:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -43,20 +38,12 @@ def options_of(kind: type[PositionEncoding]) -> dict[str, bool] | None:
     return {parameter.name: parameter.default is parameter.empty for parameter in parameters}
 
 
-def build(kind: type[E], options: Mapping[str, Any]) -> E:
-    """Return an encoding of this kind; raise a `RangeError` if a size is missing or an option is not taken."""
-    require_arguments(kind, (), options)
-    if missing := [size for size in kind.sizes() if size not in options]:
-        name, sizes = kind.info.name, [f"{size}=..." for size in kind.sizes()]
-        raise RangeError(
-            f"got no {' or '.join(missing)} for {name or kind.__name__!r}, "
-            f"which takes {', '.join(options_of(kind) or ['any option'])}",
-            f"locant.encoding({', '.join([repr(name), *sizes])})" if name else f"{kind.__name__}({', '.join(sizes)})",
-        )
-    return kind(**options)
+def sizes_of(kind: type) -> tuple[str, ...]:
+    """Return the options that a constructor requires."""
+    return tuple(name for name, required in (options_of(kind) or {}).items() if required)
 
 
-def require_arguments(kind: type[PositionEncoding], arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
+def require_arguments(kind: type, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
     """Raise a `RangeError` if there are too many arguments without a name, or one with a name that is not taken."""
     parameters = [*inspect.signature(kind.__init__).parameters.values()][1:]
     if any(parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) for parameter in parameters):
@@ -73,7 +60,7 @@ def require_arguments(kind: type[PositionEncoding], arguments: Sequence[Any], op
         raise RangeError(f"got {got} for {kind.__name__}, which takes {', '.join(names) or 'no options'}", remedy)
 
 
-def _named_call(kind: type[PositionEncoding], names: Sequence[str], arguments: Sequence[Any], count: int) -> str:
+def _named_call(kind: type, names: Sequence[str], arguments: Sequence[Any], count: int) -> str:
     """The call without the first surplus argument, and the call in which that has a name."""
     *given, surplus = [shown(value) for value in arguments[: count + 1]]
     right = f"{kind.__name__}({', '.join(given)}){_without_length(kind)}"
@@ -83,16 +70,16 @@ def _named_call(kind: type[PositionEncoding], names: Sequence[str], arguments: S
     return f"{right}, or {kind.__name__}({named}), if that is meant"
 
 
-def _instead_of(name: str, options: Mapping[str, Any], kind: type[PositionEncoding], names: Sequence[str]) -> str:
+def _instead_of(name: str, options: Mapping[str, Any], kind: type, names: Sequence[str]) -> str:
     """What to write in the place of an option that an encoding does not take."""
     meant = next((own for own, others in SYNONYMS.items() if own in names and name in others), None)
     if meant is not None and meant not in options:
         return f"{meant}={shown(options[name])}"
-    sizes = ", ".join(f"{size}=..." for size in kind.sizes())
+    sizes = ", ".join(f"{size}=..." for size in sizes_of(kind))
     of_one_head = " with d_model // num_heads, the width of one head" if name in MODEL_WIDTHS else ""
     no_length = _without_length(kind) if name in LENGTHS else ""
     return f"{kind.__name__}({sizes}){of_one_head if 'head_dim' in names else ''}{no_length}"
 
 
-def _without_length(kind: type[PositionEncoding]) -> str:
-    return "" if any(size in LENGTHS for size in kind.sizes()) else ", which needs no length"
+def _without_length(kind: type) -> str:
+    return "" if any(size in LENGTHS for size in sizes_of(kind)) else ", which needs no length"

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 
 from locant.arguments import whole
 from locant.errors import LocantError, RangeError, ShapeError
-from locant.positions.base import Keys, ModelShape, PositionEncoding, Queries, require_heads
-from locant.positions.construction import build
+from locant.positions.base import Keys, ModelShape, PositionEncoding, Queries, build, require_heads
 from locant.positions.grids import cells
 from locant.positions.heads import Heads
 from locant.positions.pairs import bias_dtype

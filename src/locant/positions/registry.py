@@ -16,8 +16,7 @@ from typing import Any
 from locant.arguments import shown
 from locant.errors import LocantError, RangeError
 from locant.positions import encodings as own
-from locant.positions.base import PositionEncoding
-from locant.positions.construction import build
+from locant.positions.base import PositionEncoding, build
 from locant.positions.scaling import SCALINGS, Scaling
 from locant.registry import Registry
 

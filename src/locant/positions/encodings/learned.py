@@ -13,8 +13,7 @@ from torch.nn import functional as F
 from locant.arguments import MAX_WIDTH, flag, one_of, real, whole
 from locant.errors import ShapeError
 from locant.kernels.input_embedding import look_up
-from locant.positions.base import Embeddings, EncodingInfo, ModelShape, PositionEncoding, require_embeddings
-from locant.positions.construction import build
+from locant.positions.base import Embeddings, EncodingInfo, ModelShape, PositionEncoding, build, require_embeddings
 from locant.positions.encodings import INIT_STD
 from locant.positions.grids import Grid
 from locant.positions.positions import Positions, Where

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from locant.arguments import shown
 from locant.errors import LocantError, RangeError
-from locant.positions.base import EncodingInfo, Keys, ModelShape, Output, PositionEncoding, Queries
+from locant.positions.base import EncodingInfo, Keys, ModelShape, Output, PositionEncoding, Queries, build
 from locant.positions.constant import Constant
-from locant.positions.construction import build
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Where
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from locant.arguments import MAX_INT32, whole
-from locant.positions.base import EncodingInfo, ModelShape
-from locant.positions.construction import build
+from locant.positions.base import EncodingInfo, ModelShape, build
 from locant.positions.documents import PADDING
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions

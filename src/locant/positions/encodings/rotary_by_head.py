@@ -13,9 +13,8 @@ from locant.arguments import MAX_INT32, MAX_WIDTH, Real, entries, real, shape_er
 from locant.errors import RangeError, Remedy, ShapeError
 from locant.kernels.rotary import rotate_pairs
 from locant.positions.angles import AngleMode, Angles
-from locant.positions.base import EncodingInfo, ModelShape, Output, PositionEncoding, require_heads
+from locant.positions.base import EncodingInfo, ModelShape, Output, PositionEncoding, build, require_heads
 from locant.positions.constant import Constant
-from locant.positions.construction import build
 from locant.positions.encodings.rotary import Rotary, RotatedAlike
 from locant.positions.frequencies import TWO_PI, base_of, inverse_frequencies, width_of
 from locant.positions.pair_table import Pairs
