@@ -12,6 +12,24 @@ ROOMS = {
     "attention", "checkpoints", "embedding", "errors", "formats", "lab", "models", "parallel", "positions", "text",
 }  # fmt: skip
 
-__getattr__, __dir__, _names = lazy_loader.attach_stub(__name__, __file__)
+_attribute, __dir__, _names = lazy_loader.attach_stub(__name__, __file__)
 # What a type checker reads is the stub.
 __all__ = [name for name in _names if name not in {*ROOMS, "__version__"}]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> object:
+    """Return a public name, or raise an `AttributeError` that has the name here of an encoding or scaling."""
+    try:
+        return _attribute(name)
+    except AttributeError as error:
+        if not name[:1].isupper():  # a module that is not imported yet, or a name that Python itself asks for
+            raise
+        from locant.positions import scaling
+        from locant.positions.registry import class_named
+
+        kind = class_named(name)
+        if kind is None:
+            raise
+        own = "locant" if kind.__name__ in __all__ else "locant.scaling"
+        module = own if own == "locant" or hasattr(scaling, kind.__name__) else kind.__module__
+        raise AttributeError(f"locant has no {name}; use {module}.{kind.__name__}", name=name, obj=error.obj) from None

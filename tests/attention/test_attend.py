@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
-from locant import ALiBi, Positions, ShapeError, T5Bias, attend
+from locant import ALiBi, Positions, Rotary, ShapeError, T5Bias, attend
 from tests import oracles
 from tests.attention.arrangements import (
     ARRANGEMENTS,
@@ -180,6 +181,27 @@ def test_dropout_drops_that_share_and_scales_the_rest(encoding_name: str, backen
     torch.manual_seed(7)
     assert torch.equal(first, attend(q, q, v, backend=backend, dropout_p=p, **options))
     assert not torch.equal(first, dropped)
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_rotate_turns_queries_and_keys_by_their_own_positions(layout: str) -> None:
+    """Without it the same call is attention without positions."""
+    q, k, v = torch.randn(1, 4, 3, 6), torch.randn(1, 2, 7, 6), torch.randn(1, 2, 7, 5)
+    places, key_places = [9, 2, 4], [0, 8, 1, 6, 5, 3, 11]
+    positions, k_positions = Positions.of([places]), Positions.of([key_places])
+    turned = [
+        oracles.rotate(x.double().numpy(), *oracles.angles(np.array(index), 6, 500.0), layout)
+        for x, index in ((q, places), (k, key_places))
+    ]
+    seen = oracles.is_allowed(
+        *(np.array([one]) for one in (places, [0] * 3, key_places, [0] * 7)), causal=True, window=None
+    )
+    nothing = np.zeros((1, 4, 3, 7))
+    expected, _ = oracles.attention(*turned, v.double().numpy(), nothing, seen, 6**-0.5)
+    rotary = Rotary(6, base=500.0, layout=layout)
+    given = {"encoding": rotary, "positions": positions, "k_positions": k_positions}
+    assert_close(attend(q, k, v, rotate=True, **given), torch.from_numpy(expected))
+    assert torch.equal(attend(q, k, v, **given), attend(q, k, v, **given | {"encoding": None}))
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:

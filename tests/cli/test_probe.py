@@ -23,7 +23,7 @@ def test_a_folder_is_measured_in_words_in_json_and_in_a_picture(run: Run, folder
     assert (drawn.exit_code, drawn.stdout, drawn.stderr) == (0, f"{report}\nx.svg\n", "")
     assert (folder / "x.svg").read_bytes().startswith(b"<?xml")
     facts = json.loads(run("probe config.json --json").stdout)
-    assert facts["encoding"] == repr(locant.Rotary(32, 1e6, angles="float32"))
+    assert facts["encoding"] == repr(locant.Rotary(32, base=1e6, angles="float32"))
     assert facts["warnings"] == [*report.warnings]
     assert [block["dims"] for block in facts["queries"]["blocks"]] == [[pair, pair + 16] for pair in range(16)]
     assert facts["differences"] == []

@@ -19,8 +19,8 @@ ESSAY = (Path(__file__).parents[2] / "docs" / "from-integers-to-rope.md").read_t
 TEXT = re.sub(r"\s+", " ", ESSAY)
 
 TRAINED, FACTOR, DIM, BASE = 4096, 8, 64, 10_000.0
-PLAIN = Rotary(DIM, BASE).inv_freq.numpy()
-EIGHT = Rotary(16, BASE).inv_freq.numpy()
+PLAIN = Rotary(DIM, base=BASE).inv_freq.numpy()
+EIGHT = Rotary(16, base=BASE).inv_freq.numpy()
 
 SEEDS = {"dog": 1, "man": 2, "bit": 5}
 
@@ -45,7 +45,7 @@ def added_scores() -> np.ndarray:
 
 
 def scaled(name: str) -> np.ndarray:
-    return Rotary(DIM, BASE, scaling=scaling_by_name(f"{name}:{FACTOR}", TRAINED, DIM, BASE)).inv_freq.numpy()
+    return Rotary(DIM, base=BASE, scaling=scaling_by_name(f"{name}:{FACTOR}", TRAINED, DIM, BASE)).inv_freq.numpy()
 
 
 def strange(frequencies: np.ndarray, position: int) -> int:
@@ -56,7 +56,7 @@ def strange(frequencies: np.ndarray, position: int) -> int:
 
 def turn(dim: int, base: float) -> float:
     """Tokens in one turn of the slowest hand."""
-    return 2 * math.pi / Rotary(dim, base).inv_freq[-1].item()
+    return 2 * math.pi / Rotary(dim, base=base).inv_freq[-1].item()
 
 
 ROUND = int(np.sum(2 * math.pi / TRAINED < PLAIN))

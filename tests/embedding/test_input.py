@@ -90,6 +90,19 @@ def test_without_positions_rows_count_from_zero_and_without_segments_all_are_in_
     assert embedding.segment.weight.grad.any(1).tolist() == [True, False]
 
 
+def test_segments_may_be_called_token_type_ids() -> None:
+    embedding, ids, segments = (
+        InputEmbedding(11, 6, num_segments=2),
+        torch.randint(11, (2, 5)),
+        torch.randint(2, (2, 5)),
+    )
+    assert torch.equal(
+        embedding(ids, token_type_ids=segments), embedding.token(ids) + embedding.segment.weight[segments]
+    )
+    with refuses(LocantError, "both segments and token_type_ids"):
+        embedding(ids, segments=segments, token_type_ids=segments)
+
+
 @pytest.mark.parametrize("encoding", [None, PositionEncoding(), Rotary(6), ALiBi(3)], ids=repr)
 def test_encodings_that_use_another_door_change_nothing_here(encoding: PositionEncoding | None) -> None:
     embedding, ids = InputEmbedding(11, 6, encoding=encoding), torch.randint(11, (2, 5))

@@ -57,7 +57,7 @@ def test_ernie_image_does_not_rotate_and_is_known() -> None:
     first, second = (
         Rotary(
             128,
-            256.0,
+            base=256.0,
             pairs=Pairs(dims=dims, axes=[axis for axis, *_ in half], rungs=[rung for _, *rung in half], num_axes=3),
         )
         for half in (doubled[:64], [*doubled[64:]])

@@ -65,7 +65,7 @@ def at(position: int) -> Positions:
 
 def rotary(method: str, dim: int, base: float, trained: int, factor: float, length: int) -> Rotary:
     scaling = None if method == "none" else scaling_by_name(f"{method}:{factor!r}", trained, dim, base)
-    made = Rotary(dim, base, scaling=scaling)
+    made = Rotary(dim, base=base, scaling=scaling)
     return made if made.scaling.length_that_matters is None else made.for_length(length)
 
 
@@ -92,7 +92,7 @@ def test_frequencies_and_attention_factors_of_scalings(page: Page, method: str) 
 
 @pytest.mark.parametrize(("dim", "base"), [(dim, base) for dim, base, _ in SHAPES])
 def test_plain_frequencies_wavelengths_and_angles(page: Page, dim: int, base: float) -> None:
-    ours = Rotary(dim, base)
+    ours = Rotary(dim, base=base)
     frequencies = page("inverseFrequencies", dim, base)
     assert_close(torch.tensor(frequencies, dtype=torch.float64), ours.inv_freq)
     waves = [pair.wavelength for pair in pair_settings(ours)]

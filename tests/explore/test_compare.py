@@ -38,7 +38,7 @@ def test_rotation_gives_the_sum_over_pairs_of_the_papers_formula() -> None:
     frequency = 100.0 ** (-2 * np.arange(half) / WIDTH)
     turned = first[:, None] * second[:, None].conj() * np.exp(1j * DISTANCES[:, None] * frequency)
     expected = turned.real.sum(-1) / WIDTH**0.5
-    scores = score_by_distance(Rotary(WIDTH, 100.0), DISTANCES, alike=0.6, draws=7)
+    scores = score_by_distance(Rotary(WIDTH, base=100.0), DISTANCES, alike=0.6, draws=7)
     np.testing.assert_allclose(scores.mean, expected.mean(0), **SHORT_SUM)
     np.testing.assert_allclose(scores.low, np.quantile(expected, 0.1, axis=0), **SHORT_SUM)
     np.testing.assert_allclose(scores.high, np.quantile(expected, 0.9, axis=0), **SHORT_SUM)
@@ -50,7 +50,7 @@ def test_pope_gives_lengths_times_cosines_of_the_head_that_is_asked_for() -> Non
     frequency = 50.0 ** (-np.arange(WIDTH) / WIDTH)
     cosines = np.cos(DISTANCES[:, None] * frequency - shift[1])
     expected = ((q * k)[:, None] * cosines).sum(-1) / WIDTH**0.5
-    pope = PoPE(WIDTH, 2, 50.0)
+    pope = PoPE(WIDTH, 2, base=50.0)
     pope.shift.data = torch.from_numpy(shift).float()
     scores = score_by_distance(pope, DISTANCES, alike=0.6, head=1, draws=3)
     np.testing.assert_allclose(scores.mean, expected.mean(0), **SHORT_SUM)

@@ -27,6 +27,7 @@ ROOMS = (
 
 UPWARD = {
     ("positions/encodings/rotary.py", "models"),
+    ("positions/registry.py", "models"),
     ("models/__init__.py", "probing"),
     ("models/encodings.py", "probing"),
     ("embedding/token.py", "checkpoints"),
@@ -34,7 +35,8 @@ UPWARD = {
     ("__init__.pyi", "lab"),
 }
 """`Rotary.from_config` and `to_config` read and write what is known of published models, and the `from_pretrained` of
-embeddings their folders, when they are called; an architecture without a row is measured, when it is asked for, and
+embeddings their folders, when they are called; the name of a model in the place of an encoding's is answered with what
+the model has; an architecture without a row is measured, when it is asked for, and
 `locant.models` offers the reports; the stub offers all of `locant.lab`, which is imported when it is first used."""
 
 

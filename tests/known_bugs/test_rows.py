@@ -366,7 +366,7 @@ def test_100_position_ids_need_no_mask_to_be_read() -> None:
         off = (read(tokens[:, places[0]], places, None) - expected).abs().max().item()
         assert off <= LOGITS, f"a gap in the position ids is none without a mask: logits are off by {off:.2g}"
 
-    encodings = (ALiBi(HEADS), T5Bias(HEADS), XPos(WIDTH), Rotary(WIDTH, 500.0), Rotary(WIDTH, rotary_dim=8))
+    encodings = (ALiBi(HEADS), T5Bias(HEADS), XPos(WIDTH), Rotary(WIDTH, base=500.0), Rotary(WIDTH, rotary_dim=8))
     for encoding in encodings:
         for parameter in encoding.parameters():
             torch.nn.init.normal_(parameter)

@@ -49,8 +49,8 @@ def strange(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("strange")
 def test_its_encoding_is_read() -> None:
     for config in (CONFIG, {**CONFIG, "model_type": "strange_text"}, {"text_config": CONFIG}):
-        assert repr(Rotary.from_config(config)) == repr(Rotary(8, 5e5, layout="interleaved"))
-        assert repr(locant.encoding_from_config(config)) == repr(Rotary(8, 5e5, layout="interleaved"))
+        assert repr(Rotary.from_config(config)) == repr(Rotary(8, base=5e5, layout="interleaved"))
+        assert repr(locant.encoding_from_config(config)) == repr(Rotary(8, base=5e5, layout="interleaved"))
     assert layer_types(CONFIG) == ()
 
 

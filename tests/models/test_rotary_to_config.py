@@ -43,7 +43,7 @@ SCALINGS: dict[str, Scaling] = {
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("name", SCALINGS)
 def test_written_and_read_again_it_is_equal(name: str, layout: str, form: str) -> None:
-    rotary = Rotary(32, 123_456.0, scaling=SCALINGS[name], layout=layout)  # type: ignore[arg-type]
+    rotary = Rotary(32, base=123_456.0, scaling=SCALINGS[name], layout=layout)  # type: ignore[arg-type]
     again = Rotary.from_config(rotary.to_config(form=form))
     assert fields(again) == fields(rotary)
 
@@ -152,7 +152,7 @@ def test_the_length_of_a_sequence_is_not_part_of_the_configuration() -> None:
 def test_transformers_takes_what_is_written_and_turns_as_we_do(name: str) -> None:
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-    rotary = Rotary(32, 123_456.0, scaling=SCALINGS[name], angles="float32").for_length(4096)
+    rotary = Rotary(32, base=123_456.0, scaling=SCALINGS[name], angles="float32").for_length(4096)
     written = rotary.to_config(max_seq_len=None if name in NEED_NONE else 8192)
     config = LlamaConfig(hidden_size=64, num_attention_heads=2, **written)
     cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1, 1, 1), torch.arange(4096)[None])

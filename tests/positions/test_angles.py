@@ -69,19 +69,19 @@ def test_bounds_that_begin_right_below_zero_leave_no_byte_out() -> None:
 def test_a_hundred_thousand_positions_have_exact_angles(dim: int, base: float) -> None:
     positions = spread(140_000, seed=dim)
     assert len(np.unique(positions)) >= 100_000
-    assert worst(Rotary(dim, base), positions, dim, base) <= ANGLE
+    assert worst(Rotary(dim, base=base), positions, dim, base) <= ANGLE
 
 
 @pytest.mark.parametrize("base", BASES)
 def test_wide_heads_have_exact_angles(base: float) -> None:
-    assert worst(Rotary(128, base), spread(4_000), 128, base) <= ANGLE
+    assert worst(Rotary(128, base=base), spread(4_000), 128, base) <= ANGLE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("base", BASES)
 def test_very_many_positions_of_wide_heads_have_exact_angles(base: float) -> None:
     """512 wide: the frequencies of 128 and 256 are among them."""
-    assert worst(Rotary(512, base), spread(20_000, seed=512), 512, base) <= ANGLE
+    assert worst(Rotary(512, base=base), spread(20_000, seed=512), 512, base) <= ANGLE
 
 
 @pytest.mark.parametrize("last", [2**k + step for k in (8, 16, 17, 24, 25) for step in (-1, 0, 1)])
@@ -102,7 +102,7 @@ def test_angles_in_float64_are_exact_to_fifteen_digits() -> None:
 
 def test_negative_positions_turn_the_other_way() -> None:
     there, back = Positions.of(EDGES), Positions.of([-p for p in EDGES])
-    (cos, sin), (cos_back, sin_back) = (Rotary(64, 5e5).cos_sin(where, torch.float64) for where in (there, back))
+    (cos, sin), (cos_back, sin_back) = (Rotary(64, base=5e5).cos_sin(where, torch.float64) for where in (there, back))
     assert float((cos - cos_back).abs().max()) < ANGLE_IN_DOUBLE
     assert float((sin + sin_back).abs().max()) < ANGLE_IN_DOUBLE
 
@@ -113,7 +113,7 @@ def test_what_the_host_knows_of_the_positions_changes_no_bit() -> None:
     known, unknown = Positions.of(index), Positions(index)
     assert (known.min_index, known.max_index, unknown.min_index, unknown.max_index) == (0, 65_535, None, None)
     far = Positions.of(torch.cat([index, torch.tensor([[2**31 - 1]])], dim=1))
-    for rotary in (Rotary(62), Rotary(62, 1e7)):
+    for rotary in (Rotary(62), Rotary(62, base=1e7)):
         for ours, other, third in zip(*(rotary.cos_sin(p) for p in (known, unknown, far)), strict=True):
             assert torch.equal(ours, other)
             assert torch.equal(ours, third[:, :-1])
@@ -121,10 +121,10 @@ def test_what_the_host_knows_of_the_positions_changes_no_bit() -> None:
 
 def test_layers_share_the_tables_of_the_same_frequencies_wherever_the_first_was_built() -> None:
     with torch.inference_mode():
-        first = Rotary(36, 321.0)  # of no other test, so that the tables are made here
+        first = Rotary(36, base=321.0)  # of no other test, so that the tables are made here
     with FakeTensorMode():
-        fake = Rotary(36, 321.5)
-    others = [Rotary(36, 321.0, layout="interleaved"), Rotary(36, 321.5)]
+        fake = Rotary(36, base=321.5)
+    others = [Rotary(36, base=321.0, layout="interleaved"), Rotary(36, base=321.5)]
     tables = [each.angles.tables(torch.device("cpu")).table for each in (first, *others, fake)]
     assert tables[0] is tables[1]
     assert tables[1] is not tables[2]
@@ -144,7 +144,7 @@ def test_layers_that_threads_build_at_once_share_their_tables(monkeypatch: pytes
 
     monkeypatch.setattr(angles, "_byte_tables", made_while_the_other_does)
     with ThreadPoolExecutor(2) as threads:
-        first, second = threads.map(lambda base: Rotary(36, base), (323.0, 323.0))  # of no other test
+        first, second = threads.map(lambda base: Rotary(36, base=base), (323.0, 323.0))  # of no other test
     host = torch.device("cpu")
     assert first.angles.tables(host).table is second.angles.tables(host).table
 
@@ -153,12 +153,12 @@ def test_the_first_layer_may_be_built_inside_a_transform() -> None:
     made: list[Rotary] = []
 
     def loss(x: Tensor) -> Tensor:
-        made.append(Rotary(36, 322.0))  # of no other test
+        made.append(Rotary(36, base=322.0))  # of no other test
         return made[0].rotate_one(x, Positions.arange(3)).sum()
 
     x = torch.randn(1, 1, 3, 36)
     torch.func.grad(lambda x: torch.func.grad(loss)(x).square().sum())(x)
-    later, again = Rotary(36, 322.0), pickle.loads(pickle.dumps(Rotary(36, 322.0)))  # noqa: S301
+    later, again = Rotary(36, base=322.0), pickle.loads(pickle.dumps(Rotary(36, base=322.0)))  # noqa: S301
     assert later.angles.tables(torch.device("cpu")).table is made[0].angles.tables(torch.device("cpu")).table
     assert torch.equal(later.rotate_one(x, Positions.arange(3)), again.rotate_one(x, Positions.arange(3)))
 

@@ -177,7 +177,7 @@ def test_an_odd_argument_is_refused_by_name(build: Build, required: dict[str, An
         lambda: Rotary(
             8, scaling=LongRoPE(short_factor=[1] * 4, long_factor=[1] * 4, original_max_seq_len=1, factor=2)
         ),
-        lambda: Rotary(8, 1.0, scaling=YaRN(factor=2, original_max_seq_len=8)),
+        lambda: Rotary(8, base=1.0, scaling=YaRN(factor=2, original_max_seq_len=8)),
     ],
 )
 def test_what_would_never_end_or_divide_by_zero_is_refused(build: Build) -> None:
@@ -213,8 +213,8 @@ def test_integers_of_other_kinds_become_plain_ones(number: Any) -> None:
 @typed
 @pytest.mark.parametrize("number", [*_numbers(), np.float32(4), torch.tensor(4.0), Fraction(4), Decimal(4)], ids=repr)
 def test_real_numbers_of_other_kinds_become_plain_ones(number: Any) -> None:
-    assert type(Rotary(4, number).base) is float
-    assert Rotary(4, number).angles.frequencies == Rotary(4, 4.0).angles.frequencies
+    assert type(Rotary(4, base=number).base) is float
+    assert Rotary(4, base=number).angles.frequencies == Rotary(4, base=4.0).angles.frequencies
     assert Linear(factor=number) == Linear(factor=4.0)
     assert repr(Linear(factor=number)) == "Linear(factor=4.0)"
 

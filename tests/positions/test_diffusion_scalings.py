@@ -37,11 +37,11 @@ def test_the_pair_that_repeats_is_the_authors(after: int, dim: int, base: float,
     """HunyuanVideo's fourth and CogVideoX's second, by their periods in latent frames."""
     for near in (after - 1, after, after + 1):
         assert RIFLEx.pair_that_repeats(near, dim, base) == pair
-    assert round(2 * math.pi / Rotary(dim, base).inv_freq[pair].item()) == after
+    assert round(2 * math.pi / Rotary(dim, base=base).inv_freq[pair].item()) == after
 
 
 def test_the_pair_fills_the_share_of_its_period() -> None:
-    period = 2 * math.pi / Rotary(16, 256.0, scaling=RIFLEx(num_frames=66, pair=3, share=1.0)).inv_freq[3].item()
+    period = 2 * math.pi / Rotary(16, base=256.0, scaling=RIFLEx(num_frames=66, pair=3, share=1.0)).inv_freq[3].item()
     assert period == pytest.approx(66, rel=FEW_ROUNDINGS, abs=0)
     assert Rotary(16, scaling=RIFLEx(num_frames=66, pair=7)).inv_freq[6] == Rotary(16).inv_freq[6]
     with refuses(RangeError, "pair=8", "8 pairs"):

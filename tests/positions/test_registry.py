@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -89,11 +90,58 @@ def test_what_is_told_of_a_class_is_not_inherited() -> None:
         ("rel_pos", "t5"), ("ALiBi", "alibi"), ("none", "nope"), ("Transformer-XL", "transformer_xl"),
         ("xl", "transformer_xl"), ("t5_bias", "t5"), ("disentangled", "deberta"), ("sinusoid", "sinusoidal"),
         ("RoPE++", "rope_plus_plus"), ("RoPE-Mixed", "rope_mixed"), ("GRAPE-M", "rope_mixed"),
-        ("MHRoPE", "rotary_by_head"),
+        ("MHRoPE", "rotary_by_head"), ("RoFormer", "rotary"), ("learnable", "learned"),
     ],
 )  # fmt: skip
 def test_names_of_the_field_are_known(alias: str, name: str) -> None:
     assert find(alias) is find(name)
+
+
+@pytest.mark.parametrize(
+    ("phrase", "name"),
+    [
+        ("sinusoidal positional encoding", "sinusoidal"), ("Sinusoidal PE", "sinusoidal"),
+        ("learned positional embedding", "learned"), ("trainable position embeddings", "learned"),
+        ("absolute positional embedding", "learned"), ("ALiBiPositionalBias", "alibi"),
+        ("Attention with Linear Biases", "alibi"), ("rotary position embedding", "rotary"),
+        ("Rotary Positional Embeddings (RoPE)", "rotary"), ("RotaryEmbedding", "rotary"),
+        ("T5RelativePositionBias", "t5"), ("contextual position encoding", "cope"), ("no positional encoding", "nope"),
+        ("Functional Interpolation for Relative Positional Encoding", "fire"), ("disentangled attention", "deberta"),
+        ("Self-Attention with Relative Position Representations", "shaw"),
+    ],
+)  # fmt: skip
+def test_a_title_finds_its_encoding(phrase: str, name: str) -> None:
+    assert find(phrase) is find(name)
+
+
+@pytest.mark.parametrize(
+    ("phrase", "words"),
+    [
+        ("positional encoding", ("several", "'sinusoidal'", "'learned'")),
+        ("relative position embeddings", ("several", "'t5'", "'shaw'", "'transformer_xl'")),
+        ("linear scaling", ("a scaling of rotary", "locant.scaling.Linear")),
+        ("NTK-aware", ("a scaling of rotary", "locant.scaling.NTK")),
+        ("BERT", ("a model whose positions are learned", "encoding('learned'")),
+        ("GPT-2", ("a model whose positions are learned", "encoding('learned'")),
+        ("LLaMA", ("a model whose positions are rotary", "encoding('rotary'")),
+        ("BLOOM", ("a model whose positions are alibi", "encoding('alibi'")),
+        ("Gemma 3", ("a model whose positions are rotary", "encoding('rotary'")),
+    ],
+)
+def test_what_names_no_single_encoding_is_answered_with_those_it_may_mean(phrase: str, words: tuple[str, ...]) -> None:
+    with refuses(RangeError, repr(phrase), *words):
+        encoding(phrase)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("RoPE", "locant.Rotary"), ("YaRN", "locant.scaling.YaRN"), ("T5RelativePositionBias", "locant.T5Bias")],
+)
+def test_a_class_that_is_called_otherwise_elsewhere_is_answered_with_its_name_here(name: str, meant: str) -> None:
+    with pytest.raises(AttributeError, match=f"no {name}; use {meant}"):
+        getattr(locant, name)
+    with pytest.raises(AttributeError):
+        locant.Nothing  # noqa: B018  # what it does is raise
 
 
 def test_sizes_and_options_reach_the_encoding() -> None:
@@ -108,7 +156,7 @@ def test_sizes_and_options_reach_the_encoding() -> None:
     assert (rotary.base, rotary.layout, rotary.rotary_dim, rotary.angles.mode) == (5e5, "interleaved", 4, "float32")
 
 
-@pytest.mark.parametrize(("wrong", "meant"), [("rotery", "rotary"), ("learn", "learned"), ("t-5", "t5")])
+@pytest.mark.parametrize(("wrong", "meant"), [("rotery", "rotary"), ("learn", "learned"), ("t55", "t5")])
 def test_a_misspelt_name_gets_the_nearest(wrong: str, meant: str) -> None:
     with refuses(RangeError, f"{wrong!r}", f"try: {meant!r}"):
         encoding(wrong)
@@ -132,13 +180,41 @@ def test_a_scaling_is_answered_with_how_to_get_it(name: str) -> None:
 def test_an_unknown_option_and_a_missing_size_are_named(name: str) -> None:
     built = find(name).for_model(SHAPE)
     sizes = {size: getattr(built, size) for size in find(name).sizes()}
-    with refuses(RangeError, "['thetta']", f"{name!r}"):
+    with refuses(RangeError, "thetta=1", find(name).__name__):
         encoding(name, **sizes, thetta=1)
-    with refuses(RangeError, "['thetta']", f"{name!r}"):
+    with refuses(RangeError, "thetta=1", find(name).__name__):
         find(name).for_model(SHAPE, thetta=1)
     if sizes:
         with refuses(RangeError, next(iter(sizes)), f"locant.encoding({name!r}, "):
             encoding(name)
+
+
+@pytest.mark.parametrize("name", encodings())
+def test_no_number_is_taken_for_a_base(name: str) -> None:
+    """Tutorials write a length second: ``Rotary(64, 512)`` would be base 512."""
+    in_order = [
+        each
+        for each in inspect.signature(find(name).__init__).parameters.values()
+        if each.kind is not each.KEYWORD_ONLY
+    ]
+    assert "base" not in [each.name for each in in_order]
+
+
+def test_arguments_as_other_packages_have_them_are_answered_with_what_to_write() -> None:
+    with refuses(RangeError, "got 512 without a name for Rotary", "Rotary(64), which needs no length"):
+        Rotary(64, 512)
+    with refuses(RangeError, "got max_seq_len=512 for Rotary", "needs no length"):
+        Rotary(64, max_seq_len=512)
+    with refuses(RangeError, "got d_model=512 for Rotary", "head_dim", "d_model // num_heads"):
+        Rotary(d_model=512)
+    with refuses(RangeError, "got theta=500.0 for Rotary", "base=500.0"):
+        Rotary(64, theta=500.0)
+    with refuses(RangeError, "got 1024 without a name for ALiBi", "ALiBi(8), which needs no length"):
+        ALiBi(8, 1024)
+    with refuses(RangeError, "got max_len=5 for Learned", "max_seq_len=5"):
+        locant.Learned(d_model=8, max_len=5)
+    with refuses(LocantError, "got bias(6) without keys", "encoding.matrix(6)"):
+        ALiBi(4).bias(6)
 
 
 @pytest.mark.usefixtures("_fresh")

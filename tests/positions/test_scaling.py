@@ -174,7 +174,7 @@ def cosines_are_exact(scaling_for: Build, formula: Formula) -> None:
     """To the last position; frequencies that depend on the length are those of `LONGEST`."""
     positions = [*edge_positions()[::4], LONGEST - 1, 1_000_003, TRAINED, TRAINED + 1]
     for dim, base in [(128, 500_000.0), (32, 10_000.0)]:
-        rotary = Rotary(dim, base, scaling=scaling_for(dim))
+        rotary = Rotary(dim, base=base, scaling=scaling_for(dim))
         if rotary.scaling.length_that_matters is not None:
             rotary = rotary.for_length(LONGEST)
         with mpmath.workdps(DIGITS):
@@ -229,11 +229,11 @@ def test_an_attention_factor_is_read_as_it_is() -> None:
 def test_a_name_and_a_factor_are_the_usual_scaling(name: str) -> None:
     """From 4 096 positions, or from as many as stand behind the factor; of the dimensions that are rotated."""
     scaling = scaling_by_name(f"{name}:8", 4096, 32, 5e5)
-    by_name = Rotary(64, 5e5, rotary_dim=32, scaling=f"{name}:8")
+    by_name = Rotary(64, base=5e5, rotary_dim=32, scaling=f"{name}:8")
     assert by_name.scaling == scaling
-    assert torch.equal(by_name.inv_freq, Rotary(64, 5e5, rotary_dim=32, scaling=scaling).inv_freq)
+    assert torch.equal(by_name.inv_freq, Rotary(64, base=5e5, rotary_dim=32, scaling=scaling).inv_freq)
     if hasattr(scaling, "original_max_seq_len"):
-        longer = Rotary(64, 5e5, rotary_dim=32, scaling=f"{name}:8:8192").scaling
+        longer = Rotary(64, base=5e5, rotary_dim=32, scaling=f"{name}:8:8192").scaling
         assert longer == scaling_by_name(f"{name}:8", 8192, 32, 5e5) != scaling
     else:
         with refuses(RangeError, f"{name}:8:8192", "no trained length", f"try: {name}:8"):

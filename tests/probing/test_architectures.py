@@ -31,12 +31,12 @@ GLM = {"model_type": "glm", "hidden_size": 64, "num_attention_heads": 4, "head_d
 def test_an_architecture_without_a_row_is_measured_and_that_is_said() -> None:
     with pytest.warns(UserWarning, match="qwen3 has no row .* measured on Qwen3RotaryEmbedding of transformers"):
         found = Rotary.from_config({**QWEN, "rope_theta": 1e6}, angles="float32")
-    assert repr(found) == repr(Rotary(32, 1e6, angles="float32"))
+    assert repr(found) == repr(Rotary(32, base=1e6, angles="float32"))
     with pytest.warns(UserWarning, match="glm has no row"):
         partial = locant.encoding_from_config(GLM)
     assert repr(partial) == repr(Rotary(16, layout="interleaved", rotary_dim=8))
     explained = explain({**QWEN, "rope_theta": 1e6}).layers[0]
-    assert explained.encoding == repr(Rotary(32, 1e6))
+    assert explained.encoding == repr(Rotary(32, base=1e6))
     assert any("measured" in warning for warning in explained.warnings)
 
 
@@ -65,12 +65,12 @@ def test_a_model_its_class_and_its_configuration_are_one() -> None:
     ]
     for report in reports:
         assert isinstance(report, RotationReport)
-        assert repr(report.encoding) == repr(Rotary(32, 5e5, angles="float32"))
+        assert repr(report.encoding) == repr(Rotary(32, base=5e5, angles="float32"))
         assert list(report.casts) == ["bfloat16", "float16"]
         assert report.differences == ()
         assert report.to_dict()["encoding"] == repr(report.encoding)
         assert report.arrangement.grows_at is None
-    changed = locant.probe(config, expected=Rotary(32, 1e4))
+    changed = locant.probe(config, expected=Rotary(32, base=1e4))
     assert "another frequency" in changed.differences[0]
 
 
@@ -82,7 +82,7 @@ def test_peers_are_measured_as_they_are_made() -> None:
     assert any("positions counted in bfloat16" in warning for warning in found.warnings)
     scaled = locant.probe(RotaryEmbedding(64, interpolate_factor=4.0, theta=500_000), head_dim=64)
     assert repr(scaled.encoding) == repr(
-        Rotary(64, 5e5, layout="interleaved", scaling=locant.scaling.Linear(factor=4.0), angles="float32")
+        Rotary(64, base=5e5, layout="interleaved", scaling=locant.scaling.Linear(factor=4.0), angles="float32")
     )
 
 

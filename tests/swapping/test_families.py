@@ -69,7 +69,7 @@ def test_a_module_that_computes_otherwise_from_some_length_on_is_refused_with_th
         locant.swap(model)
     with refuses(InputError, "at a length of 32"):
         Way.of("yarn:4").encoding(model, 16, 16)
-    another = locant.Rotary(16, 500.0)
+    another = locant.Rotary(16, base=500.0)
     tokens = ids().repeat(1, 40 // ids().shape[1] + 1)
     with locant.swap(model, another) as swapped:
         assert "in the place of" in swapped.sentences[0]

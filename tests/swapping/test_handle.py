@@ -137,7 +137,7 @@ def test_a_module_that_computes_something_else_is_refused() -> None:
 
 
 @pytest.mark.parametrize("spoil", ["rounded", "doubled"])
-@pytest.mark.parametrize("encoding", [locant.ALiBi(4), locant.Rotary(16, 500.0), locant.PositionEncoding()])
+@pytest.mark.parametrize("encoding", [locant.ALiBi(4), locant.Rotary(16, base=500.0), locant.PositionEncoding()])
 @torch.no_grad()
 def test_another_encoding_needs_nothing_of_the_frequencies_of_the_model(spoil: str, encoding: Any) -> None:
     """As the remedy says, which was refused itself."""

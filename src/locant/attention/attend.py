@@ -45,31 +45,31 @@ LogSumExp = Float[Tensor, "batch heads query"]
 
 @overload
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., positions: Where = ...,
-    k_positions: Where = ..., causal: bool = ..., window: int | None = ..., dropout_p: float = ...,
-    scale: float | None = ..., sinks: Tensor | None = ..., softcap: float | None = ..., backend: BackendName = ...,
-    return_weights: Literal[False] = ..., return_lse: Literal[False] = ...,
+    q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., rotate: bool = ...,
+    positions: Where = ..., k_positions: Where = ..., causal: bool = ..., window: int | None = ...,
+    dropout_p: float = ..., scale: float | None = ..., sinks: Tensor | None = ..., softcap: float | None = ...,
+    backend: BackendName = ..., return_weights: Literal[False] = ..., return_lse: Literal[False] = ...,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., positions: Where = ...,
-    k_positions: Where = ..., causal: bool = ..., window: int | None = ..., dropout_p: float = ...,
-    scale: float | None = ..., sinks: Tensor | None = ..., softcap: float | None = ..., backend: BackendName = ...,
-    return_weights: Literal[True], return_lse: Literal[False] = ...,
+    q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., rotate: bool = ...,
+    positions: Where = ..., k_positions: Where = ..., causal: bool = ..., window: int | None = ...,
+    dropout_p: float = ..., scale: float | None = ..., sinks: Tensor | None = ..., softcap: float | None = ...,
+    backend: BackendName = ..., return_weights: Literal[True], return_lse: Literal[False] = ...,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., positions: Where = ...,
-    k_positions: Where = ..., causal: bool = ..., window: int | None = ..., dropout_p: float = ...,
-    scale: float | None = ..., sinks: Tensor | None = ..., softcap: float | None = ..., backend: BackendName = ...,
-    return_weights: Literal[False] = ..., return_lse: Literal[True],
+    q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., rotate: bool = ...,
+    positions: Where = ..., k_positions: Where = ..., causal: bool = ..., window: int | None = ...,
+    dropout_p: float = ..., scale: float | None = ..., sinks: Tensor | None = ..., softcap: float | None = ...,
+    backend: BackendName = ..., return_weights: Literal[False] = ..., return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., positions: Where = ...,
-    k_positions: Where = ..., causal: bool = ..., window: int | None = ..., dropout_p: float = ...,
-    scale: float | None = ..., sinks: Tensor | None = ..., softcap: float | None = ..., backend: BackendName = ...,
-    return_weights: Literal[True], return_lse: Literal[True],
+    q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., rotate: bool = ...,
+    positions: Where = ..., k_positions: Where = ..., causal: bool = ..., window: int | None = ...,
+    dropout_p: float = ..., scale: float | None = ..., sinks: Tensor | None = ..., softcap: float | None = ...,
+    backend: BackendName = ..., return_weights: Literal[True], return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
 def attend(
     q: Float[Tensor, "batch heads query head_dim"],
@@ -77,6 +77,7 @@ def attend(
     v: Float[Tensor, "batch kv_heads key value_dim"],
     *,
     encoding: PositionEncoding | None = None,
+    rotate: bool = False,
     positions: Where = None,
     k_positions: Where = None,
     causal: bool = True,
@@ -95,13 +96,18 @@ def attend(
     without any key (padding) gets zeros. Values at padding, NaN included, affect no result, and their gradients are
     zeros. In decoding, where nothing is differentiated and there are 16 keys or more to a query, `k` and `v` are taken
     as they are, because a copy of a cache would cost ten times its attention: `KVCache` stores zeros at padding, and
-    another cache has to hold finite numbers there. `q` and `k` are expected as `encoding.rotate` returned them.
+    another cache has to hold finite numbers there.
+
+    Rotary encodings act before attention: `q` and `k` are expected as `encoding.rotate` returned them, so that a cache
+    can hold rotated keys. Without a cache, ``rotate=True`` does both. An encoding that rotates has no effect otherwise.
 
     Args:
         q, k, v: `k` and `v` may have fewer heads than `q` (grouped-query attention).
         encoding: its `bias` is added to the scores. One that `needs_all_keys` (`Cope`) is refused where positions tell
             that keys between a key and its query are not there: in causal attention, on a CPU, and where both count one
             by one.
+        rotate: whether `q` and `k` are rotated by the encoding first. For tokens without a cache; cached keys are
+            rotated already.
         positions: of the queries; may be left out where they can only be 0, 1, 2, ...: of two tokens or more, with as
             many keys, or of any where nothing depends on them: not causal, without window and encoding.
         k_positions: of the keys, if they differ from the queries' (a cache, cross-attention).
@@ -127,10 +133,12 @@ def attend(
             It has a gradient, and is what `locant.attention.merge` joins outputs over other keys by.
 
     >>> import torch
-    >>> from locant.positions import ALiBi
+    >>> from locant.positions import ALiBi, Rotary
     >>> q, k = torch.randn(2, 8, 5, 16), torch.randn(2, 4, 5, 16)
     >>> attend(q, k, k, encoding=ALiBi(8)).shape
     torch.Size([2, 8, 5, 16])
+    >>> torch.equal(attend(q, k, k, encoding=Rotary(16), rotate=True), attend(*Rotary(16).rotate(q, k), k))
+    True
     >>> _, lse = attend(q, k, k, sinks=torch.zeros(8), softcap=50.0, return_lse=True)
     >>> lse.shape, lse.dtype
     (torch.Size([2, 8, 5]), torch.float32)
@@ -143,6 +151,8 @@ def attend(
     positions, keys = standing(encoding, q, k, positions, k_positions)
     require_positions(positions)
     require_positions(keys)
+    if flag("rotate", rotate) and encoding is not None:
+        q, k = encoding.rotate(q, k, positions, keys)
     mask = AttentionMask(positions, k_positions, flag("causal", causal), window_of(window))
     mask.queries.require_fits(q.shape[0], q.shape[2], q.device, "q")
     mask.keys.require_fits(k.shape[0], k.shape[2], k.device, "k")

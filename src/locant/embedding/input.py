@@ -137,12 +137,18 @@ class InputEmbedding(RaisesLater):
         ids: Ids,
         positions: Where = None,
         segments: Ids | None = None,
+        *,
+        token_type_ids: Ids | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
         """Ids and segments are ``batch seq``, or ``seq`` for one row: a tensor, an array or a list.
 
         Without `positions` every row counts from 0, and a token alone is refused where its position is added; without
-        `segments` all tokens are in segment 0.
+        `segments` all tokens are in segment 0. `token_type_ids` is what `transformers` calls segments.
         """
+        if token_type_ids is not None:
+            if segments is not None:
+                raise LocantError("got both segments and token_type_ids, which are the same", "one of them")
+            segments = token_type_ids
         ids = ids_of(ids, self)
         ids = ids[None] if ids.ndim == 1 else ids
         if segments is not None:

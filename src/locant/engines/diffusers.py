@@ -63,7 +63,7 @@ def encoding_from_diffusers(
     if same and row.layout in ("interleaved", "half"):
         sections = [each // 2 for each in dims] if len(dims) > 1 else None
         options = {"rotary_dim": sum(dims), "layout": row.layout, "sections": sections, "axial": sections is not None}
-    return Rotary(head_dim, base, scaling=by_axis[0] if same else None, angles=angles, **options)
+    return Rotary(head_dim, base=base, scaling=by_axis[0] if same else None, angles=angles, **options)
 
 
 def positions_from_diffusers(

@@ -239,7 +239,7 @@ def _rotary(fields: _Fields, n_ctx: int) -> tuple[Rotary, list[str]]:
         notes.append(f"layers with a window have the base {local:g} and no scaling; told are the others")
     scaling = _scaling(fields, n_ctx, notes)
     rotary = Rotary(
-        head_dim, base, scaling=scaling, layout=layout, rotary_dim=None if rotary_dim == head_dim else rotary_dim
+        head_dim, base=base, scaling=scaling, layout=layout, rotary_dim=None if rotary_dim == head_dim else rotary_dim
     )
     return (rotary.for_length(n_ctx) if isinstance(scaling, LongRoPE) else rotary), notes
 

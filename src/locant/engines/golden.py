@@ -66,7 +66,7 @@ def golden_vectors() -> tuple[dict[str, Tensor], dict[str, str]]:
     for scaling_name, scaling in SCALINGS.items():
         for base_name, base in BASES.items():
             name = f"{scaling_name}/{base_name}"
-            rotary = Rotary(HEAD_DIM, base, scaling=scaling)
+            rotary = Rotary(HEAD_DIM, base=base, scaling=scaling)
             if scaling.length_that_matters is not None:
                 rotary = rotary.for_length(LONGEST)
             encodings[name] = _described(rotary)

@@ -8,7 +8,6 @@ https://arxiv.org/abs/2305.19466).
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from locant.arguments import shape_error, shown, whole
 from locant.errors import LocantError, RangeError, ShapeError
+from locant.positions.construction import options_of, require_arguments, sizes_of
 from locant.positions.pairs import ScoreMod
 from locant.positions.positions import Positions, Where, from_zero, require_positions
 from locant.positions.score_bias import ScoreBias, Written
@@ -115,7 +115,7 @@ class PositionEncoding(nn.Module):
 
     info: ClassVar[EncodingInfo] = EncodingInfo(
         name="nope",
-        aliases=("none", "no_position"),
+        aliases=("none", "no", "no_position"),
         kind="none",
         parameters="none",
         cost_of_tokens="nothing",
@@ -134,6 +134,12 @@ class PositionEncoding(nn.Module):
 
     num_axes: int = 1
     """How many indices of a token it tells apart; where there are several, positions have to be given."""
+
+    def __new__(cls, *arguments: Any, **options: Any):  # without its type, which is inferred: beartype knows no Self
+        """Check the arguments of every constructor; a copy is made without any."""
+        if arguments or options:
+            require_arguments(cls, arguments, options)
+        return super().__new__(cls)
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +184,7 @@ class PositionEncoding(nn.Module):
     @classmethod
     def sizes(cls) -> tuple[str, ...]:
         """The sizes of a model that the constructor requires."""
-        return tuple(name for name, required in (_options(cls) or {}).items() if required)
+        return sizes_of(cls)
 
     @classmethod
     def for_model(cls, shape: ModelShape, **options: object) -> PositionEncoding:
@@ -205,8 +211,7 @@ class PositionEncoding(nn.Module):
         for door in self.doors():
             if door != "embed":
                 got = f"got {type(self).__name__} called like a function, expected a call of its method {door}"
-                is_size = not isinstance(x, Tensor) and type(self).matrix is not PositionEncoding.matrix
-                raise LocantError(got, f"encoding.matrix({shown(x)})" if is_size else self._call_of(door))
+                raise LocantError(got, _matrix_of(self, x) or self._call_of(door))
         if isinstance(x, Tensor) and not x.is_floating_point():
             got = f"got a tensor of {x.dtype}, expected token embeddings, of shape (batch, seq, d_model)"
             raise ShapeError(got, "TokenEmbedding for ids; x=torch.zeros(1, n, d_model) for the vectors of positions")
@@ -300,6 +305,12 @@ class PositionEncoding(nn.Module):
         return DOORS[door]
 
 
+def _matrix_of(encoding: PositionEncoding, size: object) -> str | None:
+    """The call that is meant by a number in the place of queries, if the encoding has a matrix."""
+    has_matrix = type(encoding).matrix is not PositionEncoding.matrix
+    return f"encoding.matrix({size})" if has_matrix and isinstance(size, int) else None
+
+
 def has_bias(encoding: PositionEncoding | None) -> bool:
     """Whether the encoding adds to attention scores."""
     return encoding is not None and "bias" in encoding.doors()
@@ -348,8 +359,11 @@ for of_class in (writes_bias, writes_score_mod):
 
 def _follows(score_bias: Any, name: str, doc: str, of_value: Callable[[ScoreBias], Any]) -> Any:
     def method(
-        self: PositionEncoding, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None
+        self: PositionEncoding, q: Queries, k: Keys | None = None, positions: Where = None, k_positions: Where = None
     ) -> Bias | ScoreMod | None:
+        if k is None:
+            remedy = _matrix_of(self, q) or f"encoding.{name}(q, k, positions)"
+            raise LocantError(f"got {name}({shown(q)}) without keys, expected queries and keys", remedy)
         value = score_bias(self, q, k, *standing(self, q, k, positions, k_positions))
         return None if value is None else of_value(value)
 
@@ -447,23 +461,13 @@ def bias_matrix(
 
 
 def build(kind: type[E], options: Mapping[str, Any]) -> E:
-    """An encoding of this kind; an option that it does not take is refused by name, as is one that is missing."""
-    accepted = _options(kind)
-    unknown = [option for option in options if accepted is not None and option not in accepted]
-    missing = [option for option in kind.sizes() if option not in options]
-    if unknown or missing:
-        got = f"unknown options {unknown}" if unknown else f"no {' or '.join(missing)}"
+    """Return an encoding of this kind; raise a `RangeError` if a size is missing or an option is not taken."""
+    require_arguments(kind, (), options)
+    if missing := [size for size in kind.sizes() if size not in options]:
         name, sizes = kind.info.name, [f"{size}=..." for size in kind.sizes()]
         raise RangeError(
-            f"got {got} for {name or kind.__name__!r}, which takes {', '.join(accepted or ['no options'])}",
+            f"got no {' or '.join(missing)} for {name or kind.__name__!r}, "
+            f"which takes {', '.join(options_of(kind) or ['any option'])}",
             f"locant.encoding({', '.join([repr(name), *sizes])})" if name else f"{kind.__name__}({', '.join(sizes)})",
         )
     return kind(**options)
-
-
-def _options(kind: type[PositionEncoding]) -> dict[str, bool] | None:
-    """What the constructor takes by name, and whether it has to be given; ``None`` where it takes any."""
-    parameters = inspect.signature(kind).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return {parameter.name: parameter.default is parameter.empty for parameter in parameters}

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from typing import Any
 
 from locant.arguments import shown
-from locant.errors import RangeError
+from locant.errors import LocantError, RangeError
 from locant.positions import encodings as own
 from locant.positions.base import PositionEncoding, build
-from locant.positions.scaling import SCALINGS
-from locant.registry import Registry, key_of
+from locant.positions.scaling import SCALINGS, Scaling
+from locant.registry import Registry
 
 Kind = type[PositionEncoding]
 
@@ -44,10 +45,13 @@ def broken_encodings() -> dict[str, str]:
 
 
 def find(name: str) -> Kind:
-    """The class of this name or alias; an unknown one gets the nearest name.
+    """Return the class of this name, alias or phrase.
 
-    >>> find("RoPE").__name__
-    'Rotary'
+    A phrase is a name with the words of a title around it. A name that means several encodings, a scaling or a model is
+    refused with what it may mean.
+
+    >>> find("RoPE").__name__, find("sinusoidal positional encoding").__name__
+    ('Rotary', 'Sinusoidal')
     >>> find("yarn")
     Traceback (most recent call last):
     ...
@@ -57,18 +61,94 @@ def find(name: str) -> Kind:
     try:
         return ENCODINGS.find(name)
     except RangeError:
-        scaling = key_of(name).rpartition("+")[2] if isinstance(name, str) else ""
-        kind = next((kind for name, kind in SCALINGS.items() if scaling in (name, *kind.info.aliases)), None)
-        if kind is None:
+        if not isinstance(name, str):
             raise
+        stem = _stem(name)
+        if name.strip() and stem in AMBIGUOUS:
+            meant = " or ".join(f"locant.encoding({one!r}, ...)" for one in AMBIGUOUS[stem])
+            raise RangeError(f"got encoding {name!r}, which is a name of several", meant) from None
+        kind = _scaling(stem)
+        if kind is not None:
+            raise _is_scaling(name, kind) from None
+        known = {_stem(alias): each for each, _ in ENCODINGS.items() for alias in (each, *ENCODINGS.aliases(each))}
+        if stem and stem in known:
+            return ENCODINGS.find(known[stem])
+        of_model = _encoding_of_model(stem)
+        if of_model is None:
+            raise
+    sizes = ", ".join(f"{size}=..." for size in find(of_model).sizes())
+    got = f"got encoding {name!r}, which is a model whose positions are {of_model}"
+    raise RangeError(got, f"locant.encoding({of_model!r}, {sizes}), or locant.encoding_from_config of its config.json")
+
+
+AMBIGUOUS = {"": ("sinusoidal", "learned"), "relative": ("t5", "shaw", "transformer_xl")}
+"""What remains of titles that several encodings have: the positional encoding, relative position embeddings."""
+
+GENERIC = re.compile(
+    "(embeddings?|encodings?|representations?|positional|positions?|pos|relative|bias(es)?|slopes?|scaling|attention|for|pe)$"
+)
+"""Words at the end of titles that do not tell encodings apart."""
+
+
+def _stem(name: str) -> str:
+    """Return the letters and digits of a name, without what is in parentheses and without generic words at its end.
+
+    >>> _stem("ALiBiPositionalBias"), _stem("T5 relative position bias"), _stem("relative position"), _stem("position")
+    ('alibi', 't5', 'relative', '')
+    """
+    word = re.sub(r"[(].*?[)]|[^a-z0-9+]", "", name.lower())
+    stem, shorter = word, GENERIC.sub("", word)
+    while shorter != stem:
+        stem, shorter = shorter, GENERIC.sub("", shorter)
+    return stem or ("relative" if "relative" in word else "")
+
+
+def class_named(name: str) -> Kind | type[Scaling] | None:
+    """Return the class of the encoding or scaling of this name or phrase, or ``None`` if there is none.
+
+    >>> class_named("RoPE").__name__, class_named("YaRN").__name__, class_named("Nothing")
+    ('Rotary', 'YaRN', None)
+    """
+    try:
+        return _scaling(_stem(name)) or find(name)
+    except LocantError:
+        return None
+
+
+def _scaling(stem: str) -> type[Scaling] | None:
+    """Return the scaling of this name, which may stand behind ``rotary+``."""
+    name = stem.rpartition("+")[2]
+    return next((kind for own, kind in SCALINGS.items() if name in map(_stem, (own, *kind.info.aliases))), None)
+
+
+def _is_scaling(name: str, kind: type[Scaling]) -> RangeError:
+    """The error for a scaling in the place of an encoding, with the call that makes one."""
     example = kind.by_factor(4.0, trained=4096, dim=64, base=10_000.0)
     required = [field.name for field in fields(example) if field.default is MISSING]  # type: ignore[arg-type]  # all are dataclasses
     values = [(name, getattr(example, name)) for name in required]
     given = ", ".join(f"{name}={'...' if isinstance(value, tuple) else value}" for name, value in values)
-    raise RangeError(
+    return RangeError(
         f"got encoding {name!r}, which is a scaling of rotary",
         f"locant.encoding('rotary', head_dim=64, scaling=locant.scaling.{type(example).__name__}({given}))",
     )
+
+
+def _encoding_of_model(stem: str) -> str | None:
+    """Return the name of the encoding that models of this name have, or ``None`` if no published model is called so."""
+    from locant.models.encodings import encoding_from_config, layer_types
+    from locant.models.registry import presets
+
+    family = _family(stem)
+    for name, config in presets().items():
+        if len(family) > 2 and family in (_family(_stem(name)), _family(_stem(config["model_type"]))):
+            kinds = layer_types(config)
+            return type(encoding_from_config(config, layer_type=kinds[0] if kinds else None)).info.name
+    return None
+
+
+def _family(stem: str) -> str:
+    """The letters before the version of a model."""
+    return re.split(r"v?[0-9]", stem, maxsplit=1)[0]
 
 
 def encoding(name: str, **options: Any) -> PositionEncoding:

@@ -135,7 +135,7 @@ def _probed(subject: Subject, expected: PositionEncoding | None) -> RotationRepo
     if (angles := names[0]) is not None:  # of these angles, rounded in this way; lengths decide
         candidates.append(angles.alike(angles=mode))
         if q.change > 1e-3 and angles.is_short:
-            candidates.append(XPos(angles.head_dim, angles.base, layout=angles.layout, angles=mode))
+            candidates.append(XPos(angles.head_dim, base=angles.base, layout=angles.layout, angles=mode))
     compared = ((each, _apart(subject, (q, k), each)) for each in candidates)
     encoding, agrees = next(((each, apart) for each, apart in compared if apart <= SAME * q.factor), (None, None))
     return RotationReport(

@@ -203,7 +203,7 @@ def encoding_of(rotation: Rotation, width: int, axes: int) -> Rotary | None:
     trials = ((base, scaling, rungs) for exact, scaling, rungs in ladders for base in (_round(exact), exact))
     for base, scaling, rungs in trials:
         try:
-            encoding = Rotary(width, base, scaling=scaling, pairs=Pairs(**shape, rungs=rungs))
+            encoding = Rotary(width, base=base, scaling=scaling, pairs=Pairs(**shape, rungs=rungs))
         except LocantError:
             continue
         if torch.allclose(encoding.inv_freq.abs(), frequencies, rtol=SAME, atol=0):
@@ -308,7 +308,7 @@ def _short(encoding: Rotary) -> Rotary:
     for layout, choice in itertools.product(("half", "interleaved"), choices if pairs.num_heads is None else ()):
         options: dict[str, Any] = {"scaling": encoding.scaling, "layout": layout, **choice}
         try:
-            short = Rotary(width, encoding.base, **options)
+            short = Rotary(width, base=encoding.base, **options)
         except LocantError:
             continue
         other = _turning(short)

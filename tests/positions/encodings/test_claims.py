@@ -82,10 +82,10 @@ ROTATIONS: Builds = {
     "xpos, interleaved": lambda heads, width: XPos(width, layout="interleaved"),
     "mixed": lambda heads, width: MixedRotary(width, kv_heads(heads)),
     "string": lambda heads, width: StringRotary(width),
-    "fope": lambda heads, width: FoPE(width, kv_heads(heads), 100.0, original_max_seq_len=64),
+    "fope": lambda heads, width: FoPE(width, kv_heads(heads), base=100.0, original_max_seq_len=64),
 }
 OF_SOME_HEADS: Builds = {
-    "by head": lambda heads, width: RotaryByHead([Rotary(width), Rotary(width, 7.0, layout="interleaved")]),
+    "by head": lambda heads, width: RotaryByHead([Rotary(width), Rotary(width, base=7.0, layout="interleaved")]),
     "pope": lambda heads, width: PoPE(width, 2),
     "rope++": lambda heads, width: RoPEPlusPlus(Rotary(width)),
 }

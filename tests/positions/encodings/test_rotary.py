@@ -27,7 +27,7 @@ def test_rotation_is_the_papers_matrix_at_the_papers_angles(layout: str, rotary_
     x = torch.randn(2, 3, len(index), 14, dtype=torch.float64)
     cos, sin = oracles.true_angles(index, rotary_dim, 5e5)
     expected = torch.from_numpy(oracles.rotate(x.numpy(), cos, sin, layout))
-    rotary = Rotary(14, 5e5, layout=layout, rotary_dim=rotary_dim)
+    rotary = Rotary(14, base=5e5, layout=layout, rotary_dim=rotary_dim)
     assert_close(rotary.rotate(x, x, Positions.of(index))[0], expected)
     assert_close(rotary.rotate(x.float(), x.float(), Positions.of(index))[1], expected)
 
@@ -98,7 +98,7 @@ def test_float32_angles_are_llamas_bit_for_bit(dim: int, base: float) -> None:
     )  # fmt: skip
     theirs = modeling_llama.LlamaRotaryEmbedding(config)
     index = torch.cat([torch.arange(4097), torch.tensor(FAR)])
-    rotary = Rotary(dim, base, angles="float32")
+    rotary = Rotary(dim, base=base, angles="float32")
     for part in (index, index[:1], index[:7], index[4090:], index[-3:]):  # also where vector instructions have a tail
         wanted = theirs(torch.zeros(1, dtype=torch.float32), part[None])
         for ours, expected in zip(rotary.cos_sin(Positions.of(part)), wanted, strict=True):

@@ -72,7 +72,7 @@ def test_each_group_of_heads_has_its_own_rotation() -> None:
 
 
 def test_each_head_mixes_the_frequencies_that_come_round_within_the_trained_length() -> None:
-    encoding = claims.shaken(FoPE(10, 2, 100.0, original_max_seq_len=64)).double()
+    encoding = claims.shaken(FoPE(10, 2, base=100.0, original_max_seq_len=64)).double()
     frequencies = 100.0 ** (-np.arange(5) / 5)
     heard = frequencies[frequencies * 64 >= 2 * np.pi]
     assert 0 < len(heard) < 5

@@ -77,7 +77,7 @@ def clocks(state: State, session: Session) -> Mapping[str, Any]:
 def _rotary(method: str, length: int, dim: int, base: float, factor: float, trained: int) -> Rotary:
     """At this length, where the frequencies depend on it."""
     scaling = None if method == NONE else scaling_by_name(f"{method}:{factor!r}", trained, dim, base)
-    rotary = Rotary(dim, base, scaling=scaling)
+    rotary = Rotary(dim, base=base, scaling=scaling)
     return rotary if rotary.scaling.length_that_matters is None else rotary.for_length(length)
 
 
@@ -153,7 +153,7 @@ def images(state: State, session: Session) -> Mapping[str, Any]:
     scheme = state.one_of("scheme", "axial", SCHEMES)
     base = state.real("base", 10_000.0, 2, 1e9, log=True)
     axes, options = _axes(state, pairs, scheme)
-    rotary = Rotary(2 * pairs, base, **options)
+    rotary = Rotary(2 * pairs, base=base, **options)
     parts = [before, (frames, rows, columns, step), after]
     positions, behind = (Positions.multimodal([*parts[:2], text], goes_on=goes_on) for text in (after, 1))
     at = state.whole("at", before + rows * columns // 2 + columns // 2, 0, positions.seq_len - 1, follows=True)

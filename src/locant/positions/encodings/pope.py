@@ -56,7 +56,7 @@ class PoPE(PositionEncoding):
         paper="Gopalakrishnan 2025, arXiv 2509.10534",
     )
 
-    def __init__(self, head_dim: int, num_heads: int, base: float = 10_000.0, *, angles: AngleMode = "exact") -> None:
+    def __init__(self, head_dim: int, num_heads: int, *, base: float = 10_000.0, angles: AngleMode = "exact") -> None:
         super().__init__()
         self.head_dim = width_of("head_dim", head_dim, 1, even=False, remedy=Remedy(head_dim=64))
         self.num_heads = whole("num_heads", num_heads, 1, MAX_WIDTH, remedy=Remedy(num_heads=8))

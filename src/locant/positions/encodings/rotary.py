@@ -100,7 +100,7 @@ class Rotary(PositionEncoding):
 
     info = EncodingInfo(
         name="rotary",
-        aliases=("rope", "rotary_embedding", "rotary_position_embedding"),
+        aliases=("rope", "roformer", "rotary_embedding", "rotary_position_embedding"),
         kind="relative",
         parameters="none",
         cost_of_tokens="in every layer, 3 head_dim operations per head of q and k",
@@ -113,8 +113,8 @@ class Rotary(PositionEncoding):
     def __init__(
         self,
         head_dim: int,
-        base: float = 10_000.0,
         *,
+        base: float = 10_000.0,
         scaling: Scaling | str | None = None,
         layout: Layout = "half",
         rotary_dim: int | None = None,

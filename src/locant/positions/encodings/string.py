@@ -51,10 +51,10 @@ class StringRotary(RotatedAlike):
     )
 
     def __init__(
-        self, head_dim: int, base: float = 10_000.0, *, layout: Layout = "half", sections: Sequence[int] | None = None
+        self, head_dim: int, *, base: float = 10_000.0, layout: Layout = "half", sections: Sequence[int] | None = None
     ) -> None:
         super().__init__()
-        self.rotary = Rotary(head_dim, base, layout=layout, sections=sections)
+        self.rotary = Rotary(head_dim, base=base, layout=layout, sections=sections)
         self.head_dim, self.num_axes = self.rotary.head_dim, self.rotary.num_axes
         self.weight = nn.Parameter(torch.empty(self.head_dim, self.head_dim))
         self.reset_parameters()

@@ -55,7 +55,7 @@ class XPos(PositionEncoding):
 
     info = EncodingInfo(
         name="xpos",
-        aliases=("lex",),
+        aliases=("lex", "extrapolatable"),
         kind="relative",
         parameters="none",
         cost_of_tokens="as rotary, and head_dim / 2 exponentials",
@@ -68,8 +68,8 @@ class XPos(PositionEncoding):
     def __init__(
         self,
         head_dim: int,
-        base: float = 10_000.0,
         *,
+        base: float = 10_000.0,
         scale_base: float = 512.0,
         gamma: float = 0.4,
         center: int = 0,

@@ -35,6 +35,7 @@ class NTK(Scaling):
     form: str = "aware"
     info: ClassVar[ScalingInfo] = ScalingInfo(
         name="ntk",
+        aliases=("ntk_aware",),
         extends="a larger base, base x factor ** (d / (d - 2)): the slowest pair is stretched by the factor, the "
         "fastest stays as it is",
     )
