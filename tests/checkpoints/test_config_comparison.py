@@ -34,7 +34,10 @@ def _cos_sin(config: dict[str, Any]) -> torch.Tensor:
                               "original_max_position_embeddings": 64}},
             "scaling is",
         ),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}}, "attention factor"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}},
+            "attention factor",
+        ),
     ],
 )  # fmt: skip
 def test_the_first_position_and_the_largest_difference(change: dict[str, Any], words: str) -> None:

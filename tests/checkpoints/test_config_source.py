@@ -45,10 +45,9 @@ def test_a_path_wins_over_a_preset_and_a_preset_over_an_architecture(
     assert find_source("gpt2") == ({"model_type": "llama"}, None)
 
 
-@pytest.mark.parametrize(("name", "words"), [("qwen4-3", "qwen"), ("encoder-decoder", "no default configuration")])
-def test_a_name_that_stands_for_nothing_is_refused(name: str, words: str) -> None:
-    with refuses(InputError, words):
-        find_source(name)
+def test_a_name_that_stands_for_nothing_is_refused() -> None:
+    with refuses(InputError, "no architecture of transformers", "did you mean"):
+        find_source("qwen-3-8b")
 
 
 def _true_angle(config: dict[str, Any], position: int) -> list[float]:
@@ -59,7 +58,7 @@ def _true_angle(config: dict[str, Any], position: int) -> list[float]:
 def test_params_of_mistral_are_read_in_the_layout_of_its_own_weights(tmp_path: Path) -> None:
     (tmp_path / "params.json").write_text(json.dumps(MISTRAL_7B))
     config = read_source(tmp_path)
-    rotary = encoding_from_config(config)
+    rotary = encoding_from_config(config, layout="interleaved")
     assert isinstance(rotary, Rotary)
     x = torch.randn(1, 1, 1, 128, dtype=torch.float64)
     rotated = rotary.rotate_one(x, Positions.of([5]))[0, 0, 0]
@@ -82,7 +81,7 @@ def test_yarn_of_params_is_that_of_transformers() -> None:
 
     for scaled in (True, False):
         params = {**MISTRAL_7B, "max_position_embeddings": 262144, "yarn": {**YARN, "apply_scale": scaled}}
-        rotary = encoding_from_config(config_of_params(params))
+        rotary = encoding_from_config(config_of_params(params), layout="interleaved")
         assert isinstance(rotary, Rotary)
         rope = {
             "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 64.0, "original_max_position_embeddings": 4096,
@@ -115,7 +114,8 @@ def test_windows_and_temperature_of_params() -> None:
     config = config_of_params({**MISTRAL_7B, "n_layers": 6, "sliding_window": [32768, None, None]})
     assert [layer.window for layer in explain(config).strip] == [32768, None, None] * 2
     scaling = {"beta": 0.1, "original_max_position_embeddings": 4096}
-    rotary = encoding_from_config(config_of_params({**MISTRAL_7B, "yarn": YARN, "llama_4_scaling": scaling}))
+    config = config_of_params({**MISTRAL_7B, "yarn": YARN, "llama_4_scaling": scaling})
+    rotary = encoding_from_config(config, layout="interleaved")
     assert isinstance(rotary, Rotary)
     assert rotary.temperature is not None
     assert (rotary.temperature.step, rotary.temperature.weight) == (4096, 0.1)

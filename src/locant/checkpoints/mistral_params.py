@@ -97,7 +97,7 @@ def _yarn(yarn: object) -> dict[str, Any]:
 def _with_temperature(config: Mapping[str, Any], scaling: object) -> dict[str, Any]:
     """Ministral 3: queries grow with their position, a step for each trained length."""
     rope = config.get("rope_parameters", {})
-    if not isinstance(scaling, Mapping) or "beta" not in scaling or rope.get(TRAINED) != scaling.get(TRAINED):
+    if not isinstance(scaling, Mapping) or "beta" not in scaling or scaling.get(TRAINED, 0) != rope.get(TRAINED):
         got = f"got llama_4_scaling={shown(scaling)}, expected beta and the {TRAINED} of yarn"
         raise InputError(got, OTHER_FILE)
     beta = number("beta", scaling["beta"])

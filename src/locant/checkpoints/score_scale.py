@@ -102,4 +102,4 @@ def _head_dim(config: Config) -> int | None:
     whole = integer_at(config, *WIDTHS)
     if whole is not None and config.get("model_type") in ("zamba", "zamba2"):
         whole *= 2  # its attention reads the hidden states beside the token embeddings
-    return None if whole is None else whole // heads
+    return None if whole is None or whole < heads else whole // heads

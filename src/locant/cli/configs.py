@@ -70,9 +70,12 @@ def _compare(config: str, against: str, output: Path | None) -> Answer:
         raise InputError("got --output beside --against, and two configurations have no picture", "no --output")
     sources = find_source(config), find_source(against)
     comparison = compare_configs(sources[0].config, sources[1].config)
-    notes = {name: source.note for name, source in zip((config, against), sources, strict=True)}
-    facts = comparison_facts(comparison, notes)
-    return Answer(facts, lambda: print_comparison(comparison, notes), code=0 if comparison.agrees else 1)
+    names = [
+        f"{name}: {source.note}" if source.note else name
+        for name, source in zip((config, against), sources, strict=True)
+    ]
+    facts = comparison_facts(comparison, config, against)
+    return Answer(facts, lambda: print_comparison(comparison, *names), code=0 if comparison.agrees else 1)
 
 
 def _explain_diffusers(config: dict[str, Any], output: Path | None) -> Answer:

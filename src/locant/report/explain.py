@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -194,15 +194,13 @@ def _tables(explanation: Explanation) -> Table:
     return rows
 
 
-def comparison_facts(comparison: ConfigComparison, notes: Mapping[str, str | None]) -> dict[str, Any]:
+def comparison_facts(comparison: ConfigComparison, config: str, against: str) -> dict[str, Any]:
     """Everything as plain values, for JSON."""
-    config, against = notes
     return {"config": config, "against": against, "agrees": comparison.agrees, **dataclasses.asdict(comparison)}
 
 
-def print_comparison(comparison: ConfigComparison, notes: Mapping[str, str | None]) -> None:
-    """Print where two configurations differ; `notes` are on where each comes from, by its name."""
-    here, there = [f"{name}: {note}" if note else name for name, note in notes.items()]
+def print_comparison(comparison: ConfigComparison, here: str, there: str) -> None:
+    """Print where the configurations of two models, in words, differ."""
     parts = [named_rows({"here": [here], "there": [there], "differences": comparison.differences}.items())]
     for layers in comparison.layers:
         ours, theirs = (name or "all" for name in layers.names)
