@@ -35,9 +35,13 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "modernbert": {"local_attention": 11, "global_attn_every_n_layers": 2},
     "modernbert-decoder": {"local_attention": 12, "global_attn_every_n_layers": 3},
+    "ultrabert": {"sliding_window": 5},
+    "openai_privacy_filter": {"sliding_window": 5, "head_dim": 8, **EXPERTS},
+    "embedding_gemma2_text": {"sliding_window": 5, "head_dim": 8},
     "gpt_neo": {"window_size": 9, "attention_types": [[["global", "local"], 3]]},
     "recurrent_gemma": {"attention_window_size": 9, "lru_width": 32, "block_types": ["recurrent", "attention"]},
 }  # fmt: skip
+ENCODERS = ("modernbert", "ultrabert", "openai_privacy_filter", "embedding_gemma2_text")
 NAMES = {"gpt_neo": {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}}
 
 
@@ -60,14 +64,24 @@ def test_the_window_of_each_layer_is_that_of_the_attention_weights(kind: str) ->
     row = LENGTH // 2 + 6
     for layer, each in zip(attending, weights, strict=True):
         seen = (each[0, :, row] > 0).any(0).nonzero()[:, 0]
-        everything = LENGTH if kind == "modernbert" else row + 1
+        everything = LENGTH if kind in ENCODERS else row + 1
         before = layer.window if layer.place != "chunk" else row % 10 + 1
         assert len(seen) == (everything if before is None else min(before, everything))
-        place = "chunk" if kind.startswith("llama4") else "around" if kind == "modernbert" else "before"
+        place = "chunk" if kind.startswith("llama4") else "around" if kind in ENCODERS else "before"
         assert layer.window is None or layer.place == place
-        assert int(seen.max()) == (row if kind != "modernbert" else LENGTH - 1 if layer.window is None else row + 5)
+        assert int(seen.max()) == (row if kind not in ENCODERS else LENGTH - 1 if layer.window is None else row + 5)
     written = {key: value for key, value in config.to_dict().items() if key not in ("layer_types", "layers_block_type")}
-    if kind not in ("cohere2", "gpt_oss", "olmo3", "modernbert", "modernbert-decoder", "exaone4", "gemma2", "qwen2"):
+    if kind not in (
+        "cohere2",
+        "gpt_oss",
+        "olmo3",
+        "modernbert",
+        "modernbert-decoder",
+        "exaone4",
+        "gemma2",
+        "qwen2",
+        *ENCODERS,
+    ):
         assert [layer.window for layer in layer_strip(written)] == [layer.window for layer in strip]
 
 

@@ -19,6 +19,12 @@ SLIDING, FULL, CHUNKED, NO_ATTENTION = "sliding_attention", "full_attention", "c
 WITHOUT_ATTENTION = {NO_ATTENTION, "conv", "moe", "mamba", "recurrent"}
 """Types of layers that keep a state instead of attending to tokens, or that have neither."""
 
+BY_RADIUS = {"embedding_gemma2_text", "neomme", "openai_privacy_filter", "ultrabert"}
+"""Encoders whose ``sliding_window`` is the largest distance, on both sides."""
+
+T5_GEMMA_ENCODERS = {"t5gemma2_text", "t5gemma2_encoder"}
+"""Encoders whose ``sliding_window`` is the width of the window, which lies around the token."""
+
 OWN_NAMES = {"attention": FULL, "hybrid": FULL, "hybrid_sliding": SLIDING, "local": SLIDING, "global": FULL}
 
 
@@ -65,8 +71,10 @@ def _sliding_reach(config: Config) -> Reach:
     window = integer_at(config, "sliding_window", "sliding_window_size", low=0)
     if not window or not flag_at(config, "use_sliding_window", default=True):
         return Reach(None)
-    if model_type == "embedding_gemma2_text":  # the configuration has a radius
+    if model_type in BY_RADIUS:
         return Reach(2 * window + 1, "around")
+    if model_type in T5_GEMMA_ENCODERS:
+        return Reach(window, "around")
     if config.get("use_bidirectional_attention") is True:
         return Reach(2 * (window // 2) + 1, "around")
     return Reach(window)

@@ -105,7 +105,8 @@ def _reaches(explanation: Explanation) -> Iterator[str]:
         elif window == 0:
             yield f"{layers}: no attention"
         elif place == "around":
-            yield f"{layers}: {window:,} tokens, {window // 2:,} on each side of the token itself"
+            sides = f", {window // 2:,} on each side" if window % 2 else ""
+            yield f"{layers}: {window:,} tokens around the token itself{sides}"
         elif place == "chunk":
             yield f"{layers}: earlier tokens of the same chunk of {window:,}"
         else:
