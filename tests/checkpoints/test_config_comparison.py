@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from locant.checkpoints.config_comparison import compare_configs
 from locant.checkpoints.rotary_settings import VISIBLE
 from tests.positions.published import PRESETS
-from tests.tolerances import FORMULA
+from tests.tolerances import FORMULA, FREQUENCY
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 100,
@@ -44,7 +44,7 @@ def test_the_first_position_and_the_largest_difference(change: dict[str, Any], w
     (layers,) = compare_configs(LLAMA, {**LLAMA, **change}).layers
     off = (_cos_sin(LLAMA) - _cos_sin({**LLAMA, **change})).abs().amax((0, 1, 3))
     assert layers.first_position == int((off > VISIBLE).nonzero()[0, 0])
-    assert layers.largest_difference == pytest.approx(float(off.max()), abs=1e-4)
+    assert layers.largest_difference == pytest.approx(float(off.max()), abs=1024 * FREQUENCY)
     assert any(words in difference for difference in layers.differences)
     assert f"from position {layers.first_position:,} on" in layers.differences[-1]
 

@@ -6,7 +6,7 @@ own, and defaults that stand in the code alone; these are here. A causal window 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain, cycle, islice
 from typing import Literal, NamedTuple
 
@@ -102,7 +102,7 @@ def _own_types(config: Config, row: Architecture, num_layers: int) -> tuple[str,
     return ()
 
 
-def _of_gpt_neo(config: Config) -> cycle[str]:
+def _of_gpt_neo(config: Config) -> Iterator[str]:
     listed = config.get("attention_layers")
     if listed is None:
         groups = config.get("attention_types", [[["global", "local"], 12]])
@@ -114,17 +114,17 @@ def _of_gpt_neo(config: Config) -> cycle[str]:
     return cycle(_names("attention_layers", listed))
 
 
-def _of_recurrent_gemma(config: Config) -> cycle[str]:
+def _of_recurrent_gemma(config: Config) -> Iterator[str]:
     blocks = _names("block_types", config.get("block_types", ["recurrent", "recurrent", "attention"]))
     return cycle(NO_ATTENTION if block == "recurrent" else SLIDING for block in blocks)
 
 
-def _of_modernbert(config: Config) -> cycle[str]:
+def _of_modernbert(config: Config) -> Iterator[str]:
     every = integer("global_attn_every_n_layers", config.get("global_attn_every_n_layers", 3))
     return cycle([FULL, *[SLIDING] * (every - 1)])
 
 
-def _of_llama_4(config: Config) -> cycle[str]:
+def _of_llama_4(config: Config) -> Iterator[str]:
     rotated = config.get("no_rope_layers") or []
     if not rotated:
         every = integer("no_rope_layer_interval", config.get("no_rope_layer_interval", 4))
@@ -138,7 +138,7 @@ def _names(key: str, names: object) -> list[str]:
     return [*names]
 
 
-OWN_TYPES: dict[str, Callable[[Config], cycle[str]]] = {
+OWN_TYPES: dict[str, Callable[[Config], Iterator[str]]] = {
     "gpt_neo": _of_gpt_neo,
     "recurrent_gemma": _of_recurrent_gemma,
     "modernbert": _of_modernbert,
