@@ -263,3 +263,35 @@ def test_a_folder_without_a_configuration_and_a_name_without_a_preset_are_refuse
         read_source("gpt3")
     with refuses(InputError, "llama-3.1-8b"):
         read_source("/no/such/file.json")
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ([16, 24, 24], "22 to time, 21 to rows and 21 to columns"),
+        (
+            [16, 16, 16],
+            "32 to time, 16 to rows and 16 to columns; the 16 pairs that no section covers are rotated by time",
+        ),
+        ([24, 20, 20], ""),
+    ],
+)
+def test_pairs_dealt_out_in_turns_are_counted(sections: list[int], words: str) -> None:
+    """The rotary module of `transformers` has the same counts: the angles of its pairs tell their axes."""
+    rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": sections, "mrope_interleaved": True}
+    sizes = {"hidden_size": 512, "num_attention_heads": 4, "head_dim": 128, "max_position_embeddings": 4096}
+    config = AutoConfig.for_model("qwen3_vl_text", **sizes, rope_parameters=rope)
+    from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
+
+    places = torch.eye(3, dtype=torch.int64)[:, None]  # token 0 is at 1 on the first axis alone, and so on
+    _, sin = Qwen3VLTextRotaryEmbedding(config)(torch.zeros(1), places)
+    counts = [int((sin[0, token, :64] != 0).sum()) for token in range(3)]
+    said = warnings_of(config.to_dict())
+    expected = f"{counts[0]} to time, {counts[1]} to rows and {counts[2]} to columns"
+    assert (expected in said) == (counts != sections)
+    assert words in said
+    assert ("in turns" in said) == bool(words)
+
+
+def test_a_learned_table_can_be_interpolated() -> None:
+    assert "Learned.resize interpolates" in warnings_of(dict(PRESETS["gpt2"]))

@@ -131,3 +131,34 @@ def test_a_configuration_that_convert_wrote_is_explained(run: Run, folder: Path)
         "vLLM yes, but not as the configuration says; it pairs dimensions as half",
     ):  # fmt: skip
         assert words in said
+
+
+def test_an_architecture_is_explained_and_said_to_be_a_default(run: Run) -> None:
+    said = " ".join(run("explain llama4").stdout.split())
+    assert "note the defaults of Llama4Config in transformers" in said
+    assert "earlier tokens of the same chunk of 8,192" in said
+    facts = json.loads(run("explain modernbert --json").stdout)
+    assert "the defaults of ModernBertConfig" in facts["note"]
+    assert facts["strip"][1] == {"kind": "sliding_attention", "window": 129, "place": "around"}
+
+
+def test_two_models_are_compared(run: Run, folder: Path) -> None:
+    gemma = dict(PRESETS["gemma-3-4b"])
+    (folder / "draft.json").write_text(json.dumps({**gemma, "rope_local_base_freq": 20_000.0}))
+    result = run("explain draft.json --against gemma-3-4b")
+    said = " ".join(result.stdout.split())
+    assert result.exit_code == 1
+    assert "here draft.json there gemma-3-4b" in said
+    assert "layers full_attention differences none: positions mean the same in both" in said
+    assert "base is 20,000 here and 10,000 there" in said
+    assert "cosines and sines differ from position 1 on" in said
+    same = run("explain gpt2 --against gpt2 --json")
+    assert (same.exit_code, json.loads(same.stdout)["agrees"]) == (0, True)
+
+
+test_what_cannot_be_compared_is_one_line = refused(
+    "explain",
+    ("gpt2 --against x.gguf", "locant explain x.gguf --against gpt2"),
+    ("gpt2 --against gpt2 -o x.svg", "two configurations have no picture"),
+    ("gpt2 --n-ctx 4", "which is no GGUF file"),
+)

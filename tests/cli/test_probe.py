@@ -32,6 +32,7 @@ def test_a_folder_is_measured_in_words_in_json_and_in_a_picture(run: Run, folder
 def test_a_class_of_transformers_is_its_default_configuration(run: Run) -> None:
     found = json.loads(run("probe OlmoForCausalLM --json").stdout)
     assert (found["subject"], found["head_dim"]) == ("OlmoRotaryEmbedding", 128)
+    assert "the defaults of OlmoConfig" in found["note"]
 
 
 def test_a_configuration_that_transformers_refuses_is_refused(complains: Complains, folder: Path) -> None:

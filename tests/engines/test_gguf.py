@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from transformers import PreTrainedModel
 
 import locant
@@ -263,3 +266,112 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         encoding_from_gguf(_metadata(tmp_path / "b.gguf", "unheard_of"))
     with refuses(InputError, "freq_base"):
         encoding_from_gguf(_metadata(tmp_path / "c.gguf", "llama", **{"rope.freq_base": float("nan")}))
+
+
+ARCHITECTURES = ["llama", "mistral3", "phi3", "gemma3", "deepseek2", "qwen2vl", "baichuan", "bloom", "mpt", "cohere2"]
+BASE_KEYS = {"context_length": 256, "embedding_length": 64, "attention.head_count": 4, "block_count": 2}
+READ_KEYS = [
+    *BASE_KEYS, "attention.key_length", "attention.kv_lora_rank", "attention.max_alibi_bias", "rope.dimension_count",
+    "rope.freq_base", "rope.freq_base_swa", "rope.scale_linear", *(
+        f"rope.scaling.{key}"
+        for key in ("type", "factor", "attn_factor", "original_context_length", "yarn_beta_fast", "yarn_beta_slow",
+                    "yarn_log_multiplier")
+    ),
+]  # fmt: skip
+"""Every key that is read of a file."""
+
+KINDS: dict[str, tuple[Any, Any]] = {
+    "UINT32": ("UINT32", st.integers(0, 2**32 - 1)),
+    "INT32": ("INT32", st.integers(-(2**31), 2**31 - 1)),
+    "UINT64": ("UINT64", st.integers(0, 2**64 - 1)),
+    "small": ("INT32", st.integers(-2, 130)),
+    "FLOAT32": ("FLOAT32", st.floats(width=32)),
+    "BOOL": ("BOOL", st.booleans()),
+    "STRING": ("STRING", st.sampled_from(["", "yarn", "linear", "longrope", "none", "4", "x" * 1000, "\u00e9"])),
+}
+SCALARS = st.sampled_from([*KINDS]).flatmap(lambda kind: st.tuples(st.just(KINDS[kind][0]), KINDS[kind][1]))
+LISTS = st.one_of(
+    *(st.lists(values, max_size=3) for values in (KINDS["small"][1], KINDS["FLOAT32"][1], KINDS["STRING"][1]))
+)
+VALUES = st.one_of(st.none(), SCALARS, st.tuples(st.just("ARRAY"), LISTS))
+
+
+def _write_keys(path: Path, architecture: str, keys: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, (kind, value) in keys.items():
+        if kind == "ARRAY":
+            writer.add_array(f"{architecture}.{key}", value)
+        else:
+            writer.add_key_value(f"{architecture}.{key}", value, gguf.GGUFValueType[kind])
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _is_read_or_refused(path: Path) -> bool:
+    """Whether it is read; if not, an `InputError` names the file and says what to do."""
+    refusal = None
+    try:
+        read_gguf(path)
+    except InputError as error:
+        refusal = error
+    assert refusal is None or (str(path) in refusal.cause and refusal.remedy)
+    return refusal is None
+
+
+@pytest.fixture(scope="module")
+def one_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gguf") / "a.gguf"
+
+
+@given(
+    architecture=st.sampled_from(ARCHITECTURES),
+    changed=st.dictionaries(st.sampled_from(READ_KEYS), VALUES, min_size=1, max_size=3),
+    factors=st.none() | arrays(np.float32, st.integers(1, 9)) | arrays(np.int32, 8),
+)
+def test_a_key_of_any_type_and_value_is_read_or_refused(
+    one_file: Path, architecture: str, changed: dict[str, Any], factors: np.ndarray | None
+) -> None:
+    keys = {**{key: ("UINT32", value) for key, value in BASE_KEYS.items()}, **changed}
+    tensors = {} if factors is None else {"rope_freqs.weight": factors}
+    one_file.unlink(missing_ok=True)
+    _write_keys(one_file, architecture, {key: value for key, value in keys.items() if value is not None}, tensors)
+    _is_read_or_refused(one_file)
+
+
+@given(data=st.data())
+def test_a_file_with_other_bytes_is_read_or_refused(one_file: Path, data: st.DataObject) -> None:
+    one_file.unlink(missing_ok=True)
+    keys = {key: ("UINT32", value) for key, value in BASE_KEYS.items()}
+    _write_keys(one_file, "llama", {**keys, "rope.scaling.type": ("STRING", "yarn")}, {"a": np.ones(8, np.float32)})
+    assert _is_read_or_refused(one_file)
+    content = bytearray(one_file.read_bytes())
+    for _ in range(data.draw(st.integers(0, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    one_file.unlink()  # the reader has mapped it
+    one_file.write_bytes(content[: data.draw(st.integers(0, len(content)))])
+    _is_read_or_refused(one_file)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("attention.head_count", "four", "a whole number"),
+        ("attention.key_length", "z", "a whole number"),
+        ("rope.dimension_count", 7, "an even number of the 16 dimensions"),
+        ("rope.scaling.attn_factor", "a", "a number above 0"),
+        ("rope.scaling.type", 4, "a name"),
+        ("context_length", 0, "from 1 to"),
+    ],
+)
+def test_an_error_names_the_key_its_value_and_what_is_expected(
+    key: str, value: Any, expected: str, tmp_path: Path
+) -> None:
+    keys: dict[str, Any] = {name: ("UINT32", number) for name, number in BASE_KEYS.items()}
+    keys[key] = ("STRING" if isinstance(value, str) else "UINT32", value)
+    _write_keys(tmp_path / "a.gguf", "llama", keys, {})
+    with refuses(InputError, f"llama.{key}={value!r}", expected):
+        read_gguf(tmp_path / "a.gguf")

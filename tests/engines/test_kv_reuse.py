@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,19 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel, StaticCache
 
-from locant import ALiBi, LocantError, Positions, RangeError, Rotary, ShapeError, move_cache
+from locant import (
+    ALiBi,
+    InputError,
+    LocantError,
+    PositionEncoding,
+    Positions,
+    RangeError,
+    Rotary,
+    ShapeError,
+    encoding_from_config,
+    move_cache,
+    swap,
+)
 from locant.positions.scaling import DynamicNTK, YaRN
 from tests.engines.record import record
 from tests.refusal import refuses
@@ -37,8 +50,9 @@ def _model(kind: str, **sizes: Any) -> PreTrainedModel:
 
 def _filled(model: PreTrainedModel, start: int, cache: Any) -> Any:
     places = torch.arange(start, start + LENGTH).expand(2, -1)
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"  # until 5.23
     with torch.no_grad():
-        model(IDS, past_key_values=cache, position_ids=places)
+        model(IDS, position_ids=places, **{name: cache})
     return cache
 
 
@@ -209,3 +223,129 @@ def test_spans_may_be_told_in_any_order() -> None:
     move_cache(first, rotary, by=[5, 1000], spans=[(0, 3), (6, 12)])
     move_cache(second, rotary, by=[1000, 5], spans=[(6, 12), (0, 3)])
     assert torch.equal(first, second)
+
+
+WINDOW = {"num_hidden_layers": 4, "sliding_window": 5}
+SLIDING = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
+DIFFERENT_LAYERS: dict[str, dict[str, Any]] = {
+    "smollm3": {"num_hidden_layers": 4},
+    "llama4_text": {"num_hidden_layers": 4, "head_dim": 8, "num_local_experts": 2, "intermediate_size_mlp": 48},
+    "cohere2": WINDOW,
+    "exaone4": {**WINDOW, "sliding_window_pattern": 4},
+    "gemma3_text": {**WINDOW, "head_dim": 8, "layer_types": SLIDING},
+}
+"""Models of which some layers do not rotate, or rotate by another base, with the windows that some of them have."""
+
+
+def _off(ours: Any, theirs: Any) -> list[float]:
+    """By how much the keys of each layer differ, over the largest."""
+    pairs = [(mine.keys, other.keys) for mine, other in zip(ours.layers, theirs.layers, strict=True)]
+    return [float((mine - other).abs().max() / other.abs().max()) for mine, other in pairs]
+
+
+@pytest.mark.parametrize("kind", DIFFERENT_LAYERS)
+def test_each_layer_moves_as_the_model_rotates_it(kind: str) -> None:
+    model = _model(kind, **DIFFERENT_LAYERS[kind])
+
+    def filled(start: int) -> list[Any]:
+        caches = [DynamicCache(), DynamicCache(config=model.config)]
+        caches.append(StaticCache(config=model.config, max_cache_len=LENGTH))
+        return [_filled(model, start, cache) for cache in caches]
+
+    there = filled(7)
+    for subject in (model, model.config, model.config.to_dict()):
+        for ours, theirs in zip(filled(0), there, strict=True):
+            move_cache(ours, subject, by=7)
+            assert max(_off(ours, theirs)) < SHIFTED[torch.float32]
+    one = Rotary.from_config(model.config, layer_type=None if kind != "gemma3_text" else "full_attention")
+    for cache, theirs in zip(filled(0), there, strict=True):
+        with refuses(LocantError, "whose layers differ", "move_cache(cache, model"):
+            move_cache(cache, one, by=7)
+        wrong = move_cache(cache, [one] * 4, by=7)
+        assert max(_off(wrong, theirs)) > 0.01, "one encoding for all layers does no harm"
+
+
+def test_one_rotary_of_unknown_origin_is_refused_where_only_some_layers_slide() -> None:
+    model = _model("cohere2", **WINDOW)
+    cache = _filled(model, 0, DynamicCache(config=model.config))
+    with refuses(LocantError, "sliding window"):
+        move_cache(cache, Rotary(8, layout="interleaved"), by=7)
+
+
+def test_keys_of_a_sliding_window_stand_behind_those_that_it_dropped() -> None:
+    model = _model("mistral", sliding_window=5)
+    far, by = 100_003, 1000  # where a float32 angle is one of few numbers
+    for make in (lambda: DynamicCache(config=model.config), lambda: StaticCache(model.config, max_cache_len=LENGTH)):
+        here, there = (_filled(model, start, make()) for start in (far, far + by))
+        rotary = Rotary.from_config(model.config, angles="float32")
+        move_cache(here, rotary, by=by, positions=Positions.after(far, LENGTH))
+        assert max(_off(here, there)) < SHIFTED[torch.float32]
+
+
+def test_latent_attention_with_a_latent_as_wide_as_a_key() -> None:
+    sizes = {**LATENT, "kv_lora_rank": 8}
+    model = _model("deepseek_v3", **sizes)
+    here, there = (_filled(model, start, DynamicCache()) for start in (0, 7))
+    latents = [layer.keys.clone() for layer in here.layers]
+    with refuses(LocantError, "latent_layout"):
+        move_cache(here, model, by=7)
+    move_cache(here, model, by=7, latent_layout="half")
+    for layer, target, latent in zip(here.layers, there.layers, latents, strict=True):
+        assert torch.equal(layer.keys, latent)
+        assert (layer.values - target.values).abs().max() < SHIFTED[torch.float32]
+    with refuses(LocantError, "latent_layout", "expected one head of 8"):
+        move_cache(_filled(_model("llama"), 0, DynamicCache()), Rotary(8), by=7, latent_layout="half")
+
+
+@pytest.mark.parametrize("angles", ["exact", "float32"])
+@pytest.mark.parametrize("spans", [None, [(1, 4)]])
+def test_keys_at_fractions_of_positions_move_by_whole_ones(angles: Any, spans: Any) -> None:
+    places, rotary = torch.arange(6)[None] * 3, Rotary(16, angles=angles)
+    keys, start, stop = torch.randn(1, 2, 6, 16), *(spans or [(0, 6)])[0]
+    moved = rotary.rotate_one(keys, Positions.of(places, denominator=2))
+    move_cache(moved, rotary, by=4, spans=spans, positions=Positions.of(places, denominator=2))
+    places = places.clone()
+    places[:, start:stop] += 8  # four positions are eight halves
+    assert_close(moved, rotary.rotate_one(keys, Positions.of(places, denominator=2)))
+
+
+@pytest.mark.parametrize("angles", ["exact", "float32"])
+def test_keys_made_in_inference_mode_move(angles: Any) -> None:
+    rotary = Rotary(16, angles=angles)
+    with torch.inference_mode():
+        keys = torch.randn(1, 2, 5, 16)
+        cached = rotary.rotate_one(keys, Positions.arange(5)).clone()
+        twice = move_cache(cached.clone(), rotary, by=3)
+    move_cache(cached, rotary, by=3)
+    assert_close(cached, rotary.rotate_one(keys, Positions.after(3, 5)))
+    assert torch.equal(cached, twice)
+
+
+def test_models_that_cannot_tell_how_their_layers_rotate_are_refused() -> None:
+    model, keys = _model("llama"), torch.zeros(1, 2, 5, 8)
+    for subject, word in ((torch.nn.Linear(2, 2), "Linear"), (3, "got 3"), ("llama", "expected a Rotary")):
+        with refuses(LocantError, word):
+            move_cache(DynamicCache() if subject != 3 else keys, subject, by=1)
+    with swap(model, ALiBi(4)), refuses(LocantError, "swapped"):
+        move_cache(DynamicCache(), model, by=1)
+    with refuses(InputError, "num_hidden_layers"):
+        move_cache(DynamicCache(), {"model_type": "smollm3", "hidden_size": 32}, by=1)
+    with refuses(LocantError, "one layer"):
+        move_cache(keys, _model("smollm3", **DIFFERENT_LAYERS["smollm3"]), by=1)
+    assert torch.equal(move_cache(keys, PositionEncoding(), by=1), keys)
+    assert torch.equal(move_cache(keys.clone(), encoding_from_config(model.config), by=1), move_cache(keys, model, 1))
+
+
+def test_states_beside_the_keys_are_refused_by_name() -> None:
+    cache = _filled(_model("llama"), 0, DynamicCache())
+    cache.layers[1].indexer_keys = torch.randn(2, LENGTH, 8)
+    before = cache.layers[0].keys.clone()
+    with refuses(LocantError, "indexer_keys"):
+        move_cache(cache, Rotary(8), by=1)
+    assert torch.equal(cache.layers[0].keys, before)
+
+
+def test_positions_for_fewer_tokens_than_move_are_refused() -> None:
+    for angles in ("exact", "float32"):
+        with refuses(ShapeError, "3 tokens"):
+            move_cache(torch.randn(1, 2, 5, 8), Rotary(8, angles=angles), by=1, positions=Positions.arange(3))  # type: ignore[arg-type]

@@ -11,9 +11,10 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from locant import RangeError, Rotary
+from tests import oracles
 from tests.engines.record import record
 from tests.refusal import refuses
-from tests.tolerances import FREQUENCY
+from tests.tolerances import ANGLE_IN_DOUBLE, FREQUENCY
 
 ROPES: dict[str, dict[str, Any]] = {
     "none": {"rope_type": "default"},
@@ -78,6 +79,13 @@ def test_what_a_cache_of_16_bits_loses(dtype: torch.dtype, loss: float) -> None:
     assert cache.dtype == dtype
     off = (cache.double() - rotary.cos_sin_cache(5000).double()).abs().max()
     assert loss / 2 < off <= loss
+
+
+def test_a_cache_of_64_bits_has_their_accuracy() -> None:
+    cache = Rotary(16, base=500_000.0).cos_sin_cache(70_000, torch.float64)
+    places = [0, 1, 255, 256, 65_535, 65_536, 69_999]
+    expected = np.concatenate(oracles.true_angles(places, 16, 500_000.0), axis=-1)
+    assert np.abs(cache[places].numpy() - expected).max() < ANGLE_IN_DOUBLE
 
 
 def test_tables_without_torch() -> None:

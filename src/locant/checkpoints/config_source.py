@@ -1,20 +1,74 @@
-"""Configurations from where people have them: a ``config.json``, the folder of a model, or the name of a preset."""
+"""Configurations from where people have them: a file, the folder of a model, or a name.
+
+A file is a ``config.json`` or Mistral's ``params.json``. A name is that of a preset, or of an architecture or a class
+of an installed `transformers`, whose default configuration is then taken.
+"""
 
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from locant.arguments import shown
+from locant.checkpoints.mistral_params import PARAMS, config_of_params, is_params
 from locant.errors import InputError
 from locant.models.registry import presets
 
 CONFIG = "config.json"
 LARGEST = 2**28
 ATTENTION = ("attn_implementation", "_attn_implementation")
+
+
+class Source(NamedTuple):
+    """A configuration, and what it is if it is not that of a published model."""
+
+    config: Mapping[str, Any] | object
+    note: str | None = None
+
+
+def find_source(source: str) -> Source:
+    """The configuration that a path or a name stands for: a path wins, then a preset, then a class of `transformers`.
+
+    >>> find_source("gpt2").config["n_positions"]
+    1024
+    """
+    if Path(source).exists() or source in presets():
+        return Source(read_source(source))
+    config = default_config(source)
+    if config is None:
+        return Source(_preset(source))  # which says what is known
+    import transformers
+
+    name = type(config).__name__
+    return Source(config, f"the defaults of {name} in transformers {transformers.__version__}, no published model")
+
+
+def default_config(name: str) -> object | None:
+    """The default configuration of a ``model_type`` or a class of an installed `transformers`; ``None``: it has none.
+
+    Raises:
+        InputError: a class that has no default configuration.
+    """
+    if find_spec("transformers") is None:
+        return None
+    import transformers
+
+    cls = getattr(transformers, name, None) if name.isidentifier() else None
+    made_from: Any = getattr(cls, "config_class", cls)
+    if name in transformers.CONFIG_MAPPING:
+        made_from = transformers.CONFIG_MAPPING[name]
+    if not inspect.isclass(made_from) or not issubclass(made_from, transformers.PreTrainedConfig):
+        return None
+    try:
+        return made_from()
+    except Exception as error:  # a configuration can make transformers fail in any way
+        got = f"got {name}, whose class {made_from.__name__} has no default configuration: {shown(str(error))}"
+        raise InputError(got, f"the path of a {CONFIG}") from error
 
 
 def read_source(source: str | Path) -> dict[str, Any]:
@@ -25,10 +79,13 @@ def read_source(source: str | Path) -> dict[str, Any]:
     """
     path = Path(source)
     if str(source) and path.is_dir():
-        path /= CONFIG
+        path = next((path / name for name in (CONFIG, PARAMS) if (path / name).is_file()), path / CONFIG)
         if not path.is_file():
             raise InputError(f"got the folder {source}, which holds no {CONFIG}", "the folder of a model, or a file")
-    return read_json(path) if path.is_file() else _preset(str(source))
+    if not path.is_file():
+        return _preset(str(source))
+    config = read_json(path)
+    return config_of_params(config) if is_params(config) else config
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -83,6 +140,12 @@ def _preset(name: str) -> dict[str, Any]:
     known = presets()
     if name in known:
         return known[name]
-    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    got = f"got {name!r}, which is no file, no folder, and none of the presets {', '.join(known)}"
+    architectures: list[str] = []
+    if find_spec("transformers") is not None:
+        from transformers import CONFIG_MAPPING
+
+        architectures = [*CONFIG_MAPPING]
+    close = [one for names in (known, architectures) for one in difflib.get_close_matches(name.lower(), names, 1, 0.5)]
+    other = "no architecture of transformers" if architectures else "no name of an architecture, without transformers"
+    got = f"got {name!r}, which is no file, no folder, {other}, and none of the presets {', '.join(known)}"
     raise InputError(got, f"{close[0]!r}, did you mean that?" if close else f"the path of a {CONFIG}")

@@ -4,27 +4,42 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from locant.checkpoints.mistral_params import ORIGIN, PARAMS
 from locant.checkpoints.pretrained import told_layers
 from locant.checkpoints.rotary_settings import RotarySettings, rotary_settings
+from locant.checkpoints.score_scale import scale_warnings
+from locant.checkpoints.windows import FULL, SLIDING, Place, reach_by_layer
 from locant.embedding.table import TableSize, table_sizes
 from locant.models.architecture import UNKNOWN, Architecture
-from locant.models.config_values import LENGTHS, WIDTHS, Config, flag, integer, integer_at, layer_types_in
+from locant.models.config_values import (
+    LENGTHS,
+    WIDTHS,
+    Config,
+    flag,
+    integer,
+    integer_at,
+    layer_types_in,
+    sections_in,
+)
 from locant.models.encodings import encoding_from_config, layer_types, read_measurable
-from locant.models.layered import LISTED, WINDOWED
-from locant.models.registry import read_known, with_defaults
+from locant.models.layered import LISTED
+from locant.models.registry import with_defaults
 from locant.models.rope_parameters import stated_trained_length
 from locant.models.rotary_config import named_layout
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.learned import Learned
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.scaling import DynamicNTK, Linear, LongRoPE, Proportional, Scaling, YaRN
+
+AXES = ("time", "rows", "columns")
+"""What the axes of positions of images and video count."""
 
 COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 MOST = 10_000
@@ -68,6 +83,7 @@ class Explanation:
     Args:
         longest, trained: the longest sequence, and what it was before it was stretched, where it is known.
         layers: by the encoding that the architecture has.
+        strip: every layer, from the first to the last; empty if the configuration does not tell their number or order.
         swapped: where `locant.swap` has put others into some layers: of every layer, which; ``None``: its own.
         defaults: values that the configuration lacks, and that the class of its architecture in `transformers` has.
     """
@@ -76,6 +92,7 @@ class Explanation:
     longest: int | None
     trained: int | None
     layers: tuple[Layers, ...]
+    strip: tuple[Layer, ...]
     swapped: tuple[str | None, ...]
     tables: tuple[TableSize, ...]
     tied: bool | None
@@ -103,6 +120,7 @@ def explain(config: Mapping[str, Any] | object) -> Explanation:
         longest=longest,
         trained=trained_length(full, rotaries[0]) if rotaries else longest,
         layers=tuple(_layers(full, architecture, name, encoding, longest) for name, encoding in named.items()),
+        strip=layer_strip(full),
         swapped=swapped,
         tables=_tables(full, named),
         tied=flag("tie_word_embeddings", full["tie_word_embeddings"]) if "tie_word_embeddings" in full else None,
@@ -169,10 +187,16 @@ def _warnings(
         yield from _scaling_warnings(encoding.scaling, longest)
     if rotary is not None:
         yield from _rotary_warnings(rotary, config, architecture)
+        yield from _axis_warnings(config, encoding)
+    if not architecture.rotary_keys.latent:  # whose row has a sentence of its own
+        yield from scale_warnings(config, encoding.head_dim if isinstance(encoding, Rotary) else None)
     if isinstance(encoding, Learned):
         rows = encoding.max_seq_len
         first = f", after {encoding.offset} rows that are no positions" if encoding.offset else ""
-        yield f"the table ends with position {rows - 1:,}{first}: the next one is an error, and no scaling helps"
+        yield (
+            f"the table ends with position {rows - 1:,}{first}: the next one is an error. Learned.resize interpolates "
+            "the table for longer sequences, and the model needs some training with it; a scaling does not apply"
+        )
     told = (each if isinstance(each, str) else each(config, encoding) for each in architecture.warnings)
     yield from filter(None, told)
 
@@ -218,12 +242,41 @@ def _rotary_warnings(rotary: RotarySettings, config: Config, architecture: Archi
     keys = architecture.rotary
     if keys is not None and keys.layout_doubt:
         yield keys.layout_doubt
-    if keys is not None and keys.layout and not keys.interleave_key and keys.layout != rotary.layout:
+    if config.get(ORIGIN) == PARAMS:
+        yield (
+            f"a {PARAMS} belongs to Mistral's own weights, in which the members of a pair are neighbours: pass "
+            "layout='half' for the weights of transformers, which are the same ones reordered"
+        )
+    elif keys is not None and keys.layout and not keys.interleave_key and keys.layout != rotary.layout:
         yield (
             f"according to rope_interleave these weights were converted, but the code of {config['model_type']} in "
             f"transformers and vLLM pairs dimensions as {keys.layout} whatever it is: convert them back for those; "
             f"here, pass layout={rotary.layout!r}"
         )
+
+
+def _axis_warnings(config: Config, encoding: PositionEncoding) -> Iterator[str]:
+    """How many pairs each axis has, where that is not what ``mrope_section`` states."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if (
+        not isinstance(encoding, Rotary)
+        or encoding.pairs.axes is None
+        or encoding.num_axes != len(AXES)
+        or rope.get("mrope_section") is None
+    ):
+        return
+    stated, dealt = sections_in(rope), tuple(map(encoding.pairs.axes.count, range(len(AXES))))
+    if stated == dealt:
+        return
+    rest = len(encoding.pairs) - sum(stated)
+    more = f"; the {rest} pairs that no section covers are rotated by time" if rest > 0 else ""
+    got = " and ".join(
+        [
+            ", ".join(f"{count} to {axis}" for count, axis in zip(dealt[:2], AXES, strict=False)),
+            f"{dealt[2]} to {AXES[2]}",
+        ]
+    )
+    yield f"mrope_section is {[*stated]}, but the code of {config['model_type']} deals pairs out in turns: {got}{more}"
 
 
 def _share(config: Config) -> float | None:
@@ -238,6 +291,8 @@ def _serving(config: Config, architecture: Architecture, rotaries: Sequence[Rota
         return Serving(answer="no", reasons=(f"no model of its for {config['model_type']} is known here",))
     if config.get("position_embedding_type", "absolute") != "absolute":
         return Serving(answer="no", reasons=("its BERT knows absolute positions only",))
+    if config.get(ORIGIN) == PARAMS:  # it reorders these weights when it loads them
+        rotaries = [rotary.alike(layout=architecture.rotary_keys.layout) for rotary in rotaries]
     reasons = tuple(dict.fromkeys(reason for rotary in rotaries for reason in _reasons(rotary, architecture)))
     return Serving(answer="differently" if reasons else "yes", reasons=reasons)
 
@@ -278,11 +333,13 @@ class Layer:
 
     Args:
         kind: as `Explanation.layers` are named; ``None`` where all share one encoding.
-        window: how many tokens it attends to; ``None``: to all.
+        window: how many tokens it attends to, itself among them; ``None`` for all, 0 for a layer without attention.
+        place: where these tokens stand; see `Reach`.
     """
 
     kind: str | None
     window: int | None
+    place: Place = field(default="before", repr=False)
 
 
 def layer_strip(config: Mapping[str, Any] | object) -> tuple[Layer, ...]:
@@ -292,35 +349,22 @@ def layer_strip(config: Mapping[str, Any] | object) -> tuple[Layer, ...]:
     >>> len(layer_strip(config)), layer_strip(config)[0]
     (12, Layer(kind=None, window=None))
     """
-    _, row = read_known(config)
+    _, row = read_measurable(config)
     full = with_defaults(config)
     count = min(integer_at(full, *COUNTS) or 0, MOST)
     kinds = layer_types(full)
-    types = layer_types_in(full)[:MOST] or _patterned(row, full, count)
+    reaches = reach_by_layer(full, row, count)
     if kinds == ("encoder", "decoder"):
         decoder = min(integer_at(full, "num_decoder_layers") or count, MOST)
         return tuple(Layer(kind=kind, window=None) for kind in [kinds[0]] * count + [kinds[1]] * decoder)
-    named = _listed(full, count) if kinds and set(kinds) <= set(LISTED) else types
+    named = _listed(full, count) if kinds and set(kinds) <= set(LISTED) else layer_types_in(full)[:MOST]
+    named = named or tuple(FULL if reach.window is None else SLIDING for reach in reaches)
     if kinds and len(named) != count:
         return ()
-    window = _window(full)
     return tuple(
-        Layer(
-            kind=named[number] if kinds else None,
-            window=window if not types or types[number] == WINDOWED[0] else None,
-        )
-        for number in range(count)
-        if not types or number < len(types)
+        Layer(kind=named[number] if kinds else None, window=reach.window, place=reach.place)
+        for number, reach in enumerate(reaches)
     )
-
-
-def _patterned(row: Architecture, config: Config, count: int) -> tuple[str, ...]:
-    """Windows but for every so manieth layer, where there are windows at all."""
-    every = config.get("sliding_window_pattern", row.full_attention_every)
-    if every is None or _window(config) is None:
-        return ()
-    every = integer("sliding_window_pattern", every)
-    return tuple(WINDOWED[(number + 1) % every == 0] for number in range(count))
 
 
 def _listed(config: Config, count: int) -> tuple[str, ...]:
@@ -330,7 +374,3 @@ def _listed(config: Config, count: int) -> tuple[str, ...]:
         every = integer("no_rope_layer_interval", config.get("no_rope_layer_interval", 4))
         has = [(number + 1) % every for number in range(count)]
     return tuple(LISTED[not each] for each in has)
-
-
-def _window(config: Config) -> int | None:
-    return integer_at(config, "sliding_window", low=0) if config.get("use_sliding_window", True) else None

@@ -18,35 +18,64 @@ picture = output("Also draw a picture; its suffix (.png, .svg, .pdf) is the form
 
 @click.command("explain")
 @click.argument("config")
-@click.option("--against", metavar="CONFIG", help="Of a GGUF file: what it was made from, to be compared with it.")
+@click.option(
+    "--against", metavar="CONFIG", help="Another model, such as the target of a draft model, to compare with."
+)
 @count("--n-ctx", help="Of a GGUF file: the context that is allocated, llama.cpp's -c.")
 @picture
 @answers
 def explain(config: str, against: str | None, n_ctx: int | None, output: Path | None) -> Answer:
     """Show how a model encodes positions, in words and numbers.
 
-    CONFIG is a config.json, the folder of a model, or the name of a preset such as llama-3.1-8b; a wrong name lists
-    them all. It may be the folder of a pipeline of diffusers, whose transformer is told. It may also be a GGUF file:
-    then what llama.cpp does with it is told, and with --against where that differs from a configuration; beside the
-    safetensors of a folder, also whether q and k are in the right order. Exit code 1: they differ.
+    CONFIG is a config.json, Mistral's params.json, the folder of a model, the name of a preset such as llama-3.1-8b, or
+    a model_type or class that the installed transformers knows, such as qwen3: then it is the default configuration of
+    that class. A wrong name lists the presets. CONFIG may be the folder of a pipeline of diffusers, or a GGUF file,
+    which is explained as llama.cpp reads it.
+
+    With --against, two models are compared: at which positions they differ, for each kind of layers. A GGUF file is
+    compared with the configuration that it was made from, and with the safetensors in its folder. Exit code 1: they
+    differ.
     """
     if config.lower().endswith(".gguf"):
         return _explain_gguf(config, against, n_ctx, output)
-    if against is not None or n_ctx is not None:
-        raise InputError(f"got --against or --n-ctx for {config}, which is no GGUF file", "FILE.gguf --against CONFIG")
-    from locant.checkpoints.config_source import read_source
+    if n_ctx is not None:
+        raise InputError(f"got --n-ctx for {config}, which is no GGUF file", "FILE.gguf --n-ctx 4096")
+    from locant.checkpoints.config_source import find_source
     from locant.checkpoints.explanation import explain
     from locant.figures.plot import draw_explanation
+    from locant.models.config_values import config_dict
     from locant.report.explain import explanation_facts, print_explanation
 
+    if against is not None:
+        return _compare(config, against, output)
     transformer = Path(config) / "transformer"
-    read = read_source(transformer if transformer.is_dir() else config)
-    if "_class_name" in read:
+    read, note = find_source(str(transformer) if transformer.is_dir() else config)
+    if isinstance(read, dict) and "_class_name" in read:
         return _explain_diffusers(read, output)
     explanation = explain(read)
-    draw_into(output, lambda: draw_explanation(explanation, read, config))
-    facts = {"config": config, **explanation_facts(explanation), "figure": output and str(output)}
-    return Answer(facts, lambda: print_explanation(explanation, config), files=[output])
+    draw_into(output, lambda: draw_explanation(explanation, config_dict(read), config))
+    facts = {"config": config, "note": note, **explanation_facts(explanation), "figure": output and str(output)}
+    return Answer(facts, lambda: print_explanation(explanation, config, note), files=[output])
+
+
+def _compare(config: str, against: str, output: Path | None) -> Answer:
+    from locant.checkpoints.config_comparison import compare_configs
+    from locant.checkpoints.config_source import find_source
+    from locant.report.explain import comparison_facts, print_comparison
+
+    if against.lower().endswith(".gguf"):
+        got = f"got the GGUF file {against} for --against, which takes a configuration"
+        raise InputError(got, f"locant explain {against} --against {config}")
+    if output is not None:
+        raise InputError("got --output beside --against, and two configurations have no picture", "no --output")
+    sources = find_source(config), find_source(against)
+    comparison = compare_configs(sources[0].config, sources[1].config)
+    names = [
+        f"{name}: {source.note}" if source.note else name
+        for name, source in zip((config, against), sources, strict=True)
+    ]
+    facts = comparison_facts(comparison, config, against)
+    return Answer(facts, lambda: print_comparison(comparison, *names), code=0 if comparison.agrees else 1)
 
 
 def _explain_diffusers(config: dict[str, Any], output: Path | None) -> Answer:
@@ -134,12 +163,12 @@ def probe(model: str, layer_type: str | None, output: Path | None) -> Answer:
     that the installed transformers knows, such as qwen3 or Qwen3ForCausalLM. Its rotary module is built from the
     configuration and run: no weights, no code of the folder and no network.
     """
-    from locant.checkpoints.config_source import read_source
+    from locant.checkpoints.config_source import find_source
     from locant.figures.plot import plot
-    from locant.probing.probe import config_by_name, probe
+    from locant.probing.probe import probe
 
-    config = None if Path(model).exists() else config_by_name(model)
-    report = probe(read_source(model) if config is None else config, layer_type=layer_type)
+    config, note = find_source(model)
+    report = probe(config, layer_type=layer_type)
     draw_into(output, lambda: plot(report))
-    facts = {"model": model, **report.to_dict(), "figure": output and str(output)}
-    return Answer(facts, str(report), files=[output])
+    facts = {"model": model, "note": note, **report.to_dict(), "figure": output and str(output)}
+    return Answer(facts, str(report) if note is None else f"{model}: {note}\n{report}", files=[output])

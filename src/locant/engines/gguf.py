@@ -8,16 +8,17 @@ llama.cpp reads the ends of the ramp for some architectures only, and the roundi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from locant.arguments import MAX_INT32, Real, whole
+from locant.arguments import MAX_INT32, Real, shown, whole
 from locant.checkpoints.checkpoint_folder import TensorFolder
-from locant.errors import InputError
+from locant.errors import InputError, RangeError
 from locant.kernels.rotary import Layout
 from locant.models.config_values import Config
 from locant.models.encodings import encoding_from_config, layer_types, rotary_layer_types
@@ -143,7 +144,7 @@ def read_gguf(path: Path | str, n_ctx: int | None = None) -> GgufModel:
 
 
 class _Fields:
-    """The metadata of a file, and its small tensors."""
+    """The metadata of a file, and its small tensors; whatever is wrong with them is an `InputError` that names it."""
 
     def __init__(self, path: Path | str) -> None:
         try:
@@ -152,38 +153,83 @@ class _Fields:
             raise InputError("GGUF files need gguf, which is not installed", "pip install 'locant[gguf]'") from None
         if not Path(path).is_file():
             raise InputError(f"got no file {path}", "the path of a .gguf file")
-        try:
-            self._reader = gguf.GGUFReader(path)
-        except (ValueError, KeyError, IndexError, OSError, OverflowError) as error:
-            raise InputError(f"got {path}, which is no GGUF file that can be read: {error}", "a fresh copy") from None
         self.path = Path(path)
-        self.architecture = str(self._contents("general.architecture") or "")
-        if not self.architecture:
-            raise InputError(f"got {path}, which names no architecture", "a file that llama.cpp loads")
-        self.tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        with self._read_as("a GGUF file"):
+            self._reader = gguf.GGUFReader(path)
+            self.tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        self.architecture = self._text("general.architecture")
 
-    def _contents(self, key: str) -> Any:
+    @contextmanager
+    def _read_as(self, what: str) -> Generator[None]:
+        """Raise an error that names the part of the file that cannot be read."""
+        try:
+            yield
+        except Exception as error:  # bytes that it does not expect can make the reader fail in any way
+            got = f"got {self.path}, of which {what} cannot be read: {type(error).__name__}, {shown(str(error))}"
+            raise InputError(got, "download or convert the file again") from error
+
+    def _value(self, key: str) -> Any:
         field = self._reader.fields.get(key)
-        return None if field is None else field.contents()
+        if field is None:
+            return None
+        with self._read_as(f"the key {key}"):
+            return field.contents()
 
-    def of(self, key: str, default: Any = None) -> Any:
-        """A value of the architecture; of one number per layer, the largest."""
-        value = self._contents(f"{self.architecture}.{key}")
-        value = max(value) if isinstance(value, list) and value else value
-        return default if value is None else value
-
-    def number(self, key: str, default: Real | None = None) -> Real:
-        value = self.of(key, default)
-        if not isinstance(value, (int, float)) or not math.isfinite(value):
-            got = f"got {self.path} with {value!r} for {self.architecture}.{key}, expected a number"
-            raise InputError(got, "a file that llama.cpp loads")
+    def _text(self, key: str, default: str | None = None) -> str:
+        value = self._value(key)
+        value = default if value is None else value
+        if not isinstance(value, str) or not value:
+            raise self.wrong(key, value, "a name")
         return value
 
-    def factors(self, name: str) -> tuple[float, ...] | None:
+    def wrong(self, key: str, value: object, expected: str) -> InputError:
+        """The error for a key without a value, or with a wrong one."""
+        got = f"got {self.path} without {key}" if value is None else f"got {self.path} with {key}={shown(value)}"
+        return InputError(f"{got}, expected {expected}", "convert the model again, or use a file that llama.cpp loads")
+
+    def has(self, key: str) -> bool:
+        return self._value(f"{self.architecture}.{key}") is not None
+
+    def text(self, key: str, default: str) -> str:
+        return self._text(f"{self.architecture}.{key}", default)
+
+    def number(self, key: str, default: Real | None = None, *, low: Real = -math.inf, above: Real = -math.inf) -> Real:
+        """A number of the architecture; of one number per layer, the largest."""
+        ends = [f"of {low:g} or more"] * (low > -math.inf) + [f"above {above:g}"] * (above > -math.inf)
+
+        def test(each: Real) -> bool:
+            return math.isfinite(each) and each >= low and each > above
+
+        return self._largest(key, default, " ".join(["a number", *ends]), test)
+
+    def whole(self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_INT32) -> int:
+        """The same, if it is a whole number from `low` to `high`; 4096.0 is one."""
+
+        def test(each: Real) -> bool:
+            return low <= each <= high and each == int(each)
+
+        return int(self._largest(key, default, f"a whole number from {low:,} to {high:,}", test))
+
+    def _largest(self, key: str, default: Real | None, expected: str, test: Callable[[Real], bool]) -> Real:
+        key = f"{self.architecture}.{key}"
+        value = self._value(key)
+        if value is None and default is not None:
+            return default
+        each: list[Any] = value if isinstance(value, list) else [value]
+        are_numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in each)
+        largest: Real | None = max(each) if each and are_numbers else None
+        if largest is None or not test(largest):
+            raise self.wrong(key, value, expected)
+        return largest
+
+    def factors(self, name: str, num_pairs: int) -> tuple[float, ...] | None:
         """A divisor for every pair, from the tensor of this name, which may stand once or in every layer."""
         for tensor in (f"{name}.weight", f"blk.0.{name}.weight"):
             if tensor in self.tensors:
-                return tuple(self.dequantised(tensor).ravel().tolist())
+                values = self.dequantised(tensor).ravel()
+                if len(values) != num_pairs or not (np.isfinite(values) & (values > 0)).all():
+                    raise self.wrong(tensor, values.tolist(), f"{num_pairs} numbers above 0, one for each pair")
+                return tuple(values.tolist())
         return None
 
     def dequantised(self, name: str) -> np.ndarray:
@@ -191,30 +237,38 @@ class _Fields:
         from gguf.quants import dequantize
 
         tensor = self.tensors[name]
-        return np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        with self._read_as(f"the tensor {name}"):
+            return np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
 
 
 def _model(fields: _Fields, n_ctx: int | None) -> GgufModel:
-    trained = int(fields.number("context_length"))
-    n_ctx = trained if n_ctx is None else whole("n_ctx", n_ctx, 1, MAX_INT32 + 1, remedy="the -c of llama.cpp")
+    n_ctx = (
+        fields.whole("context_length")
+        if n_ctx is None
+        else whole("n_ctx", n_ctx, 1, MAX_INT32 + 1, remedy="the -c of llama.cpp")
+    )
     name = fields.architecture
     if name in ADDED or "position_embd.weight" in fields.tensors:
         got = f"got {fields.path} of {name}, whose positions are a table in the file"
         raise InputError(got, "locant.encoding_from_config with the model's config.json")
-    baichuan_13b = name == "baichuan" and fields.of("block_count") == BAICHUAN_13B
-    encoding, notes = _without_rotary(fields) if name in NONE or baichuan_13b else _rotary(fields, n_ctx)
+    baichuan_13b = name == "baichuan" and fields.whole("block_count", 1) == BAICHUAN_13B
+    try:
+        encoding, notes = _without_rotary(fields) if name in NONE or baichuan_13b else _rotary(fields, n_ctx)
+    except RangeError as error:  # each value is a number in its range, but they do not fit each other
+        got = f"got {fields.path}, whose keys do not fit each other: {error.cause}"
+        raise InputError(got, "locant.encoding_from_config with the model's config.json") from None
     return GgufModel(architecture=fields.architecture, encoding=encoding, n_ctx=n_ctx, notes=tuple(notes))
 
 
 def _without_rotary(fields: _Fields) -> tuple[PositionEncoding, list[str]]:
     has_slopes = fields.architecture in {*ALIBI, "baichuan"}
-    largest = fields.of("attention.max_alibi_bias", 8.0 if has_slopes else 0.0)
+    largest = fields.number("attention.max_alibi_bias", 8.0 if has_slopes else 0.0)
     if largest not in (0.0, 8.0):
         got = f"got {fields.path} with attention.max_alibi_bias={largest}, whose slopes are not those of the paper"
         raise InputError(got, "ALiBi(num_heads, slopes=...)")
     if not largest:
         return PositionEncoding(), []
-    return ALiBi(int(fields.number("attention.head_count"))), ["that there is ALiBi is code of llama.cpp"] * has_slopes
+    return ALiBi(fields.whole("attention.head_count")), ["that there is ALiBi is code of llama.cpp"] * has_slopes
 
 
 def _rotary(fields: _Fields, n_ctx: int) -> tuple[Rotary, list[str]]:
@@ -225,37 +279,44 @@ def _rotary(fields: _Fields, n_ctx: int) -> tuple[Rotary, list[str]]:
         raise InputError(got, "locant.encoding_from_config with the model's config.json")
     if fields.architecture in SEVERAL_AXES:
         notes.append("images and video have an axis each for time, rows and columns; told is what text gets")
-    heads = fields.of("attention.head_count")
-    head_dim = int(fields.of("attention.key_length") or fields.number("embedding_length") // (heads or 1))
-    rotary_dim = int(fields.of("rope.dimension_count", head_dim))
-    if fields.of("attention.kv_lora_rank") is not None:
+    if fields.has("attention.key_length"):
+        head_dim = fields.whole("attention.key_length")
+    else:
+        head_dim = fields.whole("embedding_length") // fields.whole("attention.head_count")
+    rotary_dim = fields.whole("rope.dimension_count", head_dim)
+    if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
+        key = f"{fields.architecture}.rope.dimension_count"
+        raise fields.wrong(key, rotary_dim, f"an even number of the {head_dim} dimensions of a head")
+    if fields.has("attention.kv_lora_rank"):
         head_dim = rotary_dim
         notes.append("of multi-head latent attention, only the dimensions that are rotated are told")
-    base = fields.number("rope.freq_base", DEFAULT_BASE)
+    base = fields.number("rope.freq_base", DEFAULT_BASE, above=0)
     if fields.architecture in UNROTATED:
         notes.append("some layers do not rotate, by code of this architecture; told are the others")
-    if fields.of("rope.freq_base_swa") is not None or fields.architecture in LOCAL_BASE:
-        local = fields.of("rope.freq_base_swa", DEFAULT_BASE)
+    if fields.has("rope.freq_base_swa") or fields.architecture in LOCAL_BASE:
+        local = fields.number("rope.freq_base_swa", DEFAULT_BASE, above=0)
         notes.append(f"layers with a window have the base {local:g} and no scaling; told are the others")
-    scaling = _scaling(fields, n_ctx, notes)
+    scaling = _scaling(fields, n_ctx, rotary_dim // 2, notes)
     rotary = Rotary(
         head_dim, base=base, scaling=scaling, layout=layout, rotary_dim=None if rotary_dim == head_dim else rotary_dim
     )
     return (rotary.for_length(n_ctx) if isinstance(scaling, LongRoPE) else rotary), notes
 
 
-def _scaling(fields: _Fields, n_ctx: int, notes: list[str]) -> Scaling | None:
+def _scaling(fields: _Fields, n_ctx: int, num_pairs: int, notes: list[str]) -> Scaling | None:
     """As llama.cpp computes it: factors divide frequencies, then the scaling that the file names is applied."""
-    factor = fields.of("rope.scaling.factor") or fields.of("rope.scale_linear") or 1.0
-    kind = fields.of("rope.scaling.type", "linear")
-    temperature = float(fields.of("rope.scaling.attn_factor", 1.0))
-    trained = int(fields.of("rope.scaling.original_context_length", fields.number("context_length")))
+    keys = ("rope.scaling.factor", "rope.scale_linear")
+    factor = next(filter(None, (fields.number(key, 0.0, low=0) for key in keys)), 1.0)  # llama.cpp takes 0 for 1
+    kind = fields.text("rope.scaling.type", "linear")
+    temperature = float(fields.number("rope.scaling.attn_factor", 1.0, above=0))
+    trained = fields.whole("rope.scaling.original_context_length", fields.whole("context_length"))
     if kind not in ("none", "linear", "yarn", "longrope"):
         got = f"got {fields.path} with rope.scaling.type={kind!r}, which llama.cpp does not load"
         raise InputError(got, "none, linear, yarn or longrope")
     kind, factor = ("none", 1.0) if kind == "none" or (kind == "linear" and factor == 1) else (kind, float(factor))
-    long, short = fields.factors("rope_factors_long"), fields.factors("rope_factors_short")
-    plain = fields.factors("rope_freqs")
+    long, short, plain = (
+        fields.factors(name, num_pairs) for name in ("rope_factors_long", "rope_factors_short", "rope_freqs")
+    )
     if long and short:
         chosen = "long" if n_ctx > trained else "short"
         notes.append(
@@ -275,15 +336,14 @@ def _scaling(fields: _Fields, n_ctx: int, notes: list[str]) -> Scaling | None:
             attention_factor=temperature,
         )
     if kind == "yarn":
-        betas = ("yarn_beta_fast", "yarn_beta_slow")
-        stated = {key: fields.of(f"rope.scaling.{key}") for key in betas}
-        ramp: dict[str, Any] = {key[5:]: float(value) for key, value in stated.items() if value is not None}
+        betas = [key for key in ("yarn_beta_fast", "yarn_beta_slow") if fields.has(f"rope.scaling.{key}")]
+        ramp: dict[str, Any] = {key[5:]: float(fields.number(f"rope.scaling.{key}", above=0)) for key in betas}
         if ramp and fields.architecture not in READS_BETAS:
             notes.append(
                 f"{' and '.join(f'{key}={value:g}' for key, value in ramp.items())} are in the file and ignored"
             )
             ramp = {}
-        if fields.of("rope.scaling.yarn_log_multiplier"):
+        if fields.number("rope.scaling.yarn_log_multiplier", 0.0):
             notes.append("the temperature of YaRN is in the scale of the scores, by code of this architecture")
         return YaRN(
             factor=factor,
@@ -389,8 +449,12 @@ def _weights(fields: _Fields, folder: TensorFolder, *, reordered: bool) -> str |
         if theirs not in fields.tensors or ours is None:
             return None
         plain = folder.tensor(ours).float().numpy()
-        of_file = fields.dequantised(theirs).reshape(plain.shape)
-        num_heads = int(fields.of(count, fields.number("attention.head_count")))
+        of_file = fields.dequantised(theirs)
+        num_heads = fields.whole(count, fields.whole("attention.head_count"))
+        if of_file.size != plain.size or len(plain) % (2 * num_heads):
+            answers.add("of another size")
+            continue
+        of_file = of_file.reshape(plain.shape)
         halves = plain.reshape(num_heads, 2, -1, plain.shape[-1])
         interleaved = halves.swapaxes(1, 2).reshape(plain.shape)
         errors = {"as they are": np.abs(of_file - plain).mean(), "reordered": np.abs(of_file - interleaved).mean()}

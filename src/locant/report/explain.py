@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from locant.checkpoints.config_comparison import ConfigComparison
 from locant.checkpoints.explanation import Explanation, Layers
 from locant.checkpoints.extension import Extension
 from locant.checkpoints.rotary_settings import RotarySettings
@@ -36,9 +37,9 @@ SAME = 1e-6
 """A wavelength that grows by no more than this share is told as unchanged."""
 
 
-def print_explanation(explanation: Explanation, source: str) -> None:
-    """What is known of the configuration of `source`."""
-    parts = [named_rows(summary_rows(explanation, source))]
+def print_explanation(explanation: Explanation, source: str, note: str | None = None) -> None:
+    """Print what is known of the configuration of `source`, with a note on where it comes from."""
+    parts = [named_rows(summary_rows(explanation, source, note))]
     for layers in explanation.layers:
         parts.append(named_rows(layers_rows(layers)))
         parts += [] if layers.rotary is None else [_pairs(layers.rotary)]
@@ -76,17 +77,40 @@ def _stretched(factor: float | None) -> str:
     return "" if factor is None else f"{factor:.4g}"
 
 
-def summary_rows(explanation: Explanation, source: str) -> NamedRows:
+def summary_rows(explanation: Explanation, source: str, note: str | None = None) -> NamedRows:
     """What holds for the whole model, by name; a name may have several values."""
     yield "model", [f"{source} ({explanation.model_type})" if source != explanation.model_type else source]
+    yield "note", [] if note is None else [note]
     if explanation.longest is not None:
         yield "longest", [f"{explanation.longest:,} positions"]
     if explanation.trained not in (None, explanation.longest):
         yield "trained", [f"{explanation.trained:,} positions, before it was stretched"]
+    yield "attention", [*_reaches(explanation)]
     yield "swapped", [f"{each}: layers {spans(at)}" for each, at in swapped_layers(explanation).items()]
     missing = f"not in the configuration, the default of {explanation.model_type} in transformers"
     yield "defaults", [f"{key} {_plain(value)}: {missing}" for key, value in explanation.defaults.items()]
     yield "vLLM", ["; ".join((ANSWERS[explanation.vllm.answer], *explanation.vllm.reasons))]
+
+
+def _reaches(explanation: Explanation) -> Iterator[str]:
+    """How many tokens layers attend to, if some do not attend to all."""
+    if all(layer.window is None for layer in explanation.strip):
+        return
+    reaches = [(layer.window, layer.place) for layer in explanation.strip]
+    for window, place in dict.fromkeys(reaches):
+        numbers = [at for at, reach in enumerate(reaches) if reach == (window, place)]
+        layers = f"layer{'s' * (len(numbers) > 1)} {spans(numbers)}"
+        if window is None:
+            yield f"{layers}: all tokens"
+        elif window == 0:
+            yield f"{layers}: no attention"
+        elif place == "around":
+            sides = f", {window // 2:,} on each side" if window % 2 else ""
+            yield f"{layers}: {window:,} tokens around the token itself{sides}"
+        elif place == "chunk":
+            yield f"{layers}: earlier tokens of the same chunk of {window:,}"
+        else:
+            yield f"{layers}: the last {window:,} tokens, the token itself among them"
 
 
 def swapped_layers(explanation: Explanation) -> dict[str, list[int]]:
@@ -169,6 +193,22 @@ def _tables(explanation: Explanation) -> Table:
         name = f"{each.name}, also the head" if each.name == "tokens" and explanation.tied else each.name
         rows.add_row(name, shape, f"{each.num_parameters:,}", *weights)
     return rows
+
+
+def comparison_facts(comparison: ConfigComparison, config: str, against: str) -> dict[str, Any]:
+    """Everything as plain values, for JSON."""
+    return {"config": config, "against": against, "agrees": comparison.agrees, **dataclasses.asdict(comparison)}
+
+
+def print_comparison(comparison: ConfigComparison, here: str, there: str) -> None:
+    """Print where the configurations of two models, in words, differ."""
+    parts = [named_rows({"here": [here], "there": [there], "differences": comparison.differences}.items())]
+    for layers in comparison.layers:
+        ours, theirs = (name or "all" for name in layers.names)
+        names = ours if ours == theirs else f"{ours} here, {theirs} there"
+        same = ["none: positions mean the same in both"]
+        parts.append(named_rows({"layers": [names], "differences": layers.differences or same}.items()))
+    show(*parts)
 
 
 def extension_facts(extension: Extension) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -110,6 +111,9 @@ class Rotary(PositionEncoding):
         paper="Su 2021, arXiv 2104.09864",
     )
 
+    layer_types: tuple[str, ...] | None = None
+    """Of the model that it was read from, the kinds of layers whose encodings differ; ``None``: not known."""
+
     def __init__(
         self,
         head_dim: int,
@@ -192,9 +196,14 @@ class Rotary(PositionEncoding):
         >>> Rotary.from_config(config)
         Rotary(head_dim=128, base=1e+06, layout='half', angles='exact')
         """
-        from locant.models.encodings import rotary_from_config
+        from locant.models.encodings import layer_types, rotary_from_config
+        from locant.models.registry import read_known
 
-        return rotary_from_config(cls, config_or_dict, layer_type=layer_type, angles=angles, layout=layout)
+        rotary = rotary_from_config(cls, config_or_dict, layer_type=layer_type, angles=angles, layout=layout)
+        with contextlib.suppress(LocantError):  # no row for the architecture, or no key that says it
+            read_known(config_or_dict)
+            rotary.layer_types = layer_types(config_or_dict)
+        return rotary
 
     def to_config(self, *, max_seq_len: int | None = None, form: str = "rope_parameters") -> dict[str, Any]:
         """The keys of a configuration with which `transformers` and vLLM rotate as this encoding does.
@@ -233,7 +242,9 @@ class Rotary(PositionEncoding):
         table = ("layout", "rotary_dim", "sections", "axial") if self.is_short else ("pairs",)
         names = ("base", "scaling", "seq_len", "temperature", *table)
         same: dict[str, Any] = {name: getattr(self, name) for name in names} | {"angles": self.angles.mode}
-        return Rotary(self.head_dim, **same | options)
+        rotary = Rotary(self.head_dim, **same | options)
+        rotary.layer_types = self.layer_types
+        return rotary
 
     def rerotate(
         self, k: Float[Tensor, "batch kv_heads key head_dim"], positions: Positions, from_len: int, to_len: int
@@ -327,7 +338,7 @@ class Rotary(PositionEncoding):
         """
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise RangeError(f"got {shown(dtype)} for dtype, expected a floating dtype of torch", "torch.float32")
-        cos, sin = self.cos_sin(Positions.arange(n))
+        cos, sin = self.cos_sin(Positions.arange(n), torch.promote_types(dtype, torch.float32))
         return torch.cat([cos[0], sin[0]], dim=-1).to(dtype)
 
     def tables(self, n: int, like: Literal["numpy", "torch"] = "numpy") -> tuple[Any, Any]:

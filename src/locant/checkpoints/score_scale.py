@@ -1,0 +1,105 @@
+"""The factor on attention scores, of models in which it is not ``head_dim**-0.5``.
+
+Read off the code of `transformers`; a test asks the attention modules themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from locant.models.config_values import HEADS, WIDTHS, Config, integer_at, number, value_at
+
+USUAL = 1e-6
+"""A factor that differs by no more than this share is the usual one."""
+
+BY_SCALAR = {"gemma2", "gemma3_text", "t5_gemma_module", "t5gemma2_text", "t5gemma2_decoder", "vaultgemma"}
+"""Architectures whose factor is ``query_pre_attn_scalar**-0.5``, 256 if the key is missing."""
+
+BY_MULTIPLIER = {
+    "granite", "granite_docling_text", "granite_swa", "granite4_vision_text", "granitemoe", "granitemoe_swa",
+    "granitemoehybrid", "granitemoeshared", "hyperclovax",
+}  # fmt: skip
+"""Architectures whose factor is ``attention_multiplier``, 1 if the key is missing."""
+
+ONE = {
+    "gemma3n_text", "gemma4_text", "gemma4_unified_text", "diffusion_gemma_text", "embedding_gemma2_text", "gpt_neo",
+    "dia_decoder", "dia_encoder",
+}  # fmt: skip
+"""Architectures that do not divide scores at all."""
+
+BY_WIDTH = {"inkling_text": (1.0, -1.0), "zamba": (0.5, -0.5), "zamba2": (0.5, -0.5)}
+"""Architectures whose factor is ``(share * head_dim) ** power``, by share and power."""
+
+WITHOUT_SCALE = ("gpt2", "gpt_bigcode", "imagegpt", "decision_transformer")
+"""Architectures with a key that turns the factor off, and perhaps another that divides it by the layer's number."""
+
+
+BY_LAYER = "scale_attn_by_inverse_layer_idx"
+
+
+class ScoreScale(NamedTuple):
+    """The factor on scores, where it comes from, and the usual one, which depends on the width of a head."""
+
+    value: float
+    origin: str
+    usual: float
+
+
+def score_scale(config: Config, head_dim: int | None = None) -> ScoreScale | None:
+    """The factor on scores of a configuration with defaults; ``None`` if it is the usual one, or if it is not known.
+
+    >>> score_scale({"model_type": "gemma2", "query_pre_attn_scalar": 144, "head_dim": 128}).value
+    0.08333333333333333
+    """
+    head_dim = head_dim or _head_dim(config)
+    if head_dim is None:
+        return None
+    usual = head_dim**-0.5
+    found = _stated(config, head_dim)
+    return None if found is None or math.isclose(found[0], usual, rel_tol=USUAL) else ScoreScale(*found, usual)
+
+
+def scale_warnings(config: Config, head_dim: int | None = None) -> Iterator[str]:
+    """Sentences on a factor that code with the usual one gets wrong."""
+    found = score_scale(config, head_dim)
+    if found is not None:
+        yield (
+            f"{found.origin}: attend with scale={found.value:.6g}, not with head_dim**-0.5, which is {found.usual:.6g}"
+        )
+    if config.get("model_type") in WITHOUT_SCALE and config.get(BY_LAYER) is True:
+        yield f"{BY_LAYER} is true: layer number n, from 0 on, divides its scores by n + 1 besides"
+
+
+def _stated(config: Config, head_dim: int) -> tuple[float, str] | None:
+    name = str(config.get("model_type"))
+    if name in BY_SCALAR:
+        scalar = number("query_pre_attn_scalar", config.get("query_pre_attn_scalar", 256), above=0)
+        return scalar**-0.5, f"query_pre_attn_scalar is {scalar:g}, and scores are divided by its square root"
+    if name in BY_MULTIPLIER:
+        factor = number("attention_multiplier", config.get("attention_multiplier", 1.0))
+        return factor, f"attention_multiplier is {factor:g}, and scores are multiplied by it"
+    if name in ONE:
+        return 1.0, f"the code of {name} does not divide scores"
+    if name in BY_WIDTH:
+        share, power = BY_WIDTH[name]
+        width = f"{share:g} x head_dim" if share != 1 else "head_dim"
+        by = f"the square root of {width}" if power == -0.5 else width
+        return (share * head_dim) ** power, f"the code of {name} divides scores by {by}"
+    if name in WITHOUT_SCALE and config.get("scale_attn_weights") is False:
+        return 1.0, "scale_attn_weights is false, and scores are not divided"
+    attention: Any = config.get("attn_config")
+    if name == "mpt" and isinstance(attention, dict) and attention.get("softmax_scale") is not None:
+        return number("softmax_scale", attention["softmax_scale"]), "attn_config has softmax_scale"
+    return None
+
+
+def _head_dim(config: Config) -> int | None:
+    width, heads = integer_at(config, "head_dim", "attention_head_dim"), value_at(config, *HEADS)
+    if width is not None or not isinstance(heads, int) or heads < 1:
+        return width
+    whole = integer_at(config, *WIDTHS)
+    if whole is not None and config.get("model_type") in ("zamba", "zamba2"):
+        whole *= 2  # its attention reads the hidden states beside the token embeddings
+    return None if whole is None or whole < heads else whole // heads
