@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.alibi import ALiBi, alibi_slopes
@@ -150,7 +151,10 @@ def _ways(target: Any) -> dict[str, BiasOf]:
     """What it can be called as, in words and as code."""
     if isinstance(target, PositionEncoding):
         return {"encoding.matrix(query_len, key_len)": target.matrix}
-    ways: dict[str, BiasOf] = {"f(query_len, key_len)": lambda q, k: target(q, k)}
+    call, ways = target.forward if isinstance(target, nn.Module) else target, dict[str, BiasOf]()
+    with contextlib.suppress(TypeError, ValueError):  # it takes other arguments, or is written in C
+        inspect.signature(call).bind(1, 1)
+        ways["f(query_len, key_len)"] = lambda q, k: target(q, k)
     if not hasattr(target, "compute_bias"):
         return ways
     compute = target.compute_bias
