@@ -122,7 +122,7 @@ def test_numbers_that_were_fitted_are_no_truth() -> None:
     assert isinstance(report.encoding, Rotary)
     assert isinstance(report.encoding.scaling, scaling.Linear)
     assert report.encoding.scaling.factor == pytest.approx(180 / math.pi, rel=SEVEN_DIGITS, abs=0)
-    assert "up to 2,147,483,647 angles go on evenly" in str(report)
+    assert "up to position 2,147,483,647 angles go on evenly" in str(report)
     stretched = probed(lambda x, positions: turned(x, positions, INV_FREQ ** (32 / 30)))
     assert (stretched.warnings, stretched.errors) == ((), {})
 

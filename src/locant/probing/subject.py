@@ -66,6 +66,10 @@ class Way:
     given: bool = True
     writes: bool = False
     """Whether it returns nothing, but rotates the tokens that it is given."""
+    one_by_one: bool = False
+    """Whether each token is a call of its own."""
+    undoes_norm: bool = False
+    """Whether tokens are made so that a norm before the rotation leaves no trace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -443,9 +447,7 @@ def _way(arguments: Arguments, shape: TokenShape, place: Callable[[Tensor], Tens
             return sides[0], sides[-1]
 
         rows = zip(x.split(-(-len(x) // len(index))), index, strict=True)
-        both = [
-            [rotated(row[:, :, at : at + 1], int(where[at, 0])) for at in range(x.shape[2])] for row, where in rows
-        ]
+        both = [[rotated(row[:, :, at : at + 1], int(where[at, 0])) for at in range(x.shape[2])] for row, where in rows]
         q, k = (torch.cat([torch.cat([one[side] for one in row], 2) for row in both]) for side in (0, 1))
         return (q, q) if arguments.num_tokens == 1 else (q, k)
 
@@ -454,7 +456,7 @@ def _way(arguments: Arguments, shape: TokenShape, place: Callable[[Tensor], Tens
     words += ", in place" if writes else ""
     called = f"{words}:{rest}" if rest else words
     if arguments.one_number:
-        return Way(called, by_number, writes=writes)
+        return Way(called, by_number, writes=writes, one_by_one=True)
     if not arguments.given:
         return Way(called, _counted(lambda target, x: shaped(target, x, None)), given=False, writes=writes)
     return Way(called, shaped, writes=writes)
@@ -503,7 +505,7 @@ BY_NAME = Way(
     "module.rotate_queries_and_keys(q, k): it counts tokens from 0",
     _counted(lambda target, x: target.rotate_queries_and_keys(x, x.clone())), given=False,
 )  # fmt: skip
-WITH_OFFSET = Way("module.rotate_queries_or_keys(x, offset=...)", _with_offset)
+WITH_OFFSET = Way("module.rotate_queries_or_keys(x, offset=...)", _with_offset, one_by_one=True)
 ENCODING = Way(
     "encoding.rotate(q, k, positions)",
     lambda target, x, index: target.rotate(x, x.clone(), Positions.of(index if index.shape[-1] > 1 else index[..., 0])),
@@ -580,22 +582,33 @@ COUNTED_FORMS: dict[str, Callable[[Tensor, int], tuple[Any, ...]]] = {
 """What is called with to make tables of the first positions."""
 
 Shape = Callable[[Tensor, int], tuple[Tensor, Callable[[Tensor], Tensor]]]
+
+
+def _part(times: int, heads_behind: bool) -> Shape:
+    """The first dimensions alone: as many as a table has, or twice as many, where it has one number for each pair."""
+
+    def shape(x: Tensor, width: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        part, rest = x[..., : times * width], x[..., times * width :]
+        if heads_behind:
+            return part.transpose(1, 2), lambda side: torch.cat([side.transpose(1, 2), rest], -1)
+        return part, lambda side: torch.cat([side, rest], -1)
+
+    return shape
+
+
 SHAPES: tuple[Shape, ...] = (
     lambda x, width: (x, lambda side: side),
-    lambda x, width: (x[..., :width], lambda side: torch.cat([side, x[..., width:]], -1)),
+    _part(1, heads_behind=False),
     lambda x, width: (x.transpose(1, 2), lambda side: side.transpose(1, 2)),
     lambda x, width: (
         x.flatten(0, 1).transpose(0, 1), lambda side: side.transpose(0, 1).unflatten(0, x.shape[:2])
     ),
-    lambda x, width: (
-        x[..., :width].transpose(1, 2), lambda side: torch.cat([side.transpose(1, 2), x[..., width:]], -1)
-    ),
+    _part(2, heads_behind=False), _part(1, heads_behind=True), _part(2, heads_behind=True),
     lambda x, width: (x.flatten(0, 1), lambda side: side.unflatten(0, x.shape[:2])),
     lambda x, width: (x.permute(2, 0, 1, 3), lambda side: side.permute(1, 2, 0, 3)),
 )  # fmt: skip
 """Tokens as the function takes them, and the way back: as they are; the part that tables are for, where it takes no
-more; heads behind; patches without a batch, ``[seq, heads, width]``; that part with heads behind; no heads; tokens
-first."""
+more; heads behind; patches without a batch, ``[seq, heads, width]``; other parts; no heads; tokens first."""
 
 IS_KEY = re.compile(r"(^|_|x)k(ey|eys|s|_|$)|^(key|k)")
 ARE_TABLES = re.compile(r"freq|cos|sin|rot|table|emb|theta|angle")
