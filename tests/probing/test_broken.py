@@ -80,7 +80,7 @@ BROKEN: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "52: the other layout": (
         lambda x, positions: turned(x, at(positions), "interleaved"),
-        {"head_dim": WIDTH, "expected": Rotary(WIDTH)}, "its pairs are (0, 1), (2, 3) and so on, and those",
+        {"head_dim": WIDTH, "expected": Rotary(WIDTH)}, "..., (30, 31), those of the encoding (0, 16)",
     ),
     "52: the other direction": (
         lambda x, positions: turned(x, -at(positions)), {"head_dim": WIDTH}, "The direction is reversed",

@@ -50,12 +50,14 @@ def test_a_right_norm_leaves_no_trace_of_itself() -> None:
     report = probed(keys(lambda k, positions: right(k, positions, OF_K)), expected=Rotary(WIDTH))
     assert report.warnings == ()
     assert repr(report.encoding) == repr(Rotary(WIDTH))
-    assert "It norms each head of queries and keys first, as expected: RMSNorm with eps 1e-06." in str(report)
+    assert "It norms each head of queries and keys before it rotates, as expected: RMSNorm with eps 1e-06" in str(
+        report
+    )
     one_side = probed(lambda x, positions: right(x, positions, 1 + OF_Q), norm=OF_Q, plus_one=True)
     assert one_side.warnings == ()
     equal = probed(lambda x, positions: normed(turned(x, positions), 1.0), norm=torch.ones(WIDTH))
     assert equal.warnings == ()
-    assert "With equal weights a norm behind the rotation is the same." in str(equal)
+    assert "With equal weights the other order would be the same." in str(equal)
 
 
 WRONG: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
@@ -96,6 +98,15 @@ def test_a_wrong_norm_of_keys_is_named_and_no_more(mistake: str) -> None:
     assert warning.startswith("The norm of keys is wrong: ")
     assert named in warning
     assert not others or mistake == "two mistakes"
+
+
+def test_the_order_that_is_expected_may_be_the_other_one() -> None:
+    def followed(x: Tensor, positions: Tensor) -> Tensor:
+        return normed(turned(x, positions), OF_Q)
+
+    assert probed(followed, norm=OF_Q, norm_follows=True).warnings == ()
+    (warning,) = probed(lambda x, positions: right(x, positions, OF_Q), norm=OF_Q, norm_follows=True).warnings
+    assert warning == "The norm of queries and of keys is wrong: it comes before the rotation."
 
 
 def test_norms_of_both_sides_are_named_once_and_exchanged_ones_too() -> None:

@@ -59,7 +59,7 @@ KEYS: dict[str, tuple[Both, str]] = {
         "15 of 16 pairs have other frequencies in keys, the first of them (1, 17) with 0.5309 for 0.5623"),
     "the other direction": (keys(lambda k, positions: turned(k, -positions)), "keys in the opposite direction"),
     "another layout": (keys(lambda k, positions: turned(k, positions, layout="interleaved")),
-        "pairs of queries are (0, 16), (1, 17), (2, 18), ..., (15, 31), of keys (0, 1), (2, 3)"),
+        "pairs of queries are (0, 16), (1, 17), (2, 18), ..., (15, 31), those of keys (0, 1), (2, 3)"),
     "another order": (keys(lambda k, positions: turned(k, positions).flip(-1)), "their dimensions in one order"),
     "counted": (keys(lambda k, positions: turned(k, torch.arange(k.shape[2])[None])),
         "Of keys: Angles do not grow evenly with the position"),

@@ -101,6 +101,7 @@ class NormReport:
         off: how far each is from the expected norm at position 0, over the largest entry.
         wrong: for each side, what is wrong, in words.
         after: for each side, whether the norm comes after the rotation; ``None``: with equal weights it is the same.
+        should_follow: whether it should.
     """
 
     eps: float
@@ -108,14 +109,16 @@ class NormReport:
     off: tuple[float, float]
     wrong: tuple[tuple[str, ...], tuple[str, ...]]
     after: tuple[bool | None, bool | None]
+    should_follow: bool
 
     def facts(self) -> Iterator[str]:
         """What is right, in sentences."""
         right = [side for side, wrong in zip(SIDES, self.wrong, strict=True) if not wrong]
         if right:
-            order = "" if None in self.after else " first"
-            told = f"It norms each head of {' and '.join(right)}{order}, as expected: RMSNorm with eps {self.eps:g}."
-            yield told if order else f"{told} With equal weights a norm behind the rotation is the same."
+            order = "after" if self.should_follow else "before"
+            told = f"It norms each head of {' and '.join(right)} {order} it rotates, as expected: RMSNorm with eps"
+            same = " With equal weights the other order would be the same." if None in self.after else ""
+            yield f"{told} {self.eps:g}.{same}"
 
     def warnings(self) -> Iterator[str]:
         """What is wrong, in sentences; what is wrong with both sides is said once."""
@@ -145,7 +148,7 @@ def weights_of(norm: Any, width: int | None, plus_one: bool) -> tuple[Tensor, Te
 
 
 def without_norm(
-    subject: Subject, weights: tuple[Tensor, Tensor], eps: float, plus_one: bool
+    subject: Subject, weights: tuple[Tensor, Tensor], eps: float, plus_one: bool, should_follow: bool
 ) -> tuple[Subject, NormReport]:
     """Return what rotates with its norms undone, and what these were found to be.
 
@@ -163,10 +166,19 @@ def without_norm(
             raise InputError(got, "a norm that divides each head by the root of its mean square")
     undone = [norm or right for norm, right in zip(found, expected, strict=True)]
     after = tuple(_comes_after(subject, norm, side) for side, norm in enumerate(undone))
-    wrong = tuple(tuple(_wrong(*each)) for each in zip(found, expected, after, off, strict=True))
+    misplaced = [each is not None and each != should_follow for each in after]
+    wrong = tuple(
+        (*_wrong(*each[:3]), *(FOLLOWS if each[3] else PRECEDES for _ in range(each[4])))
+        for each in zip(found, expected, off, after, misplaced, strict=True)
+    )
     way = replace(subject.way, call=_undoing(subject.way, undone, after), undoes_norm=True)
     told = tuple(None if norm is None else _told(norm) for norm in found)
-    return replace(subject, way=way), NormReport(eps=eps, found=told, off=off, wrong=wrong, after=after)
+    options = {"off": off, "wrong": wrong, "after": after, "should_follow": should_follow}
+    return replace(subject, way=way), NormReport(eps=eps, found=told, **options)
+
+
+FOLLOWS = "it comes after the rotation, and its weights scale what has been rotated: no rotation any more"
+PRECEDES = "it comes before the rotation"
 
 
 def _tokens(subject: Subject) -> Tensor:
@@ -256,7 +268,7 @@ def _told(norm: Norm) -> str:
     return ", ".join([eps, *(each for each in words if each)])
 
 
-def _wrong(norm: Norm | None, right: Norm, after: bool | None, off: float) -> Iterator[str]:
+def _wrong(norm: Norm | None, right: Norm, off: float) -> Iterator[str]:
     if norm is None:
         if not math.isfinite(off) or off > EXPLAINED:
             yield f"at position 0 it is up to {off:.2g} of the largest number off, and no known mistake explains that"
@@ -272,5 +284,3 @@ def _wrong(norm: Norm | None, right: Norm, after: bool | None, off: float) -> It
             yield f"{told}, so that heads of small numbers are up to {off:.2g} off"
         if norm.rounding:
             yield f"heads are {norm.rounding}, {off:.2g} off"
-    if after:
-        yield "it comes after the rotation, and its weights scale what has been rotated: no rotation any more"

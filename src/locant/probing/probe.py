@@ -58,6 +58,7 @@ def probe(
     norm: Tensor | tuple[Tensor, Tensor] | None = None,
     eps: float = 1e-6,
     plus_one: bool = False,
+    norm_follows: bool = False,
     qkv: tuple[int, int, int] | None = None,
 ) -> Report:
     """What a function or module does with positions, measured, without reading its code.
@@ -86,6 +87,7 @@ def probe(
             side, ``f(x, positions)``, takes one tensor.
         eps: the number that this norm adds to the mean square.
         plus_one: whether it multiplies by 1 + the weights, as Gemma's does.
+        norm_follows: whether it comes after the rotation, as HunYuan's does.
         qkv: how many heads of queries, of keys and of values lie beside each other in the tensor
             ``[tokens, (hq + hk + hv) * head_dim]`` that the function ``f(qkv, positions)`` rotates parts of. It may
             write into that tensor or return it.
@@ -131,7 +133,7 @@ def probe(
             subject = subject_of(target, tried, config=config, layer_type=layer_type, **options)
             found = None
             if subject is not None and weights is not None:
-                subject, found = without_norm(subject, weights, eps, plus_one)
+                subject, found = without_norm(subject, weights, eps, plus_one, norm_follows)
             report = bias_report(target, expected, tried) if subject is None else _probed(subject, expected, found)
         else:
             report = None
@@ -232,7 +234,7 @@ def _parted(ours: Rotation, other: Rotation) -> Iterator[Difference]:
     pairs = [[block.dims for block in one.blocks] for one in (ours, other)]
     if pairs[0] != pairs[1]:
         lacks = bool(pairs[0]) and {*pairs[0]} < {*pairs[1]}
-        yield first_difference(*pairs, "it", "the encoding"), "pairs not rotated" if lacks else None
+        yield first_difference(*pairs, "its pairs", "those of the encoding"), "pairs not rotated" if lacks else None
         return
     if ours.num_heads != other.num_heads:
         heads = [

@@ -243,7 +243,9 @@ class RotationReport(Report):
             seen = "for queries and keys alike, which attention does not see unless other code rotates one of them"
             told = f"Position 0 is rotated already, {told}: counting begins elsewhere, {seen}."
             yield Finding(told, harms=False)
-        if self.reversed:
+        sound = self.is_rotation and max(q.bent, k.bent) <= EVEN
+        sound = sound and (self.reciprocal or max(q.change, k.change) <= FACTOR)
+        if self.reversed and sound:
             told = "a positive position rotates the second dimension of a pair towards the first"
             told = f"The direction is reversed: {told}. Weights trained with the usual direction are wrong with it."
             yield Finding(told)
@@ -252,7 +254,7 @@ class RotationReport(Report):
             told = f"{'Axis' if one else 'Axes'} {' and '.join(map(str, unused))} {'has' if one else 'have'} no effect"
             told = f"{told}: no pair of dimensions follows {'it' if one else 'them'}, as where a kernel reads one"
             yield Finding(f"{told} position for each token and drops the others.")
-        if self.is_rotation and max(q.bent, k.bent) <= EVEN and (self.reciprocal or max(q.change, k.change) <= FACTOR):
+        if sound:
             yield from self._imprecise()
         if self.moves and not self.given and "positions" in self.called.split(":")[0]:
             told = "it counts tokens from 0, so left padding, packed documents and a cache are rotated wrongly"
@@ -330,16 +332,13 @@ Dims = Sequence[tuple[int, int]]
 
 def first_difference(one: Dims, other: Dims, name: str, other_name: str) -> str:
     """Where two lists of pairs part, in words: from the beginning, after some pairs, or at the end of one."""
-    if not one or not other:
-        alone = some(one or other)
-        return f"{name if one else other_name} have the pairs {alone}, {other_name if one else name} none"
     differing = (number for number, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     same = next(differing, min(len(one), len(other)))
     if same == 0:
-        return f"pairs of {name} are {some(one)}, of {other_name} {some(other)}"
+        return f"{name} are {some(one) or 'none'}, {other_name} {some(other) or 'none'}"
     if same in (len(one), len(other)):
-        return f"{name} have {len(one)} pairs, {other_name} {len(other)}, the first {same} of them the same"
-    return f"pair {same} of {name} is {one[same]}, of {other_name} {other[same]}, after {same} pairs that are the same"
+        return f"{name} are {len(one)}, {other_name} {len(other)}, of which the first {same} are the same"
+    return f"after {same} equal pairs {name} go on with {one[same]}, {other_name} with {other[same]}"
 
 
 def _per_axis(frequencies: tuple[float, ...]) -> str:
@@ -364,7 +363,7 @@ def _parted(q: Rotation, k: Rotation, reciprocal: bool) -> Iterator[str]:
         return
     of_q, of_k = ([block.dims for block in side.blocks] for side in (q, k))
     if of_q != of_k:
-        yield f"rotated alike: {first_difference(of_q, of_k, 'queries', 'keys')}"
+        yield f"rotated alike: {first_difference(of_q, of_k, 'pairs of queries', 'those of keys')}"
         return
     odd, opposite = odd_pairs(q, k, ROUNDED / NEAR[-1])
     if odd and opposite and len(odd) == len(q.blocks):
