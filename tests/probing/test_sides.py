@@ -132,6 +132,17 @@ def test_what_a_float32_makes_of_positions_is_no_mistake() -> None:
     assert probed(lambda x, positions: turned(x, positions.float() / 3)).warnings == ()
 
 
+@pytest.mark.parametrize("dtypes", [(torch.float64, torch.float32), (torch.float32, torch.float64)])
+def test_products_that_are_no_worse_than_those_of_float32_are_no_mistake(dtypes: tuple[torch.dtype, ...]) -> None:
+    def better(x: Tensor, positions: Tensor) -> Tensor:
+        angle = positions[..., None].to(dtypes[0]).double() * INV_FREQ.to(dtypes[1]).double()
+        return rotate_pairs(x, angle.cos().float(), angle.sin().float(), "half")
+
+    report = probed(better)
+    assert report.warnings == ()
+    assert isinstance(report.encoding, Rotary)
+
+
 def test_learned_frequencies_have_no_errors_but_go_on_evenly_or_not() -> None:
     learned = probed(lambda x, positions: turned(x, positions, OWN))
     assert (learned.warnings, learned.errors, learned.rounding) == ((), {}, "exact")

@@ -30,8 +30,8 @@ class Cost(NamedTuple):
         """Return one sentence: how much of a matter it is, by what evidence."""
         if self.worst <= SMALL:
             return (
-                f"This hardly matters up to 8,192 tokens: {self.mistake} changed the loss of one measured model, {MODEL}, "
-                f"by less than {SMALL} nats in windows of 2,048 and of 8,192 tokens, its trained length."
+                f"This hardly matters up to 8,192 tokens: {self.mistake} changed the loss of one measured model, "
+                f"{MODEL}, by less than {SMALL} nats in windows of 2,048 and of 8,192 tokens, its trained length."
             )
         rises = {2048: self.at_2048, 8192: self.at_8192}
         told = [f"by {nats:.2f} nats in windows of {length:,} tokens" for length, nats in rises.items() if nats]

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from locant.arguments import shown, whole
 from locant.errors import InputError, LocantError, RangeError
 from locant.models.architecture import UNKNOWN
-from locant.models.registry import read
+from locant.models.registry import presets, read
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
@@ -42,6 +42,7 @@ SAME = 1e-3
 AGREES = 1e-4
 """How far a measured encoding may be from what it was measured on to be taken for it: float32 angles up to 61."""
 
+EXTRA = "pip install 'locant[hf]'"
 CALLED_SO = re.compile(r"Rotary|Rope(?=[A-Z])|RoPE(?=[A-Z])")
 
 
@@ -306,9 +307,16 @@ def measured_rotary(config: object, layer_type: str | None) -> Rotary:
 
 
 def config_by_name(name: str) -> object | None:
-    """The default configuration of a ``model_type`` or a class of an installed `transformers`, if there is one."""
+    """The default configuration of a ``model_type`` or a class of an installed `transformers`, if there is one.
+
+    Raises:
+        InputError: the name is of no preset either, and `transformers`, which may know it, is not installed.
+    """
     if find_spec("transformers") is None:
-        return None
+        if name in presets():
+            return None
+        got = f"got {name}, which is no file, no folder and no preset: transformers may know it, but is not installed"
+        raise InputError(got, EXTRA)
     import transformers
 
     if name in transformers.CONFIG_MAPPING:
@@ -341,10 +349,8 @@ def _refusal(config: object, built: object, tried: Tried) -> InputError:
     stated = config.get("model_type") if isinstance(config, Mapping) else getattr(config, "model_type", config)
     name, remedy = shown(stated), "locant.probe(lambda x, positions: ..., head_dim=64), with a function of that model"
     if find_spec("transformers") is None:
-        got = (
-            f"got a configuration of {name}, which is measured on its rotary module in transformers, not installed here"
-        )
-        return InputError(got, 'pip install "locant[transformers]"')
+        got = f"got a configuration of {name}, whose rotary module is in transformers, which is not installed"
+        return InputError(got, EXTRA)
     if built is None:
         got = f"got a configuration of {name}, which the installed transformers does not know"
         return InputError(got, f"a newer transformers, or {remedy}")

@@ -304,7 +304,8 @@ class RotationReport(Report):
             yield f"It is no rotation of pairs: groups of {side.mixed} dimensions depend on each other."
         torn = [block for block in side.blocks if block.cosine_axes]
         if torn:
-            cosine, sine = (" and ".join(map(str, axes)) for axes in (torn[0].cosine_axes, torn[0].axes))
+            of_sine = [axis for axis in torn[0].axes if axis not in torn[0].cosine_axes]
+            cosine, sine = (" and ".join(map(str, axes)) for axes in (torn[0].cosine_axes, of_sine))
             more = f", and so in {len(torn) - 1} more" if len(torn) > 1 else ""
             told = f"the cosine of pair {torn[0].dims} follows axis {cosine} and its sine axis {sine or 'none'}{more}"
             yield f"It is no rotation: {told}."
