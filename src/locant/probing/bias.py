@@ -11,14 +11,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.alibi import ALiBi, alibi_slopes
 from locant.positions.encodings.t5 import T5Bias
 from locant.probing.costs import Finding
 from locant.probing.report import Report, some
-from locant.probing.subject import FAILED, Tried, UnusableError, name_of, refuse_unsteady
+from locant.probing.subject import FAILED, Tried, UnusableError, called_of, name_of, refuse_unsteady
 
 BIASED = 300
 """Tokens whose bias is looked at: past the distance of most buckets, and where bfloat16 counts in steps."""
@@ -184,9 +184,9 @@ def _ways(target: Any) -> dict[str, BiasOf]:
     """What it can be called as, in words and as code."""
     if isinstance(target, PositionEncoding):
         return {"encoding.matrix(query_len, key_len)": target.matrix}
-    call, ways = target.forward if isinstance(target, nn.Module) else target, dict[str, BiasOf]()
+    ways: dict[str, BiasOf] = {}
     with contextlib.suppress(TypeError, ValueError):  # it takes other arguments, or is written in C
-        inspect.signature(call).bind(1, 1)
+        inspect.signature(called_of(target)).bind(1, 1)
         ways["f(query_len, key_len)"] = lambda q, k: target(q, k)
     if not hasattr(target, "compute_bias"):
         return ways

@@ -105,10 +105,10 @@ class NormReport:
     """
 
     eps: float
-    found: tuple[str | None, str | None]
-    off: tuple[float, float]
-    wrong: tuple[tuple[str, ...], tuple[str, ...]]
-    after: tuple[bool | None, bool | None]
+    found: tuple[str | None, ...]
+    off: tuple[float, ...]
+    wrong: tuple[tuple[str, ...], ...]
+    after: tuple[bool | None, ...]
     should_follow: bool
 
     def facts(self) -> Iterator[str]:
@@ -173,8 +173,8 @@ def without_norm(
     )
     way = replace(subject.way, call=_undoing(subject.way, undone, after), undoes_norm=True)
     told = tuple(None if norm is None else _told(norm) for norm in found)
-    options = {"off": off, "wrong": wrong, "after": after, "should_follow": should_follow}
-    return replace(subject, way=way), NormReport(eps=eps, found=told, **options)
+    report = NormReport(eps=eps, found=told, off=off, wrong=wrong, after=after, should_follow=should_follow)
+    return replace(subject, way=way), report
 
 
 FOLLOWS = "it comes after the rotation, and its weights scale what has been rotated: no rotation any more"

@@ -235,7 +235,10 @@ def _parted(ours: Rotation, other: Rotation) -> Iterator[Difference]:
     pairs = [[block.dims for block in one.blocks] for one in (ours, other)]
     if pairs[0] != pairs[1]:
         lacks = bool(pairs[0]) and {*pairs[0]} < {*pairs[1]}
-        yield first_difference(*pairs, "its pairs", "those of the encoding"), "pairs not rotated" if lacks else None
+        yield (
+            first_difference(pairs[0], pairs[1], "its pairs", "those of the encoding"),
+            "pairs not rotated" if lacks else None,
+        )
         return
     if ours.num_heads != other.num_heads:
         heads = [

@@ -129,6 +129,11 @@ def name_of(target: Any) -> str:
     return getattr(target, "__qualname__", None) or type(target).__name__
 
 
+def called_of(target: Any) -> Any:
+    """What has the signature of a call: of a module its ``forward``."""
+    return target.forward if isinstance(target, nn.Module) else target
+
+
 def subject_of(
     target: Any,
     tried: Tried,
@@ -356,7 +361,7 @@ NUMBER_NAME = re.compile(r"offset|start|past|step")
 
 def _arguments(target: Any) -> Iterator[Arguments]:
     """What it may be called with, by its signature: ``f(x)``, ``f(x, positions)``, ``f(q, k, positions)`` and so on."""
-    call = target.forward if isinstance(target, nn.Module) else target
+    call = called_of(target)
     try:
         names = [*inspect.signature(call).parameters.values()]
     except (ValueError, TypeError):  # of what is written in C, such as int
@@ -517,7 +522,7 @@ ENCODING = Way(
 
 def _fused(target: Any, heads: tuple[int, int, int]) -> Iterator[Way]:
     """Ways to call what rotates views of ``qkv [tokens, (hq + hk + hv) * dim]``, which it returns, or writes into."""
-    names = [*inspect.signature(target.forward if isinstance(target, nn.Module) else target).parameters]
+    names = [*inspect.signature(called_of(target)).parameters]
     first = bool(names) and POSITION_NAME.search(names[0]) is not None
     for place in (PLACES[1], PLACES[3]):
 
@@ -629,9 +634,8 @@ def _called_for_tables(
 
     def takes(given: Sequence[Any]) -> bool:
         with contextlib.suppress(ValueError):  # of what is written in C
-            call = target.forward if isinstance(target, nn.Module) else target
             try:
-                inspect.signature(call).bind(*given, **options)
+                inspect.signature(called_of(target)).bind(*given, **options)
             except TypeError:
                 return False
         return bool(given)
