@@ -669,12 +669,12 @@ def _called_for_tables(
         tables = read_tables(module(*COUNTED_FORMS[form](x, x.shape[-1]), **options))
         return apply_tables(function, shape, tables, x, torch.arange(x.shape[2])[None])
 
-    def ways(form: str, tables: tuple[Tensor, ...], given: bool) -> Iterator[Way]:
+    def ways(form: str, tables: tuple[Tensor, ...], given: bool, shapes: Sequence[Shape]) -> Iterator[Way]:
         size, orthogonal = tables[0].shape, False
         if len(size) > 2 and size[-1] == size[-2] > TRIAL and not tables[0].is_complex():
             unit = torch.eye(size[-1], dtype=tables[0].dtype)
             orthogonal = torch.allclose(tables[0] @ tables[0].mT, unit.expand_as(tables[0]), atol=1e-4)
-        for function, shape in itertools.product([_multiply] if orthogonal else functions, SHAPES):
+        for function, shape in itertools.product([_multiply] if orthogonal else functions, shapes):
             told = "the tokens are multiplied by them" if orthogonal else f"{_name(function)} rotates by them"
             called = f"{noun}({form}) makes {'matrices' if orthogonal else 'tables'}, and {told}"
             if given:
@@ -688,13 +688,15 @@ def _called_for_tables(
             tried.setdefault(f"{noun}({form})", error)
 
     def trials(
-        form: str, tables: tuple[Tensor, ...], axes: int, given: bool, width: int | None = None
-    ) -> Iterator[Trial]:
+        form: str, tables: tuple[Tensor, ...], axes: int, shapes: Sequence[Shape], given: bool = True,
+        width: int | None = None,
+    ) -> Iterator[Trial]:  # fmt: skip
         last = tables[0].shape[-1]
         for each in [width] if width else widths or (last, 2 * last):
-            yield from ((each, axes, way) for way in ways(form, tables, given) if each % 2 == 0)
+            yield from ((each, axes, way) for way in ways(form, tables, given, shapes) if each % 2 == 0)
 
-    for axes, form in itertools.product(counts, FORMS):
+    usual = itertools.product([SHAPES[:4]], counts, [*FORMS][:5])
+    for shapes, axes, form in itertools.chain(usual, itertools.product([SHAPES], counts, FORMS)):
         if _is_axial(target) and "axes]" not in form:
             continue
         x, index = torch.zeros(1, HEADS, TRIAL, 8), torch.zeros(1, TRIAL, axes, dtype=torch.int64)
@@ -705,7 +707,7 @@ def _called_for_tables(
         except FAILED as error:
             tried.setdefault(f"{noun}({form})", error)
             continue
-        yield from trials(form, tables, axes, True)
+        yield from trials(form, tables, axes, shapes)
     for form, make in COUNTED_FORMS.items() if not _is_axial(target) else ():
         for width in widths or ((64,) if form == "seq_len" else WIDTHS):
             given = make(torch.zeros(1, HEADS, TRIAL, width), width)
@@ -716,7 +718,7 @@ def _called_for_tables(
             except FAILED as error:
                 tried.setdefault(f"{noun}({form})", error)
                 continue
-            yield from trials(form, tables, 1, False, width if form != "seq_len" or widths else None)
+            yield from trials(form, tables, 1, SHAPES, False, width if form != "seq_len" or widths else None)
 
 
 APPLY = "module, apply=apply_rotary, head_dim=64), with the function that rotates tokens by its tables"
