@@ -82,6 +82,14 @@ def test_a_bug_of_one_side_is_named_and_no_encoding_is(bug: str) -> None:
 def test_what_is_wrong_far_away_or_in_other_rows_is_said_of_its_side() -> None:
     coarse = keys(lambda k, positions: turned(k, positions.to(torch.bfloat16)))
     assert any("Angles of keys are wrong" in warning for warning in probed(coarse).warnings)
+
+    def beside_float32(q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries are off by as much at positions past any text."""
+        angles = positions[..., None].float() * INV_FREQ.float(), positions[..., None].bfloat16() * INV_FREQ.float()
+        q, k = (rotate_pairs(x, at.cos(), at.sin(), "half") for x, at in zip((q, k), angles, strict=True))
+        return q, k
+
+    assert any("Angles of keys are wrong" in warning for warning in probed(beside_float32).warnings)
     rows = keys(lambda k, positions: turned(k, positions[:1]))
     assert any("Of keys alone: Rows of a batch" in warning for warning in probed(rows).warnings)
 

@@ -31,7 +31,7 @@ from locant.positions.encodings.rotary import Rotary
 from locant.positions.encodings.xpos import XPos
 from locant.probing.bias import bias_report
 from locant.probing.norm import NormReport, weights_of, without_norm
-from locant.probing.precision import FLOAT32, Arrangement, arrangement_of, precision_of, shifts_of, steady
+from locant.probing.precision import FLOAT32, UNHARMED, Arrangement, arrangement_of, precision_of, shifts_of, steady
 from locant.probing.report import SIDES, Report, RotationReport, first_difference
 from locant.probing.rotation import EVEN, NEAR, Rotation, encoding_of, odd_pairs, rotations
 from locant.probing.subject import FAILED, HEADS, Subject, Tried, name_of, refuse, subject_of
@@ -160,7 +160,8 @@ def _probed(
     largest = [
         max([*each["errors"].values(), 0.0 if each["uneven"] is None else each["uneven"][1]]) for each in precisions
     ]
-    worst = largest.index(max(largest))
+    harmed = [error > 0 and each["rounding"] not in UNHARMED for error, each in zip(largest, precisions, strict=True)]
+    worst = max(range(len(precisions)), key=lambda side: (harmed[side], largest[side]))
     precision = precisions[worst]
     mode: AngleMode = "float32" if precision["rounding"] == FLOAT32 else "exact"
     candidates: list[PositionEncoding] = []
