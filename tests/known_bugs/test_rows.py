@@ -8,6 +8,7 @@ from functools import partial
 from itertools import pairwise, product
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -156,6 +157,33 @@ def test_79_every_document_is_cut_for_itself() -> None:
         return Positions.arange(positions.seq_len).shard_slots(rank, world)
 
     exhibit(check, Positions.shard_slots, twin=as_one_sequence, because=r"rank 0 has \[0, 1, 6, 7\]")
+
+
+def test_114_ids_are_cut_where_tokens_are() -> None:
+    """volcengine/verl#6267, NVIDIA/Megatron-LM#5243: on two ranks ids were one off, and wrong in a rank's second half.
+
+    Tokens were cut after a document of 4,803 was padded to four equal parts, so that rank 1 has 1,201 to 3,602.
+    """
+
+    def check(cut: Callable[[list[int], int], Tensor]) -> None:
+        for length in (11, 4803):
+            padded = -(-length // 4) * 4
+            parts = np.split(np.arange(padded), 4)
+            for rank in (0, 1):
+                tokens = np.concatenate([parts[rank], parts[3 - rank]]).tolist()
+                ids = cut([length], rank).tolist()
+                assert ids == tokens, f"ids of rank {rank} begin at {ids[0]}, its tokens at {tokens[0]}"
+
+    def ours(lengths: list[int], rank: int) -> Tensor:
+        return Positions.packed([-(-length // 4) * 4 for length in lengths]).shard(rank, 2).index[0]
+
+    def by_unpadded_length(lengths: list[int], rank: int) -> Tensor:
+        (length,) = lengths
+        part, size = length // 4, -(-length // 4)
+        begins = (rank * part, length - (rank + 1) * part)
+        return torch.cat([torch.arange(begin, begin + size) for begin in begins])
+
+    exhibit(check, ours, twin=by_unpadded_length, because="ids of rank 1 begin at 2, its tokens at 3")
 
 
 class OnlyTheNewTokens(ALiBi):

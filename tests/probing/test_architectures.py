@@ -10,6 +10,7 @@ import locant
 from locant import InputError, Positions, Rotary
 from locant.checkpoints.explanation import explain
 from locant.models.registry import ARCHITECTURES
+from locant.probing.probe import config_by_name
 from locant.probing.report import RotationReport
 from tests.refusal import refuses
 
@@ -49,6 +50,39 @@ def test_what_a_measurement_cannot_name_is_refused() -> None:
         Rotary.from_config({**QWEN, "model_type": "nobodys", "rope_theta": 1e4})
     with refuses(InputError, "bert", "no rotary module", "head_dim="):
         locant.probe({"model_type": "bert"})
+
+
+def test_why_a_configuration_cannot_be_measured_is_said_truly(monkeypatch: pytest.MonkeyPatch) -> None:
+    with refuses(InputError, "'nobodys', which the installed transformers does not know"):
+        locant.probe({"model_type": "nobodys"})
+    monkeypatch.setattr("locant.probing.probe.find_spec", lambda name: None)
+    for call in (lambda: locant.probe({**QWEN, "rope_theta": 1e6}), lambda: config_by_name("qwen3")):
+        with refuses(InputError, "transformers", "not installed", "pip install 'locant[hf]'"):
+            call()
+    assert config_by_name("llama-3.1-8b") is None
+
+
+@pytest.mark.parametrize("name", ["gptj", "codegen"])
+def test_tables_of_sines_before_cosines_are_of_a_part_of_the_head_and_end(name: str) -> None:
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    config = CONFIG_MAPPING[name](vocab_size=9, n_embd=64, n_layer=1, n_head=4, rotary_dim=8, n_positions=128)
+    report = locant.probe(AutoModelForCausalLM.from_config(config))
+    assert isinstance(report, RotationReport)
+    assert repr(report.encoding) == repr(Rotary(16, layout="interleaved", rotary_dim=8))
+    assert (report.last, report.ended) == (127, "IndexError")
+    assert "It rotates 8 of 16 dimensions" in str(report)
+    assert "Its positions end at 127: a later one raises IndexError." in str(report)
+
+
+def test_what_attention_reorders_before_its_rotary_module_is_no_warning() -> None:
+    from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
+
+    report = locant.probe(Qwen2_5OmniDiTConfig())
+    assert isinstance(report, RotationReport)
+    assert not any("interleaved" in warning for warning in report.warnings)
+    assert report.note is not None
+    assert "attention reorders dimensions" in report.note
 
 
 def test_a_model_its_class_and_its_configuration_are_one() -> None:

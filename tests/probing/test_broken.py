@@ -12,9 +12,11 @@ from torch import Tensor, nn
 import locant
 from locant import ALiBi, InputError, Positions, Rotary, T5Bias
 from locant.kernels.rotary import rotate_pairs
+from locant.probing.report import RotationReport
 from tests.known_bugs.subjects import WIDTH as TWIN
 from tests.known_bugs.twins import BufferRotary, GrowingRotary, coarsely_reduced
 from tests.refusal import refuses
+from tests.tolerances import RADIANS
 
 WIDTH = 32
 INV_FREQ = 10_000.0 ** -(torch.arange(0, WIDTH, 2) / WIDTH)
@@ -80,7 +82,7 @@ BROKEN: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "52: the other layout": (
         lambda x, positions: turned(x, at(positions), "interleaved"),
-        {"head_dim": WIDTH, "expected": Rotary(WIDTH)}, "its pairs are (0, 1), (2, 3) and so on, and those",
+        {"head_dim": WIDTH, "expected": Rotary(WIDTH)}, "..., (30, 31), those of the encoding (0, 16)",
     ),
     "52: the other direction": (
         lambda x, positions: turned(x, -at(positions)), {"head_dim": WIDTH}, "The direction is reversed",
@@ -97,6 +99,14 @@ BROKEN: dict[str, tuple[Any, dict[str, Any], str]] = {
     "keys the other way": (
         lambda q, k, positions: (turned(q, at(positions)), turned(k, -at(positions))), {"head_dim": WIDTH},
         "Queries and keys are not rotated alike: keys in the opposite direction",
+    ),
+    "111: axes that are dropped": (
+        lambda x, positions: turned(x, at(positions[..., 0])), {"head_dim": WIDTH, "axes": 3},
+        "Axes 1 and 2 have no effect",
+    ),
+    "positions begin again": (
+        lambda x, positions: turned(x, at(positions % 2048)), {"head_dim": WIDTH},
+        "Angles are wrong, as with positions that start again at 2,048: off by 3 radians at position 4,097",
     ),
     "counting from 1": (
         lambda x, positions: turned(x, at(positions + 1)), {"head_dim": WIDTH},
@@ -153,6 +163,11 @@ def biases() -> dict[str, tuple[Callable[[int, int], Tensor], Any, str]]:
             lambda q, k: of_t5(one_way, -distances(q, k)), None, "the distance is counted in the other direction",
         ),
         "a sign": (lambda q, k: slopes * distances(q, k).abs(), None, "Far tokens count more than near ones"),
+        "slopes by one formula": (
+            lambda q, k: -torch.tensor(SLOPES)[:, None, None] * distances(q, k).abs(), None,
+            "The slopes follow no rule that is known: ALiBi has 0.5, 0.25, 0.125, ..., 0.08839 for 12 heads",
+        ),
+        "slopes from head 0": (lambda q, k: -2 * slopes * distances(q, k).abs(), None, "They begin one head too early"),
         "no distance": (lambda q, k: torch.outer(torch.arange(q), torch.arange(k)).sqrt()[None], None, "on more than"),
     }  # fmt: skip
 
@@ -162,6 +177,75 @@ def test_a_bug_of_a_bias_is_named(bug: str) -> None:
     target, expected, named = biases()[bug]
     warnings = locant.probe(target, expected=expected).warnings
     assert any(named in warning for warning in warnings), warnings
+
+
+def test_slopes_of_some_heads_of_more_are_no_mistake() -> None:
+    slopes = ALiBi(16).slopes[8:, None, None]
+    report = locant.probe(lambda q, k: -slopes * distances(q, k).abs())
+    assert report.warnings == ()
+    assert "These are the slopes of heads 8 to 15 of 16, as one rank of several has them." in str(report)
+
+
+def test_what_costs_most_is_said_first_and_what_costs_nothing_is_a_note() -> None:
+    """The costs are those of `locant.probing.costs`, and radians do not order them."""
+
+    class Rounded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("inv_freq", INV_FREQ.clone())
+
+        def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+            return turned(x, positions[..., None].float() * self.inv_freq.float())
+
+    note = locant.probe(Rounded(), head_dim=WIDTH)
+    assert "This hardly matters up to 8,192 tokens" in note.warnings[0]
+    assert "less than 0.001 nats" in note.warnings[0]
+    assert "Note: Casting its module to bfloat16 or float16" in str(note)
+    assert "Warning:" not in str(note)
+
+    def coarse(x: Tensor, positions: Tensor) -> Tensor:
+        return x.copy_(turned(x, at(positions[:1].to(torch.bfloat16))))
+
+    found = locant.probe(coarse, head_dim=WIDTH, expected=Rotary(WIDTH, 1e6)).warnings
+    begins = ["Scores depend", "Rows of a batch", "It is not Rotary", "It overwrites"]
+    assert [each for each in begins if any(one.startswith(each) for one in found)] == begins
+    order = [next(number for number, one in enumerate(found) if one.startswith(each)) for each in begins]
+    assert order == sorted(order)
+    assert "raised the loss of one measured model, SmolLM2-135M, by 0.15 nats" in found[order[2]]
+
+
+def test_a_cast_is_measured_at_all_positions_not_at_a_few() -> None:
+    """A table in bfloat16 is up to half a circle off somewhere below 4,097, which no sample of positions shows."""
+    from transformers import LlamaConfig
+
+    report = locant.probe(LlamaConfig(hidden_size=256, num_attention_heads=2))
+    assert isinstance(report, RotationReport)
+    frequencies = 10_000.0 ** -(torch.arange(0, 128, 2, dtype=torch.float64) / 128)
+    apart = torch.outer(torch.arange(1, 4098).double(), frequencies.float().bfloat16().double() - frequencies)
+    largest = torch.remainder(apart + torch.pi, 2 * torch.pi).sub(torch.pi).abs().max()
+    assert report.casts["bfloat16"][0] == pytest.approx(float(largest), rel=0, abs=RADIANS)
+    assert report.casts["bfloat16"][0] > 3.1
+
+
+def test_an_axis_that_gets_the_columns_of_another_is_named() -> None:
+    """A table for (12, 10, 10) dimensions is split as (12, 11, 9): pair 11 has its cosine from one axis, its sine
+    from the next.
+    """
+    columns = torch.cat([10_000.0 ** -(torch.arange(0, dims, 2) / dims) for dims in (12, 10, 10)]).repeat_interleave(2)
+    axis = torch.tensor([0] * 12 + [1] * 11 + [2] * 9)
+
+    def split(x: Tensor, positions: Tensor) -> Tensor:
+        angle = (positions[..., axis] * columns)[:, None]
+        a, b, cos, sin = x[..., 0::2], x[..., 1::2], angle.cos()[..., 0::2], angle.sin()[..., 1::2]
+        return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+
+    warnings = locant.probe(split, head_dim=WIDTH, axes=3).warnings
+    assert "the cosine of pair (22, 23) follows axis 1 and its sine axis 2" in warnings[0]
+    assert not any("0.0%" in warning or "float16" in warning for warning in warnings)
+    right = Rotary(WIDTH, sections=(6, 5, 5), axial=True, layout="interleaved")
+    axis = torch.tensor([0] * 14 + [1] * 8 + [2] * 10)
+    found = locant.probe(split, head_dim=WIDTH, axes=3, expected=right).differences
+    assert found == ("1 of 16 pairs follow another axis, the first of them (12, 13) axis 0 and not axis 1",)
 
 
 def missing(key: str) -> Any:

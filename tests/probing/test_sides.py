@@ -59,7 +59,7 @@ KEYS: dict[str, tuple[Both, str]] = {
         "15 of 16 pairs have other frequencies in keys, the first of them (1, 17) with 0.5309 for 0.5623"),
     "the other direction": (keys(lambda k, positions: turned(k, -positions)), "keys in the opposite direction"),
     "another layout": (keys(lambda k, positions: turned(k, positions, layout="interleaved")),
-        "pairs of queries are (0, 16), (1, 17), (2, 18), ..., (15, 31), of keys (0, 1), (2, 3)"),
+        "pairs of queries are (0, 16), (1, 17), (2, 18), ..., (15, 31), those of keys (0, 1), (2, 3)"),
     "another order": (keys(lambda k, positions: turned(k, positions).flip(-1)), "their dimensions in one order"),
     "counted": (keys(lambda k, positions: turned(k, torch.arange(k.shape[2])[None])),
         "Of keys: Angles do not grow evenly with the position"),
@@ -82,6 +82,14 @@ def test_a_bug_of_one_side_is_named_and_no_encoding_is(bug: str) -> None:
 def test_what_is_wrong_far_away_or_in_other_rows_is_said_of_its_side() -> None:
     coarse = keys(lambda k, positions: turned(k, positions.to(torch.bfloat16)))
     assert any("Angles of keys are wrong" in warning for warning in probed(coarse).warnings)
+
+    def beside_float32(q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries are off by as much at positions past any text."""
+        angles = positions[..., None].float() * INV_FREQ.float(), positions[..., None].bfloat16() * INV_FREQ.float()
+        q, k = (rotate_pairs(x, at.cos(), at.sin(), "half") for x, at in zip((q, k), angles, strict=True))
+        return q, k
+
+    assert any("Angles of keys are wrong" in warning for warning in probed(beside_float32).warnings)
     rows = keys(lambda k, positions: turned(k, positions[:1]))
     assert any("Of keys alone: Rows of a batch" in warning for warning in probed(rows).warnings)
 
@@ -122,7 +130,7 @@ def test_numbers_that_were_fitted_are_no_truth() -> None:
     assert isinstance(report.encoding, Rotary)
     assert isinstance(report.encoding.scaling, scaling.Linear)
     assert report.encoding.scaling.factor == pytest.approx(180 / math.pi, rel=SEVEN_DIGITS, abs=0)
-    assert "up to 2,147,483,647 angles go on evenly" in str(report)
+    assert "up to position 2,147,483,647 angles go on evenly" in str(report)
     stretched = probed(lambda x, positions: turned(x, positions, INV_FREQ ** (32 / 30)))
     assert (stretched.warnings, stretched.errors) == ((), {})
 
@@ -130,6 +138,17 @@ def test_numbers_that_were_fitted_are_no_truth() -> None:
 def test_what_a_float32_makes_of_positions_is_no_mistake() -> None:
     assert probed(lambda x, positions: turned(x, positions * math.pi / 180)).warnings == ()
     assert probed(lambda x, positions: turned(x, positions.float() / 3)).warnings == ()
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float64, torch.float32), (torch.float32, torch.float64)])
+def test_products_that_are_no_worse_than_those_of_float32_are_no_mistake(dtypes: tuple[torch.dtype, ...]) -> None:
+    def better(x: Tensor, positions: Tensor) -> Tensor:
+        angle = positions[..., None].to(dtypes[0]).double() * INV_FREQ.to(dtypes[1]).double()
+        return rotate_pairs(x, angle.cos().float(), angle.sin().float(), "half")
+
+    report = probed(better)
+    assert report.warnings == ()
+    assert isinstance(report.encoding, Rotary)
 
 
 def test_learned_frequencies_have_no_errors_but_go_on_evenly_or_not() -> None:

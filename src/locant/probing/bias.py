@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,8 +16,9 @@ from torch import Tensor
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.alibi import ALiBi, alibi_slopes
 from locant.positions.encodings.t5 import T5Bias
+from locant.probing.costs import Finding
 from locant.probing.report import Report, some
-from locant.probing.subject import FAILED, Tried, UnusableError, name_of, refuse_unsteady
+from locant.probing.subject import FAILED, Tried, UnusableError, called_of, name_of, refuse_unsteady
 
 BIASED = 300
 """Tokens whose bias is looked at: past the distance of most buckets, and where bfloat16 counts in steps."""
@@ -43,6 +46,7 @@ class BiasReport(Report):
         causal: whether later keys are hidden.
         symmetric: whether earlier and later keys are told apart.
         slopes: per head, where the bias is linear in the distance; else ``None``.
+        slopes_of: the number of heads of an ALiBi with these slopes, and the first of them, if there is one.
         buckets: how many values there are for earlier and for later keys, where they are fewer than distances.
         farthest: the largest distance that was looked at for them.
         alike: settings of the encoding that share values out alike up to there; empty: there is one.
@@ -57,6 +61,7 @@ class BiasReport(Report):
     causal: bool
     symmetric: bool
     slopes: tuple[float, ...] | None
+    slopes_of: tuple[int, int] | None
     buckets: tuple[int, int] | None
     farthest: int
     alike: tuple[str, ...]
@@ -79,6 +84,10 @@ class BiasReport(Report):
         yield "Later keys are hidden." if self.causal else "Later keys are not hidden."
         if self.slopes is not None:
             yield f"It falls linearly with the distance, with slopes {some(self.slopes)}."
+            if self.slopes_of is not None and self.slopes_of[0] > self.num_heads:
+                total, first = self.slopes_of
+                heads = f"heads {first} to {first + self.num_heads - 1} of {total}"
+                yield f"These are the slopes of {heads}, as one rank of several has them."
         if self.buckets is not None:
             told = f"{self.buckets[0]} for earlier keys, {self.buckets[1]} for later ones"
             yield f"Distances up to {self.farthest:,} share values: {told}."
@@ -87,19 +96,43 @@ class BiasReport(Report):
         if self.alike:
             yield f"Distances up to {self.farthest:,} do not tell apart T5Bias with {' or '.join(self.alike)}."
 
-    def _warnings(self) -> Iterator[str]:
+    def _warnings(self) -> Iterator[Finding]:
         if not (self.of_distance or self.up_to_rows):
-            yield "The bias depends on more than the distance."
+            yield Finding("The bias depends on more than the distance.")
         if self.slopes is not None and min(self.slopes) < 0:
-            yield "Far tokens count more than near ones: the sign of the slopes is reversed."
+            yield Finding("Far tokens count more than near ones: the sign of the slopes is reversed.")
+        elif self.slopes is not None and self.slopes_of is None and self.expected is None:
+            usual = some(alibi_slopes(self.num_heads))
+            told = f"The slopes follow no rule that is known: ALiBi has {usual} for {self.num_heads} heads"
+            powers = [2.0 ** (-8 * (head + 1) / self.num_heads) for head in range(self.num_heads)]
+            if _alike(self.slopes, powers):
+                told += ". They are powers of one number, as ALiBi has them where the number of heads is a power of two"
+            if _alike(self.slopes, [2.0 ** (-8 * head / self.num_heads) for head in range(self.num_heads)]):
+                told += ". They begin one head too early"
+            yield Finding(f"{told}. Weights that were trained with ALiBi are wrong with them.")
         if self.buckets is not None and self.buckets[0] == 1 < self.buckets[1]:
             told = "the distance is counted in the other direction"
-            yield f"Earlier keys all get one value and later ones are told apart: {told}."
+            yield Finding(f"Earlier keys all get one value and later ones are told apart: {told}.")
         if self.cached is False:
             told = "With a cache the newest query gets another bias than in the whole sequence"
-            yield f"{told}: it is taken for the first token."
+            yield Finding(f"{told}: it is taken for the first token.")
         if self.rounded is not None:
-            yield f"The bias is rounded to {self.rounded}: far distances share one value."
+            yield Finding(f"The bias is rounded to {self.rounded}: far distances share one value.")
+
+
+def _alike(slopes: Sequence[float], others: Sequence[float]) -> bool:
+    return all(math.isclose(a, b, rel_tol=1e-5) for a, b in zip(slopes, others, strict=True))
+
+
+def _whose_slopes(slopes: Sequence[float]) -> tuple[int, int] | None:
+    """The number of heads of an ALiBi that has these slopes in a row, and the first of these; ``None``: none has."""
+    count = len(slopes)
+    for num_heads in (count, *(count * times for times in (2, 3, 4, 5, 6, 8, 10, 12, 16, 32, 64))):
+        usual = alibi_slopes(num_heads)
+        for first in range(0, num_heads, count):
+            if _alike(slopes, usual[first : first + count]):
+                return num_heads, first
+    return None
 
 
 def bias_report(target: Any, expected: PositionEncoding | None, tried: Tried) -> BiasReport | None:
@@ -141,6 +174,7 @@ def bias_report(target: Any, expected: PositionEncoding | None, tried: Tried) ->
         num_heads=len(whole), of_distance=of_distance, up_to_rows=up_to_rows, causal=causal,
         symmetric=not causal and torch.allclose(earlier[:, :BIASED], after[:, :BIASED], atol=SAME),
         slopes=None if slopes is None else tuple(slopes.tolist()),
+        slopes_of=None if slopes is None else _whose_slopes(slopes.tolist()),
         buckets=(counts[0], counts[1]) if up_to_rows and slopes is None and shared else None,
         farthest=min(earlier.shape[1], after.shape[1]) - 1, cached=_is_cached(bias_of, relative), rounded=rounded,
     )  # fmt: skip
@@ -150,7 +184,10 @@ def _ways(target: Any) -> dict[str, BiasOf]:
     """What it can be called as, in words and as code."""
     if isinstance(target, PositionEncoding):
         return {"encoding.matrix(query_len, key_len)": target.matrix}
-    ways: dict[str, BiasOf] = {"f(query_len, key_len)": lambda q, k: target(q, k)}
+    ways: dict[str, BiasOf] = {}
+    with contextlib.suppress(TypeError, ValueError):  # it takes other arguments, or is written in C
+        inspect.signature(called_of(target)).bind(1, 1)
+        ways["f(query_len, key_len)"] = lambda q, k: target(q, k)
     if not hasattr(target, "compute_bias"):
         return ways
     compute = target.compute_bias

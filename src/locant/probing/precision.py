@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -42,9 +42,13 @@ READ_OFF, READ_OFF_NARROW = 5e-7, 1.2e-2
 
 EXACT = "exact"
 FLOAT32 = "float32(position) x float32(frequency)"
+FLOAT64 = "float64(position) x float32(frequency)"
+COUNTED_IN_FLOAT32 = "positions counted in float32"
 IN_FLOAT32 = "arithmetic in float32"
-UNHARMED = (EXACT, FLOAT32, IN_FLOAT32)
-"""No mistakes: what models are trained with."""
+UNHARMED = (EXACT, FLOAT32, FLOAT64, COUNTED_IN_FLOAT32, IN_FLOAT32)
+"""No mistakes: what models are trained with, or no worse."""
+
+RESTARTS = "positions that start again at {:,}"
 
 UNEXPLAINED = "in a way that no rounding of one number explains"
 
@@ -54,22 +58,36 @@ FEW_ROUNDINGS = 2.0**-21
 ULPS = 4
 """Float32 frequencies may be so many units of the last digit away: each program has its own power function."""
 
-ROUNDINGS = {FLOAT32: (torch.float32, torch.float32)} | {
-    name.format(kind): dtypes
-    for kind, dtype in NARROW.items()
-    for name, dtypes in (
-        ("{} frequencies", (torch.float32, dtype)),
-        ("positions counted in {}", (dtype, torch.float32)),
-        ("{0}(position) x {0}(frequency)", (dtype, dtype)),
-    )
-}
-"""The dtypes of positions and of frequencies whose product angles may be, the best first."""
+Dtypes = tuple[torch.dtype, torch.dtype, torch.dtype]
+
+F32, F64 = torch.float32, torch.float64
+ROUNDINGS: tuple[tuple[str, Dtypes], ...] = (
+    (FLOAT32, (F32, F32, F32)),
+    (FLOAT64, (F64, F32, F64)),
+    (COUNTED_IN_FLOAT32, (F32, F64, F64)),
+    *(
+        (name.format(kind), dtypes)
+        for kind, dtype in NARROW.items()
+        for name, dtypes in (
+            ("{} frequencies", (F32, dtype, F32)),
+            ("{} frequencies", (F64, dtype, F64)),
+            ("positions counted in {}", (dtype, F32, F32)),
+            ("positions counted in {}", (dtype, F64, F64)),
+            ("{0}(position) x {0}(frequency)", (dtype, dtype, dtype)),
+            ("angles rounded to {}", (F32, F32, dtype)),
+        )
+    ),
+)
+"""The dtypes of positions, of frequencies and of their product, which angles may be, the best first."""
 
 SAME = 1e-4
 """How far two rotations of one token may be apart at small positions; wrong ones are further by far."""
 
 SHORT = 8
 LONGEST = 2**18
+CROWD = 5200
+"""Tokens of two heads, for which kernels are chosen that take many at once."""
+
 COUNTED = 2048
 """How many tokens are rotated at once where positions are counted."""
 
@@ -92,27 +110,90 @@ def precision_of(
     rows = zip(angles.pairs.dims, angles.inv_freq.abs().tolist(), strict=True)
     signed = {tuple(sorted(pair)): each if pair[0] < pair[1] else -each for pair, each in rows}
     true = torch.tensor([signed[block.dims] for block in rotation.blocks], dtype=torch.float64)
-    index, measured, errors = _errors(subject, rotation, angles)
-    near, casts, narrow = subject.within(CAST_UP_TO), {}, None
+    index, measured, errors, ended = _errors(subject, rotation, angles)
+    near, casts, narrow, sampled = subject.within(min(CAST_UP_TO, int(index[-1]))), {}, None, False
     for name, dtype in NARROW.items() if subject.original is not None else ():
         with contextlib.suppress(*FAILED):
-            places, cast, off = _errors(near.again(dtype), rotation, angles)
-            casts[name] = max(off.values()), _rounding(cast, places, rotation, true)
+            after = near.again(dtype)
+            places, cast, off, _ = _errors(after, rotation, angles)
+            largest = _largest_error(after, rotation, angles)
+            sampled = sampled or largest is None
+            casts[name] = max([*off.values(), largest or 0.0]), _rounding(cast, places, rotation, true)
     with contextlib.suppress(*FAILED):
-        places, cast, _ = _errors(near, rotation, angles, torch.bfloat16)
-        narrow = _rounding(cast, places, rotation, true, READ_OFF_NARROW) or UNEXPLAINED
+        if not subject.way.undoes_norm:  # what narrow tokens make of a norm comes before all angles
+            places, cast, _, _ = _errors(near, rotation, angles, torch.bfloat16)
+            narrow = _rounding(cast, places, rotation, true, READ_OFF_NARROW) or UNEXPLAINED
     rounding = _rounding(measured, index, rotation, true, is_measured=is_measured, is_scaled=is_scaled)
     uneven = _uneven(measured, index, true, NEAR[-1]) if is_measured and rounding not in UNHARMED else None
     return {
         "errors": {} if is_measured else errors, "last": int(index[-1]), "rounding": rounding, "uneven": uneven,
-        "casts": casts, "narrow": narrow,
+        "casts": casts, "sampled": sampled, "narrow": narrow, "ended": ended,
     }  # fmt: skip
 
 
 def _errors(
     subject: Subject, rotation: Rotation, encoding: Rotary, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor, dict[int, float]]:
-    """Positions, the angles there of tokens in a dtype, ``[positions, pairs]``, and the largest error at each."""
+) -> tuple[Tensor, Tensor, dict[int, float], str | None]:
+    """Positions, the angles there of tokens in a dtype, ``[positions, pairs]``, the largest error at each, and an end.
+
+    That is the name of the error with which the position after the last one ends, where there is such a position.
+    """
+    measure, ended = _angle_reader(rotation, encoding, subject, dtype), None
+    errors: dict[int, float] = {}
+    rows: list[Tensor] = []
+    before = MAX_INT32
+    asked = sorted({min(place, subject.limit) for place in FAR})
+    while asked:
+        place = asked.pop(0)
+        with _Largest() as sizes:
+            try:
+                angles, truth = measure(subject.places(place))
+            except MemoryError:
+                break
+            except FAILED as error:
+                if ended is None and errors:  # its positions end between this one and the one before
+                    ended, asked = type(error).__name__, [_last_place(subject, max(errors), place)]
+                    continue
+                break
+        errors[place] = float(wrapped(angles - truth).abs().max())
+        rows.append(angles)
+        if sizes.largest > max(MOST_ELEMENTS // 16, before):  # it grows: the next would be 16 times as large
+            break
+        before = sizes.largest
+    if not rows:
+        raise ValueError("at no position")
+    return torch.tensor([*errors]), torch.cat(rows), errors, ended
+
+
+def _last_place(subject: Subject, works: int, fails: int) -> int:
+    """The last position between the two that it can be asked for."""
+    x = torch.ones(1, HEADS, 1, subject.width)
+    while fails - works > 1:
+        middle = (works + fails) // 2
+        try:
+            subject.rotate(x.clone(), subject.places(middle))
+            works = middle
+        except FAILED:
+            fails = middle
+    return works
+
+
+def _largest_error(subject: Subject, rotation: Rotation, encoding: Rotary) -> float | None:
+    """The largest error of an angle among all positions; ``None``: it does not take them at once."""
+    if subject.way.one_by_one:
+        return None
+    try:
+        index = subject.places(*range(1, subject.limit + 1))
+        angles, truth = _angle_reader(rotation, encoding, subject, torch.float32)(index)
+    except FAILED:
+        return None
+    return float(wrapped(angles - truth).abs().max())
+
+
+def _angle_reader(
+    rotation: Rotation, encoding: Rotary, subject: Subject, dtype: torch.dtype
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """What reads the angles at an index ``[1, seq, axes]`` off tokens in a dtype, and the true ones."""
     dims = torch.tensor([block.dims for block in rotation.blocks])
     x = torch.zeros(1, HEADS, 1, subject.width, dtype=torch.float64)
     x[..., dims[:, 0]] = 1  # one vector tells the angles of all pairs
@@ -121,23 +202,14 @@ def _errors(
         entries = rotated[0, 0].double()
         return torch.atan2(entries[:, dims[:, 1]], entries[:, dims[:, 0]])
 
-    errors: dict[int, float] = {}
-    rows: list[Tensor] = []
-    for place in sorted({min(place, subject.limit) for place in FAR}):
-        index = subject.places(place)
-        with _Largest() as sizes:
-            try:
-                angles = angles_of(rotation.in_order(subject.rotate(x.to(dtype), index)[0])) - _offsets(rotation)
-            except (*FAILED, MemoryError):
-                break
-        truth = angles_of(encoding.rotate_one(x, Positions.of(index if subject.axes > 1 else index[..., 0])))
-        errors[place] = float(wrapped(angles - truth).abs().max())
-        rows.append(angles)
-        if sizes.largest > MOST_ELEMENTS // 16 and sizes.largest >= place // 2:  # the next would be 16 times as large
-            break
-    if not rows:
-        raise ValueError("at no position")
-    return torch.tensor([*errors]), torch.cat(rows), errors
+    def read(index: Tensor) -> tuple[Tensor, Tensor]:
+        tokens = x.expand(-1, -1, index.shape[1], -1)
+        rotated = subject.rotate(tokens.to(dtype).clone(), index)[0]
+        angles = angles_of(rotation.in_order(rotated)) - _offsets(rotation)
+        truth = encoding.rotate_one(tokens, Positions.of(index if subject.axes > 1 else index[..., 0]))
+        return angles, angles_of(truth)
+
+    return read
 
 
 def _offsets(rotation: Rotation) -> Tensor:
@@ -182,17 +254,23 @@ def _rounding(
     near = (itertools.accumulate([end] * ULPS, torch.nextafter, initial=frequencies.float()) for end in ends)
     candidates = torch.stack([*itertools.chain(*near)])[:, None]
     for allowed in sorted({within, READ_OFF_NARROW}):
-        for name, (of_index, of_speed) in ROUNDINGS.items():
-            one, other = index[:, None].to(of_index), candidates.to(of_speed)
-            product = one * other if of_index == of_speed else one.float() * other.float()
+        for name, (of_index, of_speed, of_product) in ROUNDINGS:
+            speeds = frequencies[None, None] if of_speed == torch.float64 else candidates
+            wide = torch.promote_types(of_index, of_speed)
+            product = (index[:, None].to(of_index).to(wide) * speeds.to(of_speed).to(wide)).to(of_product)
             apart = wrapped(product.double() - angles).abs().amax(1)
-            if float(apart.amin(0).max()) <= (within if name == FLOAT32 else allowed):
+            if float(apart.amin(0).max()) <= (within if name in UNHARMED else allowed):
                 return name
         if allowed == within:
             few = exact <= within + FEW_ROUNDINGS * index[:, None] * frequencies.abs()
             even = is_measured and _uneven(angles, index, frequencies, NEAR[-1]) is None
             if even or (is_scaled and bool(few.all())):
                 return IN_FLOAT32
+            for length in (2**power for power in range(6, 21)):
+                again = (index % length)[:, None].double() * frequencies
+                allowance = within + FEW_ROUNDINGS * again.abs()
+                if length < int(index[-1]) and bool((wrapped(again - angles).abs() <= allowance).all()):
+                    return RESTARTS.format(length)
     return None
 
 
@@ -218,7 +296,9 @@ class Arrangement:
         rows: rows of a batch with positions of their own.
         grows_at: the largest position of a call from which on small positions too are rotated otherwise.
         remembers: a short sequence is rotated otherwise after a long one.
-        writes: it overwrites what it is given.
+        writes: it overwrites what it is given, and returns something, too.
+        crowds: among thousands of tokens some are rotated otherwise than among a few.
+        strided: tokens that are a view into a larger tensor are rotated otherwise, or what lies beside them changes.
         of: the one side of which that holds, ``"queries"`` or ``"keys"``; ``None``: both, or more than one thing.
     """
 
@@ -227,6 +307,8 @@ class Arrangement:
     grows_at: int | None = None
     remembers: bool = False
     writes: bool = False
+    crowds: bool = False
+    strided: bool = False
     of: str | None = None
 
     def with_keys(self, keys: Arrangement) -> Arrangement:
@@ -248,7 +330,12 @@ def steady(subject: Subject) -> Subject:
         x, places = _random(subject, 5), [subject.places(*range(begin, begin + 5)) for begin in (0, 7)]
         here, there = (torch.cat(subject.rotate(x.clone(), index)) for index in places)
         subject = subject.counting() if torch.equal(here, there) else subject
-    return subject if subject.way.given else subject.within(COUNTED - 1)
+    subject = subject if subject.way.given else subject.within(COUNTED - 1)
+    try:
+        subject.rotate(_random(subject, 1), subject.places(min(NEAR[-1], subject.limit)))
+    except FAILED:  # it has few positions
+        subject = subject.within(_last_place(subject, SHORT - 1, NEAR[-1]))
+    return subject
 
 
 def arrangement_of(subject: Subject) -> Arrangement:
@@ -275,7 +362,33 @@ def arrangement_of(subject: Subject) -> Arrangement:
     long = (torch.cat([x, x[:, :, :1]], 2), (*near, longest - 1)) if given else (_random(subject, 1), [longest - 1])
     _rotated_or_none(subject, *long)
     remembers, writes = _apart(_rotated(subject, x, near), rotated), not torch.equal(written, x)
-    return Arrangement(neighbours=alone, rows=rows, grows_at=grows_at, remembers=remembers, writes=writes)
+    return Arrangement(
+        neighbours=alone, rows=rows, grows_at=grows_at, remembers=remembers, writes=writes and not subject.way.writes,
+        crowds=given and not (alone or remembers) and _crowds(subject, x, rotated),
+        strided=_strided(subject, x, rotated),
+    )  # fmt: skip
+
+
+def _crowds(subject: Subject, x: Tensor, few: Tensor) -> bool:
+    """Whether the same tokens at the same small positions come out otherwise when there are many: kernels differ."""
+    if subject.way.one_by_one:
+        return False
+    many = [place % SHORT for place in range(CROWD)]
+    rotated = _rotated_or_none(subject, x[:, :, many], many)
+    return rotated is not None and (bool(rotated.isnan().any()) or _apart(rotated, few[:, :, many]))
+
+
+def _strided(subject: Subject, x: Tensor, rotated: Tensor) -> bool:
+    """Whether tokens in the middle third of a tensor come out otherwise, or what lies beside them changes."""
+    wide = torch.ones(*x.shape[:-1], 3 * subject.width)
+    view = wide[..., subject.width : 2 * subject.width]
+    view.copy_(x)
+    try:
+        other = subject.rotate(view, subject.places(*range(SHORT)))[0]
+    except FAILED:
+        return False
+    beside = torch.cat([wide[..., : subject.width], wide[..., 2 * subject.width :]], -1)
+    return _apart(other, rotated) or not bool((beside == 1).all())
 
 
 def shifts_of(subject: Subject, factor: float, limit: int) -> dict[int, float]:

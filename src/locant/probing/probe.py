@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import itertools
 import math
 import re
 import warnings
@@ -18,19 +19,20 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from locant.arguments import shown, whole
 from locant.errors import InputError, LocantError, RangeError
 from locant.models.architecture import UNKNOWN
-from locant.models.registry import read
+from locant.models.registry import presets, read
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.encodings.xpos import XPos
 from locant.probing.bias import bias_report
-from locant.probing.precision import FLOAT32, Arrangement, arrangement_of, precision_of, shifts_of, steady
-from locant.probing.report import SIDES, Report, RotationReport
+from locant.probing.norm import NormReport, weights_of, without_norm
+from locant.probing.precision import FLOAT32, UNHARMED, Arrangement, arrangement_of, precision_of, shifts_of, steady
+from locant.probing.report import SIDES, Report, RotationReport, first_difference
 from locant.probing.rotation import EVEN, NEAR, Rotation, encoding_of, odd_pairs, rotations
 from locant.probing.subject import FAILED, HEADS, Subject, Tried, name_of, refuse, subject_of
 
@@ -40,6 +42,7 @@ SAME = 1e-3
 AGREES = 1e-4
 """How far a measured encoding may be from what it was measured on to be taken for it: float32 angles up to 61."""
 
+EXTRA = "pip install 'locant[hf]'"
 CALLED_SO = re.compile(r"Rotary|Rope(?=[A-Z])|RoPE(?=[A-Z])")
 
 
@@ -53,6 +56,11 @@ def probe(
     config: Any = None,
     layer_type: str | None = None,
     expected: PositionEncoding | None = None,
+    norm: Tensor | tuple[Tensor, Tensor] | None = None,
+    eps: float = 1e-6,
+    plus_one: bool = False,
+    norm_follows: bool = False,
+    qkv: tuple[int, int, int] | None = None,
 ) -> Report:
     """What a function or module does with positions, measured, without reading its code.
 
@@ -62,19 +70,28 @@ def probe(
     128. A module is called as it is, on the CPU, and copied before it is cast.
 
     Args:
-        target: ``f(x, positions)``, ``f(q, k, positions)`` or ``f(x)``, with tokens ``[batch, heads, seq, head_dim]``
-            or ``[batch, seq, heads, head_dim]``; a rotary module of `transformers`, `rotary-embedding-torch`,
-            `x-transformers` or `torchtune`; a model or a configuration of `transformers`, whose rotary module is
-            probed; an encoding of this package; or a bias, ``f(query_len, key_len)`` or a module with
-            ``compute_bias``.
+        target: A function or a module that rotates, ``f(x, positions)``, ``f(q, k, positions)``, ``f(x)`` or
+            ``f(q, k)``, with tokens in any usual shape such as ``[batch, heads, seq, head_dim]``, and also in place.
+            What makes tables of cosines and sines or matrices, by positions or by a length. A model or a configuration
+            of `transformers`, whose rotary module is probed. An encoding of this package. Or a bias,
+            ``f(query_len, key_len)`` or a module with ``compute_bias``.
         head_dim: the width of a head; default: as the module says, else widths are tried.
         axes: how many indices a position has; default: as many as work.
-        apply: what rotates by the tables of a module; default: the function beside it in its Python module.
+        apply: the function that rotates by the tables; default: the function beside a module in its Python module.
         limit: the last position that it can be asked for; default: none.
         config: the configuration a module was made from, which may say the width of a head.
         layer_type: which layers, for modules that ask.
         expected: an encoding that it should be; the report says where they part. Default: of a configuration, what
             this package makes of it.
+        norm: the weights ``[head_dim]`` of queries and of keys, where each head is normed by RMSNorm before it is
+            rotated, as fused kernels do. The report says whether norm, order and rotation are right. A function of one
+            side, ``f(x, positions)``, takes one tensor.
+        eps: the number that this norm adds to the mean square.
+        plus_one: whether it multiplies by 1 + the weights, as Gemma's does.
+        norm_follows: whether it comes after the rotation, as HunYuan's does.
+        qkv: how many heads of queries, of keys and of values lie beside each other in the tensor
+            ``[tokens, (hq + hk + hv) * head_dim]`` that the function ``f(qkv, positions)`` rotates parts of. It may
+            write into that tensor or return it.
 
     Raises:
         InputError: nothing that can be called in a known way; the message names the calls and what each ended with.
@@ -88,6 +105,11 @@ def probe(
     for name, value in (("head_dim", head_dim), ("axes", axes), ("limit", limit)):
         if value is not None:
             whole(name, value, 1, remedy="an integer from 1, or None")
+    if not (isinstance(eps, (int, float)) and 0 <= eps < 1):
+        raise RangeError(f"got eps={shown(eps)}, expected a number from 0 and below 1", "eps=1e-6")
+    if qkv is not None and (len(qkv) != 3 or not all(isinstance(each, int) and each > 0 for each in qkv)):
+        got = f"got qkv={shown(qkv)}, expected the numbers of heads of queries, of keys and of values"
+        raise RangeError(got, "qkv=(32, 8, 8)")
     if expected is not None and not isinstance(expected, PositionEncoding):
         raise RangeError(f"got {shown(expected)} for expected, expected an encoding", "expected=locant.Rotary(64)")
     if config is not None and inspect.isclass(target):
@@ -98,26 +120,36 @@ def probe(
             rotates = "rotate" in target.doors()
             report = _probed(_of_encoding(target), expected) if rotates else bias_report(target, expected, tried)
         elif isinstance(target, Mapping) or hasattr(target, "model_type"):
-            if expected is None and read(target)[1].rotary is not UNKNOWN:
+            by_row = expected is None and read(target)[1].rotary is not UNKNOWN
+            if by_row:
                 with contextlib.suppress(LocantError):
                     expected = Rotary.from_config(target, layer_type=layer_type)
-            report = _of_config(target, layer_type, expected)
+            report = _of_config(target, layer_type, expected, by_row=by_row)
         elif (module := _rotary_module_in(target)) is not None:
             report = _of_config(target.config, layer_type, expected, module)
         elif callable(target):
-            options: dict[str, Any] = {"head_dim": head_dim, "axes": axes, "apply": apply, "limit": limit}
+            weights = None if norm is None else weights_of(norm, head_dim, plus_one)
+            width = head_dim if weights is None else len(weights[0])
+            options: dict[str, Any] = {"head_dim": width, "axes": axes, "apply": apply, "limit": limit, "qkv": qkv}
             subject = subject_of(target, tried, config=config, layer_type=layer_type, **options)
-            report = bias_report(target, expected, tried) if subject is None else _probed(subject, expected)
+            found = None
+            if subject is not None and weights is not None:
+                subject, found = without_norm(subject, weights, eps, plus_one, norm_follows)
+            report = bias_report(target, expected, tried) if subject is None else _probed(subject, expected, found)
         else:
             report = None
     return refuse(target, tried) if report is None else report
 
 
-def _probed(subject: Subject, expected: PositionEncoding | None) -> RotationReport:
-    """All that is measured of a rotation; short sequences come first."""
+def _probed(
+    subject: Subject, expected: PositionEncoding | None, norm: NormReport | None = None, *, by_row: bool = False
+) -> RotationReport:
+    """All that is measured of a rotation; short sequences come first. `expected` may be what a row of ours reads."""
     subject = steady(subject)
     q, k = rotations(subject)
-    differences = () if expected is None else tuple(_differences((q, k), expected))
+    differences, note = [] if expected is None else _differences((q, k), expected), None
+    if by_row and differences and expected is not None and _has_frequencies_of(q, expected):
+        differences, note, expected = [], OTHER_PAIRS.format(f"{expected!r}"), None
     arrangement = functools.reduce(Arrangement.with_keys, [arrangement_of(side.again()) for side in subject.sides()])
     reach = subject if arrangement.grows_at is None else subject.within(arrangement.grows_at - 1)
     names = [encoding_of(side, subject.width, subject.axes) for side in ((q,) if k is q else (q, k))]
@@ -128,7 +160,8 @@ def _probed(subject: Subject, expected: PositionEncoding | None) -> RotationRepo
     largest = [
         max([*each["errors"].values(), 0.0 if each["uneven"] is None else each["uneven"][1]]) for each in precisions
     ]
-    worst = largest.index(max(largest))
+    harmed = [error > 0 and each["rounding"] not in UNHARMED for error, each in zip(largest, precisions, strict=True)]
+    worst = max(range(len(precisions)), key=lambda side: (harmed[side], largest[side]))
     precision = precisions[worst]
     mode: AngleMode = "float32" if precision["rounding"] == FLOAT32 else "exact"
     candidates: list[PositionEncoding] = []
@@ -140,11 +173,28 @@ def _probed(subject: Subject, expected: PositionEncoding | None) -> RotationRepo
     encoding, agrees = next(((each, apart) for each, apart in compared if apart <= SAME * q.factor), (None, None))
     return RotationReport(
         subject=name_of(subject.target), called=subject.way.called, encoding=encoding, agrees=agrees, expected=expected,
-        differences=differences, head_dim=subject.width, axes=subject.axes, given=subject.way.given, queries=q, keys=k,
+        differences=tuple(text for text, _ in differences), costs=tuple(cost for _, cost in differences),
+        head_dim=subject.width, axes=subject.axes, given=subject.way.given, queries=q, keys=k, norm=norm, note=note,
         each=tuple(names) if encoding is None and k is not q else (), arrangement=arrangement,
         shifts=shifts_of(reach, q.factor * k.factor, min(precision["last"], reach.limit)),
         worse=None if len({*kinds}) == 1 else SIDES[worst], **precision,
     )  # fmt: skip
+
+
+OTHER_PAIRS = (
+    "Its configuration is read as {}. The frequencies are the same, the pairs or the heads are others: attention "
+    "reorders dimensions or picks heads before it rotates them, which a rotary module does not show."
+)
+
+
+def _has_frequencies_of(rotation: Rotation, expected: PositionEncoding) -> bool:
+    """Whether all pairs have the frequencies and axes of an encoding, whatever dimensions they are of."""
+    both = (rotation, rotations(_of_encoding(expected))[0])
+    ours, others = ([(block.axes, abs(sum(block.frequencies))) for block in one.blocks] for one in both)
+    pairs = zip(sorted(ours), sorted(others), strict=False)
+    return len(ours) == len(others) and all(
+        a == b and math.isclose(one, other, rel_tol=1e-5) for (a, one), (b, other) in pairs
+    )
 
 
 def _of_encoding(encoding: PositionEncoding) -> Subject:
@@ -168,45 +218,73 @@ def _apart(subject: Subject, sides: tuple[Rotation, Rotation], encoding: Positio
     return float((sides[0].in_order(ours) - theirs).abs().max())
 
 
-def _differences(sides: tuple[Rotation, Rotation], expected: PositionEncoding) -> Iterator[str]:
+Difference = tuple[str, str | None]
+"""In words, and what it costs: a key of `COSTS`; ``None``: that was not measured."""
+
+
+def _differences(sides: tuple[Rotation, Rotation], expected: PositionEncoding) -> list[Difference]:
     """Where what was measured parts from an encoding, which is measured in the same way."""
     told = [[*_parted(*both)] for both in zip(sides, rotations(_of_encoding(expected)), strict=True)]
     if told[0] == told[1]:
-        yield from told[0]
-        return
-    for side, differences in zip(SIDES, told, strict=True):
-        yield from (f"of its {side}, {each}" for each in differences)
+        return told[0]
+    both = zip(SIDES, told, strict=True)
+    return [(f"of its {side}, {text}", cost) for side, differences in both for text, cost in differences]
 
 
-def _parted(ours: Rotation, other: Rotation) -> Iterator[str]:
+def _parted(ours: Rotation, other: Rotation) -> Iterator[Difference]:
     """Where one side parts from the same side of an encoding."""
     pairs = [[block.dims for block in one.blocks] for one in (ours, other)]
     if pairs[0] != pairs[1]:
-        some = [", ".join(map(str, dims[:2])) + (" and so on" if len(dims) > 2 else "") or "none" for dims in pairs]
-        yield f"its pairs are {some[0]}, and those of the encoding {some[1]}"
+        lacks = bool(pairs[0]) and {*pairs[0]} < {*pairs[1]}
+        yield (
+            first_difference(pairs[0], pairs[1], "its pairs", "those of the encoding"),
+            "pairs not rotated" if lacks else None,
+        )
         return
+    if ours.num_heads != other.num_heads:
+        heads = [
+            "all heads" if each is None else f"the first {each} heads" for each in (ours.num_heads, other.num_heads)
+        ]
+        yield f"it rotates {heads[0]}, not {heads[1]}", None
     if ours.bent > EVEN:
-        yield "angles do not grow evenly with the position"
+        yield "angles do not grow evenly with the position", None
         return
     odd, opposite = odd_pairs(ours, other, 1e-12)
     if odd and opposite:
-        yield f"{len(odd)} of {len(ours.blocks)} pairs are rotated in the other direction"
+        yield f"{len(odd)} of {len(ours.blocks)} pairs are rotated in the other direction", None
     elif odd:
         (a, b), *_ = odd
-        axes = "" if a.axes == b.axes else f" of axes {a.axes}, not {b.axes}"
-        yield (
-            f"{len(odd)} of {len(ours.blocks)} pairs have another frequency, the first of them {a.dims} with "
-            f"{sum(a.frequencies):.6g} for {sum(b.frequencies):.6g} radians per position{axes}"
-        )
+        if a.axes != b.axes:
+            axes = [" and ".join(map(str, each.axes)) or "none" for each in (a, b)]
+            told = f"follow another axis, the first of them {a.dims} axis {axes[0]} and not axis {axes[1]}"
+        else:
+            speeds = f"{sum(a.frequencies):.6g} for {sum(b.frequencies):.6g}"
+            told = f"have another frequency, the first of them {a.dims} with {speeds} radians per position"
+        yield f"{len(odd)} of {len(ours.blocks)} pairs {told}", _cost_of(ours, other)
     if not math.isclose(ours.factor, other.factor, rel_tol=1e-5):
-        yield f"tokens are multiplied by {ours.factor:.6g}, not by {other.factor:.6g}"
+        yield f"tokens are multiplied by {ours.factor:.6g}, not by {other.factor:.6g}", "attention factor"
     if ours.begin != other.begin:
-        yield "position 0 is rotated as " + ("no position is" if ours.begin is None else f"position {ours.begin:.6g}")
+        told = "no position is" if ours.begin is None else f"position {ours.begin:.6g}"
+        yield f"position 0 is rotated as {told}", None
+
+
+def _cost_of(ours: Rotation, other: Rotation) -> str | None:
+    """Of other frequencies: another base, or all multiplied by one number, of which the cost of one was measured."""
+    both = [(sum(a.frequencies), sum(b.frequencies)) for a, b in zip(ours.blocks, other.blocks, strict=True)]
+    if any(a.axes != b.axes for a, b in zip(ours.blocks, other.blocks, strict=True)) or not all(
+        a * b > 0 for a, b in both
+    ):
+        return None
+    ratios = [math.log(a / b) for a, b in both]
+    steps = [later - earlier for earlier, later in itertools.pairwise(ratios)] or [0.0]
+    if max(map(abs, steps)) < 1e-5:
+        return "linear scaling"
+    return "base" if max(steps) - min(steps) < 1e-4 and abs(ratios[0]) < 1e-4 else None
 
 
 def is_measurable(config: object) -> bool:
     """Whether the class of this configuration in `transformers` has a rotary module that can be built."""
-    return next(_rotary_modules(_configuration(config)), None) is not None
+    return next(_rotary_modules(_configuration(config), {}), None) is not None
 
 
 def measured_rotary(config: object, layer_type: str | None) -> Rotary:
@@ -233,9 +311,16 @@ def measured_rotary(config: object, layer_type: str | None) -> Rotary:
 
 
 def config_by_name(name: str) -> object | None:
-    """The default configuration of a ``model_type`` or a class of an installed `transformers`, if there is one."""
+    """The default configuration of a ``model_type`` or a class of an installed `transformers`, if there is one.
+
+    Raises:
+        InputError: the name is of no preset either, and `transformers`, which may know it, is not installed.
+    """
     if find_spec("transformers") is None:
-        return None
+        if name in presets():
+            return None
+        got = f"got {name}, which is no file, no folder and no preset: transformers may know it, but is not installed"
+        raise InputError(got, EXTRA)
     import transformers
 
     if name in transformers.CONFIG_MAPPING:
@@ -246,22 +331,38 @@ def config_by_name(name: str) -> object | None:
 
 
 def _of_config(
-    config: object, layer_type: str | None, expected: PositionEncoding | None, module: nn.Module | None = None
-) -> RotationReport:
+    config: object, layer_type: str | None, expected: PositionEncoding | None, module: nn.Module | None = None,
+    by_row: bool = False,
+) -> RotationReport:  # fmt: skip
     """What the rotary module of a configuration does; `module` is the one to take, if it is built."""
-    built = _configuration(config)
+    built, tried = _configuration(config), Tried()
     rope = getattr(built, "rope_parameters", None)
     kinds = {kind: one for kind, one in rope.items() if one is not None} if isinstance(rope, dict) else {}
     if layer_type is None and kinds and all(isinstance(one, dict) for one in kinds.values()):
         layer_type = next(iter(kinds))  # the kinds of layers have parameters of their own
     with torch.no_grad(), torch.device("cpu"):
-        for each in _rotary_modules(built) if module is None else (module,):
-            subject = subject_of(each, {}, config=built, layer_type=layer_type)
+        for each in _rotary_modules(built, tried) if module is None else (module,):
+            subject = subject_of(each, tried, config=built, layer_type=layer_type)
             if subject is not None:
-                return _probed(subject, expected)
-    name = shown(getattr(built, "model_type", config))
-    got = f"got {name}, whose class in transformers has no rotary module that can be built of its configuration"
-    raise InputError(got, "locant.probe(lambda x, positions: ..., head_dim=64), with a function of that model")
+                return _probed(subject, expected, by_row=by_row)
+    raise _refusal(config, built, tried)
+
+
+def _refusal(config: object, built: object, tried: Tried) -> InputError:
+    """Return the error that states why nothing of this configuration could be measured."""
+    stated = config.get("model_type") if isinstance(config, Mapping) else getattr(config, "model_type", config)
+    name, remedy = shown(stated), "locant.probe(lambda x, positions: ..., head_dim=64), with a function of that model"
+    if find_spec("transformers") is None:
+        got = f"got a configuration of {name}, whose rotary module is in transformers, which is not installed"
+        return InputError(got, EXTRA)
+    if built is None:
+        got = f"got a configuration of {name}, which the installed transformers does not know"
+        return InputError(got, f"a newer transformers, or {remedy}")
+    if not tried:
+        return InputError(f"got {name}, whose code in transformers has no rotary module", remedy)
+    told = "; ".join(f"{called} raised {type(error).__name__}: {error}" for called, error in tried.items())
+    got = f"got {name}, whose rotary module in transformers cannot be built or called with this configuration"
+    return InputError(f"{got}: {told}", remedy)
 
 
 def _configuration(config: object) -> Any:
@@ -289,7 +390,7 @@ def _configuration(config: object) -> Any:
         return built
 
 
-def _rotary_modules(config: Any) -> Iterator[nn.Module]:
+def _rotary_modules(config: Any, tried: Tried) -> Iterator[nn.Module]:
     """Those of the Python module of a configuration, those first whose constructor names its class."""
     place = type(config).__module__.replace(".configuration_", ".modeling_")
     if config is None or find_spec(place) is None:
@@ -301,10 +402,13 @@ def _rotary_modules(config: Any) -> Iterator[nn.Module]:
         return any(type(config).__name__ in str(one.annotation) for one in inspect.signature(cls).parameters.values())
 
     for cls in sorted(rotary, key=is_named, reverse=True):
-        with contextlib.suppress(*FAILED):
+        try:
             with torch.device("cpu"):
                 module = cls(config)
-            yield module
+        except FAILED as error:
+            tried.setdefault(f"{cls.__name__}(config)", error)
+            continue
+        yield module
 
 
 def _rotary_module_in(model: object) -> nn.Module | None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from torch import nn
 
 from locant.positions.base import PositionEncoding
-from locant.probing.precision import CAST_UP_TO, EXACT, UNHARMED, Arrangement
+from locant.probing.costs import OF_ROUNDINGS, Finding
+from locant.probing.norm import NormReport
+from locant.probing.precision import CAST_UP_TO, EXACT, RESTARTS, UNHARMED, Arrangement
 from locant.probing.rotation import EVEN, NEAR, ROUNDED, Rotation, odd_pairs
 
 SIDES = ("queries", "keys")
@@ -31,6 +33,9 @@ ARRANGED = {
     "grows_at": "What a token gets depends on the largest position of the call (from {:,} on): keys in a cache were "
     "rotated otherwise.",
     "remembers": "It remembers: after a long sequence a short one is rotated otherwise than before.",
+    "crowds": "Among thousands of tokens some are rotated otherwise than among a few: a kernel for many is chosen.",
+    "strided": "Tokens that are a view into a larger tensor, such as a fused projection, come out otherwise, or what "
+    "lies beside them changes.",
     "writes": "It overwrites the tokens it is given.",
 }
 """What goes wrong with each part of an `Arrangement`."""
@@ -47,6 +52,7 @@ class Report:
         agrees: how far the two were apart on random tokens at positions up to 61, or biases; ``None``: not compared.
         expected: what it was held against.
         differences: where it parts from that.
+        costs: what each of these costs, a key of `locant.probing.costs.COSTS`, where it was measured.
     """
 
     subject: str
@@ -55,6 +61,7 @@ class Report:
     agrees: float | None
     expected: PositionEncoding | None
     differences: tuple[str, ...]
+    costs: tuple[str | None, ...] = ()
 
     @property
     def compared(self) -> str:
@@ -63,10 +70,16 @@ class Report:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is wrong, or easily goes wrong, in plain words."""
-        return (*self._warnings(), *(f"It is not {self.expected!r}: {each}." for each in self.differences))
+        """What is wrong, or easily goes wrong, in plain words; what costs most comes first."""
+        return tuple(map(str, self._findings()))
 
-    def _warnings(self) -> Iterator[str]:
+    def _findings(self) -> list[Finding]:
+        costs = (*self.costs, *[None] * (len(self.differences) - len(self.costs)))
+        named = zip(self.differences, costs, strict=True)
+        parted = [Finding(f"It is not {self.expected!r}: {text}.", cost) for text, cost in named]
+        return sorted([*self._warnings(), *parted], key=lambda finding: finding.rank)
+
+    def _warnings(self) -> Iterator[Finding]:
         raise NotImplementedError
 
     def _facts(self) -> Iterator[str]:
@@ -80,7 +93,8 @@ class Report:
         lines = [f"{self.subject}, called as {self.called}.", *self._facts()]
         if self.encoding is not None:
             lines.append(f"The same as {self.encoding!r}, to {self.agrees:.1e} {self.compared}.")
-        return "\n".join([*lines, *(f"Warning: {warning}" for warning in self.warnings)])
+        found = (f"{'Warning' if finding.matters else 'Note'}: {finding}" for finding in self._findings())
+        return "\n".join([*lines, *found])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +115,14 @@ class RotationReport(Report):
         uneven: where the truth is not known, nor an exact rounding, the first position whose angles do not go on
             evenly, and by how much.
         worse: the side that is further off, where something else explains the angles of the other one.
-        casts: for each narrower dtype, the error up to position 4,097 after its module was cast, and what explains it.
+        casts: for each narrower dtype, the largest error up to position 4,097 after its module was cast, and what
+            explains it.
+        sampled: whether that is the largest of a few positions alone.
         narrow: what explains the angles of bfloat16 tokens; ``None``: nothing, or it does not take them.
         arrangement: what else than its position a token's rotation depends on.
+        ended: the error with which a position after `last` ends, where it has no more.
+        norm: what was found of a norm before the rotation, if one was asked for.
+        note: what else there is to be said.
     """
 
     head_dim: int
@@ -121,6 +140,10 @@ class RotationReport(Report):
     casts: Mapping[str, tuple[float, str | None]]
     narrow: str | None
     arrangement: Arrangement
+    sampled: bool = False
+    ended: str | None = None
+    norm: NormReport | None = None
+    note: str | None = None
 
     @property
     def moves(self) -> bool:
@@ -158,6 +181,7 @@ class RotationReport(Report):
         q, k, width = self.queries, self.keys, self.head_dim
         side, name = (q, SIDES[0]) if q.blocks else (k, SIDES[1])
         blocks = side.blocks
+        yield from () if self.norm is None else self.norm.facts()
         if not blocks:
             return
         rotated = f"{2 * len(blocks)} of {width} dimensions" if 2 * len(blocks) < width else f"all {width} dimensions"
@@ -182,73 +206,118 @@ class RotationReport(Report):
                 yield f"By themselves, {name} have the pairs, frequencies and lengths of {encoding!r}."
         of = "" if self.worse is None else f" of {self.worse}"
         if self.errors:
-            told = ", ".join(f"{error:.1e} at {place:,}" for place, error in self.errors.items() if place > 1)
+            places = [place for place in self.errors if place > 1] or [*self.errors]
+            told = ", ".join(f"{self.errors[place]:.1e} at {place:,}" for place in places)
             why = self.rounding or "nothing that is known"
             yield f"Angles{of} are off by {told} (radians); what explains it: {why}."
         elif self.rounding is not None:
             told = "go on evenly" if self.rounding == EXACT else f"are those of {self.rounding}"
             known = "Frequencies are known as far as they were measured, so errors of angles are not"
-            yield f"{known}: up to {self.last:,} angles{of} {told}."
+            yield f"{known}: up to position {self.last:,} angles{of} {told}."
+        if self.ended is not None:
+            yield f"Its positions end at {self.last:,}: a later one raises {self.ended}."
+        if self.note is not None:
+            yield self.note
         if self.arrangement.grows_at is not None:
             yield f"Small positions are treated otherwise once a call has one of {self.arrangement.grows_at:,} or more."
 
-    def _warnings(self) -> Iterator[str]:
+    def _warnings(self) -> Iterator[Finding]:
         q, k, of_which = self.queries, self.keys, self.arrangement.of
         if not self.moves:
-            yield "It does nothing that depends on positions."
+            yield Finding("It does nothing that depends on positions.")
+        yield from () if self.norm is None else map(Finding, self.norm.warnings())
         for side, of in ((q, ""),) if q is k or self.reciprocal else ((q, "Of queries: "), (k, "Of keys: ")):
-            yield from (of + warning for warning in self._no_rotation(side))
+            yield from (Finding(of + warning) for warning in self._no_rotation(side))
         for shift, moved in self.shifts.items():
             if moved > DEPENDS and shift <= 1000:
                 change = f"q . k changes by {moved:.1e} of |q| |k| when both move on by {shift} positions"
-                yield f"Scores depend on more than distances: {change}."
+                yield Finding(f"Scores depend on more than distances: {change}.")
                 break
         if q is not k:
-            yield from (f"Queries and keys are not {parted}." for parted in _parted(q, k, self.reciprocal))
+            yield from (Finding(f"Queries and keys are not {parted}.") for parted in _parted(q, k, self.reciprocal))
         if not (q.same_heads and k.same_heads):
-            yield "Heads are rotated differently; what is said here holds for the first one."
+            yield Finding("Heads are rotated differently; what is said here holds for the first one.")
         begin = q.begin if q.bent <= EVEN else 0
         if begin != 0 and (q is k or begin == k.begin):
             told = "by angles of no position" if begin is None else f"as far as position {begin:.6g} should be"
             seen = "for queries and keys alike, which attention does not see unless other code rotates one of them"
-            yield f"Position 0 is rotated already, {told}: counting begins elsewhere, {seen}."
-        if self.reversed:
+            told = f"Position 0 is rotated already, {told}: counting begins elsewhere, {seen}."
+            yield Finding(told, harms=False)
+        sound = self.is_rotation and max(q.bent, k.bent) <= EVEN
+        sound = sound and (self.reciprocal or max(q.change, k.change) <= FACTOR)
+        if self.reversed and sound:
             told = "a positive position rotates the second dimension of a pair towards the first"
-            yield f"The direction is reversed: {told}. Weights trained with the usual direction are wrong with it."
-        of, even = "" if self.worse is None else f" of {self.worse}", max(self.queries.bent, self.keys.bent) <= EVEN
-        if self.uneven is not None and even:
-            place, error = self.uneven
-            why = f", as with {self.rounding}" if self.rounding else ""
-            off = f"off by {error:.2g} radians at position {place:,}"
-            yield f"Angles{of} do not go on evenly{why}: frequencies that explain smaller positions are {off}."
-        if self.errors and self.rounding not in UNHARMED and even:
-            place, error = next(((p, e) for p, e in self.errors.items() if e > NEGLIGIBLE), [*self.errors.items()][-1])
-            why = f"as with {self.rounding}" if self.rounding else "which rounding of float32 products does not explain"
-            yield f"Angles{of} are wrong, {why}: off by {error:.2g} radians at position {place:,}."
-        for dtype, (error, why) in self.casts.items():
-            if error > NEGLIGIBLE and self.rounding in (*UNHARMED, None):
-                told = f"then off by up to {error:.2g} radians" + ("" if why is None else f", as with {why}")
-                yield f"Casting its module to {dtype} casts its table: angles up to position {CAST_UP_TO:,} are {told}."
-        if self.narrow is not None and self.narrow not in UNHARMED and self.rounding in UNHARMED:
-            yield f"With bfloat16 tokens angles are computed in bfloat16: {self.narrow}."
+            told = f"The direction is reversed: {told}. Weights trained with the usual direction are wrong with it."
+            yield Finding(told)
+        if self.axes > 1 and q.blocks and (unused := self._unused_axes()):
+            one = len(unused) == 1
+            told = f"{'Axis' if one else 'Axes'} {' and '.join(map(str, unused))} {'has' if one else 'have'} no effect"
+            told = f"{told}: no pair of dimensions follows {'it' if one else 'them'}, as where a kernel reads one"
+            yield Finding(f"{told} position for each token and drops the others.")
+        if sound:
+            yield from self._imprecise()
         if self.moves and not self.given and "positions" in self.called.split(":")[0]:
             told = "it counts tokens from 0, so left padding, packed documents and a cache are rotated wrongly"
-            yield f"The positions it is given have no effect: {told}."
+            yield Finding(f"The positions it is given have no effect: {told}.")
         for name, told in ARRANGED.items():
             if part := getattr(self.arrangement, name):
-                yield ("" if of_which is None else f"Of {of_which} alone: ") + told.format(part)
+                told = ("" if of_which is None else f"Of {of_which} alone: ") + told.format(part)
+                yield Finding(told, harms=name != "writes")
+
+    def _unused_axes(self) -> list[int]:
+        blocks = (*self.queries.blocks, *self.keys.blocks)
+        used = {axis for block in blocks for axis in (*block.axes, *block.cosine_axes)}
+        return [axis for axis in range(self.axes) if axis not in used]
+
+    def _imprecise(self) -> Iterator[Finding]:
+        """Angles of a rotation that are off, in its own numbers or after a cast."""
+        of, why = "" if self.worse is None else f" of {self.worse}", self.rounding or ""
+        cost = "restarts" if why.startswith(RESTARTS.split("{")[0]) else OF_ROUNDINGS.get(why)
+        if self.uneven is not None:
+            place, error = self.uneven
+            off = f"off by {error:.2g} radians at position {place:,}"
+            explained = f", as with {why}" if why else ""
+            told = f"Angles{of} do not go on evenly{explained}: frequencies that explain smaller positions are {off}."
+            yield Finding(told, cost)
+        if self.errors and self.rounding not in UNHARMED:
+            place, error = next(((p, e) for p, e in self.errors.items() if e > NEGLIGIBLE), [*self.errors.items()][-1])
+            explained = f"as with {why}" if why else "which rounding of float32 products does not explain"
+            told = f"Angles{of} are wrong, {explained}: off by {error:.2g} radians at position {place:,}."
+            yield Finding(told, cost)
+        harmed = {dtype: each for dtype, each in self.casts.items() if each[0] > NEGLIGIBLE}
+        if self.rounding not in (*UNHARMED, None):
+            return
+        costs = {dtype: OF_ROUNDINGS.get(why or "") for dtype, (_, why) in harmed.items()}
+        for cost in dict.fromkeys(costs.values()):
+            casts = {dtype: each for dtype, each in harmed.items() if costs[dtype] == cost}
+            off = " and ".join(f"{error:.2g}" for error, _ in casts.values())
+            why = " and ".join(why or "no rounding that is known" for _, why in casts.values())
+            off = f"{'at least' if self.sampled else 'up to'} {off} radians, as with {why}"
+            told = f"Casting its module to {' or '.join(casts)} casts its table: angles up to position"
+            yield Finding(f"{told} {min(CAST_UP_TO, self.last):,} are then off by {off}.", cost)
+        if self.narrow is not None and self.narrow not in UNHARMED and self.rounding in UNHARMED:
+            cost = OF_ROUNDINGS.get(self.narrow)
+            yield Finding(f"With bfloat16 tokens angles are computed in bfloat16: {self.narrow}.", cost)
 
     def _no_rotation(self, side: Rotation) -> Iterator[str]:
         if not side.blocks and side.mixed > 1:
             yield f"It is no rotation of pairs: groups of {side.mixed} dimensions depend on each other."
-        odd = [block for block in side.blocks if not block.is_rotation]
+        torn = [block for block in side.blocks if block.cosine_axes]
+        if torn:
+            of_sine = [axis for axis in torn[0].axes if axis not in torn[0].cosine_axes]
+            cosine, sine = (" and ".join(map(str, axes)) for axes in (torn[0].cosine_axes, of_sine))
+            more = f", and so in {len(torn) - 1} more" if len(torn) > 1 else ""
+            told = f"the cosine of pair {torn[0].dims} follows axis {cosine} and its sine axis {sine or 'none'}{more}"
+            yield f"It is no rotation: {told}."
+        odd = [block for block in side.blocks if not block.is_rotation and not block.cosine_axes]
         if odd:
             speeds = f"{_per_axis(odd[0].frequencies)} and the second {_per_axis(odd[0].of_second)}"
             told = f"the two members of {len(odd)} pairs get different angles, the first of pair {odd[0].dims} {speeds}"
             told = f"{told} radians per position"
             yield f"It is no rotation: {told}."
         if side.change > FACTOR and not self.reciprocal:
-            yield f"Lengths are not kept: up to position {NEAR[-1]} that of a pair changes by up to {side.change:.1%}."
+            change = f"{side.change:.1%}" if side.change > 1e-3 else f"{side.change:.1g} of itself"
+            yield f"Lengths are not kept: up to position {NEAR[-1]} that of a pair changes by up to {change}."
         if side.bent > EVEN:
             yield f"Angles do not grow evenly with the position: up to {side.bent:.2g} radians off a straight line."
 
@@ -257,6 +326,20 @@ def some(values: Iterable[Any]) -> str:
     """The first three, and the last one."""
     told = [f"{each:.4g}" if isinstance(each, float) else str(each) for each in values]
     return ", ".join(told if len(told) <= 4 else [*told[:3], "...", told[-1]])
+
+
+Dims = Sequence[tuple[int, int]]
+
+
+def first_difference(one: Dims, other: Dims, name: str, other_name: str) -> str:
+    """Where two lists of pairs part, in words: from the beginning, after some pairs, or at the end of one."""
+    differing = (number for number, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    same = next(differing, min(len(one), len(other)))
+    if same == 0:
+        return f"{name} are {some(one) or 'none'}, {other_name} {some(other) or 'none'}"
+    if same in (len(one), len(other)):
+        return f"{name} are {len(one)}, {other_name} {len(other)}, of which the first {same} are the same"
+    return f"after {same} equal pairs {name} go on with {one[same]}, {other_name} with {other[same]}"
 
 
 def _per_axis(frequencies: tuple[float, ...]) -> str:
@@ -281,7 +364,7 @@ def _parted(q: Rotation, k: Rotation, reciprocal: bool) -> Iterator[str]:
         return
     of_q, of_k = ([block.dims for block in side.blocks] for side in (q, k))
     if of_q != of_k:
-        yield f"rotated alike: pairs of queries are {some(of_q)}, of keys {some(of_k)}"
+        yield f"rotated alike: {first_difference(of_q, of_k, 'pairs of queries', 'those of keys')}"
         return
     odd, opposite = odd_pairs(q, k, ROUNDED / NEAR[-1])
     if odd and opposite and len(odd) == len(q.blocks):

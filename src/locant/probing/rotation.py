@@ -44,12 +44,14 @@ class Block:
         frequencies: of the first member, in radians per position, for each axis; a single one is not 0, as a rule.
         of_second: of the second member; the same in a rotation.
         offset: the angle at position 0.
+        cosine_axes: axes that change its cosine and leave its sine 0: none, in a rotation.
     """
 
     dims: tuple[int, int]
     frequencies: tuple[float, ...]
     of_second: tuple[float, ...]
     offset: float
+    cosine_axes: tuple[int, ...] = ()
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -148,11 +150,16 @@ def _rotation(heads: Tensor, steps: Sequence[int], axes: int) -> Rotation:
         lengths = torch.linalg.svdvals(torch.stack([torch.stack([a, b], -1), torch.stack([c, d], -1)], -2))
         of_first, of_second = torch.atan2(-b, a), torch.atan2(c, d)
         slopes, bends = zip(*(_slopes(angles, steps, axes) for angles in (of_first, of_second)), strict=True)
-        rows = zip(dims, slopes[0].tolist(), slopes[1].tolist(), of_first[0].tolist(), strict=True)
+        cosines, sines = ((each[1:] - each[:1]).abs().unflatten(0, (axes, len(steps))).amax(1) for each in (a, c))
+        torn = ((cosines > ROUNDED) & (sines < NOTHING)).T.tolist()
+        rows = zip(dims, slopes[0].tolist(), slopes[1].tolist(), of_first[0].tolist(), torn, strict=True)
         blocks = tuple(
-            Block(dims=pair, frequencies=tuple(first), of_second=tuple(second), offset=offset)
-            for pair, first, second, offset in rows
-        )
+            Block(
+                dims=pair, frequencies=tuple(first), of_second=tuple(second), offset=offset,
+                cosine_axes=tuple(axis for axis, each in enumerate(alone) if each),
+            )
+            for pair, first, second, offset, alone in rows
+        )  # fmt: skip
         bent = max(bends)
     else:
         factor = float(heads[0, 0].norm() / math.sqrt(len(there)))

@@ -1,0 +1,286 @@
+"""The norm that a fused kernel takes of each head before it rotates: which one it is, and the rotation without it.
+
+At position 0 nothing is rotated, so that the norm stands there alone, and is compared with every norm that a mistake
+makes of the right one. What was found is then undone: tokens go in whose norm is what is to be rotated. All that is
+measured of a rotation is so measured behind the norm, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from locant.arguments import shown
+from locant.errors import InputError, RangeError
+from locant.probing.subject import HEADS, Subject, Way
+
+SIDES = ("queries", "keys")
+SIZES = (1.0, 1.0, 30.0, 1e-2, 1e-3, 1e-4)
+"""Sizes of tokens that are normed: an eps shows in small ones."""
+
+EXPLAINED = 3e-5
+"""How far a normed head may be from a norm that explains it, over its largest entry."""
+
+EPSILONS = (0.0, 1e-5, 1e-6, 1e-8, 1e-12)
+TINY = 1e-30
+LENGTHS = 1e-3
+"""A rotation changes the length of a token by no more than this share."""
+
+Kind = Literal["rms", "all heads", "mean", "length", "none"]
+KINDS: dict[Kind, str] = {
+    "rms": "",
+    "all heads": "the mean is over all heads, not over each",
+    "mean": "the mean is subtracted first: it is a LayerNorm",
+    "length": "heads are divided by their length, not by the root of their mean square",
+    "none": "heads are not divided by their size",
+}
+Dtypes = dict[str, tuple[torch.dtype | None, torch.dtype | None]]
+ROUNDED: Dtypes = {
+    "": (None, None),
+    **{
+        f"rounded to {str(dtype).removeprefix('torch.')} {when}": pair
+        for dtype in (torch.bfloat16, torch.float16)
+        for when, pair in (
+            ("before the weights are multiplied", (dtype, None)),
+            ("before the rotation", (None, dtype)),
+            ("before and after the weights are multiplied", (dtype, dtype)),
+        )
+    },
+}
+"""What may be rounded: the divided head, and the weighted one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm:
+    """An RMSNorm of each head, or what a mistake made of one.
+
+    Args:
+        weight: what each dimension is multiplied by, ``[head_dim]`` in float64, or ``[]``.
+        weights: what these are, in words.
+        eps: what is added to the mean square.
+        outside: whether it is added to the root of that instead.
+    """
+
+    weight: Tensor
+    weights: str
+    eps: float
+    outside: bool = False
+    kind: Kind = "rms"
+    rounding: str = ""
+
+    def size(self, x: Tensor) -> Tensor:
+        """By what a head ``[..., heads, seq, head_dim]`` is divided."""
+        if self.kind == "none":
+            return torch.ones_like(x[..., :1])
+        square = (torch.sum if self.kind == "length" else torch.mean)(x.square(), -1, keepdim=True)
+        square = square.mean(-3, keepdim=True) if self.kind == "all heads" else square
+        return square.sqrt() + self.eps if self.outside else (square + self.eps).sqrt()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the normed heads."""
+        x = x - x.mean(-1, keepdim=True) if self.kind == "mean" else x
+        first, second = ROUNDED[self.rounding]
+        divided = x / self.size(x)
+        weighted = (divided if first is None else divided.float().to(first).double()) * self.weight
+        return weighted if second is None else weighted.float().to(second).double()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormReport:
+    """What was found of the norms of queries and of keys.
+
+    Args:
+        eps: what was expected to be added to the mean square.
+        found: what explains each side; ``None``: no norm that is known.
+        off: how far each is from the expected norm at position 0, over the largest entry.
+        wrong: for each side, what is wrong, in words.
+        after: for each side, whether the norm comes after the rotation; ``None``: with equal weights it is the same.
+        should_follow: whether it should.
+    """
+
+    eps: float
+    found: tuple[str | None, ...]
+    off: tuple[float, ...]
+    wrong: tuple[tuple[str, ...], ...]
+    after: tuple[bool | None, ...]
+    should_follow: bool
+
+    def facts(self) -> Iterator[str]:
+        """What is right, in sentences."""
+        right = [side for side, wrong in zip(SIDES, self.wrong, strict=True) if not wrong]
+        if right:
+            order = "after" if self.should_follow else "before"
+            told = f"It norms each head of {' and '.join(right)} {order} it rotates, as expected: RMSNorm with eps"
+            same = " With equal weights the other order would be the same." if None in self.after else ""
+            yield f"{told} {self.eps:g}.{same}"
+
+    def warnings(self) -> Iterator[str]:
+        """What is wrong, in sentences; what is wrong with both sides is said once."""
+        if self.wrong[0] == self.wrong[1]:
+            yield from (f"The norm of queries and of keys is wrong: {each}." for each in self.wrong[0])
+            return
+        for side, wrong in zip(SIDES, self.wrong, strict=True):
+            yield from (f"The norm of {side} is wrong: {each}." for each in wrong)
+
+
+def weights_of(norm: Any, width: int | None, plus_one: bool) -> tuple[Tensor, Tensor]:
+    """Return the weights that were given for queries and for keys, as they multiply, in float64.
+
+    Raises:
+        RangeError: they are no tensor or pair of tensors ``[head_dim]``, or some are 0, which no measurement undoes.
+    """
+    pair = (norm, norm) if isinstance(norm, Tensor) else norm
+    right = isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(each, Tensor) for each in pair)
+    if not right or any(each.ndim != 1 or (width or len(each)) != len(each) for each in pair):
+        expected = f"the weights [{'head_dim' if width is None else width}] of queries and of keys"
+        raise RangeError(f"got {shown(norm)} for norm, expected {expected}", "norm=(q_norm.weight, k_norm.weight)")
+    q, k = (each.detach().cpu().double() + plus_one for each in pair)
+    if not all(bool((each != 0).all()) for each in (q, k)):
+        got = "got weights of 0 for norm, behind which nothing can be measured"
+        raise RangeError(got, "weights other than 0 in the module and in norm, such as torch.rand(head_dim) + 0.5")
+    return q, k
+
+
+def without_norm(
+    subject: Subject, weights: tuple[Tensor, Tensor], eps: float, plus_one: bool, should_follow: bool
+) -> tuple[Subject, NormReport]:
+    """Return what rotates with its norms undone, and what these were found to be.
+
+    Raises:
+        InputError: a mean is subtracted, so that no tokens go in whose norm is what is to be rotated.
+    """
+    x = _tokens(subject)
+    sides = [side.double() for side in subject.rotate(x.clone(), subject.places(0))]
+    expected = [Norm(weight=weight, weights="", eps=eps) for weight in weights]
+    off = tuple(_apart(side, norm(x.double())) for side, norm in zip(sides, expected, strict=True))
+    found = [_explained(sides[side], x.double(), expected, side, plus_one) for side in (0, 1)]
+    for name, norm in zip(SIDES, found, strict=True):
+        if norm is not None and norm.kind == "mean":
+            got = f"got {subject.way.called}, whose norm of {name} subtracts the mean: it is a LayerNorm, no RMSNorm"
+            raise InputError(got, "a norm that divides each head by the root of its mean square")
+    undone = [norm or right for norm, right in zip(found, expected, strict=True)]
+    after = tuple(_comes_after(subject, norm, side) for side, norm in enumerate(undone))
+    misplaced = [each is not None and each != should_follow for each in after]
+    wrong = tuple(
+        (*_wrong(*each[:3]), *(FOLLOWS if each[3] else PRECEDES for _ in range(each[4])))
+        for each in zip(found, expected, off, after, misplaced, strict=True)
+    )
+    way = replace(subject.way, call=_undoing(subject.way, undone, after), undoes_norm=True)
+    told = tuple(None if norm is None else _told(norm) for norm in found)
+    report = NormReport(eps=eps, found=told, off=off, wrong=wrong, after=after, should_follow=should_follow)
+    return replace(subject, way=way), report
+
+
+FOLLOWS = "it comes after the rotation, and its weights scale what has been rotated: no rotation any more"
+PRECEDES = "it comes before the rotation"
+
+
+def _tokens(subject: Subject) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(len(SIZES), HEADS, 1, subject.width, generator=generator)
+    return (x + 0.3) * torch.tensor(SIZES)[:, None, None, None]  # whose mean is not 0
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    largest = other.abs().amax(-1, keepdim=True).clamp(min=1e-12)
+    return float(((one - other).abs() / largest).max())
+
+
+def _explained(side: Tensor, x: Tensor, expected: Sequence[Norm], number: int, plus_one: bool) -> Norm | None:
+    """The norm with the fewest mistakes that gives these heads."""
+    right, other = expected[number], expected[1 - number]
+    weights = {"": right.weight, "the weights are those of the other side": other.weight}
+    weights["the weights are left out"] = torch.ones((), dtype=torch.float64)
+    told = "the weights are multiplied as they are, not 1 + them" if plus_one else "1 + the weights are multiplied"
+    weights[told] = right.weight - 1 if plus_one else right.weight + 1
+    weights["the weights are rounded to bfloat16"] = right.weight.to(torch.bfloat16).double()
+    halves = right.weight.unflatten(0, (2, -1)) if len(right.weight) % 2 == 0 else right.weight[None]
+    weights["the weights are in the order of the other layout"] = halves.T.flatten()
+    pairs = right.weight.unflatten(0, (-1, 2)) if len(right.weight) % 2 == 0 else right.weight[None]
+    weights["the weights are in the order of the other layout, reversed"] = pairs.T.flatten()
+    epsilons = [(right.eps, False), *((each, False) for each in EPSILONS if each != right.eps), (right.eps, True)]
+    trials = itertools.product(weights.items(), epsilons, KINDS, ROUNDED)
+
+    def mistakes(trial: Any) -> int:
+        (words, _), epsilon, kind, rounding = trial
+        return bool(words) + (epsilon != epsilons[0]) + (kind != "rms") + bool(rounding)
+
+    for (words, weight), (eps, outside), kind, rounding in sorted(trials, key=mistakes):
+        norm = Norm(weight=weight, weights=words, eps=eps, outside=outside, kind=kind, rounding=rounding)
+        if _gives(norm, x, side):
+            return norm
+    return None
+
+
+def _gives(norm: Norm, x: Tensor, side: Tensor) -> bool:
+    other = norm(x)
+    largest = other.abs().amax(-1, keepdim=True).clamp(min=1e-12)
+    within = (side - other).abs() <= EXPLAINED * largest
+    return (
+        bool(within.all()) if not norm.rounding else float(within.double().mean()) > 0.98
+    )  # few are rounded otherwise
+
+
+def _undoing(way: Way, norms: Sequence[Norm], after: Sequence[bool | None]) -> Any:
+    """A call that gives what the rotation alone makes of tokens."""
+
+    def call(target: Any, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        wide, sides = x.double(), []
+        for side, norm in enumerate(norms):
+            tokens = wide if after[side] else wide / norm.weight
+            size = tokens.square().mean((1, 3), keepdim=True).sqrt().clamp(min=TINY)
+            tokens = (16 * tokens / size).to(x.dtype)  # far from any eps
+            rotated, normed = way.call(target, tokens.clone(), index)[side].double(), tokens.double()
+            if after[side]:
+                rotated = rotated * norm.size(normed) / norm.weight * size / 16
+            else:  # of tokens on one axis a rounding changes the length alone
+                lengths = [each.norm(dim=-1, keepdim=True).clamp(min=TINY) for each in (wide, norm(normed))]
+                rotated = rotated * lengths[0] / lengths[1]
+            sides.append(rotated.to(x.dtype))
+        return sides[0], sides[1]
+
+    return call
+
+
+def _comes_after(subject: Subject, norm: Norm, side: int) -> bool | None:
+    """Whether lengths are kept where the norm is undone behind the rotation, and not before it."""
+    if bool((norm.weight == norm.weight.flatten()[:1]).all()):
+        return None
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(4, HEADS, 1, subject.width, generator=generator)
+    changes = []
+    for after in (False, True):
+        call = _undoing(subject.way, [norm, norm], [after, after])
+        lengths = [call(subject.target, x, subject.places(place))[side].norm(dim=-1) for place in (0, 1, 5, 17)]
+        changes.append(max(float((each / lengths[0] - 1).abs().max()) for each in lengths[1:]))
+    return changes[1] < LENGTHS < changes[0]
+
+
+def _told(norm: Norm) -> str:
+    words = [norm.weights, KINDS[norm.kind], norm.rounding]
+    eps = f"eps {norm.eps:g}" + (" outside of the root" if norm.outside else "")
+    return ", ".join([eps, *(each for each in words if each)])
+
+
+def _wrong(norm: Norm | None, right: Norm, off: float) -> Iterator[str]:
+    if norm is None:
+        if not math.isfinite(off) or off > EXPLAINED:
+            yield f"at position 0 it is up to {off:.2g} of the largest number off, and no known mistake explains that"
+    else:
+        if norm.kind == "none" and not norm.weight.ndim:
+            yield "there is none"
+        else:
+            yield from (each for each in (norm.weights, KINDS[norm.kind]) if each)
+        if norm.outside and norm.kind in ("rms", "all heads"):
+            yield f"eps is added to the root of the mean square, not to the mean square, up to {off:.2g} off"
+        elif norm.eps != right.eps and norm.kind in ("rms", "all heads"):
+            told = f"eps is {norm.eps:g}, not {right.eps:g}" if norm.eps else "there is no eps"
+            yield f"{told}, so that heads of small numbers are up to {off:.2g} off"
+        if norm.rounding:
+            yield f"heads are {norm.rounding}, {off:.2g} off"
