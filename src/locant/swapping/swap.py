@@ -28,6 +28,7 @@ from locant.swapping.added_point import (
 from locant.swapping.attention_point import (
     KEY,
     AttentionPoint,
+    PlacesHooks,
     attention_modules,
     goes_by_class,
     has_learned_bias,
@@ -185,6 +186,12 @@ class _Work:
         self.modules = self_attention(biases) or (attention_modules(owner) if self.foreign else {})
         self.calls_ours = "scores" in self.ways or bool(biases and (self.foreign or angles == "exact"))
         self._require()
+        generates = model.can_generate()
+        stacks = [point.stack for point in biases] or [owner]
+        self.embeddings = [
+            EmbeddingPoint(owner, 0, stack, generates=generates) for stack in stacks if "embed" in self.ways
+        ]
+        self.places = PlacesHooks(owner, generates=generates) if self.calls_ours and not biases else None
         self.told: Sequence[object] = ()
         self.undo: list[Callable[[], object]] = []
 
@@ -198,9 +205,7 @@ class _Work:
             self._hold()
         if self.calls_ours:
             self._attach_scores()
-        if "embed" in self.ways:
-            for stack in [point.stack for point in self.biases] or [self.owner]:
-                self.undo += [hook.remove for hook in EmbeddingPoint(self.owner, 0, stack).attach()]
+        self.undo += [hook.remove for point in self.embeddings for hook in point.attach()]
         if self.foreign:
             self.undo += [take_out(self.owner, path) for path, _ in self.tables]
         self._attach_angles()
@@ -263,7 +268,7 @@ class _Work:
                 self._attach_point(module, AttentionPoint(self.owner, None, before, self.of_length[None]))
             if self._gets_table(point):
                 self.undo += [hook.remove for hook in point.leave_matrix_out()]
-        self.undo += [hook.remove for hook in name_our_function(self.owner)]
+        self.undo += [hook.remove for hook in name_our_function(self.owner, self.places)]
         self.undo.append(lambda: name_again(self.owner, before))
 
     def _attach_point(self, module: nn.Module, point: AttentionPoint) -> None:
