@@ -243,11 +243,13 @@ class _Work:
 
     def _hold(self) -> None:
         """Register the encodings in the model, and write them into its configuration."""
-        first = next(self.owner.parameters())
+        parameters = [*self.owner.parameters()]
+        first = next((each for each in parameters if not each.is_meta), None)  # offloaded ones hold no numbers
         held = nn.Module()  # no list: PEFT trains those that are named in modules_to_save, but for lists
         for place, encoding in enumerate(self.foreign):
             held.add_module(str(place), encoding)
-        setattr(self.owner, HOLDER, held.to(device=first.device, dtype=first.dtype))
+        device = None if first is None else first.device  # one without numbers would take those of the encodings
+        setattr(self.owner, HOLDER, held.to(device=device, dtype=parameters[0].dtype))
         self.undo.append(lambda: delattr(self.owner, HOLDER))
         self.told = record(self.model.config, self.foreign, [self._place(each) for each in self.plan], self.angles)
         self.undo.append(lambda: forget(self.model.config))
@@ -394,7 +396,7 @@ def _way(encoding: Any, owner: Any, points: Sequence[RotaryPoint], *, learned: b
     own = [rotary for point in points for rotary in point.own.values()]
     # Angles cannot tell a temperature of the queries; where the model has the same, its own code applies it.
     told = all(rotary.temperature in (None, each.temperature) for each in own)
-    known = all(point.form is not None for point in points)
+    known = all(point.form.name is not None for point in points)
     if rotary is encoding and own and told and known and all(rotary.pairs == each.pairs for each in own):
         return "angles"
     layout = own[0].pairs.layout if own else rotary.pairs.layout
