@@ -363,7 +363,9 @@ def _positions(query: Tensor, key: Tensor, mask: Tensor | None, places: Places |
     places = places or Places()
     first = keys - length if places.first is None else places.first
     if mask is None and places.queries is None and isinstance(first, int):
-        return Positions.after(first, length, device=device), Positions.after(first + length - keys, keys, device=device)
+        return Positions.after(first, length, device=device), Positions.after(
+            first + length - keys, keys, device=device
+        )
     document, before = None, torch.tensor(keys - length, device=device)  # keys before the first query
     if mask is not None:
         document = torch.where(_visible(mask).any(2)[:, 0], 0, PADDING)

@@ -244,8 +244,7 @@ def _measured(path: str, module: nn.Module, owner: Any, angles: AngleMode) -> Ro
     config = getattr(module, "config", owner.config)
     own = _own(config, module, takes_types="layer_type" in parameters)
     measures = {
-        layer_type: _measure(module, rotary, layer_type, _lengths(config, module))
-        for layer_type, rotary in own.items()
+        layer_type: _measure(module, rotary, layer_type, _lengths(config, module)) for layer_type, rotary in own.items()
     }
     known = {each.form for each in measures.values() if each.form.name is not None}
     orders = {each.form.sines_first for each in measures.values()}
