@@ -23,9 +23,8 @@ from locant.errors import LocantError
 from locant.positions import ModelShape
 from locant.positions.registry import encodings
 from locant.positions.temperature import Temperature
-from locant.swapping.forward_arguments import cache_argument
 from tests.swapping.families import LLAMA, Family, telling
-from tests.swapping.work import off, padded
+from tests.swapping.work import behind, off, padded
 from tests.tolerances import DIFFERENT, LOGITS
 
 LENGTH, WINDOW, WIDTH, HEADS, KV_HEADS = 12, 6, 16, 4, 2
@@ -96,8 +95,7 @@ def in_parts(model: Any, tokens: Tensor, cache: Cache, ends: tuple[int, ...], pl
     parts = []
     for begin, end in pairwise(ends):
         given = {} if places is None else {"position_ids": places[:, begin:end]}
-        given |= {str(cache_argument(model)): cache}
-        parts.append(model(tokens[:, begin:end], **given).logits)
+        parts.append(model(tokens[:, begin:end], **behind(model, cache), **given).logits)
     return torch.cat(parts, 1)
 
 

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from locant.swapping.forward_arguments import cache_argument
+
 __all__ = [
-    "Work", "adapted", "called", "compiled", "generated", "ids", "in_bfloat16", "of_bfloat16", "off", "packed",
-    "padded", "shard", "sharded", "trained",
+    "Work", "adapted", "behind", "called", "compiled", "generated", "ids", "in_bfloat16", "of_bfloat16", "off",
+    "packed", "padded", "shard", "sharded", "trained",
 ]  # fmt: skip
 
 Work = Callable[[Any], Tensor]
@@ -25,6 +27,11 @@ def called(model: Any, tokens: Tensor, **options: Any) -> Any:
 def off(actual: Tensor, expected: Tensor) -> float:
     """By how much they differ, at most; models compute norms in float32 whatever they are in."""
     return (actual - expected).abs().max().item()
+
+
+def behind(model: Any, cache: Any) -> dict[str, Any]:
+    """How the installed `transformers` is told that there is a cache."""
+    return {str(cache_argument(model)): cache}
 
 
 def ids() -> Tensor:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from locant.errors import InputError, Remedy
 from locant.lab.results import earlier
+from locant.swapping.forward_arguments import cache_argument
 from locant.text.reading import sample_text
 from locant.text.tokenizer import Tokenizer
 
@@ -219,6 +220,7 @@ def written(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
         InputError: the model reads fewer tokens than it is given.
     """
     ends = getattr(model.generation_config, "eos_token_id", None)
+    name = cache_argument(model)  # None: all tokens are read again for each that is written
     ids, text, cache, given = list[int](), "", None, torch.tensor([prompt.ids], device=model.device)
 
     def last(head: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -230,8 +232,8 @@ def written(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
 
     with model.get_output_embeddings().register_forward_pre_hook(last):
         while len(ids) < prompt.most and score(text, prompt.answers) < 1:
-            told = model(given, past_key_values=cache, use_cache=True)
-            cache = getattr(told, "past_key_values", None)
+            told = model(given, **({} if name is None else {name: cache, "use_cache": True}))
+            cache = None if name is None else getattr(told, name, None)
             token = told.logits[:, -1, : tokenizer.vocab_size].argmax(-1, keepdim=True)
             if token.item() in (ends if isinstance(ends, list) else [ends]):
                 break

@@ -194,6 +194,7 @@ def _places(given: dict[str, Any], cache: Any) -> Places | None:
         return None
     before: Tensor | None = getattr(cache, KEYS, None)
     seen: int | Tensor = 0 if cache is None else cache.get_seq_length()
+    seen = seen.clone() if isinstance(seen, Tensor) else seen  # the first layer counts on in the same tensor
     if (ids is None and before is None) or (ids is not None and ids.ndim != 2):
         return Places(first=seen)
     slots = (torch.arange(tokens.shape[1], device=tokens.device) + seen)[None]
@@ -363,9 +364,8 @@ def _positions(query: Tensor, key: Tensor, mask: Tensor | None, places: Places |
     places = places or Places()
     first = keys - length if places.first is None else places.first
     if mask is None and places.queries is None and isinstance(first, int):
-        return Positions.after(first, length, device=device), Positions.after(
-            first + length - keys, keys, device=device
-        )
+        begin = first + length - keys
+        return Positions.after(first, length, device=device), Positions.after(begin, keys, device=device)
     document, before = None, torch.tensor(keys - length, device=device)  # keys before the first query
     if mask is not None:
         document = torch.where(_visible(mask).any(2)[:, 0], 0, PADDING)

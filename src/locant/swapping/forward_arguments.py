@@ -41,8 +41,7 @@ class ForwardArguments:
         if not set(self.names) & {*TOKENS}:
             raise _unknown("its tokens", model, TOKENS)
         self.cache = cache_argument(model)
-        has_cache = any(CACHE_TYPE.search(str(each.annotation)) for each in parameters.values())
-        if self.cache is None and (generates or has_cache or USES_CACHE in self.names):
+        if self.cache is None and (generates or _has_cache(model)):
             raise _unknown("its cache", model, CACHE)
 
     def read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,7 +49,8 @@ class ForwardArguments:
         given = dict(zip(self.names, args, strict=False)) | dict(kwargs)
         if self.cache is not None and self.cache not in given:  # a forward may accept its old names as well
             old = next((name for name in CACHE if name in given), None)
-            return given if old is None else given | {self.cache: given[old]}
+            if old is not None:
+                given[self.cache] = given.pop(old)
         return given
 
     def cache_of(self, given: Mapping[str, Any]) -> Any:
@@ -68,6 +68,17 @@ def cache_in(result: Any) -> Any:
     """The cache in what a model returns; ``None`` if there is none."""
     values = [*result.values()] if isinstance(result, Mapping) else result
     return next((each for each in values if hasattr(each, "get_seq_length")), None)
+
+
+def _has_cache(model: nn.Module) -> bool:
+    """Whether its forward, or one that this has replaced, knows of a cache, or its attention looks at no later token."""
+    if any(getattr(each, "is_causal", None) is True for each in model.modules()):
+        return True
+    forwards = [cls.forward for cls in type(model).__mro__ if "forward" in vars(cls)]
+    parameters = {name: each for forward in forwards for name, each in inspect.signature(forward).parameters.items()}
+    if {*parameters} & {*CACHE, USES_CACHE}:
+        return True
+    return any(CACHE_TYPE.search(str(each.annotation)) for each in parameters.values())
 
 
 def named_argument(function: Callable[..., Any], what: str, *known: str) -> str:

@@ -68,9 +68,8 @@ class Form:
     sines_first: bool = False
 
     def of(self, cos: Tensor, sin: Tensor) -> Angles:
-        """The angles in this form."""
-        assert self.name is not None
-        return self.ordered(FORMS[self.name](cos, sin))
+        """The angles in this form, whose name is known."""
+        return self.ordered(FORMS[str(self.name)](cos, sin))
 
     def ordered(self, angles: Angles) -> Angles:
         """A cosine and a sine in the order of the module, or back."""
