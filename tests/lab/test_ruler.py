@@ -195,6 +195,7 @@ def test_what_is_written_is_what_transformers_generates(tokenizer: locant.Tokeni
         device=llama.device,
         generation_config=llama.generation_config,
         get_output_embeddings=llama.get_output_embeddings,
+        forward=staticmethod(cacheless),
     )
     alone = type("Cacheless", (), {"__call__": staticmethod(cacheless), **vars(plain)})()
     assert written(alone, tokenizer, row) == expected

@@ -71,7 +71,7 @@ def cache_in(result: Any) -> Any:
 
 
 def _has_cache(model: nn.Module) -> bool:
-    """Whether its forward, or one that this has replaced, knows of a cache, or its attention looks at no later token."""
+    """Whether its forward, or one that this replaces, knows of a cache, or its attention looks at no later token."""
     if any(getattr(each, "is_causal", None) is True for each in model.modules()):
         return True
     forwards = [cls.forward for cls in type(model).__mro__ if "forward" in vars(cls)]
