@@ -6,22 +6,41 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise, product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch import Tensor, nn
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, LlamaModel, MistralConfig, MistralForCausalLM
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from locant import ALiBi, Cope, KVCache, PositionEncoding, Positions, RangeError, Rotary, T5Bias, XPos, attend, swap
+from locant import (
+    ALiBi,
+    Cope,
+    Fire,
+    KVCache,
+    PositionEncoding,
+    Positions,
+    RangeError,
+    Rotary,
+    SelfExtend,
+    Sinusoidal,
+    T5Bias,
+    XPos,
+    attend,
+    swap,
+)
 from locant.attention import merge
+from locant.errors import InputError
+from locant.positions.temperature import Temperature
+from locant.swapping.forward_arguments import cache_argument
 from tests.known_bugs.exhibit import exhibit, same_alone
 from tests.known_bugs.subjects import HEADS, WIDTH, queries
 from tests.positions import alone
 from tests.positions.alone import CountsSlots
 from tests.positions.claims import ranks_make_the_whole
+from tests.refusal import refuses
 from tests.tolerances import DECODED, LOGITS
 
 OURS = (
@@ -367,6 +386,104 @@ def test_99_a_draft_that_was_not_accepted_is_no_key() -> None:
                 assert error <= DECODED, f"row {row} attends to what it did not accept, and is off by {error:.1g}"
 
     exhibit(check, KVCache, twin=ZeroedTails, because="row 1 attends to what it did not accept")
+
+
+class _RenamedCache(LlamaModel):
+    """Calls its cache by a name that no release has used."""
+
+    def forward(self, input_ids: Tensor | None = None, memory: Any = None, **options: Any) -> Any:
+        return super().forward(input_ids, **{str(cache_argument(LlamaModel)): memory}, **options)
+
+
+class _BySlots(nn.Module):
+    """The twin: added positions that begin behind a cache which is looked up under a name from memory."""
+
+    def __init__(self, model: Any, encoding: PositionEncoding) -> None:
+        super().__init__()
+        self.model = model
+
+        def add(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            past = kwargs.get("past_key_values")
+            x = model.get_input_embeddings()(args[0])
+            seen = 0 if past is None else past.get_seq_length()
+            added = encoding.to(x.dtype).embed(x, Positions.after(seen, x.shape[1]))
+            return (), kwargs | {"inputs_embeds": added}
+
+        model.register_forward_pre_hook(add, with_kwargs=True)
+
+
+def test_116_a_cache_is_not_lost_when_a_release_renames_it() -> None:
+    """huggingface/transformers release 5.24: the argument `past_key_values` of every model became `cache`.
+
+    Code that reads the old name finds no cache, and each new token is the first. What is not found by name has to be
+    refused. salesforce/progen#36 is the same in generation, huggingface/transformers#21443 in GIT, whose argument
+    was called `past`.
+    """
+
+    @torch.no_grad()
+    def check(swapped: Callable[[Any], Any]) -> None:
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": HEADS}
+        config = LlamaConfig(vocab_size=99, initializer_range=0.2, **sizes)
+        tokens = torch.arange(3, 15)[None]
+        for cls, name in ((LlamaModel, str(cache_argument(LlamaModel))), (_RenamedCache, "memory")):
+            model = swapped(cls(config).double().eval())
+            if model is None:  # refused
+                continue
+            whole = model(tokens).last_hidden_state
+            cache = DynamicCache(config=config)
+            parts = [model(each, **{name: cache}).last_hidden_state for each in tokens.split([7, 5], 1)]
+            error = float((torch.cat(parts, 1) - whole).abs().max())
+            assert error <= LOGITS, f"the cache called {name} is not read: hidden states are off by {error:.2g}"
+
+    def ours(model: Any) -> Any:
+        if not isinstance(model, _RenamedCache):
+            swap(model, Sinusoidal(64))
+            return model
+        with refuses(InputError, "found no argument for its cache in _RenamedCache.forward"):
+            swap(model, Sinusoidal(64))
+        return None
+
+    def by_memory(model: Any) -> Any:
+        return _BySlots(model, Sinusoidal(64)).model
+
+    exhibit(check, ours, twin=by_memory, because="the cache called .* is not read")
+
+
+class _SlotsOfTheWindow(Rotary):
+    """The twin: keys count from the first that the cache still holds."""
+
+    def rotate(self, q, k, positions, k_positions=None, *, inplace=False):
+        keys = k.shape[2]
+        after = Positions.after(keys - q.shape[2], q.shape[2])
+        return super().rotate(q, k, after, Positions.arange(keys))
+
+
+def test_117_a_key_in_a_window_has_the_position_of_its_token() -> None:
+    """trymirai/lalamo#200: a cache with a window counted its rows from the first that it held.
+
+    Distances stay right, so that plain rotary and ALiBi hide it; what reads absolute positions does not. Here the
+    temperature of queries grows with their position.
+    """
+    temperature = Temperature(step=4, weight=0.5)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": HEADS}
+    config = MistralConfig(vocab_size=99, initializer_range=0.2, num_key_value_heads=HEADS, sliding_window=6, **sizes)
+    model: Any = MistralForCausalLM(config).double().eval()
+    tokens = torch.arange(3, 15)[None]
+
+    @torch.no_grad()
+    def check(encoding: PositionEncoding) -> None:
+        with swap(model, encoding):
+            whole, cache = model(tokens, use_cache=False).logits, DynamicCache(config=config)
+            name = str(cache_argument(model))
+            parts = [model(each, **{name: cache}).logits for each in tokens.split([9, 1, 2], 1)]
+        error = float((torch.cat(parts, 1) - whole).abs().max())
+        assert error <= LOGITS, f"slots of the window are taken for positions: logits are off by {error:.2g}"
+
+    ours = [Rotary(WIDTH, temperature=temperature), Fire(HEADS, threshold=1.0), SelfExtend(Rotary(WIDTH), 2, 3)]
+    twin = _SlotsOfTheWindow(WIDTH, temperature=temperature)
+    exhibit(check, *ours, twin=twin, because="slots of the window are taken for positions")
 
 
 def test_100_position_ids_need_no_mask_to_be_read() -> None:

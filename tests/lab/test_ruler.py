@@ -204,6 +204,7 @@ def test_what_is_written_is_what_transformers_generates(tokenizer: locant.Tokeni
         device=llama.device,
         generation_config=llama.generation_config,
         get_output_embeddings=llama.get_output_embeddings,
+        forward=staticmethod(cacheless),
     )
     for forward in (of_whole_texts, of_unknown_cache, cacheless):
         call = {"__call__": staticmethod(forward), "forward": staticmethod(forward)}

@@ -10,6 +10,7 @@ import copy
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ OTHER: dict[str, dict[str, Any]] = {
                        "mlp_layer_types": ["dense", "sparse"] * 2, "linear_num_heads": 4, "linear_head_dim": 16},
     "bamba": {"attn_layer_indices": [1, 3], "mamba_n_heads": 8, "mamba_d_head": 16},
     "blt": {"encoder_hash_byte_group_vocab": 99},
+    "codegen": {"rotary_dim": 8},
     "cohere_compass_text": {"rope_parameters": {
         "full_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}}},
     "dbrx": {"attn_config": {"kv_n_heads": 2}, "ffn_config": {"ffn_hidden_size": 64}, "n_heads": 4,
@@ -68,6 +70,7 @@ OTHER: dict[str, dict[str, Any]] = {
                     "vocab_size_per_layer_input": 99},
     "gemma4_unified_text": {"head_dim": 16, **WIDER_HEADS, "hidden_size_per_layer_input": 16,
                             "vocab_size_per_layer_input": 99},
+    "gptj": {"rotary_dim": 8},
     "granitemoehybrid": {"layer_types": LINEAR_FIRST, "mamba_n_heads": 8, "mamba_d_head": 16,
                          "position_embedding_type": "rope"},
     "hunyuan_v1_dense": {"head_dim": 16},
@@ -183,9 +186,12 @@ def scaled(model: Any, scaling: str) -> Any:
 
 def differences(model: Any, lengths: Iterable[int]) -> dict[int, float]:
     """By how much its own encoding in float32 changes the logits of rows of these lengths, where it does at all."""
-    rows = [(3 + torch.arange(length) % 90)[None] for length in lengths]
+    rows, before = list[torch.Tensor](), list[torch.Tensor]()
     with torch.no_grad():
-        before = [called(model, row).logits for row in rows]
+        for row in [(3 + torch.arange(length) % 90)[None] for length in lengths]:
+            with suppress(IndexError):  # behind the last row of GPT-J's table of angles
+                before.append(called(model, row).logits)
+                rows.append(row)
         with locant.swap(model, angles="float32"):
             after = [called(model, row).logits for row in rows]
     pairs = zip(rows, before, after, strict=True)

@@ -35,6 +35,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "swapped-models
 SAMPLED = [
     Family("gemma3_text", "Gemma3ForCausalLM"),  # rope parameters for each type of layers
     Family("gpt_neox", "GPTNeoXForCausalLM"),  # a part of each head
+    Family("gptj", "GPTJForCausalLM"),  # sines before cosines, of a table
     Family("llama4_text", "Llama4ForCausalLM"),  # complex numbers
     Family("modernbert", "ModernBertForMaskedLM"),  # both directions
 ]

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import locant
+from locant.swapping.forward_arguments import cache_in
 from tests.ranks import found_on, needs_gloo
 from tests.swapping.compiled_and_sharded import SPREAD, found_by_two, losses_on_two
 from tests.swapping.families import SAME, WORKS, WRITTEN, Family, tiny, worked
-from tests.swapping.work import compiled, ids, in_bfloat16, padded
+from tests.swapping.work import behind, compiled, ids, in_bfloat16, padded
 from tests.tolerances import LOGITS
 
 HEADS = 4
@@ -60,7 +61,7 @@ def test_positions_in_embeddings_begin_behind_the_padding(encoding: Any) -> None
     with locant.swap(model, encoding), torch.no_grad():
         alone = model(tokens[1:, 3:]).logits
         first = model(tokens[:, :8], attention_mask=mask[:, :8])
-        rest = model(tokens[:, 8:], attention_mask=mask, past_key_values=first.past_key_values)
+        rest = model(tokens[:, 8:], attention_mask=mask, **behind(model, cache_in(first)))
         found = torch.cat([first.logits, rest.logits], 1)[1:, 3:]
     assert (found - alone).abs().max() <= LOGITS
 

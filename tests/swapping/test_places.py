@@ -17,9 +17,10 @@ from transformers import DynamicCache
 
 import locant
 from locant.positions import PoPE
+from locant.swapping.forward_arguments import cache_in
 from tests.swapping import reference
 from tests.swapping.families import Family, telling
-from tests.swapping.work import compiled, generated, ids, off, packed, padded
+from tests.swapping.work import behind, compiled, generated, ids, off, packed, padded
 from tests.tolerances import DIFFERENT, LOGITS
 
 GAP = torch.tensor([[*range(5), *range(105, 112)]])
@@ -59,7 +60,7 @@ def in_parts(model: Any, tokens: Tensor, places: Tensor, mask: Tensor | None, en
     for begin, end in pairwise(ends):
         options = {} if mask is None else {"attention_mask": mask[:, :end]}
         where = places[:, begin:end]
-        parts.append(model(tokens[:, begin:end], position_ids=where, past_key_values=cache, **options).logits)
+        parts.append(model(tokens[:, begin:end], position_ids=where, **behind(model, cache), **options).logits)
     return torch.cat(parts, 1)
 
 
@@ -74,7 +75,7 @@ def test_a_gap_in_the_position_ids_is_one_without_a_mask_and_behind_a_cache() ->
         assert off(model(tokens, position_ids=places).logits, expected) <= LOGITS
         assert off(in_parts(model, tokens, places, None, (0, 4, 7, 8, 12)), expected) <= LOGITS
         first = model(tokens[:, :9], position_ids=places[:, :9], use_cache=True)  # a cache that the model made
-        rest = model(tokens[:, 9:], position_ids=places[:, 9:], past_key_values=first.past_key_values)
+        rest = model(tokens[:, 9:], position_ids=places[:, 9:], **behind(model, cache_in(first)))
         assert off(rest.logits, expected[:, 9:]) <= LOGITS
 
 
@@ -132,17 +133,17 @@ def test_a_cache_that_is_cut_or_has_other_rows_goes_on() -> None:
     with locant.swap(model, locant.ALiBi(HEADS)):
         expected = model(ids(), position_ids=places.expand(2, -1)).logits
         cache = DynamicCache(config=model.config)
-        model(ids()[:, :10], position_ids=places[:, :10], past_key_values=cache)
+        model(ids()[:, :10], position_ids=places[:, :10], **behind(model, cache))
         cache.crop(-2)
-        rest = model(ids()[:, 8:], position_ids=places[:, 8:], past_key_values=cache)
+        rest = model(ids()[:, 8:], position_ids=places[:, 8:], **behind(model, cache))
         assert off(rest.logits, expected[:, 8:]) <= LOGITS
         tokens, mask, counted = padded()
         alone = model(tokens[1:, 3:]).logits[:, -1:]
         cache = DynamicCache(config=model.config)
-        model(tokens[:, :11], attention_mask=mask[:, :11], position_ids=counted[:, :11], past_key_values=cache)
+        model(tokens[:, :11], attention_mask=mask[:, :11], position_ids=counted[:, :11], **behind(model, cache))
         cache.batch_repeat_interleave(2)
         twice = [each.repeat_interleave(2, 0) for each in (tokens[:, 11:], mask, counted[:, 11:])]
-        logits = model(twice[0], attention_mask=twice[1], position_ids=twice[2], past_key_values=cache).logits
+        logits = model(twice[0], attention_mask=twice[1], position_ids=twice[2], **behind(model, cache)).logits
         assert off(logits[2:], alone.expand(2, -1, -1)) <= LOGITS
 
 

@@ -20,11 +20,12 @@ from locant.attention.choice import SMALL
 from locant.checkpoints import load_swapped
 from locant.errors import InputError, RangeError
 from locant.positions import Positions
+from locant.swapping.forward_arguments import cache_in
 from tests.largest import Largest
 from tests.refusal import refuses
 from tests.swapping import reference
 from tests.swapping.families import Family, tiny
-from tests.swapping.work import generated, off
+from tests.swapping.work import behind, generated, off
 from tests.tolerances import DIFFERENT, LOGITS
 
 T5 = Family("t5", "T5ForConditionalGeneration")
@@ -56,7 +57,7 @@ def logits(model: Any, source: Tensor = SOURCE, target: Tensor = TARGET, **optio
 def cached(model: Any) -> Tensor:
     """The logits behind the first ten of the target."""
     beginning = model(input_ids=SOURCE, decoder_input_ids=TARGET[:, :10], use_cache=True)
-    rest = {"encoder_outputs": (beginning.encoder_last_hidden_state,), "past_key_values": beginning.past_key_values}
+    rest = {"encoder_outputs": (beginning.encoder_last_hidden_state,), **behind(model, cache_in(beginning))}
     return model(decoder_input_ids=TARGET[:, 10:], **rest).logits
 
 

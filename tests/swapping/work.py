@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from locant.swapping.forward_arguments import cache_argument
+
 __all__ = [
-    "Work", "adapted", "called", "compiled", "generated", "ids", "in_bfloat16", "of_bfloat16", "off", "packed",
-    "padded", "shard", "sharded", "trained",
+    "Work", "adapted", "behind", "called", "compiled", "generated", "ids", "in_bfloat16", "of_bfloat16", "off",
+    "packed", "padded", "shard", "sharded", "trained",
 ]  # fmt: skip
 
 Work = Callable[[Any], Tensor]
@@ -25,6 +27,11 @@ def called(model: Any, tokens: Tensor, **options: Any) -> Any:
 def off(actual: Tensor, expected: Tensor) -> float:
     """By how much they differ, at most; models compute norms in float32 whatever they are in."""
     return (actual - expected).abs().max().item()
+
+
+def behind(model: Any, cache: Any) -> dict[str, Any]:
+    """How the installed `transformers` is told that there is a cache."""
+    return {str(cache_argument(model)): cache}
 
 
 def ids() -> Tensor:
@@ -56,7 +63,8 @@ def packed(model: Any) -> Tensor:
 def trained(model: Any) -> Tensor:
     """A step with gradient checkpointing: every gradient."""
     model.train()
-    model.activation_checkpointing_enable()
+    names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")  # the older name last
+    getattr(model, next(name for name in names if hasattr(model, name)))()
     model(ids(), labels=ids()).loss.backward()
     return torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None])
 

@@ -15,7 +15,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from inspect import signature
 from itertools import takewhile
 from pathlib import Path
 from random import Random
@@ -28,13 +27,12 @@ from torch import Tensor, nn
 
 from locant.errors import InputError, LocantError, Remedy
 from locant.lab.results import earlier
+from locant.swapping.forward_arguments import cache_argument
 from locant.text.reading import sample_text
 from locant.text.tokenizer import Tokenizer
 
 FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 HOPS, COMMON = 4, 10
-CACHES = ("cache", "past_key_values")
-"""What models call their cache, as an argument and in what they return: since transformers 5.24, and before."""
 
 
 class Question(NamedTuple):
@@ -225,7 +223,7 @@ def written(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
         InputError: the model reads fewer tokens than it is given.
     """
     ends = getattr(model.generation_config, "eos_token_id", None)
-    name, cache = next((each for each in CACHES if each in signature(model.forward).parameters), None), None
+    name, cache = cache_argument(model), None
     whole = given = torch.tensor([prompt.ids], device=model.device)
     ids, text = list[int](), ""
 

@@ -10,7 +10,6 @@ they are.
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ from locant.errors import InputError
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.t5 import T5Bias
 from locant.positions.positions import Positions
+from locant.swapping.forward_arguments import ForwardArguments, named_argument
 from locant.swapping.rotary_point import owner_around
 
 CALLED_SO = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
@@ -47,15 +47,16 @@ class EmbeddingPoint:
     Args:
         owner: the model that holds the encodings, as `locant`.
         place: which of them.
-        stack: the part of it that has token embeddings: its encoder or its decoder; default: all of it.
+        stack: the part of it that has token embeddings: its encoder, its decoder, or all of it.
+        generates: whether the model generates text.
     """
 
-    def __init__(self, owner: Any, place: int, stack: Any = None) -> None:
+    def __init__(self, owner: Any, place: int, stack: Any, *, generates: bool = False) -> None:
         self.owner = owner
         self.place = place
-        self.stack = owner if stack is None else stack
+        self.stack = stack
         self.positions: Positions | None = None
-        self.parameters = [*inspect.signature(self.stack.forward).parameters]
+        self.arguments = ForwardArguments(stack, generates=generates)
 
     @property
     def encoding(self) -> PositionEncoding:
@@ -71,14 +72,13 @@ class EmbeddingPoint:
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note where the tokens are; embeddings that the caller made are added to here."""
-        given = dict(zip(self.parameters, args, strict=False)) | kwargs
+        given = self.arguments.read(args, kwargs)
         embedded, ids = given.get("inputs_embeds"), given.get("input_ids")
         tokens = ids if embedded is None else embedded
         if tokens is None:
             return None
-        positions = _positions(
-            tokens, given.get("position_ids"), given.get("past_key_values"), given.get("attention_mask")
-        )
+        past = self.arguments.cache_of(given)
+        positions = _positions(tokens, given.get("position_ids"), past, given.get("attention_mask"))
         if embedded is None:
             self.positions = positions
             return None
@@ -144,6 +144,8 @@ TABLE = "relative_attention_bias"
 CROSS = "EncDecAttention"
 SIZES = ("relative_attention_num_buckets", "relative_attention_max_distance", "is_decoder")
 """What models call their table of buckets, their cross-attention, and what the buckets follow from."""
+SLOT_OF_QUERY = ("past_seen_tokens", "cache_position")
+"""What the code of T5 calls the slot of its first query, as a number; before `transformers` 5.4, as a tensor of all."""
 
 Table = Float[Tensor, "1 heads 1 buckets"]
 
@@ -231,15 +233,17 @@ def _measured(attention: Any) -> GivenBias:
         table.embedding_dim, num_buckets=num_buckets, max_distance=max_distance, bidirectional=not is_decoder
     )
     asked = list[Tensor]()
+    reach = max_distance + 2
 
     def note(module: nn.Module, args: tuple[Tensor]) -> None:
         asked.append(args[0])
 
-    reach = max_distance + 2
     device = torch.device("cpu") if table.weight.is_meta else None
     hook = table.register_forward_pre_hook(note)
     try:
-        attention.compute_bias(1, 2 * reach, device=device, past_seen_tokens=reach)
+        name = named_argument(attention.compute_bias, "the slot of its query", *SLOT_OF_QUERY)
+        slot = {name: reach if name == SLOT_OF_QUERY[0] else torch.tensor([reach])}
+        attention.compute_bias(1, 2 * reach, device=device, **slot)
     except Exception as error:  # what stands in the place of T5's attention may fail in any way
         name = type(attention).__name__
         got = f"got {name}, whose bias is for no query and key by their distance ({type(error).__name__}: {error})"

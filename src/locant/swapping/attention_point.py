@@ -3,8 +3,10 @@
 `transformers` calls the function that the configuration names, and a function of the same name for the mask. Ours adds
 to the scores what the layer's encoding adds, and leaves the rest to the function that was named before. Its mask holds,
 for each query and key, by how many slots they are apart, and, far below zero, that the query may not see the key.
-Where a caller gives position ids that are no slots, a hook before the model passes them on to every layer, and another
-behind it notes them beside the keys in the cache: these are rotated, and biased, as the model's own would have been.
+A slot is a token's place in the row that the cache has seen; a window keeps the last slots only. A hook before the
+model passes on to every layer at which slot its tokens begin. Where a caller gives position ids that are no slots, it
+passes on these, and another hook behind the model notes them beside the keys in the cache: these are rotated, and
+biased, as the model's own would have been.
 """
 
 from __future__ import annotations
@@ -12,8 +14,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +29,7 @@ from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 from locant.positions.rotary_by_class import products
 from locant.swapping.added_point import GivenBias
+from locant.swapping.forward_arguments import ForwardArguments, cache_in, named_argument
 from locant.swapping.rotary_point import OfLength
 from locant.tensors import has_values
 
@@ -48,10 +49,17 @@ KEYS = "_locant_places"
 
 
 class Places(NamedTuple):
-    """Position ids, ``batch|1 seq``, of the queries, and of all keys; ``None``: these count up to the queries'."""
+    """Where the tokens of a call are.
 
-    queries: Tensor
-    keys: Tensor | None
+    Args:
+        queries: their position ids, ``batch|1 seq``; ``None``: these are their slots.
+        keys: the position ids of all slots up to the last query; ``None``: they count up to the queries' without a gap.
+        first: the slot of the first query; ``None``: not known, and all earlier keys are there.
+    """
+
+    queries: Tensor | None = None
+    keys: Tensor | None = None
+    first: int | Tensor | None = None
 
 
 @dataclass
@@ -82,7 +90,7 @@ class AttentionPoint:
 
         files = (sys.modules[cls.__module__] for cls in type(module).__mro__)  # FSDP makes a subclass of its own
         eager = next((vars(file)[EAGER] for file in files if EAGER in vars(file)), None)
-        return ALL_ATTENTION_FUNCTIONS.get_interface(self.before, eager)  # pyright: ignore[reportArgumentType]
+        return ALL_ATTENTION_FUNCTIONS.get(self.before, eager)
 
 
 def attention_modules(owner: nn.Module) -> dict[int, list[nn.Module]]:
@@ -116,29 +124,27 @@ def require_point(owner: Any, *, has_known_bias: bool = False) -> None:
         raise InputError(got, "a model whose attention goes through transformers.AttentionInterface")
     if has_learned_bias(owner) and not has_known_bias:
         raise InputError(f"got {name}, whose attention has a learned bias of its own", "a model without one")
+    from transformers.masking_utils import sdpa_mask
+
+    named_argument(sdpa_mask, "the slots of queries", *SLOTS_OF_QUERIES)
     if owner.config._attn_implementation not in BEFORE:
         got = f"got {name} with {owner.config._attn_implementation} attention, which is fused and takes no bias"
         raise InputError(got, "model.set_attn_implementation('sdpa')")
 
 
-def name_our_function(owner: Any) -> list[Any]:
+def name_our_function(owner: Any, places: PlacesHooks | None) -> list[Any]:
     """Let the model call our attention function, registered once under one name for all models; returns hooks.
 
     One refuses to run the model after it was told to call another one, without its encoding; two tell every layer
-    where its tokens are.
+    where its tokens are. ``None`` for T5 and its kin, which have two stacks of layers and no position ids.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, mask_of_slots)
     owner.set_attn_implementation(NAME)
-    return [
-        owner.register_forward_pre_hook(_require_name),
-        owner.register_forward_pre_hook(
-            partial(_pass_places, [*signature(owner.forward).parameters]), with_kwargs=True
-        ),
-        owner.register_forward_hook(_note_places, with_kwargs=True),
-    ]
+    hooks = [] if places is None else places.attach(owner)
+    return [owner.register_forward_pre_hook(_require_name), *hooks]
 
 
 def _require_name(owner: Any, args: tuple[Any, ...]) -> None:
@@ -157,56 +163,72 @@ def name_again(owner: Any, before: str) -> None:
 # ---------------------------------------------------------------------- where tokens are
 
 
-def _pass_places(names: list[str], owner: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Pass on to the attention where the tokens are."""
-    return args, kwargs | {PLACES: _places(dict(zip(names, args, strict=False)) | kwargs)}
+class PlacesHooks:
+    """Pass on to the attention where the tokens are, and note beside the keys of a cache where these are."""
+
+    def __init__(self, owner: nn.Module, *, generates: bool) -> None:
+        self.arguments = ForwardArguments(owner, generates=generates)
+
+    def attach(self, owner: nn.Module) -> list[Any]:
+        """The handles of the hooks."""
+        return [
+            owner.register_forward_pre_hook(self.before, with_kwargs=True),
+            owner.register_forward_hook(self.after, with_kwargs=True),
+        ]
+
+    def before(self, owner: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = self.arguments.read(args, kwargs)
+        return args, kwargs | {PLACES: _places(given, self.arguments.cache_of(given))}
+
+    def after(self, owner: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        places, cache = kwargs[PLACES], cache_in(result)
+        if places is not None and places.queries is not None and cache is not None:
+            setattr(cache, KEYS, places.keys)
 
 
-def _note_places(owner: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-    """Note beside the keys of a cache where they are."""
-    places, outputs = kwargs[PLACES], [*result.values()] if isinstance(result, dict) else result
-    cache = next((each for each in outputs if hasattr(each, "get_seq_length")), None)
-    if places is not None and cache is not None:
-        setattr(cache, KEYS, places.keys)
-
-
-def _places(given: dict[str, Any]) -> Places | None:
-    """By the position ids that a model is given; ``None``: tokens are at their slots."""
-    ids, cache = given.get("position_ids"), given.get("past_key_values")
+def _places(given: dict[str, Any], cache: Any) -> Places | None:
+    """By the position ids that a model is given, else by slots; ``None``: the model is given no tokens."""
+    ids = given.get("position_ids")
     tokens = given.get("input_ids") if given.get("inputs_embeds") is None else given["inputs_embeds"]
-    before: Tensor | None = getattr(cache, KEYS, None)
-    if tokens is None or (ids is None and before is None) or (ids is not None and ids.ndim != 2):
+    if tokens is None:
         return None
-    seen = 0 if cache is None else cache.get_seq_length()
+    before: Tensor | None = getattr(cache, KEYS, None)
+    seen: int | Tensor = 0 if cache is None else cache.get_seq_length()
+    seen = seen.clone() if isinstance(seen, Tensor) else seen  # the first layer counts on in the same tensor
+    if (ids is None and before is None) or (ids is not None and ids.ndim != 2):
+        return Places(first=seen)
     slots = (torch.arange(tokens.shape[1], device=tokens.device) + seen)[None]
     ids = slots if ids is None else ids
     if isinstance(seen, Tensor):  # a cache of one shape
-        return Places(ids, None)
+        return Places(ids, first=seen)
     if before is None and has_values(ids) and torch.equal(ids, slots.expand_as(ids)):
-        return None  # fused kernels know it; transformers looks as often whether a mask hides anything
+        return Places(first=seen)  # fused kernels know it; transformers looks as often whether a mask hides anything
     if not seen:
-        return Places(ids, ids)
+        return Places(ids, ids, 0)
     past = torch.arange(seen, device=ids.device)[None]
     if before is not None and len(before) in (1, len(ids)):
         past = torch.cat([before[:, :seen], past[:, before.shape[1] :].expand(len(before), -1)], 1)
     elif before is not None:  # other rows than before, and nobody says which
         past = (past + ids[:, :1] - seen).clamp(min=0)
     batch = max(len(past), len(ids))
-    return Places(ids, torch.cat([past.expand(batch, -1), ids.expand(batch, -1)], 1))
+    return Places(ids, torch.cat([past.expand(batch, -1), ids.expand(batch, -1)], 1), seen)
 
 
 # ---------------------------------------------------------------------- what transformers calls
 
 
+SLOTS_OF_QUERIES = ("q_length", "cache_position")
+"""What functions for masks are told of the slots of queries: how many there are, beside `q_offset`, the first of them;
+before `transformers` 5.4, all of them."""
+
+
 def mask_of_slots(
     *,
-    q_length: int,
     kv_length: int,
-    q_offset: int | Tensor = 0,
     kv_offset: int = 0,
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
-    device: Any = "cpu",
+    device: Any = None,
     **others: Any,
 ) -> Tensor | None:
     """``batch 1 query key``: slots from key to query, less `HIDDEN` where the key is not seen.
@@ -215,21 +237,23 @@ def mask_of_slots(
     """
     from transformers.masking_utils import sdpa_mask
 
-    last = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
+    if (queries := others.get("cache_position")) is None:
+        first = others.get("q_offset", 0)
+        last = isinstance(first, int) and first + others["q_length"] == kv_offset + kv_length
+        queries = torch.arange(others["q_length"], device=device) + first
+        others["device"] = device
+    else:  # whoever says so allows no mask to be skipped but for caches whose last keys are the queries'
+        last = True
     visible = sdpa_mask(
-        q_length=q_length,
         kv_length=kv_length,
-        q_offset=q_offset,  # pyright: ignore[reportArgumentType]  # a tensor for caches of one shape
         kv_offset=kv_offset,
         allow_is_causal_skip=allow_is_causal_skip and last,
         allow_is_bidirectional_skip=allow_is_bidirectional_skip and last,
-        device=device,
         **others,
     )
     if visible is None:
         return None
-    queries = torch.arange(q_length, device=device) + q_offset
-    keys = torch.arange(kv_length, device=device) + kv_offset
+    keys = torch.arange(kv_length, device=queries.device) + kv_offset
     apart = (queries[:, None] - keys).to(torch.int32)
     return torch.where(visible, apart, apart - HIDDEN)
 
@@ -250,7 +274,7 @@ def attention(
         got = f"got {type(module).__name__} of a model that was built from the configuration of a swapped one"
         raise LocantError(got, "model.set_attn_implementation('sdpa') of the new model, or a configuration of its own")
     encoding, own_bias, ids = point.encoding, others.pop("position_bias", None), others.get("position_ids")
-    of_layer = None if ids is None or ids.ndim != 2 else Places(ids, None)  # where the model passed nothing on
+    of_layer = None if ids is None or ids.ndim != 2 else Places(ids)  # where the model passed nothing on
     places = others.pop(PLACES, of_layer)
     if own_bias is not None and encoding is not None and point.own is None:
         raise LocantError(f"got a bias of its own from {type(module).__name__}", "a model without one")
@@ -265,7 +289,7 @@ def attention(
         return point.function(module)(
             module, query, key, value, mask, scaling=scaling, dropout=dropout, **added, **others
         )
-    if goes_by_class(encoding) and places is not None:
+    if goes_by_class(encoding) and places is not None and places.queries is not None:
         plain = False  # its classes go by distance, not by slots
     if mask is None and not plain:
         mask = _later_keys_hidden(query, key, causal)
@@ -336,28 +360,33 @@ def _positions(query: Tensor, key: Tensor, mask: Tensor | None, places: Places |
 
     A key that no query sees is padding: what counts the keys in between does not count it.
     """
-    length, keys = query.shape[2], key.shape[2]
-    if mask is None and places is None:
-        after = Positions.after(keys - length, length, device=query.device)
-        return after, Positions.arange(keys, device=query.device)
-    slots = torch.arange(keys, device=query.device)[None]
-    document, before = None, torch.tensor(keys - length, device=query.device)
+    length, keys, device = query.shape[2], key.shape[2], query.device
+    places = places or Places()
+    first = keys - length if places.first is None else places.first
+    if mask is None and places.queries is None and isinstance(first, int):
+        begin = first + length - keys
+        return Positions.after(first, length, device=device), Positions.after(begin, keys, device=device)
+    document, before = None, torch.tensor(keys - length, device=device)  # keys before the first query
     if mask is not None:
         document = torch.where(_visible(mask).any(2)[:, 0], 0, PADDING)
         if mask.dtype == torch.int32:
-            first = mask[0, 0, 0, 0].long()
-            before = torch.where(first < -HIDDEN // 2, first + HIDDEN, first)
-    order = slots[:, :length] + before
-    index, k_index, largest = order, slots, keys
-    if places is not None:
+            apart = mask[0, 0, 0, 0].long()
+            before = torch.where(apart < -HIDDEN // 2, apart + HIDDEN, apart)
+    if places.first is None:
+        first = before
+    largest = first + keys if isinstance(first, int) else keys if places.first is None else MAX_INT32
+    order = torch.arange(length, device=device)[None] + first
+    k_order = torch.arange(keys, device=device)[None] + (first - before)
+    index, k_index = order, k_order
+    if places.queries is not None:
         index, largest = places.queries, MAX_INT32
-        known = index if places.keys is None else places.keys
-        # A window drops the first; where the others are not known, they count up to the queries', below 0 of padding.
-        counted = (slots + (index[:, -1:] - order[:, -1:])).clamp(min=0)
-        k_index = known[:, -keys:] if known.shape[1] >= keys else counted
+        if places.keys is None:  # of padding below 0
+            k_index = (k_order + (index[:, -1:] - order[:, -1:])).clamp(min=0)
+        else:  # a cache of one shape has slots behind the last query, too, which nothing sees
+            k_index = places.keys[:, k_order[0].clamp(max=places.keys.shape[1] - 1)]
     rows = max(len(k_index), 1 if document is None else len(document))
     document = None if document is None else document.expand(rows, -1)
-    k_positions = Positions(k_index.expand(rows, -1), document, slots.expand(rows, -1), max_index=largest)
+    k_positions = Positions(k_index.expand(rows, -1), document, k_order.expand(rows, -1), max_index=largest)
     return Positions(index, None, order.expand_as(index), max_index=largest), k_positions
 
 

@@ -71,6 +71,8 @@ def _required(name: str, encoding: Any) -> PositionEncoding | None:
 KEY = "locant"
 """The entry of a configuration."""
 FUNCTION = "attn_implementation"
+PRIVATE_FUNCTION = "_attn_implementation"
+"""What `transformers` before 5.4 reads in a file, where it passes over the key without the underscore."""
 SENTENCE = "the positions of this model are locant's: load it with locant.checkpoints.load_swapped(folder)"
 OURS = "locant."
 HEADS = "head_slice"
@@ -94,6 +96,7 @@ def record(
     told = [described(each) for each in foreign]
     setattr(config, KEY, {"encodings": told, "layers": list(places), "angles": angles})
     setattr(config, FUNCTION, SENTENCE)
+    vars(config)[PRIVATE_FUNCTION] = SENTENCE  # past the property of that name: the model goes on as it does
     return told
 
 
@@ -101,6 +104,7 @@ def forget(config: Any) -> None:
     """Take it out of the configuration."""
     delattr(config, KEY)
     delattr(config, FUNCTION)
+    del vars(config)[PRIVATE_FUNCTION]
 
 
 def described(encoding: PositionEncoding) -> dict[str, Any] | None:

@@ -42,7 +42,7 @@ ROUNDED = 0.2
 """How far cosines are off at these positions in a module whose frequencies were rounded to 16 bits, at most."""
 
 Angles = Any
-"""What a rotary module returns: a cosine and a sine, or one complex tensor."""
+"""What a rotary module returns: a cosine and a sine, the two in the other order, or one complex tensor."""
 
 FORMS: dict[str, Callable[[Tensor, Tensor], Angles]] = {
     "half": lambda cos, sin: (torch.cat([cos, cos], -1), torch.cat([sin, sin], -1)),
@@ -56,13 +56,41 @@ one number; and the sines of models that rotate from the second of a pair toward
 
 
 @dataclass(frozen=True)
+class Form:
+    """How a rotary module returns the angles of each pair.
+
+    Args:
+        name: how a cosine and a sine for each pair lie in them, in `FORMS`; ``None``: not known.
+        sines_first: whether it returns the sines before the cosines, as GPT-J does.
+    """
+
+    name: str | None
+    sines_first: bool = False
+
+    def of(self, cos: Tensor, sin: Tensor) -> Angles:
+        """The angles in this form, whose name is known."""
+        return self.ordered(FORMS[str(self.name)](cos, sin))
+
+    def ordered(self, angles: Angles) -> Angles:
+        """A cosine and a sine in the order of the module, or back."""
+        return angles[::-1] if self.sines_first else angles
+
+    def of_no_rotation(self, like: Angles) -> Angles:
+        """The angles that rotate nothing, for as many tokens and pairs as `like`."""
+        if isinstance(like, Tensor):
+            return torch.ones_like(like)
+        cos, sin = self.ordered(like)
+        return self.ordered((torch.ones_like(cos), torch.zeros_like(sin)))
+
+
+@dataclass(frozen=True)
 class RotaryPoint:
     """A rotary module, where it is, and what it computes.
 
     Args:
         owner: the model whose layers it serves.
         own: the encoding of its configuration, for each type of layers that it tells apart.
-        form: how a cosine and a sine for each pair lie in its result; ``None``: it has others than `own` in any row.
+        form: of its result; without a name it has other angles than `own` in any row.
         off: how far its cosines and sines are from those of `own` at the first `NEAR` positions, where its frequencies
             were rounded to 16 bits.
         differs_at: for types of layers for which it computes something else than `own`, the first length where it does.
@@ -72,7 +100,7 @@ class RotaryPoint:
     module: nn.Module
     owner: nn.Module
     own: Mapping[str | None, Rotary]
-    form: str | None
+    form: Form
     off: float
     differs_at: Mapping[str | None, int]
 
@@ -81,7 +109,7 @@ class RotaryPoint:
         if not self.differs_at:
             return
         layer_type, length = next(iter(self.differs_at.items()))
-        at = "" if self.form is None else f" at a length of {length}"
+        at = "" if self.form.name is None else f" at a length of {length}"
         told = f"the angles of its configuration{at}, {self.own[layer_type]}"
         got = f"got {_name(self.path, self.module)}, which does not compute {told}"
         raise InputError(got, "swap(model, encoding), where the encoding of the model does not matter")
@@ -115,7 +143,7 @@ class OfLength:
 class RotaryHook:
     """Called by torch after the module, whose result it replaces."""
 
-    def __init__(self, encodings: Mapping[str | None, PositionEncoding], form: str | None, names: list[str]) -> None:
+    def __init__(self, encodings: Mapping[str | None, PositionEncoding], form: Form, names: list[str]) -> None:
         self.encodings = dict(encodings)
         self.form = form
         self.where = {name: names.index(name) for name in ("position_ids", "layer_type") if name in names}
@@ -137,7 +165,7 @@ class LayerHook:
         of_length: one for all layers of this encoding.
     """
 
-    def __init__(self, encoding: PositionEncoding, form: str | None, names: list[str], of_length: OfLength) -> None:
+    def __init__(self, encoding: PositionEncoding, form: Form, names: list[str], of_length: OfLength) -> None:
         self.encoding = encoding
         self.form = form
         self.names = names
@@ -149,26 +177,24 @@ class LayerHook:
         if like is None:
             return None
         position_ids = given.get("position_ids")
-        if position_ids is None and self.form is not None and isinstance(self.encoding, Rotary):
+        if position_ids is None and self.form.name is not None and isinstance(self.encoding, Rotary):
             got = f"got no position ids for {type(module).__name__}, whose encoding is another than the model's"
             raise LocantError(got, "one encoding for all layers, or NoPE for some of them")
         return (), given | {ANGLES: _angles_of(self.encoding, self.of_length, position_ids, self.form, like)}
 
 
-def _angles_of(encoding: Any, of_length: OfLength, position_ids: Any, form: str | None, like: Angles) -> Angles:
+def _angles_of(encoding: Any, of_length: OfLength, position_ids: Any, form: Form, like: Angles) -> Angles:
     """The angles of `encoding` in the form and the dtype of a module's result; without, those that rotate nothing."""
-    if form is None or not isinstance(encoding, Rotary):
-        if isinstance(like, Tensor):
-            return torch.ones_like(like)
-        return torch.ones_like(like[0]), torch.zeros_like(like[1])
+    if form.name is None or not isinstance(encoding, Rotary):
+        return form.of_no_rotation(like)
     encoding = of_length(encoding, position_ids)
     index = position_ids.movedim(0, -1) if position_ids.ndim == 3 else position_ids
     # No look at the values: on an accelerator that would wait for it, and a graph would be made for each length.
     if isinstance(like, Tensor):
         return _complex(encoding, index)
     dtype = torch.promote_types(like[0].dtype, torch.float32)
-    cos, sin = FORMS[form](*encoding.cos_sin(Positions.of(index, max_index=MAX_INT32), dtype))
-    return cos.to(like[0].dtype), sin.to(like[1].dtype)
+    first, second = form.of(*encoding.cos_sin(Positions.of(index, max_index=MAX_INT32), dtype))
+    return first.to(like[0].dtype), second.to(like[1].dtype)
 
 
 def _complex(encoding: Rotary, index: Tensor) -> Tensor:
@@ -210,20 +236,26 @@ def _measured(path: str, module: nn.Module, owner: Any, angles: AngleMode) -> Ro
     if "position_ids" not in parameters or not set(parameters) <= {"x", "hidden_states", "position_ids", "layer_type"}:
         got = f"got {name}, which is called with {', '.join(parameters)}, expected x, position_ids"
         raise InputError(got, "a model whose rotary module is called as Llama's is")
+    hollow = next((key for key, each in module.named_buffers() if each.is_meta), None)
+    if hollow is not None:
+        got = f"got {name}, whose {hollow} is on the meta device and holds no numbers"
+        raise InputError(got, "load the model with from_pretrained, or build it on a device, and swap it then")
     config = getattr(module, "config", owner.config)
     own = _own(config, module, takes_types="layer_type" in parameters)
     measures = {
-        layer_type: _measure(module, rotary, layer_type, _lengths(config)) for layer_type, rotary in own.items()
+        layer_type: _measure(module, rotary, layer_type, _lengths(config, module)) for layer_type, rotary in own.items()
     }
-    forms = {each.form for each in measures.values() if each.form is not None}
-    if len(forms) > 1:
-        raise InputError(f"got {name} with results of several forms, {sorted(forms)}", "a model with one form")
+    known = {each.form for each in measures.values() if each.form.name is not None}
+    orders = {each.form.sines_first for each in measures.values()}
+    if len(known) > 1 or len(orders) > 1:
+        got = f"got {name}, which returns angles in another form for each type of layers"
+        raise InputError(got, "a model with one form")
     return RotaryPoint(
         path,
         module,
         owner,
         own={layer_type: each.rotary.alike(angles=angles) for layer_type, each in measures.items()},
-        form=None if any(each.form is None for each in measures.values()) else forms.pop(),
+        form=known.pop() if all(each.form.name for each in measures.values()) else Form(None, orders.pop()),
         off=max(each.off for each in measures.values()),
         differs_at={kind: each.differs_at for kind, each in measures.items() if each.differs_at is not None},
     )
@@ -233,8 +265,12 @@ def _name(path: str, module: nn.Module) -> str:
     return f"{path}, a {type(module).__name__}"
 
 
-def _lengths(config: Any) -> list[int]:
-    """Lengths on both sides of every one that the configuration names, from where a module may compute otherwise."""
+def _lengths(config: Any, module: nn.Module) -> list[int]:
+    """Lengths on both sides of every one that the configuration names, from where a module may compute otherwise.
+
+    A module that looks its angles up has none for longer rows than its table: its model raises there.
+    """
+    rows = min((len(buffer) for buffer in module.buffers() if buffer.ndim == 2), default=MAX_INT32)
     rope = getattr(config, "rope_parameters", None) or {}
     ropes = [rope, *(each for each in rope.values() if isinstance(each, Mapping))]
     named = {
@@ -242,20 +278,24 @@ def _lengths(config: Any) -> list[int]:
         *(getattr(config, key, None) for key in (TRAINED, *LENGTHS, "sliding_window")),
     }
     lengths = {length for each in named if isinstance(each, int) for length in (each, each + 1, 2 * each)}
-    return [NEAR + 1, *sorted(length for length in lengths if length > NEAR + 1)]
+    return [NEAR + 1, *sorted(length for length in lengths if NEAR + 1 < length <= rows)]
 
 
 def _own(config: Any, module: nn.Module, *, takes_types: bool) -> dict[str | None, Rotary]:
     """The encoding of the configuration, for each type of layers that has rope parameters of its own."""
     rope = getattr(config, "rope_parameters", None) or {}
-    nested = bool(rope) and all(value is None or isinstance(value, Mapping) for value in rope.values())
+    nested = any(isinstance(value, Mapping) for value in rope.values())
     if not (takes_types and nested):
         # A model that calls itself by another name has the module of one that is known. Its layout matters to its
         # layers and not to its angles, and so does one that weights may not have.
         keys = read(config)[1].rotary_keys
         layout = (keys.layout or "half") if keys is UNKNOWN or keys.layout_doubt else None
         return {None: Rotary.from_config(config, angles="float32", layout=layout)}
-    types = [kind for kind in getattr(module, "layer_types", rope) if rope.get(kind) is not None]
+    types = [kind for kind in getattr(module, "layer_types", rope) if isinstance(rope.get(kind), Mapping)]
+    of_types = {kind: each for kind, each in rope.items() if each is None or isinstance(each, Mapping)}
+    if len(of_types) < len(rope):  # copied by transformers 5.0, which writes the keys of a plain one beside them
+        config = copy.copy(config)
+        config.rope_parameters = of_types
     return {kind: Rotary.from_config(config, layer_type=kind, angles="float32") for kind in dict.fromkeys(types)}
 
 
@@ -263,13 +303,13 @@ class Measure(NamedTuple):
     """What a module computes, beside an encoding.
 
     Args:
-        form: in which form its result holds the angles of `rotary`; ``None``: it holds others in any row.
+        form: in which form its result holds the angles of `rotary`; without a name it holds others in any row.
         off: how far rounded ones are off.
         differs_at: the length of the first row whose angles are others.
     """
 
     rotary: Rotary
-    form: str | None
+    form: Form
     off: float
     differs_at: int | None
 
@@ -286,9 +326,12 @@ def _measure(module: nn.Module, rotary: Rotary, layer_type: str | None, lengths:
 
 def _compared(module: nn.Module, rotary: Rotary, layer_type: str | None, lengths: Sequence[int]) -> Measure:
     module = copy.deepcopy(module)  # some remember the longest sequence that they have seen
-    forms, off = [*FORMS], 0.0
+    forms, off, sines_first = [*FORMS], 0.0, False
     for length in lengths:
         index, theirs = _result(module, rotary, layer_type, length)
+        if length == lengths[0]:
+            sines_first = _returns_sines_first(theirs)
+        theirs = theirs[::-1] if sines_first else theirs
         trained = rotary.scaling.length_that_matters
         of_length = rotary if trained is None or length <= trained else rotary.for_length(length)
         cos, sin = of_length.cos_sin(Positions.of(index))
@@ -299,10 +342,19 @@ def _compared(module: nn.Module, rotary: Rotary, layer_type: str | None, lengths
             tolerance = torch.tensor([ROUNDED] * NEAR + [inf])  # far from 0 nothing is left of 16 bits
         matches = [form for form in forms if bool((distances[form] <= tolerance).all())]
         if not matches:
-            return Measure(rotary, None if length == lengths[0] else forms[0], off, length)
+            name = None if length == lengths[0] else forms[0]
+            return Measure(rotary, Form(name, sines_first), off, length)
         forms, distance = matches, distances[matches[0]]
         off = max(off, torch.where(distance > exact, distance, 0.0)[:NEAR].max().item())
-    return Measure(rotary, forms[0], off, None)
+    return Measure(rotary, Form(forms[0], sines_first), off, None)
+
+
+def _returns_sines_first(angles: Angles) -> bool:
+    """Whether the first of two results is 0 at position 0, and the second is not: whatever the frequencies are."""
+    if isinstance(angles, Tensor):
+        return False
+    first, second = (each[..., 0, :].abs().max().item() for each in angles)
+    return first == 0 and second > 0
 
 
 def _result(module: nn.Module, rotary: Rotary, layer_type: str | None, length: int) -> tuple[Tensor, Angles]:

@@ -28,6 +28,7 @@ from locant.swapping.added_point import (
 from locant.swapping.attention_point import (
     KEY,
     AttentionPoint,
+    PlacesHooks,
     attention_modules,
     goes_by_class,
     has_learned_bias,
@@ -185,6 +186,12 @@ class _Work:
         self.modules = self_attention(biases) or (attention_modules(owner) if self.foreign else {})
         self.calls_ours = "scores" in self.ways or bool(biases and (self.foreign or angles == "exact"))
         self._require()
+        generates = model.can_generate()
+        stacks = [point.stack for point in biases] or [owner]
+        self.embeddings = [
+            EmbeddingPoint(owner, 0, stack, generates=generates) for stack in stacks if "embed" in self.ways
+        ]
+        self.places = PlacesHooks(owner, generates=generates) if self.calls_ours and not biases else None
         self.told: Sequence[object] = ()
         self.undo: list[Callable[[], object]] = []
 
@@ -198,9 +205,7 @@ class _Work:
             self._hold()
         if self.calls_ours:
             self._attach_scores()
-        if "embed" in self.ways:
-            for stack in [point.stack for point in self.biases] or [self.owner]:
-                self.undo += [hook.remove for hook in EmbeddingPoint(self.owner, 0, stack).attach()]
+        self.undo += [hook.remove for point in self.embeddings for hook in point.attach()]
         if self.foreign:
             self.undo += [take_out(self.owner, path) for path, _ in self.tables]
         self._attach_angles()
@@ -238,11 +243,13 @@ class _Work:
 
     def _hold(self) -> None:
         """Register the encodings in the model, and write them into its configuration."""
-        first = next(self.owner.parameters())
+        parameters = [*self.owner.parameters()]
+        first = next((each for each in parameters if not each.is_meta), None)  # offloaded ones hold no numbers
         held = nn.Module()  # no list: PEFT trains those that are named in modules_to_save, but for lists
         for place, encoding in enumerate(self.foreign):
             held.add_module(str(place), encoding)
-        setattr(self.owner, HOLDER, held.to(device=first.device, dtype=first.dtype))
+        device = None if first is None else first.device  # one without numbers would take those of the encodings
+        setattr(self.owner, HOLDER, held.to(device=device, dtype=parameters[0].dtype))
         self.undo.append(lambda: delattr(self.owner, HOLDER))
         self.told = record(self.model.config, self.foreign, [self._place(each) for each in self.plan], self.angles)
         self.undo.append(lambda: forget(self.model.config))
@@ -263,7 +270,7 @@ class _Work:
                 self._attach_point(module, AttentionPoint(self.owner, None, before, self.of_length[None]))
             if self._gets_table(point):
                 self.undo += [hook.remove for hook in point.leave_matrix_out()]
-        self.undo += [hook.remove for hook in name_our_function(self.owner)]
+        self.undo += [hook.remove for hook in name_our_function(self.owner, self.places)]
         self.undo.append(lambda: name_again(self.owner, before))
 
     def _attach_point(self, module: nn.Module, point: AttentionPoint) -> None:
@@ -389,7 +396,7 @@ def _way(encoding: Any, owner: Any, points: Sequence[RotaryPoint], *, learned: b
     own = [rotary for point in points for rotary in point.own.values()]
     # Angles cannot tell a temperature of the queries; where the model has the same, its own code applies it.
     told = all(rotary.temperature in (None, each.temperature) for each in own)
-    known = all(point.form is not None for point in points)
+    known = all(point.form.name is not None for point in points)
     if rotary is encoding and own and told and known and all(rotary.pairs == each.pairs for each in own):
         return "angles"
     layout = own[0].pairs.layout if own else rotary.pairs.layout
