@@ -22,8 +22,9 @@ from torch import nn
 
 from locant.arguments import shown, whole
 from locant.errors import InputError, LocantError, RangeError
+from locant.extras import is_installed, require
 from locant.models.architecture import UNKNOWN
-from locant.models.registry import read
+from locant.models.registry import presets, read
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
@@ -234,8 +235,9 @@ def measured_rotary(config: object, layer_type: str | None) -> Rotary:
 
 def config_by_name(name: str) -> object | None:
     """The default configuration of a ``model_type`` or a class of an installed `transformers`, if there is one."""
-    if find_spec("transformers") is None:
+    if name in presets() and not is_installed("transformers"):
         return None
+    require("transformers", f"reading {shown(name)}, which is no file, no folder and no preset,")
     import transformers
 
     if name in transformers.CONFIG_MAPPING:
@@ -249,6 +251,7 @@ def _of_config(
     config: object, layer_type: str | None, expected: PositionEncoding | None, module: nn.Module | None = None
 ) -> RotationReport:
     """What the rotary module of a configuration does; `module` is the one to take, if it is built."""
+    require("transformers", "probing a model by its configuration")
     built = _configuration(config)
     rope = getattr(built, "rope_parameters", None)
     kinds = {kind: one for kind, one in rope.items() if one is not None} if isinstance(rope, dict) else {}
