@@ -87,14 +87,11 @@ TODAY := $(shell date -u +%F)
 	@.venv-$*/bin/python -m locant.kernels.native
 	@touch $@
 
-# What reads other people's models. Only these two environments pass over what other people's packages say of their own
-# future; that of a locant that calls itself deprecated is an error in all.
+# What reads other people's models.
 ACROSS := tests/models tests/swapping tests/probing tests/checkpoints tests/engines tests/house/test_documentation.py
-FORESEEN := -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning \
-	-W error:locant:DeprecationWarning
 test-versions: $(foreach each,$(VERSIONS),.venv-$(each)/$(TODAY).stamp) ## the fast tests of models and the README with the newest and the oldest packages (VERSIONS=newest: with these)
 	@failed=; for each in $(VERSIONS); do echo "with the $$each packages"; \
-		.venv-$$each/bin/python -m pytest -q -n $(WORKERS) --dist loadfile $(FORESEEN) -m 'not slow and not browser' \
+		.venv-$$each/bin/python -m pytest -q -n $(WORKERS) --dist loadfile --other-versions -m 'not slow and not browser' \
 			-k 'not test_documentation or README' $(ACROSS) || failed="$$failed $$each"; done; \
 	test -z "$$failed" || { echo "failed with the packages:$$failed" >&2; exit 1; }
 

@@ -21,7 +21,6 @@ import glob
 import gzip
 import hashlib
 import importlib
-import importlib.util
 import io
 import os
 import stat
