@@ -88,13 +88,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 DEPRECATIONS = ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
+OTHER_VERSIONS = [f"{action}:{kind}" for action in ("default:", "error:locant") for kind in DEPRECATIONS]
+"""Filters of warnings: the messages of our own begin with our name, and stay errors."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--other-versions"):
-        for action in ("default:", "error:locant"):  # the messages of our own begin so
-            for kind in DEPRECATIONS:
-                config.addinivalue_line("filterwarnings", f"{action}:{kind}")
+        for line in OTHER_VERSIONS:
+            config.addinivalue_line("filterwarnings", line)
     if config.getoption("--jaxtyping-packages"):
         from tests import shape_checks
 
