@@ -82,8 +82,8 @@ TODAY := $(shell date -u +%F)
 	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
 	@rm -f .venv-$*/*.stamp
 	@$(PYTHON) tests/versions.py $* >.venv-$*/constraints.txt
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 .venv-$*/bin/python -m pip install --quiet --no-compile --upgrade \
-		--upgrade-strategy eager -c .venv-$*/constraints.txt -e '.[test]'
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 .venv-$*/bin/python -m pip install --quiet -c .venv-$*/constraints.txt \
+		--no-compile --upgrade --upgrade-strategy eager -e '.[test]'
 	@.venv-$*/bin/python -m locant.kernels.native
 	@touch $@
 

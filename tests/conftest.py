@@ -15,6 +15,7 @@ import tempfile
 import traceback
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from types import ModuleType
 
 # Before torch and transformers are imported, here and in the processes that tests start.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -126,8 +127,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         if item.config.getoption("--other-versions") and is_missing_in_transformers(error):
             import transformers
 
-            what = str(error).partition(". ")[0].strip("'")  # the rest is a list of all that it has
-            pytest.skip(f"transformers {transformers.__version__} has no {what}")
+            what = str(error).partition(". ")[0]  # the rest is a list of all that it has
+            pytest.skip(f"not in transformers {transformers.__version__}: {what}")
         raise
 
 
@@ -141,6 +142,8 @@ def is_missing_in_transformers(error: BaseException) -> bool:
         return False
     if isinstance(error, ImportError):
         return (error.name or "").startswith("transformers.")
+    if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
+        return error.obj.__name__.startswith("transformers")
     inside = [file for file in files if "transformers" in file.parts]
     look_ups = {"configuration_auto.py", "import_utils.py"}
     return bool(inside) and inside[-1] == files[-1] and {file.name for file in inside} <= look_ups

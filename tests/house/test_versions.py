@@ -44,6 +44,7 @@ def fail_inside_a_model() -> object:
         (lambda: transformers.AutoConfig.for_model("no_model_has_this_name"), True),
         (lambda: importlib.import_module("transformers.models.no_model_has_this_name"), True),
         (lambda: transformers.NoClassHasThisName, True),
+        (lambda: transformers.models.llama.modeling_llama.NoClassHasThisName, True),
         (lambda: importlib.import_module("no_package_has_this_name"), False),
         (lambda: {}["no_model_has_this_name"], False),
         (look_up_in_locant, False),
