@@ -23,7 +23,7 @@ PROFILE ?= thorough
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile # tests of a file share what takes seconds to begin
 MARKED = $$(grep -rlw --include='test_*.py' $(1) tests | sort) # to collect all others takes each worker some ten seconds
 
-.PHONY: help demo test lint types suite test-slow test-browser chromium docs bench gpu engines clean
+.PHONY: help demo test lint types suite test-slow test-versions test-browser chromium docs bench gpu engines clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -73,6 +73,28 @@ suite: $(VENV)/dev.stamp ## the fast tests: with every shape in a signature chec
 test-slow: $(VENV)/dev.stamp ## the tests marked slow, with many more hypothesis examples (PROFILE=fresh: new ones)
 	@$(PYTEST) -q -m slow --hypothesis-profile=$(PROFILE) $(call MARKED,slow)
 
+VERSIONS ?= newest oldest
+# Of each of other people's packages that locant runs with, the newest of today, or the oldest that pyproject.toml allows:
+# an environment each, which is brought up to date once a day.
+TODAY := $(shell date -u +%F)
+.venv-%/$(TODAY).stamp: $(FRAME) tests/versions.py
+	@test -n "$(PYTHON)" && echo "making .venv-$* with $(PYTHON)"
+	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	@rm -f .venv-$*/*.stamp
+	@$(PYTHON) tests/versions.py $* >.venv-$*/constraints.txt
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 .venv-$*/bin/python -m pip install --quiet -c .venv-$*/constraints.txt \
+		--no-compile --upgrade --upgrade-strategy eager -e '.[test]'
+	@.venv-$*/bin/python -m locant.kernels.native
+	@touch $@
+
+# What reads other people's models.
+ACROSS := tests/models tests/swapping tests/probing tests/checkpoints tests/engines tests/house/test_documentation.py
+test-versions: $(foreach each,$(VERSIONS),.venv-$(each)/$(TODAY).stamp) ## the fast tests of models and the README with the newest and the oldest packages (VERSIONS=newest: with these)
+	@failed=; for each in $(VERSIONS); do echo "with the $$each packages"; \
+		.venv-$$each/bin/python -m pytest -q -n $(WORKERS) --dist loadfile --other-versions -m 'not slow and not browser' \
+			-k 'not test_documentation or README' $(ACROSS) || failed="$$failed $$each"; done; \
+	test -z "$$failed" || { echo "failed with the packages:$$failed" >&2; exit 1; }
+
 # Debian's and Ubuntu's package; elsewhere, put any Chromium on the path or name it in LOCANT_CHROMIUM.
 chromium: ## Chromium for `make test-browser`, where this user may install packages
 	@command -v chromium >/dev/null || test -n "$(LOCANT_CHROMIUM)" || { test "$$(id -u)" = 0 && \
@@ -99,5 +121,5 @@ engines: $(VENV)/dev.stamp ## tests in the programs that serve models, into benc
 	@$(BIN)/python -m benchmarks.engines $(ENGINES)
 
 clean: ## remove the environments, the caches and the demo
-	@rm -rf $(VENV) .venv-engines $(NATIVE)/*.so demo report dist docs/_build docs/reference .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) .venv-newest .venv-oldest .venv-engines $(NATIVE)/*.so demo report dist docs/_build docs/reference .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,8 +12,10 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+import traceback
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from types import ModuleType
 
 # Before torch and transformers are imported, here and in the processes that tests start.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -81,7 +83,20 @@ def pytest_collection_finish() -> None:
     atexit.register(gc.unfreeze)  # libraries count what is left at the end; before, pytest collects five times
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    what = "packages are of other versions: what they deprecate is a warning, and a test of what they lack is skipped"
+    parser.addoption("--other-versions", action="store_true", help=what)
+
+
+DEPRECATIONS = ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
+OTHER_VERSIONS = [f"{action}:{kind}" for action in ("default:", "error:locant") for kind in DEPRECATIONS]
+"""Filters of warnings: the messages of our own begin with our name, and stay errors."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--other-versions"):
+        for line in OTHER_VERSIONS:
+            config.addinivalue_line("filterwarnings", line)
     if config.getoption("--jaxtyping-packages"):
         from tests import shape_checks
 
@@ -101,6 +116,37 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="torch finds no CUDA device"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Among other versions, skip a test that asks transformers for a model that it does not have."""
+    try:
+        return (yield)
+    except (ImportError, LookupError, AttributeError, ValueError) as error:
+        if item.config.getoption("--other-versions") and is_missing_in_transformers(error):
+            import transformers
+
+            what = str(error).partition(". ")[0]  # the rest is a list of all that it has
+            pytest.skip(f"not in transformers {transformers.__version__}: {what}")
+        raise
+
+
+def is_missing_in_transformers(error: BaseException) -> bool:
+    """Return whether a test itself looked a module, a class or a type of model up there, in vain.
+
+    What locant or a model looks up is a failure.
+    """
+    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    if any((ROOT / "src") in file.parents for file in files):
+        return False
+    if isinstance(error, ImportError):
+        return (error.name or "").startswith("transformers.")
+    if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
+        return error.obj.__name__.startswith("transformers")
+    inside = [file for file in files if "transformers" in file.parts]
+    look_ups = {"configuration_auto.py", "import_utils.py"}
+    return bool(inside) and inside[-1] == files[-1] and {file.name for file in inside} <= look_ups
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from locant.errors import InputError, Remedy
+from locant.extras import install_command, is_installed
 
 LOCAL = "local"
 TIMEOUT = 10.0
@@ -29,11 +30,11 @@ def connected(address: str, num_local: int) -> Generator[Any]:
     Raises:
         InputError: Ray is not installed, the address does not answer, or the cluster has lost a worker for good.
     """
-    try:
-        import ray
-        from ray.exceptions import RayError
-    except ModuleNotFoundError:
-        raise InputError("Ray is not installed", Remedy("pip install 'locant[ray]', or no {}", ray=...)) from None
+    if not is_installed("ray"):
+        raise InputError("Ray is not installed", Remedy(f"{install_command('ray')}, or no {{}}", ray=...))
+    import ray
+    from ray.exceptions import RayError
+
     ours = not ray.is_initialized()
     if ours:
         _connect(ray, address, num_local)

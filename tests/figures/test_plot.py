@@ -14,7 +14,6 @@ import torch
 
 import locant
 from locant.errors import InputError, RangeError
-from locant.figures import canvas
 from locant.figures.canvas import DARK, LIGHT, require_figure, save, svg
 from locant.figures.embed import draw_flat_map
 from locant.figures.plot import default_length, draw, encoding_to_draw, plot, seeded
@@ -393,7 +392,7 @@ def test_an_svg_for_a_page_has_no_ground_of_its_own() -> None:
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canvas, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InputError, match=r"pip install 'locant\[lab\]'"):
         draw(ALiBi(2))
 

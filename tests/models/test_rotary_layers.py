@@ -12,7 +12,6 @@ from transformers.models.cohere2.modeling_cohere2 import Cohere2Attention
 from transformers.models.exaone4.modeling_exaone4 import Exaone4Attention
 from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
 from transformers.models.ministral3 import modeling_ministral3 as ministral3
-from transformers.models.mistral4 import modeling_mistral4 as mistral4
 
 from locant import InputError, PositionEncoding, Positions, RangeError, Rotary, ShapeError, attend
 from locant.models import encoding_from_config, layer_types
@@ -203,6 +202,8 @@ def test_mistral_4_multiplies_the_part_of_queries_that_is_not_rotated_too() -> N
     assert isinstance(encoding, Rotary)
     assert encoding.temperature is not None
     where = Positions.of([[0, 3, 4, 5000]])
+    from transformers.models.mistral4 import modeling_mistral4 as mistral4
+
     expected = mistral4.get_llama_4_attn_scale(where.index, 0.7, 4)
     assert_close(encoding.temperature.of(where), expected[:, 0, :, 0])
     q = torch.randn(1, 2, 4, 8)

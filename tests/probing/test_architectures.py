@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import Tensor
 
 import locant
 from locant import InputError, Positions, Rotary
+from locant.checkpoints.config_source import find_source
 from locant.checkpoints.explanation import explain
 from locant.models.registry import ARCHITECTURES
-from locant.probing.probe import config_by_name
 from locant.probing.report import RotationReport
 from tests.refusal import refuses
 
@@ -55,11 +57,11 @@ def test_what_a_measurement_cannot_name_is_refused() -> None:
 def test_why_a_configuration_cannot_be_measured_is_said_truly(monkeypatch: pytest.MonkeyPatch) -> None:
     with refuses(InputError, "'nobodys', which the installed transformers does not know"):
         locant.probe({"model_type": "nobodys"})
-    monkeypatch.setattr("locant.probing.probe.find_spec", lambda name: None)
-    for call in (lambda: locant.probe({**QWEN, "rope_theta": 1e6}), lambda: config_by_name("qwen3")):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    for call in (lambda: locant.probe({**QWEN, "rope_theta": 1e6}), lambda: find_source("qwen3")):
         with refuses(InputError, "transformers", "not installed", "pip install 'locant[hf]'"):
             call()
-    assert config_by_name("llama-3.1-8b") is None
+    assert find_source("llama-3.1-8b").note is None
 
 
 @pytest.mark.parametrize("name", ["gptj", "codegen"])

@@ -10,13 +10,13 @@ import difflib
 import inspect
 import json
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from locant.arguments import shown
 from locant.checkpoints.mistral_params import PARAMS, config_of_params, is_params
 from locant.errors import InputError
+from locant.extras import is_installed, require
 from locant.models.registry import presets
 
 CONFIG = "config.json"
@@ -39,11 +39,10 @@ def find_source(source: str) -> Source:
     """
     if Path(source).exists() or source in presets():
         return Source(read_source(source))
+    transformers = require("transformers", f"reading {shown(source)}, which is no file, no folder and no preset,")
     config = default_config(source)
     if config is None:
         return Source(_preset(source))  # which says what is known
-    import transformers
-
     name = type(config).__name__
     return Source(config, f"the defaults of {name} in transformers {transformers.__version__}, no published model")
 
@@ -54,7 +53,7 @@ def default_config(name: str) -> object | None:
     Raises:
         InputError: a class that has no default configuration.
     """
-    if find_spec("transformers") is None:
+    if not is_installed("transformers"):
         return None
     import transformers
 

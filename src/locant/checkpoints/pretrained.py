@@ -19,6 +19,7 @@ from locant.arguments import one_of, shown, whole
 from locant.checkpoints.checkpoint_folder import DTYPES, TensorFolder, headers_of
 from locant.checkpoints.config_source import CONFIG, read_json, require_no_code
 from locant.errors import InputError, RangeError
+from locant.extras import require
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import Config, flag, integer, number, required
 from locant.models.encodings import encoding_from_config
@@ -187,6 +188,7 @@ def load_swapped(
             ``locant`` entry is damaged, or without the parameters of its encoding; one with code of its own, pickles,
             or files that are not whole.
     """
+    require("transformers", "loading a swapped model")
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     path = Path(folder)

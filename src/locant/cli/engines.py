@@ -53,11 +53,11 @@ def check_batch(file: str, model: str | None, axes: int | None) -> Answer:
 
     What could not be checked is listed, too: most of it needs --model. Exit code 1: something is wrong.
     """  # noqa: D301
+    from locant.checkpoints.config_source import find_source
     from locant.engines import batches
-    from locant.probing.probe import config_by_name
 
-    config = None if model is None or Path(model).exists() else config_by_name(model)
-    findings = batches.check_batch(batches.read_batch(file), axes=axes, model=model if config is None else config)
+    config = model if model is None or Path(model).exists() else find_source(model).config
+    findings = batches.check_batch(batches.read_batch(file), axes=axes, model=config)
     facts = {"file": file, "findings": [one.to_dict() for one in findings], "unchecked": findings.unchecked}
     return Answer(facts, str(findings), code=1 if findings else 0)
 

@@ -33,10 +33,9 @@ def explore(
     who knows it; it ends with Ctrl-C.
     """
     from dataclasses import replace
-    from importlib.util import find_spec
 
-    from locant.errors import InputError
     from locant.explore.session import Session, read_address
+    from locant.extras import require
     from locant.files import write_whole
 
     session = Session.of(files, configs)
@@ -48,8 +47,8 @@ def explore(
         write_whole(page, exported(answer_alone(screen, settings, replace(session, is_shared=True))))
         _print("page", str(page), as_json)
         return
-    if find_spec("uvicorn") is None or find_spec("starlette") is None:
-        raise InputError("the explorer needs a web server, which is not installed", "pip install 'locant[explore]'")
+    for package in ("uvicorn", "starlette"):
+        require(package, "serving the explorer")
     from locant.explore.screens import find_screen
     from locant.explore.server import new_token, run
 

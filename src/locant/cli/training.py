@@ -95,12 +95,10 @@ def compare(files: tuple[str, ...], output: Path, force: bool, **options: Any) -
     A comparison that was killed goes on with the same command; with more encodings, tasks or seeds, only those are
     trained. A report of something else is replaced once the first result is in.
     """
-    from locant.figures.canvas import require_matplotlib
     from locant.lab.comparison import compare_files
     from locant.lab.results import PAGE
     from locant.report.comparison import Screen, print_comparison
 
-    require_matplotlib()
     text, ray, size = text_of(options), options.pop("ray"), options.pop("size")
     chosen = {**SIZES.get(size, {}), **only_given(options)}
     with redirect_stdout(sys.stderr):  # what the code of others prints
@@ -214,12 +212,10 @@ def evaluate(model: str, files: tuple[str, ...], output: Path, force: bool, **op
     The first encoding is the one that the others are held against. What an earlier call with the same model, text and
     settings has finished is taken from its folder.
     """
-    from locant.figures.canvas import require_matplotlib
     from locant.lab.evaluation import EvaluationSettings, evaluate_model
     from locant.report.console import progress_bar
     from locant.report.evaluation import print_evaluation, write_evaluation
 
-    require_matplotlib()
     asked = EvaluationSettings(**only_given(options))
     with progress_bar("part") as progress:
         results = evaluate_model(model, files, asked, output=output, force=force, on_step=progress)

@@ -13,6 +13,7 @@ from torch import Tensor
 from locant.arguments import one_of
 from locant.embedding.token import Nearest, TokenEmbedding, unit
 from locant.errors import InputError
+from locant.extras import require
 from locant.text import Tokenizer
 
 LAYOUTS = ("pca", "umap")
@@ -115,11 +116,7 @@ def flat_map(vectors: Float[Tensor, "points width"], layout: str = "pca") -> Flo
     if len(vectors) < 3:
         raise InputError(f"got {len(vectors)} words for a map, expected at least 3", "more words")
     if layout == "umap":
-        try:
-            import umap  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            cause = "layout 'umap' needs umap-learn, which is not installed"
-            raise InputError(cause, "pip install umap-learn") from None
+        umap = require("umap", "layout 'umap'", distribution="umap-learn")
         neighbours = min(15, len(vectors) - 1)
         flat = umap.UMAP(n_components=2, metric="cosine", n_neighbors=neighbours, random_state=0, n_jobs=1)
         return torch.as_tensor(flat.fit_transform(vectors.numpy()))

@@ -19,6 +19,7 @@ import numpy as np
 from locant.arguments import MAX_INT32, Real, shown, whole
 from locant.checkpoints.checkpoint_folder import TensorFolder
 from locant.errors import InputError, RangeError
+from locant.extras import require
 from locant.kernels.rotary import Layout
 from locant.models.config_values import Config
 from locant.models.encodings import encoding_from_config, layer_types, rotary_layer_types
@@ -147,10 +148,7 @@ class _Fields:
     """The metadata of a file, and its small tensors; whatever is wrong with them is an `InputError` that names it."""
 
     def __init__(self, path: Path | str) -> None:
-        try:
-            import gguf
-        except ImportError:
-            raise InputError("GGUF files need gguf, which is not installed", "pip install 'locant[gguf]'") from None
+        gguf = require("gguf", "reading GGUF files")
         if not Path(path).is_file():
             raise InputError(f"got no file {path}", "the path of a .gguf file")
         self.path = Path(path)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from locant.arguments import MAX_INT32, one_of, whole
-from locant.errors import InputError, LocantError
+from locant.errors import LocantError
+from locant.extras import require
 from locant.positions import Rotary
 
 OPSETS = {"": 23, "com.microsoft": 1}
@@ -33,10 +34,9 @@ def rotary_model(
     >>> len(rotary_model(Rotary(64), num_heads=4, max_seq_len=128)) > 128 * 64 * 4
     True
     """
-    try:
-        from onnx import TensorProto, helper, numpy_helper
-    except ImportError:
-        raise InputError("a model of ONNX needs onnx, which is not installed", "pip install 'locant[onnx]'") from None
+    require("onnx", "an ONNX model")
+    from onnx import TensorProto, helper, numpy_helper
+
     one_of("domain", domain, OPSETS)
     whole("num_heads", num_heads, 1, MAX_INT32, remedy="the heads of x")
     if not rotary.is_short or rotary.sections is not None or rotary.temperature is not None:

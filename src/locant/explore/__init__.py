@@ -41,13 +41,10 @@ def widget(address: str = "compare", *, files: Sequence[str] = (), configs: Sequ
     >>> shown = widget("compare?1=rotary&2=alibi&length=256")
     >>> shown.settings = {**shown.settings, "2": "t5"}  # as if it had been chosen there
     """
-    from importlib.util import find_spec
-
-    from locant.errors import InputError
     from locant.explore.session import Session, read_address
+    from locant.extras import require
 
-    if find_spec("anywidget") is None:
-        raise InputError("a widget needs anywidget, which is not installed", "pip install 'locant[notebook]'")
+    require("anywidget", "a widget")
     from locant.explore.notebook import Widget
 
     return Widget(*read_address(address), Session.of(files, configs))

@@ -11,13 +11,13 @@ import functools
 import io
 import re
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from locant.errors import InputError
+from locant.extras import require
 from locant.files import write_whole
 
 if TYPE_CHECKING:
@@ -142,8 +142,7 @@ THEMES = {"light": LIGHT, "dark": DARK}
 
 def require_matplotlib() -> None:
     """Raise unless pictures can be drawn: matplotlib comes with an extra."""
-    if find_spec("matplotlib") is None:
-        raise InputError("pictures need matplotlib, which is not installed", "pip install 'locant[lab]'")
+    require("matplotlib", "drawing a picture")
 
 
 def require_figure(path: Path | None) -> None:

@@ -28,6 +28,7 @@ from locant.checkpoints import load_swapped
 from locant.checkpoints.checkpoint_folder import headers_of
 from locant.checkpoints.config_source import CONFIG, read_json, require_no_code
 from locant.errors import InputError, RangeError, Remedy
+from locant.extras import require
 from locant.lab.unfinished import random_numbers_kept
 from locant.models.config_values import HEADS, WIDTHS, integer
 from locant.models.registry import with_defaults
@@ -201,11 +202,9 @@ def _require_its_size(path: Path, config: Any) -> None:
 @contextmanager
 def quiet() -> Generator[None]:
     """Keep back the bars, tables and warnings of transformers."""
-    try:
-        from transformers.utils import logging
-    except ImportError:
-        got = "models are read with transformers, which is not installed"
-        raise InputError(got, "pip install 'locant[hf]'") from None
+    require("transformers", "loading a model")
+    from transformers.utils import logging
+
     shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity(50)  # CRITICAL: not even errors, which are ours to say

@@ -31,6 +31,7 @@ from locant.checkpoints.checkpoint_folder import INDEX, companions, headers_of, 
 from locant.checkpoints.config_source import read_json, read_source
 from locant.checkpoints.extension import extend
 from locant.errors import InputError, Remedy
+from locant.extras import require
 from locant.files import flush, json_text, new_folder, require_apart, write_whole
 from locant.lab.language_model import (
     AsDecoder,
@@ -251,10 +252,9 @@ def _prepared(model: Any, way: Way, settings: TuneSettings, length: int) -> Any:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(settings.train == "all" or name in new)
         return model
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError:
-        raise InputError("adapters are made by peft, which is not installed", "pip install peft") from None
+    require("peft", "training adapters")
+    from peft import LoraConfig, get_peft_model
+
     encodings: dict[str, Any] = {"modules_to_save": ["locant"], "exclude_modules": r"(.*\.)?locant(\..*)?"}
     config = LoraConfig(
         r=settings.rank, lora_alpha=2 * settings.rank, target_modules="all-linear", task_type="CAUSAL_LM",

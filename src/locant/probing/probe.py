@@ -23,8 +23,9 @@ from torch import Tensor, nn
 
 from locant.arguments import shown, whole
 from locant.errors import InputError, LocantError, RangeError
+from locant.extras import is_installed, require
 from locant.models.architecture import UNKNOWN
-from locant.models.registry import presets, read
+from locant.models.registry import read
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
@@ -42,7 +43,6 @@ SAME = 1e-3
 AGREES = 1e-4
 """How far a measured encoding may be from what it was measured on to be taken for it: float32 angles up to 61."""
 
-EXTRA = "pip install 'locant[hf]'"
 CALLED_SO = re.compile(r"Rotary|Rope(?=[A-Z])|RoPE(?=[A-Z])")
 
 
@@ -310,31 +310,12 @@ def measured_rotary(config: object, layer_type: str | None) -> Rotary:
     return encoding
 
 
-def config_by_name(name: str) -> object | None:
-    """The default configuration of a ``model_type`` or a class of an installed `transformers`, if there is one.
-
-    Raises:
-        InputError: the name is of no preset either, and `transformers`, which may know it, is not installed.
-    """
-    if find_spec("transformers") is None:
-        if name in presets():
-            return None
-        got = f"got {name}, which is no file, no folder and no preset: transformers may know it, but is not installed"
-        raise InputError(got, EXTRA)
-    import transformers
-
-    if name in transformers.CONFIG_MAPPING:
-        return transformers.CONFIG_MAPPING[name]()
-    cls = getattr(transformers, name, None) if name.isidentifier() else None
-    made_from = getattr(cls, "config_class", cls)
-    return made_from() if inspect.isclass(made_from) and issubclass(made_from, transformers.PreTrainedConfig) else None
-
-
 def _of_config(
     config: object, layer_type: str | None, expected: PositionEncoding | None, module: nn.Module | None = None,
     by_row: bool = False,
 ) -> RotationReport:  # fmt: skip
     """What the rotary module of a configuration does; `module` is the one to take, if it is built."""
+    require("transformers", "probing a model by its configuration")
     built, tried = _configuration(config), Tried()
     rope = getattr(built, "rope_parameters", None)
     kinds = {kind: one for kind, one in rope.items() if one is not None} if isinstance(rope, dict) else {}
@@ -352,9 +333,6 @@ def _refusal(config: object, built: object, tried: Tried) -> InputError:
     """Return the error that states why nothing of this configuration could be measured."""
     stated = config.get("model_type") if isinstance(config, Mapping) else getattr(config, "model_type", config)
     name, remedy = shown(stated), "locant.probe(lambda x, positions: ..., head_dim=64), with a function of that model"
-    if find_spec("transformers") is None:
-        got = f"got a configuration of {name}, whose rotary module is in transformers, which is not installed"
-        return InputError(got, EXTRA)
     if built is None:
         got = f"got a configuration of {name}, which the installed transformers does not know"
         return InputError(got, f"a newer transformers, or {remedy}")
@@ -367,7 +345,7 @@ def _refusal(config: object, built: object, tried: Tried) -> InputError:
 
 def _configuration(config: object) -> Any:
     """The object of `transformers`, of several models in one that of the text; ``None``: it has no class for it."""
-    if find_spec("transformers") is None:
+    if not is_installed("transformers"):
         return None
     built: Any = config
     if isinstance(config, Mapping):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from locant.arguments import Real
-from locant.figures.canvas import save
 from locant.lab.comparison import Progress, Watcher
 from locant.lab.contestant import Contestant
 from locant.lab.results import BY_TASK, Results, ResultsFolder, with_recorded
@@ -20,7 +19,18 @@ from locant.lab.training import Training
 from locant.report import console, tasks
 from locant.report.commands import command
 from locant.report.console import BEST, MISSING, QUIET, counted, out, show, talk
-from locant.report.page import bullets, curves, noted, picture, report, scrolling, settings_table, table, write_page
+from locant.report.page import (
+    bullets,
+    curves,
+    noted,
+    picture,
+    report,
+    scrolling,
+    settings_table,
+    table,
+    write_page,
+    write_picture,
+)
 from locant.report.sentences import sentences
 from locant.text.corpus import Corpus
 
@@ -208,7 +218,7 @@ def write_report(results: Mapping[str, Any], folder: Path) -> Path:
     """Write the pictures and the page beside `results.json`; returns where the page is."""
     results = with_recorded(results)
     if _has(results, "accuracy_by_length"):
-        save(tasks.draw_tasks(results), folder / BY_TASK)
+        write_picture(functools.partial(tasks.draw_tasks, results), folder / BY_TASK)
     summary = summarise(results) if _has(results, "loss_by_length") else None
     return write_page(page(results), summary, folder)
 

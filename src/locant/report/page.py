@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from locant.extras import install_command, is_installed
 from locant.figures.canvas import DARK, LIGHT, Theme, save, svg
 from locant.files import write_whole
 from locant.lab.results import BY_LENGTH, BY_POSITION, PAGE
@@ -68,8 +69,8 @@ details table { margin-top: .8rem; }
 def write_page(page: str, summary: Summary | None, folder: Path) -> Path:
     """Write the two curves, where there are losses, and the page beside `results.json`; returns where the page is."""
     if summary is not None:
-        save(draw_loss_by_length(summary), folder / BY_LENGTH)
-        save(draw_loss_by_position(summary), folder / BY_POSITION)
+        write_picture(functools.partial(draw_loss_by_length, summary), folder / BY_LENGTH)
+        write_picture(functools.partial(draw_loss_by_position, summary), folder / BY_POSITION)
     write_whole(folder / PAGE, page)
     return folder / PAGE
 
@@ -146,8 +147,19 @@ def curves(summary: Summary, by_length: str, by_position: str) -> str:
     return "".join(picture(functools.partial(draw, summary), caption) for draw, caption in captions.items())
 
 
+def write_picture(draw: Callable[[], Figure], path: Path) -> None:
+    """Write a picture of a report; without matplotlib, remove the one of an earlier report."""
+    if is_installed("matplotlib"):
+        save(draw(), path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def picture(draw: Callable[[Theme], Figure], caption: str) -> str:
-    """A picture with its caption, for light and for dark paper."""
+    """A picture with its caption, for light and for dark paper; without matplotlib, how to get it."""
+    if not is_installed("matplotlib"):
+        command = f"<code>{escape(install_command('matplotlib'))}</code>"
+        return f'<p class="note">{escape(caption)} It is drawn where matplotlib is installed: {command}</p>\n'
     light, dark = (base64.b64encode(svg(draw(theme))).decode("ascii") for theme in (LIGHT, DARK))
     kind = "data:image/svg+xml;base64,"
     return (

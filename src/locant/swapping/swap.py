@@ -11,6 +11,7 @@ from torch import nn
 
 from locant.arguments import one_of, shown
 from locant.errors import InputError, RangeError
+from locant.extras import require
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding, has_bias, reads_hidden_states
 from locant.positions.encodings.rope_plus_plus import RoPEPlusPlus
@@ -362,6 +363,7 @@ def _names(module: nn.Module) -> list[str]:
 
 def _require_model(model: Any) -> Any:
     """The model itself, also inside of PEFT's."""
+    require("transformers", "swapping encodings")
     from transformers import PreTrainedModel
 
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -74,11 +74,12 @@ def test_values_and_gradients_are_those_of_published_models(model: str, sizes: t
     their_table.data.zero_()
     x = forward().detach()
     actual = ours.embed(x, Positions.grid(*sizes, prefix=x.shape[1] - sizes[0] * sizes[1]))
-    assert torch.equal(actual, expected)
     gradient = torch.autograd.grad(actual, ours.weight, cotangent)[0]
-    if model == "siglip2":  # which resizes for each image anew, and adds up the gradients of the table
+    if model == "siglip2":  # which resizes for each image anew, by a product of matrices of its own
+        assert_close(actual, expected)
         assert_close(gradient, their_gradient)
     else:
+        assert torch.equal(actual, expected)
         assert torch.equal(gradient, their_gradient)
 
 

@@ -126,14 +126,15 @@ def test_queries_and_keys_are_rotated_as_in_llama(shape: tuple[int, ...], dtype:
 
 
 @pytest.mark.parametrize("rotary_dim", [14, 6])
-def test_interleaved_and_partial_is_gpt_j(rotary_dim: int) -> None:
+def test_interleaved_and_partial_is_gpt_j(rotary_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     config = GPTJConfig(n_embd=42, n_head=3, n_layer=1, rotary_dim=rotary_dim, n_positions=64, vocab_size=11)
     attention = modeling_gptj.GPTJAttention(config, layer_idx=0)
     seen: list[Tensor] = []
-    attention._attn = lambda q, k, v, *rest: (seen.extend([q, k]), (v, None))[1]
+    attend = lambda module, q, k, v, *rest, **options: (seen.extend([q, k]), (v.transpose(1, 2), None))[1]  # noqa: E731
+    monkeypatch.setattr(modeling_gptj, "eager_attention_forward", attend)
     x = torch.randn(2, 5, 42)
     positions = Positions.after([3, 17], 5)
-    attention(x, position_ids=positions.index)
+    attention(x, modeling_gptj.GPTJRotaryEmbedding(config)(x, positions.index))
     plain = [project(x).view(2, 5, 3, 14).transpose(1, 2) for project in (attention.q_proj, attention.k_proj)]
     rotary = Rotary(14, layout="interleaved", rotary_dim=rotary_dim, angles="float32")
     for ours, expected, before in zip(rotary.rotate(*plain, positions), seen, plain, strict=True):

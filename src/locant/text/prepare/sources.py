@@ -21,7 +21,6 @@ import glob
 import gzip
 import hashlib
 import importlib
-import importlib.util
 import io
 import os
 import stat
@@ -34,6 +33,7 @@ from typing import IO, Any, Literal, NamedTuple
 
 from locant.arguments import shown
 from locant.errors import InputError
+from locant.extras import require
 from locant.files import NewFile
 from locant.text.reading import STDIN, Readable, require_text, standard_input
 
@@ -328,7 +328,6 @@ def changed(byte_range: ByteRange) -> InputError:
 
 def require_arrow(name: str) -> Any:  # an untyped package
     """`pyarrow`, which reads Parquet and Zstandard."""
-    if importlib.util.find_spec("pyarrow") is None:
-        raise InputError(f"{name} can only be read with pyarrow, which is not installed", "pip install 'locant[data]'")
+    arrow = require("pyarrow", f"reading {name}")
     importlib.import_module("pyarrow.compute")
-    return importlib.import_module("pyarrow")
+    return arrow

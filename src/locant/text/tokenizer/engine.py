@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import json
 import mmap
 import re
@@ -39,6 +38,7 @@ from jaxtyping import Bool, Int32, Int64
 
 from locant.arguments import one_of
 from locant.errors import InputError, Remedy
+from locant.extras import install_command, is_installed
 from locant.text.tokenizer.definition import LONGEST_LETTER, Definition, last_cut, library_errors, why_not_cut
 from locant.text.tokenizer.local_files import ENCODINGS
 from locant.text.tokenizer.tokenizer import Tokenizer
@@ -247,8 +247,8 @@ def why_not_gigatoken(tokenizer: Tokenizer) -> str | None:
         return "the tokenizer is no byte-level BPE"
     if (normalizer := tokenizer.plain_definition()["normalizer"]) not in (None, {"type": "NFC"}):
         return f"the tokenizer changes texts first ({normalizer['type']})"
-    if importlib.util.find_spec("gigatoken") is None:
-        return "gigatoken is not installed: pip install 'locant[fast]'"
+    if not is_installed("gigatoken"):
+        return f"gigatoken is not installed: {install_command('gigatoken')}"
     return None
 
 

@@ -1,0 +1,77 @@
+"""What `make test-versions` installs, skips and passes over."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import warnings
+from collections.abc import Callable
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests import versions
+from tests.conftest import OTHER_VERSIONS, is_missing_in_transformers
+
+transformers = pytest.importorskip("transformers")
+NAMED = {"transformers", "tokenizers", "numpy", "safetensors", "click", "rich", "jaxtyping"}
+
+
+def test_the_oldest_are_the_floors_of_the_project_and_torch_is_the_one_that_is_pinned() -> None:
+    oldest = {one.name: str(one.specifier) for one in map(Requirement, versions.constraints("oldest"))}
+    assert oldest.keys() >= NAMED
+    assert all(re.fullmatch(r"==[\d.]+", pin) for pin in oldest.values())
+    pins = (versions.ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert f"torch{oldest['torch']}" in pins
+    assert versions.constraints("newest") == [f"torch{oldest['torch']}"]
+
+
+def look_up_in_locant() -> object:
+    import locant
+
+    return locant.encoding("no_encoding_has_this_name")
+
+
+def fail_inside_a_model() -> object:
+    config = transformers.LlamaConfig(hidden_act="no_activation_has_this_name")
+    return transformers.LlamaModel(config)
+
+
+@pytest.mark.parametrize(
+    ("look_up", "is_missing"),
+    [
+        (lambda: transformers.CONFIG_MAPPING["no_model_has_this_name"], True),
+        (lambda: transformers.AutoConfig.for_model("no_model_has_this_name"), True),
+        (lambda: importlib.import_module("transformers.models.no_model_has_this_name"), True),
+        (lambda: transformers.NoClassHasThisName, True),
+        (lambda: transformers.models.llama.modeling_llama.NoClassHasThisName, True),
+        (lambda: importlib.import_module("no_package_has_this_name"), False),
+        (lambda: {}["no_model_has_this_name"], False),
+        (look_up_in_locant, False),
+        (fail_inside_a_model, False),
+    ],
+)
+def test_only_what_a_test_looks_up_in_transformers_is_missing_there(
+    look_up: Callable[[], object], is_missing: bool
+) -> None:
+    with pytest.raises((ImportError, LookupError, AttributeError, ValueError)) as caught:
+        look_up()
+    assert is_missing_in_transformers(caught.value) == is_missing
+
+
+def test_our_own_deprecations_begin_with_our_name() -> None:
+    """By which they are told from those of other packages, and stay errors where these pass."""
+    sources = [path.read_text("utf-8") for path in (versions.ROOT / "src").rglob("*.py")]
+    calls = [call for text in sources for call in re.findall(r"warnings\.warn\((.*?)stacklevel", text, re.DOTALL)]
+    assert calls
+    ours = [call for call in calls if "DeprecationWarning" in call or "FutureWarning" in call]
+    assert [call for call in ours if not re.match(r"\s*f?[\"']locant", call)] == []
+
+
+@pytest.mark.filterwarnings(*OTHER_VERSIONS)
+def test_among_other_versions_ours_are_still_errors() -> None:
+    with warnings.catch_warnings(record=True) as passed:
+        warnings.warn("numpy.old is deprecated", DeprecationWarning, stacklevel=1)
+        with pytest.raises(DeprecationWarning, match=r"locant\.old"):
+            warnings.warn("locant.old is deprecated", DeprecationWarning, stacklevel=1)
+    assert [str(one.message) for one in passed] == ["numpy.old is deprecated"]
