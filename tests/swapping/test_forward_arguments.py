@@ -115,6 +115,9 @@ def test_a_cache_is_read_under_every_name_that_the_model_takes(name: str, encodi
 # ---------------------------------------------------------------------- models without numbers
 
 
+GEMMA = Family("gemma3_text", "Gemma3ForCausalLM")
+
+
 def on_meta(family: Family) -> Any:
     model = tiny(family)
     with torch.device("meta"):
@@ -122,7 +125,7 @@ def on_meta(family: Family) -> Any:
 
 
 @pytest.mark.parametrize("encoding", [None, locant.ALiBi(4), locant.Kerple(4), locant.Rotary(16)])
-@pytest.mark.parametrize("family", [LLAMA, Family("gptj", "GPTJForCausalLM")], ids=lambda family: family.model_type)
+@pytest.mark.parametrize("family", [LLAMA, GEMMA], ids=lambda family: family.model_type)
 def test_a_rotary_module_without_numbers_is_refused(family: Family, encoding: Any) -> None:
     model = on_meta(family)
     before = state(model)
