@@ -244,6 +244,20 @@ def test_a_module_of_any_name_and_shape_is_probed(written: str) -> None:
     assert report.is_rotation
 
 
+def test_what_is_no_rotation_and_ends_soon_is_reported_too() -> None:
+    class Learned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.rand(512, D))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.table[: x.shape[1]]
+
+    report = locant.probe(Learned())
+    assert report.encoding is None
+    assert report.warnings
+
+
 def test_what_was_tried_is_said_if_nothing_fits() -> None:
     class RotaryOfNothing(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

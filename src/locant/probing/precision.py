@@ -402,7 +402,10 @@ def shifts_of(subject: Subject, factor: float, limit: int) -> dict[int, float]:
     for shift in (0, 1, 64, 1000, 65_536, 2**20):
         if shift + max(where) > limit:
             break
-        q, k = subject.rotate(x.clone(), subject.places(*(shift + place for place in where)))
+        try:
+            q, k = subject.rotate(x.clone(), subject.places(*(shift + place for place in where)))
+        except FAILED:  # its positions end before
+            break
         scores[shift] = q.double() @ k.double().mT
     size = x.double().norm(dim=-1)
     lengths = size[..., :, None] * size[..., None, :] * factor

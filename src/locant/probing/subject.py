@@ -684,7 +684,7 @@ def _called_for_tables(
                 yield Way(f"{called}: it counts tokens from 0", call, given=False)
         if not functions and not orthogonal:
             made = " and ".join(str([*one.shape]) for one in tables)
-            error = UnusableError(f"makes tables of shape {made}, by which nothing rotates", f"probe({APPLY})")
+            error = UnusableError(f"makes tables of shape {made}, by which nothing rotates", APPLY)
             tried.setdefault(f"{noun}({form})", error)
 
     def trials(
@@ -721,7 +721,7 @@ def _called_for_tables(
             yield from trials(form, tables, 1, SHAPES, False, width if form != "seq_len" or widths else None)
 
 
-APPLY = "module, apply=apply_rotary, head_dim=64), with the function that rotates tokens by its tables"
+APPLY = "locant.probe(module, apply=apply_rotary, head_dim=64), with the function that rotates tokens by its tables"
 
 
 def _name(function: Apply) -> str:
@@ -763,7 +763,7 @@ def refuse(target: Any, tried: Tried) -> NoReturn:
     got = f"got {shown(target)}, which neither rotates tokens nor gives a bias in any way of calling that is known"
     errors = [error for error in tried.values() if isinstance(error, UnusableError)]
     first = next(iter(tried.values()), None)
-    tables = next((error.remedy for error in errors if error.remedy.startswith("probe(")), None)
+    tables = next((error.remedy for error in errors if error.remedy == APPLY), None)
     remedy = tables or (first.remedy if isinstance(first, UnusableError) else ROTATES)
     raise InputError(f"{got}: {told}" if told else got, remedy) from first
 
