@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from locant import LocantError, Positions, Rotary, ShapeError
 from tests.tolerances import ROTATED_TOKEN
 
-__all__ = ["Case", "Outcome", "called", "cases", "folders", "outcome", "said", "takes_positions", "theirs"]
+__all__ = ["Case", "Outcome", "called", "cases", "folders", "is_rotary", "layer_types_of", "outcome", "said", "takes_positions", "theirs"]
 
 TOKENS, HEADS = 40, 2
 CALLED_SO = re.compile(r"Rotary|Rope(?=[A-Z])|RoPE(?=[A-Z])")
@@ -75,9 +75,9 @@ def cases(folder: str) -> list[Case]:
     found = [
         Case(folder, cls, config, layer_type)
         for name, cls in vars(code).items()
-        if _is_rotary(name, cls, code)
+        if is_rotary(name, cls, code)
         for config in _configurations(folder, cls, code)
-        for layer_type in _layer_types(cls, config)
+        for layer_type in layer_types_of(cls, config)
     ]
     return sorted(found, key=lambda case: case.name)
 
@@ -86,7 +86,7 @@ def _code(folder: str) -> ModuleType:
     return importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
 
 
-def _is_rotary(name: str, cls: Any, code: ModuleType) -> bool:
+def is_rotary(name: str, cls: Any, code: ModuleType) -> bool:
     own = inspect.isclass(cls) and issubclass(cls, nn.Module) and cls.__module__ == code.__name__
     return bool(own and CALLED_SO.search(name) and ("Attention" not in name or name == "VJEPA2RopeAttention"))
 
@@ -152,7 +152,7 @@ def _builds(cls: type[nn.Module], config: Any) -> bool:
     return True
 
 
-def _layer_types(cls: type[nn.Module], config: Any) -> list[str | None]:
+def layer_types_of(cls: type[nn.Module], config: Any) -> list[str | None]:
     """Those that have rope parameters of their own, and layers."""
     rope = getattr(config, "rope_parameters", None)
     nested = isinstance(rope, dict) and rope and all(v is None or isinstance(v, dict) for v in rope.values())

@@ -13,7 +13,7 @@ from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import Config, layer_types_in
 from locant.models.registry import read, read_known, with_defaults
 from locant.models.rope_parameters import ropes_by_layer
-from locant.models.rotary_config import read_rotary, second_members
+from locant.models.rotary_config import Reading, read_rotary, second_members
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
@@ -82,7 +82,9 @@ def _encoding(
     of_ropes = chosen if architecture.layer_types is None else None  # others share one dictionary of rope parameters
     options: dict[str, Any] = {"layer_type": of_ropes, "layout": layout}
     options["allow_no_rotation"] = allow_no_rotation
-    rotary = Rotary(**read_rotary(values, architecture, **options), angles=angles)
+    reading = read_rotary(values, architecture, **options)
+    _warn(reading, depth=6)
+    rotary = Rotary(**reading.arguments, angles=angles)
     unequal = second_members(rotary, values, architecture)
     if unequal is None:
         return rotary
@@ -105,7 +107,9 @@ def rotary_from_config(
         values, architecture = read(stated)
         if architecture.rotary is UNKNOWN and layout is None and is_measurable(stated):
             return measured_rotary(stated, layer_type).alike(angles=angles)
-        return cls(**read_rotary(values, architecture, layer_type=layer_type, layout=layout), angles=angles)
+        reading = read_rotary(values, architecture, layer_type=layer_type, layout=layout)
+        _warn(reading, depth=6)
+        return cls(**reading.arguments, angles=angles)
 
     _warn_of_layout(config, layout, depth=4)
     return _of_what_is_stated(config, made, depth=4)
@@ -115,6 +119,11 @@ def _warn_of_layout(config: Config | object, layout: Layout | None, *, depth: in
     doubt = read(config)[1].rotary_keys.layout_doubt
     if layout is None and doubt is not None:
         warnings.warn(doubt, stacklevel=depth)
+
+
+def _warn(reading: Reading, *, depth: int) -> None:
+    for note in reading.notes:
+        warnings.warn(note, stacklevel=depth)
 
 
 def _of_what_is_stated(config: Config | object, make: Callable[[Config | object], E], *, depth: int) -> E:
