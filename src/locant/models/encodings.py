@@ -11,7 +11,7 @@ from locant.errors import InputError, LocantError, Remedy
 from locant.kernels.rotary import Layout
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import Config, layer_types_in
-from locant.models.registry import read, read_known, with_defaults
+from locant.models.registry import class_sizes, read, read_known, with_defaults
 from locant.models.rope_parameters import ropes_by_layer
 from locant.models.rotary_config import Reading, read_rotary, second_members
 from locant.positions.angles import AngleMode
@@ -134,7 +134,7 @@ def _of_what_is_stated(config: Config | object, make: Callable[[Config | object]
     try:
         return make(config)
     except InputError:
-        stated, full = read(config)[0], with_defaults(config)
+        stated, full = read(config)[0], {**class_sizes(config), **with_defaults(config)}
         taken = {key: value for key, value in full.items() if key not in stated}
         if not taken or not _reads(make, full):
             raise

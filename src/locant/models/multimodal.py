@@ -11,9 +11,10 @@ from dataclasses import replace
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import SHARE, Architecture, PairsOf, RotaryKeys, rotary_row
-from locant.models.config_values import HEADS, Config, integer, number, required, sections_in
+from locant.models.config_values import HEADS, Config, flag_at, integer, number, required, sections_in
 from locant.models.layered import rope
 from locant.models.weights import RMS_NORMED
+from locant.positions.base import PositionEncoding
 from locant.positions.pair_table import Pairs
 
 TIME, ROW, COLUMN = 0, 1, 2
@@ -144,11 +145,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "clvp_encoder": Architecture(
         rotary=RotaryKeys(
-            fixed_base=10_000.0, not_converted="which rotates values too", other_keys=("use_rotary_embedding",),
+            fixed_base=10_000.0, not_converted="which rotates values too", layer_keys=("use_rotary_embedding",),
             pairs=lambda config, rope, head_dim: Pairs.of(  # of the width that speech and text are projected to
                 max(required(config, "projection_dim") // (2 * required(config, *HEADS)), 32)
             ),
         ),
+        encoding=lambda config, _: None if flag_at(config, "use_rotary_embedding", default=True) else PositionEncoding(),
         warnings=(VALUES_TOO,),
     ),
     "EsmFold2AtomEncoderConfig": Architecture(

@@ -246,7 +246,7 @@ def rope_of_layers(config: Config, architecture: Architecture, layer_type: str |
         rope = rope_dictionary(config)
         if not rope and architecture.scaling_required:
             remedy = "'rope_scaling', as the model has it, or {'rope_type': 'default'} for none"
-            raise missing(config, "rope parameters, where its class takes a scaling", remedy)
+            raise missing(config, "rope parameters, where its class takes its own", remedy)
         return rope
     if layer_type not in [*nested]:
         got = f"got layer_type={shown(layer_type)}, expected one of {', '.join(nested)}: their rotary positions differ"
@@ -259,7 +259,7 @@ def rope_of_layers(config: Config, architecture: Architecture, layer_type: str |
 
 def ropes_by_layer(config: Config, keys: RotaryKeys) -> dict[str, Config | None] | None:
     """Rope parameters per layer type, where there are such."""
-    rope = rope_dictionary(config)
+    rope = rope_dictionary(config if keys.flat_keys else {key: config[key] for key in config if key != "rope_scaling"})
     if is_per_layer(rope):
         if keys.layer_kinds and not config.get("rope_parameters"):
             got = f"got a dictionary per layer type as rope_scaling, which {config['model_type']} reads as one for all"
@@ -278,9 +278,13 @@ def ropes_by_layer(config: Config, keys: RotaryKeys) -> dict[str, Config | None]
     return None
 
 
+DICTIONARIES = ("rope_parameters", "rope_scaling")
+
+
 def rope_dictionary(config: Config) -> Config:
     """The dictionary of rope parameters, or an empty one."""
-    rope = value_at(config, "rope_parameters", "rope_scaling")
+    stated = {key: config[key] for key in DICTIONARIES if config.get(key) not in (None, {})}
+    rope = value_at(stated, *DICTIONARIES)
     if rope is not None and not isinstance(rope, Mapping):
         raise InputError(f"got rope parameters {shown(rope)}, expected a dictionary", "{'rope_theta': ...}")
     return rope or {}

@@ -210,7 +210,7 @@ def rotary_dim_of(config: Config, rope: Config, architecture: Architecture, head
     """How many dimensions are rotated; a share of the head is rounded down, as the reference does."""
     keys = architecture.rotary_keys
     names = [key for key in dict.fromkeys((SHARE, *keys.share_keys)) if key not in keys.other_keys]
-    shares = {key: config[key] for key in names if key in config and key != "rotary_dim"}
+    shares = {key: config[key] for key in names if key in config and key != "rotary_dim" and keys.flat_keys}
     if rope.get(SHARE) is not None and SHARE in names:
         shares[f"{SHARE} of the rope parameters"] = rope[SHARE]
     share = agreed(shares)
