@@ -54,11 +54,15 @@ def outcome_of(values: dict[str, Any]) -> Outcome:
 
 def text_part(config: Any) -> Any:
     """The part of a model's configuration that its language model is built from."""
-    for name in ("thinker_config", "text_config", "language_config", "llm_config"):
+    own = () if hasattr(config, "hidden_size") else OTHER_PARTS
+    for name in ("thinker_config", "text_config", "language_config", "llm_config", *own):
         inside = getattr(config, name, None)
         if isinstance(inside, PreTrainedConfig):
             return text_part(inside)
     return config
+
+
+OTHER_PARTS = ("decoder_config", "decoder", "global_config", "encoder_config", "audio_config")
 
 
 def _cases(config: Any) -> list[Case]:
@@ -67,12 +71,11 @@ def _cases(config: Any) -> list[Case]:
     if parts[:2] != ["transformers", "models"]:
         return []
     code = importlib.import_module(".".join([*parts[:-1], parts[-1].replace("configuration_", "modeling_")]))
-    return [
-        Case(parts[2], cls, config, layer_type)
-        for name, cls in vars(code).items()
-        if is_rotary(name, cls, code) and _takes(cls, config, code)
-        for layer_type in layer_types_of(cls, config)
-    ]
+    classes = [cls for name, cls in vars(code).items() if is_rotary(name, cls, code)]
+    named = [cls for cls in classes if _takes(cls, config, code)]
+    if not named and getattr(config, "rope_parameters", None):  # the annotation is of another part, or of the whole
+        named = [cls for cls in classes if ("Vision" in cls.__name__) == ("Vision" in type(config).__name__)]
+    return [Case(parts[2], cls, config, layer_type) for cls in named for layer_type in layer_types_of(cls, config)]
 
 
 def _takes(cls: type, config: Any, code: Any) -> bool:

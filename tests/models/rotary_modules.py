@@ -19,7 +19,19 @@ from torch import Tensor, nn
 from locant import LocantError, Positions, Rotary, ShapeError
 from tests.tolerances import ROTATED_TOKEN
 
-__all__ = ["Case", "Outcome", "called", "cases", "folders", "is_rotary", "layer_types_of", "outcome", "said", "takes_positions", "theirs"]
+__all__ = [
+    "Case",
+    "Outcome",
+    "called",
+    "cases",
+    "folders",
+    "is_rotary",
+    "layer_types_of",
+    "outcome",
+    "said",
+    "takes_positions",
+    "theirs",
+]
 
 TOKENS, HEADS = 40, 2
 CALLED_SO = re.compile(r"Rotary|Rope(?=[A-Z])|RoPE(?=[A-Z])")
@@ -155,11 +167,11 @@ def _builds(cls: type[nn.Module], config: Any) -> bool:
 def layer_types_of(cls: type[nn.Module], config: Any) -> list[str | None]:
     """Those that have rope parameters of their own, and layers."""
     rope = getattr(config, "rope_parameters", None)
-    nested = isinstance(rope, dict) and rope and all(v is None or isinstance(v, dict) for v in rope.values())
+    nested = isinstance(rope, dict) and any(isinstance(one, dict) for one in rope.values())
     if not nested or rope is None:
         return [None]
     present = getattr(cls(config), "layer_types", rope)
-    return [kind for kind, one in rope.items() if one is not None and kind in present]
+    return [kind for kind, one in rope.items() if isinstance(one, dict) and kind in present]
 
 
 # ---------------------------------------------------------------------- running them
@@ -401,8 +413,23 @@ def _v_jepa_2(case: Case) -> Callable[[Tensor, Tensor], Tensor]:
     return turn
 
 
+def _gpt_j(case: Case) -> Callable[[Tensor, Tensor], Tensor]:
+    """The module gives a sine and a cosine for each pair, and its function turns a part of the head."""
+    code, module = _code(case.folder), case.cls(case.config)
+
+    def turn(index: Tensor, x: Tensor) -> Tensor:
+        sin, cos = module(x, index)
+        width = 2 * sin.shape[-1]
+        part = code.apply_rotary_pos_emb(x[..., :width].transpose(1, 2), sin, cos).transpose(1, 2)
+        return torch.cat([part, x[..., width:]], -1)
+
+    return turn
+
+
 CALLED: dict[str, Callable[[Case], Callable[..., Tensor]]] = {
     "RotaryPositionalEmbedding": lambda case: (_clvp if case.folder == "clvp" else _conformer)(case),
+    "GPTJ": _gpt_j,
+    "CodeGen": _gpt_j,
     "DiTRotary": _diffusion_transformer,
     "EsmFold2": _esm_fold_2,
     "VJEPA2": _v_jepa_2,

@@ -178,6 +178,13 @@ def _layers_of_beam(config: Config) -> tuple[str, ...]:
     return layer_types_in(config) or (*full_every(6)(config)[:-1], "full_attention")
 
 
+def _layers_of_flint(config: Config) -> tuple[str, ...]:
+    """The first two layers, the last and every fourth attend to everything."""
+    count = 0 if layer_types_in(config) else required(config, "num_hidden_layers")
+    full = (layer < 2 or layer % 4 == 1 or layer == count - 1 for layer in range(count))
+    return layer_types_in(config) or tuple(WINDOWED[one] for one in full)
+
+
 def _layers_of_mimo(config: Config) -> tuple[str, ...]:
     """The first layer and every sixth attend to everything; also by ``hybrid_layer_pattern``."""
     return layer_types_in(config) or ("full_attention", *full_every(6)(config)[1:])
@@ -251,13 +258,16 @@ def _based(base: float | None, max_seq_len: int, head_dim: int | None = None, **
     )
 
 
-def _windowed(max_seq_len: int, head_dim: int | None, window: int, *, rotary_without_windows: bool) -> Architecture:
+def _windowed(
+    max_seq_len: int, head_dim: int | None, window: int, layers: LayersOf, *, rotary_without_windows: bool
+) -> Architecture:
     return rotary_row(
         1e4,
         max_seq_len,
         head_dim,
         encoding=nope_in_full_attention(rotary_without_windows=rotary_without_windows),
         layer_types=windowed_layers,
+        kinds_by_layer=layers,
         defaults={"sliding_window": window},
     )
 
@@ -367,8 +377,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         defaults={"sliding_window": 4096, DENSE_PATTERN: 1},
         warnings=(DENSE_LAYERS,),
     ),
-    "exaone_moe": _windowed(2048, None, 4096, rotary_without_windows=True),
-    "flint": _windowed(262144, 128, 513, rotary_without_windows=False),
+    "exaone_moe": _windowed(2048, None, 4096, full_every(4, "sliding_window_pattern"), rotary_without_windows=True),
+    "flint": _windowed(262144, 128, 513, _layers_of_flint, rotary_without_windows=False),
     **dict.fromkeys(("inkling2_text", "inkling2_loop_text"), Architecture(encoding=_inkling_2)),
     "kimi_linear": Architecture(encoding=lambda config, kind: PositionEncoding(), warnings=(BY_RECURRENCE,)),
     "lara_mini": rotary_row(
@@ -377,7 +387,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "granite_swa": _based(1e4, 8192),
     "granitemoe_swa": _based(1e4, 2048),
-    "kolibri1": _windowed(262144, 128, 513, rotary_without_windows=True),
+    "kolibri1": _windowed(262144, 128, 513, full_every(5), rotary_without_windows=True),
     "laguna": _by_layer_type(
         131072, 128, layers=all_of("full_attention"), full_attention=rope(5e5, 0.5),
         sliding_attention=rope(1e4, 1.0),

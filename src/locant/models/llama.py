@@ -77,6 +77,16 @@ QWEN_2_5_7B = {
 
 QWEN_2_VL_7B = {**QWEN_2_5_7B, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}
 
+EXAONE_4 = rotary_row(
+    1e4,
+    2048,
+    encoding=nope_in_full_attention(rotary_without_windows=True),
+    layer_types=windowed_layers,
+    full_attention_every=4,
+    defaults={"sliding_window": 4096},
+    vllm=True,
+)
+
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": rotary_row(1e4, 2048, presets={"llama-3.1-8b": LLAMA_3_1_8B}, vllm=True),
@@ -105,10 +115,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "exaone": rotary_row(5e5, 4096, attribute_map={"num_hidden_layers": "num_layers"}),
     "internlm3": rotary_row(1e4, 32768, 128),
     "iquestcoder": rotary_row(1e4, 131072, 128),
-    "exaone4": rotary_row(
-        1e4, 2048, encoding=nope_in_full_attention(rotary_without_windows=True), layer_types=windowed_layers,
-        full_attention_every=4, defaults={"sliding_window": 4096}, vllm=True,
-    ),
+    "exaone4": EXAONE_4,
+    "exaone4_5_text": EXAONE_4,
     **dict.fromkeys(("glm", "glm4"), rotary_row(1e4, 131072, 128, 0.5, keys=INTERLEAVED, vllm=True)),
     "glm4_moe": rotary_row(1e4, 131072, None, 0.5, keys=RotaryKeys(rounds_down=True), vllm=True),
     "sarvam_moe": rotary_row(8e6, 131072, 64, keys=PART),

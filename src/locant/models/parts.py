@@ -10,9 +10,6 @@ from collections.abc import Mapping
 PARTS = ("text_config", "thinker_config", "language_config", "llm_config")
 """Where a composite configuration has that of its language model."""
 
-OTHER_PARTS = ("decoder_config", "decoder", "global_config", "audio_config", "encoder_config", "encoder")
-"""The same for a composite configuration that states nothing itself, and has no row of its own."""
-
 _MODELS: Mapping[str, str] = {
     "aimv2_text_model": "aimv2",
     "align_text_model": "align",

@@ -12,8 +12,7 @@ from locant.errors import InputError, RangeError
 from locant.models import added, audio, deepseek, gpt, layered, llama, multimodal, vision
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.class_sizes import CLASS_SIZES
-from locant.models.config_values import HEADS, LENGTHS, WIDTHS, Config, config_dict, of_single_layers, part_of
-from locant.models.parts import OTHER_PARTS
+from locant.models.config_values import HEADS, LENGTHS, WIDTHS, Config, config_dict, of_single_layers
 from locant.registry import Registry
 
 FAMILIES = (llama, layered, deepseek, gpt, added, audio, vision, multimodal)
@@ -70,9 +69,6 @@ def read(config: Config | object) -> tuple[dict[str, Any], Architecture]:
     try:
         architecture = ARCHITECTURES.find(name)
     except RangeError:
-        part = next((values[key] for key in OTHER_PARTS if isinstance(values.get(key), Mapping)), None)
-        if part is not None and not any(key in values for key in WIDTHS):
-            return read(part_of(values, part))
         architecture = Architecture(rotary=UNKNOWN)
     standard = {name: key for key, name in architecture.attribute_map.items()}
     values, respell = {standard.get(key, key): value for key, value in values.items()}, architecture.rotary_keys.respell

@@ -30,6 +30,10 @@ class Facts:
     has_axes: bool
 
 
+class ContradictionError(InputError):
+    """A key that no code reads, with a value that contradicts what is read."""
+
+
 Claim = Callable[[Any, Facts], bool]
 """Whether a value states what is read."""
 
@@ -58,12 +62,14 @@ def _is_plain(value: Any, facts: Facts) -> bool:
 
 CLAIMS: Mapping[str, Claim] = {
     r"rope_interleaved?|(rotary|rope)_(emb_)?interleaved?": _is_layout,
-    r"partial_rotary_factor|(rotary|rope)_(emb_)?(pct|percent|percentage|fraction)": _number_in(lambda all: all.shares),
-    r"(rotary|rope)_(n?dims?)|attn_rotary_emb": _number_in(lambda all: all.widths),
-    r".*(rope|rotary).*(theta|base|base_freq|base_frequency)": _number_in(lambda all: all.bases),
+    r"partial_rotary_factor|(rotary|rope)_(emb_)?(pct|percent|percentage|fraction)": _number_in(
+        lambda facts: facts.shares
+    ),
+    r"(rotary|rope)_(n?dims?)|attn_rotary_emb": _number_in(lambda facts: facts.widths),
+    r".*(rope|rotary).*(theta|base|base_freq|base_frequency)": _number_in(lambda facts: facts.bases),
     r"rotary|use_(rotary|rope)(_pos_emb|_embeddings?|_position_embeddings?)?": lambda value, facts: value is True,
     r"use_mrope|rope_3d": lambda value, facts: value is facts.has_axes,
-    r"(rotary|rope)_(scaling_)?(factor|ratio)": _number_in(lambda all: all.factors),
+    r"(rotary|rope)_(scaling_)?(factor|ratio)": _number_in(lambda facts: facts.factors),
     r"rope_(scaling_)?type": lambda value, facts: value in facts.types,
     r"rope_(scaling|parameters)": _is_plain,
     r"factor|attention_factor": lambda value, facts: value == 1,  # in a dictionary whose type does not read it
@@ -74,7 +80,7 @@ CLAIMS: Mapping[str, Claim] = {
 
 
 def pass_over(config: Config, keys: Collection[str], facts: Facts, model_type: str) -> list[str]:
-    """The keys to warn of; raise an `InputError` for one that states something else than what is read."""
+    """The keys to warn of; raise a `ContradictionError` for one that states something else than what is read."""
     strange = []
     for key in keys:
         value = config[key]
@@ -84,7 +90,7 @@ def pass_over(config: Config, keys: Collection[str], facts: Facts, model_type: s
         if claim is None and value is not False:
             strange.append(f"{key}={shown(value)}")
         elif claim is not None and not claim(value, facts):
-            raise InputError(
+            raise ContradictionError(
                 f"got {key!r}: {shown(value)}, which {model_type} does not read, and which contradicts what it reads",
                 f"the configuration without {key!r}, if the model was trained without it",
             )
