@@ -1,4 +1,4 @@
-"""Published `config.json` files, read by locant and by the rotary modules that `transformers` builds from the same file.
+"""Published `config.json` files: whether locant rotates as the modules do that `transformers` builds from them.
 
 ``python -m tests.models.published_configurations [FOLDER] [PART_OF_A_NAME]`` prints a table of files and verdicts.
 """
@@ -71,7 +71,7 @@ def _cases(config: Any) -> list[Case]:
     if parts[:2] != ["transformers", "models"]:
         return []
     code = importlib.import_module(".".join([*parts[:-1], parts[-1].replace("configuration_", "modeling_")]))
-    classes = [cls for name, cls in vars(code).items() if is_rotary(name, cls, code)]
+    classes = [cls for name, cls in vars(code).items() if is_rotary(name, cls, code) and "DiT" not in name]
     named = [cls for cls in classes if _takes(cls, config, code)]
     if not named and getattr(config, "rope_parameters", None):  # the annotation is of another part, or of the whole
         named = [cls for cls in classes if ("Vision" in cls.__name__) == ("Vision" in type(config).__name__)]
@@ -128,8 +128,8 @@ def main(folder: Path, part: str) -> None:
         except Exception as error:  # noqa: BLE001  # the table shall show it
             result = Outcome("crashed", f"{type(error).__name__}: {error}")
         count[result.verdict] += 1
-        print(path.name[:60], values.get("model_type"), result.verdict, result.detail, sep="\t", flush=True)
-    print(*(f"{number:4d} {verdict}" for verdict, number in count.most_common()), sep="\n")
+        sys.stdout.write(f"{path.name}\t{values.get('model_type')}\t{result.verdict}\t{result.detail}\n")
+    sys.stdout.writelines(f"{number:4d} {verdict}\n" for verdict, number in count.most_common())
 
 
 if __name__ == "__main__":

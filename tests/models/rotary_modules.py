@@ -20,18 +20,9 @@ from locant import LocantError, Positions, Rotary, ShapeError
 from tests.tolerances import ROTATED_TOKEN
 
 __all__ = [
-    "Case",
-    "Outcome",
-    "called",
-    "cases",
-    "folders",
-    "is_rotary",
-    "layer_types_of",
-    "outcome",
-    "said",
-    "takes_positions",
-    "theirs",
-]
+    "Case", "Outcome", "called", "cases", "folders", "is_rotary", "layer_types_of", "outcome", "said",
+    "takes_positions", "theirs",
+]  # fmt: skip
 
 TOKENS, HEADS = 40, 2
 CALLED_SO = re.compile(r"Rotary|Rope(?=[A-Z])|RoPE(?=[A-Z])")

@@ -107,8 +107,6 @@ def test_the_layers_that_turn_are_those_that_transformers_makes_of_it(model_type
 @pytest.mark.parametrize(
     ("model_type", "said", "words"),
     [
-        ("llama4_text", {}, ["without no_rope_layers"]),
-        ("smollm3", {}, ["without no_rope_layers"]),
         ("smollm3", {"no_rope_layers": []}, ["no_rope_layers=[]", "4 ones"]),
         ("smollm3", {"no_rope_layers": [1, 0]}, ["no_rope_layers=[1, 0]", "4 ones"]),
         ("smollm3", {"no_rope_layers": [1, 0, 2, 1]}, ["2"]),

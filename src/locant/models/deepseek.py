@@ -101,9 +101,7 @@ def _kinds_of_v4(config: Config) -> tuple[str, ...]:
     types = layer_types_in(config)
     if not types and (ratios := config.get("compress_ratios")) is not None:
         if not isinstance(ratios, (list, tuple)) or not all(ratio in V4_LAYERS for ratio in ratios):
-            got = (
-                f"got compress_ratios={shown(ratios)}, expected one of {', '.join(map(str, V4_LAYERS))} for each layer"
-            )
+            got = f"got compress_ratios={shown(ratios)}, expected 0, 4 or 128 for each layer"
             raise InputError(got, "[0, 0, 4, 128, ...]")
         types = tuple(V4_LAYERS[ratio] for ratio in ratios)
     count = required(config, "num_hidden_layers")

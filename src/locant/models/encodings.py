@@ -15,7 +15,7 @@ from locant.models.layered import full_every
 from locant.models.registry import class_sizes, read, read_known, with_defaults
 from locant.models.rope_parameters import ropes_by_layer
 from locant.models.rotary_config import Reading, read_rotary, second_members
-from locant.models.unread_keys import ContradictionError
+from locant.models.unread_keys import CONTRADICTION
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
@@ -228,14 +228,15 @@ def _of_what_is_stated(config: Config | object, make: Callable[[Config | object]
     """
     try:
         return make(config)
-    except InputError:
+    except InputError as lacking:
         stated, full = read(config)[0], {**class_sizes(config), **with_defaults(config)}
         taken = {key: value for key, value in full.items() if key not in stated}
-        if not taken or not _reads(make, full, or_contradicts=True):
-            raise
+        error = _error_of(make, full) if taken else lacking
+        if error is not None:
+            raise (error if CONTRADICTION in error.cause else lacking) from None
     for key in tuple(taken):  # what it reads as well without has no part in it
         fewer = {each: value for each, value in taken.items() if each != key}
-        taken = fewer if _reads(make, {**stated, **fewer}) else taken
+        taken = taken if _error_of(make, {**stated, **fewer}) else fewer
     warnings.warn(
         f"got a {full['model_type']} configuration without {', '.join(taken)}: taken is what its class in transformers "
         f"takes, {shown(taken)}; a model that was trained with anything else needs it in the configuration",
@@ -244,18 +245,15 @@ def _of_what_is_stated(config: Config | object, make: Callable[[Config | object]
     return make({**stated, **taken})
 
 
-def _reads(make: Callable[[Config | object], object], config: Config, *, or_contradicts: bool = False) -> bool:
+def _error_of(make: Callable[[Config | object], object], config: Config) -> LocantError | None:
+    """The error of this reading, if there is one: a default may also be a number that does not fit the others."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             make(config)
-        except ContradictionError:
-            if or_contradicts:  # what is wrong with it is not what it lacks
-                raise
-            return False
-        except LocantError:  # a default may also be a number that does not fit the others
-            return False
-    return True
+        except LocantError as error:
+            return error
+    return None
 
 
 def read_measurable(config: Config | object) -> tuple[dict[str, Any], Architecture]:

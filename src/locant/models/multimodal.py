@@ -84,6 +84,10 @@ def _atoms(config: Config, rope: Config, head_dim: int) -> Pairs:
     )
 
 
+def _clvp(config: Config, layer_type: str | None) -> PositionEncoding | None:
+    return None if flag_at(config, "use_rotary_embedding", default=True) else PositionEncoding()
+
+
 VALUES_TOO = "it rotates values as it rotates queries and keys"
 BLOCKS = RotaryKeys(rope_types=MROPE, default_sections=(16, 24, 24))
 QWEN_3 = RotaryKeys(rope_types=MROPE, pairs=_by_stride(24, 20, 20))
@@ -150,7 +154,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
                 max(required(config, "projection_dim") // (2 * required(config, *HEADS)), 32)
             ),
         ),
-        encoding=lambda config, _: None if flag_at(config, "use_rotary_embedding", default=True) else PositionEncoding(),
+        encoding=_clvp,
         warnings=(VALUES_TOO,),
     ),
     "EsmFold2AtomEncoderConfig": Architecture(

@@ -203,10 +203,8 @@ def _settle_yarn(given: dict[str, Any], longest: int | None) -> tuple[str, ...]:
         del given[key]
     if isclose(read, of_deepseek, rel_tol=1e-6):
         return ()
-    return (
-        f"got {stated}: the attention factor is {read:.6g}, as transformers reads it, but DeepSeek's own code makes "
-        f"{of_deepseek:.6g} of it",
-    )
+    note = f"got {stated}: the attention factor is {read:.6g}, as transformers reads it, and DeepSeek's own code makes"
+    return (f"{note} {of_deepseek:.6g} of it",)
 
 
 def _temperature(factor: float, weight: float) -> float:
@@ -317,8 +315,8 @@ def _by_type(rope: Config) -> dict[str, Config | None]:
 def _nested(config: Config, rope: Config, keys: RotaryKeys) -> dict[str, Config | None]:
     if not keys.per_layer:
         raise InputError(
-            f"got rope parameters per layer type ({', '.join(map(str, _by_type(rope)))}), of which {config['model_type']} reads "
-            "none: its layers share one encoding",
+            f"got rope parameters per layer type ({', '.join(map(str, _by_type(rope)))}), of which "
+            f"{config['model_type']} reads none: its layers share one encoding",
             "{'rope_type': ..., 'rope_theta': ...} for all layers",
         )
     missing = [name for name in keys.layer_kinds if rope.get(name) is None]

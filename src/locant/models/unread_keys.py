@@ -30,13 +30,10 @@ class Facts:
     has_axes: bool
 
 
-class ContradictionError(InputError):
-    """A key that no code reads, with a value that contradicts what is read."""
-
-
 Claim = Callable[[Any, Facts], bool]
 """Whether a value states what is read."""
 
+CONTRADICTION = "and which contradicts what it reads"
 CONCERNS = re.compile("rope|rotary")
 
 
@@ -80,7 +77,7 @@ CLAIMS: Mapping[str, Claim] = {
 
 
 def pass_over(config: Config, keys: Collection[str], facts: Facts, model_type: str) -> list[str]:
-    """The keys to warn of; raise a `ContradictionError` for one that states something else than what is read."""
+    """The keys to warn of; raise an `InputError` for one that states something else than what is read."""
     strange = []
     for key in keys:
         value = config[key]
@@ -90,8 +87,8 @@ def pass_over(config: Config, keys: Collection[str], facts: Facts, model_type: s
         if claim is None and value is not False:
             strange.append(f"{key}={shown(value)}")
         elif claim is not None and not claim(value, facts):
-            raise ContradictionError(
-                f"got {key!r}: {shown(value)}, which {model_type} does not read, and which contradicts what it reads",
+            raise InputError(
+                f"got {key!r}: {shown(value)}, which {model_type} does not read, {CONTRADICTION}",
                 f"the configuration without {key!r}, if the model was trained without it",
             )
     return strange
