@@ -104,7 +104,10 @@ def _compared(values: dict[str, Any], case: Case) -> Outcome:
                 encoding_from_config(values, layer_type=kind)
         except LocantError as error:
             return Outcome(REFUSED, str(error))
-    index, turn = theirs(case)
+    try:
+        index, turn = theirs(case)
+    except (TypeError, ValueError) as error:  # a type that this module does not know, or what only a dictionary lacks
+        return Outcome(UNBUILT, f"{type(error).__name__}: {error}")
     q = 2 * torch.rand(1, 2, index.shape[1], rotary.head_dim, generator=torch.Generator().manual_seed(0)) - 1
     with torch.no_grad():
         try:

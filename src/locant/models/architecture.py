@@ -76,6 +76,8 @@ class RotaryKeys:
         layer_keys: keys that decide which layers are rotated.
         flat_keys: whether the base, the share and ``rope_scaling`` are read beside the dictionary of rope parameters;
             if not, they may only repeat what is in it.
+        trained_beside: the trained length that its class takes beside the dictionary of rope parameters; it counts more
+            than one inside.
         respell: rewrites a configuration with an older spelling into ``rope_parameters``, as its class does.
         rounds_down: whether its own default width is no multiple of its heads, and the code rounds a head down.
     """
@@ -104,6 +106,7 @@ class RotaryKeys:
     other_keys: tuple[str, ...] = ()
     layer_keys: tuple[str, ...] = ()
     flat_keys: bool = True
+    trained_beside: int | None = None
     respell: Callable[[Config], Config] | None = None
     rounds_down: bool = False
 

@@ -11,7 +11,7 @@ from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import SHARE, Architecture, RotaryKeys, rotary_row, warn_if
 from locant.models.config_values import TRAINED, Config, layer_types_in, required
-from locant.models.layered import LISTED_KEYS, layers_of_list, listed_layers, none_without, of_types
+from locant.models.layered import LISTED_KEYS, base_inside, layers_of_list, listed_layers, none_without, of_types
 from locant.models.rope_parameters import rope_dictionary
 from locant.models.weights import HeadRows, InputTables, query_rows
 from locant.positions.base import PositionEncoding
@@ -76,8 +76,10 @@ def _trailing(config: Config, rope: Config, rotary_dim: int) -> Pairs:
 def _two_ladders(config: Config) -> Config:
     """DeepSeek-V4 as published: keys of DeepSeek-V3, where YaRN acts on the layers that compress, and on scores not."""
     ropes = rope_dictionary(config)
-    if all(isinstance(ropes.get(kind), Mapping) for kind in V4_KINDS):  # then what stands beside them does not count
-        rest = {key: value for key, value in config.items() if key not in (*V4_FLAT, *V4_KINDS.values())}
+    if all(isinstance(ropes.get(kind), Mapping) for kind in V4_KINDS):  # then what stands in them counts
+        inside = {key for kind, key in V4_KINDS.items() if "rope_theta" in ropes[kind]}
+        inside |= {*V4_FLAT} if any(SHARE[0] in ropes[kind] for kind in V4_KINDS) else {*V4_FLAT} - {*SHARE}
+        rest = {key: value for key, value in config.items() if key not in inside}
         return {**rest, "rope_parameters": {kind: ropes[kind] for kind in V4_KINDS}}
     compress = {"rope_type": ropes.get("type", "default"), **ropes}
     if compress["rope_type"] == "yarn":
@@ -110,6 +112,9 @@ def _kinds_of_v4(config: Config) -> tuple[str, ...]:
 
 def _without_own_share(config: Config) -> Config:
     """Dots 3: the share of a head is that of ``qk_rope_head_dim``, whatever stands elsewhere."""
+    if not config.get("rope_parameters") and rope_dictionary(config):
+        got = f"got rope_scaling={shown(config['rope_scaling'])}, of which its code makes one base for all layers"
+        raise InputError(got, "'rope_parameters' with a dictionary per layer type")
     return {key: value for key, value in config.items() if key not in SHARE}
 
 
@@ -150,7 +155,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "sarvam_mla": _latent(1e4, 4096, keys=replace(EITHER_LAYOUT, rope_types={"deepseek_yarn": "yarn"})),
     "axk1": _latent(1e4, 32768, keys=EITHER_LAYOUT),
     "axk2": _latent(1e4, 131072, 32),
-    "bailing_hybrid": _latent(6e6, None),
+    "bailing_hybrid": _latent(6e6, None, keys=replace(LATENT, respell=base_inside)),
     "deepseek_v32": _latent(1e4, 163840),
     "dots3_note_text": rotary_row(
         keys=replace(

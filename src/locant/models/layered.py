@@ -291,7 +291,7 @@ def _ropes_of_step(config: Config) -> Config:
         place = types.index(kind) if types else 0
         of_types[kind] = {name: value[place] for name, value in values.items() if value[place] is not None}
     if "full_attention" in of_types:
-        of_types["full_attention"] |= ropes
+        of_types["full_attention"] |= {**({"rope_type": "default"} if "type" in ropes else {}), **ropes}
     rest = {key: value for key, value in config.items() if key not in STEP_KEYS}
     return {**rest, "rope_parameters": of_types}
 
@@ -313,12 +313,28 @@ def _ropes_of_ultrabert(config: Config) -> Config:
     return {**rest, "layer_types": types, "rope_parameters": ropes}
 
 
+def base_inside(config: Config) -> Config:
+    """A base beside ``rope_parameters`` does not count, though the class keeps it there (Bailing, Cohere 2 MoE)."""
+    rope = config.get("rope_parameters")
+    inside = isinstance(rope, Mapping) and rope.get("rope_theta") is not None
+    return {key: value for key, value in config.items() if not inside or key != "rope_theta"}
+
+
+def _no_older_scaling(config: Config) -> Config:
+    """Cohere 2 MoE: ``rope_scaling`` does not count."""
+    if not config.get("rope_parameters") and rope_dictionary(config):
+        got = f"got rope_scaling={shown(config['rope_scaling'])}, which cohere2_moe does not read"
+        raise InputError(got, "the same as 'rope_parameters', if the model was trained with it")
+    return base_inside(config)
+
+
 def _rounded_to_8_bits(config: Config) -> float:
     """RecurrentGemma has the square root of its width in bfloat16, whatever its own dtype."""
     mantissa, exponent = math.frexp(required(config, *WIDTHS) ** 0.5)
     return math.ldexp(round(mantissa * 2**8), exponent - 8)
 
 
+COHERE_2_MOE = RotaryKeys(layout="interleaved", respell=_no_older_scaling)
 GEMMA_TABLES = InputTables(scale="sqrt_d_model_rounded")
 GEMMA_3 = RotaryKeys(
     per_layer=True,
@@ -368,12 +384,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         1e4, 16384, 128, encoding=none_where_full, layer_types=lambda config: WINDOWED,
         kinds_by_layer=full_every(4, "global_attn_every_n_layers"),
     ),
+    "dory": rotary_row(
+        None, 8192, 256, keys=RotaryKeys(per_layer=True, flat_keys=False), kinds_by_layer=full_every(4),
+        defaults={"rope_parameters": {"sliding_attention": rope(1e4), "full_attention": rope(1e7)}},
+    ),
     "beam": rotary_row(
         None, 8192, 128, keys=RotaryKeys(per_layer=True, flat_keys=False), kinds_by_layer=_layers_of_beam,
         defaults={"rope_parameters": {"sliding_attention": rope(1e4), "full_attention": None}},
     ),
     "cohere2_moe": rotary_row(
-        1e4, 8192, 128, keys=RotaryKeys(layout="interleaved"), encoding=_cohere_2_moe, layer_types=windowed_layers,
+        1e4, 8192, 128, keys=COHERE_2_MOE, encoding=_cohere_2_moe, layer_types=windowed_layers,
         defaults={"sliding_window": 4096, DENSE_PATTERN: 1},
         warnings=(DENSE_LAYERS,),
     ),

@@ -45,6 +45,11 @@ GROWING = warn_if(
     "and nothing is rotated",
 )
 
+UNREAD = warn_if(
+    lambda config, encoding: config.get("rotary_dim") not in (None, getattr(encoding, "rotary_dim", None)),
+    "rotary_dim={config[rotary_dim]} is not read by its code, which rotates {encoding.rotary_dim} dimensions of a head",
+)
+
 PART = RotaryKeys(share_keys=SHARE)
 INTERLEAVED = RotaryKeys(layout="interleaved")
 OLMO_3 = RotaryKeys(
@@ -144,7 +149,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "dbrx": rotary_row(1e4, defaults={"max_seq_len": 2048}, inputs=InputTables(tokens="wte")),
     **dict.fromkeys(("deepseek_ocr2_encoder", "granite_docling_text", "unlimited_ocr_text"), rotary_row(1e4, 32768)),
     **dict.fromkeys(
-        ("aria_text", "deepseek_ocr2_text", "diffllama", "doge", "dots1", "esmc", "granite4_vision_text",
+        ("aria_moe_lm", "aria_text", "deepseek_ocr2_text", "diffllama", "doge", "dots1", "esmc", "granite4_vision_text",
          "granitemoeshared", "hyperclovax", "idefics"),
         rotary_row(1e4, 2048),
     ),
@@ -152,7 +157,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "evolla": rotary_row(5e5, 8192),
     **dict.fromkeys(("eurobert", "falcon_h1", "jais2"), rotary_row(1e4, 8192)),
     "flex_olmo": rotary_row(5e5, 4096),
-    "gpt_neox_japanese": rotary_row(1e4, 2048, keys=PART, inputs=InputTables(tokens="embed_in", padding=False)),
+    "gpt_neox_japanese": rotary_row(
+        max_seq_len=2048, keys=RotaryKeys(base_key="rotary_emb_base", share_keys=("rotary_pct",)),
+        defaults={"rotary_emb_base": 1e4}, inputs=InputTables(tokens="embed_in", padding=False)),
     "granitemoehybrid": rotary_row(1e4, 2048, encoding=none_of_granite),
     "hrm_text": rotary_row(1e4, 2048, 128, inputs=InputTables(scale_key="embedding_scale")),
     "hy_v3": rotary_row(11158840.0, 131072, 128),
@@ -163,7 +170,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "minimax": rotary_row(1e6, 131072),
     "minimax_m2": rotary_row(5e6, 196608, 128, keys=RotaryKeys(share_keys=(*SHARE, "rotary_dim"))),
     "minimax_m3_vl_text": rotary_row(
-        5e6, 524288, 128, keys=PART,
+        5e6, 524288, 128, keys=RotaryKeys(share_keys=SHARE, other_keys=("rotary_dim",)), warnings=(UNREAD,),
     ),
     "mllama_text_model": rotary_row(5e5, 131072),
     "muse_glimmer_assistant": rotary_row(5e5, 131072, 128),

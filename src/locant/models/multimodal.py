@@ -112,7 +112,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "glm4v_moe_text": rotary_row(1e4, 65536, None, 0.5, keys=GLM),
     "qwen3_vl_text": rotary_row(5e5, 128000, 128, keys=QWEN_3, vllm=True),
     "qwen3_vl_moe_text": rotary_row(5e5, 128000, keys=QWEN_3),
-    "cosmos3_edge_text": rotary_row(1e8, 131072, 128, keys=QWEN_3),
+    "cosmos3_edge_text": rotary_row(
+        None, 131072, 128, keys=QWEN_3,
+        defaults={"rope_parameters": {**rope(1e8), "mrope_section": [24, 20, 20]}},
+    ),
     "qwen3_omni_moe_text": rotary_row(1e6, 32768, keys=replace(QWEN_3, rounds_down=True)),
     "qwen3_omni_moe_talker_text": rotary_row(1e4, 32768, keys=QWEN_3),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), rotary_row(1e4, 32768, 256, 0.25, keys=QWEN_3_5)),

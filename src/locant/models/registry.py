@@ -9,13 +9,13 @@ from typing import Any
 
 from locant.arguments import shown
 from locant.errors import InputError, RangeError
-from locant.models import added, audio, deepseek, gpt, layered, llama, multimodal, vision
+from locant.models import added, audio, deepseek, gpt, layered, llama, multimodal, remote_code, vision
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.class_sizes import CLASS_SIZES
 from locant.models.config_values import HEADS, LENGTHS, WIDTHS, Config, config_dict, of_single_layers
 from locant.registry import Registry
 
-FAMILIES = (llama, layered, deepseek, gpt, added, audio, vision, multimodal)
+FAMILIES = (llama, layered, deepseek, gpt, added, audio, vision, multimodal, remote_code)
 
 
 def _require_architecture(name: str, architecture: Architecture) -> None:

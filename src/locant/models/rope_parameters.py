@@ -243,8 +243,8 @@ def rope_of_layers(config: Config, architecture: Architecture, layer_type: str |
             raise InputError(got, "no layer_type")
         rope = rope_dictionary(config)
         if not rope and architecture.scaling_required:
-            remedy = "'rope_scaling', as the model has it, or {'rope_type': 'default'} for none"
-            raise missing(config, "rope parameters, where its class takes its own", remedy)
+            remedy = "'rope_parameters' with rope_theta, and {'rope_type': 'default'} for no scaling"
+            raise missing(config, "rope parameters, where its class has its own, whatever stands beside", remedy)
         return rope
     if layer_type not in [*nested]:
         got = f"got layer_type={shown(layer_type)}, expected one of {', '.join(nested)}: their rotary positions differ"
@@ -335,7 +335,9 @@ def _older(config: Config, rope: Config, name: str, kind: LayerKind) -> dict[str
         remedy = f"{kind.base_key!r}, or 'rope_parameters' with a dictionary per layer type"
         raise InputError(f"got a configuration without {kind.base_key}, the base of {name} layers", remedy)
     _require_base_counts(base, name, kind)
-    return {"rope_theta": base, **(rope if kind.scaled else {})}
+    # These classes put rope_scaling into a dictionary that has a rope_type already.
+    own = {"rope_type": "default"} if kind.scaled and "type" in rope else {}
+    return {"rope_theta": base, **own, **(rope if kind.scaled else {})}
 
 
 def _require_base_counts(base: object, name: str, kind: LayerKind) -> None:

@@ -67,6 +67,7 @@ def read_rotary(
     keys = architecture.rotary_keys
     _require_rotary(config, keys, allow_no_rotation)
     rope = rope_of_layers(config, architecture, layer_type)
+    rope, overruled = _trained_beside(config, rope, keys)
     rope_type = rope_type_of(rope, {"su": "longrope", **keys.rope_types}, weighted=keys.weighted_longrope)
     proportional = rope_type.scaling is Proportional
     head_dim = head_dim_of(config, architecture, layer_type)
@@ -93,7 +94,16 @@ def read_rotary(
     if larger_base is None:
         strange += pass_over(rope, read.unread, facts, f"rope_type {rope_type.name!r} of {model_type}")
     passed = [f"got {', '.join(strange)}, which {model_type} does not read: passed over"] if strange else []
-    return Reading(arguments, (*read.notes, *passed))
+    return Reading(arguments, (*overruled, *read.notes, *passed))
+
+
+def _trained_beside(config: Config, rope: Config, keys: RotaryKeys) -> tuple[Config, tuple[str, ...]]:
+    """The rope parameters with the trained length that the class takes beside them, and a sentence if it differs."""
+    ours = keys.trained_beside
+    if ours is None or TRAINED in config or rope.get(TRAINED) in (None, ours):
+        return rope, ()
+    got = f"got {TRAINED}={shown(rope[TRAINED])} in rope parameters alone, where {config['model_type']} reads none: "
+    return {**rope, TRAINED: ours}, (f"{got}its class has {ours} beside them",)
 
 
 def _facts(
