@@ -37,8 +37,10 @@ def outcome_of(values: dict[str, Any]) -> Outcome:
     if values.get("model_type") not in CONFIG_MAPPING:
         return Outcome(FOREIGN, _read(values))
     try:
-        part = text_part(CONFIG_MAPPING[values["model_type"]].from_dict(copy.deepcopy(values)))
-        found = _cases(part)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            part = text_part(CONFIG_MAPPING[values["model_type"]].from_dict(copy.deepcopy(values)))
+            found = _cases(part)
     except Exception as error:  # noqa: BLE001  # whatever its own code stumbles over
         return Outcome(UNBUILT, f"{type(error).__name__}: {str(error)[:160]} | {_read(values)}")
     if not found:

@@ -13,8 +13,10 @@ from transformers import CONFIG_MAPPING
 
 from locant import InputError, Rotary
 from locant.models import class_sizes, encoding_from_config, encodings_by_layer, layer_types, parts
+from locant.models.config_values import LENGTHS
 from locant.models.registry import ARCHITECTURES
 from locant.models.rotary_config import read_rotary
+from locant.models.unread_keys import unread
 from locant.positions.scaling import LongRoPE, YaRN
 from tests.models.configurations import ROPES, llama
 from tests.models.published_configurations import FOREIGN, REFUSED, outcome_of
@@ -208,16 +210,22 @@ def test_a_key_that_a_row_lists_is_used(model_type: str) -> None:
     """Another value of it changes what is read, or is refused."""
     row = ARCHITECTURES.find(model_type)
     keys = row.rotary_keys
-    base = {"model_type": model_type, **SIZES, **row.defaults}
-    del base["rope_parameters" if "rope_parameters" in base and keys.flat_keys else "model_type"]
-    base = {"model_type": model_type, **dict.fromkeys(keys.base_keys, 10_000.0), **base}
+    sizes = {key: value for key, value in SIZES.items() if not unread({key: value}, (*keys.keys, "qk_rope_head_dim"))}
+    base = {"model_type": model_type, **row.defaults, **sizes}
+    base = {key: value for key, value in base.items() if key not in LENGTHS}
+    pairs = sum(keys.default_sections or ()) / base.get("partial_rotary_factor", 1.0)
+    base |= {"head_dim": 2 * int(pairs)} if pairs else {}
+    base |= OVERRIDES.get(model_type, {})
+    if keys.flat_keys and (keys.layer_kinds or not keys.per_layer):
+        base.pop("rope_parameters", None)
+    base = {**dict.fromkeys(keys.base_keys, 10_000.0), **base}
     base |= {"rope_scaling": {"rope_type": "default"}} if row.scaling_required else {}
     base |= {key: kind.only_base for kind in keys.layer_kinds.values() if kind.only_base for key in [kind.base_key]}
     shares = keys.share_keys if keys.flat_keys else ()
     for key in (*keys.base_keys, *shares, *keys.layer_keys):
         given = {other: value for other, value in base.items() if other not in MUTE.get(key, ())}
         before = reading(given)
-        after = [reading({**given, key: value}) for value in OTHER_VALUES.get(key, (20_000.0,))]
+        after = [reading({**given, key: value}) for value in OTHER_VALUES.get(key, (20_000.0, 30_000.0))]
         assert any(one != before for one in after), (key, before)
 
 
@@ -229,6 +237,10 @@ OTHER_VALUES: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
+OVERRIDES: dict[str, dict[str, Any]] = {
+    **{name: {"position_embedding_type": "rotary"} for name in ("esm", "SaProtConfig")},
+    "moonshine": {"partial_rotary_factor": 0.5},
+}
 MUTE = {"no_rope_layer_interval": ("no_rope_layers",)}
 """Keys beside which another one does not count."""
 

@@ -110,12 +110,12 @@ def _kinds_of_v4(config: Config) -> tuple[str, ...]:
     return tuple("main" if kind == "sliding_attention" else "compress" for kind in (types or ("",) * count)[:count])
 
 
-def _without_own_share(config: Config) -> Config:
-    """Dots 3: the share of a head is that of ``qk_rope_head_dim``, whatever stands elsewhere."""
+def _one_base_for_a_scaling(config: Config) -> Config:
+    """Dots 3 with ``rope_scaling`` has another base in sliding layers than without."""
     if not config.get("rope_parameters") and rope_dictionary(config):
         got = f"got rope_scaling={shown(config['rope_scaling'])}, of which its code makes one base for all layers"
         raise InputError(got, "'rope_parameters' with a dictionary per layer type")
-    return {key: value for key, value in config.items() if key not in SHARE}
+    return config
 
 
 ROTATED_BACK = "the key is the value, and the output of attention is rotated back by the position of its query"
@@ -159,7 +159,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "deepseek_v32": _latent(1e4, 163840),
     "dots3_note_text": rotary_row(
         keys=replace(
-            LATENT, per_layer=True, share_keys=SHARE, respell=_without_own_share,
+            LATENT, per_layer=True, respell=_one_base_for_a_scaling,
             layer_kinds=of_types(sliding_attention="swa_rope_theta", indexed_attention="rope_theta"),
         ),
         defaults={

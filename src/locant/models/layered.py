@@ -173,8 +173,8 @@ def _listed(config: Config) -> tuple[bool, ...]:
     return tuple(bool(one) for one in listed)
 
 
-def _layers_of_beam(config: Config) -> tuple[str, ...]:
-    """Every sixth layer and the last attend to everything."""
+def _sixth_and_last(config: Config) -> tuple[str, ...]:
+    """Every sixth layer and the last attend to everything (Beam, Gemma 4)."""
     return layer_types_in(config) or (*full_every(6)(config)[:-1], "full_attention")
 
 
@@ -357,7 +357,7 @@ GEMMA_3_4B = {
 
 def _gemma_4(max_seq_len: int, rope: Mapping[str, Any], *, keys: RotaryKeys = GEMMA_4, **row: Any) -> Architecture:
     defaults = {"global_head_dim": 512, "rope_parameters": rope}
-    layers = {"kinds_by_layer": SIXTH}
+    layers = {"kinds_by_layer": _sixth_and_last}
     return rotary_row(None, max_seq_len, 256, keys=keys, defaults=defaults, inputs=GEMMA_TABLES, **layers, **row)
 
 
@@ -389,7 +389,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         defaults={"rope_parameters": {"sliding_attention": rope(1e4), "full_attention": rope(1e7)}},
     ),
     "beam": rotary_row(
-        None, 8192, 128, keys=RotaryKeys(per_layer=True, flat_keys=False), kinds_by_layer=_layers_of_beam,
+        None, 8192, 128, keys=RotaryKeys(per_layer=True, flat_keys=False), kinds_by_layer=_sixth_and_last,
         defaults={"rope_parameters": {"sliding_attention": rope(1e4), "full_attention": None}},
     ),
     "cohere2_moe": rotary_row(
@@ -432,7 +432,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "olmo_hybrid": rotary_row(1e4, 65536, encoding=none_of_olmo),
     "step3p5": rotary_row(
         1e4, 128000, 128,
-        keys=RotaryKeys(per_layer=True, share_keys=SHARE, respell=_ropes_of_step, layer_keys=("use_rope_layers",)),
+        keys=RotaryKeys(per_layer=True, share_keys=SHARE, respell=_ropes_of_step),
         kinds_by_layer=all_of("full_attention"),
     ),
     "zaya": _by_layer_type(131072, 128, layers=all_of("hybrid"), hybrid=rope(5e6, 0.5), hybrid_sliding=rope(1e4, 0.5)),

@@ -19,7 +19,8 @@ def _chatglm(config: Config) -> Config:
     rest = {key: value for key, value in config.items() if key not in ("rope_ratio", "original_rope")}
     base = 10_000.0 * number("rope_ratio", config.get("rope_ratio", 1.0), above=0)
     interleaved = flag_at(config, "original_rope", default=True)
-    return {**rest, "rope_theta": base, SHARE[0]: 0.5, "rope_interleave": interleaved}
+    ropes = {"rope_theta": base, SHARE[0]: 0.5}
+    return {"rope_parameters": ropes, "rope_interleave": interleaved, **rest}
 
 
 def _baichuan(config: Config, layer_type: str | None) -> PositionEncoding | None:
@@ -50,7 +51,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "baichuan": Architecture(rotary=RotaryKeys(fixed_base=10_000.0), encoding=_baichuan),
     "chatglm": Architecture(
         rotary=RotaryKeys(
-            layout="interleaved", interleave_key=True, head_dim_key="kv_channels", share_keys=SHARE, respell=_chatglm
+            layout="interleaved", interleave_key=True, head_dim_key="kv_channels", share_keys=SHARE, flat_keys=False,
+            respell=_chatglm,
         ),
         warnings=(RATIO,),
     ),
