@@ -24,7 +24,7 @@ def config_dict(config: Config | object) -> dict[str, Any]:
     to_dict = getattr(config, "to_dict", None)
     values = to_dict() if callable(to_dict) else config
     if values is not config and (types := getattr(config, "layer_types", None)):  # a property in some classes
-        values = {"layer_types": [*types], **values}
+        values = {**values, "layer_types": [*types]}
     if not isinstance(values, Mapping):
         got = f"got {type(config).__name__}, expected a Hugging Face configuration or a dictionary"
         raise InputError(got, "the content of config.json")

@@ -299,6 +299,14 @@ def _ropes_of_step(config: Config) -> Config:
 STEP_KEYS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factors")
 
 
+def _attention_alone(config: Config) -> Config:
+    """Dory as published: ``layer_types`` lists attention and MLP by turns."""
+    types = layer_types_in(config)
+    if "mlp" not in types:
+        return config
+    return {**config, "layer_types": types[::2], "num_hidden_layers": required(config, "num_hidden_layers") // 2}
+
+
 def _ropes_of_ultrabert(config: Config) -> Config:
     """A base for each layer, by the windows of the layers."""
     bases, windows = config.get("rope_theta"), config.get("attention_windows")
@@ -385,7 +393,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         kinds_by_layer=full_every(4, "global_attn_every_n_layers"),
     ),
     "dory": rotary_row(
-        None, 8192, 256, keys=RotaryKeys(per_layer=True, flat_keys=False), kinds_by_layer=full_every(4),
+        None, 8192, 256, kinds_by_layer=full_every(4),
+        keys=RotaryKeys(per_layer=True, flat_keys=False, respell=_attention_alone),
         defaults={"rope_parameters": {"sliding_attention": rope(1e4), "full_attention": rope(1e7)}},
     ),
     "beam": rotary_row(
