@@ -23,11 +23,11 @@ def config_dict(config: Config | object) -> dict[str, Any]:
     """A configuration as a dictionary, without nulls that mean absence; the text part of a multimodal one."""
     to_dict = getattr(config, "to_dict", None)
     values = to_dict() if callable(to_dict) else config
-    if values is not config and (types := getattr(config, "layer_types", None)):  # a property in some classes
-        values = {**values, "layer_types": [*types]}
     if not isinstance(values, Mapping):
         got = f"got {type(config).__name__}, expected a Hugging Face configuration or a dictionary"
         raise InputError(got, "the content of config.json")
+    if values is not config and (types := getattr(config, "layer_types", None)):  # a property in some classes
+        values = {**values, "layer_types": [*types]}
     inside = next((values[key] for key in PARTS if values.get(key) is not None), None)
     if inside is not None:
         return part_of(values, inside)
