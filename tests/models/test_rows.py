@@ -23,7 +23,7 @@ from tests.models.rotary_modules import Case, outcome
 from tests.refusal import refuses
 
 NOT_IN_TRANSFORMERS = {"exaone4_5_text", "kimi_k2"}
-"""Kimi-K2 runs DeepSeek-V3's modeling code, shipped with its weights, and EXAONE 4.5 calls its text part exaone4 now."""
+"""Kimi-K2 runs DeepSeek-V3's modeling code, shipped with its weights, EXAONE 4.5 those of EXAONE 4."""
 
 IN_TRANSFORMERS = sorted(ROTARY_KEYS.keys() - NOT_IN_TRANSFORMERS)
 CODED = [name for name in IN_TRANSFORMERS if ROTARY_KEYS[name].fixed_base is None]
