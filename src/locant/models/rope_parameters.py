@@ -298,7 +298,8 @@ def is_per_layer(rope: Config) -> bool:
 
     Some published ones hold single values besides, which no code reads.
     """
-    one = any(isinstance(value, Mapping) for value in rope.values())
+    reserved = {*OUTSIDE, *(key for each in ROPE_TYPES.values() for key in each.keys)}
+    one = any(isinstance(value, Mapping) and key not in reserved for key, value in rope.items())
     return one or (bool(rope) and all(value is None for value in rope.values()))
 
 

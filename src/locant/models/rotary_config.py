@@ -199,7 +199,9 @@ def _base(config: Config, rope: Config, architecture: Architecture, layer_type: 
         found["rope_theta of the rope parameters"] = rope["rope_theta"]
     base = keys.fixed_base if keys.fixed_base is not None else agreed(found)
     if base is None:
-        raise architecture.lacks(keys.base_keys_of(layer_type)[-1], config, "the base of the frequencies")
+        raise architecture.lacks(
+            (keys.base_keys_of(layer_type) or ("rope_theta",))[-1], config, "the base of the frequencies"
+        )
     return number("rope_theta", base)
 
 
