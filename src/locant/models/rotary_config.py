@@ -114,13 +114,14 @@ def _facts(
     ropes = [rope for rope in dictionaries(config) if isinstance(rope, Mapping)]
     stated = [rope.get("rope_theta") for rope in ropes] + [config.get(key) for key in keys.base_keys]
     shares = [rope.get(SHARE) for rope in ropes]
+    named = [rope.get("rope_type", rope.get("type", "default")) for rope in ropes]
     factor = getattr(scaling, "factor", 1.0)
     return Facts(
         bases={float(one) for one in (arguments["base"], *stated) if is_number(one)},
         widths={rotated, *(int(head_dim * share) for share in shares if is_number(share))},
         shares={rotated / head_dim, *(float(share) for share in shares if is_number(share))},
         layout=(pairs.layout or "") if pairs is not None else arguments["layout"],
-        types={scaling.info.rope_type, *(str(rope.get("rope_type", rope.get("type", "default"))) for rope in ropes)},
+        types={scaling.info.rope_type, *(name for name in named if isinstance(name, str))},
         factors={float(factor)},
         has_axes=bool(arguments.get("sections")) or (pairs is not None and (pairs.num_axes or 1) > 1),
     )
