@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from locant.arguments import FINITE, shown
 from locant.errors import InputError
@@ -42,7 +42,7 @@ def unread(config: Config, known: Collection[str]) -> list[str]:
     return [key for key in map(str, config) if CONCERNS.search(key) and key not in known]
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """Whether a value can be compared with what is read: a file may hold an integer of any size."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= FINITE
 
