@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from locant import arguments
 from locant.arguments import Real, shown
 from locant.errors import InputError, LocantError
+from locant.models.parts import PARTS, TYPE_OF_PART
 
 T = TypeVar("T")
 Config = Mapping[str, Any]
@@ -25,11 +26,19 @@ def config_dict(config: Config | object) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         got = f"got {type(config).__name__}, expected a Hugging Face configuration or a dictionary"
         raise InputError(got, "the content of config.json")
-    inside = next((values[key] for key in ("text_config", "thinker_config") if values.get(key) is not None), None)
+    if values is not config and (types := getattr(config, "layer_types", None)):  # a property in some classes
+        values = {**values, "layer_types": [*types]}
+    inside = next((values[key] for key in PARTS if values.get(key) is not None), None)
     if inside is not None:
-        return config_dict(inside)
+        return part_of(values, inside)
     # A null for sliding_window is no absence: there is no window, whatever the class has for a default.
     return {key: value for key, value in values.items() if value is not None or key == "sliding_window"}
+
+
+def part_of(whole: Config, part: Config | object) -> dict[str, Any]:
+    """The configuration of a part, which may leave its ``model_type`` to the class of the whole."""
+    name = TYPE_OF_PART.get(str(whole.get("model_type")))
+    return config_dict({"model_type": name, **part} if name and isinstance(part, Mapping) else part)
 
 
 def value_at(config: Config, *keys: str) -> Any:

@@ -25,6 +25,7 @@ from locant.arguments import shown, whole
 from locant.errors import InputError, LocantError, RangeError
 from locant.extras import is_installed, require
 from locant.models.architecture import UNKNOWN
+from locant.models.encodings import rotary_from_config
 from locant.models.registry import read
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
@@ -123,7 +124,9 @@ def probe(
             by_row = expected is None and read(target)[1].rotary is not UNKNOWN
             if by_row:
                 with contextlib.suppress(LocantError):
-                    expected = Rotary.from_config(target, layer_type=layer_type)
+                    expected = rotary_from_config(
+                        Rotary, target, layer_type=layer_type, angles="exact", layout=None, for_all_layers=False
+                    )
             report = _of_config(target, layer_type, expected, by_row=by_row)
         elif (module := _rotary_module_in(target)) is not None:
             report = _of_config(target.config, layer_type, expected, module)
