@@ -9,12 +9,26 @@ from typing import Any
 
 from locant.arguments import shown
 from locant.errors import InputError, RangeError
-from locant.models import added, audio, deepseek, gpt, layered, llama, multimodal, vision
+from locant.models import (
+    added,
+    audio,
+    deepseek,
+    gpt,
+    layered,
+    learned_tables,
+    llama,
+    multimodal,
+    relative_biases,
+    sinusoids,
+    vision,
+    without_positions,
+)
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import LENGTHS, Config, config_dict, of_single_layers
 from locant.registry import Registry
 
-FAMILIES = (llama, layered, deepseek, gpt, added, audio, vision, multimodal)
+TABLES = (learned_tables, sinusoids, relative_biases, without_positions)
+FAMILIES = (llama, layered, deepseek, gpt, added, *TABLES, audio, vision, multimodal)
 
 
 def _require_architecture(name: str, architecture: Architecture) -> None:
