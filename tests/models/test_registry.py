@@ -158,8 +158,8 @@ def test_defaults_are_those_of_the_class_in_transformers(model_type: str) -> Non
 
 
 KEPT = (
-    "input_embedding_size", "layer_types", "num_hidden_layers", "d_model", "n_embd", "num_heads", "n_head", "n_heads", "dim", "embedding_size",
-    "d_kv",
+    "layer_types", "num_hidden_layers", "d_model", "n_embd", "num_heads", "n_head", "n_heads", "dim", "embedding_size",
+    "d_kv", "input_embedding_size",
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from locant.models.architecture import Architecture, warn_if
 from locant.models.config_values import LENGTHS, WIDTHS, Config, flag_at, integer, required, stated
 from locant.models.weights import InputTables
 from locant.positions.base import PositionEncoding
-from locant.positions.encodings.learned import Learned
+from locant.positions.encodings.learned import Learned, LearnedGrid
 
 NOT_COMPARED = InputTables(why_not="what its code does with the input was not compared with InputEmbedding")
 LENGTH = LENGTHS[0]
@@ -90,6 +90,11 @@ def _reformer(config: Config, layer_type: str | None) -> PositionEncoding:
     return Learned(math.prod(integer("axial_pos_shape", side) for side in sides), required(config, WIDTHS[0]))
 
 
+def _stretched(config: Config, layer_type: str | None) -> PositionEncoding:
+    """A table that is resized to the length of a text, as those of images are to their size."""
+    return LearnedGrid(1, size(config, LENGTH, LENGTHS), size(config, WIDTHS[0], WIDTHS), mode="bilinear")
+
+
 def _queries(config: Config, layer_type: str | None) -> PositionEncoding:
     """Learned queries have no positions; text beside them has a table."""
     if not flag_at(config, "use_qformer_text_input"):
@@ -102,6 +107,9 @@ AXIAL = warn_if(
     lambda config, encoding: flag_at(config, "axial_pos_embds", default=True),
     "its table is made of two: row p is row p // W of the first beside row p % W of the second, with "
     "axial_pos_shape={config[axial_pos_shape]} and W the last of these",
+)
+STRETCHED = (
+    "a text shorter than the table has it stretched over its tokens: embed with Positions.grid(1, length), or pad"
 )
 BOXES = "the place of a word on the page is added besides: a table each for x, y, height and width of its box"
 CHARACTERS = "the input is characters, each at a position of its own; positions of the middle layers are those before"
@@ -166,10 +174,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     **dict.fromkeys(
         (
             "aimv2_text_model", "clip_text_model", "clipseg_text_model", "groupvit_text_model", "metaclip_2_text_model",
-            "sam3_lite_text_text_model", "xclip_text_model",
+            "xclip_text_model",
         ),
         CLIP_KIN,
     ),
+    "sam3_lite_text_text_model": learned(77, encoding=_stretched, warnings=(STRETCHED,)),
     **dict.fromkeys(("owlv2_text_model", "owlvit_text_model"), OWL_KIN),
     **dict.fromkeys(("siglip2_text_model", "siglip_text_model"), SIGLIP_KIN),
     "mra": learned(offset=2),

@@ -1,7 +1,7 @@
 """Sinusoidal positions: a vector of sines and cosines for each position, added to the token embeddings.
 
-Models differ in the order of the vector, in the longest wavelength and in the number of the first position. Marian and
-Pegasus have all sines before all cosines, CTRL and XLM have them in the paper's formula. M2M100, FSMT and XGLM, which
+Models differ in the order of the vector, in the longest wavelength and in the number of the first position. Marian,
+Pegasus and CTRL have all sines before all cosines, XLM has them in turns, as in the paper. M2M100, FSMT and XGLM, which
 come from fairseq, count positions from 2 on, after the row of the padding token, and their last wavelength is exactly
 2 pi times 10 000. MusicGen has cosines before sines.
 """
@@ -148,7 +148,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "qwen2_5_omni_audio_encoder": WHISPER_ENCODER,
     "qwen3_omni_moe_audio_encoder": WHISPER_ENCODER,
-    "qwen3_asr_encoder": _row(_sines(both_ends=True), 1500),
+    "qwen3_asr_encoder": _row(_sines(both_ends=True), 13),
     **dict.fromkeys(
         ("audioflamingo3_encoder", "moss_transcribe_diarize_audio", "qwen2_audio_encoder", "voxtral_encoder"),
         WHISPER_TABLE,

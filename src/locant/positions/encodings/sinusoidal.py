@@ -28,8 +28,8 @@ class Sinusoidal(PositionEncoding):
 
     Published models order the vector in other ways, and count positions from another number:
 
-    - the paper, CTRL, XLM: ``Sinusoidal(512)``
-    - Marian, Pegasus: ``Sinusoidal(512, layout="half")``
+    - the paper, XLM: ``Sinusoidal(512)``
+    - CTRL, Marian, Pegasus: ``Sinusoidal(512, layout="half")``
     - M2M100, XGLM, FSMT: ``Sinusoidal(512, base=10_000 ** (256 / 255), layout="half", offset=2)``. Their last
       wavelength is exactly 2 pi times 10 000.
     - MusicGen: ``Sinusoidal(512, base=10_000 ** (256 / 255), layout="half", first="cosine")``
@@ -127,6 +127,7 @@ class Sinusoidal(PositionEncoding):
         return torch.arange(rows.shape[0], device=rows.device).view(positions.index.shape), rows
 
     def extra_repr(self) -> str:
-        usual = {"layout": "interleaved", "first": "sine", "offset": 0, "scale": 1.0}
-        given = {name: getattr(self, name) for name in usual if getattr(self, name) != usual[name]}
-        return f"d_model={self.d_model}, base={self.base:g}" + "".join(f", {n}={v!r}" for n, v in given.items())
+        options = {"layout": (self.layout, "interleaved"), "first": (self.first, "sine"), "offset": (self.offset, 0)}
+        given = [f", {name}={value!r}" for name, (value, usual) in options.items() if value != usual]
+        scale = "" if self.scale == 1 else f", scale={self.scale:g}"
+        return f"d_model={self.d_model}, base={self.base:g}{''.join(given)}{scale}"
