@@ -113,6 +113,7 @@ CASES: dict[str, Case] = {
     "pp_formulanet_text": Case(path="embed_positions", cls="PPFormulaNetTextModel"),
     "prophetnet": replace(TEXT, path="encoder.position_embeddings", call=BOTH),
     "reformer": Case(
+        path="position_embeddings.embedding",
         cls="ReformerModel",
         options={
             "axial_pos_embds": False, "attn_layers": ["local"], "local_attn_chunk_length": 4,
@@ -216,8 +217,8 @@ def test_sines_are_those_of_the_function_or_module_of_transformers(model_type: s
 
 
 SOUNDS = {
-    "audioflamingo3_encoder": "AudioFlamingo3Encoder", "moss_transcribe_diarize_audio": "MossTranscribeDiarizeAudioModel",
-    "qwen2_audio_encoder": "Qwen2AudioEncoder", "voxtral_encoder": "VoxtralEncoder",
+    "audioflamingo3_encoder": "AudioFlamingo3Encoder", "qwen2_audio_encoder": "Qwen2AudioEncoder",
+    "moss_transcribe_diarize_audio": "MossTranscribeDiarizeAudioModel", "voxtral_encoder": "VoxtralEncoder",
 }  # fmt: skip
 
 
