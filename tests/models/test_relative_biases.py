@@ -93,7 +93,7 @@ def test_descendants_of_t5_have_the_bias_of_their_own_code(model_type: str, part
 def test_mpnet_has_32_buckets_whatever_its_configuration_holds() -> None:
     config = AutoConfig.for_model("mpnet", **SIZES, relative_attention_num_buckets=40)
     theirs = drawn(MPNetEncoder(config))
-    encoding = encoding_from_config(config, layer_type="layers")
+    encoding = encoding_from_config(config, layer_type="attention")
     encoding.load_state_dict({"weight": theirs.relative_attention_bias.weight[:32]})
     assert torch.equal(bias_of(encoding), theirs.compute_position_bias(torch.zeros(1, TOKENS, WIDTH)))
 
@@ -111,7 +111,7 @@ def test_layoutlm_adds_numbers_of_buckets_and_its_third_version_divides_them() -
             wanted = theirs._compute_position_bias(positions, None)
         encoding.load_state_dict({"weight": weight.T})
         assert_close(bias_of(encoding), wanted)
-        assert layer_types(config) == ("layers", "input")
+        assert layer_types(config) == ("attention", "input")
         assert isinstance(encoding_from_config(config, layer_type="input"), Learned)
         plain = {**config.to_dict(), "has_relative_attention_bias": False}
         assert layer_types(plain) == ()
@@ -131,7 +131,7 @@ def test_cpm_ant_has_t5_buckets_within_a_segment() -> None:
 def test_wavlm_has_t5_buckets_before_its_gate() -> None:
     config = AutoConfig.for_model("wavlm", **SIZES, num_buckets=20, max_bucket_distance=17)
     theirs = drawn(WavLMAttention(WIDTH, HEADS, num_buckets=20, max_distance=17))
-    encoding = encoding_from_config(config, layer_type="layers")
+    encoding = encoding_from_config(config, layer_type="attention")
     assert isinstance(encoding, T5Bias)
     encoding.load_state_dict({"weight": theirs.rel_attn_embed.weight})
     assert torch.equal(bias_of(encoding)[0], theirs.compute_bias(TOKENS, TOKENS))
@@ -263,7 +263,7 @@ def test_the_first_deberta_scores_as_its_own_code(terms: str) -> None:
 def test_deberta_with_a_table_at_the_input_has_both_kinds(model_type: str) -> None:
     config = {"model_type": model_type, **SIZES, "max_position_embeddings": 32, "pos_att_type": "c2p"}
     both = {**config, "relative_attention": True, "position_biased_input": True}
-    assert layer_types(both) == ("layers", "input")
+    assert layer_types(both) == ("attention", "input")
     assert isinstance(encoding_from_config(both), Deberta)
     assert isinstance(encoding_from_config(both, layer_type="input"), Learned)
     assert isinstance(encoding_from_config({**both, "relative_attention": False}), Learned)

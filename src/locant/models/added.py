@@ -87,7 +87,7 @@ def _esm(config: Config, layer_type: str | None) -> PositionEncoding | None:
 
 def _deberta_kinds(config: Config) -> tuple[str, ...]:
     """Disentangled attention in the layers and a table at the input; released models have the former alone."""
-    kinds = {"layers": _is_true(config, "relative_attention"), "input": _is_true(config, "position_biased_input")}
+    kinds = {"attention": _is_true(config, "relative_attention"), "input": _is_true(config, "position_biased_input")}
     return tuple(kinds) if all(kinds.values()) else ()
 
 
@@ -244,7 +244,7 @@ ROBERTA = Architecture(encoding=_roberta, defaults={**LONGEST_512, "pad_token_id
 MASKED = "rows are scaled by the share of masked tokens, and zero at padding"
 ESM = rotary_row(1e4, 1026, encoding=_esm, inputs=replace(BERT_TABLES, why_not=MASKED))
 DEBERTA = Architecture(
-    encoding=_deberta, layer_types=_deberta_kinds, default_layer_type="layers", warnings=(ONE_SCALE,),
+    encoding=_deberta, layer_types=_deberta_kinds, default_layer_type="attention", warnings=(ONE_SCALE,),
     defaults={**LONGEST_512, "relative_attention": False, "position_biased_input": True},
     inputs=replace(BERT_TABLES, why_not="rows at padding are zero, and a matrix may widen the sum"),
 )  # fmt: skip

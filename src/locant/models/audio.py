@@ -64,7 +64,7 @@ def _speech(config: Config, layer_type: str | None) -> PositionEncoding:
 
 def _wavlm(config: Config, layer_type: str | None) -> PositionEncoding:
     """A convolution at the input, and T5's buckets in the layers, which each layer multiplies with a gate."""
-    if layer_type != "layers":
+    if layer_type != "attention":
         return _speech(config, None)
     buckets, distance = required(config, "num_buckets"), required(config, "max_bucket_distance")
     return T5Bias(required(config, *HEADS), num_buckets=buckets, max_distance=distance, bidirectional=True)
@@ -154,7 +154,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         Architecture(encoding=_speech, defaults=KERNEL),
     ),
     "wavlm": Architecture(
-        encoding=_wavlm, layer_types=lambda config: ("input", "layers"), default_layer_type="input",
+        encoding=_wavlm, layer_types=lambda config: ("input", "attention"), default_layer_type="input",
         defaults={**KERNEL, "num_buckets": 320, "max_bucket_distance": 800},
         warnings=(warn_if(lambda config, encoding: isinstance(encoding, T5Bias), GATED),),
     ),

@@ -14,6 +14,7 @@ from locant.models import (
     audio,
     deepseek,
     gpt,
+    image_tables,
     layered,
     learned_tables,
     llama,
@@ -28,7 +29,7 @@ from locant.models.config_values import LENGTHS, Config, config_dict, of_single_
 from locant.registry import Registry
 
 TABLES = (learned_tables, sinusoids, relative_biases, without_positions)
-FAMILIES = (llama, layered, deepseek, gpt, added, *TABLES, audio, vision, multimodal)
+FAMILIES = (llama, layered, deepseek, gpt, added, *TABLES, audio, vision, image_tables, multimodal)
 
 
 def _require_architecture(name: str, architecture: Architecture) -> None:

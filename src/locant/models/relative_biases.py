@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from locant.errors import InputError
 from locant.models.added import T5, UNSCALED_SCORES
-from locant.models.architecture import Architecture
+from locant.models.architecture import Architecture, warn_if
 from locant.models.config_values import HEADS, LENGTHS, WIDTHS, Config, flag_at, integer, required
 from locant.models.learned_tables import BOXES, LENGTH, NOT_COMPARED, PADDING, after_padding, size
 from locant.positions.base import PositionEncoding
@@ -23,7 +23,7 @@ from locant.positions.encodings.t5 import T5Bias
 from locant.positions.encodings.transformer_xl import TransformerXL
 
 EncodingOf = Callable[[Config, str | None], PositionEncoding]
-LAYERS, INPUT = "layers", "input"
+ATTENTION, INPUT = "attention", "input"
 
 
 # ------------------------------------------------------------------ buckets
@@ -49,8 +49,8 @@ def _layoutlm(table: Callable[[Config], PositionEncoding]) -> EncodingOf:
     return encoding
 
 
-def _layers_and_input(config: Config) -> tuple[str, ...]:
-    return (LAYERS, INPUT) if flag_at(config, "has_relative_attention_bias", default=True) else ()
+def _attention_and_input(config: Config) -> tuple[str, ...]:
+    return (ATTENTION, INPUT) if flag_at(config, "has_relative_attention_bias", default=True) else ()
 
 
 def _cpmant(config: Config, layer_type: str | None) -> PositionEncoding:
@@ -103,7 +103,10 @@ SINES_IN_TURNS = (
     "weight[:, 1::2]"
 )
 COUNTED_BACKWARDS = "its table begins with the farthest later key: weight.flip(0) of it fits"
-DIVIDED = "its code divides the bias by sqrt(head_dim): divide the weights, or pass them as they are to its own code"
+DIVIDED = warn_if(
+    lambda config, encoding: isinstance(encoding, T5Bias),
+    "its code divides the bias by sqrt(head_dim): divide the weights of a checkpoint by that",
+)
 WINDOW = (
     "with encoder_attention_type 'local' or 'transient-global' the encoder attends to local_radius tokens on each side"
 )
@@ -118,13 +121,13 @@ T5_KIN = replace(T5, presets={})
 CONFORMER = Architecture(encoding=_transformer_xl(), inputs=NOT_COMPARED, warnings=(SINES_IN_TURNS,))
 LAYOUTLM_2 = Architecture(
     encoding=_layoutlm(lambda config: Learned(size(config, LENGTH, LENGTHS), size(config, WIDTHS[0], WIDTHS))),
-    layer_types=_layers_and_input, default_layer_type=LAYERS, inputs=NOT_COMPARED, warnings=(BOXES,),
+    layer_types=_attention_and_input, default_layer_type=ATTENTION, inputs=NOT_COMPARED, warnings=(BOXES,),
     defaults={LENGTH: 512, "rel_pos_bins": 32, "max_rel_pos": 128, "has_relative_attention_bias": True},
 )  # fmt: skip
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "mpnet": Architecture(
-        encoding=_mpnet, layer_types=lambda config: (LAYERS, INPUT), default_layer_type=LAYERS,
+        encoding=_mpnet, layer_types=lambda config: (ATTENTION, INPUT), default_layer_type=ATTENTION,
         defaults={LENGTH: 512}, inputs=NOT_COMPARED, presets={"mpnet-base": MPNET_BASE},
     ),
     **dict.fromkeys(("layoutlmv2", "layoutxlm"), LAYOUTLM_2),
