@@ -12,10 +12,11 @@ from transformers import AutoConfig
 from transformers.models.clap.modeling_clap import ClapAudioSelfAttention
 from transformers.models.videomae.modeling_videomae import get_sinusoid_encoding_table
 
-from locant import LearnedGrid, Positions
+from locant import InputError, LearnedGrid, Positions
 from locant.models import encoding_from_config, image_tables, layer_types
 from locant.positions.encodings.grid_bias import DecomposedBias
 from tests.models.tiny_models import build, classes_of
+from tests.refusal import refuses
 from tests.tolerances import assert_close
 
 IMAGE = torch.zeros(1, 3, 8, 8)
@@ -168,4 +169,13 @@ def test_every_row_is_compared() -> None:
     same_code = {"minicpm_ocr_vision", "minicpmv4_7_vision", "pp_chart2table_vision"}  # as MiniCPM-V 4.6 and GOT-OCR 2
     shapes_alone = {"cosmos3_edge_vision", "glm_image_vision", "unlimited_ocr_vision_encoder"}
     compared = CASES.keys() | NEAREST.keys() | SAMS.keys() | by_name
-    assert image_tables.ARCHITECTURES.keys() == compared | same_code | shapes_alone
+    rows = image_tables.ARCHITECTURES.items()
+    refused = {name for name, row in rows if row.encoding and "_refused" in row.encoding.__qualname__}
+    assert image_tables.ARCHITECTURES.keys() == compared | same_code | shapes_alone | refused
+
+
+def test_a_scheme_without_an_encoding_is_named() -> None:
+    with refuses(InputError, "levit", "pair of offsets"):
+        encoding_from_config({"model_type": "levit"})
+    with refuses(InputError, "sew", "squeeze_factor"):
+        encoding_from_config({"model_type": "sew"})

@@ -62,6 +62,11 @@ def _speech(config: Config, layer_type: str | None) -> PositionEncoding:
     return _convolutional(config, kernel_size=required(config, "num_conv_pos_embeddings"))
 
 
+def _squeezed(config: Config, layer_type: str | None) -> PositionEncoding:
+    got = f"got {config['model_type']}, whose convolution gives a position to every squeeze_factor-th frame alone"
+    raise InputError(got, "locant.Convolutional for the frames before they are squeezed")
+
+
 def _wavlm(config: Config, layer_type: str | None) -> PositionEncoding:
     """A convolution at the input, and T5's buckets in the layers, which each layer multiplies with a gate."""
     if layer_type != "attention":
@@ -158,6 +163,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         defaults={**KERNEL, "num_buckets": 320, "max_bucket_distance": 800},
         warnings=(warn_if(lambda config, encoding: isinstance(encoding, T5Bias), GATED),),
     ),
+    **dict.fromkeys(("sew", "sew-d"), Architecture(encoding=_squeezed, defaults=KERNEL)),
     "data2vec-audio": Architecture(
         encoding=_data2vec, defaults={**KERNEL, "conv_pos_kernel_size": 19, "num_conv_pos_embeddings": 5}
     ),

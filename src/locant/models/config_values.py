@@ -24,9 +24,8 @@ NULLS = ("sliding_window", "position_embeddings_type")
 PARTS: Mapping[str, str] = {
     **dict.fromkeys(("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder"), "decoder"),
     **dict.fromkeys(("musicgen", "musicgen_melody", "t5gemma"), "decoder"),
-    **dict.fromkeys(("canary", "dia"), "decoder_config"),
+    **dict.fromkeys(("blt", "canary", "dia"), "decoder_config"),
     "bark": "semantic_config",
-    "blt": "global_config",
     "rag": "generator",
     **dict.fromkeys(
         (
@@ -67,7 +66,7 @@ TEXT_TYPES: Mapping[str, str] = {
             "owlvit", "pix2struct", "siglip", "siglip2", "xclip",
         )
     },
-    "blt": "blt_global_transformer",
+    "blt": "blt_local_decoder",
     "kosmos-2": "kosmos_2_text_model",
     "kosmos-2.5": "kosmos_2_5_text_model",
     "idefics2": "mistral",

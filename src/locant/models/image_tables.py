@@ -7,28 +7,23 @@ grid, as `LearnedGrid` does; Idefics and MiniCPM take the nearest rows instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from locant.errors import InputError
 from locant.models.architecture import Architecture
 from locant.models.config_values import HEADS, WIDTHS, Config, flag_at, integer, patches, required
-from locant.models.learned_tables import NOT_COMPARED
+from locant.models.learned_tables import NOT_COMPARED, row_of
 from locant.models.vision import SAM, learned_grid
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.grid_bias import GridBias
 from locant.positions.encodings.learned import Learned, LearnedGrid
 from locant.positions.encodings.sinusoidal import Sinusoidal
 
-EncodingOf = Callable[[Config, str | None], PositionEncoding]
-
 
 def _grid(image: int, patch: int, prefix: int = 0, **row: Any) -> Architecture:
     """A table for images of this size in patches of this size, which are the defaults of the class."""
-    return Architecture(
-        **{"encoding": learned_grid(prefix), "inputs": NOT_COMPARED, **row},
-        defaults={"image_size": image, "patch_size": patch},
-    )
+    return row_of(learned_grid(prefix), {"image_size": image, "patch_size": patch}, **row)
 
 
 def _spectrogram(config: Config, layer_type: str | None) -> PositionEncoding:
@@ -84,6 +79,18 @@ def _clap(config: Config, layer_type: str | None) -> PositionEncoding:
     window = required(config, "window_size")
     return GridBias(integer(HEADS[0], config[HEADS[0]][stage]), window, window)
 
+
+def _refused(scheme: str, remedy: str = "locant.PositionEncoding, with an embed or bias of your own") -> Architecture:
+    """A row of a model whose positions no encoding of this package describes."""
+
+    def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
+        raise InputError(f"got {config['model_type']}, which has {scheme}: no encoding of this package", remedy)
+
+    return Architecture(encoding=encoding, inputs=NOT_COMPARED)
+
+
+DETECTOR = _refused("sines or tables of rows and columns, which every layer adds to its queries and keys")
+ROWS_AND_COLUMNS = _refused("a table of rows and one of columns, whose vectors are added up")
 
 NEAREST = "images of other sizes take the rows nearest to their patches: the table is not resized"
 BESIDES_FRAMES = "frames of a video have a table besides, time_embeddings"
@@ -175,6 +182,20 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         encoding=_clap, inputs=NOT_COMPARED, default_layer_type="stage1", defaults={"window_size": 8},
         layer_types=lambda config: tuple(f"stage{number + 1}" for number in range(len(config.get(HEADS[0], (1,))))),
     ),
+    **dict.fromkeys(
+        (
+            "conditional_detr", "d_fine", "dab-detr", "deformable_detr", "deimv2", "detr", "lw_detr", "pp_doclayout_v2",
+            "pp_doclayout_v3", "pp_doclayout_v4", "rf_detr", "rt_detr", "rt_detr_v2", "table-transformer",
+        ),
+        DETECTOR,
+    ),
+    **dict.fromkeys(("pix2struct_vision_model", "tvp"), ROWS_AND_COLUMNS),
+    "levit": _refused("a bias for every pair of offsets between grids, which differ from layer to layer"),
+    "mllama_vision_model": _refused("gated tables of patches and of the tiles of an image"),
+    "pvt": _refused("a grid of its own in every stage"),
+    "radio": _refused("a table that is cut out of a larger one by the size of an image"),
+    "sam2_hiera_det_model": _refused("a small table that is stretched, and one that is repeated in every window"),
+    "videoprism_vision_model": _refused("a table of the places in a frame, and later one of the frames"),
     **dict.fromkeys(
         (
             "deepseek_ocr2_sam_vision_model", "got_ocr2_vision", "pp_chart2table_vision",

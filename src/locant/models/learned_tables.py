@@ -9,7 +9,7 @@ not count: 1 026 rows for 1 024 positions.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from locant.positions.base import PositionEncoding
 from locant.positions.encodings.learned import Learned, LearnedGrid
 
 NOT_COMPARED = InputTables(why_not="what its code does with the input was not compared with InputEmbedding")
+EncodingOf = Callable[[Config, str | None], PositionEncoding]
 LENGTH = LENGTHS[0]
 PADDING = "pad_token_id"
 
@@ -29,6 +30,13 @@ PADDING = "pad_token_id"
 def size(config: Config, key: str, synonyms: tuple[str, ...]) -> int:
     """The size under the key that the class reads; without it, under one of the usual keys."""
     return required(config, key) if config.get(key) is not None else required(config, *synonyms)
+
+
+def row_of(encoding: EncodingOf, defaults: Config, **row: Any) -> Architecture:
+    """A row with this encoding and these defaults, unless `row` has another encoding; its ``defaults`` are added."""
+    fields: dict[str, Any] = {"encoding": encoding, "inputs": NOT_COMPARED, **row}
+    fields["defaults"] = {**defaults, **row.get("defaults", {})}
+    return Architecture(**fields)
 
 
 def learned(
@@ -42,7 +50,7 @@ def learned(
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
         return Learned(size(config, length, LENGTHS), size(config, width, WIDTHS), offset=offset)
 
-    return Architecture(**{"encoding": encoding, "inputs": NOT_COMPARED, **_with_defaults(row, {length: max_seq_len})})
+    return row_of(encoding, {length: max_seq_len}, **row)
 
 
 def learned_after_padding(
@@ -57,8 +65,7 @@ def learned_after_padding(
         return after_padding(config, size(config, width, WIDTHS), padding if fixed else None)
 
     given = {} if fixed or padding is None else {PADDING: padding}
-    defaults = {LENGTH: max_seq_len, **given}
-    return Architecture(**{"encoding": encoding, "inputs": NOT_COMPARED, **_with_defaults(row, defaults)})
+    return row_of(encoding, {LENGTH: max_seq_len, **given}, **row)
 
 
 def after_padding(config: Config, width: int, padding: int | None = None) -> Learned:
@@ -69,10 +76,6 @@ def after_padding(config: Config, width: int, padding: int | None = None) -> Lea
     if rows <= offset:
         raise InputError(f"got {LENGTH}={rows}, of which {offset} are no positions", f"{LENGTH!r}: 514, usually")
     return Learned(rows - offset, width, offset=offset)
-
-
-def _with_defaults(row: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "defaults": {**defaults, **row.get("defaults", {})}}
 
 
 def _encoder_or_decoder(config: Config, layer_type: str | None) -> PositionEncoding:

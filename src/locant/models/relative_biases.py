@@ -15,14 +15,13 @@ from locant.errors import InputError
 from locant.models.added import T5, UNSCALED_SCORES
 from locant.models.architecture import Architecture, warn_if
 from locant.models.config_values import HEADS, LENGTHS, WIDTHS, Config, flag_at, integer, required
-from locant.models.learned_tables import BOXES, LENGTH, NOT_COMPARED, PADDING, after_padding, size
+from locant.models.learned_tables import BOXES, LENGTH, NOT_COMPARED, PADDING, EncodingOf, after_padding, size
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.learned import Learned
 from locant.positions.encodings.shaw import Shaw
 from locant.positions.encodings.t5 import T5Bias
 from locant.positions.encodings.transformer_xl import TransformerXL
 
-EncodingOf = Callable[[Config, str | None], PositionEncoding]
 ATTENTION, INPUT = "attention", "input"
 
 

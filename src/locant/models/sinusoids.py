@@ -9,20 +9,19 @@ come from fairseq, count positions from 2 on, after the row of the padding token
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from locant.errors import InputError
 from locant.models.architecture import Architecture, RotaryKeys, rotary_row
 from locant.models.config_values import WIDTHS, Config, flag_at, integer, number, required, stated
-from locant.models.learned_tables import LENGTH, NOT_COMPARED, PADDING, learned, size
+from locant.models.learned_tables import LENGTH, NOT_COMPARED, PADDING, EncodingOf, learned, row_of, size
 from locant.models.multimodal import VALUES_TOO
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.learned import Learned
 from locant.positions.encodings.sinusoidal import Sinusoidal
 
-EncodingOf = Callable[[Config, str | None], PositionEncoding]
 BASE = 10_000.0
 
 
@@ -40,16 +39,14 @@ def _sines(
         dim = size(config, width, WIDTHS)
         first = offset if padding is None else integer(PADDING, stated(config, PADDING, f"{PADDING!r}: 1"), 0) + 1
         base = base_with_both_ends(dim) if both_ends else BASE
-        return Sinusoidal(dim, **{"base": base, "layout": "half", "offset": first, **how})
+        options: dict[str, Any] = {"base": base, "layout": "half", "offset": first, **how}
+        return Sinusoidal(dim, **options)
 
     return encoding
 
 
 def _row(encoding: EncodingOf, max_seq_len: int | None = None, length: str = LENGTH, **row: Any) -> Architecture:
-    defaults = {} if max_seq_len is None else {length: max_seq_len}
-    return Architecture(
-        encoding=encoding, **{**row, "inputs": NOT_COMPARED, "defaults": {**defaults, **row.get("defaults", {})}}
-    )
+    return row_of(encoding, {} if max_seq_len is None else {length: max_seq_len}, **row)
 
 
 def _fairseq(max_seq_len: int | None, width: str = "d_model", length: str = LENGTH, **row: Any) -> Architecture:
