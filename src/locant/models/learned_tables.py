@@ -32,7 +32,7 @@ def size(config: Config, key: str, synonyms: tuple[str, ...]) -> int:
     return required(config, key) if config.get(key) is not None else required(config, *synonyms)
 
 
-def row_of(encoding: EncodingOf, defaults: Config, **row: Any) -> Architecture:
+def row_of(encoding: EncodingOf, defaults: Config, /, **row: Any) -> Architecture:
     """A row with this encoding and these defaults, unless `row` has another encoding; its ``defaults`` are added."""
     fields: dict[str, Any] = {"encoding": encoding, "inputs": NOT_COMPARED, **row}
     fields["defaults"] = {**defaults, **row.get("defaults", {})}
