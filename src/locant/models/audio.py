@@ -163,7 +163,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         defaults={**KERNEL, "num_buckets": 320, "max_bucket_distance": 800},
         warnings=(warn_if(lambda config, encoding: isinstance(encoding, T5Bias), GATED),),
     ),
-    **dict.fromkeys(("sew", "sew-d"), Architecture(encoding=_squeezed, defaults=KERNEL)),
+    **dict.fromkeys(("sew", "sew-d"), Architecture(encoding=_squeezed)),
     "data2vec-audio": Architecture(
         encoding=_data2vec, defaults={**KERNEL, "conv_pos_kernel_size": 19, "num_conv_pos_embeddings": 5}
     ),
