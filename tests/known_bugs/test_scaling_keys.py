@@ -90,16 +90,19 @@ CHANGES: list[dict[str, Any]] = [
 """Keys of YaRN, one of them misspelt. `tests/models/test_rotary_config.py` changes every key of every scaling."""
 
 
-def test_42_every_key_has_an_effect_or_is_refused() -> None:
+def test_42_every_key_has_an_effect_or_is_named() -> None:
     """vllm-project/vllm#46280 and #48351, ml-explore/mlx-lm#1507: 1.4159 was used where a configuration said 1.0.
 
     A list of the keys that are passed on had been written before ``attention_factor`` came up, and dropped it.
     """
 
     def effects(config: Config) -> tuple[Any, ...]:
-        rotary = Rotary.from_config(config)
+        with warnings.catch_warnings(record=True) as said:  # a key that nobody knows is named
+            warnings.simplefilter("always")
+            rotary = Rotary.from_config(config)
         tables = [rotary.for_length(length).angles.frequencies for length in (1, 10**6)]
-        return *tables, rotary.scaling.effective_attention_factor, rotary.rotary_dim, rotary.sections
+        factor = rotary.scaling.effective_attention_factor
+        return *tables, factor, rotary.rotary_dim, rotary.sections, [str(each.message) for each in said]
 
     def with_a_list_of_keys(config: Config) -> tuple[Any, ...]:
         listed = {
@@ -308,3 +311,30 @@ def test_51_a_base_that_is_not_there_is_missed() -> None:
     because = re.escape("'rope_theta': 500000.0}}: base 10000.0, not 500 000")
     exhibit(check, read, twin=with_a_default, because=because)
     exhibit(check, read, twin=where_it_is_missed, because=re.escape("{}: base 10000.0 was made up"))
+
+
+SPELLINGS: dict[str, dict[str, Any]] = {
+    "beside": {"rope_theta": 5e5},
+    "beside a scaling": {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "beside a leftover key": {"rope_theta": 5e5, "rope_interleaved": False},
+    "inside": {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+    "inside a scaling": {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}},
+}
+
+
+def test_118_one_base_is_read_in_every_spelling_and_beside_leftover_keys() -> None:
+    """deepspeedai/DeepSpeed#8345: the base had moved into a dictionary, and the default was taken in silence.
+
+    Nothing fails: the kernels of nine models rotated with 10 000 whatever the file said.
+    """
+
+    def check(base_of: Callable[[Config], float]) -> None:
+        for name, spelling in SPELLINGS.items():
+            config = {key: value for key, value in PUBLISHED["Llama-2-7b"].items() if key != "rope_theta"}
+            base = base_of({**config, **spelling})
+            assert base == 5e5, f"{name}: a base of 500000 is read as {base:g}"
+
+    def at_the_top(config: Config) -> float:
+        return float(config.get("rope_theta", 10_000.0))
+
+    exhibit(check, lambda config: Rotary.from_config(config).base, twin=at_the_top, because="inside: .* read as 10000")

@@ -19,7 +19,10 @@ from torch import Tensor, nn
 from locant import LocantError, Positions, Rotary, ShapeError
 from tests.tolerances import ROTATED_TOKEN
 
-__all__ = ["Case", "Outcome", "called", "cases", "folders", "outcome", "said", "takes_positions", "theirs"]
+__all__ = [
+    "Case", "Outcome", "called", "cases", "folders", "is_rotary", "layer_types_of", "outcome", "said",
+    "takes_positions", "theirs",
+]  # fmt: skip
 
 TOKENS, HEADS = 40, 2
 CALLED_SO = re.compile(r"Rotary|Rope(?=[A-Z])|RoPE(?=[A-Z])")
@@ -75,9 +78,9 @@ def cases(folder: str) -> list[Case]:
     found = [
         Case(folder, cls, config, layer_type)
         for name, cls in vars(code).items()
-        if _is_rotary(name, cls, code)
+        if is_rotary(name, cls, code)
         for config in _configurations(folder, cls, code)
-        for layer_type in _layer_types(cls, config)
+        for layer_type in layer_types_of(cls, config)
     ]
     return sorted(found, key=lambda case: case.name)
 
@@ -86,7 +89,7 @@ def _code(folder: str) -> ModuleType:
     return importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
 
 
-def _is_rotary(name: str, cls: Any, code: ModuleType) -> bool:
+def is_rotary(name: str, cls: Any, code: ModuleType) -> bool:
     own = inspect.isclass(cls) and issubclass(cls, nn.Module) and cls.__module__ == code.__name__
     return bool(own and CALLED_SO.search(name) and ("Attention" not in name or name == "VJEPA2RopeAttention"))
 
@@ -152,14 +155,14 @@ def _builds(cls: type[nn.Module], config: Any) -> bool:
     return True
 
 
-def _layer_types(cls: type[nn.Module], config: Any) -> list[str | None]:
+def layer_types_of(cls: type[nn.Module], config: Any) -> list[str | None]:
     """Those that have rope parameters of their own, and layers."""
     rope = getattr(config, "rope_parameters", None)
-    nested = isinstance(rope, dict) and rope and all(v is None or isinstance(v, dict) for v in rope.values())
+    nested = isinstance(rope, dict) and any(isinstance(one, dict) for one in rope.values())
     if not nested or rope is None:
         return [None]
     present = getattr(cls(config), "layer_types", rope)
-    return [kind for kind, one in rope.items() if one is not None and kind in present]
+    return [kind for kind, one in rope.items() if isinstance(one, dict) and kind in present]
 
 
 # ---------------------------------------------------------------------- running them
@@ -401,8 +404,23 @@ def _v_jepa_2(case: Case) -> Callable[[Tensor, Tensor], Tensor]:
     return turn
 
 
+def _gpt_j(case: Case) -> Callable[[Tensor, Tensor], Tensor]:
+    """The module gives a sine and a cosine for each pair, and its function turns a part of the head."""
+    code, module = _code(case.folder), case.cls(case.config)
+
+    def turn(index: Tensor, x: Tensor) -> Tensor:
+        sin, cos = module(x, index)
+        width = 2 * sin.shape[-1]
+        part = code.apply_rotary_pos_emb(x[..., :width].transpose(1, 2), sin, cos).transpose(1, 2)
+        return torch.cat([part, x[..., width:]], -1)
+
+    return turn
+
+
 CALLED: dict[str, Callable[[Case], Callable[..., Tensor]]] = {
     "RotaryPositionalEmbedding": lambda case: (_clvp if case.folder == "clvp" else _conformer)(case),
+    "GPTJ": _gpt_j,
+    "CodeGen": _gpt_j,
     "DiTRotary": _diffusion_transformer,
     "EsmFold2": _esm_fold_2,
     "VJEPA2": _v_jepa_2,

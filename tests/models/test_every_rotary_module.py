@@ -27,6 +27,7 @@ OFTEN = {name.removesuffix("_text") for name in ROTARY_KEYS}
 
 
 @pytest.mark.filterwarnings("ignore:hy_v4 pairs:UserWarning")  # its code is what is measured here
+@pytest.mark.filterwarnings("ignore:.*not the encoding of all layers:UserWarning")
 @pytest.mark.parametrize(
     "folder", [folder if folder in OFTEN else pytest.param(folder, marks=pytest.mark.slow) for folder in folders()]
 )
@@ -131,6 +132,7 @@ def probed(case: Case, expected: Rotary | None) -> RotationReport:
 
 
 @pytest.mark.filterwarnings("ignore:hy_v4 pairs:UserWarning")  # its code is what is measured here
+@pytest.mark.filterwarnings("ignore:.*not the encoding of all layers:UserWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", sorted({*folders()} - {*NO_ROTATION} - NOT_OF_POSITIONS))
 def test_every_rotary_module_is_measured_as_its_configuration_says(folder: str) -> None:

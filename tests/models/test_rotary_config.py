@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -48,9 +49,11 @@ KEYS = [(name, key) for name, rope in ROPES.items() for key in rope]
 
 
 def output_or_refusal(config: dict[str, Any]) -> list[torch.Tensor] | str:
-    """The angles, or what is wrong with the configuration."""
+    """The angles, or what is wrong with the configuration; a key that is passed over is named by a warning."""
     try:
-        return output(config)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*does not read: passed over|.*DeepSeek's own code makes")
+            return output(config)
     except LocantError as error:
         return error.remedy
 
@@ -92,21 +95,43 @@ def test_what_a_key_says_is_implied_where_the_papers_and_the_lengths_imply_it(na
 
 @pytest.mark.parametrize("name", ROPES)
 @pytest.mark.parametrize("key", ["alpha", "finetuned", "low_freq_facto", "betafast", "mrope_sections"])
-def test_a_key_that_is_not_read_is_refused_by_name(name: str, key: str) -> None:
-    with refuses(InputError, repr(key), ROPES[name]["rope_type"]):
-        Rotary.from_config(llama({**ROPES[name], key: 1.0}))
+def test_a_key_that_is_not_read_is_passed_over_with_a_warning(name: str, key: str) -> None:
+    with pytest.warns(UserWarning, match=f"got {key}=1.0, which llama does not read: passed over") as said:
+        rotary = Rotary.from_config(llama({**ROPES[name], key: 1.0}))
+    assert [each.filename for each in said] == [__file__]
+    assert fields(rotary) == fields(Rotary.from_config(llama(ROPES[name])))
 
 
-@pytest.mark.parametrize(
-    "key",
-    ["rope_ratio", "rotary_base", "rotary_emb_scale_base", "rotary_pct", "rotary_emb_base", "rope_type", "use_rope"],
-)
-def test_a_key_beside_the_dictionary_that_is_not_read_is_refused_by_name(key: str) -> None:
-    with refuses(InputError, repr(key), "llama"):
-        Rotary.from_config(llama(**{key: 0.5}))
+CONTRADICTIONS: dict[str, Any] = {
+    "rope_interleaved": True, "rotary_emb_interleaved": True, "rope_ratio": 0.5, "rotary_scaling_factor": 2,
+    "rotary_base": 5e5, "rotary_emb_base": 5e5, "rotary_emb_scale_base": 512, "rotary_pct": 0.5, "rope_percentage": 0.5,
+    "rotary_dim": 32, "rope_type": "yarn", "use_rope": False, "use_rotary_pos_emb": False, "rotary": False,
+    "use_mrope": True, "no_rope_layers": [1, 1, 1, 0],
+}  # fmt: skip
+AGREEMENTS: dict[str, Any] = {
+    "rope_interleaved": False, "rotary_emb_interleaved": False, "rope_ratio": 1, "rotary_scaling_factor": None,
+    "rotary_base": 1e4, "rotary_emb_base": 10_000, "rotary_emb_scale_base": None, "rotary_pct": 1.0,
+    "rope_percentage": 1, "rotary_dim": 64, "rope_type": "default", "use_rope": True, "use_rotary_pos_emb": True,
+    "rotary": True, "use_mrope": False, "no_rope_layers": [1, 1, 1, 1],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("key", ["hidden_act", "no_rope_layers", "vocab_size", "use_cache"])
+@pytest.mark.parametrize("key", CONTRADICTIONS)
+def test_a_key_beside_the_dictionary_that_is_not_read_may_only_repeat_what_is_read(key: str) -> None:
+    with refuses(InputError, repr(key), "llama", "contradicts"):
+        Rotary.from_config(llama(**{key: CONTRADICTIONS[key]}))
+    rotary = Rotary.from_config(llama(**{key: AGREEMENTS[key]}))  # and warnings are errors here
+    assert fields(rotary) == fields(Rotary.from_config(llama()))
+
+
+@pytest.mark.parametrize("key", ["rope_of_somebody", "indexer_rope_interleave"])
+def test_a_key_beside_the_dictionary_that_nobody_knows_is_passed_over_with_a_warning(key: str) -> None:
+    with pytest.warns(UserWarning, match=f"got {key}=True, which llama does not read: passed over"):
+        rotary = Rotary.from_config(llama(**{key: True}))
+    assert fields(rotary) == fields(Rotary.from_config(llama()))
+
+
+@pytest.mark.parametrize("key", ["hidden_act", "vocab_size", "use_cache"])
 def test_keys_about_other_things_are_left_alone(key: str) -> None:
     assert fields(Rotary.from_config(llama(**{key: 1}))) == fields(Rotary.from_config(llama()))
 
@@ -218,7 +243,7 @@ def test_the_weights_of_phi_3_5_moe_are_the_attention_factor() -> None:
         Rotary.from_config({**PHI_3_5_MOE, "rope_scaling": {k: v for k, v in rope.items() if k != "short_mscale"}})
     with refuses(InputError, "'attention_factor'"):
         Rotary.from_config({**PHI_3_5_MOE, "rope_scaling": {**rope, "attention_factor": 1.2}})
-    with refuses(InputError, "'short_mscale'", "'longrope'"):
+    with pytest.warns(UserWarning, match="short_mscale=1.24.*, which llama does not read"):
         Rotary.from_config({**PHI_3_5_MOE, "model_type": "llama"})
 
 

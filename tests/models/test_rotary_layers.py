@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from transformers.models.ministral3 import modeling_ministral3 as ministral3
 from transformers.models.mistral4 import modeling_mistral4 as mistral4
 
 from locant import InputError, PositionEncoding, Positions, RangeError, Rotary, ShapeError, attend
-from locant.models import encoding_from_config, layer_types
+from locant.models import encoding_from_config, encodings_by_layer, layer_types
+from locant.models.registry import ARCHITECTURES
 from locant.positions import Pairs, Temperature
 from locant.positions.temperature import Tempered
 from tests.models.configurations import is_told_or_refused
@@ -107,8 +109,6 @@ def test_the_layers_that_turn_are_those_that_transformers_makes_of_it(model_type
 @pytest.mark.parametrize(
     ("model_type", "said", "words"),
     [
-        ("llama4_text", {}, ["without no_rope_layers"]),
-        ("smollm3", {}, ["without no_rope_layers"]),
         ("smollm3", {"no_rope_layers": []}, ["no_rope_layers=[]", "4 ones"]),
         ("smollm3", {"no_rope_layers": [1, 0]}, ["no_rope_layers=[1, 0]", "4 ones"]),
         ("smollm3", {"no_rope_layers": [1, 0, 2, 1]}, ["2"]),
@@ -267,3 +267,104 @@ def test_mistakes_are_named() -> None:
         Tempered(8, math.nan)
     with refuses(ShapeError, "(3, 4)"):
         Tempered().rotate(torch.zeros(3, 4), torch.zeros(3, 4), Positions.arange(3))
+
+
+# ------------------------------------------------------------------ the encoding of each layer
+
+
+BY_TYPE = {
+    "afmoe", "cohere2", "exaone4", "flint", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text",
+    "kolibri1", "laguna", "lara_mini", "mimo_v2_flash", "modernbert", "modernbert-decoder", "olmo3", "t5gemma2_text",
+    "exaone_moe", "beam", "dory", "ultrabert", "mellum", "zaya",
+}  # fmt: skip
+"""Models whose layers of one type have one encoding."""
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("model_type", sorted(BY_TYPE))
+def test_the_layers_of_a_configuration_without_layer_types_are_those_of_its_class(model_type: str) -> None:
+    sizes = {"model_type": model_type, "num_hidden_layers": 13, "hidden_size": 256, "num_attention_heads": 8}
+    types = AutoConfig.for_model(**sizes).layer_types
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "got a .* configuration without")
+        ours = encodings_by_layer(sizes)
+        of_types = {kind: encoding_from_config(AutoConfig.for_model(**sizes), layer_type=kind) for kind in types}
+    assert len(ours) == 13
+    assert [repr(each) for each in ours] == [repr(of_types[kind]) for kind in types]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "said"),
+    [
+        ("llama4_text", {"no_rope_layers": []}),
+        ("llama4_text", {"no_rope_layers": [1, 0, 1, 1]}),
+        ("smollm3", {"no_rope_layers": [1, 1, 1, 0]}),
+        ("smollm3", {"no_rope_layer_interval": 2}),
+    ],
+)
+def test_each_layer_turns_that_turns_in_transformers(model_type: str, said: dict[str, Any]) -> None:
+    own = facts(model_type, attn_temperature_tuning=False, **said)
+    config = AutoConfig.for_model(**own)
+    for one in (own, config):
+        assert [turns(each) for each in encodings_by_layer(one)] == [bool(has) for has in config.no_rope_layers]
+
+
+def test_every_type_in_layer_types_has_an_encoding() -> None:
+    llama_4 = AutoConfig.for_model(**facts("llama4_text", attn_temperature_tuning=False))
+    assert {kind: turns(encoding_from_config(llama_4, layer_type=kind)) for kind in llama_4.layer_types} == {
+        "chunked_attention": True,
+        "full_attention": False,
+    }
+    deepseek = AutoConfig.for_model("deepseek_v4", num_hidden_layers=4, compress_ratios=[0, 0, 4, 128])
+    for kind in deepseek.layer_types:
+        rotary = encoding_from_config(deepseek, layer_type=kind)
+        assert isinstance(rotary, Rotary)
+        assert rotary.base == (1e4 if kind == "sliding_attention" else 1.6e5)
+    qwen = AutoConfig.for_model("qwen3_next", num_hidden_layers=4)
+    assert [turns(each) for each in encodings_by_layer(qwen)] == [kind == "full_attention" for kind in qwen.layer_types]
+    beam = AutoConfig.for_model("beam", num_hidden_layers=7)
+    assert [turns(each) for each in encodings_by_layer(beam)] == [
+        kind == "sliding_attention" for kind in beam.layer_types
+    ]
+
+
+@pytest.mark.unchecked
+def test_a_type_whose_layers_differ_is_answered_with_a_warning() -> None:
+    smollm_3 = AutoConfig.for_model(**facts("smollm3"))
+    with pytest.warns(
+        UserWarning, match="some layers of type 'full_attention' have rotary.*encodings_by_layer"
+    ) as said:
+        assert turns(encoding_from_config(smollm_3, layer_type="full_attention"))
+    assert [each.filename for each in said] == [__file__]
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("model_type", ["llama4_text", "smollm3", "cohere2", "exaone4"])
+def test_one_rotary_for_a_model_in_which_some_layers_do_not_turn_comes_with_a_warning(model_type: str) -> None:
+    config = AutoConfig.for_model(**facts(model_type, sliding_window=16))
+    with pytest.warns(UserWarning, match=f"{model_type}: this is not the encoding of all layers.*layer_type=") as said:
+        assert turns(Rotary.from_config(config))
+    assert [each.filename for each in said] == [__file__]
+
+
+@pytest.mark.slow
+@pytest.mark.unchecked
+def test_every_model_with_rotary_positions_says_what_each_layer_has() -> None:
+    """No type in the ``layer_types`` of any class is refused, and the list of encodings has one for each layer."""
+    from transformers import CONFIG_MAPPING
+
+    for name, row in ARCHITECTURES.items():
+        if row.rotary is None or name not in CONFIG_MAPPING or row.rotary_keys.no_rotation is not None:
+            continue
+        try:
+            config = CONFIG_MAPPING[name]()
+        except ValueError:  # its own defaults contradict each other
+            continue
+        types = getattr(config, "layer_types", None)
+        if not types or not isinstance(types, list):
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for kind in dict.fromkeys(types):
+                assert isinstance(encoding_from_config(config, layer_type=kind), PositionEncoding), (name, kind)
+            assert len(encodings_by_layer(config)) == len(types), name

@@ -21,7 +21,7 @@ from locant.errors import InputError, RangeError, Remedy
 from locant.files import NewFile
 from locant.models.architecture import Architecture, RotaryKeys
 from locant.models.config_values import LENGTHS, TRAINED, Config, integer_at, part_key
-from locant.models.encodings import layer_types, rotary_layer_types
+from locant.models.encodings import layer_types, rotary_from_config, rotary_layer_types
 from locant.models.registry import read_known
 from locant.models.rope_parameters import WEIGHTS, ropes_by_layer, write_scaling
 from locant.models.rotary_config import named_layout
@@ -101,7 +101,8 @@ def extend(
     _require_method(values, architecture, method)
     layer_type = _layers_to_change(values, architecture)
     layout = named_layout(values)  # of converted weights, which may not be the architecture's
-    rotary = Rotary.from_config(values, layer_type=layer_type, layout=layout)
+    options: dict[str, Any] = {"layer_type": layer_type, "angles": "exact", "layout": layout, "for_all_layers": False}
+    rotary = rotary_from_config(Rotary, values, **options)
     trained = _trained(values, rotary)
     to = whole("the new length", to, 1, remedy=Remedy(to=4 * trained))
     if to <= trained:
@@ -110,7 +111,7 @@ def extend(
     if factors is not None and isinstance(scaling, LongRoPE):
         scaling = replace(scaling, long_factor=factors.values)
     changed = _changed(values, architecture, layer_type, rotary, scaling, trained if method == "dynamic" else to)
-    after = Rotary.from_config({**values, **changed}, layer_type=layer_type, layout=layout)
+    after = rotary_from_config(Rotary, {**values, **changed}, **options)
     names = {key: architecture.attribute_map.get(key, key) for key in changed}
     return Extension(
         method=method,

@@ -11,6 +11,7 @@ from locant.models.architecture import LayerKind as LayerKind
 from locant.models.architecture import RotaryKeys as RotaryKeys
 from locant.models.config_values import required as required
 from locant.models.encodings import encoding_from_config as encoding_from_config
+from locant.models.encodings import encodings_by_layer as encodings_by_layer
 from locant.models.encodings import layer_types as layer_types
 from locant.models.registry import register_architecture as register_architecture
 from locant.models.registry import with_defaults as with_defaults

@@ -73,6 +73,12 @@ class RotaryKeys:
         no_rotation: why what its code does is no rotation, which has to be asked for.
         second_pairs: the table of the second members of pairs where that is so, and `pairs` that of the first.
         other_keys: keys in or beside the dictionary of rope parameters that say nothing about the rotation.
+        layer_keys: keys that decide which layers are rotated.
+        flat_keys: whether the base, the share and ``rope_scaling`` are read beside the dictionary of rope parameters;
+            if not, they may only repeat what is in it.
+        trained_beside: the trained length that its class takes beside the dictionary of rope parameters; it counts more
+            than one inside.
+        respell: rewrites a configuration with an older spelling into ``rope_parameters``, as its class does.
         rounds_down: whether its own default width is no multiple of its heads, and the code rounds a head down.
     """
 
@@ -98,6 +104,10 @@ class RotaryKeys:
     no_rotation: str | None = None
     second_pairs: PairsOf | None = None
     other_keys: tuple[str, ...] = ()
+    layer_keys: tuple[str, ...] = ()
+    flat_keys: bool = True
+    trained_beside: int | None = None
+    respell: Callable[[Config], Config] | None = None
     rounds_down: bool = False
 
     def __post_init__(self) -> None:
@@ -111,7 +121,7 @@ class RotaryKeys:
     @property
     def base_keys(self) -> tuple[str, ...]:
         """Every key outside the dictionary of rope parameters that holds a base."""
-        if self.fixed_base is not None:
+        if self.fixed_base is not None or not self.flat_keys:
             return ()
         kinds = tuple(kind.base_key for kind in self.layer_kinds.values())
         return tuple(dict.fromkeys(kinds or (self.base_key,)))
@@ -119,16 +129,17 @@ class RotaryKeys:
     def base_keys_of(self, layer_type: str | None) -> tuple[str, ...]:
         """Those that hold the base of these layers."""
         kind = self.layer_kinds.get(layer_type or "")
-        return self.base_keys if kind is None else (kind.base_key,)
+        return self.base_keys if kind is None or not self.flat_keys else (kind.base_key,)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Every key about rotary positions that this architecture reads."""
+        """Every key about rotary positions that this architecture reads, or that says nothing about the rotation."""
+        others = (self.head_dim_key, "rope_interleave", *self.layer_keys, *self.other_keys)
+        if not self.flat_keys:
+            return ("rope_parameters", *others)
         dictionaries = () if self.fixed_base is not None else ("rope_parameters", "rope_scaling")
         shares = self.share_keys or ("partial_rotary_factor",)  # a whole head may be called a share of 1
-        which_layers = ("no_rope_layers", "no_rope_layer_interval")  # they say nothing about the rotation
-        others = ("rope_interleave", *which_layers, *self.other_keys)
-        return (*dictionaries, *self.base_keys, *shares, self.head_dim_key, *others)
+        return (*dictionaries, *self.base_keys, *shares, *others)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +153,8 @@ class Architecture:
         layer_types: the kinds of layers whose encodings differ, by the configuration; left out: those that have rope
             parameters of their own.
         default_layer_type: the kind that is meant unless one is named.
+        kinds_by_layer: the kind of each layer in order, by the configuration, where ``layer_types`` in it has other
+            names, or may be missing.
         full_attention_every: of how many layers the last attends to everything, where a configuration with a window
             does not say; ``None``: all have the window.
         attribute_map: standard keys that its configuration has under another name, as in `transformers`:
@@ -162,6 +175,7 @@ class Architecture:
     encoding: Callable[[Config, str | None], PositionEncoding | None] | None = None
     layer_types: Callable[[Config], tuple[str, ...]] | None = None
     default_layer_type: str | None = None
+    kinds_by_layer: Callable[[Config], tuple[str, ...]] | None = None
     full_attention_every: int | None = None
     attribute_map: Mapping[str, str] = field(default_factory=dict[str, str])
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from locant.errors import InputError
+from locant.kernels.rotary import Layout
 from locant.models.architecture import SHARE, Architecture, RotaryKeys, rotary_row, warn_if
 from locant.models.config_values import HEADS, WIDTHS, Config, flag_at, number, one_named, required, stated
 from locant.models.relative_biases import SINES_IN_TURNS
@@ -92,6 +93,17 @@ EMBEDDED = (
     "frame x place in the window), with frames of 4 x audio_frame_step seconds"
 )
 GATED = "each layer multiplies the bias of a query by a gate that it makes of its hidden state, for every head"
+
+
+def _with_own_ropes(base: float, share: float, max_seq_len: int, layout: Layout = "half") -> Architecture:
+    """A class with rope parameters of its own: without any in the configuration, keys beside them are not read."""
+    return rotary_row(
+        max_seq_len=max_seq_len,
+        keys=RotaryKeys(layout=layout, share_keys=SHARE),
+        defaults={"rope_parameters": {"rope_type": "default", "rope_theta": base, SHARE[0]: share}},
+    )
+
+
 CONFORMER = RotaryKeys(base_key="rotary_embedding_base")
 KEY_DISTANCES = {"left_max_position_embeddings": 64, "right_max_position_embeddings": 8}
 SEAMLESS = Architecture(
@@ -127,10 +139,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         warnings=(EMBEDDED,),
     ),
     **dict.fromkeys(
-        ("moonshine_streaming", "moonshine_streaming_encoder"), rotary_row(1e4, 4096, None, 0.8, keys=INTERLEAVED)
+        ("moonshine_streaming", "moonshine_streaming_encoder"), _with_own_ropes(1e4, 0.8, 4096, "interleaved")
     ),
     "moshi": rotary_row(1e4, 3000),
-    "nemotron3_5_transcribe_asr_audio": rotary_row(1e4, 5000, None, 0.5),
+    "nemotron3_5_transcribe_asr_audio": _with_own_ropes(1e4, 0.5, 5000),
     "nemotron3_diarization_audio": rotary_row(1e4, 5000, keys=PART),
     **dict.fromkeys(("neucodec", "xcodec2"), rotary_row(1e4, 4096, 64)),
     **dict.fromkeys(

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from locant import arguments
 from locant.arguments import Real, shown
 from locant.errors import InputError, LocantError
+from locant.models.parts import PART_WITHOUT_TEXT, PARTS, TYPE_OF_PART
 
 T = TypeVar("T")
 Config = Mapping[str, Any]
@@ -21,59 +22,6 @@ TRAINED = "original_max_position_embeddings"
 NULLS = ("sliding_window", "position_embeddings_type")
 """Keys whose null is no absence: there is no window, or there are no positions, whatever the class has by default."""
 
-PARTS: Mapping[str, str] = {
-    **dict.fromkeys(("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder"), "decoder"),
-    **dict.fromkeys(("musicgen", "musicgen_melody", "t5gemma"), "decoder"),
-    **dict.fromkeys(("blt", "canary", "dia"), "decoder_config"),
-    "bark": "semantic_config",
-    "rag": "generator",
-    **dict.fromkeys(
-        (
-            "granite_speech5_ctc", "lasr_ctc", "nemotron3_5_asr", "nemotron_asr_streaming", "parakeet_ctc",
-            "parakeet_rnnt", "parakeet_tdt",
-        ),
-        "encoder_config",
-    ),
-    **dict.fromkeys(("nemotron3_diarization", "omniasr_ctc"), "audio_config"),
-    "nemotron3_5_transcribe_audio": "asr_config",
-    "fastspeech2_conformer_with_hifigan": "model_config",
-    "esmfold2": "esmc_config",
-    "pi0": "vlm_config",
-    "qwen2_5_omni_token2wav": "dit_config",
-    "sam3_video": "detector_config",
-    **dict.fromkeys(
-        ("edgetam", "nougat", "sam", "sam2", "sam3_tracker", "sam_hq", "slanext"), "vision_config"
-    ),
-    "depth_pro": "image_model_config",
-    **dict.fromkeys(
-        (
-            "chmv2", "depth_anything", "mask2former", "maskformer", "oneformer", "prompt_depth_anything", "tipsv2_dpt",
-            "upernet", "vitmatte", "vitpose", "zoedepth",
-        ),
-        "backbone_config",
-    ),
-}  # fmt: skip
-"""Which part a configuration of several models is read by, if it is not the text: what writes text, or else the
-encoder. `part_key` has the key of any configuration."""
-
-TEXT_TYPES: Mapping[str, str] = {
-    **dict.fromkeys(("llava", "llava_next", "llava_next_video", "video_llava", "vipllava"), "llama"),
-    **dict.fromkeys(("blip-2", "instructblip", "instructblipvideo"), "opt"),
-    **{
-        name: f"{name}_text_model"
-        for name in (
-            "align", "altclip", "blip", "chinese_clip", "clap", "clip", "clipseg", "flava", "groupvit", "owlv2",
-            "owlvit", "pix2struct", "siglip", "siglip2", "xclip",
-        )
-    },
-    "blt": "blt_local_decoder",
-    "kosmos-2": "kosmos_2_text_model",
-    "kosmos-2.5": "kosmos_2_5_text_model",
-    "idefics2": "mistral",
-    "paligemma": "gemma",
-}  # fmt: skip
-"""The ``model_type`` that a text part has where it names none, as older files do not."""
-
 
 def part_key(config: Config) -> str | None:
     """The key of the part that a configuration of several models is read by; ``None``: it is one model's.
@@ -81,7 +29,7 @@ def part_key(config: Config) -> str | None:
     >>> part_key({"model_type": "vision-encoder-decoder", "encoder": {}, "decoder": {}})
     'decoder'
     """
-    for key in ("text_config", "thinker_config", PARTS.get(str(config.get("model_type", "")))):
+    for key in (*PARTS, PART_WITHOUT_TEXT.get(str(config.get("model_type", "")))):
         if key is not None and config.get(key) is not None:
             return key
     return None
@@ -91,18 +39,27 @@ def config_dict(config: Config | object) -> dict[str, Any]:
     """A configuration as a dictionary, without nulls that mean absence; of several models in one, that of the text."""
     to_dict = getattr(config, "to_dict", None)
     values = to_dict() if callable(to_dict) else config
+    if values is not config and (types := getattr(config, "layer_types", None)):  # a property in some classes
+        values = {**values, "layer_types": [*types]}
     if not isinstance(values, Mapping):
         got = f"got {type(config).__name__}, expected a Hugging Face configuration or a dictionary"
         raise InputError(got, "the content of config.json")
     key = part_key(values)
     if key is not None:
-        part = values[key]
-        if not isinstance(part, Mapping):
-            return config_dict(part)
-        name = TEXT_TYPES.get(str(values.get("model_type", "")))
-        stated = {} if part.get("model_type") is not None or name is None else {"model_type": name}
-        return config_dict({**part, **(values.get(f"{key}_dict") or {}), **stated})
+        return part_of(values, values[key], values.get(f"{key}_dict"))
     return {key: value for key, value in values.items() if value is not None or key in NULLS}
+
+
+def part_of(whole: Config, part: Config | object, others: Config | None = None) -> dict[str, Any]:
+    """The configuration of a part, which may leave its ``model_type`` to the class of the whole.
+
+    `others` are keys that older files of CLIP and its kin have beside it, and that count more.
+    """
+    if not isinstance(part, Mapping):
+        return config_dict(part)
+    name = TYPE_OF_PART.get(str(whole.get("model_type")))
+    stated = {} if name is None or part.get("model_type") is not None else {"model_type": name}
+    return config_dict({**part, **(others or {}), **stated})
 
 
 def value_at(config: Config, *keys: str) -> Any:

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from locant.arguments import shown
+from locant.errors import InputError
 from locant.models.architecture import SHARE, Architecture, RotaryKeys, rotary_row, warn_if
-from locant.models.config_values import TRAINED, Config, required
-from locant.models.layered import listed_layers, none_without, of_types, rope
+from locant.models.config_values import TRAINED, Config, layer_types_in, required
+from locant.models.layered import LISTED_KEYS, base_inside, layers_of_list, listed_layers, none_without, of_types
+from locant.models.rope_parameters import rope_dictionary
 from locant.models.weights import HeadRows, InputTables, query_rows
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
@@ -70,6 +73,51 @@ def _trailing(config: Config, rope: Config, rotary_dim: int) -> Pairs:
     return Pairs(dims=[(start + i, start + j) for i, j in Pairs.of(rotary_dim, layout="interleaved").dims])
 
 
+def _two_ladders(config: Config) -> Config:
+    """DeepSeek-V4 as published: keys of DeepSeek-V3, where YaRN acts on the layers that compress, and on scores not."""
+    ropes = rope_dictionary(config)
+    if all(isinstance(ropes.get(kind), Mapping) for kind in V4_KINDS):  # then what stands in them counts
+        inside = {key for kind, key in V4_KINDS.items() if "rope_theta" in ropes[kind]}
+        inside |= {*V4_FLAT} if any(SHARE[0] in ropes[kind] for kind in V4_KINDS) else {*V4_FLAT} - {*SHARE}
+        rest = {key: value for key, value in config.items() if key not in inside}
+        return {**rest, "rope_parameters": {kind: ropes[kind] for kind in V4_KINDS}}
+    compress = {"rope_type": ropes.get("type", "default"), **ropes}
+    if compress["rope_type"] == "yarn":
+        compress.setdefault("attention_factor", 1.0)
+    shares = {}
+    if SHARE[0] in config:
+        shares = {SHARE[0]: config[SHARE[0]]}
+    elif "qk_rope_head_dim" in config:
+        shares = {SHARE[0]: required(config, "qk_rope_head_dim") / required(config, "head_dim")}
+    rest = {key: value for key, value in config.items() if key not in V4_FLAT}
+    return {**rest, "rope_parameters": {"main": shares, "compress": {**compress, **shares}}}
+
+
+V4_KINDS = {"main": "rope_theta", "compress": "compress_rope_theta"}
+V4_FLAT = ("rope_parameters", "rope_scaling", "qk_rope_head_dim", *SHARE)
+V4_LAYERS = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+
+
+def _kinds_of_v4(config: Config) -> tuple[str, ...]:
+    """``main`` for sliding windows, ``compress`` for what is compressed; also by ``compress_ratios``."""
+    types = layer_types_in(config)
+    if not types and (ratios := config.get("compress_ratios")) is not None:
+        if not isinstance(ratios, (list, tuple)) or not all(ratio in V4_LAYERS for ratio in ratios):
+            got = f"got compress_ratios={shown(ratios)}, expected 0, 4 or 128 for each layer"
+            raise InputError(got, "[0, 0, 4, 128, ...]")
+        types = tuple(V4_LAYERS[ratio] for ratio in ratios)
+    count = required(config, "num_hidden_layers")
+    return tuple("main" if kind == "sliding_attention" else "compress" for kind in (types or ("",) * count)[:count])
+
+
+def _one_base_for_a_scaling(config: Config) -> Config:
+    """Dots 3 with ``rope_scaling`` has another base in sliding layers than without."""
+    if not config.get("rope_parameters") and rope_dictionary(config):
+        got = f"got rope_scaling={shown(config['rope_scaling'])}, of which its code makes one base for all layers"
+        raise InputError(got, "'rope_parameters' with a dictionary per layer type")
+    return config
+
+
 ROTATED_BACK = "the key is the value, and the output of attention is rotated back by the position of its query"
 LEARNED_FREQUENCIES = (
     "a checkpoint's rotary_emb.alpha is learned: each inverse frequency is multiplied by e ** alpha, 1 before"
@@ -104,33 +152,38 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "deepseek_v2": _latent(1e4, 2048, **OF_DEEPSEEK),
     "deepseek_v3": replace(V3, presets={"deepseek-v3": DEEPSEEK_V3}),
     "kimi_k2": replace(V3, defaults={}),
+    "sarvam_mla": _latent(1e4, 4096, keys=replace(EITHER_LAYOUT, rope_types={"deepseek_yarn": "yarn"})),
     "axk1": _latent(1e4, 32768, keys=EITHER_LAYOUT),
     "axk2": _latent(1e4, 131072, 32),
-    "bailing_hybrid": _latent(6e6, None),
+    "bailing_hybrid": _latent(6e6, None, keys=replace(LATENT, respell=base_inside)),
     "deepseek_v32": _latent(1e4, 163840),
     "dots3_note_text": rotary_row(
-        keys=replace(LATENT, per_layer=True, share_keys=SHARE),
+        keys=replace(
+            LATENT, per_layer=True, respell=_one_base_for_a_scaling,
+            layer_kinds=of_types(sliding_attention="swa_rope_theta", indexed_attention="rope_theta"),
+        ),
         defaults={
-            "head_dim": 256, "qk_rope_head_dim": 64, "max_position_embeddings": 524288,
-            "rope_parameters": {"sliding_attention": rope(5e4, 0.25), "indexed_attention": rope(8e7, 0.25)},
+            "head_dim": 256, "qk_rope_head_dim": 64, "max_position_embeddings": 524288, "rope_theta": 8e7,
+            "swa_rope_theta": 5e4,
         },
         warnings=(_latent_attention,),
     ),
     "deepseek_v4": rotary_row(
         keys=RotaryKeys(
-            layout="interleaved", pairs=_trailing, share_keys=SHARE, other_keys=("qk_rope_head_dim",), per_layer=True,
-            layer_kinds=of_types(main="rope_theta", compress="compress_rope_theta"),
+            layout="interleaved", pairs=_trailing, share_keys=SHARE, per_layer=True, layer_kinds=of_types(**V4_KINDS),
+            respell=_two_ladders,
             not_converted="which rotates the last dimensions of its one key, and values with it",
         ),
         inputs=InputTables(tokens="embed"),
         defaults={
-            "head_dim": 512, "max_position_embeddings": 1048576,
-            "rope_parameters": {"main": rope(1e4, 0.125), "compress": rope(1.6e5, 0.125)},
+            "head_dim": 512, "max_position_embeddings": 1048576, "rope_theta": 1e4, "compress_rope_theta": 1.6e5,
+            "partial_rotary_factor": 0.125,
         },
+        kinds_by_layer=_kinds_of_v4,
         warnings=(ROTATED_BACK,),
     ),
     "glm4_moe_lite": _latent(1e4, 202752, keys=EITHER_LAYOUT),
-    "glm_moe_dsa": _latent(1e4, 202752),
+    "glm_moe_dsa": _latent(1e4, 202752, keys=replace(LATENT, other_keys=("indexer_rope_interleave",))),
     "hy_v4": _latent(
         1e4, 262144,
         keys=replace(
@@ -159,7 +212,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         warnings=(_latent_attention, _scale_of_scores, GROWING_QUERIES),
     ),
     "mistral_large4_text": rotary_row(
-        keys=LATENT, encoding=none_without, layer_types=listed_layers(),
+        keys=replace(LATENT, layer_keys=LISTED_KEYS), encoding=none_without, layer_types=listed_layers(),
+        kinds_by_layer=layers_of_list(),
         defaults={
             "qk_rope_head_dim": 64, "max_position_embeddings": 1048576,
             "rope_parameters": {

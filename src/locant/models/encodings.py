@@ -10,16 +10,18 @@ from locant.arguments import flag, shown
 from locant.errors import InputError, LocantError, Remedy
 from locant.kernels.rotary import Layout
 from locant.models.architecture import UNKNOWN, Architecture
-from locant.models.config_values import Config, layer_types_in
-from locant.models.registry import read, read_known, with_defaults
+from locant.models.config_values import Config, layer_types_in, required
+from locant.models.layered import full_every
+from locant.models.registry import class_sizes, read, read_known, with_defaults
 from locant.models.rope_parameters import ropes_by_layer
-from locant.models.rotary_config import read_rotary, second_members
+from locant.models.rotary_config import Reading, read_rotary, second_members
+from locant.models.unread_keys import CONTRADICTION
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 
-E = TypeVar("E", bound=PositionEncoding)
+E = TypeVar("E")
 
 
 def encoding_from_config(
@@ -39,9 +41,10 @@ def encoding_from_config(
     Args:
         config: a configuration object, or the dictionary of a ``config.json``. A configuration of several models is
             read by the part that writes or reads text: ``text_config``, or the decoder of an encoder-decoder.
-        layer_type: which layers, for models whose layers differ; `layer_types` names them. T5 has ``"encoder"`` (the
-            default) and ``"decoder"``. In a configuration of several models, the key of a part, such as ``"encoder"``
-            or ``"vision_config"``.
+        layer_type: which layers, for models whose layers differ; `layer_types` names them, and the names in the
+            ``layer_types`` of the configuration are understood as well. T5 has ``"encoder"`` (the default) and
+            ``"decoder"``. In a configuration of several models, the key of a part, such as ``"encoder"`` or
+            ``"vision_config"``. See `encodings_by_layer` for one encoding per layer.
         angles: for rotary positions, see `Rotary`.
         layout: for rotary positions of converted weights; default: the architecture's.
         allow_no_rotation: whether the two models whose code turns the members of a pair by different angles
@@ -78,6 +81,10 @@ def _encoding(
     chosen = architecture.default_layer_type if layer_type is None and has_kinds else layer_type
     named = () if chosen is not None else tuple(architecture.rotary_keys.layer_kinds)  # whatever else is missing
     kinds = named or _layer_types(values, architecture)
+    if chosen is not None and chosen not in kinds and chosen in layer_types_in(values):
+        if chosen in WITHOUT_ATTENTION:
+            return PositionEncoding()
+        chosen = _kind_of_type(values, architecture, chosen) if kinds else chosen
     shared = () if kinds else (None, *layer_types_in(values))
     if chosen not in (*kinds, *shared):
         got = f"got layer_type={shown(layer_type)} for {values['model_type']}, expected "
@@ -94,7 +101,9 @@ def _encoding(
     of_ropes = chosen if architecture.layer_types is None else None  # others share one dictionary of rope parameters
     options: dict[str, Any] = {"layer_type": of_ropes, "layout": layout}
     options["allow_no_rotation"] = allow_no_rotation
-    rotary = Rotary(**read_rotary(values, architecture, **options), angles=angles)
+    reading = read_rotary(values, architecture, **options)
+    _warn(reading, depth=6)
+    rotary = Rotary(**reading.arguments, angles=angles)
     unequal = second_members(rotary, values, architecture)
     if unequal is None:
         return rotary
@@ -107,17 +116,107 @@ def _encoding(
     return unequal
 
 
+WITHOUT_ATTENTION = ("linear_attention", "mamba", "conv", "recurrent", "moe", "mlp")
+"""Names in ``layer_types`` of layers that have no queries and keys to rotate."""
+
+
+def _kind_of_type(config: Config, architecture: Architecture, layer_type: str) -> str | None:
+    """The kind of the layers that ``layer_types`` calls so; of several, the one that is rotated, with a warning."""
+    types, kinds = layer_types_in(config), _kinds_by_layer(config, architecture)
+    found = [*dict.fromkeys(kind for one, kind in zip(types, kinds, strict=False) if one == layer_type)]
+    rotated = [kind for kind in found if _other_than_rotary(config, architecture, kind) is None]
+    if len(found) > 1 and rotated:
+        warnings.warn(
+            f"{config['model_type']}: some layers of type {layer_type!r} have rotary positions, and some have none: "
+            "this is the encoding of those that have. Use locant.models.encodings_by_layer(config) for each layer",
+            stacklevel=6,
+        )
+    return next(iter(rotated or found), layer_type)
+
+
+def encodings_by_layer(
+    config: Config | object, *, angles: AngleMode = "exact", layout: Layout | None = None
+) -> list[PositionEncoding]:
+    """Return the position encoding of each layer of a published model, in order.
+
+    Layers of one kind share one encoding. A layer without positions, or without attention, has `PositionEncoding`
+    itself, which does nothing.
+
+    Args:
+        config, angles, layout: as in `encoding_from_config`.
+
+    Raises:
+        InputError: as in `encoding_from_config`; or the configuration does not state the kinds of its layers, or its
+            parts are not layers of one stack (T5).
+
+    >>> sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 4, "rope_theta": 1e4}
+    >>> config = {"model_type": "smollm3", **sizes, "no_rope_layers": [1, 1, 1, 0]}
+    >>> [type(each).__name__ for each in encodings_by_layer(config)]
+    ['Rotary', 'Rotary', 'Rotary', 'PositionEncoding']
+    """
+    values, architecture = _with_kinds(config)
+    kinds = _kinds_by_layer(values, architecture)
+
+    def make(stated: Config | object) -> dict[str | None, PositionEncoding]:
+        made: dict[str | None, PositionEncoding] = {}
+        for kind in dict.fromkeys(kinds):  # a comprehension would have a frame of its own, and warnings another place
+            is_attention = kind not in WITHOUT_ATTENTION
+            made[kind] = _encoding(stated, kind, angles, layout, False) if is_attention else PositionEncoding()
+        return made
+
+    _warn_of_layout(config, layout, depth=3)
+    made = _of_what_is_stated(config, make, depth=3)
+    return [made[kind] for kind in kinds]
+
+
+def _kinds_by_layer(config: Config, architecture: Architecture) -> tuple[str | None, ...]:
+    """The kind of each layer in order."""
+    kinds, types = _layer_types(config, architecture), layer_types_in(config)
+    if architecture.kinds_by_layer is not None and kinds:
+        return architecture.kinds_by_layer(config)
+    if not kinds:
+        count = required(config, *NUM_LAYERS)
+        return tuple(one if one in WITHOUT_ATTENTION else None for one in types) or (None,) * count
+    if not types and architecture.full_attention_every is not None:
+        types = full_every(architecture.full_attention_every, "sliding_window_pattern")(config)
+    if not types or not {*types} <= {*kinds, *WITHOUT_ATTENTION}:
+        got = f"got a {config.get('model_type')} configuration without the kind of each layer: {', '.join(kinds)}"
+        raise InputError(got, "encoding_from_config with a layer_type, or layer_types with a name for each layer")
+    return types
+
+
+NUM_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+
+
 def rotary_from_config(
-    cls: type[Rotary], config: Config | object, *, layer_type: str | None, angles: AngleMode, layout: Layout | None
+    cls: type[Rotary],
+    config: Config | object,
+    *,
+    layer_type: str | None,
+    angles: AngleMode,
+    layout: Layout | None,
+    for_all_layers: bool = True,
 ) -> Rotary:
-    """What `Rotary.from_config` gives: by the row of the architecture, else by measurement, else by its layout."""
+    """What `Rotary.from_config` gives: by the row of the architecture, else by measurement, else by its layout.
+
+    Unless it is `for_all_layers`, nothing is said of layers that have no rotary positions.
+    """
     from locant.probing.probe import is_measurable, measured_rotary
 
     def made(stated: Config | object) -> Rotary:
         values, architecture = read(stated)
         if architecture.rotary is UNKNOWN and layout is None and is_measurable(stated):
             return measured_rotary(stated, layer_type).alike(angles=angles)
-        return cls(**read_rotary(values, architecture, layer_type=layer_type, layout=layout), angles=angles)
+        reading = read_rotary(values, architecture, layer_type=layer_type, layout=layout)
+        _warn(reading, depth=6)
+        if for_all_layers and layer_type is None and (others := _not_rotated(values, architecture)):
+            warnings.warn(
+                f"{values['model_type']}: this is not the encoding of all layers. Those of kind "
+                f"{' and '.join(map(repr, others))} have no rotary positions. Use encoding_from_config(config, "
+                "layer_type=...) for each kind, or locant.models.encodings_by_layer(config) for each layer",
+                stacklevel=5,
+            )
+        return cls(**reading.arguments, angles=angles)
 
     _warn_of_layout(config, layout, depth=4)
     return _of_what_is_stated(config, made, depth=4)
@@ -129,6 +228,11 @@ def _warn_of_layout(config: Config | object, layout: Layout | None, *, depth: in
         warnings.warn(doubt, stacklevel=depth)
 
 
+def _warn(reading: Reading, *, depth: int) -> None:
+    for note in reading.notes:
+        warnings.warn(note, stacklevel=depth)
+
+
 def _of_what_is_stated(config: Config | object, make: Callable[[Config | object], E], *, depth: int) -> E:
     """What is made of a configuration; where that lacks keys, with their defaults, which a warning names.
 
@@ -136,14 +240,15 @@ def _of_what_is_stated(config: Config | object, make: Callable[[Config | object]
     """
     try:
         return make(config)
-    except InputError:
-        stated, full = read(config)[0], with_defaults(config)
+    except InputError as lacking:
+        stated, full = read(config)[0], {**class_sizes(config), **with_defaults(config)}
         taken = {key: value for key, value in full.items() if key not in stated}
-        if not taken or not _reads(make, full):
-            raise
+        error = _error_of(make, full) if taken else lacking
+        if error is not None:
+            raise (error if CONTRADICTION in error.cause else lacking) from None
     for key in tuple(taken):  # what it reads as well without has no part in it
         fewer = {each: value for each, value in taken.items() if each != key}
-        taken = fewer if _reads(make, {**stated, **fewer}) else taken
+        taken = taken if _error_of(make, {**stated, **fewer}) else fewer
     warnings.warn(
         f"got a {full['model_type']} configuration without {', '.join(taken)}: taken is what its class in transformers "
         f"takes, {shown(taken)}; a model that was trained with anything else needs it in the configuration",
@@ -152,14 +257,15 @@ def _of_what_is_stated(config: Config | object, make: Callable[[Config | object]
     return make({**stated, **taken})
 
 
-def _reads(make: Callable[[Config | object], object], config: Config) -> bool:
+def _error_of(make: Callable[[Config | object], object], config: Config) -> LocantError | None:
+    """The error of this reading, if there is one: a default may also be a number that does not fit the others."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             make(config)
-        except LocantError:  # a default may also be a number that does not fit the others
-            return False
-    return True
+        except LocantError as error:
+            return error
+    return None
 
 
 def read_measurable(config: Config | object) -> tuple[dict[str, Any], Architecture]:
@@ -176,14 +282,38 @@ def layer_types(config: Config | object) -> tuple[str, ...]:
     >>> layer_types({"model_type": "t5"})
     ('encoder', 'decoder')
     """
-    return _layer_types(*read_measurable(config))
+    return _layer_types(*_with_kinds(config))
+
+
+def _with_kinds(config: Config | object) -> tuple[dict[str, Any], Architecture]:
+    """A configuration and its row, with the defaults of its class if its layers cannot be told apart without them."""
+    values, architecture = read_measurable(config)
+    try:
+        _layer_types(values, architecture)
+    except InputError:
+        full = with_defaults(config)
+        if full == values or architecture.rotary is UNKNOWN:
+            raise
+        _layer_types(full, architecture)
+        return full, architecture
+    return values, architecture
 
 
 def rotary_layer_types(config: Config | object) -> tuple[str | None, ...]:
     """Those of `layer_types` that have rotary positions; ``(None,)`` where all layers have the same."""
-    values, architecture = read_measurable(config)
+    values, architecture = _with_kinds(config)
     kinds = _layer_types(values, architecture) or (None,)
     return tuple(kind for kind in kinds if _other_than_rotary(values, architecture, kind) is None)
+
+
+def _not_rotated(config: Config, architecture: Architecture) -> tuple[str, ...]:
+    """The kinds of layers that have no rotary positions, if they are known and there are some that have."""
+    try:
+        kinds = _layer_types(config, architecture)
+        others = tuple(kind for kind in kinds if _other_than_rotary(config, architecture, kind) is not None)
+    except InputError:  # what is needed to tell them apart is missing
+        return ()
+    return others if len(others) < len(kinds) else ()
 
 
 def _layer_types(config: Config, architecture: Architecture) -> tuple[str, ...]:
@@ -194,4 +324,8 @@ def _layer_types(config: Config, architecture: Architecture) -> tuple[str, ...]:
 
 def _other_than_rotary(config: Config, architecture: Architecture, layer_type: str | None) -> PositionEncoding | None:
     """The encoding of layers without rotary positions."""
-    return None if architecture.encoding is None else architecture.encoding(config, layer_type)
+    if architecture.encoding is not None:
+        return architecture.encoding(config, layer_type)
+    ropes = None if layer_type is None else ropes_by_layer(config, architecture.rotary_keys)
+    stands_still = ropes is not None and layer_type in ropes and ropes[layer_type or ""] is None
+    return PositionEncoding() if stands_still else None

@@ -7,6 +7,7 @@ layers since its third version, and ModernBERT.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,17 +15,31 @@ from typing import Any
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import SHARE, Architecture, LayerKind, RotaryKeys, rotary_row, warn_if
-from locant.models.config_values import WIDTHS, Config, flag, integer, number, required, stated
+from locant.models.config_values import (
+    WIDTHS,
+    Config,
+    flag,
+    integer,
+    integer_at,
+    layer_types_in,
+    number,
+    required,
+    stated,
+)
+from locant.models.rope_parameters import rope_dictionary
 from locant.models.weights import RMS_NORMED, InputTables, one_after_another
 from locant.positions.base import PositionEncoding
 
 WINDOWED = ("sliding_attention", "full_attention")
 LISTED = ("with", "without")
+LISTED_KEYS = ("no_rope_layers", "no_rope_layer_interval")
 OFF = "'use_mem_rope': false, unless the model was trained with it"
 DENSE_PATTERN = "prefix_dense_sliding_window_pattern"
 
 EncodingOf = Callable[[Config, str | None], PositionEncoding | None]
 """As a row of an architecture has it: ``None`` is for rotary positions."""
+LayersOf = Callable[[Config], tuple[str, ...]]
+"""The kind of each layer in order."""
 
 
 def windowed_layers(config: Config) -> tuple[str, ...]:
@@ -49,6 +64,8 @@ none_where_full = _nope_where(lambda config, kind: kind == "full_attention")
 """Whatever the windows are (AFMoE)."""
 none_without = _nope_where(lambda config, kind: kind == "without")
 """For the kinds of `listed_layers` and of ``layer_rope_theta``."""
+none_where_not_sliding = _nope_where(lambda config, kind: kind != "sliding_attention")
+"""Whatever else there is (LaraMini)."""
 none_of_granite = _nope_where(lambda config, kind: config.get("position_embedding_type") != "rope")
 none_of_zamba = _nope_where(lambda config, kind: not flag("use_mem_rope", stated(config, "use_mem_rope", OFF)))
 none_of_olmo = _nope_where(
@@ -74,11 +91,50 @@ def _based_layers(config: Config) -> tuple[str, ...]:
         return ()
     if not isinstance(bases, (list, tuple)) or not bases:
         raise InputError(f"got layer_rope_theta={shown(bases)}, expected a base for each layer", "[10000.0, 0, ...]")
-    distinct = {number("layer_rope_theta", base) for base in bases}
+    distinct = {number("layer_rope_theta", base, low=0) for base in bases}
     if len(distinct - {0.0}) > 1:
         got = f"got layer_rope_theta with {len(distinct - {0.0})} bases, and one encoding for all layers to make"
         raise InputError(got, "a configuration with layer_rope_theta of the layers of one base, for each base")
     return _kinds({base != 0 for base in distinct})
+
+
+def _layers_of_bases(last: bool) -> LayersOf:
+    """The same for each layer; without the key, every fourth has none, counted from the last or from the first."""
+
+    def layers(config: Config) -> tuple[str, ...]:
+        if config.get("layer_rope_theta") is not None:
+            _based_layers(config)
+            return tuple(LISTED[base == 0] for base in config["layer_rope_theta"])
+        count = required(config, "num_hidden_layers")
+        return tuple(LISTED[(count - 1 - layer if last else layer + 1) % 4 == 0] for layer in range(count))
+
+    return layers
+
+
+def layers_of_list(*, default_interval: int | None = None) -> LayersOf:
+    """Each layer's kind of `listed_layers`."""
+    return lambda config: tuple(LISTED[not has] for has in _rotary_layers(config, default_interval))
+
+
+def full_every(step: int, *keys: str, first: bool = False) -> LayersOf:
+    """Full attention in the last of so many layers, or in the first, and sliding in the others; `keys` hold the step.
+
+    ``layer_types`` decides, where it is there.
+    """
+
+    def layers(config: Config) -> tuple[str, ...]:
+        if types := layer_types_in(config):
+            return types
+        every = integer_at(config, *keys) or step
+        count = required(config, "num_hidden_layers")
+        return tuple(WINDOWED[(layer if first else layer + 1) % every == 0] for layer in range(count))
+
+    return layers
+
+
+def all_of(kind: str) -> LayersOf:
+    """Layers of one kind, unless ``layer_types`` names others."""
+    return lambda config: layer_types_in(config) or (kind,) * required(config, "num_hidden_layers")
 
 
 def listed_layers(*, default_interval: int | None = None) -> Callable[[Config], tuple[str, ...]]:
@@ -87,7 +143,7 @@ def listed_layers(*, default_interval: int | None = None) -> Callable[[Config], 
     ``no_rope_layers`` is a list with 1 for layers that do have rotary positions; ``no_rope_layer_interval`` gives every
     how many layers one has none. Published configurations of Llama 4 have an empty list and mean the default interval.
     """
-    return lambda config: _kinds(_rotary_layers(config, default_interval))
+    return lambda config: _kinds(set(_rotary_layers(config, default_interval)))
 
 
 def _kinds(rotary: Collection[bool]) -> tuple[str, ...]:
@@ -96,17 +152,17 @@ def _kinds(rotary: Collection[bool]) -> tuple[str, ...]:
     return () if kinds == ("with",) else kinds
 
 
-def _rotary_layers(config: Config, default_interval: int | None) -> set[bool]:
-    """Whether layers have rotary positions, over all layers."""
+def _rotary_layers(config: Config, default_interval: int | None) -> tuple[bool, ...]:
+    """Whether each layer has rotary positions."""
     listed = config.get("no_rope_layers")
     every = config.get("no_rope_layer_interval", default_interval if listed == [] else None)
     if listed or every is None or (listed == [] and default_interval is None):
         return _listed(config)
     every = integer("no_rope_layer_interval", every)
-    return {(layer + 1) % every != 0 for layer in range(required(config, "num_hidden_layers"))}
+    return tuple((layer + 1) % every != 0 for layer in range(required(config, "num_hidden_layers")))
 
 
-def _listed(config: Config) -> set[bool]:
+def _listed(config: Config) -> tuple[bool, ...]:
     remedy = "1 for each layer with positions, else 0"
     listed = stated(config, "no_rope_layers", remedy)
     count = integer("num_hidden_layers", config["num_hidden_layers"]) if "num_hidden_layers" in config else None
@@ -114,9 +170,43 @@ def _listed(config: Config) -> set[bool]:
     if not right or not listed or count not in (None, len(listed)):
         expected = "ones and zeros" if count is None else f"{count} ones and zeros"
         raise InputError(f"got no_rope_layers={shown(listed)}, expected a list of {expected}", remedy)
-    return {bool(one) for one in listed}
+    return tuple(bool(one) for one in listed)
 
 
+def _sixth_and_last(config: Config) -> tuple[str, ...]:
+    """Every sixth layer and the last attend to everything (Beam, Gemma 4)."""
+    return layer_types_in(config) or (*full_every(6)(config)[:-1], "full_attention")
+
+
+def _layers_of_flint(config: Config) -> tuple[str, ...]:
+    """The first two layers, the last and every fourth attend to everything."""
+    count = 0 if layer_types_in(config) else required(config, "num_hidden_layers")
+    full = (layer < 2 or layer % 4 == 1 or layer == count - 1 for layer in range(count))
+    return layer_types_in(config) or tuple(WINDOWED[one] for one in full)
+
+
+def _layers_of_mimo(config: Config) -> tuple[str, ...]:
+    """The first layer and every sixth attend to everything; also by ``hybrid_layer_pattern``."""
+    return layer_types_in(config) or ("full_attention", *full_every(6)(config)[1:])
+
+
+def _repeated(config: Config, *pattern: str) -> tuple[str, ...]:
+    return tuple(pattern[layer % len(pattern)] for layer in range(required(config, "num_hidden_layers")))
+
+
+def _inkling_2(config: Config, layer_type: str | None) -> PositionEncoding:
+    """Nothing is rotated; positions come in by a bias that each query makes of its hidden state."""
+    warnings.warn(
+        f"{config['model_type']} has no rotation, and this encoding adds nothing: its positions are a learned bias by "
+        "distance, which is clipped, and which locant.Inkling has without the clipping",
+        stacklevel=6,
+    )
+    return PositionEncoding()
+
+
+LARA = ("sliding_attention", "full_attention", "linear_attention")
+LARA_PATTERN = ("linear_attention", "sliding_attention", "linear_attention", "full_attention", "sliding_attention")
+BY_RECURRENCE = "nothing is rotated: three of four layers are recurrent, and the others see their order"
 DENSE_LAYERS = warn_if(
     lambda config, encoding: config.get(DENSE_PATTERN) == 1,
     "layers of full attention have no positions, but dense ones among them are rotated as sliding ones are",
@@ -132,11 +222,16 @@ SCALED_LAYERS = warn_if(
 
 
 def _by_layer_type(
-    max_seq_len: int, head_dim: int, share_required: bool = False, **ropes: dict[str, Any]
+    max_seq_len: int,
+    head_dim: int,
+    share_required: bool = False,
+    layers: LayersOf | None = None,
+    **ropes: dict[str, Any],
 ) -> Architecture:
-    """Rope parameters per layer type, with a share of each head."""
-    keys = RotaryKeys(per_layer=True, share_keys=SHARE, share_required=share_required)
-    return rotary_row(None, max_seq_len, head_dim, keys=keys, defaults={"rope_parameters": ropes})
+    """Rope parameters per layer type, with a share of each head; keys beside them are not read."""
+    keys = RotaryKeys(per_layer=True, share_keys=SHARE, share_required=share_required, flat_keys=False)
+    defaults = {"rope_parameters": ropes}
+    return rotary_row(None, max_seq_len, head_dim, keys=keys, defaults=defaults, kinds_by_layer=layers)
 
 
 def of_types(**base_keys: str) -> dict[str, LayerKind]:
@@ -150,28 +245,95 @@ def rope(base: float, share: float | None = None, rope_type: str = "default") ->
     return {"rope_type": rope_type, "rope_theta": base, **part}
 
 
-def _based(base: float, max_seq_len: int, head_dim: int | None = None, **row: Any) -> Architecture:
+def _based(base: float | None, max_seq_len: int, head_dim: int | None = None, **row: Any) -> Architecture:
     """A base for each layer in ``layer_rope_theta``, of which 0 means no positions."""
     return rotary_row(
         base,
         max_seq_len,
         head_dim,
-        keys=RotaryKeys(other_keys=("layer_rope_theta",)),
+        keys=RotaryKeys(layer_keys=("layer_rope_theta",)),
         encoding=none_without,
         layer_types=_based_layers,
         **row,
     )
 
 
-def _windowed(max_seq_len: int, head_dim: int | None, window: int, *, rotary_without_windows: bool) -> Architecture:
+def _windowed(
+    max_seq_len: int, head_dim: int | None, window: int, layers: LayersOf, *, rotary_without_windows: bool
+) -> Architecture:
     return rotary_row(
         1e4,
         max_seq_len,
         head_dim,
         encoding=nope_in_full_attention(rotary_without_windows=rotary_without_windows),
         layer_types=windowed_layers,
+        kinds_by_layer=layers,
         defaults={"sliding_window": window},
     )
+
+
+def _ropes_of_step(config: Config) -> Config:
+    """Step-3.5 as published: a base and a share for each layer, and a scaling for layers of full attention."""
+    types, ropes = layer_types_in(config), rope_dictionary(config)
+    kinds = dict.fromkeys(types or ("full_attention",))
+    if any(isinstance(ropes.get(kind), Mapping) for kind in (*kinds, *WINDOWED)):
+        return config
+    values = {
+        name: value if isinstance(value := config.get(key), (list, tuple)) else [value] * max(len(types), 1)
+        for name, key in (("rope_theta", "rope_theta"), (SHARE[0], "partial_rotary_factors"))
+    }
+    short = [name for name, value in values.items() if len(value) < len(types)]
+    if short:
+        got = f"got {shown(config)} of {len(values[short[0]])} layers for {short[0]}, and layer_types of {len(types)}"
+        raise InputError(got, "one number for each layer")
+    of_types: dict[str, dict[str, Any]] = {}
+    for kind in kinds:
+        place = types.index(kind) if types else 0
+        of_types[kind] = {name: value[place] for name, value in values.items() if value[place] is not None}
+    if "full_attention" in of_types:
+        of_types["full_attention"] |= {**({"rope_type": "default"} if "type" in ropes else {}), **ropes}
+    rest = {key: value for key, value in config.items() if key not in STEP_KEYS}
+    return {**rest, "rope_parameters": of_types}
+
+
+STEP_KEYS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factors")
+
+
+def _attention_alone(config: Config) -> Config:
+    """Dory as published: ``layer_types`` lists attention and MLP by turns."""
+    types = layer_types_in(config)
+    if "mlp" not in types:
+        return config
+    return {**config, "layer_types": types[::2], "num_hidden_layers": required(config, "num_hidden_layers") // 2}
+
+
+def _ropes_of_ultrabert(config: Config) -> Config:
+    """A base for each layer, by the windows of the layers."""
+    bases, windows = config.get("rope_theta"), config.get("attention_windows")
+    if not isinstance(bases, (list, tuple)) or config.get("rope_parameters"):
+        return config
+    types = layer_types_in(config) or tuple(WINDOWED[not window] for window in windows or ())
+    if len(types) != len(bases):
+        got = f"got rope_theta of {len(bases)} layers, and layer_types of {len(types)}"
+        raise InputError(got, "a base for each layer, or 'rope_parameters' per layer type")
+    ropes = {kind: {"rope_theta": base} for kind, base in zip(types, bases, strict=True)}
+    rest = {key: value for key, value in config.items() if key not in ("rope_theta", "attention_windows")}
+    return {**rest, "layer_types": types, "rope_parameters": ropes}
+
+
+def base_inside(config: Config) -> Config:
+    """A base beside ``rope_parameters`` does not count, though the class keeps it there (Bailing, Cohere 2 MoE)."""
+    rope = config.get("rope_parameters")
+    inside = isinstance(rope, Mapping) and rope.get("rope_theta") is not None
+    return {key: value for key, value in config.items() if not inside or key != "rope_theta"}
+
+
+def _no_older_scaling(config: Config) -> Config:
+    """Cohere 2 MoE: ``rope_scaling`` does not count."""
+    if not config.get("rope_parameters") and rope_dictionary(config):
+        got = f"got rope_scaling={shown(config['rope_scaling'])}, which cohere2_moe does not read"
+        raise InputError(got, "the same as 'rope_parameters', if the model was trained with it")
+    return base_inside(config)
 
 
 def _rounded_to_8_bits(config: Config) -> float:
@@ -180,6 +342,7 @@ def _rounded_to_8_bits(config: Config) -> float:
     return math.ldexp(round(mantissa * 2**8), exponent - 8)
 
 
+COHERE_2_MOE = RotaryKeys(layout="interleaved", respell=_no_older_scaling)
 GEMMA_TABLES = InputTables(scale="sqrt_d_model_rounded")
 GEMMA_3 = RotaryKeys(
     per_layer=True,
@@ -188,7 +351,8 @@ GEMMA_3 = RotaryKeys(
         "sliding_attention": LayerKind(base_key="rope_local_base_freq", scaled=False),
     },
 )
-GEMMA_4 = RotaryKeys(full_head_dim_key="global_head_dim", per_layer=True)
+GEMMA_4 = RotaryKeys(full_head_dim_key="global_head_dim", per_layer=True, flat_keys=False)
+SIXTH = full_every(6, "sliding_window_pattern")
 
 LAYERS = {"sliding_attention": rope(1e4), "full_attention": rope(1e6)}
 PROPORTIONAL = {**LAYERS, "full_attention": rope(1e6, 0.25, "proportional")}
@@ -201,7 +365,8 @@ GEMMA_3_4B = {
 
 def _gemma_4(max_seq_len: int, rope: Mapping[str, Any], *, keys: RotaryKeys = GEMMA_4, **row: Any) -> Architecture:
     defaults = {"global_head_dim": 512, "rope_parameters": rope}
-    return rotary_row(None, max_seq_len, 256, keys=keys, defaults=defaults, inputs=GEMMA_TABLES, **row)
+    layers = {"kinds_by_layer": _sixth_and_last}
+    return rotary_row(None, max_seq_len, 256, keys=keys, defaults=defaults, inputs=GEMMA_TABLES, **layers, **row)
 
 
 BEFORE_GEMMA_3 = rotary_row(1e4, 8192, 256, inputs=GEMMA_TABLES, vllm=True)
@@ -212,6 +377,7 @@ MODERN_BERT = Architecture(
         layer_kinds=of_types(full_attention="global_rope_theta", sliding_attention="local_rope_theta"),
     ),
     defaults={"global_rope_theta": 160_000.0, "local_rope_theta": 10_000.0, "max_position_embeddings": 8192},
+    kinds_by_layer=full_every(3, "global_attn_every_n_layers", first=True),
     inputs=InputTables(
         tokens="embeddings.tok_embeddings",
         norm="embeddings.norm",
@@ -222,35 +388,63 @@ MODERN_BERT = Architecture(
 )
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "afmoe": rotary_row(1e4, 16384, 128, encoding=none_where_full, layer_types=lambda config: WINDOWED),
+    "afmoe": rotary_row(
+        1e4, 16384, 128, encoding=none_where_full, layer_types=lambda config: WINDOWED,
+        kinds_by_layer=full_every(4, "global_attn_every_n_layers"),
+    ),
+    "dory": rotary_row(
+        None, 8192, 256, kinds_by_layer=full_every(4),
+        keys=RotaryKeys(per_layer=True, flat_keys=False, respell=_attention_alone),
+        defaults={"rope_parameters": {"sliding_attention": rope(1e4), "full_attention": rope(1e7)}},
+    ),
     "beam": rotary_row(
-        None, 8192, 128, keys=RotaryKeys(per_layer=True),
+        None, 8192, 128, keys=RotaryKeys(per_layer=True, flat_keys=False), kinds_by_layer=_sixth_and_last,
         defaults={"rope_parameters": {"sliding_attention": rope(1e4), "full_attention": None}},
     ),
     "cohere2_moe": rotary_row(
-        1e4, 8192, 128, keys=RotaryKeys(layout="interleaved"), encoding=_cohere_2_moe, layer_types=windowed_layers,
+        1e4, 8192, 128, keys=COHERE_2_MOE, encoding=_cohere_2_moe, layer_types=windowed_layers,
         defaults={"sliding_window": 4096, DENSE_PATTERN: 1},
         warnings=(DENSE_LAYERS,),
     ),
-    "exaone_moe": _windowed(2048, None, 4096, rotary_without_windows=True),
-    "flint": _windowed(262144, 128, 513, rotary_without_windows=False),
+    "exaone_moe": _windowed(2048, None, 4096, full_every(4, "sliding_window_pattern"), rotary_without_windows=True),
+    "flint": _windowed(262144, 128, 513, _layers_of_flint, rotary_without_windows=False),
+    **dict.fromkeys(("inkling2_text", "inkling2_loop_text"), Architecture(encoding=_inkling_2)),
+    "kimi_linear": Architecture(encoding=lambda config, kind: PositionEncoding(), warnings=(BY_RECURRENCE,)),
+    "lara_mini": rotary_row(
+        1e4, 131072, 128, encoding=none_where_not_sliding, layer_types=lambda config: LARA,
+        kinds_by_layer=lambda config: layer_types_in(config) or _repeated(config, *LARA_PATTERN),
+    ),
     "granite_swa": _based(1e4, 8192),
     "granitemoe_swa": _based(1e4, 2048),
-    "kolibri1": _windowed(262144, 128, 513, rotary_without_windows=True),
-    "laguna": _by_layer_type(131072, 128, full_attention=rope(5e5, 0.5), sliding_attention=rope(1e4, 1.0)),
+    "kolibri1": _windowed(262144, 128, 513, full_every(5), rotary_without_windows=True),
+    "laguna": _by_layer_type(
+        131072, 128, layers=all_of("full_attention"), full_attention=rope(5e5, 0.5),
+        sliding_attention=rope(1e4, 1.0),
+    ),
     "lfm3": _by_layer_type(128000, 128, sliding_attention=rope(1e4), full_attention=rope(1e6, 0.5, "proportional")),
-    "mellum": _by_layer_type(131072, 128, full_attention=rope(5e5), sliding_attention=rope(1e4)),
+    "mellum": _by_layer_type(
+        131072, 128, layers=all_of("full_attention"), full_attention=rope(5e5), sliding_attention=rope(1e4)
+    ),
     "mimo_v2_flash": _by_layer_type(
-        131072, 192, True, full_attention=rope(5e6, 0.334), sliding_attention=rope(1e4, 0.334)
+        131072, 192, True, _layers_of_mimo, full_attention=rope(5e6, 0.334), sliding_attention=rope(1e4, 0.334)
     ),
     "molmo2_text": rotary_row(
         1e4, 36864, 128, keys=RotaryKeys(other_keys=("rope_scaling_layers",)), warnings=(SCALED_LAYERS,),
     ),
-    "muse_glimmer_text": _based(1e4, 131072, 128, inputs=RMS_NORMED),
-    "muse_spark_text": _based(5e5, 1048576, 64, inputs=RMS_NORMED),
+    "muse_glimmer_text": _based(
+        1e4, 131072, 128, inputs=RMS_NORMED, kinds_by_layer=_layers_of_bases(last=True)
+    ),
+    "muse_spark_text": _based(
+        None, 1048576, 64, inputs=RMS_NORMED, kinds_by_layer=_layers_of_bases(last=True),
+        defaults={"rope_parameters": rope(5e5)},
+    ),
     "olmo_hybrid": rotary_row(1e4, 65536, encoding=none_of_olmo),
-    "step3p5": _by_layer_type(128000, 128, full_attention=rope(1e4), sliding_attention=rope(1e4)),
-    "zaya": _by_layer_type(131072, 128, hybrid=rope(5e6, 0.5), hybrid_sliding=rope(1e4, 0.5)),
+    "step3p5": rotary_row(
+        1e4, 128000, 128,
+        keys=RotaryKeys(per_layer=True, share_keys=SHARE, respell=_ropes_of_step),
+        kinds_by_layer=all_of("full_attention"),
+    ),
+    "zaya": _by_layer_type(131072, 128, layers=all_of("hybrid"), hybrid=rope(5e6, 0.5), hybrid_sliding=rope(1e4, 0.5)),
     "gemma": BEFORE_GEMMA_3,
     "gemma2": replace(BEFORE_GEMMA_3, full_attention_every=2),
     "gemma3_text": rotary_row(
@@ -260,6 +454,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma3n_text": rotary_row(
         1e6, 32768, 256, keys=GEMMA_3, defaults={"rope_local_base_freq": 1e4},
         inputs=replace(GEMMA_TABLES, why_not="the layers get four mixtures of a sum (AltUp)"),
+        kinds_by_layer=full_every(5),
     ),
     "gemma4_text": _gemma_4(131072, PROPORTIONAL, vllm=True),
     "gemma4_unified_text": _gemma_4(262144, PROPORTIONAL),
@@ -268,14 +463,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     **dict.fromkeys(
         ("t5gemma2_text", "t5gemma2_decoder"),
         rotary_row(
-            None, 131072, 256, keys=RotaryKeys(per_layer=True), defaults={"rope_parameters": LAYERS},
-            inputs=GEMMA_TABLES,
+            1e6, 131072, 256, keys=GEMMA_3, defaults={"rope_local_base_freq": 1e4}, inputs=GEMMA_TABLES,
+            kinds_by_layer=SIXTH,
         ),
     ),
     **dict.fromkeys(("t5_gemma_module", "vaultgemma"), rotary_row(1e4, 8192, 256, inputs=GEMMA_TABLES)),
     "recurrent_gemma": rotary_row(1e4, share=0.5, inputs=InputTables(scale=_rounded_to_8_bits)),
     "ultrabert": rotary_row(
-        None, 32768, keys=RotaryKeys(per_layer=True),
+        None, 32768, keys=RotaryKeys(per_layer=True, respell=_ropes_of_ultrabert), kinds_by_layer=full_every(3),
         defaults={"rope_parameters": {"sliding_attention": rope(1e4), "full_attention": rope(2.56e6)}},
     ),
     "modernbert-decoder": MODERN_BERT,

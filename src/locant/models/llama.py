@@ -7,10 +7,13 @@ Qwen's, those that read images and video have sections of pairs for the axes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from locant.models.architecture import SHARE, Architecture, LayerKind, RotaryKeys, rotary_row, warn_if
 from locant.models.config_values import Config, flag, number, required, stated
 from locant.models.layered import (
+    LISTED_KEYS,
+    layers_of_list,
     listed_layers,
     none_of_granite,
     none_of_zamba,
@@ -41,6 +44,7 @@ GROWING = warn_if(
     "{encoding.temperature.step:,})) at position n, which changes nothing in the first ones; keys stay as they are, "
     "and nothing is rotated",
 )
+
 UNREAD = warn_if(
     lambda config, encoding: config.get("rotary_dim") not in (None, getattr(encoding, "rotary_dim", None)),
     "rotary_dim={config[rotary_dim]} is not read by its code, which rotates {encoding.rotary_dim} dimensions of a head",
@@ -78,11 +82,22 @@ QWEN_2_5_7B = {
 
 QWEN_2_VL_7B = {**QWEN_2_5_7B, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}
 
+EXAONE_4 = rotary_row(
+    1e4,
+    2048,
+    encoding=nope_in_full_attention(rotary_without_windows=True),
+    layer_types=windowed_layers,
+    full_attention_every=4,
+    defaults={"sliding_window": 4096},
+    vllm=True,
+)
+
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": rotary_row(1e4, 2048, presets={"llama-3.1-8b": LLAMA_3_1_8B}, vllm=True),
     "llama4_text": rotary_row(
-        5e5, 131072, 128, keys=INTERLEAVED, encoding=_llama_4, layer_types=listed_layers(default_interval=4),
+        5e5, 131072, 128, keys=replace(INTERLEAVED, layer_keys=LISTED_KEYS), encoding=_llama_4,
+        layer_types=listed_layers(default_interval=4), kinds_by_layer=layers_of_list(default_interval=4),
         defaults={"no_rope_layer_interval": 4, "attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.1},
         warnings=(GROWING,), vllm=True,
     ),
@@ -102,20 +117,22 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "ernie4_5": rotary_row(5e5, 131072, 128, keys=INTERLEAVED, vllm=True),
     "ernie4_5_moe": rotary_row(5e5, 131072, keys=INTERLEAVED),
-    "exaone4": rotary_row(
-        1e4, 2048, encoding=nope_in_full_attention(rotary_without_windows=True), layer_types=windowed_layers,
-        full_attention_every=4, defaults={"sliding_window": 4096}, vllm=True,
-    ),
+    "exaone": rotary_row(5e5, 4096, attribute_map={"num_hidden_layers": "num_layers"}),
+    "internlm3": rotary_row(1e4, 32768, 128),
+    "iquestcoder": rotary_row(1e4, 131072, 128),
+    "exaone4": EXAONE_4,
+    "exaone4_5_text": EXAONE_4,
     **dict.fromkeys(("glm", "glm4"), rotary_row(1e4, 131072, 128, 0.5, keys=INTERLEAVED, vllm=True)),
     "glm4_moe": rotary_row(1e4, 131072, None, 0.5, keys=RotaryKeys(rounds_down=True), vllm=True),
+    "sarvam_moe": rotary_row(8e6, 131072, 64, keys=PART),
     **dict.fromkeys(("granite", "granitemoe", "olmo", "olmo2"), rotary_row(1e4, 2048, vllm=True)),
     "olmo3": rotary_row(5e5, 2048, keys=OLMO_3, full_attention_every=4, vllm=True),
     "helium": rotary_row(1e5, 4096, 128, keys=INTERLEAVED),
     "nemotron": rotary_row(1e4, 4096, None, 0.5, vllm=True),
     "seed_oss": rotary_row(1e4, 524288, 128, vllm=True),
     "smollm3": rotary_row(
-        2e6, 32768, encoding=none_without, layer_types=listed_layers(), defaults={"no_rope_layer_interval": 4},
-        vllm=True,
+        2e6, 32768, keys=RotaryKeys(layer_keys=LISTED_KEYS), encoding=none_without, layer_types=listed_layers(),
+        kinds_by_layer=layers_of_list(), defaults={"no_rope_layer_interval": 4}, vllm=True,
     ),
     "stablelm": rotary_row(1e4, 4096, None, 0.25, vllm=True),
     "bamba": rotary_row(1e4, 262144, None, 0.5),
@@ -132,7 +149,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "dbrx": rotary_row(1e4, defaults={"max_seq_len": 2048}, inputs=InputTables(tokens="wte")),
     **dict.fromkeys(("deepseek_ocr2_encoder", "granite_docling_text", "unlimited_ocr_text"), rotary_row(1e4, 32768)),
     **dict.fromkeys(
-        ("aria_text", "deepseek_ocr2_text", "diffllama", "doge", "dots1", "esmc", "granite4_vision_text",
+        ("aria_moe_lm", "aria_text", "deepseek_ocr2_text", "diffllama", "doge", "dots1", "esmc", "granite4_vision_text",
          "granitemoeshared", "hyperclovax", "idefics"),
         rotary_row(1e4, 2048),
     ),
@@ -140,7 +157,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "evolla": rotary_row(5e5, 8192),
     **dict.fromkeys(("eurobert", "falcon_h1", "jais2"), rotary_row(1e4, 8192)),
     "flex_olmo": rotary_row(5e5, 4096),
-    "gpt_neox_japanese": rotary_row(1e4, 2048, keys=PART, inputs=InputTables(tokens="embed_in", padding=False)),
+    "gpt_neox_japanese": rotary_row(
+        max_seq_len=2048, keys=RotaryKeys(base_key="rotary_emb_base", share_keys=("rotary_pct",)),
+        defaults={"rotary_emb_base": 1e4}, inputs=InputTables(tokens="embed_in", padding=False)),
     "granitemoehybrid": rotary_row(1e4, 2048, encoding=none_of_granite),
     "hrm_text": rotary_row(1e4, 2048, 128, inputs=InputTables(scale_key="embedding_scale")),
     "hy_v3": rotary_row(11158840.0, 131072, 128),
@@ -157,7 +176,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "muse_glimmer_assistant": rotary_row(5e5, 131072, 128),
     "solar_open": rotary_row(1e6, 131072, 128, keys=PART),
     "zamba2": rotary_row(
-        1e4, 4096, keys=RotaryKeys(head_dim_key="attention_head_dim", other_keys=("use_mem_rope",)),
+        1e4, 4096, keys=RotaryKeys(head_dim_key="attention_head_dim", layer_keys=("use_mem_rope",)),
         encoding=none_of_zamba, defaults={"use_mem_rope": False},
     ),
     "qwen2": rotary_row(1e4, 32768, presets={"qwen2.5-7b": QWEN_2_5_7B}, vllm=True),

@@ -11,9 +11,10 @@ from dataclasses import replace
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import SHARE, Architecture, PairsOf, RotaryKeys, rotary_row
-from locant.models.config_values import HEADS, Config, integer, number, required, sections_in
+from locant.models.config_values import HEADS, Config, flag_at, integer, number, required, sections_in
 from locant.models.layered import rope
 from locant.models.weights import RMS_NORMED
+from locant.positions.base import PositionEncoding
 from locant.positions.pair_table import Pairs
 
 TIME, ROW, COLUMN = 0, 1, 2
@@ -83,6 +84,10 @@ def _atoms(config: Config, rope: Config, head_dim: int) -> Pairs:
     )
 
 
+def _clvp(config: Config, layer_type: str | None) -> PositionEncoding | None:
+    return None if flag_at(config, "use_rotary_embedding", default=True) else PositionEncoding()
+
+
 VALUES_TOO = "it rotates values as it rotates queries and keys"
 BLOCKS = RotaryKeys(rope_types=MROPE, default_sections=(16, 24, 24))
 QWEN_3 = RotaryKeys(rope_types=MROPE, pairs=_by_stride(24, 20, 20))
@@ -107,7 +112,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "glm4v_moe_text": rotary_row(1e4, 65536, None, 0.5, keys=GLM),
     "qwen3_vl_text": rotary_row(5e5, 128000, 128, keys=QWEN_3, vllm=True),
     "qwen3_vl_moe_text": rotary_row(5e5, 128000, keys=QWEN_3),
-    "cosmos3_edge_text": rotary_row(1e8, 131072, 128, keys=QWEN_3),
+    "cosmos3_edge_text": rotary_row(
+        None, 131072, 128, keys=QWEN_3,
+        defaults={"rope_parameters": {**rope(1e8), "mrope_section": [24, 20, 20]}},
+    ),
     "qwen3_omni_moe_text": rotary_row(1e6, 32768, keys=replace(QWEN_3, rounds_down=True)),
     "qwen3_omni_moe_talker_text": rotary_row(1e4, 32768, keys=QWEN_3),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), rotary_row(1e4, 32768, 256, 0.25, keys=QWEN_3_5)),
@@ -144,11 +152,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "clvp_encoder": Architecture(
         rotary=RotaryKeys(
-            fixed_base=10_000.0, not_converted="which rotates values too", other_keys=("use_rotary_embedding",),
+            fixed_base=10_000.0, not_converted="which rotates values too", layer_keys=("use_rotary_embedding",),
             pairs=lambda config, rope, head_dim: Pairs.of(  # of the width that speech and text are projected to
                 max(required(config, "projection_dim") // (2 * required(config, *HEADS)), 32)
             ),
         ),
+        encoding=_clvp,
         warnings=(VALUES_TOO,),
     ),
     "EsmFold2AtomEncoderConfig": Architecture(

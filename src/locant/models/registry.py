@@ -20,16 +20,18 @@ from locant.models import (
     llama,
     multimodal,
     relative_biases,
+    remote_code,
     sinusoids,
     vision,
     without_positions,
 )
 from locant.models.architecture import UNKNOWN, Architecture
-from locant.models.config_values import LENGTHS, Config, config_dict, of_single_layers
+from locant.models.class_sizes import CLASS_SIZES
+from locant.models.config_values import HEADS, LENGTHS, WIDTHS, Config, config_dict, of_single_layers
 from locant.registry import Registry
 
 TABLES = (learned_tables, sinusoids, relative_biases, without_positions)
-FAMILIES = (llama, layered, deepseek, gpt, added, *TABLES, audio, vision, image_tables, multimodal)
+FAMILIES = (llama, layered, deepseek, gpt, added, *TABLES, audio, vision, image_tables, multimodal, remote_code)
 
 
 def _require_architecture(name: str, architecture: Architecture) -> None:
@@ -85,7 +87,8 @@ def read(config: Config | object) -> tuple[dict[str, Any], Architecture]:
     except RangeError:
         architecture = Architecture(rotary=UNKNOWN)
     standard = {name: key for key, name in architecture.attribute_map.items()}
-    return {standard.get(key, key): value for key, value in values.items()}, architecture
+    values, respell = {standard.get(key, key): value for key, value in values.items()}, architecture.rotary_keys.respell
+    return (values if respell is None else dict(respell(values))), architecture
 
 
 def read_known(config: Config | object) -> tuple[dict[str, Any], Architecture]:
@@ -116,14 +119,22 @@ def with_defaults(config: Config | object) -> dict[str, Any]:
     return {**values, **missing}
 
 
+def class_sizes(config: Config | object) -> dict[str, int]:
+    """The width and the number of heads that the class in `transformers` takes where a configuration has none."""
+    values, _ = read(config)
+    stated = {"hidden_size": WIDTHS, "num_attention_heads": HEADS}
+    sizes = CLASS_SIZES.get(str(values.get("model_type")), {})
+    return {key: size for key, size in sizes.items() if not any(name in values for name in stated[key])}
+
+
 def _is_stated(key: str, config: Config, architecture: Architecture) -> bool:
     """Whether a key is there under any of its names, in or beside the dictionary of rope parameters."""
     keys = architecture.rotary_keys
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     inner = [rope, *rope.values()] if isinstance(rope, Mapping) else []
     found = {name for one in inner if isinstance(one, Mapping) for name in one}
-    if key == "rope_parameters":
-        return bool(rope) or any(name in config for name in keys.base_keys)
+    if key == "rope_parameters":  # without any, a class with its own takes them, whatever stands beside
+        return bool(rope) or any(kind.base_key in config for kind in keys.layer_kinds.values())
     if key in keys.base_keys:
         return key in config or "rope_theta" in found
     if key == keys.full_head_dim_key:

@@ -3,14 +3,15 @@
 Up to transformers 4 there was one ``rope_scaling``, and each architecture decided in its code which layers it acts on;
 since 5 there is a dictionary per layer type.
 
-A key is honoured or refused by name. Refused are: a key that its type does not read; a key whose effect another key
-takes away; and a pair of keys that two widely used programs read differently.
+Refused are a key whose effect another key takes away, and a pair of lengths that contradict each other. A key that its
+type does not read is named, and `unread_keys` decides what becomes of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
+from math import isclose, log
 from typing import Any
 
 from locant.arguments import shown
@@ -89,30 +90,39 @@ def rope_type_of(rope: Mapping[str, Any], aliases: Mapping[str, str], *, weighte
     return WEIGHTED_LONGROPE if weighted and name == WEIGHTED_LONGROPE.name else ROPE_TYPES[name]
 
 
+@dataclass(frozen=True)
+class ScalingReading:
+    """A scaling, the keys of its dictionary that its type does not read, and what a user has to be warned of."""
+
+    scaling: Scaling
+    unread: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
 def read_scaling(
     rope: Mapping[str, Any],
     rope_type: RopeType,
     longest: int | None,
     trained: int | None,
     other_keys: tuple[str, ...] = (),
-) -> Scaling:
-    """The scaling that a dictionary of rope parameters describes.
+) -> ScalingReading:
+    """Read the scaling that a dictionary of rope parameters describes.
 
     `longest` and `trained` are the lengths that stand outside of it, `other_keys` those in it that say nothing about
     the rotation. An `InputError` names the key that is wrong.
     """
-    given = _given({key: value for key, value in rope.items() if key not in other_keys}, rope_type)
+    given, unread = _given({key: value for key, value in rope.items() if key not in other_keys}, rope_type)
     _settle_original(given, rope_type, longest, trained)
     missing = [key for key in rope_type.required if key not in given]
     if missing:
         got = f"got rope parameters of type {rope_type.name!r} without {' and '.join(missing)}"
         raise InputError(got, f"the value the model was trained with, as {missing[0]!r}")
-    if rope_type.name == "yarn":
-        _settle_yarn(given, longest)
-    elif rope_type.name == "longrope":
+    notes = _settle_yarn(given, longest) if rope_type.name == "yarn" else ()
+    if rope_type.name == "longrope":
         _settle_longrope(given, longest)
     read = {key: READERS.get(key, number)(key, value) for key, value in given.items() if value is not None}
-    return rope_type.scaling(**{FIELDS.get(key, key): value for key, value in read.items()})
+    scaling = rope_type.scaling(**{FIELDS.get(key, key): value for key, value in read.items()})
+    return ScalingReading(scaling, unread, notes)
 
 
 def write_scaling(scaling: Scaling) -> dict[str, Any]:
@@ -143,22 +153,15 @@ READERS: Mapping[str, Callable[[str, object], Any]] = {
 """Every other key is a number."""
 
 
-def _given(rope: Mapping[str, Any], rope_type: RopeType) -> dict[str, Any]:
-    """The keys that concern the scaling. A null means absent, but for the factor of YaRN: it is derived then."""
+def _given(rope: Mapping[str, Any], rope_type: RopeType) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The keys that concern the scaling, and those that the type does not read.
+
+    A null means absent, but for the factor of YaRN: it is derived then.
+    """
     keeps_null = {"factor"} if rope_type.name == "yarn" else set[str]()
-    elsewhere = set(OUTSIDE) - set(rope_type.keys)
-    given = {
-        key: value for key, value in rope.items() if key not in elsewhere and (value is not None or key in keeps_null)
-    }
-    unknown = [key for key in given if key not in rope_type.keys]
-    if unknown:
-        reads = ", ".join(rope_type.keys) or "nothing but rope_theta"
-        raise InputError(
-            f"got {' and '.join(map(repr, unknown))} in rope parameters of type {rope_type.name!r}, "
-            f"which reads {reads}",
-            f"the configuration without {unknown[0]!r}, if it was without effect, or another rope_type",
-        )
-    return given
+    given = {key: value for key, value in rope.items() if value is not None or key in keeps_null}
+    known = {key: value for key, value in given.items() if key in rope_type.keys}
+    return known, tuple(key for key in given if key not in known and key not in OUTSIDE)
 
 
 def _settle_original(given: dict[str, Any], rope_type: RopeType, longest: int | None, trained: int | None) -> None:
@@ -180,20 +183,32 @@ def _ratio(longest: int | None, trained: int) -> float:
     return longest / trained
 
 
-def _settle_yarn(given: dict[str, Any], longest: int | None) -> None:
+def _settle_yarn(given: dict[str, Any], longest: int | None) -> tuple[str, ...]:
+    """Derive a factor that is null, and drop weights that `transformers` does not read; a sentence if it matters."""
     if given["factor"] is None:
         given["factor"] = _ratio(longest, integer(TRAINED, given[TRAINED]))
-    weights = [key for key in ("mscale", "mscale_all_dim") if key in given]
-    if weights and "attention_factor" in given:
-        got = f"got attention_factor and {' and '.join(weights)}, of which only attention_factor would count"
+    weights = {key: number(key, given[key]) for key in ("mscale", "mscale_all_dim") if key in given}
+    both = len(weights) == 2 and all(weights.values())
+    if not weights or (both and "attention_factor" not in given):
+        return ()
+    factor = number("factor", given["factor"])
+    over, under = weights.get("mscale", 1.0), weights.get("mscale_all_dim", 0.0)
+    of_deepseek = _temperature(factor, over) / _temperature(factor, under)
+    read = number("attention_factor", given.get("attention_factor", _temperature(factor, 1.0)))
+    stated = " and ".join(f"{key}={value:g}" for key, value in weights.items())
+    if both and not isclose(read, of_deepseek, rel_tol=1e-6):
+        got = f"got attention_factor and {stated}, of which only attention_factor would count"
         raise InputError(got, f"the configuration without {' and '.join(weights)}")
-    if weights and not (len(weights) == 2 and all(number(key, given[key]) > 0 for key in weights)):
-        got = ", ".join(f"{key}={shown(given[key])}" for key in weights)
-        raise InputError(
-            f"got {got}, expected both mscale and mscale_all_dim above 0, or neither: alone, DeepSeek's code reads one "
-            "and transformers does not",
-            "attention_factor in place of both",
-        )
+    for key in weights:
+        del given[key]
+    if isclose(read, of_deepseek, rel_tol=1e-6):
+        return ()
+    note = f"got {stated}: the attention factor is {read:.6g}, as transformers reads it, and DeepSeek's own code makes"
+    return (f"{note} {of_deepseek:.6g} of it",)
+
+
+def _temperature(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * log(factor) + 1.0
 
 
 def _settle_longrope(given: dict[str, Any], longest: int | None) -> None:
@@ -228,8 +243,8 @@ def rope_of_layers(config: Config, architecture: Architecture, layer_type: str |
             raise InputError(got, "no layer_type")
         rope = rope_dictionary(config)
         if not rope and architecture.scaling_required:
-            remedy = "'rope_scaling', as the model has it, or {'rope_type': 'default'} for none"
-            raise missing(config, "rope parameters, where its class takes a scaling", remedy)
+            remedy = "'rope_parameters' with rope_theta, and {'rope_type': 'default'} for no scaling"
+            raise missing(config, "rope parameters, where its class has its own, whatever stands beside", remedy)
         return rope
     if layer_type not in [*nested]:
         got = f"got layer_type={shown(layer_type)}, expected one of {', '.join(nested)}: their rotary positions differ"
@@ -242,7 +257,7 @@ def rope_of_layers(config: Config, architecture: Architecture, layer_type: str |
 
 def ropes_by_layer(config: Config, keys: RotaryKeys) -> dict[str, Config | None] | None:
     """Rope parameters per layer type, where there are such."""
-    rope = rope_dictionary(config)
+    rope = rope_dictionary(config if keys.flat_keys else {key: config[key] for key in config if key != "rope_scaling"})
     if is_per_layer(rope):
         if keys.layer_kinds and not config.get("rope_parameters"):
             got = f"got a dictionary per layer type as rope_scaling, which {config['model_type']} reads as one for all"
@@ -261,9 +276,13 @@ def ropes_by_layer(config: Config, keys: RotaryKeys) -> dict[str, Config | None]
     return None
 
 
+DICTIONARIES = ("rope_parameters", "rope_scaling")
+
+
 def rope_dictionary(config: Config) -> Config:
     """The dictionary of rope parameters, or an empty one."""
-    rope = value_at(config, "rope_parameters", "rope_scaling")
+    stated = {key: config[key] for key in DICTIONARIES if config.get(key) not in (None, {})}
+    rope = value_at(stated, *DICTIONARIES)
     if rope is not None and not isinstance(rope, Mapping):
         raise InputError(f"got rope parameters {shown(rope)}, expected a dictionary", "{'rope_theta': ...}")
     return rope or {}
@@ -275,15 +294,29 @@ def stated_trained_length(config: Config) -> int | None:
 
 
 def is_per_layer(rope: Config) -> bool:
-    """Whether it holds a dictionary per layer type; ``None`` is for layers without rotation."""
-    return bool(rope) and all(value is None or isinstance(value, Mapping) for value in rope.values())
+    """Whether it holds a dictionary per layer type; ``None`` is for layers without rotation.
+
+    Some published ones hold single values besides, which no code reads.
+    """
+    one = any(isinstance(value, Mapping) for value in rope.values())
+    return one or (bool(rope) and all(value is None for value in rope.values()))
+
+
+def dictionaries(config: Config) -> tuple[Config | None, ...]:
+    """The dictionary of rope parameters, or those of all layer types."""
+    rope = rope_dictionary(config)
+    return tuple(_by_type(rope).values()) if is_per_layer(rope) else (rope,)
+
+
+def _by_type(rope: Config) -> dict[str, Config | None]:
+    return {key: value for key, value in rope.items() if value is None or isinstance(value, Mapping)}
 
 
 def _nested(config: Config, rope: Config, keys: RotaryKeys) -> dict[str, Config | None]:
     if not keys.per_layer:
         raise InputError(
-            f"got rope parameters per layer type ({', '.join(map(str, rope))}), of which {config['model_type']} reads "
-            "none: its layers share one encoding",
+            f"got rope parameters per layer type ({', '.join(map(str, _by_type(rope)))}), of which "
+            f"{config['model_type']} reads none: its layers share one encoding",
             "{'rope_type': ..., 'rope_theta': ...} for all layers",
         )
     missing = [name for name in keys.layer_kinds if rope.get(name) is None]
@@ -292,7 +325,7 @@ def _nested(config: Config, rope: Config, keys: RotaryKeys) -> dict[str, Config 
     for name, kind in keys.layer_kinds.items():
         if rope[name].get("rope_theta") is None:
             _require_base_counts(config.get(kind.base_key), name, kind)
-    return dict(rope)
+    return _by_type(rope)
 
 
 def _older(config: Config, rope: Config, name: str, kind: LayerKind) -> dict[str, Any]:
@@ -302,7 +335,9 @@ def _older(config: Config, rope: Config, name: str, kind: LayerKind) -> dict[str
         remedy = f"{kind.base_key!r}, or 'rope_parameters' with a dictionary per layer type"
         raise InputError(f"got a configuration without {kind.base_key}, the base of {name} layers", remedy)
     _require_base_counts(base, name, kind)
-    return {"rope_theta": base, **(rope if kind.scaled else {})}
+    # These classes put rope_scaling into a dictionary that has a rope_type already.
+    own = {"rope_type": "default"} if kind.scaled and "type" in rope else {}
+    return {"rope_theta": base, **own, **(rope if kind.scaled else {})}
 
 
 def _require_base_counts(base: object, name: str, kind: LayerKind) -> None:

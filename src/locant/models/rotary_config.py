@@ -1,19 +1,20 @@
 """Rotary positions from a configuration: base, sizes, sections, layout and scaling, by the keys of its architecture.
 
 Reads ``rope_parameters`` (transformers 5), the older ``rope_scaling`` beside ``rope_theta``, dictionaries per layer
-type, and the many names of partial rotation. A base that is not there is not taken for 10 000 here, and a key that
-cannot be honoured is refused by name.
+type, and the many names of partial rotation. A base that is not there is not taken for 10 000 here. A key that the
+modeling code does not read is passed over with a warning, unless it contradicts what is read: see `unread_keys`.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.kernels.rotary import Layout
-from locant.models.architecture import UNKNOWN, Architecture, RotaryKeys
+from locant.models.architecture import Architecture, RotaryKeys
 from locant.models.config_values import (
     HEADS,
     LENGTHS,
@@ -32,14 +33,23 @@ from locant.models.config_values import (
     value_at,
     width_per_head,
 )
-from locant.models.rope_parameters import read_scaling, rope_of_layers, rope_type_of
+from locant.models.rope_parameters import dictionaries, read_scaling, rope_of_layers, rope_type_of
+from locant.models.unread_keys import Facts, pass_over, unread
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.encodings.rotary_by_head import UnequalAngles
 from locant.positions.pair_table import Pairs
-from locant.positions.scaling import NTK, Proportional
+from locant.positions.scaling import NTK, LongRoPE, Proportional, Scaling
 from locant.positions.temperature import Temperature
 
 SHARE = "partial_rotary_factor"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The arguments of `Rotary` but for its angles, and what a user has to be warned of."""
+
+    arguments: dict[str, Any]
+    notes: tuple[str, ...]
 
 
 def read_rotary(
@@ -49,33 +59,82 @@ def read_rotary(
     layer_type: str | None,
     layout: Layout | None,
     allow_no_rotation: bool = False,
-) -> dict[str, Any]:
-    """The arguments of `Rotary` for a configuration of this architecture, but for its angles.
+) -> Reading:
+    """Read the rotary positions of these layers from a configuration of this architecture.
 
     With `allow_no_rotation` what is no rotation is that of the first members of pairs: see `second_members`.
     """
     keys = architecture.rotary_keys
     _require_rotary(config, keys, allow_no_rotation)
     rope = rope_of_layers(config, architecture, layer_type)
+    rope, overruled = _trained_beside(config, rope, keys)
     rope_type = rope_type_of(rope, {"su": "longrope", **keys.rope_types}, weighted=keys.weighted_longrope)
     proportional = rope_type.scaling is Proportional
     head_dim = head_dim_of(config, architecture, layer_type)
     lengths = integer_at(config, *LENGTHS), integer_at(config, TRAINED)
     scaled = {**rope, **_rotated_share(config, rope)} if proportional else rope
-    frequencies: dict[str, Any] = {
-        "head_dim": head_dim,
-        "base": _base(config, rope, architecture, layer_type),
-        "scaling": _larger_base(rope, keys) or read_scaling(scaled, rope_type, *lengths, keys.other_keys),
-    }
+    larger_base = _larger_base(rope, keys)
+    read = read_scaling(scaled, rope_type, *lengths, keys.other_keys)
+    base, scaling = _base(config, rope, architecture, layer_type), larger_base or read.scaling
+    arguments: dict[str, Any] = {"head_dim": head_dim, "base": base, "scaling": scaling}
     if (temperature := _temperature(rope, keys)) is not None:
-        frequencies["temperature"] = temperature
+        arguments["temperature"] = temperature
     rotated = head_dim if proportional else rotary_dim_of(config, rope, architecture, head_dim)
     if keys.pairs is not None:
-        return {**frequencies, "pairs": _pairs(keys.pairs(config, rope, rotated), config, layout)}
-    layout, sections = _layout(config, keys, layout), _sections(config, rope, keys)
-    if rotated % 2 and keys.rounds_down:  # that code rotates one dimension beyond the share, as the last one's partner
-        return {**frequencies, "pairs": Pairs.of(rotated, layout=layout)}
-    return {**frequencies, "layout": layout, "rotary_dim": rotated, "sections": sections}
+        arguments["pairs"] = _pairs(keys.pairs(config, rope, rotated), config, layout)
+    elif rotated % 2 and keys.rounds_down:  # that code rotates one dimension beyond the share, as the last's partner
+        arguments["pairs"] = Pairs.of(rotated, layout=_layout(config, keys, layout))
+    else:
+        sections = _sections(config, rope, keys)
+        arguments |= {"layout": _layout(config, keys, layout), "rotary_dim": rotated, "sections": sections}
+    _require_lengths(scaling, rotated)
+    facts = _facts(config, keys, arguments, rotated, layout)
+    model_type = str(config.get("model_type", "a configuration of this kind"))
+    strange = pass_over(config, unread(config, (*keys.keys, "qk_rope_head_dim")), facts, model_type)
+    if larger_base is None:
+        strange += pass_over(rope, read.unread, facts, f"rope_type {rope_type.name!r} of {model_type}")
+    passed = [f"got {', '.join(strange)}, which {model_type} does not read: passed over"] if strange else []
+    return Reading(arguments, (*overruled, *read.notes, *passed))
+
+
+def _trained_beside(config: Config, rope: Config, keys: RotaryKeys) -> tuple[Config, tuple[str, ...]]:
+    """The rope parameters with the trained length that the class takes beside them, and a sentence if it differs."""
+    ours = keys.trained_beside
+    if ours is None or TRAINED in config or rope.get(TRAINED) in (None, ours):
+        return rope, ()
+    got = f"got {TRAINED}={shown(rope[TRAINED])} in rope parameters alone, where {config['model_type']} reads none: "
+    return {**rope, TRAINED: ours}, (f"{got}its class has {ours} beside them",)
+
+
+def _facts(
+    config: Config, keys: RotaryKeys, arguments: Mapping[str, Any], rotated: int, layout: Layout | None
+) -> Facts:
+    """What is read of all layers, with which keys that are not read are compared."""
+    head_dim, scaling, pairs = arguments["head_dim"], arguments["scaling"], arguments.get("pairs")
+    ropes = [rope for rope in dictionaries(config) if isinstance(rope, Mapping)]
+    stated = [rope.get("rope_theta") for rope in ropes] + [config.get(key) for key in keys.base_keys]
+    shares = [rope.get(SHARE) for rope in ropes]
+    factor = getattr(scaling, "factor", 1.0)
+    return Facts(
+        bases={float(one) for one in (arguments["base"], *stated) if isinstance(one, (int, float))},
+        widths={rotated, *(int(head_dim * share) for share in shares if isinstance(share, float))},
+        shares={rotated / head_dim, *(float(share) for share in shares if isinstance(share, (int, float)))},
+        layout=(pairs.layout or "") if pairs is not None else arguments["layout"],
+        types={scaling.info.rope_type, *(str(rope.get("rope_type", rope.get("type", "default"))) for rope in ropes)},
+        factors={float(factor)},
+        has_axes=bool(arguments.get("sections")) or (pairs is not None and (pairs.num_axes or 1) > 1),
+    )
+
+
+def _require_lengths(scaling: Scaling | None, rotated: int) -> None:
+    """Raise unless LongRoPE has a factor for each pair."""
+    if not isinstance(scaling, LongRoPE):
+        return
+    for key in ("short_factor", "long_factor"):
+        count = len(getattr(scaling, key))
+        if count != rotated // 2:
+            got = f"got {key} with {count} numbers, expected {rotated // 2}: one for each pair of dimensions"
+            raise InputError(got, f"{key!r} of a model with {rotated} rotated dimensions per head")
 
 
 def second_members(rotary: Rotary, config: Config, architecture: Architecture) -> UnequalAngles | None:
@@ -99,17 +158,12 @@ def _pairs(pairs: Pairs, config: Config, layout: Layout | None) -> Pairs:
 
 
 def _require_rotary(config: Config, keys: RotaryKeys, allow_no_rotation: bool) -> None:
-    """Refuse a model without rotation, and keys about rotary positions that are not understood."""
+    """Refuse a model without rotation."""
     if config.get("alibi"):
         raise InputError("got alibi=true, a model without rotary positions", "locant.encoding_from_config(config)")
     if keys.no_rotation is not None and not allow_no_rotation:
         remedy = "locant.encoding_from_config(config, allow_no_rotation=True), which does as its code does"
         raise InputError(f"got {config['model_type']}, {keys.no_rotation}", remedy)
-    known = keys.keys if keys is UNKNOWN else (*keys.keys, "qk_rope_head_dim")
-    strange = [repr(key) for key in config if ("rope" in str(key) or "rotary" in str(key)) and key not in known]
-    if strange:
-        name = config.get("model_type", "a configuration of this kind")
-        raise InputError(f"got {', '.join(strange)}, which {name} is not known to read", "the configuration without it")
 
 
 def _larger_base(rope: Config, keys: RotaryKeys) -> NTK | None:
@@ -166,7 +220,7 @@ def rotary_dim_of(config: Config, rope: Config, architecture: Architecture, head
     """How many dimensions are rotated; a share of the head is rounded down, as the reference does."""
     keys = architecture.rotary_keys
     names = [key for key in dict.fromkeys((SHARE, *keys.share_keys)) if key not in keys.other_keys]
-    shares = {key: config[key] for key in names if key in config and key != "rotary_dim"}
+    shares = {key: config[key] for key in names if key in config and key != "rotary_dim" and keys.flat_keys}
     if rope.get(SHARE) is not None and SHARE in names:
         shares[f"{SHARE} of the rope parameters"] = rope[SHARE]
     share = agreed(shares)

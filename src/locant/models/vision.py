@@ -259,7 +259,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "kimi_k25_vision": _axial(_ladders(COLUMN, ROW, in_turns=True)),
     "gemma4_vision": _axial(_half_by_half, 100.0, 64, not_converted="which has a layout for each half of a head"),
     "pixtral": _axial(_every_other_rung),
-    "llama4_vision_model": _axial(_ladders(COLUMN, ROW, interleaved=True), row={"warnings": (FIRST_IS_ONE,)}),
+    "llama4_vision_model": _axial(
+        _ladders(COLUMN, ROW, interleaved=True), row={"warnings": (FIRST_IS_ONE,)},
+        rope_types=dict.fromkeys(("axial", "linear", "dynamic", "yarn", "llama3", "longrope"), "default"),
+    ),
     **dict.fromkeys(("dinov3_vit", "eomt_dinov3", "sapiens2"), CENTRED),
     "vjepa2": Architecture(
         rotary=RotaryKeys(

@@ -23,6 +23,7 @@ from torch import nn
 from locant.arguments import shown, whole
 from locant.errors import InputError, LocantError, RangeError
 from locant.models.architecture import UNKNOWN
+from locant.models.encodings import rotary_from_config
 from locant.models.registry import read
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
@@ -100,7 +101,9 @@ def probe(
         elif isinstance(target, Mapping) or hasattr(target, "model_type"):
             if expected is None and read(target)[1].rotary is not UNKNOWN:
                 with contextlib.suppress(LocantError):
-                    expected = Rotary.from_config(target, layer_type=layer_type)
+                    expected = rotary_from_config(
+                        Rotary, target, layer_type=layer_type, angles="exact", layout=None, for_all_layers=False
+                    )
             report = _of_config(target, layer_type, expected)
         elif (module := _rotary_module_in(target)) is not None:
             report = _of_config(target.config, layer_type, expected, module)

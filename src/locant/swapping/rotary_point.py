@@ -23,6 +23,7 @@ from locant.arguments import MAX_INT32
 from locant.errors import InputError, LocantError
 from locant.models.architecture import UNKNOWN
 from locant.models.config_values import LENGTHS, TRAINED
+from locant.models.encodings import rotary_from_config
 from locant.models.registry import read
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
@@ -254,7 +255,8 @@ def _own(config: Any, module: nn.Module, *, takes_types: bool) -> dict[str | Non
         # layers and not to its angles, and so does one that weights may not have.
         keys = read(config)[1].rotary_keys
         layout = (keys.layout or "half") if keys is UNKNOWN or keys.layout_doubt else None
-        return {None: Rotary.from_config(config, angles="float32", layout=layout)}
+        options: dict[str, Any] = {"layer_type": None, "angles": "float32", "layout": layout}
+        return {None: rotary_from_config(Rotary, config, **options, for_all_layers=False)}
     types = [kind for kind in getattr(module, "layer_types", rope) if rope.get(kind) is not None]
     return {kind: Rotary.from_config(config, layer_type=kind, angles="float32") for kind in dict.fromkeys(types)}
 

@@ -1,0 +1,66 @@
+"""Architectures that many people run, whose code is published beside their weights and is not part of `transformers`.
+
+Each row follows that code. Where it does something past the trained length that no row can express, a warning says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from locant.models.architecture import SHARE, Architecture, RotaryKeys, rotary_row, warn_if
+from locant.models.config_values import HEADS, WIDTHS, Config, flag_at, number, required
+from locant.models.gpt import PHI_3
+from locant.positions.base import PositionEncoding
+from locant.positions.encodings.alibi import ALiBi
+
+
+def _chatglm(config: Config) -> Config:
+    """ChatGLM2 to GLM-4: the base is a multiple of 10 000, half of each head is rotated, and a key names the layout."""
+    rest = {key: value for key, value in config.items() if key not in ("rope_ratio", "original_rope")}
+    base = 10_000.0 * number("rope_ratio", config.get("rope_ratio", 1.0), above=0)
+    interleaved = flag_at(config, "original_rope", default=True)
+    ropes = {"rope_theta": base, SHARE[0]: 0.5}
+    return {"rope_parameters": ropes, "rope_interleave": interleaved, **rest}
+
+
+def _baichuan(config: Config, layer_type: str | None) -> PositionEncoding | None:
+    """Rotary positions in the models of 7 billion parameters, which are known by their width, and ALiBi in others."""
+    names = config.get("architectures") or ()
+    rotated = required(config, *WIDTHS) == 4096 or "BaiChuanForCausalLM" in names
+    return None if rotated else ALiBi(required(config, *HEADS))
+
+
+PAST_TRAINING = warn_if(
+    lambda config, encoding: bool(config.get("use_dynamic_ntk") or config.get("use_logn_attn")),
+    "past seq_length={config[seq_length]} tokens its code raises the base in steps, and multiplies queries by a "
+    "logarithm, which this encoding does not",
+)
+RATIO = warn_if(
+    lambda config, encoding: getattr(encoding, "base", 1e4) != 1e4,
+    "rope_ratio multiplies the base, as in ChatGLM3 and GLM-4; ChatGLM2-6B-32K divides positions by it: "
+    "Linear(factor=rope_ratio)",
+)
+LIKE_LLAMA = rotary_row()
+"""Rotary positions over whole heads, by ``rope_theta``, which published configurations have."""
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    **dict.fromkeys(
+        ("Emu3", "GOT", "internlm2", "mimo", "minicpmv", "nemotron-nas", "videollama3_qwen2"), LIKE_LLAMA
+    ),
+    **dict.fromkeys(("deepseek", "minicpm"), rotary_row(1e4)),
+    "baichuan": Architecture(rotary=RotaryKeys(fixed_base=10_000.0), encoding=_baichuan),
+    "chatglm": Architecture(
+        rotary=RotaryKeys(
+            layout="interleaved", interleave_key=True, head_dim_key="kv_channels", share_keys=SHARE, flat_keys=False,
+            respell=_chatglm,
+        ),
+        warnings=(RATIO,),
+    ),
+    "minimax_m1": rotary_row(1e7, keys=RotaryKeys(share_keys=("rotary_dim",))),
+    "phi4mm": rotary_row(1e4, 131072, keys=PHI_3),
+    "qwen": rotary_row(
+        keys=RotaryKeys(base_key="rotary_emb_base", head_dim_key="kv_channels", share_keys=("rotary_pct",)),
+        warnings=(PAST_TRAINING,),
+    ),
+    "stablelm_epoch": rotary_row(1e4, 4096, keys=RotaryKeys(share_keys=("rope_pct",))),
+}  # fmt: skip

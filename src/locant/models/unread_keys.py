@@ -1,0 +1,94 @@
+"""Keys about rotary positions that the modeling code does not read.
+
+Published configurations have many of them: from older versions of a model, or from other programs. A key that states
+what is done anyway is passed over in silence. A key that states something else is refused. For any other key there is a
+warning, because nobody here knows what it means.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from locant.arguments import shown
+from locant.errors import InputError
+from locant.models.config_values import Config
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is read, over all layers of a model."""
+
+    bases: Collection[float]
+    widths: Collection[int]
+    shares: Collection[float]
+    layout: str
+    types: Collection[str]
+    factors: Collection[float]
+    has_axes: bool
+
+
+Claim = Callable[[Any, Facts], bool]
+"""Whether a value states what is read."""
+
+CONTRADICTION = "and which contradicts what it reads"
+CONCERNS = re.compile("rope|rotary")
+
+
+def unread(config: Config, known: Collection[str]) -> list[str]:
+    """The keys that are about rotary positions by their name, and are not known."""
+    return [key for key in map(str, config) if CONCERNS.search(key) and key not in known]
+
+
+def _number_in(values: Callable[[Facts], Collection[float]]) -> Claim:
+    return lambda value, facts: (
+        isinstance(value, (int, float)) and any(abs(value - one) <= 1e-6 * abs(one) for one in values(facts))
+    )
+
+
+def _is_layout(value: Any, facts: Facts) -> bool:
+    return value is (facts.layout == "interleaved")
+
+
+def _is_plain(value: Any, facts: Facts) -> bool:
+    """Whether a dictionary of rope parameters states no scaling."""
+    return isinstance(value, Mapping) and value.get("rope_type", value.get("type", "default")) == "default"
+
+
+CLAIMS: Mapping[str, Claim] = {
+    r"rope_interleaved?|(rotary|rope)_(emb_)?interleaved?": _is_layout,
+    r"partial_rotary_factor|(rotary|rope)_(emb_)?(pct|percent|percentage|fraction)": _number_in(
+        lambda facts: facts.shares
+    ),
+    r"(rotary|rope)_(n?dims?)|attn_rotary_emb": _number_in(lambda facts: facts.widths),
+    r".*(rope|rotary).*(theta|base|base_freq|base_frequency)": _number_in(lambda facts: facts.bases),
+    r"rotary|use_(rotary|rope)(_pos_emb|_embeddings?|_position_embeddings?)?": lambda value, facts: value is True,
+    r"use_mrope|rope_3d": lambda value, facts: value is facts.has_axes,
+    r"(rotary|rope)_(scaling_)?(factor|ratio)": _number_in(lambda facts: facts.factors),
+    r"rope_(scaling_)?type": lambda value, facts: value in facts.types,
+    r"rope_(scaling|parameters)": _is_plain,
+    r"factor|attention_factor": lambda value, facts: value == 1,  # in a dictionary whose type does not read it
+    r"rotary_emb_scale_base": lambda value, facts: False,  # xPos
+    r"no_rope_layers": lambda value, facts: isinstance(value, list) and all(value),
+}
+"""By the name of a key."""
+
+
+def pass_over(config: Config, keys: Collection[str], facts: Facts, model_type: str) -> list[str]:
+    """The keys to warn of; raise an `InputError` for one that states something else than what is read."""
+    strange = []
+    for key in keys:
+        value = config[key]
+        if value is None or value in ([], {}):
+            continue
+        claim = next((claim for name, claim in CLAIMS.items() if re.fullmatch(name, key)), None)
+        if claim is None and value is not False:
+            strange.append(f"{key}={shown(value)}")
+        elif claim is not None and not claim(value, facts):
+            raise InputError(
+                f"got {key!r}: {shown(value)}, which {model_type} does not read, {CONTRADICTION}",
+                f"the configuration without {key!r}, if the model was trained without it",
+            )
+    return strange
