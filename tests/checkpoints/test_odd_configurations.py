@@ -36,7 +36,9 @@ MORE: Mapping[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     },
-    "olmo3": {**LLAMA, "model_type": "olmo3", "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "olmo3": {
+        **LLAMA, "model_type": "olmo3", "rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    },
     "phimoe": {
         **LLAMA, "model_type": "phimoe", "rope_scaling": {
             "type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "short_mscale": 1.2,

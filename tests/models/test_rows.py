@@ -22,8 +22,8 @@ from tests.models.configurations import ROTARY_KEYS
 from tests.models.rotary_modules import Case, outcome
 from tests.refusal import refuses
 
-NOT_IN_TRANSFORMERS = {"kimi_k2"}
-"""Runs DeepSeek-V3's modeling code, shipped with its weights."""
+NOT_IN_TRANSFORMERS = {"exaone4_5_text", "kimi_k2"}
+"""Kimi-K2 runs DeepSeek-V3's modeling code, shipped with its weights, EXAONE 4.5 those of EXAONE 4."""
 
 IN_TRANSFORMERS = sorted(ROTARY_KEYS.keys() - NOT_IN_TRANSFORMERS)
 CODED = [name for name in IN_TRANSFORMERS if ROTARY_KEYS[name].fixed_base is None]
@@ -91,6 +91,7 @@ PHI = {"phi3", "phimoe"}
 """They take no linear scaling."""
 
 
+@pytest.mark.filterwarnings("ignore:.*not the encoding of all layers:UserWarning")
 @pytest.mark.parametrize("model_type", [name for name in CODED if name not in NO_OLDER_FORM])
 def test_a_scaling_of_the_older_form_acts_on_the_layers_that_transformers_scales(model_type: str) -> None:
     facts = flat(model_type, {"rope_type": "default"} if model_type in PHI else LINEAR)
@@ -172,7 +173,7 @@ def test_what_is_no_layout_is_not_converted(model_type: str) -> None:
 
 def test_a_base_of_zero_is_a_layer_without_positions_and_several_bases_are_refused() -> None:
     sizes = {"model_type": "muse_spark_text", "hidden_size": 64, "num_attention_heads": 2, "head_dim": 32}
-    mixed = {**sizes, "rope_theta": 5e5, "layer_rope_theta": [5e5, 0, 5e5, 0]}
+    mixed = {**sizes, "rope_parameters": {"rope_theta": 5e5}, "layer_rope_theta": [5e5, 0, 5e5, 0]}
     assert layer_types(mixed) == ("with", "without")
     assert isinstance(encoding_from_config(mixed, layer_type="with"), Rotary)
     assert type(encoding_from_config(mixed, layer_type="without")) is PositionEncoding

@@ -38,12 +38,12 @@ def part_key(config: Config) -> str | None:
 def config_dict(config: Config | object) -> dict[str, Any]:
     """A configuration as a dictionary, without nulls that mean absence; of several models in one, that of the text."""
     to_dict = getattr(config, "to_dict", None)
-    values = to_dict() if callable(to_dict) else config
-    if values is not config and (types := getattr(config, "layer_types", None)):  # a property in some classes
-        values = {**values, "layer_types": [*types]}
+    values: Any = to_dict() if callable(to_dict) else config
     if not isinstance(values, Mapping):
         got = f"got {type(config).__name__}, expected a Hugging Face configuration or a dictionary"
         raise InputError(got, "the content of config.json")
+    if values is not config and (types := getattr(config, "layer_types", None)):  # a property in some classes
+        values = {**values, "layer_types": [*types]}
     key = part_key(values)
     if key is not None:
         return part_of(values, values[key], values.get(f"{key}_dict"))

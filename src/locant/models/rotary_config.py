@@ -34,7 +34,7 @@ from locant.models.config_values import (
     width_per_head,
 )
 from locant.models.rope_parameters import dictionaries, read_scaling, rope_of_layers, rope_type_of
-from locant.models.unread_keys import Facts, pass_over, unread
+from locant.models.unread_keys import Facts, is_number, pass_over, unread
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.encodings.rotary_by_head import UnequalAngles
 from locant.positions.pair_table import Pairs
@@ -116,9 +116,9 @@ def _facts(
     shares = [rope.get(SHARE) for rope in ropes]
     factor = getattr(scaling, "factor", 1.0)
     return Facts(
-        bases={float(one) for one in (arguments["base"], *stated) if isinstance(one, (int, float))},
-        widths={rotated, *(int(head_dim * share) for share in shares if isinstance(share, float))},
-        shares={rotated / head_dim, *(float(share) for share in shares if isinstance(share, (int, float)))},
+        bases={float(one) for one in (arguments["base"], *stated) if is_number(one)},
+        widths={rotated, *(int(head_dim * share) for share in shares if is_number(share))},
+        shares={rotated / head_dim, *(float(share) for share in shares if is_number(share))},
         layout=(pairs.layout or "") if pairs is not None else arguments["layout"],
         types={scaling.info.rope_type, *(str(rope.get("rope_type", rope.get("type", "default"))) for rope in ropes)},
         factors={float(factor)},

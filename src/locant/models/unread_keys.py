@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from locant.arguments import shown
+from locant.arguments import FINITE, shown
 from locant.errors import InputError
 from locant.models.config_values import Config
 
@@ -42,10 +42,13 @@ def unread(config: Config, known: Collection[str]) -> list[str]:
     return [key for key in map(str, config) if CONCERNS.search(key) and key not in known]
 
 
+def is_number(value: object) -> bool:
+    """Whether a value can be compared with what is read: a file may hold an integer of any size."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= FINITE
+
+
 def _number_in(values: Callable[[Facts], Collection[float]]) -> Claim:
-    return lambda value, facts: (
-        isinstance(value, (int, float)) and any(abs(value - one) <= 1e-6 * abs(one) for one in values(facts))
-    )
+    return lambda value, facts: is_number(value) and any(abs(value - one) <= 1e-6 * abs(one) for one in values(facts))
 
 
 def _is_layout(value: Any, facts: Facts) -> bool:
@@ -67,7 +70,7 @@ CLAIMS: Mapping[str, Claim] = {
     r"rotary|use_(rotary|rope)(_pos_emb|_embeddings?|_position_embeddings?)?": lambda value, facts: value is True,
     r"use_mrope|rope_3d": lambda value, facts: value is facts.has_axes,
     r"(rotary|rope)_(scaling_)?(factor|ratio)": _number_in(lambda facts: facts.factors),
-    r"rope_(scaling_)?type": lambda value, facts: value in facts.types,
+    r"rope_(scaling_)?type": lambda value, facts: isinstance(value, str) and value in facts.types,
     r"rope_(scaling|parameters)": _is_plain,
     r"factor|attention_factor": lambda value, facts: value == 1,  # in a dictionary whose type does not read it
     r"rotary_emb_scale_base": lambda value, facts: False,  # xPos
