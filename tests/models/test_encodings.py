@@ -248,7 +248,6 @@ def test_a_missing_key_is_named(name: str, key: str) -> None:
         ("roberta-base", {"position_embedding_type": "relative_key"}, "relative_key"),
         ("mpt-7b", {"attn_config": {"alibi": False, "alibi_bias_max": 8}}, "alibi"),
         ("mpt-7b", {"attn_config": {"alibi": True}}, "alibi_bias_max"),
-        ("deberta-v3-base", {"position_biased_input": True}, "position_biased_input"),
         ("bert-base", {"position_embedding_type": []}, "position_embedding_type=[]"),
         ("roberta-base", {"position_embedding_type": []}, "position_embedding_type=[]"),
         ("roberta-base", {"pad_token_id": 513}, "514 are no positions"),

@@ -20,7 +20,7 @@ from locant.checkpoints.rotary_settings import RotarySettings, pair_settings, ro
 from locant.errors import InputError, RangeError, Remedy
 from locant.files import NewFile
 from locant.models.architecture import Architecture, RotaryKeys
-from locant.models.config_values import LENGTHS, TRAINED, Config, integer_at
+from locant.models.config_values import LENGTHS, TRAINED, Config, integer_at, part_key
 from locant.models.encodings import layer_types, rotary_from_config, rotary_layer_types
 from locant.models.registry import read_known
 from locant.models.rope_parameters import WEIGHTS, ropes_by_layer, write_scaling
@@ -260,8 +260,8 @@ def _put_back(config: Mapping[str, Any] | object, changed: Mapping[str, Any]) ->
     to_dict = getattr(config, "to_dict", None)
     whole: Any = copy.deepcopy(to_dict() if callable(to_dict) else config)
     whole = inner = {**whole}
-    while inner.get("text_config") is not None:
-        inner = inner["text_config"]
+    while (key := part_key(inner)) is not None:
+        inner = inner[key]
     inner.update(changed)
     return whole
 

@@ -18,6 +18,7 @@ from locant.checkpoints.layout import LayoutChange, row_order
 from locant.errors import InputError
 from locant.files import NewFile, require_new, write_whole
 from locant.kernels.rotary import Layout
+from locant.models.config_values import part_key
 from locant.models.weights import HeadRows
 
 CHUNK = 2**20
@@ -146,8 +147,9 @@ def _exactly(source: IO[bytes], num_bytes: int) -> bytes:
 
 def _with_layout(facts: Mapping[str, Any], change: LayoutChange) -> dict[str, Any]:
     """The configuration, with the new layout in it unless it goes without saying; the text part of a multimodal one."""
-    if isinstance(facts.get("text_config"), Mapping):
-        return {**facts, "text_config": _with_layout(facts["text_config"], change)}
+    key = part_key(facts)
+    if key is not None and isinstance(facts[key], Mapping):
+        return {**facts, key: _with_layout(facts[key], change)}
     kept = {key: value for key, value in facts.items() if key != "rope_interleave"}
     if change.to == change.row.rotary_keys.layout:
         return kept

@@ -11,7 +11,7 @@ from locant.arguments import one_of
 from locant.checkpoints.extension import METHODS, Extension, extend
 from locant.engines.gguf import ALWAYS_ROUNDED, NO_DYNAMIC
 from locant.errors import InputError, Remedy
-from locant.models.config_values import LENGTHS, TRAINED
+from locant.models.config_values import LENGTHS, TRAINED, part_key
 from locant.models.registry import read_known
 from locant.models.rope_parameters import ropes_by_layer
 from locant.models.rotary_to_config import rotary_to_config
@@ -136,8 +136,12 @@ def _override(extension: Extension, engine: str) -> Mapping[str, Any]:
     part: Any = extension.config
     if engine != "transformers" and part.get("model_type") in MOVED and part.get("text_config") is None:
         override = {"text_config": override}
-    while (part := part.get("text_config")) is not None:
-        override = {"text_config": override}
+    keys: list[str] = []
+    while (key := part_key(part)) is not None:
+        part = part[key]
+        keys.append(key)
+    for key in reversed(keys):
+        override = {key: override}
     return override
 
 

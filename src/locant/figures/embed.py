@@ -28,11 +28,12 @@ def draw_sinusoidal(part: Figure | SubFigure, encoding: Any, length: int, theme:
     vectors = encoding.vectors(Positions.arange(length))[0]
     top, bottom = part.subfigures(2, 1, squeeze=False, height_ratios=(3, 3.4))[:, 0]
     theme.entitle(part, f"Sinusoidal positions, d_model {encoding.d_model}, base {encoding.base:g}")
-    _table(top.subplots(), vectors, theme, reach=1.0)
+    _table(top.subplots(), vectors, theme, reach=encoding.scale)
     left, right = bottom.subplots(1, 2, width_ratios=(1.5, 1))
     for number, pair in enumerate(spread((encoding.d_model + 1) // 4 + 1, 5)):
         wave = wavelength_text(float(encoding.angles.frequencies[pair]))
-        theme.curve(left, vectors[:, 2 * pair], number, label=f"{2 * pair}: {wave}")
+        column = _sine_column(encoding, pair)
+        theme.curve(left, vectors[:, column], number, label=f"{column}: {wave}")
     theme.dress(left, title="A few sine dimensions", x=TOKENS, y="value", grid=True)
     below = {"loc": "upper left", "bbox_to_anchor": (0, -0.16), "ncols": 3, "columnspacing": 1.2}
     theme.legend(left, title="dimension: wavelength in tokens", **below)
@@ -40,6 +41,14 @@ def draw_sinusoidal(part: Figure | SubFigure, encoding: Any, length: int, theme:
     scale = range_of(min(float(product.min()), 0.0), float(product.max()))
     theme.heat_map(right, product, *scale, "Product of two positions", TOKENS, TOKENS, "PE · PE")
     right.set_box_aspect(1)
+
+
+def _sine_column(encoding: Any, pair: int) -> int:
+    """The dimension with the sine of a pair; the others of its layout have cosines."""
+    first = encoding.first == "sine"
+    if encoding.layout == "interleaved":
+        return 2 * pair + (0 if first else 1)
+    return pair + (0 if first else (encoding.d_model + 1) // 2)
 
 
 def draw_table(part: Figure | SubFigure, encoding: PositionEncoding, length: int, theme: Theme) -> None:

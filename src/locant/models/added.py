@@ -19,7 +19,6 @@ from locant.models.config_values import (
     WIDTHS,
     Config,
     flag,
-    flag_at,
     integer,
     number,
     one_named,
@@ -86,13 +85,22 @@ def _esm(config: Config, layer_type: str | None) -> PositionEncoding | None:
     return None if kind == "rotary" else _roberta(config, layer_type)
 
 
+def _deberta_kinds(config: Config) -> tuple[str, ...]:
+    """Disentangled attention in the layers and a table at the input; released models have the former alone."""
+    kinds = {"attention": _is_true(config, "relative_attention"), "input": _is_true(config, "position_biased_input")}
+    return tuple(kinds) if all(kinds.values()) else ()
+
+
+def _is_true(config: Config, key: str) -> bool:
+    return flag(key, stated(config, key, f"{key!r}: true or false"))
+
+
 def _deberta(config: Config, layer_type: str | None) -> PositionEncoding:
-    """Disentangled attention over log buckets (DeBERTa v2 and v3)."""
-    if not flag_at(config, "relative_attention") or flag_at(config, "position_biased_input", default=True):
-        raise InputError(
-            "got a deberta-v2 configuration with absolute positions (position_biased_input, or no relative_attention)",
-            "'relative_attention': True and 'position_biased_input': False, as released models have them",
-        )
+    """Disentangled attention, over log buckets in DeBERTa v2 and v3, or a table, as two keys say."""
+    is_relative, is_biased = (_is_true(config, key) for key in ("relative_attention", "position_biased_input"))
+    if layer_type == "input" or not is_relative:
+        return _table(config) if is_biased else PositionEncoding()
+    first = config.get("model_type") == "deberta"  # which reads no buckets and no norm
     buckets, longest = (  # -1 means none
         integer(key, config.get(key, -1), -1) if config.get(key, -1) not in (-1, 0) else None
         for key in ("position_buckets", "max_relative_positions")
@@ -100,10 +108,10 @@ def _deberta(config: Config, layer_type: str | None) -> PositionEncoding:
     return Deberta(
         required(config, *HEADS),
         width_per_head(config),
-        num_buckets=buckets,
+        num_buckets=None if first else buckets,
         max_distance=longest or required(config, *LENGTHS),
         terms=_names(config, "pos_att_type"),  # type: ignore[arg-type]  # it knows its terms, and refuses others
-        norm="layer_norm" in _names(config, "norm_rel_ebd"),
+        norm=not first and "layer_norm" in _names(config, "norm_rel_ebd"),
     )
 
 
@@ -235,6 +243,11 @@ BERT = Architecture(encoding=_bert, defaults=LONGEST_512, inputs=BERT_TABLES, wa
 ROBERTA = Architecture(encoding=_roberta, defaults={**LONGEST_512, "pad_token_id": 1}, inputs=BERT_TABLES)
 MASKED = "rows are scaled by the share of masked tokens, and zero at padding"
 ESM = rotary_row(1e4, 1026, encoding=_esm, inputs=replace(BERT_TABLES, why_not=MASKED))
+DEBERTA = Architecture(
+    encoding=_deberta, layer_types=_deberta_kinds, default_layer_type="attention", warnings=(ONE_SCALE,),
+    defaults={**LONGEST_512, "relative_attention": False, "position_biased_input": True},
+    inputs=replace(BERT_TABLES, why_not="rows at padding are zero, and a matrix may widen the sum"),
+)  # fmt: skip
 T5 = Architecture(
     encoding=_t5, layer_types=lambda config: ("encoder", "decoder"), default_layer_type="encoder",
     inputs=InputTables(tokens="shared", padding=False, dropout_key="dropout_rate"),
@@ -260,10 +273,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "roberta": replace(ROBERTA, presets={"roberta-base": ROBERTA_BASE}, vllm=True),
     "xlm-roberta": replace(ROBERTA, vllm=True),
     "camembert": ROBERTA,
-    "deberta-v2": Architecture(
-        encoding=_deberta, defaults=LONGEST_512, warnings=(ONE_SCALE,), presets={"deberta-v3-base": DEBERTA_V3_BASE},
-        inputs=replace(BERT_TABLES, why_not="rows at padding are zero, and a matrix may widen the sum"),
-    ),
+    "deberta": DEBERTA,
+    "deberta-v2": replace(DEBERTA, presets={"deberta-v3-base": DEBERTA_V3_BASE}),
     **dict.fromkeys(("esm", "SaProtConfig"), ESM),
     "gte": rotary_row(1.6e5, 8192, inputs=WITHOUT_POSITIONS),
     "jina_embeddings_v3": rotary_row(2e4, 8194, inputs=replace(WITHOUT_POSITIONS, norm="emb_ln")),

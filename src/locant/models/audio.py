@@ -4,21 +4,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from locant.errors import InputError
 from locant.kernels.rotary import Layout
-from locant.models.architecture import SHARE, Architecture, RotaryKeys, rotary_row
-from locant.models.config_values import WIDTHS, Config, flag_at, number, one_named, required
+from locant.models.architecture import SHARE, Architecture, RotaryKeys, rotary_row, warn_if
+from locant.models.config_values import HEADS, WIDTHS, Config, flag_at, number, one_named, required, stated
+from locant.models.relative_biases import SINES_IN_TURNS
+from locant.models.sinusoids import fairseq
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.convolutional import Convolutional
+from locant.positions.encodings.shaw import Shaw
+from locant.positions.encodings.t5 import T5Bias
+from locant.positions.encodings.transformer_xl import TransformerXL
 from locant.positions.pair_table import Pairs
 
 
-def _conformer(config: Config, layer_type: str | None) -> None:
-    """Rotary positions, if ``position_embeddings_type`` says so; by default they are other ones."""
-    remedy = "Rotary.from_config(config) for the rotary positions of such a model"
-    one_named(config, "position_embeddings_type", ("rotary",), remedy=remedy)
+def _conformer(config: Config, layer_type: str | None) -> PositionEncoding | None:
+    """Rotary positions, sines of the distance, a vector for each distance, or none."""
+    kinds = ("rotary", "relative", "relative_key")
+    remedy = f"'position_embeddings_type': {' or '.join(map(repr, kinds))}, as the model was trained with"
+    if stated(config, "position_embeddings_type", remedy) is None:
+        return PositionEncoding()
+    kind = one_named(config, "position_embeddings_type", kinds, remedy=remedy)
+    if kind == "rotary":
+        return None
+    heads, width = required(config, HEADS[0]), required(config, WIDTHS[0])
+    if kind == "relative":
+        return TransformerXL(heads, width)
+    before, after = (required(config, f"{side}_max_position_embeddings", low=0) for side in ("left", "right"))
+    return Shaw(width // heads, before, max_later=after)
+
+
+def _seamless(config: Config, layer_type: str | None) -> PositionEncoding | None:
+    """A Conformer for speech; for text, in encoder and decoder, the sines of M2M100."""
+    return _conformer(config, None) if layer_type == "speech" else fairseq(config, None)
 
 
 def _of_seconds(config: Config, rope: Config, rotary_dim: int) -> Pairs:
@@ -42,6 +63,19 @@ def _speech(config: Config, layer_type: str | None) -> PositionEncoding:
     return _convolutional(config, kernel_size=required(config, "num_conv_pos_embeddings"))
 
 
+def _squeezed(config: Config, layer_type: str | None) -> PositionEncoding:
+    got = f"got {config['model_type']}, whose convolution gives a position to every squeeze_factor-th frame alone"
+    raise InputError(got, "locant.Convolutional for the frames before they are squeezed")
+
+
+def _wavlm(config: Config, layer_type: str | None) -> PositionEncoding:
+    """A convolution at the input, and T5's buckets in the layers, which each layer multiplies with a gate."""
+    if layer_type != "attention":
+        return _speech(config, None)
+    buckets, distance = required(config, "num_buckets"), required(config, "max_bucket_distance")
+    return T5Bias(required(config, *HEADS), num_buckets=buckets, max_distance=distance, bidirectional=True)
+
+
 def _data2vec(config: Config, layer_type: str | None) -> PositionEncoding:
     kernel_size, depth = (required(config, key) for key in ("conv_pos_kernel_size", "num_conv_pos_embeddings"))
     return _convolutional(config, kernel_size=kernel_size, depth=depth, norm="layer")
@@ -53,10 +87,12 @@ def _convolutional(config: Config, **options: Any) -> PositionEncoding:
     return Convolutional(required(config, *WIDTHS), groups=required(config, "num_conv_pos_embedding_groups"), **options)
 
 
+IN_TURNS = warn_if(lambda config, encoding: isinstance(encoding, TransformerXL), SINES_IN_TURNS)
 EMBEDDED = (
     "features of sound are rotated before they enter the model, as one head: a position is (frame x window, "
     "frame x place in the window), with frames of 4 x audio_frame_step seconds"
 )
+GATED = "each layer multiplies the bias of a query by a gate that it makes of its hidden state, for every head"
 
 
 def _with_own_ropes(base: float, share: float, max_seq_len: int, layout: Layout = "half") -> Architecture:
@@ -69,6 +105,12 @@ def _with_own_ropes(base: float, share: float, max_seq_len: int, layout: Layout 
 
 
 CONFORMER = RotaryKeys(base_key="rotary_embedding_base")
+KEY_DISTANCES = {"left_max_position_embeddings": 64, "right_max_position_embeddings": 8}
+SEAMLESS = Architecture(
+    rotary=CONFORMER, encoding=_seamless, layer_types=lambda config: ("speech", "text"), default_layer_type="speech",
+    attribute_map={"num_attention_heads": "speech_encoder_attention_heads"}, warnings=(IN_TURNS,),
+    defaults={"rotary_embedding_base": 10000.0, "position_embeddings_type": "relative", "pad_token_id": 0},
+)  # fmt: skip
 PART = RotaryKeys(share_keys=SHARE)
 INTERLEAVED = RotaryKeys(layout="interleaved")
 KERNEL = {"num_conv_pos_embeddings": 128, "num_conv_pos_embedding_groups": 16, "feat_extract_activation": "gelu"}
@@ -109,20 +151,31 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "pocket_tts": rotary_row(1e4, 8192),
     "qwen3_omni_moe_talker_code_predictor": rotary_row(1e4, 32768, 128),
-    "seamless_m4t": Architecture(
-        rotary=CONFORMER, encoding=_conformer, attribute_map={"num_attention_heads": "speech_encoder_attention_heads"},
-        defaults={"rotary_embedding_base": 10000.0},
+    "seamless_m4t": SEAMLESS,
+    "seamless_m4t_v2": replace(
+        SEAMLESS, defaults={**SEAMLESS.defaults, **KEY_DISTANCES, "position_embeddings_type": "relative_key"}
     ),
     "timesfm2_5": rotary_row(1e4, 16384, 80),
     "voxtral_realtime_encoder": rotary_row(1e4, 1500, 64),
     "voxtral_realtime_text": rotary_row(1e4, 131072),
-    **dict.fromkeys(
-        ("wav2vec2-bert", "wav2vec2-conformer"),
-        Architecture(rotary=CONFORMER, encoding=_conformer, defaults={"rotary_embedding_base": 10000.0}),
+    "wav2vec2-bert": Architecture(
+        rotary=CONFORMER, encoding=_conformer, warnings=(IN_TURNS,),
+        defaults={"rotary_embedding_base": 10000.0, "position_embeddings_type": "relative_key", **KEY_DISTANCES},
+    ),
+    "wav2vec2-conformer": Architecture(
+        rotary=CONFORMER, encoding=_conformer, warnings=(IN_TURNS,),
+        defaults={"rotary_embedding_base": 10000.0, "position_embeddings_type": "relative"},
     ),
     **dict.fromkeys(
-        ("wav2vec2", "hubert", "wavlm", "unispeech", "unispeech-sat"), Architecture(encoding=_speech, defaults=KERNEL)
+        ("hubert", "omniasr_audio", "unispeech", "unispeech-sat", "wav2vec2"),
+        Architecture(encoding=_speech, defaults=KERNEL),
     ),
+    "wavlm": Architecture(
+        encoding=_wavlm, layer_types=lambda config: ("input", "attention"), default_layer_type="input",
+        defaults={**KERNEL, "num_buckets": 320, "max_bucket_distance": 800},
+        warnings=(warn_if(lambda config, encoding: isinstance(encoding, T5Bias), GATED),),
+    ),
+    **dict.fromkeys(("sew", "sew-d"), Architecture(encoding=_squeezed)),
     "data2vec-audio": Architecture(
         encoding=_data2vec, defaults={**KERNEL, "conv_pos_kernel_size": 19, "num_conv_pos_embeddings": 5}
     ),

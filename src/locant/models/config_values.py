@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from locant import arguments
 from locant.arguments import Real, shown
 from locant.errors import InputError, LocantError
-from locant.models.parts import PARTS, TYPE_OF_PART
+from locant.models.parts import PART_WITHOUT_TEXT, PARTS, TYPE_OF_PART
 
 T = TypeVar("T")
 Config = Mapping[str, Any]
@@ -19,26 +19,47 @@ LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequenc
 TRAINED = "original_max_position_embeddings"
 
 
+NULLS = ("sliding_window", "position_embeddings_type")
+"""Keys whose null is no absence: there is no window, or there are no positions, whatever the class has by default."""
+
+
+def part_key(config: Config) -> str | None:
+    """The key of the part that a configuration of several models is read by; ``None``: it is one model's.
+
+    >>> part_key({"model_type": "vision-encoder-decoder", "encoder": {}, "decoder": {}})
+    'decoder'
+    """
+    for key in (*PARTS, PART_WITHOUT_TEXT.get(str(config.get("model_type", "")))):
+        if key is not None and config.get(key) is not None:
+            return key
+    return None
+
+
 def config_dict(config: Config | object) -> dict[str, Any]:
-    """A configuration as a dictionary, without nulls that mean absence; the text part of a multimodal one."""
+    """A configuration as a dictionary, without nulls that mean absence; of several models in one, that of the text."""
     to_dict = getattr(config, "to_dict", None)
-    values = to_dict() if callable(to_dict) else config
+    values: Any = to_dict() if callable(to_dict) else config
     if not isinstance(values, Mapping):
         got = f"got {type(config).__name__}, expected a Hugging Face configuration or a dictionary"
         raise InputError(got, "the content of config.json")
     if values is not config and (types := getattr(config, "layer_types", None)):  # a property in some classes
         values = {**values, "layer_types": [*types]}
-    inside = next((values[key] for key in PARTS if values.get(key) is not None), None)
-    if inside is not None:
-        return part_of(values, inside)
-    # A null for sliding_window is no absence: there is no window, whatever the class has for a default.
-    return {key: value for key, value in values.items() if value is not None or key == "sliding_window"}
+    key = part_key(values)
+    if key is not None:
+        return part_of(values, values[key], values.get(f"{key}_dict"))
+    return {key: value for key, value in values.items() if value is not None or key in NULLS}
 
 
-def part_of(whole: Config, part: Config | object) -> dict[str, Any]:
-    """The configuration of a part, which may leave its ``model_type`` to the class of the whole."""
+def part_of(whole: Config, part: Config | object, others: Config | None = None) -> dict[str, Any]:
+    """The configuration of a part, which may leave its ``model_type`` to the class of the whole.
+
+    `others` are keys that older files of CLIP and its kin have beside it, and that count more.
+    """
+    if not isinstance(part, Mapping):
+        return config_dict(part)
     name = TYPE_OF_PART.get(str(whole.get("model_type")))
-    return config_dict({"model_type": name, **part} if name and isinstance(part, Mapping) else part)
+    stated = {} if name is None or part.get("model_type") is not None else {"model_type": name}
+    return config_dict({**part, **(others or {}), **stated})
 
 
 def value_at(config: Config, *keys: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from locant.arguments import flag, shown
@@ -39,10 +39,12 @@ def encoding_from_config(
     says which and what.
 
     Args:
-        config: a configuration object, or the dictionary of a ``config.json``. The text part of a multimodal one.
+        config: a configuration object, or the dictionary of a ``config.json``. A configuration of several models is
+            read by the part that writes or reads text: ``text_config``, or the decoder of an encoder-decoder.
         layer_type: which layers, for models whose layers differ; `layer_types` names them, and the names in the
             ``layer_types`` of the configuration are understood as well. T5 has ``"encoder"`` (the default) and
-            ``"decoder"``. See `encodings_by_layer` for one encoding per layer.
+            ``"decoder"``. In a configuration of several models, the key of a part, such as ``"encoder"`` or
+            ``"vision_config"``. See `encodings_by_layer` for one encoding per layer.
         angles: for rotary positions, see `Rotary`.
         layout: for rotary positions of converted weights; default: the architecture's.
         allow_no_rotation: whether the two models whose code turns the members of a pair by different angles
@@ -58,15 +60,25 @@ def encoding_from_config(
     Learned(max_seq_len=1024, d_model=768)
     """
     asked = flag("allow_no_rotation", allow_no_rotation)
+    config, layer_type = _named_part(config, layer_type)
     _warn_of_layout(config, layout, depth=3)
     return _of_what_is_stated(config, lambda stated: _encoding(stated, layer_type, angles, layout, asked), depth=3)
+
+
+def _named_part(config: Config | object, layer_type: str | None) -> tuple[Config | object, str | None]:
+    """The part of a configuration of several models that `layer_type` names, or else what was given."""
+    values = config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
+    part = values.get(layer_type) if isinstance(layer_type, str) else None
+    is_model = (isinstance(part, Mapping) and "model_type" in part) or hasattr(part, "model_type")
+    return (part, None) if is_model else (config, layer_type)
 
 
 def _encoding(
     config: Config | object, layer_type: str | None, angles: AngleMode, layout: Layout | None, allow_no_rotation: bool
 ) -> PositionEncoding:
     values, architecture = read_measurable(config)
-    chosen = architecture.default_layer_type if layer_type is None else layer_type
+    has_kinds = architecture.layer_types is None or architecture.layer_types(values)
+    chosen = architecture.default_layer_type if layer_type is None and has_kinds else layer_type
     named = () if chosen is not None else tuple(architecture.rotary_keys.layer_kinds)  # whatever else is missing
     kinds = named or _layer_types(values, architecture)
     if chosen is not None and chosen not in kinds and chosen in layer_types_in(values):

@@ -118,3 +118,37 @@ _MODELS: Mapping[str, str] = {
 """Names of composite models by the ``model_type`` of their language model."""
 
 TYPE_OF_PART: Mapping[str, str] = {name: part for part, names in _MODELS.items() for name in names.split()}
+
+PART_WITHOUT_TEXT: Mapping[str, str] = {
+    **dict.fromkeys(("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder"), "decoder"),
+    **dict.fromkeys(("musicgen", "musicgen_melody", "t5gemma"), "decoder"),
+    **dict.fromkeys(("blt", "canary", "dia"), "decoder_config"),
+    "bark": "semantic_config",
+    "rag": "generator",
+    **dict.fromkeys(
+        (
+            "granite_speech5_ctc", "lasr_ctc", "nemotron3_5_asr", "nemotron_asr_streaming", "parakeet_ctc",
+            "parakeet_rnnt", "parakeet_tdt",
+        ),
+        "encoder_config",
+    ),
+    **dict.fromkeys(("nemotron3_diarization", "omniasr_ctc"), "audio_config"),
+    "nemotron3_5_transcribe_audio": "asr_config",
+    "fastspeech2_conformer_with_hifigan": "model_config",
+    "esmfold2": "esmc_config",
+    "pi0": "vlm_config",
+    "qwen2_5_omni_token2wav": "dit_config",
+    "sam3_video": "detector_config",
+    **dict.fromkeys(
+        ("edgetam", "nougat", "sam", "sam2", "sam3_tracker", "sam_hq", "slanext"), "vision_config"
+    ),
+    "depth_pro": "image_model_config",
+    **dict.fromkeys(
+        (
+            "chmv2", "depth_anything", "mask2former", "maskformer", "oneformer", "prompt_depth_anything", "tipsv2_dpt",
+            "upernet", "vitmatte", "vitpose", "zoedepth",
+        ),
+        "backbone_config",
+    ),
+}  # fmt: skip
+"""Where a composite configuration without any of `PARTS` has what it is read by: what writes text, or an encoder."""

@@ -9,13 +9,29 @@ from typing import Any
 
 from locant.arguments import shown
 from locant.errors import InputError, RangeError
-from locant.models import added, audio, deepseek, gpt, layered, llama, multimodal, remote_code, vision
+from locant.models import (
+    added,
+    audio,
+    deepseek,
+    gpt,
+    image_tables,
+    layered,
+    learned_tables,
+    llama,
+    multimodal,
+    relative_biases,
+    remote_code,
+    sinusoids,
+    vision,
+    without_positions,
+)
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.class_sizes import CLASS_SIZES
 from locant.models.config_values import HEADS, LENGTHS, WIDTHS, Config, config_dict, of_single_layers
 from locant.registry import Registry
 
-FAMILIES = (llama, layered, deepseek, gpt, added, audio, vision, multimodal, remote_code)
+TABLES = (learned_tables, sinusoids, relative_biases, without_positions)
+FAMILIES = (llama, layered, deepseek, gpt, added, *TABLES, audio, vision, image_tables, multimodal, remote_code)
 
 
 def _require_architecture(name: str, architecture: Architecture) -> None:

@@ -201,7 +201,7 @@ def _decomposed(key: str) -> Any:
     return encoding
 
 
-def _grid(prefix: int, **how: Any) -> Callable[[Config, str | None], PositionEncoding]:
+def learned_grid(prefix: int, **how: Any) -> Callable[[Config, str | None], PositionEncoding]:
     """A table of as many cells as an image of the trained size has patches."""
 
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
@@ -290,11 +290,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         encoding=_decomposed("use_relative_position_embeddings"), layer_types=_kinds, default_layer_type=None,
         defaults=IMAGE, warnings=(AT_THE_INPUT,),
     ),
-    "vit": Architecture(encoding=_grid(1), defaults=IMAGE),
-    "deit": Architecture(encoding=_grid(2), defaults=IMAGE),
-    "clip_vision_model": Architecture(encoding=_grid(1), defaults={**IMAGE, "patch_size": 32}),
-    "dinov2": Architecture(encoding=_grid(1), defaults={**IMAGE, "patch_size": 14}),
-    "dinov2_with_registers": Architecture(encoding=_grid(1, antialias=True), defaults=IMAGE),
-    "siglip_vision_model": Architecture(encoding=_grid(0), defaults=IMAGE),
+    "vit": Architecture(encoding=learned_grid(1), defaults=IMAGE),
+    "deit": Architecture(encoding=learned_grid(2), defaults=IMAGE),
+    "clip_vision_model": Architecture(encoding=learned_grid(1), defaults={**IMAGE, "patch_size": 32}),
+    "dinov2": Architecture(encoding=learned_grid(1), defaults={**IMAGE, "patch_size": 14}),
+    "dinov2_with_registers": Architecture(encoding=learned_grid(1, antialias=True), defaults=IMAGE),
+    "siglip_vision_model": Architecture(encoding=learned_grid(0), defaults=IMAGE),
     "siglip2_vision_model": Architecture(encoding=_siglip2, defaults={"num_patches": 256}),
 }  # fmt: skip

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +21,28 @@ def test_every_entry_is_the_papers(d_model: int, base: float) -> None:
     assert (ours.dtype, ours.shape) == (torch.float32, (1, 8, d_model))
     expected = torch.from_numpy(oracles.sinusoidal(index, d_model, base))
     assert float((ours[0].double() - expected).abs().max()) <= ANGLE
+
+
+@pytest.mark.parametrize("first", ["sine", "cosine"])
+@pytest.mark.parametrize("d_model", [2, 3, 7, 64])
+def test_layouts_order_the_papers_entries_and_an_offset_moves_them(
+    d_model: int, first: Literal["sine", "cosine"]
+) -> None:
+    index, offset, scale = [0, 1, 2, 63, 4095], 3, 0.25
+    options: dict[str, Any] = {"first": first, "offset": offset, "scale": scale}
+    half, turns = (Sinusoidal(d_model, layout=layout, **options) for layout in ("half", "interleaved"))
+    papers = oracles.sinusoidal(
+        [each + offset for each in index], d_model + d_model % 2, 1e4 ** ((d_model + d_model % 2) / d_model)
+    )
+    sines, cosines = papers[:, 0::2] * scale, papers[:, 1::2] * scale
+    parts = [sines, cosines] if first == "sine" else [cosines, sines]
+    wanted = np.concatenate(parts, axis=1)[:, :d_model]
+    assert abs(half.vectors(Positions.of(index))[0].numpy() - wanted).max() <= ANGLE
+    wanted = np.stack(parts, axis=-1).reshape(len(index), -1)[:, :d_model]
+    assert abs(turns.vectors(Positions.of(index))[0].numpy() - wanted).max() <= ANGLE
+    x = torch.zeros(1, len(index), d_model)
+    index_of, rows = half.added_rows(Positions.of(index), len(index), torch.float32)
+    assert torch.equal(half.embed(x, Positions.of(index)), rows[index_of])
 
 
 def test_far_positions_are_exact() -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from locant.arguments import one_of, real, whole
+from locant.kernels.rotary import Layout
 from locant.positions.angles import Angles
 from locant.positions.base import Embeddings, EncodingInfo, PositionEncoding, require_embeddings
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.positions import Positions, Where, positions_or_length
+
+First = Literal["sine", "cosine"]
 
 
 class Sinusoidal(PositionEncoding):
@@ -18,17 +24,30 @@ class Sinusoidal(PositionEncoding):
     .. math:: \mathrm{PE}(p, 2i) = \sin \frac{p}{\text{base}^{2i/d}}, \qquad
         \mathrm{PE}(p, 2i + 1) = \cos \frac{p}{\text{base}^{2i/d}}
 
-    No parameters, no maximal length, exact at every position. An odd `d_model` ends with a sine.
+    No parameters, no maximal length, exact at every position. An odd `d_model` has one sine more than cosines.
+
+    Published models order the vector in other ways, and count positions from another number:
+
+    - the paper, XLM: ``Sinusoidal(512)``
+    - CTRL, Marian, Pegasus: ``Sinusoidal(512, layout="half")``
+    - M2M100, XGLM, FSMT: ``Sinusoidal(512, base=10_000 ** (256 / 255), layout="half", offset=2)``. Their last
+      wavelength is exactly 2 pi times 10 000.
+    - MusicGen: ``Sinusoidal(512, base=10_000 ** (256 / 255), layout="half", first="cosine")``
 
     Args:
         d_model: the width of the token embeddings.
         base: the longest wavelength is about 2 pi times this.
+        layout: whether sines and cosines take turns, or all of one kind come before all of the other.
+        first: which of the two comes first.
+        offset: position 0 gets the vector of this position.
+        scale: the vectors are multiplied by this number.
 
     Limits:
         Vectors exist at every position, but a model has not learned to read those it never saw.
 
     Tested against:
-        The paper's formula in NumPy, and 50-digit arithmetic (mpmath) up to position 2^31 - 1.
+        The paper's formula in NumPy, 50-digit arithmetic (mpmath) up to position 2^31 - 1, and the vectors that 16
+        models of `transformers` add.
 
     >>> Sinusoidal(256).vectors(2)[0, 1, :2]
     tensor([0.8415, 0.5403])
@@ -42,14 +61,29 @@ class Sinusoidal(PositionEncoding):
         cost_of_tokens="d_model sines and cosines, d_model additions",
         cost_of_pairs="nothing",
         extrapolation="defined everywhere, but models do not understand positions they never saw",
-        used_by="the original Transformer, Whisper's encoder",
+        used_by="the original Transformer, Marian, Pegasus, M2M100, XGLM, Whisper's encoder",
         paper="Vaswani 2017, arXiv 1706.03762",
     )
 
-    def __init__(self, d_model: int, *, base: float = 10_000.0) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        base: float = 10_000.0,
+        layout: Layout = "interleaved",
+        first: First = "sine",
+        offset: int = 0,
+        scale: float = 1.0,
+    ) -> None:
         super().__init__()
         self.d_model = width_of("d_model", d_model, 1, even=False, remedy="the width of the token embeddings")
         self.base = base_of(base)
+        one_of("layout", layout, get_args(Layout))
+        one_of("first", first, get_args(First))
+        self.layout: Layout = layout
+        self.first: First = first
+        self.offset = whole("offset", offset, 0, remedy="offset=0, or 2 for M2M100")
+        self.scale = real("scale", scale, remedy="scale=1.0")
         self.angles = Angles(inverse_frequencies(self.d_model, self.base))
 
     def vectors(
@@ -58,8 +92,14 @@ class Sinusoidal(PositionEncoding):
         """The position vectors themselves, in float32 or float64; of so many positions from 0 on for a number."""
         positions = positions_or_length(positions)
         positions.require_single_axis("Sinusoidal")
-        cos, sin = self.angles.cos_sin(positions.index, positions.max_index, positions.min_index, dtype)
-        return torch.stack([sin, cos], dim=-1).flatten(-2)[..., : self.d_model]
+        low, high = (None if end is None else end + self.offset for end in (positions.min_index, positions.max_index))
+        cos, sin = self.angles.cos_sin(positions.index + self.offset, high, low, dtype)
+        parts = [sin, cos] if self.first == "sine" else [cos, sin]
+        if self.layout == "interleaved":
+            vectors = torch.stack(parts, dim=-1).flatten(-2)[..., : self.d_model]
+        else:
+            vectors = torch.cat(parts, dim=-1)[..., : self.d_model]
+        return vectors if self.scale == 1 else vectors * self.scale
 
     @property
     def inv_freq(self) -> Float[Tensor, " pairs"]:
@@ -87,4 +127,7 @@ class Sinusoidal(PositionEncoding):
         return torch.arange(rows.shape[0], device=rows.device).view(positions.index.shape), rows
 
     def extra_repr(self) -> str:
-        return f"d_model={self.d_model}, base={self.base:g}"
+        options = {"layout": (self.layout, "interleaved"), "first": (self.first, "sine"), "offset": (self.offset, 0)}
+        given = [f", {name}={value!r}" for name, (value, usual) in options.items() if value != usual]
+        scale = "" if self.scale == 1 else f", scale={self.scale:g}"
+        return f"d_model={self.d_model}, base={self.base:g}{''.join(given)}{scale}"

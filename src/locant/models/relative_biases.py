@@ -1,0 +1,162 @@
+"""Relative positions: a bias of the scores that depends on how far apart two tokens are.
+
+T5's buckets have many descendants, with a table each for encoder and decoder. MPNet and LayoutLM v2 and v3 add such a
+bias in their layers, and a table of positions at the input besides; `layer_types` names both. XLNet and Funnel have
+Transformer-XL's sines of the distance, and so have Conformers, Wav2Vec2-BERT and Granite Speech a vector for each
+distance (Shaw), DeBERTa disentangled attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from locant.errors import InputError
+from locant.models.added import T5, UNSCALED_SCORES
+from locant.models.architecture import Architecture, warn_if
+from locant.models.config_values import HEADS, LENGTHS, WIDTHS, Config, flag_at, integer, required
+from locant.models.learned_tables import BOXES, LENGTH, NOT_COMPARED, PADDING, EncodingOf, after_padding, size
+from locant.positions.base import PositionEncoding
+from locant.positions.encodings.learned import Learned
+from locant.positions.encodings.shaw import Shaw
+from locant.positions.encodings.t5 import T5Bias
+from locant.positions.encodings.transformer_xl import TransformerXL
+
+ATTENTION, INPUT = "attention", "input"
+
+
+# ------------------------------------------------------------------ buckets
+
+
+def _mpnet(config: Config, layer_type: str | None) -> PositionEncoding:
+    """RoBERTa's table at the input; in the layers 32 buckets, whatever the configuration holds."""
+    if layer_type == INPUT:
+        return after_padding(config, size(config, WIDTHS[0], WIDTHS), padding=1)
+    return T5Bias(required(config, *HEADS), num_buckets=32, bidirectional=True)
+
+
+def _layoutlm(table: Callable[[Config], PositionEncoding]) -> EncodingOf:
+    """T5's buckets in the layers, unless a configuration turns them off; a table at the input."""
+
+    def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
+        if layer_type == INPUT or not flag_at(config, "has_relative_attention_bias", default=True):
+            return table(config)
+        buckets, reach = integer("rel_pos_bins", config.get("rel_pos_bins", 32)), config.get("max_rel_pos", 128)
+        distance = integer("max_rel_pos", reach)
+        return T5Bias(required(config, *HEADS), num_buckets=buckets, max_distance=distance, bidirectional=True)
+
+    return encoding
+
+
+def _attention_and_input(config: Config) -> tuple[str, ...]:
+    return (ATTENTION, INPUT) if flag_at(config, "has_relative_attention_bias", default=True) else ()
+
+
+def _cpmant(config: Config, layer_type: str | None) -> PositionEncoding:
+    buckets, distance = (required(config, f"position_bias_{key}") for key in ("num_buckets", "max_distance"))
+    return T5Bias(required(config, *HEADS), num_buckets=buckets, max_distance=distance, bidirectional=True)
+
+
+# ------------------------------------------------------------------ sines of the distance
+
+
+def _transformer_xl(heads: str = HEADS[0], width: str = WIDTHS[0], head_dim: str = "") -> EncodingOf:
+    def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
+        own = integer(head_dim, config[head_dim]) if config.get(head_dim) is not None else None
+        return TransformerXL(size(config, heads, HEADS), size(config, width, WIDTHS), head_dim=own)
+
+    return encoding
+
+
+def _xlnet(config: Config, layer_type: str | None) -> PositionEncoding:
+    if integer("clamp_len", config.get("clamp_len", -1), -1) > 0:
+        got = f"got clamp_len={config['clamp_len']}, with which all distances beyond are one"
+        raise InputError(got, "'clamp_len': -1, as released models have it")
+    return _transformer_xl(width="d_model", head_dim="d_head")(config, layer_type)
+
+
+def _fastspeech(config: Config, layer_type: str | None) -> PositionEncoding:
+    return TransformerXL(required(config, f"{layer_type}_num_attention_heads"), required(config, WIDTHS[0]))
+
+
+# ------------------------------------------------------------------ a vector for each distance
+
+
+def _granite(config: Config, layer_type: str | None) -> PositionEncoding:
+    return Shaw(required(config, "dim_head"), required(config, "max_pos_emb"))
+
+
+def _speecht5(config: Config, layer_type: str | None) -> PositionEncoding:
+    """160 vectors for keys that come later, as many for the others, of which the nearest is the token itself."""
+    reach = integer("encoder_max_relative_position", config.get("encoder_max_relative_position", 160))
+    heads = required(config, "encoder_attention_heads")
+    return Shaw(required(config, WIDTHS[0]) // heads, reach - 1, max_later=reach)
+
+
+PER_LAYER = "each layer has a table of its own"
+SEGMENTS = "two tokens of one segment score differently from two of different segments; that term is not part of this"
+PAIRS_WITH_CLS = "for every pair with the first token the terms of the distance are left out (separate_cls)"
+POOLED = "after each block every second token remains: it keeps the position of the first of the two"
+SINES_IN_TURNS = (
+    "its sines and cosines take turns: weight[:, 0::2] of the projection of positions comes first here, then "
+    "weight[:, 1::2]"
+)
+COUNTED_BACKWARDS = "its table begins with the farthest later key: weight.flip(0) of it fits"
+DIVIDED = warn_if(
+    lambda config, encoding: isinstance(encoding, T5Bias),
+    "its code divides the bias by sqrt(head_dim): divide the weights of a checkpoint by that",
+)
+WINDOW = (
+    "with encoder_attention_type 'local' or 'transient-global' the encoder attends to local_radius tokens on each side"
+)
+PREPARED = "the input has positions besides: sines, with a trained factor for text, and a convolution for speech"
+
+MPNET_BASE = {
+    "vocab_size": 30527, "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12,
+    "max_position_embeddings": 514, "relative_attention_num_buckets": 32, "pad_token_id": 1,
+}  # fmt: skip
+
+T5_KIN = replace(T5, presets={})
+CONFORMER = Architecture(encoding=_transformer_xl(), inputs=NOT_COMPARED, warnings=(SINES_IN_TURNS,))
+LAYOUTLM_2 = Architecture(
+    encoding=_layoutlm(lambda config: Learned(size(config, LENGTH, LENGTHS), size(config, WIDTHS[0], WIDTHS))),
+    layer_types=_attention_and_input, default_layer_type=ATTENTION, inputs=NOT_COMPARED, warnings=(BOXES,),
+    defaults={LENGTH: 512, "rel_pos_bins": 32, "max_rel_pos": 128, "has_relative_attention_bias": True},
+)  # fmt: skip
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "mpnet": Architecture(
+        encoding=_mpnet, layer_types=lambda config: (ATTENTION, INPUT), default_layer_type=ATTENTION,
+        defaults={LENGTH: 512}, inputs=NOT_COMPARED, presets={"mpnet-base": MPNET_BASE},
+    ),
+    **dict.fromkeys(("layoutlmv2", "layoutxlm"), LAYOUTLM_2),
+    "layoutlmv3": replace(
+        LAYOUTLM_2, defaults={**LAYOUTLM_2.defaults, PADDING: 1}, warnings=(BOXES, DIVIDED),
+        encoding=_layoutlm(lambda config: after_padding(config, size(config, WIDTHS[0], WIDTHS))),
+    ),
+    **dict.fromkeys(("pop2piano", "switch_transformers"), T5_KIN),
+    "umt5": replace(T5_KIN, warnings=(UNSCALED_SCORES, PER_LAYER)),
+    "longt5": replace(T5_KIN, warnings=(UNSCALED_SCORES, WINDOW)),
+    "udop": replace(T5_KIN, warnings=(UNSCALED_SCORES, BOXES)),
+    "pix2struct_text_model": replace(T5_KIN, layer_types=lambda config: ()),
+    "cpmant": Architecture(
+        encoding=_cpmant, inputs=NOT_COMPARED, warnings=(SEGMENTS,),
+        defaults={"position_bias_num_buckets": 512, "position_bias_max_distance": 2048},
+    ),
+    "xlnet": Architecture(encoding=_xlnet, inputs=NOT_COMPARED, warnings=(SEGMENTS,)),
+    "funnel": Architecture(
+        encoding=_transformer_xl("n_head", "d_model", "d_head"), inputs=NOT_COMPARED,
+        warnings=(SEGMENTS, PAIRS_WITH_CLS, POOLED),
+    ),
+    "parakeet_encoder": CONFORMER,
+    "nemotron_asr_streaming_encoder": CONFORMER,
+    "fastspeech2_conformer": replace(
+        CONFORMER, encoding=_fastspeech, layer_types=lambda config: ("encoder", "decoder"),
+        default_layer_type="encoder",
+    ),
+    **dict.fromkeys(
+        ("granite_speech_encoder", "granite_speech_plus_encoder"),
+        Architecture(encoding=_granite, inputs=NOT_COMPARED, warnings=(COUNTED_BACKWARDS,)),
+    ),
+    "speecht5": Architecture(encoding=_speecht5, inputs=NOT_COMPARED, warnings=(COUNTED_BACKWARDS, PREPARED)),
+}  # fmt: skip
