@@ -1,4 +1,4 @@
-"""Known bugs 101 to 108, 121 and 122: what trainers, converters and servers make of one model's positions."""
+"""Known bugs 101 to 108, 119 and 121: what trainers, converters and servers make of one model's positions."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def _by_order(batch: Mapping[str, Any], **_: Any) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("fault", ["flattened", "the time of a still image scaled", "rows and columns exchanged"])
-def test_122_ids_of_images_are_those_of_the_rule_of_the_model(fault: str) -> None:
+def test_119_ids_of_images_are_those_of_the_rule_of_the_model(fault: str) -> None:
     """huggingface/transformers#45325, NVIDIA-NeMo/Automodel#2172, areal-project/AReaL#217, QwenLM/Qwen3-VL#488.
 
     They have the right shape and dtype, and a model trained with others sees its images scrambled.

@@ -19,7 +19,7 @@ ENTRIES = [
     *map(str, range(1, 84)),
     *(f"84{letter}" for letter in "abcdefghijklm"),
     *map(str, range(97, 111)),
-    *map(str, [111, 112, 113, 114, 115, 116, 117, 118, 120, 121, 122]),
+    *map(str, [111, 112, 113, 114, 115, 116, 117, 118, 119, 120, 121]),
 ]
 Tests = list[tuple[str, str]]
 """Entry and docstring of each."""

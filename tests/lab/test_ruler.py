@@ -208,7 +208,7 @@ def test_what_is_written_is_what_transformers_generates(tokenizer: locant.Tokeni
     )
     for forward in (of_whole_texts, of_unknown_cache, cacheless):
         call = {"__call__": staticmethod(forward), "forward": staticmethod(forward)}
-        assert written(type("Other", (), {**call, **vars(plain)})(), tokenizer, row) == expected
+        assert written(type("Other", (), {**vars(plain), **call})(), tokenizer, row) == expected
 
 
 def test_a_tokenizer_that_loses_a_part_of_a_question_is_refused() -> None:

@@ -140,7 +140,7 @@ def _preset(name: str) -> dict[str, Any]:
     if name in known:
         return known[name]
     architectures: list[str] = []
-    if find_spec("transformers") is not None:
+    if is_installed("transformers"):
         from transformers import CONFIG_MAPPING
 
         architectures = [*CONFIG_MAPPING]
