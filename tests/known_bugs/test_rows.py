@@ -413,11 +413,11 @@ class _BySlots(nn.Module):
 
 
 def test_116_a_cache_is_not_lost_when_a_release_renames_it() -> None:
-    """huggingface/transformers release 5.24: the argument `past_key_values` of every model became `cache`.
+    """huggingface/optimum-intel#187, salesforce/progen#36, huggingface/transformers#21443: the cache was not read.
 
-    Code that reads the old name finds no cache, and each new token is the first. What is not found by name has to be
-    refused. salesforce/progen#36 is the same in generation, huggingface/transformers#21443 in GIT, whose argument
-    was called `past`.
+    A release had renamed the argument for it: `past` became `past_key_values` in transformers 4.26, and that became
+    `cache` in 5.24. Code that reads the old name finds no cache, and each new token is the first. What is not found by
+    name has to be refused.
     """
 
     @torch.no_grad()
