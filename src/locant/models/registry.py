@@ -97,8 +97,9 @@ def read_known(config: Config | object) -> tuple[dict[str, Any], Architecture]:
     if architecture.rotary is UNKNOWN:
         name, known = str(values.get("model_type", "")), sorted(name for name, _ in ARCHITECTURES.items())
         near = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.5)) or "llama, qwen3, gemma3_text"
+        got = f"got model_type={shown(name)}" if name else "got a configuration without model_type"
         raise InputError(
-            f"got model_type={shown(name)}, expected one of {len(known)} that are known, such as {near}",
+            f"{got}, expected one of {len(known)} that are known, such as {near}",
             "locant.register_architecture, as docs/extending.md says, or Rotary.from_config(config, layout=...), if it "
             "has rotary positions",
         )
