@@ -59,7 +59,7 @@ def test_what_a_draft_model_lacks_is_named() -> None:
     comparison = compare_configs({**LLAMA, "max_position_embeddings": 512, "vocab_size": 90}, LLAMA)
     assert comparison.differences == (
         "the vocabulary has 90 entries here and 100 there",
-        "the longest sequence has 512 positions here, and 1,024 in the other model",
+        "the longest sequence has 512 positions here and 1,024 there",
     )
     assert comparison.layers[0].differences == ()
     assert not comparison.agrees

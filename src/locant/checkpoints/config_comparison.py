@@ -95,10 +95,8 @@ def _of_models(
     vocabularies = [integer_at(config, "vocab_size") for config in full]
     if None not in vocabularies and vocabularies[0] != vocabularies[1]:
         yield f"the vocabulary has {vocabularies[0]:,} entries here and {vocabularies[1]:,} there"
-    short, long = sorted(each for each in longest if each is not None) if None not in longest else (None, None)
-    if short is not None and short != long:
-        which = "here" if longest[0] == short else "there"
-        yield f"the longest sequence has {short:,} positions {which}, and {long:,} in the other model"
+    if None not in longest and longest[0] != longest[1]:
+        yield f"the longest sequence has {longest[0]:,} positions here and {longest[1]:,} there"
     windows = [sorted({layer.window for layer in strip if layer.window}) for strip in strips]
     if windows[0] != windows[1]:
         words = [", ".join(f"{window:,}" for window in each) + " tokens" if each else "all tokens" for each in windows]
