@@ -102,23 +102,37 @@ def without(definition: Definition, hidden: Collection[str]) -> Definition:
 
     What adds or removes ids besides the text itself is switched off too: post-processors (such as [CLS] around it),
     truncation, padding, and BPE dropout. `definition` is as the library writes it, `hidden` spellings of added tokens.
+
+    Byte tokens, such as ``<0xE6>``, keep their names, because the model looks them up by name for every character that
+    it does not know. A text that spells such a name does not find the token.
     """
     if _steps(definition)[-1:] == ["ByteLevel"] and (letters := _BYTE.keys() & set(hidden)):
         letter = min(letters)
         cause = f"got the special token {letter!r}, which also spells the byte 0x{_BYTE[letter]:02x} of ordinary text"
         raise InputError(cause, f"allowed_special=[{letter!r}]")
+    byte_tokens = _byte_tokens(definition["model"]) & set(hidden)
     # Random, so that no text can contain it.
     secret = secrets.token_hex(16)
-    names = {name: secret + name for name in hidden}
+    names = {name: secret + name for name in hidden if name not in byte_tokens}
     added = [
         {**token, "content": names[token["content"]], "normalized": False} if token["content"] in names else token
         for token in definition["added_tokens"]
+        if token["content"] not in byte_tokens
     ]
     off = {"truncation": None, "padding": None, "post_processor": None}
-    return {**definition, **off, "added_tokens": added, "model": _renamed(definition["model"], names)}
+    return {**definition, **off, "added_tokens": added, "model": _renamed(definition["model"], names, byte_tokens)}
 
 
-def _renamed(model: Definition, names: dict[str, str]) -> Definition:
+def _byte_tokens(model: Definition) -> set[str]:
+    """The entries of a vocabulary that spell one byte each, where the model falls back to them."""
+    if not model.get("byte_fallback"):
+        return set()
+    entries = model["vocab"]
+    spellings = {spelling for spelling, _ in entries} if isinstance(entries, list) else entries.keys()
+    return spellings & {f"<0x{byte:02X}>" for byte in range(256)}
+
+
+def _renamed(model: Definition, names: dict[str, str], never_merged: Collection[str]) -> Definition:
     vocab = model["vocab"]
     if isinstance(vocab, list):  # Unigram: [spelling, score] in the order of the ids
         return {**model, "vocab": [[names.get(spelling, spelling), score] for spelling, score in vocab]}
@@ -131,7 +145,7 @@ def _renamed(model: Definition, names: dict[str, str]) -> Definition:
         renamed["merges"] = [
             [left, right]
             for left, right in _merges(model)
-            if not names.keys() & {left, right, left + right.removeprefix(prefix)}
+            if not (names.keys() | set(never_merged)) & {left, right, left + right.removeprefix(prefix)}
         ]
     return renamed
 
