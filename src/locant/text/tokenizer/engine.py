@@ -166,6 +166,27 @@ class Engine:
                 self._require_short(len(kept))
             yield Encoded(*self.encode(joined), unfinished)
 
+    def too_long(self, batches: Iterable[tuple[list[bytes], bool]]) -> set[int]:
+        """The numbers of the documents that `stream` refuses, because they can only be encoded as a whole."""
+        found, number, kept = set[int](), 0, b""
+        for texts, unfinished in batches:
+            for i, text in enumerate(texts):
+                known, joined = len(kept), kept + text
+                kept = b""
+                if number + i in found:
+                    continue
+                try:
+                    if unfinished and i == len(texts) - 1:
+                        size = self._last_cut(joined, max(known - LONGEST_LETTER, 0))
+                        joined, kept = joined[:size], joined[size:]
+                        self._require_short(len(kept))
+                    self._parts(joined)
+                except InputError:
+                    found.add(number + i)
+                    kept = b""
+            number += len(texts) - unfinished
+        return found
+
     def _run(self, texts: list[bytes]) -> Rows:
         if self.tokenizer.only_bytes:
             ids = np.frombuffer(b"".join(texts), dtype=np.uint8).astype(np.int32)
@@ -200,7 +221,8 @@ class Engine:
         if size > WHOLE:
             why = self.why_not_cut or "there is no letter before white space in it"
             cause = f"a document has {size} bytes or more that can only be encoded as a whole, because {why}"
-            raise InputError(f"{cause}; at most {WHOLE} are", "a separator, which makes several documents of it")
+            remedy = Remedy("{}, which makes several documents of it, or {}", separator=..., skip_bad=True)
+            raise InputError(f"{cause}; at most {WHOLE} are", remedy)
 
 
 def choose_engine(name: EngineChoice, tokenizer: Tokenizer, sample: Sequence[bytes]) -> Engine:
