@@ -355,6 +355,7 @@ def estimate(paths: Paths, **options: Unpack[ContentOptions]) -> Estimate:
     request = Request.of(paths, **options)
     if request.needs_stdin:
         raise InputError("got standard input, which a dry run would use up", "a file")
+    _warn_of_left_out(request)
     size = CHECKED_BYTES if request.tokenizer else TRAINING_BYTES
     sample = take_sample(request.sources, size, skip_bad=request.skip_bad)
     tokenizer = request.chosen_tokenizer(sample)
