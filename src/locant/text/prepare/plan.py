@@ -154,7 +154,7 @@ class Request:
         sources = find_sources(
             paths, separator=separator, field=field, encoding=encoding, skip_bad=skip_bad, left_out=left_out
         )
-        return cls(sources=sources, options=options, tokenizer=tokenizer, skip_bad=skip_bad, left_out=left_out)
+        return cls(sources=sources, options=options, tokenizer=tokenizer, skip_bad=skip_bad, left_out=dict(left_out))
 
     @property
     def total_bytes(self) -> int:
