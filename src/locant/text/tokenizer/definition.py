@@ -176,7 +176,7 @@ def byte_table(definition: Definition) -> list[bytes | None] | None:
 def is_lossless(definition: Definition) -> bool:
     """Whether the bytes of every text come back, for a definition that has a `byte_table`."""
     ordinary = [token for token in definition["added_tokens"] if not token["special"]]
-    if definition["normalizer"] is not None or any(token["lstrip"] or token["rstrip"] for token in ordinary):
+    if normalizers(definition) or any(token["lstrip"] or token["rstrip"] for token in ordinary):
         return False
     *before, last = pre_tokenizers(definition)
     kept = [step["type"] in ("Split", "Punctuation", "Digits") and step.get("behavior") != "Removed" for step in before]
@@ -189,6 +189,18 @@ def is_bytes(definition: Definition) -> bool:
     names = {token["content"] for token in added}
     learned = {spelling: number for spelling, number in model["vocab"].items() if spelling not in names}
     return learned == _BYTE and all(token["special"] for token in added)
+
+
+def normalizers(definition: Definition) -> list[Definition]:
+    """The steps that change a text first, in their order."""
+    step = definition["normalizer"]
+    if step is None:
+        return []
+    return (
+        [one for part in step["normalizers"] for one in normalizers({"normalizer": part})]
+        if (step["type"] == "Sequence")
+        else [step]
+    )
 
 
 def pre_tokenizers(definition: Definition) -> list[Definition]:
@@ -364,9 +376,7 @@ def last_cut(text: bytes, begin: int = 0, end: int | None = None) -> int:
 
 def why_not_cut(definition: Definition) -> str | None:
     """Why the texts of a tokenizer, as the library writes it, may not be cut, or ``None`` if they may."""
-    normalizer: Definition = definition["normalizer"] or {"type": "Sequence", "normalizers": []}
-    steps: list[Definition] = normalizer["normalizers"] if normalizer["type"] == "Sequence" else [normalizer]
-    if unknown := [step["type"] for step in steps if step["type"] not in _NORMALIZERS]:
+    if unknown := [step["type"] for step in normalizers(definition) if step["type"] not in _NORMALIZERS]:
         return f"its normalizer {unknown[0]} may join what is separated"
     steps = pre_tokenizers(definition)
     divides = [_divides(step) for step in steps]
