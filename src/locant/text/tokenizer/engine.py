@@ -325,6 +325,19 @@ def _why_not_added(tokens: Sequence[Definition], composes: bool) -> str | None:
     return None
 
 
+_IS_FORKED = False
+"""Whether this process is a fork, in which the threads of gigatoken are gone that another call may have started."""
+
+
+def _note_fork() -> None:
+    global _IS_FORKED  # what a fork leaves behind is the state of a process
+    _IS_FORKED = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
+
+
 class EngineOnDemand:
     """The fast engine of a tokenizer, for calls with so much text that it pays; any thread may call it.
 
@@ -334,16 +347,13 @@ class EngineOnDemand:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer, self._lock, self._seen = tokenizer, threading.Lock(), 0
         self._engine: Engine | None = None
-        self._process = os.getpid()
 
     def encode(self, texts: Sequence[str | bytes], size: int) -> list[Int32[np.ndarray, " _"]] | None:
         """The ids of each text, of `size` characters or bytes together; ``None`` if `tokenizers` shall encode them."""
-        if not self._lock.acquire(blocking=False):  # an engine is for one thread at a time
+        if _IS_FORKED or not self._lock.acquire(blocking=False):  # an engine is for one thread at a time
             return None
         try:
             self._seen += size
-            if self._process != os.getpid():  # after a fork, of which the engine's threads know nothing
-                self._process, self._engine = os.getpid(), None
             if self._engine is None:
                 if self._seen < ENOUGH:
                     return None
