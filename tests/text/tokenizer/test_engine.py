@@ -283,7 +283,7 @@ class TestLongDocuments:
         for refused in (lambda: engine.encode([b"a" * 1001]), lambda: list(engine.stream([([b"a" * 1001], True)]))):
             with pytest.raises(InputError, match=r"1001 bytes or more .* no letter before white.*try: separator="):
                 refused()
-        with pytest.raises(InputError, match="because its normalizer Prepend may join what is separated"):
+        with pytest.raises(InputError, match="because its normalizer Prepend would write its text before every part"):
             Engine(loaded("byte fallback")).encode([b"a b " * 300])
         assert len(Engine(Tokenizer.bytes()).encode([b"a" * 5000])[0]) == 5000
 
