@@ -50,6 +50,13 @@ def _unescaped(text: str) -> str:
     "--end-of-text/--no-end-of-text", "append_end_of_text", default=None,
     help="Whether an end-of-text id follows every document. Default: if the tokenizer has one.",
 )  # fmt: skip
+@click.option(
+    "--end-of-text-token", "end_of_text", metavar="TOKEN",
+    help="The token after every document. Default: the tokenizer's, by its usual spellings.",
+)  # fmt: skip
+@click.option(
+    "--begin-of-text-token", "begin_of_text", metavar="TOKEN", help="A token before every document. Default: none.",
+)  # fmt: skip
 @count("--shard-size", metavar="TOKENS", help=f"Of a file. Default: {DEFAULTS['shard_size']}.")
 @click.option(
     "--engine", type=click.Choice(["auto", *get_args(EngineName)]),

@@ -156,6 +156,10 @@ def _write_range(
     _require_unchanged(source)
     try:
         for ids, lengths, unfinished in _encoded(engine, byte_range, tally, plan.skip_bad):
+            if plan.begin_of_text is not None:  # not before a document that has begun
+                begins = np.arange(len(lengths)) >= continues
+                starts = (np.cumsum(lengths) - lengths)[begins]
+                ids, lengths = np.insert(ids, starts, plan.begin_of_text), lengths + begins
             if end_of_text is not None:  # not after a document that goes on
                 finished = np.arange(len(lengths)) < len(lengths) - unfinished
                 ids, lengths = np.insert(ids, np.cumsum(lengths)[finished], end_of_text), lengths + finished

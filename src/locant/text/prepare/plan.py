@@ -91,6 +91,8 @@ class ContentOptions(TypedDict, total=False):
     append_end_of_text: bool | None
     encoding: str | None
     skip_bad: bool
+    end_of_text: str | None
+    begin_of_text: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +120,8 @@ class Request:
         append_end_of_text: bool | None = None,
         encoding: str | None = None,
         skip_bad: bool = False,
+        end_of_text: str | None = None,
+        begin_of_text: str | None = None,
     ) -> Request:
         """The request of a call of `prepare`; its arguments, and errors, are those."""
         shard_size = whole("shard_size", shard_size, 1, 2**62, remedy=Remedy(shard_size=SHARD_SIZE))
@@ -137,7 +141,14 @@ class Request:
         if not (tokenizer is None or isinstance(tokenizer, Tokenizer)):
             cause = f"got {shown(tokenizer)} for tokenizer, expected a Tokenizer, a path or a name"
             raise RangeError(cause, Remedy(tokenizer="bytes"))
-        ends = tokenizer is None or tokenizer.end_of_text is not None
+        named = {
+            name: _id_of(tokenizer, name, token)
+            for name, token in {"end_of_text": end_of_text, "begin_of_text": begin_of_text}.items()
+            if token is not None
+        }
+        if append_end_of_text is False and "end_of_text" in named:
+            raise RangeError("got end_of_text, and that none is to be appended", Remedy(append_end_of_text=True))
+        ends = tokenizer is None or tokenizer.end_of_text is not None or "end_of_text" in named
         if append_end_of_text and not ends:
             raise RangeError("got a tokenizer without an end-of-text token to append", Remedy(append_end_of_text=False))
         trained = {"tokenizer": TRAINED, "vocab_size": VOCAB_SIZE if vocab_size is None else vocab_size}
@@ -147,6 +158,7 @@ class Request:
             "field": field,
             "append_end_of_text": ends if append_end_of_text is None else append_end_of_text,
             "shard_size": shard_size,
+            **named,
         }
         if encoding is not None and (encoding := known_encoding(encoding)) is not None:
             options["encoding"] = encoding
@@ -186,7 +198,8 @@ class Request:
 
     def end_of_text(self, tokenizer: Tokenizer) -> int | None:
         """The id to put after every document, if there shall be one."""
-        return tokenizer.end_of_text if self.options["append_end_of_text"] else None
+        usual = self.options.get("end_of_text", tokenizer.end_of_text)
+        return usual if self.options["append_end_of_text"] else None
 
     def mends(self, plan: Plan) -> bool:
         """Whether this is the request of a plan, but that files have changed, or bad records shall be skipped now."""
@@ -208,6 +221,18 @@ class Request:
             files.append("the inputs come in another order")
         changes += files
         return [*changes[:NAMED], f"{len(changes) - NAMED} more"] if len(changes) > NAMED else changes
+
+
+def _id_of(tokenizer: Tokenizer | None, option: str, token: object) -> int:
+    """The id of the token that an option names."""
+    if tokenizer is None:
+        raise RangeError(f"got {option}={token!r} without a tokenizer that has it", Remedy(tokenizer=...))
+    number = tokenizer.id_of(token) if isinstance(token, str) else None
+    if number is None:
+        known = ", ".join(map(repr, [*tokenizer.special_tokens][:12])) or "none"
+        cause = f"got {shown(token)} for {option}, which the tokenizer does not have; its special tokens are {known}"
+        raise RangeError(cause, "name one of its tokens")
+    return number
 
 
 def _state(source: Source) -> str:
@@ -236,6 +261,8 @@ class Plan:
     vocab_size: int
     end_of_text: int | None
     """The id that is put after every document, or ``None`` for none."""
+    begin_of_text: int | None
+    """The same before every document."""
     total_bytes: int
     part_bytes: int
     """How many bytes of input make a part, or more."""
@@ -327,6 +354,7 @@ def _write_plan(folder: Path, request: Request, tokenizer: Tokenizer, size: int)
         "options": dict(request.options),
         "vocab_size": tokenizer.vocab_size,
         "end_of_text": request.end_of_text(tokenizer),
+        "begin_of_text": request.options.get("begin_of_text"),
     }
     parts, definition = b"".join(lines), tokenizer.to_json()
     decides = hashlib.sha256((json.dumps(decisive) + definition).encode())

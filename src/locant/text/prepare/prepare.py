@@ -88,6 +88,8 @@ def prepare(
     progress: Progress | None = None,
     encoding: str | None = None,
     skip_bad: bool = False,
+    end_of_text: str | None = None,
+    begin_of_text: str | None = None,
 ) -> TokenStore | None:
     """Encode texts into a token store; a call that was interrupted goes on when it is made again.
 
@@ -130,6 +132,9 @@ def prepare(
         skip_bad: skip what cannot be read, and warn of how much that was (`problems`): lines that are no JSON, or have
             no such field or no text in it; documents that are too long for the tokenizer; broken files. Everything is
             read twice then.
+        end_of_text: the token to put after every document, such as ``"<|im_end|>"``; default: found by its usual
+            spellings.
+        begin_of_text: the token to put before every document, such as ``"<s>"``; default: none.
 
     Raises:
         InputError: an input that cannot be read or changes meanwhile, a store or unfinished work of another request
@@ -150,6 +155,8 @@ def prepare(
         append_end_of_text=append_end_of_text,
         encoding=encoding,
         skip_bad=skip_bad,
+        end_of_text=end_of_text,
+        begin_of_text=begin_of_text,
     )
     _warn_of_left_out(request)
     num_workers = 1
@@ -363,7 +370,8 @@ def estimate(paths: Paths, **options: Unpack[ContentOptions]) -> Estimate:
     tokens = len(Engine(tokenizer).encode(sample.texts)[0])
     if not sample.is_all and sample.size:
         tokens = round(tokens / sample.size * sample.unpacked / sample.read * request.total_bytes)
-    tokens += documents * (request.end_of_text(tokenizer) is not None)
+    around = (request.end_of_text(tokenizer), request.options.get("begin_of_text"))
+    tokens += documents * sum(number is not None for number in around)
     return Estimate(
         files=len(request.sources),
         bytes=request.total_bytes,

@@ -49,7 +49,7 @@ LARGEST_VOCABULARY = 10_000_000
 """The trainer ends the process where memory does not suffice."""
 
 # How the end of a text is spelled, by the models that people load most.
-_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<｜end▁of▁sentence｜>")
+_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<｜end▁of▁sentence｜>", "<EOT>")
 
 _PADS = ("[PAD]", "<pad>", "<|pad|>")
 
