@@ -242,22 +242,14 @@ class TokenEmbedding(RaisesLater):
 
 def _sharing(module: TokenEmbedding) -> list[nn.Module]:
     """The other modules that have this weight as a parameter of theirs."""
-    holders = [each for each in gc.get_referrers(module.weight) if each.__class__ is dict]
-    return [
-        owner
-        for parameters in holders
-        if parameters is not module._parameters
-        for attributes in gc.get_referrers(parameters)
-        for owner in ([attributes] if isinstance(attributes, nn.Module) else _owners(attributes))
-        if owner._parameters is parameters
-    ]
-
-
-def _owners(attributes: object) -> list[nn.Module]:
-    """The modules whose ``__dict__`` this is: one that was asked for is an object apart."""
-    if attributes.__class__ is not dict:
-        return []
-    return [each for each in gc.get_referrers(attributes) if isinstance(each, nn.Module)]
+    found: list[nn.Module] = []
+    for parameters in (each for each in gc.get_referrers(module.weight) if each.__class__ is dict):
+        for holder in gc.get_referrers(parameters):
+            # The attributes of an object are in the object itself, or in a dict of it that was asked for.
+            for owner in (holder, *(gc.get_referrers(holder) if holder.__class__ is dict else ())):
+                if isinstance(owner, nn.Module) and owner is not module and owner not in found:
+                    found += [owner] if any(each is module.weight for each in owner.parameters(recurse=False)) else []
+    return found
 
 
 def to_scale(name: str, scale: Any) -> Scale | None:
