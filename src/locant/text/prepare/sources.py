@@ -437,10 +437,10 @@ class _Unpacked:
                         return b""
                     self._rest = more.lstrip(self._pad)
                 self._member = self._start()
-            elif self._member.needs_input and not self._rest and not (more := self._file.read(BLOCK)):
-                raise EOFError("it breaks off")
             elif self._member.needs_input and not self._rest:
-                self._rest = more
+                self._rest = self._file.read(BLOCK)
+                if not self._rest:
+                    raise EOFError("it breaks off")
             data, self._rest = self._member.decompress(self._rest, size), b""
             if data:
                 return data

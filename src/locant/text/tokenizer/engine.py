@@ -36,7 +36,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
@@ -325,24 +325,14 @@ def _why_not_added(tokens: Sequence[Definition], composes: bool) -> str | None:
     return None
 
 
-_IS_FORKED = False
-"""Whether this process is a fork, in which the threads of gigatoken are gone that another call may have started."""
-
-
-def _note_fork() -> None:
-    global _IS_FORKED  # what a fork leaves behind is the state of a process
-    _IS_FORKED = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_note_fork)
-
-
 class EngineOnDemand:
     """The fast engine of a tokenizer, for calls with so much text that it pays; any thread may call it.
 
     It is chosen, as for `prepare`, once `ENOUGH` bytes of text have come.
     """
+
+    is_forked: ClassVar[bool] = False
+    """Whether this process is a fork, in which the threads are gone that gigatoken may have started before."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer, self._lock, self._seen = tokenizer, threading.Lock(), 0
@@ -350,7 +340,7 @@ class EngineOnDemand:
 
     def encode(self, texts: Sequence[str | bytes], size: int) -> list[Int32[np.ndarray, " _"]] | None:
         """The ids of each text, of `size` characters or bytes together; ``None`` if `tokenizers` shall encode them."""
-        if _IS_FORKED or not self._lock.acquire(blocking=False):  # an engine is for one thread at a time
+        if self.is_forked or not self._lock.acquire(blocking=False):  # an engine is for one thread at a time
             return None
         try:
             self._seen += size
@@ -367,6 +357,14 @@ class EngineOnDemand:
         finally:
             self._lock.release()
         return [row.copy() for row in np.split(ids, np.cumsum(lengths)[:-1])]
+
+
+def _note_fork() -> None:
+    EngineOnDemand.is_forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
 
 
 def _stretches(texts: Sequence[str | bytes]) -> list[bytes]:
