@@ -41,6 +41,7 @@ def test_json_is_all_that_prepare_prints(run: Run) -> None:
     assert facts == {
         "store": "store", "tokens": len(store), "documents": 1, "shards": 1, "dtype": "uint16", "bytes": 2 * len(store),
         "vocab_size": store.vocab_size, "end_of_text": store.end_of_text, "fingerprint": store.fingerprint,
+        "skipped": {}, "not_utf8": {}, "warnings": [],
     }  # fmt: skip
     assert store.tokenizer.decode(store[:-1]) == TEXT
 
@@ -61,7 +62,8 @@ def test_a_dry_run_writes_nothing(run: Run, folder: Path) -> None:
     assert result.stdout == "1 file of 1,920 bytes: 1 document, 1,921 tokens, 3,842 bytes in the store\n"
     facts = json.loads(run("prepare text.txt --dry-run --tokenizer bytes --json").stdout)
     assert facts == {
-        "files": 1, "bytes": 1920, "documents": 1, "tokens": 1921, "store_bytes": 3842, "exact": True
+        "files": 1, "bytes": 1920, "documents": 1, "tokens": 1921, "store_bytes": 3842, "exact": True,
+        "left_out": {}, "warnings": [],
     }  # fmt: skip
     assert listing(folder) == before
 
@@ -73,7 +75,9 @@ def test_tasks_are_done_apart_and_joined(run: Run) -> None:
     missing = run("prepare --finalize -o store")
     assert missing.exit_code == 2
     assert "tasks 0 of 2 are missing" in missing.stderr
-    assert json.loads(run(*words, "--task", "0", "--json").stdout) == {"store": "store", "task": 0, "num_tasks": 2}
+    assert json.loads(run(*words, "--task", "0", "--json").stdout) == {
+        "store": "store", "task": 0, "num_tasks": 2, "warnings": [],
+    }  # fmt: skip
     assert run("prepare --finalize -o store").stdout.startswith("store: 1,921 tokens")
 
 

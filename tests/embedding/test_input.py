@@ -222,3 +222,13 @@ def test_init_std_is_that_of_fresh_rows_and_of_resized_ones() -> None:
     assert all(0.0197 < float(rows.detach().std()) < 0.0203 for rows in embedding.token.weight.split(2_000))
     with refuses(RangeError, "init_std"):
         InputEmbedding(5, 4, init_std=-1.0)
+
+
+def test_resize_warns_of_a_weight_that_another_module_shares() -> None:
+    embedding, head = InputEmbedding(10, 4), nn.Linear(4, 10, bias=False)
+    state = embedding.state_dict(keep_vars=True)  # holds the weight too, and is no module
+    embedding.token.resize(11)
+    assert len(state["token.weight"]) == 10
+    head.weight = embedding.token.weight  # type: ignore[assignment]
+    with pytest.warns(UserWarning, match="Linear shares this weight, and keeps the old one of 11 rows; try: give it"):
+        embedding.token.resize(12)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import warnings
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,7 +15,7 @@ from locant.cli.answers import Answer, answers
 from locant.cli.options import Place, count, only_given, output, tokenizer_options, typed
 from locant.errors import InputError
 from locant.text import Tokenizer
-from locant.text.prepare import estimate, finalize
+from locant.text.prepare import estimate, finalize, problems
 from locant.text.prepare import prepare as prepare_store
 from locant.text.prepare.plan import ContentOptions
 from locant.text.prepare.sources import FIELD
@@ -40,9 +41,21 @@ def _unescaped(text: str) -> str:
     help=r"The text between two documents of a file, such as '\n\n'. Default: nothing.",
 )  # fmt: skip
 @click.option("--field", help=f"The key (.jsonl) or column (.parquet) of the text. Default: {FIELD}.")
+@click.option("--encoding", metavar="NAME", help="Of .txt, .md and .jsonl, such as cp1252 or gbk. Default: UTF-8.")
+@click.option(
+    "--skip-bad", is_flag=True, default=None,
+    help="Skip and count bad lines, broken files and documents that are too long. Reads everything twice.",
+)  # fmt: skip
 @click.option(
     "--end-of-text/--no-end-of-text", "append_end_of_text", default=None,
     help="Whether an end-of-text id follows every document. Default: if the tokenizer has one.",
+)  # fmt: skip
+@click.option(
+    "--end-of-text-token", "end_of_text", metavar="TOKEN",
+    help="The token after every document. Default: the tokenizer's, by its usual spellings.",
+)  # fmt: skip
+@click.option(
+    "--begin-of-text-token", "begin_of_text", metavar="TOKEN", help="A token before every document. Default: none.",
 )  # fmt: skip
 @count("--shard-size", metavar="TOKENS", help=f"Of a file. Default: {DEFAULTS['shard_size']}.")
 @click.option(
@@ -60,8 +73,10 @@ def _unescaped(text: str) -> str:
 def prepare(paths: tuple[str, ...], output: Path | None, **options: Any) -> Answer:
     """Make a token store from files of text.
 
-    PATH is a .txt, .md, .jsonl or .parquet file, each also .gz or .zst, a folder, a glob, or - for standard input.
-    A run that was interrupted goes on when the same command is given again. A finished store is never changed.
+    PATH is a .txt, .md, .jsonl, .ndjson, .json (a record a line) or .parquet file, each also .gz, .zst, .bz2 or .xz,
+    a folder, a glob, or - for standard input. Files of a folder that end otherwise are counted and named.
+    A run that was interrupted goes on when the same command is given again, also after a bad file was mended: only
+    what was read from that file is made again. A finished store is never changed.
 
     \b
     On many machines that see the same folder:
@@ -76,8 +91,9 @@ def prepare(paths: tuple[str, ...], output: Path | None, **options: Any) -> Answ
         given["tokenizer"] = Tokenizer.load(given["tokenizer"], download=True)
     if dry_run:
         content = {name: value for name, value in given.items() if name in ContentOptions.__annotations__}
-        estimated = estimate(paths, **content)
-        return Answer(dataclasses.asdict(estimated), str(estimated))
+        with warnings.catch_warnings(record=True) as caught:
+            estimated = estimate(paths, **content)
+        return _with_warnings(Answer(dataclasses.asdict(estimated), str(estimated)), caught)
     if output is None:
         raise InputError("got no folder for the store", "-o FOLDER")
     if only_join:
@@ -85,13 +101,20 @@ def prepare(paths: tuple[str, ...], output: Path | None, **options: Any) -> Answ
         if given := typed(*others):  # what to make was decided by the tasks
             raise InputError(f"got {', '.join(given)} beside --finalize", "locant prepare --finalize -o STORE")
         return _written(finalize(output))
-    with progress_bar() as progress:
+    with warnings.catch_warnings(record=True) as caught, progress_bar() as progress:
         store = prepare_store(paths, output, resume=not restart, progress=progress, **given)
     if store is not None:
-        return _written(store)
+        return _with_warnings(_written(store), caught)
     facts = {"store": str(output), "task": given["task"], "num_tasks": given["num_tasks"]}
     done = f"{output}: task {given['task']} of {given['num_tasks']} is done"
-    return Answer(facts, f"{done}; when all are: locant prepare --finalize -o {output}")
+    return _with_warnings(Answer(facts, f"{done}; when all are: locant prepare --finalize -o {output}"), caught)
+
+
+def _with_warnings(answer: Answer, caught: list[warnings.WarningMessage]) -> Answer:
+    """The answer, and what was warned of: on lines of their own, or as ``warnings`` in JSON."""
+    messages = [str(warning.message) for warning in caught]
+    lines = [f"warning: {message}" for message in messages]
+    return Answer({**answer.facts, "warnings": messages}, "\n".join([str(answer.words), *lines]))
 
 
 def _written(store: TokenStore) -> Answer:
@@ -102,7 +125,7 @@ def _written(store: TokenStore) -> Answer:
     facts = {
         "store": str(store.path), "tokens": tokens, "documents": documents, "shards": shards, "dtype": dtype,
         "bytes": size, "vocab_size": store.vocab_size, "end_of_text": store.end_of_text,
-        "fingerprint": store.fingerprint,
+        "fingerprint": store.fingerprint, **dataclasses.asdict(problems(store)),
     }  # fmt: skip
     where = f"{counted(documents, 'document')}, {counted(shards, 'shard')}, {dtype}, {counted(size, 'byte')}"
     return Answer(facts, f"{store.path}: {counted(tokens, 'token')} in {where}")

@@ -5,7 +5,9 @@ And segment embeddings: which of a few parts a token belongs to (Devlin et al. 2
 
 from __future__ import annotations
 
+import gc
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
@@ -217,12 +219,16 @@ class TokenEmbedding(RaisesLater):
         """Grow the table in place: every old row is kept byte for byte, new rows start like fresh ones.
 
         It never shrinks (a table padded to a round size keeps its padding). The weight is a new parameter
-        afterwards: build the optimizer after resizing.
+        afterwards: build the optimizer after resizing. Another module that shares the weight, as a tied head does,
+        keeps the old one, of which a warning names the class: tie it again.
         """
         has = self.vocab_size
         vocab_size = whole("vocab_size", vocab_size, has, remedy=f"resize({has}) or more; rows are never dropped")
         if vocab_size == has:
             return
+        if others := [type(module).__name__ for module in _sharing(self)]:
+            cause = f"{', '.join(others)} shares this weight, and keeps the old one of {has} rows"
+            warnings.warn(f"{cause}; try: give it the new weight after resize", stacklevel=2)
         with torch.no_grad():
             grown = self.table.longer(self.weight, vocab_size)
             self._fill(grown[has:])
@@ -232,6 +238,18 @@ class TokenEmbedding(RaisesLater):
         scale = "" if self.scale is None else f", scale={self.scale!r}"
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"vocab_size={self.vocab_size}, d_model={self.d_model}{scale}{padding}"
+
+
+def _sharing(module: TokenEmbedding) -> list[nn.Module]:
+    """The other modules that have this weight as a parameter of theirs."""
+    found: list[nn.Module] = []
+    for parameters in (each for each in gc.get_referrers(module.weight) if each.__class__ is dict):
+        for holder in gc.get_referrers(parameters):
+            # The attributes of an object are in the object itself, or in a dict of it that was asked for.
+            for owner in (holder, *(gc.get_referrers(holder) if holder.__class__ is dict else ())):
+                if isinstance(owner, nn.Module) and owner is not module and owner not in found:
+                    found += [owner] if any(each is module.weight for each in owner.parameters(recurse=False)) else []
+    return found
 
 
 def to_scale(name: str, scale: Any) -> Scale | None:

@@ -100,9 +100,9 @@ def _read_bytes(path: Path) -> bytes:
     raise InputError(f"got {path}, which is a device, expected a text file", "the path of a text file")
 
 
-def require_text(data: bytes, name: str) -> None:
-    """Refuse what begins like UTF-16, or has a NUL in it as binary files have."""
+def require_text(data: bytes, name: str, remedy: str = "iconv -f UTF-16 -t UTF-8 on it first") -> None:
+    """Refuse what begins like UTF-16, for which the `remedy` is, or has a NUL in it as binary files have."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise InputError(f"{name} begins like UTF-16, expected UTF-8", "iconv -f UTF-16 -t UTF-8 on it first")
+        raise InputError(f"{name} begins like UTF-16, expected UTF-8", remedy)
     if (zero := data.find(0)) >= 0:
         raise InputError(f"{name} is binary: byte {zero} is NUL, expected text in UTF-8", "a .txt or .md file")

@@ -188,32 +188,34 @@ def test_a_change_ends_the_work_and_nothing_of_it_is_mixed(
     before, times = path.read_bytes(), path.stat()
     whole = contents(called(corpus, tmp_path / "undisturbed", name).path)
     changing = Change(path, change)
-    with monkeypatch.context() as patch, refuses(InputError, f"{name} has {said} since", "resume=False (--restart)"):
+    with monkeypatch.context() as patch, refuses(InputError, f"{name} has {said} since", "the same again"):
         called(corpus, out, name, **moment(changing, patch))
     assert changing.is_done
     require_no_store(out)
 
-    # Going on is refused while the file is not as it was planned, whatever it is now.
-    left = contents(out)
-    with refuses(InputError, name):
-        called(corpus, out, name)
-    path.write_bytes(KINDS[name][0](texts("third")))
-    later(path)
-    with refuses(InputError, f"{name} changed from"):
-        called(corpus, out, name)
+    # Nothing is joined until the file was read again.
     with refuses(InputError, "is not finished"):
         finalize(out)
-    assert contents(out) == left
+    path.write_bytes(KINDS[name][0](texts("third")))
+    later(path)
+    third = contents(called(corpus, tmp_path / "third", name).path)
+    made: set[tuple[str, int]] = set()
 
-    # As it was, and the work goes on to what it would have been; or it begins anew.
-    now, now_times = path.read_bytes(), path.stat()
+    def watched(byte_range: Any, tally: Any) -> Iterator[Any]:
+        made.add((os.path.basename(byte_range.source.path), byte_range.start))  # noqa: PTH119
+        return documents(byte_range, tally)
+
+    monkeypatch.setattr(parts, "documents", watched)
+    assert contents(called(corpus, out, name).path) == third
+    assert (name, 0) in made
+    assert ("a.txt", 0) not in made, "the first part, which reads nothing of the file that has changed"
+
+    # Of a finished store, no file may have changed.
     path.write_bytes(before)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert contents(called(corpus, out, name).path) == whole
-    path.write_bytes(now)
-    os.utime(path, ns=(now_times.st_atime_ns, now_times.st_mtime_ns))
     with refuses(InputError, f"{name} changed from"):
         called(corpus, out, name)
+    assert contents(called(corpus, tmp_path / "undisturbed", name).path) == whole
 
 
 @pytest.mark.parametrize("change", [grown, rewritten, Path.unlink])

@@ -26,7 +26,17 @@ from locant.text.prepare.plan import Plan, Request, discard_plan
 from locant.text.tokenizer import engine as engines
 from locant.text.tokenizer.engine import Engine
 from tests.refusal import refuses
-from tests.text.prepare.corpus import END, SEPARATOR, TEXTS, contents, expected, options, planned, require_ids
+from tests.text.prepare.corpus import (
+    END,
+    SEPARATOR,
+    TEXTS,
+    contents,
+    expected,
+    options,
+    planned,
+    require_ids,
+    small_blocks,
+)
 from tests.tolerances import ESTIMATED
 
 
@@ -66,6 +76,7 @@ def test_a_document_that_is_read_in_parts_stays_one(tmp_path: Path) -> None:
 documents = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\0\ufeff")), max_size=6)
 
 
+@pytest.mark.filterwarnings("ignore:.* is likely not UTF-8")
 @given(
     files=st.lists(documents, min_size=1, max_size=3),
     shard_size=st.integers(1, 60),
@@ -122,6 +133,26 @@ def test_an_end_of_text_needs_a_token(corpus: Path, tmp_path: Path) -> None:
     with refuses(RangeError, "without an end-of-text"):
         prepare(corpus, tmp_path / "store", tokenizer=tokenizer, append_end_of_text=True)
     assert prepare(corpus, tmp_path / "store", tokenizer=tokenizer, workers=1).end_of_text is None
+
+
+def test_the_tokens_around_documents_can_be_named(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_blocks(monkeypatch, 8)  # documents come in parts, and have one beginning
+    tokenizer = Tokenizer.train("a text", 258, special_tokens=["<EOT>", "<s>"])
+    assert tokenizer.end_of_text == 256
+    store = prepare(
+        corpus, tmp_path / "store", **options(tokenizer=tokenizer, end_of_text="<s>", begin_of_text="<EOT>")
+    )
+    texts = [text for texts in TEXTS for text in texts]
+    expected = [number for text in texts for number in (256, *tokenizer.encode(text), 257)]
+    assert store[:].tolist() == expected
+    assert len(store.documents) - 1 == len(texts)
+    assert store.end_of_text == 257
+    with refuses(RangeError, "'<pad>' for begin_of_text", "'<EOT>', '<s>'"):
+        prepare(corpus, tmp_path / "other", **options(tokenizer=tokenizer, begin_of_text="<pad>"))
+    with refuses(RangeError, "without a tokenizer"):
+        prepare(corpus, tmp_path / "other", **options(tokenizer=None, end_of_text="<s>"))
 
 
 def test_workers_tasks_and_order_do_not_matter(corpus: Path, tmp_path: Path) -> None:
@@ -344,7 +375,7 @@ def test_work_that_is_discarded_while_it_is_joined_is_told(
 def test_a_shard_of_another_size_is_not_joined(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "store"
     with refuses(InputError, "shard-00000.bin has 3 bytes, expected 42", "--restart"):
-        joining(source, out, monkeypatch, lambda: os.truncate(out / ".prepare/part-00000/shard-00000.bin", 3))
+        joining(source, out, monkeypatch, lambda: os.truncate(next(out.glob(".prepare/part-*/shard-00000.bin")), 3))
     prepare(source, out, tokenizer="bytes", workers=1, resume=False).verify()
 
 

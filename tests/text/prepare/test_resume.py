@@ -76,14 +76,17 @@ def touched(path: Path) -> None:
     os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
 
 
-@pytest.mark.parametrize("finished", [False, True])
+def added(path: Path) -> None:
+    path.with_name("9.txt").write_text("x")
+
+
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "said", "finished"),
     [
-        (edited, "1.txt changed from"),
-        (touched, "1.txt changed from"),
-        (Path.unlink, "1.txt is no longer an input"),
-        (lambda path: path.with_name("9.txt").write_text("x"), "9.txt is a new input"),
+        (edited, "1.txt changed from", True),
+        (touched, "1.txt changed from", True),
+        *((Path.unlink, "1.txt is no longer an input", finished) for finished in (False, True)),
+        *((added, "9.txt is a new input", finished) for finished in (False, True)),
     ],
 )
 def test_changed_inputs_are_refused(corpus: Path, tmp_path: Path, change: Any, said: str, finished: bool) -> None:
@@ -123,7 +126,7 @@ def test_a_store_that_prepare_did_not_make_is_refused(corpus: Path, tmp_path: Pa
 def test_a_touch_within_a_second_is_told(corpus: Path, tmp_path: Path) -> None:
     second = 10**9 * 1_700_000_000
     os.utime(corpus / "1.txt", ns=(second, second + 123_456_789))
-    interrupted(corpus, tmp_path / "store")
+    interrupted(corpus, tmp_path / "store", finished=True)
     os.utime(corpus / "1.txt", ns=(second, second + 123_456_790))
     with refuses(InputError, ":20.123456789 (text", ":20.123456790 (text"):
         prepare(corpus, tmp_path / "store", **options())
@@ -154,8 +157,8 @@ def damages() -> dict[str, Any]:
         "a shard that is gone": lambda folder: (folder / "shard-00000.idx").unlink(),
         "no marker": lambda folder: (folder / "part.json").unlink(),
         "an empty marker": lambda folder: (folder / "part.json").write_text(""),
-        "a marker of another plan": lambda folder: (folder / "part.json").write_text(
-            (folder / "part.json").read_text().replace('{"plan": "', '{"plan": "x')
+        "a marker of another part": lambda folder: (folder / "part.json").write_text(
+            (folder / "part.json").read_text().replace('{"name": "', '{"name": "x')
         ),
         "a marker that is none": lambda folder: (folder / "part.json").write_text("[1]"),
     }

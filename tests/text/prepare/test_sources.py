@@ -113,7 +113,8 @@ class TestFinding:
     @pytest.mark.parametrize(
         ("name", "data", "message"),
         [
-            ("a.csv", b"x", r"expected a file that ends in \.txt, \.md, \.jsonl, \.parquet, with or .*; try: - < "),
+            ("a.csv", b"x", r"expected a file that ends in \.txt, \.md, .*, with or .*; try: - < .*csv, which"),
+            ("a.csv.xz", b"x", r"expected a file that ends in .*; try: xz -dc .*a.csv.xz \| locant prepare -"),
             ("a.gz", gzip.compress(b"x", mtime=0), "expected a file that ends in"),
             ("a.txt", b"PNG\0", "is binary: byte 3 is NUL"),
             ("a.txt", "né".encode("utf-16"), "begins like UTF-16"),

@@ -104,7 +104,7 @@ def test_ctrl_c_while_parts_are_made_leaves_the_finished_ones(
     monkeypatch.setattr(workers, "_started", remembered)
     (note,) = notes_of(corpus, out, workers=num_workers, progress=at_bytes(600))
     assert str(out) in note
-    assert [*out.glob(".prepare/part-?????")]
+    assert [*out.glob(".prepare/part-????????????????")]
     assert [process.poll() for process in started] == ([-signal.SIGKILL] * 2 if num_workers == 2 else [])
     if num_workers == 1:
         assert not [*out.glob(".prepare/part-*.*")], "the folder of the part that was being made is gone"
@@ -119,7 +119,7 @@ def test_workers_receive_no_ctrl_c_and_what_goes_wrong_in_one_is_said_here(corpu
         os.kill(processes._workers[0].pid, signal.SIGINT)
         processes.load(plan.store)
         processes.make("tokenizers", range(plan.num_parts), lambda _: None)
-        with pytest.raises(RuntimeError, match="ValueError"):
+        with pytest.raises(RuntimeError, match="TypeError"):
             processes.make("tokenizers", [plan.num_parts + 5], lambda _: None)
     require_ids(prepare(corpus, tmp_path / "store", **options()), TEXTS)
 

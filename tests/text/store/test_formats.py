@@ -187,12 +187,27 @@ def test_what_is_no_tokenizer_is_named(tmp_path: Path, tokenizer: object) -> Non
         TokenStore(tmp_path / "a.bin", format="nanogpt", tokenizer=tokenizer)
 
 
-def test_the_header_of_llm_c_is_not_read_as_tokens(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("magic", "version", "dtype"), [(20240520, 1, np.uint16), (20240801, 7, np.uint32)])
+def test_files_of_llm_c_are_read_without_their_header(tmp_path: Path, magic: int, version: int, dtype: Any) -> None:
     header = np.zeros(256, dtype=np.int32)
-    header[:3] = 20240520, 1, 2
-    (tmp_path / "a.bin").write_bytes(header.tobytes() + b"\1\0\2\0")
-    with refuses(InputError, "llm.c", "1024"):
-        TokenStore(tmp_path / "a.bin", format="nanogpt")
+    header[:3] = magic, version, 5
+    for number in range(2):
+        tokens = np.arange(5, dtype=dtype) + 10 * number
+        (tmp_path / f"fineweb_train_{number:06d}.bin").write_bytes(header.tobytes() + tokens.tobytes())
+    store = TokenStore(tmp_path, format="nanogpt")
+    assert (store[:].tolist(), store.dtype) == ([0, 1, 2, 3, 4, 10, 11, 12, 13, 14], np.dtype(dtype))
+    store.verify()
+    with refuses(InputError, "its header states 5"), (tmp_path / "fineweb_train_000000.bin").open("ab") as file:
+        file.write(bytes(8))
+        file.flush()
+        TokenStore(tmp_path / "fineweb_train_000000.bin", format="nanogpt")
+    (tmp_path / "fineweb_val_000000.bin").write_bytes(tokens.tobytes())
+    with refuses(InputError, "several splits: fineweb_train_000001.bin, fineweb_val_000000.bin", "name one file"):
+        TokenStore(tmp_path, format="nanogpt")
+    header[0] = 20240522
+    (tmp_path / "hellaswag.bin").write_bytes(header.tobytes())
+    with refuses(InputError, "an evaluation file of llm.c"):
+        TokenStore(tmp_path / "hellaswag.bin", format="nanogpt")
 
 
 def test_ids_beyond_the_given_tokenizer_are_found(tmp_path: Path) -> None:

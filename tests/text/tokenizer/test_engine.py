@@ -9,7 +9,8 @@ import unicodedata
 
 import numpy as np
 import pytest
-from tokenizers import normalizers
+import tokenizers
+from tokenizers import AddedToken, normalizers
 
 from locant.errors import InputError, RangeError
 from locant.text import Tokenizer
@@ -137,6 +138,97 @@ class TestChoice:
         assert (engine.name, engine.reason) == ("tokenizers", "gigatoken refuses: index out of bounds")
 
 
+def with_tokens(*tokens: AddedToken, composes: bool = False) -> Tokenizer:
+    library = tokenizers.Tokenizer.from_str(loaded("trained here").to_json())
+    if composes:
+        library.normalizer = normalizers.NFC()
+    library.add_tokens([*tokens])
+    return Tokenizer.from_json(library.to_str())
+
+
+UNUSUAL = {
+    "whole words": ([AddedToken("Hamlet", single_word=True)], False, "'Hamlet' is only found as a whole word"),
+    "composed by the normalizer": ([AddedToken("e\u0301x")], True, "may be changed by its normalizer"),
+    "strips before another": ([AddedToken("ab", lstrip=True), AddedToken("  ")], False, "'ab' strips white space"),
+    "one is found first": ([AddedToken("é "), AddedToken(" the", normalized=False)], False, "may overlap"),
+    "one in another": ([AddedToken("abxc"), AddedToken("bx", normalized=False)], False, "may overlap"),
+}
+USUAL = {
+    "names": [AddedToken("<think>"), AddedToken("</think>"), AddedToken("<think")],
+    "not normalized": [AddedToken("<a>", normalized=False), AddedToken("<a><b>", normalized=False)],
+    "runs of spaces": [AddedToken(" " * size, normalized=False) for size in range(2, 25)],
+    "one strips": [AddedToken("<fim>", lstrip=True, rstrip=True)],
+}
+
+
+class TestAddedTokens:
+    @pytest.mark.parametrize("case", UNUSUAL)
+    def test_that_are_found_elsewhere_are_refused_by_name(self, case: str) -> None:
+        tokens, composes, said = UNUSUAL[case]
+        engine = choose_engine("auto", with_tokens(*tokens, composes=composes), [b"plain"])
+        assert engine.name == "tokenizers"
+        assert said in engine.reason
+
+    @pytest.mark.parametrize("composes", [False, True])
+    @pytest.mark.parametrize("case", USUAL)
+    def test_have_the_same_ids(self, case: str, composes: bool) -> None:
+        tokenizer = with_tokens(*USUAL[case], composes=composes)
+        engine, random = choose_engine("gigatoken", tokenizer, []), np.random.default_rng(0)
+        atoms = [*(token.content for token in USUAL[case]), "a", " ", "  ", "\n", "é", "e\u0301", "1", "<", "the "]
+        texts = ["".join(random.choice(atoms, 20)) for _ in range(300)]
+        expected = [tokenizers.Tokenizer.encode(_reference(tokenizer), text).ids for text in texts]
+        assert rows(*engine.encode([text.encode() for text in texts])) == expected
+
+    def test_are_all_spelled_to_both(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked, encode = list[list[bytes]](), Engine.encode
+        monkeypatch.setattr(Engine, "encode", lambda self, texts: (asked.append([*texts]), encode(self, texts))[1])
+        choose_engine("auto", with_tokens(*USUAL["names"]), [])
+        assert all(any(token.content.encode() in text for text in asked[0]) for token in USUAL["names"])
+
+    def test_a_normalizer_that_does_nothing_is_none(self) -> None:
+        library = tokenizers.Tokenizer.from_str(loaded("trained here").to_json())
+        library.normalizer = normalizers.Sequence([])  # as DeepSeek's
+        made = Tokenizer.from_json(library.to_str())
+        assert (choose_engine("auto", made, TEXTS).name, made.lossless) == ("gigatoken", True)
+
+
+def _reference(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
+    """The library's own, without the special token, which is not spelled here."""
+    return tokenizers.Tokenizer.from_str(tokenizer.to_json())
+
+
+class TestOnDemand:
+    TEXT = "the cat's hat né 日本 <|endoftext|>\n\n  12 " * 400
+
+    @pytest.fixture(autouse=True)
+    def _little_is_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(engines, "ENOUGH", 20_000)
+
+    def test_encode_uses_the_fast_engine_for_much_text(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        tokenizer = Tokenizer.from_json(loaded("trained here").to_json())
+        expected = tokenizers.Tokenizer.encode_batch(tokenizer._encoder(()), [self.TEXT, "", "a", "\ufffd", self.TEXT])
+        texts = [self.TEXT, "", b"a", "\ud800", self.TEXT.encode()]
+        calls = list[int]()
+        run = GigatokenEngine.encode
+        monkeypatch.setattr(GigatokenEngine, "encode", lambda self, texts: (calls.append(1), run(self, texts))[1])
+        for _ in range(2):
+            found = tokenizer.encode_batch(texts)
+            assert [row.tolist() for row in found] == [one.ids for one in expected]
+            assert all(row.dtype == np.int32 and row.flags.writeable and row.base is None for row in found)
+        assert len(calls) >= 3, "a check and two calls"
+        assert tokenizer.encode(self.TEXT, allowed_special="all").size < expected[0].ids.__len__()
+
+    def test_another_thread_and_a_document_that_cannot_be_cut_are_no_obstacle(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(engines, "PART", 1000)
+        monkeypatch.setattr(engines, "WHOLE", 20_000)
+        tokenizer = Tokenizer.from_json(loaded("trained here").to_json())
+        assert tokenizer.encode("a" * 30_000).size == tokenizer.encode_by_reference(["a" * 30_000])[0].size
+        with tokenizer._fast._lock:
+            assert tokenizer.encode(self.TEXT).tolist() == tokenizer.encode_by_reference([self.TEXT])[0].tolist()
+
+
 class TestMemory:
     def words(self, seed: int, size: int) -> bytes:
         letters = np.random.default_rng(seed).integers(97, 123, (size // 9, 9), dtype=np.uint8)
@@ -189,9 +281,9 @@ class TestLongDocuments:
         engine = Engine(loaded("byte level"))
         assert engine.encode([b"a" * 1000])[1].tolist() == [engine.tokenizer.encode(b"a" * 1000).size]
         for refused in (lambda: engine.encode([b"a" * 1001]), lambda: list(engine.stream([([b"a" * 1001], True)]))):
-            with pytest.raises(InputError, match=r"1001 bytes or more .* no letter before white.*try: a sep"):
+            with pytest.raises(InputError, match=r"1001 bytes or more .* no letter before white.*try: separator="):
                 refused()
-        with pytest.raises(InputError, match="because its normalizer Prepend may join what is separated"):
+        with pytest.raises(InputError, match="because its normalizer Prepend would write its text before every part"):
             Engine(loaded("byte fallback")).encode([b"a b " * 300])
         assert len(Engine(Tokenizer.bytes()).encode([b"a" * 5000])[0]) == 5000
 

@@ -64,14 +64,28 @@ class TestCuts:
             assert whole.tolist() == [*left.tolist(), *right.tolist()], texts[number]
 
     def test_are_found_behind_letters_of_many_scripts(self) -> None:
-        for letter in "azAZéÿαωàАя" + "אתايक日本字あカ한글กฮ":
+        others = "தழবকհ" + "ფქአማກນခকਕગ" + "ಕతമක\u1780Ꮳᐃᚠܐª" + "ÅŁΩЖ𐌀"  # Tamil, Bengali, Armenian, Georgian, ...
+        for letter in "azAZéÿαωàАя" + "אתايक日本字あカ한글กฮ" + others:
             for space in (" ", "\n", "\t", "\r"):
                 text = f"1{letter}{space}1".encode()
                 assert last_cut(text) == len(text) - 2, letter
 
     def test_are_found_nowhere_else(self) -> None:
         assert all(
-            not last_cut(text) for text in (b"", b"a", b"a1 ", b"a\xc2\xa0", b"1 a", b"\xcc\x81 ", b"\xff ", b"!\n")
+            not last_cut(text)
+            for text in (
+                b"",
+                b"a",
+                b"a1 ",
+                b"a\xc2\xa0",
+                b"1 a",
+                b"\xcc\x81 ",
+                b"\xff ",
+                b"!\n",
+                *(f"{sign} ".encode() for sign in "ிা。፡№①\u0660꟎"),
+                b"\xed\xa0\x80 ",
+                b"\xe0\x80\x80 ",
+            )
         )
         assert last_cut(b"a b c d", 0, 6) == 5
         assert last_cut(b"a b c d", 4, 5) == 0

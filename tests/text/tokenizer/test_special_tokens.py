@@ -7,7 +7,7 @@ import json
 
 import pytest
 import tokenizers
-from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from locant.errors import InputError
 from locant.text import Tokenizer
@@ -58,6 +58,27 @@ class TestPlainText:
         tokenizer = loaded("word level")
         assert tokenizer.encode("the [CLS] dog [UNK]").tolist() == [2, 0, 0, 0]
         assert loaded("unigram").encode("日").tolist()[-1] == loaded("unigram").special_tokens["<unk>"]
+
+    @pytest.mark.parametrize(("kind", "unknown"), [("BPE", None), ("BPE", "<unk>"), ("Unigram", "<unk>")])
+    def test_falls_back_to_bytes_that_are_flagged_special(self, kind: str, unknown: str | None) -> None:
+        """The only way to train byte fallback with the library flags these tokens so (tokenizers#1407)."""
+        names = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁helo"]
+        if kind == "BPE":
+            vocab = {name: number for number, name in enumerate(names)}
+            model = models.BPE(vocab=vocab, merges=[], unk_token=unknown, byte_fallback=True)
+        else:
+            model = models.Unigram([(name, -1.0) for name in names], 0, byte_fallback=True)
+        theirs = tokenizers.Tokenizer(model)
+        theirs.pre_tokenizer = pre_tokenizers.Metaspace()
+        theirs.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+        theirs.add_special_tokens([AddedToken(name, special=True) for name in names[:258]])
+        tokenizer, text = Tokenizer.from_json(theirs.to_str()), "hello 日本 ö 😀"
+        assert tokenizer.encode(text).tolist() == theirs.encode(text, add_special_tokens=False).ids
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+        if kind == "BPE":  # a Unigram model finds every entry of its vocabulary in a text, this one too
+            spelled = tokenizer.encode("<0xE6>").tolist()
+            assert 2 + 0xE6 not in spelled
+            assert tokenizer.decode(spelled) == "<0xE6>"
 
     def test_cannot_spell_the_hidden_name(self) -> None:
         """Special tokens are renamed to something random, so nothing that is written in the code makes one."""

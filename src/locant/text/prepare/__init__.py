@@ -6,6 +6,6 @@
 """
 
 from locant.text.prepare.parts import finalize
-from locant.text.prepare.prepare import Estimate, estimate, prepare
+from locant.text.prepare.prepare import Estimate, Problems, estimate, prepare, problems
 
-__all__ = ["Estimate", "estimate", "finalize", "prepare"]
+__all__ = ["Estimate", "Problems", "estimate", "finalize", "prepare", "problems"]

@@ -1,6 +1,6 @@
 """Making one part, a pure function of the plan and a number, which may be done twice, or by two at once; joining all.
 
-A part is made in a folder of its own, `part-00012.RANDOM`, which becomes `part-00012` when everything in it is on the
+A part is made in a folder of its own, `part-NAME.RANDOM`, which becomes `part-NAME` when everything in it is on the
 disk: so a part is there whole or not at all. Of two that make the same part the second finds it done and removes its
 own, which had the same bytes. What it holds: its documents, encoded, with the end of text after each, in shards.
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -28,6 +29,7 @@ from locant.files import flush, read_json, write_whole
 from locant.text.prepare.plan import (
     FOLDER,
     LOCK,
+    NUMBERING,
     Plan,
     cannot_write,
     is_abandoned,
@@ -37,15 +39,24 @@ from locant.text.prepare.plan import (
     store_folder,
     take_place,
 )
-from locant.text.prepare.readers import documents
-from locant.text.prepare.sources import ByteRange, Source, Tally
+from locant.text.prepare.readers import Batch, documents
+from locant.text.prepare.sources import (
+    ByteRange,
+    Source,
+    Tally,
+    opened,
+    range_blocks,
+    require_its_kind,
+    require_readers,
+)
 from locant.text.store import MANIFEST, FileRecord, ShardRecord, ShardWriter, TokenStore, shard_name, write_manifest
 from locant.text.tokenizer import Tokenizer
 from locant.text.tokenizer.engine import Encoded, Engine
 
 MARKER = "part.json"
-NUMBERING = "numbering.json"
 ANEW = "resume=False (--restart), which begins anew"
+COUNTED = ("skipped", "not_utf8")
+"""What a tally counts that is kept for each byte range, if there is any."""
 NAMED = 10
 """How many missing tasks are named; the others are counted."""
 
@@ -57,26 +68,29 @@ Advance = Callable[[int], None]
 class FinishedPart:
     """What is written, last, into the folder of a part: the marker that it is done."""
 
-    plan: str
+    name: str
     shards: list[ShardRecord]
     byte_ranges: list[dict[str, Any]]
-    """Path, start, stop and SHA-256 of what was read, for each byte range."""
+    """Path, start, stop and SHA-256 of what was read, for each byte range, and what was counted (`COUNTED`)."""
 
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> FinishedPart:
         for shard in facts["shards"]:
             shard |= {kind: FileRecord(**shard[kind]) for kind in ("bin", "idx")}
         shards = [ShardRecord(**shard) for shard in facts["shards"]]
-        return cls(plan=facts["plan"], shards=shards, byte_ranges=facts["byte_ranges"])
+        return cls(name=facts["name"], shards=shards, byte_ranges=facts["byte_ranges"])
 
 
 def part_folder(plan: Plan, number: int) -> Path:
     """Where a part is, once it is done."""
-    return plan.folder / f"part-{number:05d}"
+    return plan.folder / f"part-{plan.names[number]}"
 
 
 def finished_part(plan: Plan, number: int) -> FinishedPart | None:
-    """What a part has, if it is done: marked as done, of this plan, and all its files of the size that was written."""
+    """What a part has, if it is done: marked as done, and all its files of the size that was written.
+
+    One in which bad records were skipped is not done if the plan is to skip none.
+    """
     folder = part_folder(plan, number)
     try:
         part = FinishedPart.from_json(read_json(folder / MARKER))
@@ -87,7 +101,8 @@ def finished_part(plan: Plan, number: int) -> FinishedPart | None:
         ]
     except (OSError, KeyError, TypeError):
         return None
-    return part if all(sizes) and part.plan == plan.digest else None
+    skipped = any(one.get("skipped") for one in part.byte_ranges)
+    return part if all(sizes) and part.name == plan.names[number] and (plan.skip_bad or not skipped) else None
 
 
 def missing_parts(plan: Plan) -> list[int]:
@@ -114,9 +129,9 @@ def make_part(plan: Plan, number: int, engine: Engine, advance: Advance) -> None
         with locked_folder(place) as folder:
             with _Shards(folder, plan.vocab_size, plan.options["shard_size"]) as shards:
                 ranges = plan.byte_ranges(number)
-                read = [_write_range(one, plan.end_of_text, shards, engine, advance) for one in ranges]
+                read = [_write_range(one, plan, shards, engine, advance) for one in ranges]
                 shards.finish()
-            part = FinishedPart(plan=plan.digest, shards=shards.records, byte_ranges=read)
+            part = FinishedPart(name=plan.names[number], shards=shards.records, byte_ranges=read)
             write_whole(folder / MARKER, json.dumps(asdict(part)))
             (folder / LOCK).unlink()
             if not take_place(folder, place) and finished_part(plan, number) is None:
@@ -133,13 +148,18 @@ def make_part(plan: Plan, number: int, engine: Engine, advance: Advance) -> None
 
 
 def _write_range(
-    byte_range: ByteRange, end_of_text: int | None, shards: _Shards, engine: Engine, advance: Advance
+    byte_range: ByteRange, plan: Plan, shards: _Shards, engine: Engine, advance: Advance
 ) -> dict[str, Any]:
-    """Read, encode and write one byte range; what was read, and its hash."""
+    """Read, encode and write one byte range; what was read, its hash, and what was counted."""
     (source, start, stop), tally, seen, continues = byte_range, Tally(), 0, False
+    end_of_text = plan.end_of_text
     _require_unchanged(source)
     try:
-        for ids, lengths, unfinished in _encoded(engine, byte_range, tally):
+        for ids, lengths, unfinished in _encoded(engine, byte_range, tally, plan.skip_bad):
+            if plan.begin_of_text is not None:  # not before a document that has begun
+                begins = np.arange(len(lengths)) >= continues
+                starts = (np.cumsum(lengths) - lengths)[begins]
+                ids, lengths = np.insert(ids, starts, plan.begin_of_text), lengths + begins
             if end_of_text is not None:  # not after a document that goes on
                 finished = np.arange(len(lengths)) < len(lengths) - unfinished
                 ids, lengths = np.insert(ids, np.cumsum(lengths)[finished], end_of_text), lengths + finished
@@ -152,17 +172,49 @@ def _write_range(
         raise
     _require_unchanged(source)
     advance(tally.bytes - seen)
-    return {"path": source.path, "start": start, "stop": stop, "sha256": tally.sha256}
+    counted = {name: count for name in COUNTED if (count := getattr(tally, name))}
+    return {"path": source.path, "start": start, "stop": stop, "sha256": tally.sha256, **counted}
 
 
-def _encoded(engine: Engine, byte_range: ByteRange, tally: Tally) -> Iterator[Encoded]:
+def _encoded(engine: Engine, byte_range: ByteRange, tally: Tally, skip_bad: bool) -> Iterator[Encoded]:
     name = byte_range.source.name
     try:
-        yield from engine.stream(documents(byte_range, tally))
+        if not skip_bad:
+            yield from engine.stream(documents(byte_range, tally))
+        else:
+            yield from engine.stream(_good_documents(engine, byte_range, tally))
     except InputError as error:
         if name in error.cause:
             raise  # else it is the engine's, which does not know whose text it reads
         raise InputError(f"{name}, after byte {byte_range.start}: {error.cause}", error.remedy) from None
+
+
+def _good_documents(engine: Engine, byte_range: ByteRange, tally: Tally) -> Iterator[Batch]:
+    """The documents of a byte range but those that cannot be read or are too long, which are counted.
+
+    All is read once before, because what is bad about a file or document may come at its end. A file that is broken is
+    left out as a whole.
+    """
+    source, start, _ = byte_range
+    require_readers(source)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # they were given when the file was found
+            require_its_kind(source)
+        dropped = engine.too_long(documents(byte_range, Tally(), skip_bad=True))
+    except InputError:
+        _require_unchanged(source)
+        tally.skipped += start == 0  # which the other ranges of the file do not count again
+        with opened(source) as file:
+            for _ in range_blocks(file, byte_range, tally, start):
+                pass
+        return
+    tally.skipped += len(dropped)
+    number = 0
+    for texts, unfinished in documents(byte_range, tally, skip_bad=True):
+        kept = [text for i, text in enumerate(texts) if number + i not in dropped]
+        number += len(texts) - unfinished
+        if kept:
+            yield Batch(kept, unfinished and number not in dropped)
 
 
 def _require_unchanged(source: Source) -> None:
@@ -171,13 +223,14 @@ def _require_unchanged(source: Source) -> None:
         state = os.stat(source.file)  # noqa: PTH116  # a `Path` for each of very many files takes longer
     except FileNotFoundError:
         cause = f"{source.name} has vanished since the work was planned"
-        raise InputError(cause, f"putting it back as it was, or {ANEW}") from None
+        raise InputError(cause, f"putting it back, and the same again; or {ANEW}") from None
     except OSError as error:
         remedy = "giving access to it, then the same again"
         raise InputError(f"cannot read {source.name}: {error.strerror}", remedy) from None
     if source.mtime_ns is not None and (state.st_size, state.st_mtime_ns) != (source.size, source.mtime_ns):
         cause = f"{source.name} has changed since the work was planned: it had {source.size} bytes, now {state.st_size}"
-        raise InputError(cause, f"{ANEW}, once nothing writes to the inputs any more")
+        remedy = "the same again, once nothing writes to the inputs any more: only what reads this file is made anew"
+        raise InputError(cause, remedy)
 
 
 class _Shards:
@@ -259,7 +312,7 @@ def join(plan: Plan, tokenizer: Tokenizer) -> TokenStore:
         sources = plan.sources()
         read: dict[str, list[dict[str, Any]]] = {source.path: [] for source in sources}
         for one in chain.from_iterable(part.byte_ranges for part in parts):
-            read[one["path"]].append({name: one[name] for name in ("start", "stop", "sha256")})
+            read[one["path"]].append({name: value for name, value in one.items() if name != "path"})
         write_manifest(
             store,
             shards=records,

@@ -3,16 +3,19 @@
 A request is everything that decides the store, and nothing of how it is made. A plan is a folder, `.prepare` inside the
 store, that appears whole or not at all:
 
-    plan.json        the options that decide the result, and where each line of parts.jsonl begins
-    sources.json     every file as it was found: path, size, time of its last change
-    parts.jsonl      a line per part: the byte ranges that it reads
+    plan.json        the options that decide the result, and where each line of parts-DIGEST.jsonl begins
+    sources-DIGEST.json  every file as it was found: path, size, time of its last change
+    parts-DIGEST.jsonl   a line per part: the byte ranges that it reads
     tokenizer.json   the tokenizer
     stdin            what came from standard input, if that is a source: it can be read again, and in parts
     lock             tells whether a process is still writing the files above
-    part-00000/...   what was made, see `locant.text.prepare.parts`
+    part-NAME/...    what was made, see `locant.text.prepare.parts`
 
 A process that makes a part reads its line alone. How parts are cut depends on the sources and `shard_size` only, never
-on who makes them: so the store does not either.
+on who makes them: so the store does not either. A part is named after what it reads, as it was found, and what decides
+its tokens. So if a file was mended, the same call writes a new plan in the place of the old one (`plan.json` is
+replaced at once), in which all parts that read no changed file have their old names: they are done. The new plan keeps
+the tokenizer and the size of parts.
 
 Folders here appear whole or not at all: one is written under another name beside its place, `NAME.RANDOM`, and renamed
 when everything in it is on the disk. Meanwhile its maker holds a lock on a file in it, which the system releases when a
@@ -29,6 +32,7 @@ import re
 import secrets
 import shutil
 import time
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -41,7 +45,7 @@ from locant.arguments import flag, shown, whole
 from locant.errors import InputError, RangeError, Remedy
 from locant.files import flush, lock, write_whole
 from locant.text.prepare.readers import TRAINING_BYTES, Sample, take_sample
-from locant.text.prepare.sources import ByteRange, Paths, Source, cut, find_sources, read_stdin
+from locant.text.prepare.sources import ByteRange, Paths, Source, cut, find_sources, known_encoding, read_stdin
 from locant.text.reading import STDIN, well_formed
 from locant.text.store import MANIFEST
 from locant.text.tokenizer import Tokenizer
@@ -55,7 +59,9 @@ NAMED = 3
 
 FOLDER = ".prepare"
 STDIN_FILE = "stdin"
-VERSION = 2
+NUMBERING = "numbering.json"
+"""Is there when all parts are done, and being joined."""
+VERSION = 3
 SMALLEST_PART = 16 * 2**20
 PARTS = 64
 """A large input is cut into at least so many parts, of this many bytes or more, so that every worker has some."""
@@ -65,6 +71,9 @@ BYTES_PER_TOKEN = 4
 
 SHARD = re.compile(r"shard-(\d{5,})\.(bin|idx)")
 """What `shard_name` gives, as a file."""
+
+NAME = 16
+"""Digits of the hashes that name parts and plans."""
 
 LOCK = "lock"
 YOUNG = 60.0
@@ -80,6 +89,10 @@ class ContentOptions(TypedDict, total=False):
     separator: str | None
     field: str | None
     append_end_of_text: bool | None
+    encoding: str | None
+    skip_bad: bool
+    end_of_text: str | None
+    begin_of_text: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +103,9 @@ class Request:
     options: Mapping[str, Any]
     tokenizer: Tokenizer | None
     """``None`` for one that is trained."""
+    skip_bad: bool = False
+    left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """How many files of folders and patterns are of no kind that is read, by the ends of their names."""
 
     @classmethod
     def of(
@@ -102,12 +118,17 @@ class Request:
         separator: str | None = None,
         field: str | None = None,
         append_end_of_text: bool | None = None,
+        encoding: str | None = None,
+        skip_bad: bool = False,
+        end_of_text: str | None = None,
+        begin_of_text: str | None = None,
     ) -> Request:
         """The request of a call of `prepare`; its arguments, and errors, are those."""
         shard_size = whole("shard_size", shard_size, 1, 2**62, remedy=Remedy(shard_size=SHARD_SIZE))
         if vocab_size is not None:
             vocab_size = whole("vocab_size", vocab_size, 257, LARGEST_VOCABULARY, remedy=Remedy(vocab_size=VOCAB_SIZE))
-        for name, value in {"separator": separator, "field": field}.items():
+        flag("skip_bad", skip_bad)
+        for name, value in {"separator": separator, "field": field, "encoding": encoding}.items():
             if value is not None and not (isinstance(value, str) and value and value == well_formed(value)):
                 raise RangeError(f"got {shown(value)} for {name}, expected a text", f"{name}=None for the default")
         if append_end_of_text is not None:
@@ -120,7 +141,14 @@ class Request:
         if not (tokenizer is None or isinstance(tokenizer, Tokenizer)):
             cause = f"got {shown(tokenizer)} for tokenizer, expected a Tokenizer, a path or a name"
             raise RangeError(cause, Remedy(tokenizer="bytes"))
-        ends = tokenizer is None or tokenizer.end_of_text is not None
+        named = {
+            name: _id_of(tokenizer, name, token)
+            for name, token in {"end_of_text": end_of_text, "begin_of_text": begin_of_text}.items()
+            if token is not None
+        }
+        if append_end_of_text is False and "end_of_text" in named:
+            raise RangeError("got end_of_text, and that none is to be appended", Remedy(append_end_of_text=True))
+        ends = tokenizer is None or tokenizer.end_of_text is not None or "end_of_text" in named
         if append_end_of_text and not ends:
             raise RangeError("got a tokenizer without an end-of-text token to append", Remedy(append_end_of_text=False))
         trained = {"tokenizer": TRAINED, "vocab_size": VOCAB_SIZE if vocab_size is None else vocab_size}
@@ -130,9 +158,15 @@ class Request:
             "field": field,
             "append_end_of_text": ends if append_end_of_text is None else append_end_of_text,
             "shard_size": shard_size,
+            **named,
         }
-        sources = find_sources(paths, separator=separator, field=field)
-        return cls(sources=sources, options=options, tokenizer=tokenizer)
+        if encoding is not None and (encoding := known_encoding(encoding)) is not None:
+            options["encoding"] = encoding
+        left_out = Counter[str]()
+        sources = find_sources(
+            paths, separator=separator, field=field, encoding=encoding, skip_bad=skip_bad, left_out=left_out
+        )
+        return cls(sources=sources, options=options, tokenizer=tokenizer, skip_bad=skip_bad, left_out=dict(left_out))
 
     @property
     def total_bytes(self) -> int:
@@ -154,7 +188,7 @@ class Request:
         """The tokenizer that was given, or one that is trained on a sample, by default a new one."""
         if self.tokenizer is not None:
             return self.tokenizer
-        sample = take_sample(self.sources, TRAINING_BYTES) if sample is None else sample
+        sample = take_sample(self.sources, TRAINING_BYTES, skip_bad=self.skip_bad) if sample is None else sample
         texts = [text.decode(errors="replace") for text in sample.texts]
         if not any(texts):
             raise InputError(
@@ -164,7 +198,15 @@ class Request:
 
     def end_of_text(self, tokenizer: Tokenizer) -> int | None:
         """The id to put after every document, if there shall be one."""
-        return tokenizer.end_of_text if self.options["append_end_of_text"] else None
+        usual = self.options.get("end_of_text", tokenizer.end_of_text)
+        return usual if self.options["append_end_of_text"] else None
+
+    def mends(self, plan: Plan) -> bool:
+        """Whether this is the request of a plan, but that files have changed, or bad records shall be skipped now."""
+        before, after = ({source.path: source for source in each} for each in (plan.sources(), self.sources))
+        if dict(plan.options) != dict(self.options) or [*before] != [*after]:
+            return False
+        return before != after or plan.skip_bad != self.skip_bad
 
     def changes_from(self, options: Mapping[str, Any], sources: Sequence[Source]) -> list[str]:
         """What is different from an earlier request, in words; nothing if both give the same store."""
@@ -179,6 +221,18 @@ class Request:
             files.append("the inputs come in another order")
         changes += files
         return [*changes[:NAMED], f"{len(changes) - NAMED} more"] if len(changes) > NAMED else changes
+
+
+def _id_of(tokenizer: Tokenizer | None, option: str, token: object) -> int:
+    """The id of the token that an option names."""
+    if tokenizer is None:
+        raise RangeError(f"got {option}={token!r} without a tokenizer that has it", Remedy(tokenizer=...))
+    number = tokenizer.id_of(token) if isinstance(token, str) else None
+    if number is None:
+        known = ", ".join(map(repr, [*tokenizer.special_tokens][:12])) or "none"
+        cause = f"got {shown(token)} for {option}, which the tokenizer does not have; its special tokens are {known}"
+        raise RangeError(cause, "name one of its tokens")
+    return number
 
 
 def _state(source: Source) -> str:
@@ -207,11 +261,18 @@ class Plan:
     vocab_size: int
     end_of_text: int | None
     """The id that is put after every document, or ``None`` for none."""
+    begin_of_text: int | None
+    """The same before every document."""
     total_bytes: int
+    part_bytes: int
+    """How many bytes of input make a part, or more."""
+    skip_bad: bool
     offsets: Sequence[int]
-    """Where the line of each part begins in parts.jsonl; one more for the end."""
+    """Where the line of each part begins in parts-DIGEST.jsonl; one more for the end."""
+    names: Sequence[str]
+    """Of each part: a hash of what it reads, and of what decides its tokens."""
     digest: str
-    """Names this plan: what another plan has made is not taken for its own."""
+    """Names this plan."""
 
     @property
     def store(self) -> Path:
@@ -224,13 +285,14 @@ class Plan:
     def byte_ranges(self, part: int) -> list[ByteRange]:
         """What a part reads, in order."""
         start, stop = self.offsets[part : part + 2]
-        with (self.folder / "parts.jsonl").open("rb") as file:
+        with (self.folder / f"parts-{self.digest[:NAME]}.jsonl").open("rb") as file:
             file.seek(start)
             line = json.loads(file.read(stop - start))
         return [ByteRange(self._source(source), *ends) for source, *ends in line]
 
     def sources(self) -> list[Source]:
-        return [self._source(one) for one in json.loads((self.folder / "sources.json").read_text(encoding="utf-8"))]
+        path = self.folder / f"sources-{self.digest[:NAME]}.json"
+        return [self._source(one) for one in json.loads(path.read_text(encoding="utf-8"))]
 
     def tokenizer(self) -> Tokenizer:
         path = self.folder / "tokenizer.json"
@@ -252,12 +314,14 @@ def plan_for(store: Path, request: Request, *, resume: bool) -> tuple[Plan, Toke
             request = request.with_stdin(folder / STDIN_FILE)
         if plan is None:
             tokenizer = request.chosen_tokenizer()
-            _write_plan(folder, request, tokenizer)
+            _write_plan(folder, request, tokenizer, part_bytes(request.total_bytes, request.options["shard_size"]))
             take_place(folder, store / FOLDER)  # one that another process has just made is left as it is
             flush(store)
             plan = read_plan(store)
         if plan is None:
             raise InputError(f"{store / FOLDER} vanished while it was made", "one run at a time, the same again")
+        if request.mends(plan) and not (plan.folder / NUMBERING).exists():
+            plan = _mend_plan(plan, request)
         if changes := request.changes_from(plan.options, plan.sources()):
             raise InputError(
                 f"{store} holds unfinished work of another request: {'; '.join(changes)}",
@@ -269,24 +333,50 @@ def plan_for(store: Path, request: Request, *, resume: bool) -> tuple[Plan, Toke
     return plan, tokenizer or plan.tokenizer()
 
 
-def _write_plan(folder: Path, request: Request, tokenizer: Tokenizer) -> None:
+def _mend_plan(plan: Plan, request: Request) -> Plan:
+    """A new plan in the place of one whose files have changed, with the same tokenizer."""
+    _write_plan(plan.folder, request, plan.tokenizer(), plan.part_bytes)
+    flush(plan.folder)
+    mended = read_plan(plan.store)
+    if mended is None:
+        raise InputError(f"{plan.folder} vanished while it was mended", "one run at a time, the same again")
+    for name in {*plan.names} - {*mended.names}:  # what was read of a file as it is no more
+        shutil.rmtree(plan.folder / f"part-{name}", ignore_errors=True)
+    return mended
+
+
+def _write_plan(folder: Path, request: Request, tokenizer: Tokenizer, size: int) -> None:
     lines = [
         json.dumps([(source.to_json(), start, stop) for source, start, stop in part]).encode() + b"\n"
-        for part in _parts(request.sources, part_bytes(request.total_bytes, request.options["shard_size"]))
+        for part in _parts(request.sources, size)
     ]
-    facts = {
+    decisive = {
         "options": dict(request.options),
         "vocab_size": tokenizer.vocab_size,
         "end_of_text": request.end_of_text(tokenizer),
-        "total_bytes": request.total_bytes,
-        "offsets": [0, *accumulate(map(len, lines))],
+        "begin_of_text": request.options.get("begin_of_text"),
     }
     parts, definition = b"".join(lines), tokenizer.to_json()
+    decides = hashlib.sha256((json.dumps(decisive) + definition).encode())
+    names = list[str]()
+    for line in lines:
+        hashed = decides.copy()
+        hashed.update(line)
+        names.append(hashed.hexdigest()[:NAME])
+    facts = {
+        **decisive,
+        "total_bytes": request.total_bytes,
+        "part_bytes": size,
+        "skip_bad": request.skip_bad,
+        "offsets": [0, *accumulate(map(len, lines))],
+        "names": names,
+    }
     sources = json.dumps([source.to_json() for source in request.sources])
-    digest = hashlib.sha256(parts + (sources + json.dumps(facts) + definition).encode()).hexdigest()
-    write_whole(folder / "parts.jsonl", parts)
-    write_whole(folder / "sources.json", sources)
-    write_whole(folder / "tokenizer.json", definition)
+    digest = hashlib.sha256((sources + json.dumps(facts)).encode()).hexdigest()
+    write_whole(folder / f"parts-{digest[:NAME]}.jsonl", parts)
+    write_whole(folder / f"sources-{digest[:NAME]}.json", sources)
+    if not (folder / "tokenizer.json").exists():
+        write_whole(folder / "tokenizer.json", definition)
     write_whole(folder / "plan.json", json.dumps({"version": VERSION, **facts, "digest": digest}))
 
 

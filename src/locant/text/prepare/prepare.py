@@ -17,7 +17,9 @@ workers that end by themselves when their orders end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import warnings
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -25,9 +27,10 @@ from typing import Unpack, get_args, overload
 
 from locant.arguments import flag, one_of, shown, whole
 from locant.errors import InputError, RangeError, Remedy
-from locant.text.prepare.parts import Advance, join, make_part, missing_parts, sweep_parts, tidy
+from locant.text.prepare.parts import COUNTED, Advance, join, make_part, missing_parts, sweep_parts, tidy
 from locant.text.prepare.plan import (
     FOLDER,
+    NAMED,
     SHARD_SIZE,
     ContentOptions,
     Plan,
@@ -38,7 +41,7 @@ from locant.text.prepare.plan import (
     store_folder,
 )
 from locant.text.prepare.readers import CHECKED_BYTES, TRAINING_BYTES, take_sample
-from locant.text.prepare.sources import Paths, Source
+from locant.text.prepare.sources import SUFFIXES, Paths, Source, spelled_counts
 from locant.text.prepare.workers import LOCAL, Workers, make_on_ray, num_cores
 from locant.text.store import MANIFEST, TokenStore, token_dtype
 from locant.text.tokenizer import Tokenizer
@@ -83,11 +86,16 @@ def prepare(
     num_tasks: int | None = None,
     ray: str | None = None,
     progress: Progress | None = None,
+    encoding: str | None = None,
+    skip_bad: bool = False,
+    end_of_text: str | None = None,
+    begin_of_text: str | None = None,
 ) -> TokenStore | None:
     """Encode texts into a token store; a call that was interrupted goes on when it is made again.
 
-    A finished store is never touched: the same call returns it, any other is refused. Unfinished work is refused to a
-    call with other options, another tokenizer or changed inputs; ``resume=False`` discards such work.
+    A finished store is never touched: the same call returns it, any other is refused. If files have changed since an
+    unfinished call, only what was read from them is made again. Unfinished work is refused to a call with other
+    options, another tokenizer or other files; ``resume=False`` discards such work.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -98,7 +106,9 @@ def prepare(
     (28, array([ 0, 14, 28]), 'the text of a<|endoftext|>')
 
     Args:
-        paths: files (.txt, .md, .jsonl, .parquet, each also .gz or .zst), folders, globs, and ``-`` for standard input.
+        paths: files (.txt, .md, .jsonl, .ndjson, .json of a record a line, .parquet, each also .gz, .zst, .bz2 or
+            .xz), folders, globs, and ``-`` for standard input. A warning counts the files of folders and globs that
+            are left out, because they end otherwise.
         out: the folder of the store.
         tokenizer: one, or what `Tokenizer.load` takes, or ``"bytes"``; default: a byte-level BPE trained on a sample
             of the input.
@@ -117,6 +127,14 @@ def prepare(
             machines that see the same folder, and `finalize` joins what they made.
         ray: do the work on a Ray cluster: its address, or ``"local"`` for one on this machine.
         progress: is called with the bytes of the input that are done, and all of them.
+        encoding: of text and JSON lines, such as ``"cp1252"``; default: UTF-8. A file that is likely in another one
+            gets a warning.
+        skip_bad: skip what cannot be read, and warn of how much that was (`problems`): lines that are no JSON, or have
+            no such field or no text in it; documents that are too long for the tokenizer; broken files. Everything is
+            read twice then.
+        end_of_text: the token to put after every document, such as ``"<|im_end|>"``; default: found by its usual
+            spellings.
+        begin_of_text: the token to put before every document, such as ``"<s>"``; default: none.
 
     Raises:
         InputError: an input that cannot be read or changes meanwhile, a store or unfinished work of another request
@@ -135,7 +153,12 @@ def prepare(
         separator=separator,
         field=field,
         append_end_of_text=append_end_of_text,
+        encoding=encoding,
+        skip_bad=skip_bad,
+        end_of_text=end_of_text,
+        begin_of_text=begin_of_text,
     )
+    _warn_of_left_out(request)
     num_workers = 1
     if task is None:
         num_workers = num_cores() if workers is None else workers
@@ -156,7 +179,8 @@ def prepare(
                 sweep_parts(plan)
                 if processes is not None:
                     processes.load(out)
-                encoder = choose_engine(engine, tokenizer, take_sample(plan.sources(), CHECKED_BYTES).texts)
+                sample = take_sample(plan.sources(), CHECKED_BYTES, skip_bad=skip_bad)
+                encoder = choose_engine(engine, tokenizer, sample.texts)
                 advance = _meter(plan, parts, progress)
                 if ray is not None:
                     make_on_ray(ray, plan, encoder.name, parts, advance, num_workers)
@@ -165,7 +189,58 @@ def prepare(
                 else:
                     for number in parts:
                         make_part(plan, number, encoder, advance)
-        return join(plan, tokenizer) if task is None else None
+        if task is not None:
+            return None
+        store = join(plan, tokenizer)
+    for message in problems(store).messages():
+        warnings.warn(message, stacklevel=2)
+    return store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problems:
+    """What was bad about the inputs of a store, by the names of the files."""
+
+    skipped: dict[str, int]
+    """Lines, documents and whole files that were skipped."""
+    not_utf8: dict[str, int]
+    """Documents with bytes that are not of their encoding."""
+
+    def messages(self) -> list[str]:
+        """A line for each kind of problem that there is."""
+        kinds = (
+            (self.skipped, "bad record", "skipped"),
+            (self.not_utf8, "document", "not in the encoding as which it was read"),
+        )
+        return [
+            f"{total} {noun}{'s' * (total != 1)} {'were' if total != 1 else 'was'} "
+            f"{said if total == 1 else said.replace('it was', 'they were')}: {_by_file(counts)}"
+            for counts, noun, said in kinds
+            if (total := sum(counts.values()))
+        ]
+
+
+def _by_file(counts: dict[str, int]) -> str:
+    worst = sorted(counts, key=lambda path: -counts[path])
+    more = [f"{len(worst) - NAMED} more files"] if len(worst) > NAMED else []
+    return ", ".join([*(f"{path} ({counts[path]})" for path in worst[:NAMED]), *more])
+
+
+def problems(store: TokenStore) -> Problems:
+    """What was skipped and not of its encoding when `prepare` made a store."""
+    found: dict[str, dict[str, int]] = {name: {} for name in COUNTED}
+    for source in store.manifest.sources:
+        for name, counts in found.items():
+            if total := sum(piece.get(name, 0) for piece in source.get("pieces", [])):
+                counts[source["path"]] = total
+    return Problems(**found)
+
+
+def _warn_of_left_out(request: Request) -> None:
+    if request.left_out:
+        total = sum(request.left_out.values())
+        what = f"{total} file{'s' * (total != 1)} left out, which end otherwise"
+        warnings.warn(f"{what} than in {SUFFIXES}: {spelled_counts(Counter(request.left_out))}", stacklevel=3)
 
 
 def _require_sense(
@@ -226,10 +301,12 @@ def _finished_store(out: Path, request: Request, *, resume: bool) -> TokenStore:
     store = TokenStore(out)
     request = request.with_stdin(None) if request.needs_stdin else request
     sources = [{**source} for source in store.manifest.sources]
-    recorded = {field.name for field in fields(Source)} - {"copy"}
-    if any(source.pop("pieces", None) is None or source.keys() != recorded for source in sources):
+    recorded = {field.name for field in fields(Source)} - {"copy", "encoding"}
+    if any(source.pop("pieces", None) is None or source.keys() - {"encoding"} != recorded for source in sources):
         raise InputError(f"{out} holds a finished store that prepare did not make", "another folder")
     changes = request.changes_from(store.manifest.options, [Source(**source) for source in sources])
+    if not request.skip_bad and (skipped := problems(store).skipped):
+        changes.append(f"{sum(skipped.values())} bad records were skipped, which now would end the run")
     if changes or not resume:
         why = f"that was made otherwise: {'; '.join(changes)}" if changes else "already"
         raise InputError(f"{out} holds a finished store {why}", f"another folder, or rm -r {out} first")
@@ -265,6 +342,8 @@ class Estimate:
     tokens: int
     store_bytes: int
     exact: bool
+    left_out: Mapping[str, int]
+    """Files of folders and globs that are not read, by the ends of their names."""
 
     def __str__(self) -> str:
         about = "" if self.exact else "about "
@@ -283,13 +362,16 @@ def estimate(paths: Paths, **options: Unpack[ContentOptions]) -> Estimate:
     request = Request.of(paths, **options)
     if request.needs_stdin:
         raise InputError("got standard input, which a dry run would use up", "a file")
-    sample = take_sample(request.sources, CHECKED_BYTES if request.tokenizer else TRAINING_BYTES)
+    _warn_of_left_out(request)
+    size = CHECKED_BYTES if request.tokenizer else TRAINING_BYTES
+    sample = take_sample(request.sources, size, skip_bad=request.skip_bad)
     tokenizer = request.chosen_tokenizer(sample)
     documents = sample.all_documents(request.sources)
     tokens = len(Engine(tokenizer).encode(sample.texts)[0])
     if not sample.is_all and sample.size:
         tokens = round(tokens / sample.size * sample.unpacked / sample.read * request.total_bytes)
-    tokens += documents * (request.end_of_text(tokenizer) is not None)
+    around = (request.end_of_text(tokenizer), request.options.get("begin_of_text"))
+    tokens += documents * sum(number is not None for number in around)
     return Estimate(
         files=len(request.sources),
         bytes=request.total_bytes,
@@ -297,4 +379,5 @@ def estimate(paths: Paths, **options: Unpack[ContentOptions]) -> Estimate:
         tokens=tokens,
         store_bytes=tokens * token_dtype(tokenizer.vocab_size).itemsize,
         exact=sample.is_all,
+        left_out=request.left_out,
     )

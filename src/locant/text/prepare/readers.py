@@ -9,8 +9,9 @@ file is dropped, and everything else is kept as it stands, carriage returns and 
 **Records** are lines of JSON or rows of Parquet. A field is named by its key, a column by its name; a dot leads into a
 record within the record: ``meta.text``, unless a key is spelled so. Null is an empty document. In JSON, what is not
 UTF-8 is read as U+FFFD; so is a lone surrogate, which only an escape can make. A line that is no record, or has no such
-field, ends the run; blank lines are ignored. Parquet is read row group by row group, and a group some rows at a time. A
-value that stands in many rows is held once; a group that claims to hold more than `LARGEST` bytes is refused.
+field, ends the run, or is skipped and counted if `skip_bad` says so; blank lines are ignored. Parquet is read row group
+by row group, and a group some rows at a time. A value that stands in many rows is held once; a group that claims to
+hold more than `LARGEST` bytes is refused.
 
 A document of no bytes is none. One that is longer than a batch comes in parts, the last text of a batch that is
 `unfinished` and the first of the next one; a part may end within a letter. `Engine.stream`, which knows where a text
@@ -25,6 +26,7 @@ import os
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import IO, Any, NamedTuple
@@ -47,6 +49,9 @@ from locant.text.prepare.sources import (
 from locant.text.reading import well_formed
 
 BOM = codecs.BOM_UTF8
+
+REPLACEMENT = "\ufffd".encode()
+"""What a character is read as that its encoding does not define."""
 
 OVERHEAD = 40
 """Bytes that Python takes for a short text besides its own."""
@@ -82,17 +87,49 @@ class Batch(NamedTuple):
     unfinished: bool
 
 
-def documents(byte_range: ByteRange, tally: Tally) -> Iterator[Batch]:
+def documents(byte_range: ByteRange, tally: Tally, *, skip_bad: bool = False) -> Iterator[Batch]:
     """The documents that begin in a byte range, in order, in batches of about a megabyte.
 
-    `tally` has the hash of the range when all documents were taken.
+    `tally` has the hash of the range when all documents were taken, and how many are not of their encoding. With
+    `skip_bad`, it counts the lines of JSON that were skipped; a file that breaks off is an error all the same.
     """
+    goes_on, decoder, is_counted = False, codecs.getincrementaldecoder("utf-8")(), False
+    for texts, unfinished in _batches(byte_range, tally, skip_bad):
+        yield Batch(texts, unfinished)
+        if byte_range.source.kind == "jsonl":  # whose lines were counted
+            continue
+        recoded = byte_range.source.encoding is not None
+        if goes_on or unfinished or not _is_clean(texts, recoded):
+            for number, text in enumerate(texts):
+                if number or not goes_on:
+                    decoder.reset()
+                    is_counted = False
+                last = not unfinished or number < len(texts) - 1
+                if not is_counted and not _is_clean([text], recoded, decoder, last):
+                    is_counted = True
+                    tally.not_utf8 += 1
+        goes_on = unfinished
+
+
+def _is_clean(texts: list[bytes], recoded: bool, decoder: Any = None, last: bool = True) -> bool:
+    """Whether texts are UTF-8, or were of the encoding that they were read in."""
+    data = b"\n".join(texts)
+    if recoded:
+        return REPLACEMENT not in data
+    try:
+        data.decode() if decoder is None else decoder.decode(data, last)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _batches(byte_range: ByteRange, tally: Tally, skip_bad: bool) -> Iterator[Batch]:
     source = byte_range.source
     with opened(source) as file:
         if source.kind == "parquet":
             yield from _gathered(parquet_texts(file, byte_range, tally), tally)
         elif source.kind == "jsonl":
-            yield from _gathered(json_texts(file, byte_range, tally), tally)
+            yield from _gathered(json_texts(file, byte_range, tally, skip_bad), tally)
         else:
             separator = None if source.separator is None else source.separator.encode(errors="surrogateescape")
             yield from _without_empty(split_texts(file, byte_range, tally, separator, BLOCK), tally)
@@ -138,7 +175,7 @@ def split_texts(
     file: IO[bytes], byte_range: ByteRange, tally: Tally, separator: bytes | None, longest: int
 ) -> Iterator[SplitTexts]:
     """The texts between separators (or the only one) that begin in a byte range, in parts of `longest` bytes."""
-    if separator is None or byte_range.source.compression is not None:
+    if separator is None or not byte_range.source.can_be_cut:
         return _of_stream(file, byte_range, tally, separator, longest)
     return _of_range(file, byte_range, tally, separator, longest)
 
@@ -240,18 +277,21 @@ def _split(
         yield SplitTexts([rest], False, begin)
 
 
-def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally) -> Iterator[bytes]:
-    """The text of each line that begins in a byte range."""
-    first, seen, field = None, 0, byte_range.source.field
+def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally, skip_bad: bool = False) -> Iterator[bytes]:
+    """The text of each line that begins in a byte range; bad lines are an error, or skipped and counted."""
+    first, seen, field, goes_on = None, 0, byte_range.source.field, False
     for lines, unfinished, begin in split_texts(file, byte_range, tally, b"\n", LONGEST_LINE):
         first = begin if first is None else first
-        for line in lines:
+        for number, line in enumerate(lines):
+            if goes_on and number == 0:  # the rest of a line that was skipped
+                begin += len(line) + 1
+                continue
             try:
                 if unfinished:
                     raise FaultError(f"has more than {LONGEST_LINE} bytes")
                 if line.strip():
                     try:
-                        record = json.loads(line.decode(errors="replace"))
+                        record = json.loads(_decoded(line, byte_range.source, tally))
                     except (ValueError, RecursionError) as error:
                         raise FaultError(f"is no JSON: {error}") from None
                     text = _lookup(record, field)
@@ -259,11 +299,25 @@ def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally) -> Iterator
                         raise FaultError(f"has a {type(text).__name__} in {field!r}, expected a string")
                     yield well_formed(text or "").encode()
             except FaultError as error:
+                if skip_bad:
+                    tally.skipped += 1
+                    begin += len(line) + 1
+                    continue
                 number = _lines_before(byte_range, first) + seen + 1
                 cause = f"{byte_range.source.name}, line {number} (at byte {begin}) {error}"
-                raise InputError(cause, "mending or removing that line") from None
+                remedy = Remedy("mending or removing that line, and the same again; or {}", skip_bad=True)
+                raise InputError(cause, remedy) from None
             seen += 1
             begin += len(line) + 1
+        goes_on = unfinished
+
+
+def _decoded(line: bytes, source: Source, tally: Tally) -> str:
+    """A line as text; one with bytes that are not of its encoding is counted."""
+    text = line.decode(errors="replace")
+    if "\ufffd" in text and not _is_clean([line], source.encoding is not None):
+        tally.not_utf8 += 1
+    return text
 
 
 def _lookup(record: Any, field: str) -> Any:  # whatever JSON holds
@@ -384,15 +438,19 @@ class Sample:
         return single + round(self.documents * rest / max(self.of_many, 1))
 
 
-def take_sample(sources: Sequence[Source], size: int) -> Sample:
-    """About `size` bytes of text from all over the sources; all of them, where they are no larger."""
+def take_sample(sources: Sequence[Source], size: int, *, skip_bad: bool = False) -> Sample:
+    """About `size` bytes of text from all over the sources; all of them, where they are no larger.
+
+    With `skip_bad`, what cannot be read is left out.
+    """
     ends = list(accumulate(source.size or 0 for source in sources))
     plain = all(source.compression is None and source.kind != "parquet" for source in sources)
     is_all = plain and (not ends or ends[-1] <= size)
     sample = Sample(is_all=is_all)
     whole = (byte_range for source in sources for byte_range in cut(source, max(source.size or 0, 1)))
     for byte_range in whole if is_all else _spread(sources, ends, size):
-        _add(sample, byte_range, None if is_all else STRETCH)
+        with suppress(InputError) if skip_bad else nullcontext():
+            _add(sample, byte_range, None if is_all else STRETCH, skip_bad)
     return sample
 
 
@@ -411,10 +469,10 @@ def _spread(sources: Sequence[Source], ends: Sequence[int], size: int) -> Iterat
             yield ByteRange(source, begin, min(begin + STRETCH, end) if source.can_be_cut else end)
 
 
-def _add(sample: Sample, byte_range: ByteRange, limit: int | None) -> None:
+def _add(sample: Sample, byte_range: ByteRange, limit: int | None, skip_bad: bool) -> None:
     """The first documents of a byte range, no more than `limit` bytes of them."""
     source, tally, room, goes_on, unpacked = byte_range.source, Tally(), limit, False, sample.unpacked
-    for batch in documents(byte_range, tally):
+    for batch in documents(byte_range, tally, skip_bad=skip_bad):
         for i, text in enumerate(batch.texts):
             if room is None or room > 0:
                 if not (goes_on and i == 0):

@@ -1,55 +1,87 @@
 """What is to be read: the files that paths stand for, the ranges of bytes that are read at a time, and these bytes.
 
-Sources are text (.txt, .md), JSON lines (.jsonl) and Parquet (.parquet), each also compressed (.gz, .zst); folders and
-patterns stand for all such files in them, sorted by path; ``-`` is standard input. A file that is named twice, in
-whatever way, is refused, and so is, before the work begins, what begins like a binary file or like UTF-16. A NUL within
-the first `SNIFFED` bytes means a binary file; one further on, in some of a million web pages, is text.
+Sources are text (.txt, .md), JSON lines (.jsonl, .ndjson, .json) and Parquet (.parquet), each also compressed (.gz,
+.zst, .bz2, .xz); folders and patterns stand for all such files in them, sorted by path; ``-`` is standard input. A
+.json file that is not compressed is read if it is named, but not as one of a folder, where it is rarely text. The other
+files of a folder are counted by the ends of their names. A file that is named twice, in whatever way, is refused, and
+so is, before the work begins, what begins like a binary file or like UTF-16. A NUL within the first `SNIFFED` bytes
+means a binary file; one further on, in some of a million web pages, is text.
+
+Text is UTF-8, or in the `encoding` that is named: such a file is read from its beginning, and what it does not define
+is read as U+FFFD. A file that is likely in another encoding gets a warning (`likely_other_encoding`).
 
 A document belongs to the range in which it begins, so the ranges of a file can be read apart from each other, in any
 order, and give every document once.
 
 Whatever a file is compressed with, it is read in memory that does not grow with it: no more of a compressed input is
-read than a block of output takes, so a file of some kilobytes that stands for terabytes costs time, not memory. gzip
-members and Zstandard frames that follow each other are read to the end of the last one. A stream that breaks off is an
-error, also inside the last checksum; so is what follows it and is none.
+read than a block of output takes, so a file of some kilobytes that stands for terabytes costs time, not memory. Members
+and frames that follow each other are read to the end of the last one. A stream that breaks off is an error, also inside
+the last checksum; so is what follows it and is none.
 """
 
 from __future__ import annotations
 
+import bz2
+import codecs
 import dataclasses
 import glob
 import gzip
 import hashlib
 import importlib
 import io
+import lzma
 import os
+import re
 import stat
+import warnings
 import zlib
-from collections.abc import Generator, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
 from locant.arguments import shown
-from locant.errors import InputError
+from locant.errors import InputError, Remedy
 from locant.extras import require
 from locant.files import NewFile
 from locant.text.reading import STDIN, Readable, require_text, standard_input
 
 Paths = str | Path | Iterable[str | Path]
 Kind = Literal["text", "jsonl", "parquet"]
-Compression = Literal["gz", "zst"]
+Compression = Literal["gz", "zst", "bz2", "xz"]
 
-KINDS: dict[str, Kind] = {".txt": "text", ".md": "text", ".jsonl": "jsonl", ".parquet": "parquet"}
-COMPRESSIONS: dict[str, Compression] = {".gz": "gz", ".zst": "zst"}
-SUFFIXES = f"{', '.join(KINDS)}, with or without {' or '.join(COMPRESSIONS)}"
+KINDS: dict[str, Kind] = {
+    ".txt": "text", ".md": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"
+}  # fmt: skip
+COMPRESSIONS: dict[str, Compression] = {".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
+TOOLS = {"gz": ("gzip", "gzip"), "zst": ("Zstandard", "zstd"), "bz2": ("bzip2", "bzip2"), "xz": ("xz", "xz")}
+"""What a compression is called, and the program that tests and unpacks its files."""
+SUFFIXES = f"{', '.join(KINDS)}, with or without {', '.join(COMPRESSIONS)}"
+
+ONLY_IF_NAMED = ".json"
+"""The end of files that a folder does not stand for: most are settings."""
 
 FIELD = "text"
 """The key or column that holds the text, where none is named."""
 
 SNIFFED = 8192
 """How much of a file is looked at to tell text from other things."""
+
+REPLACED_SHARE = 0.005
+"""A text of which a larger share of the characters is not UTF-8 is likely in another encoding."""
+
+FEWEST = 4
+"""And that has at least so many of them: a few stray bytes say nothing."""
+
+CONTROL_SHARE = 0.1
+"""The same for control characters, white space aside, which UTF-16 of other scripts gives."""
+
+NUL_SHARE = 0.3
+"""The share of NULs among the even or the odd bytes from which on a text is likely UTF-16."""
+
+_CONTROL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 
 BLOCK = 2**20
 """Bytes that are read, split and encoded at a time; Ctrl-C has to wait for an engine to encode them."""
@@ -69,6 +101,8 @@ class Source:
     """What stands between the documents of a text; ``None`` says that the file is one document."""
     field: str
     """The key (JSON lines) or column (Parquet) that holds the text."""
+    encoding: str | None = None
+    """Of a text or of JSON lines; ``None`` says UTF-8."""
     copy: str | None = dataclasses.field(default=None, compare=False)
     """The file that standard input was copied to."""
 
@@ -88,11 +122,12 @@ class Source:
     @property
     def can_be_cut(self) -> bool:
         """Whether a document can be found from the middle: in text with a separator, JSON lines and Parquet."""
-        return self.compression is None and not self.is_one_document
+        return self.compression is None and self.encoding is None and not self.is_one_document
 
     def to_json(self) -> dict[str, Any]:
-        """What a plan and a manifest keep of it: all but where a copy is."""
-        return {name: value for name, value in vars(self).items() if name != "copy"}
+        """What a plan and a manifest keep of it: all but where a copy is, and an encoding only if one was named."""
+        kept = {name: value for name, value in vars(self).items() if name != "copy"}
+        return {name: value for name, value in kept.items() if name != "encoding" or value is not None}
 
 
 class ByteRange(NamedTuple):
@@ -116,6 +151,10 @@ class Tally:
     def __init__(self) -> None:
         self.bytes = 0  # on the disk, compressed ones as they are
         self.documents = 0
+        self.skipped = 0
+        """Bad records that were left out: lines, documents that are too long, whole files."""
+        self.not_utf8 = 0
+        """Documents with bytes that are not of their encoding."""
         self._hash = hashlib.sha256()
 
     def add(self, data: bytes | memoryview) -> None:
@@ -128,10 +167,20 @@ class Tally:
         return self._hash.hexdigest()
 
 
-def find_sources(paths: Paths, *, separator: str | None = None, field: str | None = None) -> list[Source]:
+def find_sources(
+    paths: Paths,
+    *,
+    separator: str | None = None,
+    field: str | None = None,
+    encoding: str | None = None,
+    skip_bad: bool = False,
+    left_out: Counter[str] | None = None,
+) -> list[Source]:
     """The files that the paths name, in the order of the paths; those of a folder or pattern sorted.
 
-    Without a `separator` each text file is one document. With a `field`, standard input is read as JSON lines.
+    Without a `separator` each text file is one document. With a `field`, standard input is read as JSON lines. With
+    `skip_bad`, a file that is not of its kind is no error here, but is skipped when it is read. `left_out` counts the
+    files of folders and patterns that are of no kind, by the ends of their names.
 
     Raises:
         InputError: for a path that is missing, of another kind, unreadable, empty of files, or there twice.
@@ -139,7 +188,8 @@ def find_sources(paths: Paths, *, separator: str | None = None, field: str | Non
     listed: list[Any] = [*paths] if isinstance(paths, Iterable) and not isinstance(paths, (str, bytes)) else [paths]
     if odd := [path for path in listed if not isinstance(path, (str, Path))]:
         raise InputError(f"got {shown(odd[0])} as a path, expected str or Path", "the path of a file or folder")
-    names = [name for path in listed for name in _files_of(str(path))]
+    left_out = Counter() if left_out is None else left_out
+    names = [name for path in listed for name in _files_of(str(path), left_out)]
     if not names:
         raise InputError("got no path", "a file, a folder, or - for standard input")
     seen: dict[str, str] = {}
@@ -149,10 +199,26 @@ def find_sources(paths: Paths, *, separator: str | None = None, field: str | Non
             other = f" (as {seen[real]})" if seen[real] != name else ""
             raise InputError(f"got {'standard input' if name == STDIN else name} twice{other}", "naming it once")
         seen[real] = name
-    return [_source(name, separator, field) for name in names]
+    encoding = None if encoding is None else known_encoding(encoding)
+    return [_source(name, separator, field, encoding, skip_bad) for name in names]
 
 
-def _files_of(path: str) -> list[str]:
+def known_encoding(name: str) -> str | None:
+    """The usual name of an encoding of text; ``None`` for UTF-8.
+
+    >>> known_encoding("Latin1"), known_encoding("utf8")
+    ('iso8859-1', None)
+    """
+    try:
+        codec = codecs.lookup(name)
+        "a".encode(codec.name)  # not one from bytes to bytes, such as hex
+    except (LookupError, ValueError, TypeError):
+        cause = f"got {shown(name)} as an encoding, which Python does not know"
+        raise InputError(cause, "name one such as cp1252, gbk or utf-16-le") from None
+    return None if codec.name == "utf-8" else codec.name
+
+
+def _files_of(path: str, left_out: Counter[str]) -> list[str]:
     """The files that a path stands for."""
     if path == STDIN:
         return [path]
@@ -161,19 +227,55 @@ def _files_of(path: str) -> list[str]:
     if (plain := str(Path(path))) != STDIN:
         path = plain  # "./a" and "a//" are what "a" is, and the same request
     if os.path.isdir(path):  # noqa: PTH112  # a path is a str here, as it was spelled
-        return _within(path)
+        return _within(path, left_out)
     if not os.path.exists(path) and glob.has_magic(path):  # noqa: PTH110
         matches = sorted(glob.glob(path, recursive=True))  # noqa: PTH207
-        files = [name for one in matches for name in (_within(one) if os.path.isdir(one) else [one])]  # noqa: PTH112
-        files = [*dict.fromkeys(name for name in files if _format(name))]  # `**` finds a folder and what is in it
+        others = set[str]()  # `**` finds a folder and what is in it
+        found = [name for one in matches for name in (_walked(one) if os.path.isdir(one) else [one])]  # noqa: PTH112
+        files = _of_known_kinds([*dict.fromkeys(found)], others, path)
         if not files:
-            raise InputError(f"no file to read matches {path}", f"one that ends in {SUFFIXES}")
+            cause = f"no file to read matches {path}{_listed(Counter(map(ending, others)))}"
+            raise InputError(cause, f"name files that end in {SUFFIXES}")
+        left_out.update(map(ending, others))
         return files
     return [path]
 
 
-def _within(folder: str) -> list[str]:
-    """All files of a folder that can be read, by their names; hidden ones are left alone, links are followed."""
+def _within(folder: str, left_out: Counter[str]) -> list[str]:
+    """All files of a folder that can be read, by their names; the others are counted."""
+    others = set[str]()
+    if not (files := _of_known_kinds(_walked(folder), others)):
+        cause = f"there is no file to read in {folder}{_listed(Counter(map(ending, others)))}"
+        raise InputError(cause, f"name files that end in {SUFFIXES}")
+    left_out.update(map(ending, others))
+    return files
+
+
+def _of_known_kinds(names: Sequence[str], others: set[str], pattern: str = "") -> list[str]:
+    """The files that can be read; `others` gets the rest."""
+    unnamed = () if pattern.lower().endswith(ONLY_IF_NAMED) else (ONLY_IF_NAMED,)
+    files = [name for name in names if _format(name) and not name.lower().endswith(unnamed)]
+    others.update({*names} - {*files})
+    return files
+
+
+def ending(name: str) -> str:
+    """The end of a file's name, with that of its compression: ``.csv.gz``."""
+    stem, suffix = os.path.splitext(os.path.basename(name).lower())  # noqa: PTH119, PTH122
+    return os.path.splitext(stem)[1] + suffix if suffix in COMPRESSIONS else suffix  # noqa: PTH122
+
+
+def spelled_counts(left_out: Counter[str]) -> str:
+    """Files that were left out, in words: ``2 .csv, 1 without an ending``."""
+    return ", ".join(f"{count} {end or 'without an ending'}" for end, count in left_out.most_common())
+
+
+def _listed(left_out: Counter[str]) -> str:
+    return f", only {spelled_counts(left_out)}" if left_out else ""
+
+
+def _walked(folder: str) -> list[str]:
+    """All files of a folder, sorted; hidden ones are left alone, links are followed."""
 
     def refuse(error: OSError) -> None:
         raise InputError(f"cannot read {error.filename}: {error.strerror}", "a folder that you may read") from None
@@ -187,9 +289,7 @@ def _within(folder: str) -> list[str]:
             continue
         seen.add((status.st_dev, status.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        files += [os.path.join(place, name) for name in names if not name.startswith(".") and _format(name)]  # noqa: PTH118
-    if not files:
-        raise InputError(f"there is no file to read in {folder}", f"files that end in {SUFFIXES}")
+        files += [os.path.join(place, name) for name in names if not name.startswith(".")]  # noqa: PTH118
     return sorted(files)
 
 
@@ -201,9 +301,9 @@ def _format(name: str) -> tuple[Kind, Compression | None] | None:
     return None if kind is None else (kind, compression)
 
 
-def _source(name: str, separator: str | None, field: str | None) -> Source:
+def _source(name: str, separator: str | None, field: str | None, encoding: str | None, skip_bad: bool) -> Source:
     """A path as a source, which is looked at, but for standard input."""
-    facts: dict[str, Any] = {"path": name, "separator": separator, "field": field or FIELD}
+    facts: dict[str, Any] = {"path": name, "separator": separator, "field": field or FIELD, "encoding": encoding}
     if name == STDIN:
         return Source(size=None, mtime_ns=None, kind="text" if field is None else "jsonl", compression=None, **facts)
     try:
@@ -214,24 +314,64 @@ def _source(name: str, separator: str | None, field: str | None) -> Source:
     if not stat.S_ISREG(status.st_mode):
         raise InputError(f"got {name}, which is no regular file", f"- < {name}")
     if (format := _format(name)) is None:  # noqa: A001
-        raise InputError(f"got {name}, expected a file that ends in {SUFFIXES}", f"- < {name}, which reads it as text")
+        compression = COMPRESSIONS.get(os.path.splitext(name.lower())[1])  # noqa: PTH122
+        as_text = f"- < {name}" if compression is None else f"{TOOLS[compression][1]} -dc {name} | locant prepare -"
+        raise InputError(f"got {name}, expected a file that ends in {SUFFIXES}", f"{as_text}, which reads it as text")
     kind, compression = format
     facts["separator"] = separator if kind == "text" else None
+    facts["encoding"] = None if kind == "parquet" else encoding
     source = Source(size=status.st_size, mtime_ns=status.st_mtime_ns, kind=kind, compression=compression, **facts)
-    _require_its_kind(source)
+    require_readers(source)
+    try:
+        require_its_kind(source)
+    except InputError:
+        if not skip_bad:
+            raise
     return source
 
 
-def _require_its_kind(source: Source) -> None:
-    """Refuse what is not of its kind by its first bytes."""
+def require_readers(source: Source) -> None:
+    """Refuse what needs a package that is not installed."""
+    if source.kind == "parquet" or source.compression == "zst":
+        require_arrow(source.name)
+
+
+def require_its_kind(source: Source) -> None:
+    """Refuse what is not of its kind by its first bytes, and warn if they are likely in another encoding."""
     with opened(source) as file, unpacked(file, source, Tally()) as stream:
         data = stream.read(SNIFFED)
     if source.kind == "parquet":
-        require_arrow(source.name)
         if not data.startswith(b"PAR1"):
             raise InputError(f"{source.name} is no Parquet file", "writing the file again")
-    else:
-        require_text(data, source.name)
+        return
+    for remedy, likely in {"utf-16-le": data[1::2], "utf-16-be": data[::2]}.items():
+        others = data.count(0) - likely.count(0)
+        if len(likely) >= 8 and likely.count(0) > NUL_SHARE * len(likely) and others < NUL_SHARE * len(likely) / 2:
+            cause = f"{source.name} is likely UTF-16 without a byte order mark: many of its bytes are NUL"
+            raise InputError(cause, Remedy(encoding=remedy))
+    require_text(data, source.name, Remedy(encoding="utf-16"))
+    if (why := likely_other_encoding(data)) is not None and source.encoding is None:
+        remedy = Remedy("{}, or the encoding that it has", encoding="cp1252")
+        warnings.warn(f"{source.name} is likely not UTF-8: {why}; try: {remedy}", stacklevel=2)
+
+
+def likely_other_encoding(data: bytes) -> str | None:
+    """Why the beginning of a text is likely not UTF-8, or ``None`` if it may be.
+
+    >>> likely_other_encoding("déjà vu, à l'été".encode("cp1252"))
+    '4 of its first 16 characters are not UTF-8'
+    >>> likely_other_encoding("déjà vu, à l'été".encode()[:-1]) is None  # which ends within a letter
+    True
+    """
+    text = codecs.getincrementaldecoder("utf-8")(errors="replace").decode(data)
+    replaced, control = text.count("\ufffd") - data.count("\ufffd".encode()), len(_CONTROL.findall(text))
+    for count, share, what in (
+        (replaced, REPLACED_SHARE, "are not UTF-8"),
+        (control, CONTROL_SHARE, "are control characters"),
+    ):
+        if count >= FEWEST and count > share * len(text):
+            return f"{count} of its first {len(text)} characters {what}"
+    return None
 
 
 def read_stdin(source: Source, place: Path | None) -> tuple[Source, str]:
@@ -247,7 +387,7 @@ def read_stdin(source: Source, place: Path | None) -> tuple[Source, str]:
         if copy is not None:
             copy.settle()
             copy.publish()
-            _require_its_kind(source)
+            require_its_kind(source)
     return source, digest.hexdigest()
 
 
@@ -277,9 +417,62 @@ class _Tallied(io.RawIOBase):
         return True
 
 
+class _Unpacked:
+    """What the members of a compressed file hold, by the decompressors of Python's library.
+
+    Its own readers ignore what follows the last member, whatever it is.
+    """
+
+    def __init__(self, file: Readable, start: Callable[[], Any], pad: bytes) -> None:
+        self._file, self._start, self._pad = file, start, pad
+        self._member, self._rest = start(), b""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """At most so many bytes; none at the end of the last member."""
+        while True:
+            if self._member.eof:
+                self._rest = (self._member.unused_data or self._file.read(BLOCK)).lstrip(self._pad)
+                while not self._rest:
+                    if not (more := self._file.read(BLOCK)):
+                        return b""
+                    self._rest = more.lstrip(self._pad)
+                self._member = self._start()
+            elif self._member.needs_input and not self._rest:
+                self._rest = self._file.read(BLOCK)
+                if not self._rest:
+                    raise EOFError("it breaks off")
+            data, self._rest = self._member.decompress(self._rest, size), b""
+            if data:
+                return data
+
+
+class _Recoded:
+    """A stream of another encoding, as UTF-8; what it does not define is U+FFFD."""
+
+    def __init__(self, stream: Readable, encoding: str) -> None:
+        self._stream, self._decoder, self._rest = stream, codecs.getincrementaldecoder(encoding)("replace"), b""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """At most so many bytes; none at the end."""
+        while not self._rest:
+            data = self._stream.read(size)
+            self._rest = self._decoder.decode(data, final=not data).encode(errors="replace")
+            if not data:
+                break
+        size = len(self._rest) if size < 0 else size
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
+
+
 @contextmanager
 def unpacked(file: Readable, source: Source, tally: Tally) -> Generator[Readable]:
-    """What a file holds; `tally` counts what is read of the file itself."""
+    """What a file holds, as UTF-8 if it is text; `tally` counts what is read of the file itself."""
+    with _decompressed(file, source, tally) as stream:
+        yield stream if source.encoding is None else _Recoded(stream, source.encoding)
+
+
+@contextmanager
+def _decompressed(file: Readable, source: Source, tally: Tally) -> Generator[Readable]:
     tallied = _Tallied(file, tally)
     if source.compression is None:
         yield tallied
@@ -289,16 +482,20 @@ def unpacked(file: Readable, source: Source, tally: Tally) -> Generator[Readable
         if source.compression == "gz":
             with gzip.GzipFile(fileobj=tallied, mode="rb") as unzipped:
                 yield unzipped
+        elif source.compression == "bz2":
+            yield _Unpacked(tallied, bz2.BZ2Decompressor, b"")
+        elif source.compression == "xz":
+            yield _Unpacked(tallied, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), b"\0")
         else:
             arrow = require_arrow(source.name)
             with arrow.CompressedInputStream(arrow.PythonFile(tallied, mode="r"), "zstd") as stream:
                 yield stream
         if tally.bytes == before:
             raise EOFError("it is empty")
-    except (EOFError, zlib.error, OSError) as error:
+    except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        what, tool = {"gz": ("gzip", "gzip"), "zst": ("Zstandard", "zstd")}[source.compression]
+        what, tool = TOOLS[source.compression]
         raise InputError(f"{source.name} is no whole {what} file: {error}", f"{tool} -t on it") from None
 
 

@@ -15,16 +15,18 @@ a text is split before its letters are merged, are those of the whole:
 * One looks forward: ``\s+(?!\S)``, white space but its last. It begins at white space, so not at the letter before
   the cut, and none of it stands before the cut.
 
-Other places are not safe: the tests show one text for each. A letter means one that every version of Unicode since 3.0
-calls one, so that no two libraries can differ over it.
+Other places are not safe: the tests show one text for each. A letter means one that every version of Unicode since 3.2
+calls one (`is_letter`), so that no two libraries can differ over it.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
 import secrets
+import unicodedata
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -102,23 +104,37 @@ def without(definition: Definition, hidden: Collection[str]) -> Definition:
 
     What adds or removes ids besides the text itself is switched off too: post-processors (such as [CLS] around it),
     truncation, padding, and BPE dropout. `definition` is as the library writes it, `hidden` spellings of added tokens.
+
+    Byte tokens, such as ``<0xE6>``, keep their names, because the model looks them up by name for every character that
+    it does not know. A text that spells such a name does not find the token.
     """
     if _steps(definition)[-1:] == ["ByteLevel"] and (letters := _BYTE.keys() & set(hidden)):
         letter = min(letters)
         cause = f"got the special token {letter!r}, which also spells the byte 0x{_BYTE[letter]:02x} of ordinary text"
         raise InputError(cause, f"allowed_special=[{letter!r}]")
+    byte_tokens = _byte_tokens(definition["model"]) & set(hidden)
     # Random, so that no text can contain it.
     secret = secrets.token_hex(16)
-    names = {name: secret + name for name in hidden}
+    names = {name: secret + name for name in hidden if name not in byte_tokens}
     added = [
         {**token, "content": names[token["content"]], "normalized": False} if token["content"] in names else token
         for token in definition["added_tokens"]
+        if token["content"] not in byte_tokens
     ]
     off = {"truncation": None, "padding": None, "post_processor": None}
-    return {**definition, **off, "added_tokens": added, "model": _renamed(definition["model"], names)}
+    return {**definition, **off, "added_tokens": added, "model": _renamed(definition["model"], names, byte_tokens)}
 
 
-def _renamed(model: Definition, names: dict[str, str]) -> Definition:
+def _byte_tokens(model: Definition) -> set[str]:
+    """The entries of a vocabulary that spell one byte each, where the model falls back to them."""
+    if not model.get("byte_fallback"):
+        return set()
+    entries = model["vocab"]
+    spellings = {spelling for spelling, _ in entries} if isinstance(entries, list) else entries.keys()
+    return spellings & {f"<0x{byte:02X}>" for byte in range(256)}
+
+
+def _renamed(model: Definition, names: dict[str, str], never_merged: Collection[str]) -> Definition:
     vocab = model["vocab"]
     if isinstance(vocab, list):  # Unigram: [spelling, score] in the order of the ids
         return {**model, "vocab": [[names.get(spelling, spelling), score] for spelling, score in vocab]}
@@ -131,7 +147,7 @@ def _renamed(model: Definition, names: dict[str, str]) -> Definition:
         renamed["merges"] = [
             [left, right]
             for left, right in _merges(model)
-            if not names.keys() & {left, right, left + right.removeprefix(prefix)}
+            if not (names.keys() | set(never_merged)) & {left, right, left + right.removeprefix(prefix)}
         ]
     return renamed
 
@@ -162,7 +178,7 @@ def byte_table(definition: Definition) -> list[bytes | None] | None:
 def is_lossless(definition: Definition) -> bool:
     """Whether the bytes of every text come back, for a definition that has a `byte_table`."""
     ordinary = [token for token in definition["added_tokens"] if not token["special"]]
-    if definition["normalizer"] is not None or any(token["lstrip"] or token["rstrip"] for token in ordinary):
+    if normalizers(definition) or any(token["lstrip"] or token["rstrip"] for token in ordinary):
         return False
     *before, last = pre_tokenizers(definition)
     kept = [step["type"] in ("Split", "Punctuation", "Digits") and step.get("behavior") != "Removed" for step in before]
@@ -175,6 +191,18 @@ def is_bytes(definition: Definition) -> bool:
     names = {token["content"] for token in added}
     learned = {spelling: number for spelling, number in model["vocab"].items() if spelling not in names}
     return learned == _BYTE and all(token["special"] for token in added)
+
+
+def normalizers(definition: Definition) -> list[Definition]:
+    """The steps that change a text first, in their order."""
+    step = definition["normalizer"]
+    if step is None:
+        return []
+    return (
+        [one for part in step["normalizers"] for one in normalizers({"normalizer": part})]
+        if (step["type"] == "Sequence")
+        else [step]
+    )
 
 
 def pre_tokenizers(definition: Definition) -> list[Definition]:
@@ -290,24 +318,30 @@ def byte_level(
 CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
-# Letters of the most used scripts, as UTF-8, each before white space. A Zulu, a Greek and a Chinese text of some
-# megabytes has such a place; a text that has none is encoded as a whole.
-_LETTER = rb"|".join(
-    [
-        rb"[A-Za-z]",
-        rb"\xc3[\xa0-\xb6\xb8-\xbf]",  # à to ö, ø to ÿ
-        rb"\xce[\xb1-\xbf]|\xcf[\x80-\x89]",  # Greek, α to ω
-        rb"\xd0[\x90-\xbf]|\xd1[\x80-\x8f]",  # Cyrillic, А to я
-        rb"\xd7[\x90-\xaa]",  # Hebrew
-        rb"\xd8[\xa7-\xba]|\xd9[\x81-\x8a]",  # Arabic
-        rb"\xe0\xa4[\x95-\xb9]",  # Devanagari consonants
-        rb"\xe0\xb8[\x81-\xae]",  # Thai consonants
-        rb"\xe3\x81[\x81-\xbf]|\xe3\x82[\x80-\x96\xa1-\xbf]|\xe3\x83[\x80-\xba]",  # kana
-        rb"\xe4[\xb8-\xbf][\x80-\xbf]|[\xe5-\xe8][\x80-\xbf]{2}",  # Chinese, U+4E00 to U+8FFF
-        rb"\xea[\xb0-\xbf][\x80-\xbf]|[\xeb\xec][\x80-\xbf]{2}|\xed[\x80-\x9d][\x80-\xbf]",  # Hangul
-    ]
+# A character before white space, which `is_letter` has to find to be one: there is such a place in some megabytes of
+# text of every script that has letters. A text that has none is encoded as a whole.
+_BEFORE_SPACE = re.compile(
+    rb"(?:[A-Za-z]|[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3})(?=[ \t\n\r])"
 )
-_CUT = re.compile(rb"(?:" + _LETTER + rb")(?=[ \t\n\r])")
+
+
+@functools.cache
+def is_letter(character: bytes) -> bool:
+    """Whether the UTF-8 of a character is that of a letter, of whatever kind, in Unicode 3.2 (2002) and now.
+
+    >>> is_letter("த".encode()), is_letter("ி".encode()), is_letter(b"1")  # a Tamil letter, and a vowel sign
+    (True, False, False)
+    """
+    letter = character.decode(errors="replace")
+    if len(letter) != 1:
+        return False
+    return all(version.category(letter).startswith("L") for version in (unicodedata.ucd_3_2_0, unicodedata))
+
+
+def _cuts(text: bytes, begin: int, end: int) -> list[int]:
+    """All places between a letter and white space in ``text[begin:end]``."""
+    return [match.end() for match in _BEFORE_SPACE.finditer(text, begin, end) if is_letter(match[0])]
+
 
 LONGEST_LETTER = 4
 """How far before a place to look for the letter that ends there."""
@@ -335,6 +369,14 @@ _OTHERS = {
 # These change what comes before white space independently of what comes after it.
 _NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "BertNormalizer"}
 
+# Why these forbid a cut.
+_OTHER_NORMALIZERS = {
+    "Prepend": "would write its text before every part of a document, where it belongs before the first alone",
+    "Strip": "would strip white space from every part of a document",
+    "Replace": "may replace the white space at which a document is cut",
+    "Precompiled": "may change white space together with what is beside it",
+}
+
 
 def last_cut(text: bytes, begin: int = 0, end: int | None = None) -> int:
     """The last place in ``text[begin:end]`` where a text may be cut, if the tokenizer allows it; 0 if there is none."""
@@ -342,7 +384,7 @@ def last_cut(text: bytes, begin: int = 0, end: int | None = None) -> int:
     size = 1024
     while True:
         low = max(high - size, begin)
-        places = [match.end() for match in _CUT.finditer(text, low, high)]
+        places = _cuts(text, low, high)
         if places or low == begin:
             return places[-1] if places else 0
         size *= 8
@@ -350,10 +392,8 @@ def last_cut(text: bytes, begin: int = 0, end: int | None = None) -> int:
 
 def why_not_cut(definition: Definition) -> str | None:
     """Why the texts of a tokenizer, as the library writes it, may not be cut, or ``None`` if they may."""
-    normalizer: Definition = definition["normalizer"] or {"type": "Sequence", "normalizers": []}
-    steps: list[Definition] = normalizer["normalizers"] if normalizer["type"] == "Sequence" else [normalizer]
-    if unknown := [step["type"] for step in steps if step["type"] not in _NORMALIZERS]:
-        return f"its normalizer {unknown[0]} may join what is separated"
+    if unknown := [step["type"] for step in normalizers(definition) if step["type"] not in _NORMALIZERS]:
+        return f"its normalizer {unknown[0]} {_OTHER_NORMALIZERS.get(unknown[0], 'is not known to leave cuts alone')}"
     steps = pre_tokenizers(definition)
     divides = [_divides(step) for step in steps]
     if None in divides:
@@ -361,7 +401,12 @@ def why_not_cut(definition: Definition) -> str | None:
     if not any(divides):
         return "its words do not end at white space"
     for token in (token for token in definition["added_tokens"] if not token["special"]):
-        if token["single_word"] or token["lstrip"] or token["rstrip"] or _CUT.search(token["content"].encode()):
+        if (
+            token["single_word"]
+            or token["lstrip"]
+            or token["rstrip"]
+            or _cuts(name := token["content"].encode(), 0, len(name))
+        ):
             return f"its token {token['content']!r} may lie across white space"
     return None
 

@@ -7,12 +7,14 @@ A document of any length is encoded in memory that does not grow with it, becaus
 see `definition`. Where no such place is known, a document is encoded as a whole, up to `WHOLE` bytes: the engine needs
 some hundred bytes for each of them.
 
-Five things about gigatoken (version 0.10) decide how it is used here:
+Six things about gigatoken (version 0.10) decide how it is used here:
 
 * It always recognises special tokens in the text. So it is built from a definition that has none.
 * It expects UTF-8, and may end the whole process at any other byte. So those are encoded here, one by one.
 * It composes letters and accents (NFC) by a newer version of Unicode than `tokenizers`. So it never normalizes: it
   gets such texts only where every version of Unicode leaves them as they are.
+* It finds all added tokens in one pass, as they are spelled. So it is not used where `tokenizers` does otherwise, for
+  their flags, see `_why_not_added`.
 * Some 4 700 code points are letters, marks or digits to it that `tokenizers` does not know. So texts with a character
   newer than Unicode 3.2 (2002), emoji and the like aside, go to `tokenizers`.
 * It caches every word it has seen: its memory grows by up to twelve times the text. So it is discarded and built again
@@ -25,13 +27,15 @@ import ctypes
 import functools
 import json
 import mmap
+import os
 import re
 import sys
+import threading
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
@@ -39,7 +43,15 @@ from jaxtyping import Bool, Int32, Int64
 from locant.arguments import one_of
 from locant.errors import InputError, Remedy
 from locant.extras import install_command, is_installed
-from locant.text.tokenizer.definition import LONGEST_LETTER, Definition, last_cut, library_errors, why_not_cut
+from locant.text.reading import well_formed
+from locant.text.tokenizer.definition import (
+    LONGEST_LETTER,
+    Definition,
+    last_cut,
+    library_errors,
+    normalizers,
+    why_not_cut,
+)
 from locant.text.tokenizer.local_files import ENCODINGS
 from locant.text.tokenizer.tokenizer import Tokenizer
 
@@ -60,6 +72,15 @@ GROWTH = 192 * 2**20
 
 UNSEEN = 16 * 2**20
 """Bytes of text after which it is built anew where its growth is not known: twelve times that at most."""
+
+ENOUGH = 2**20
+"""Characters or bytes of text after which `Tokenizer.encode` chooses an engine, which takes up to a second."""
+
+CHECKED = 2**17
+"""What that engine is checked on."""
+
+STRETCH = 2**13
+"""From each place of the text."""
 
 LEAST = 4 * 2**20
 """Bytes of text before it is built anew, whatever else grows meanwhile in the same process."""
@@ -166,13 +187,34 @@ class Engine:
                 self._require_short(len(kept))
             yield Encoded(*self.encode(joined), unfinished)
 
+    def too_long(self, batches: Iterable[tuple[list[bytes], bool]]) -> set[int]:
+        """The numbers of the documents that `stream` refuses, because they can only be encoded as a whole."""
+        found, number, kept = set[int](), 0, b""
+        for texts, unfinished in batches:
+            for i, text in enumerate(texts):
+                known, joined = len(kept), kept + text
+                kept = b""
+                if number + i in found:
+                    continue
+                try:
+                    if unfinished and i == len(texts) - 1:
+                        size = self._last_cut(joined, max(known - LONGEST_LETTER, 0))
+                        joined, kept = joined[:size], joined[size:]
+                        self._require_short(len(kept))
+                    self._parts(joined)
+                except InputError:
+                    found.add(number + i)
+                    kept = b""
+            number += len(texts) - unfinished
+        return found
+
     def _run(self, texts: list[bytes]) -> Rows:
         if self.tokenizer.only_bytes:
             ids = np.frombuffer(b"".join(texts), dtype=np.uint8).astype(np.int32)
             return ids, np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
         if self._fast is not None:
             return self._fast.encode(texts)
-        rows = self.tokenizer.encode_batch(texts)
+        rows = self.tokenizer.encode_by_reference(texts)
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         return np.concatenate([np.empty(0, dtype=np.int32), *rows]), lengths
 
@@ -200,7 +242,8 @@ class Engine:
         if size > WHOLE:
             why = self.why_not_cut or "there is no letter before white space in it"
             cause = f"a document has {size} bytes or more that can only be encoded as a whole, because {why}"
-            raise InputError(f"{cause}; at most {WHOLE} are", "a separator, which makes several documents of it")
+            remedy = Remedy("{}, which makes several documents of it, or {}", separator=..., skip_bad=True)
+            raise InputError(f"{cause}; at most {WHOLE} are", remedy)
 
 
 def choose_engine(name: EngineChoice, tokenizer: Tokenizer, sample: Sequence[bytes]) -> Engine:
@@ -224,8 +267,9 @@ def choose_engine(name: EngineChoice, tokenizer: Tokenizer, sample: Sequence[byt
 
 def _disagreement(tokenizer: Tokenizer, sample: Sequence[bytes]) -> str | None:
     """Why gigatoken cannot encode these texts, or ``None`` if its ids are the same."""
-    # Every special token's name, as a text and within one.
-    spelled = [text.encode() for name in tokenizer.special_tokens for text in (name, f"a {name}b\n{name}{name}")]
+    # Every added token's name, as a text and within one.
+    names = [token["content"] for token in tokenizer.added_tokens]
+    spelled = [text.encode() for name in names for text in (name, f"a {name}b\n{name}{name}", f"x{name}1 {name} x")]
     texts = [*sample, *PROBE_TEXTS, *spelled]
     found = Engine(tokenizer).encode(texts)
     try:
@@ -245,11 +289,96 @@ def why_not_gigatoken(tokenizer: Tokenizer) -> str | None:
         return "every byte is an id, so there is nothing to look up"
     if not tokenizer.byte_level:
         return "the tokenizer is no byte-level BPE"
-    if (normalizer := tokenizer.plain_definition()["normalizer"]) not in (None, {"type": "NFC"}):
-        return f"the tokenizer changes texts first ({normalizer['type']})"
+    steps = normalizers(tokenizer.plain_definition())
+    if others := [step["type"] for step in steps if step["type"] != "NFC"]:
+        return f"the tokenizer changes texts first ({others[0]})"
+    if fault := _why_not_added([token for token in tokenizer.added_tokens if not token["special"]], bool(steps)):
+        return fault
     if not is_installed("gigatoken"):
-        return f"gigatoken is not installed: {install_command('gigatoken')}"
+        return f"gigatoken is not installed: {install_command(\'gigatoken\')}"
     return None
+
+
+def _why_not_added(tokens: Sequence[Definition], composes: bool) -> str | None:
+    """Why `tokenizers` may find these ordinary added tokens at other places than `gigatoken`, or ``None``.
+
+    `tokenizers` looks for those that are not normalized first, in the text as it is, and then in what lies between them
+    for the others, whose names it normalizes too. White space that a token strips is taken before another may begin
+    with it. `composes` says whether the normalizer is NFC.
+    """
+    if alone := [token for token in tokens if token["single_word"]]:
+        return f"its token {alone[0]['content']!r} is only found as a whole word (single_word)"
+    if composes and (other := [token for token in tokens if _CHANGED_BY_NFC.search(token["content"])]):
+        return f"the name of its token {other[0]['content']!r} may be changed by its normalizer (NFC)"
+    if strips := [token for token in tokens if token["lstrip"] or token["rstrip"]]:
+        spaced = [token for token in tokens if token["content"] != token["content"].strip()]
+        if spaced or len({(token["lstrip"], token["rstrip"]) for token in tokens}) > 1:
+            return f"its token {strips[0]['content']!r} strips white space (lstrip, rstrip) that others may begin with"
+    first, last = ([token["content"] for token in tokens if token["normalized"] is flag] for flag in (False, True))
+    for one, other in ((first, last), (last, first)):
+        beginnings = {name[:size]: name for name in other for size in range(1, len(name) + 1)}
+        for name in one:
+            if (end := next((name[i:] for i in range(len(name)) if name[i:] in beginnings), None)) is not None:
+                return f"its tokens {name!r} and {beginnings[end]!r} may overlap, and only one is normalized"
+            if (inner := next((each for each in other if each in name), None)) is not None:
+                return f"its tokens {name!r} and {inner!r} may overlap, and only one is normalized"
+    return None
+
+
+class EngineOnDemand:
+    """The fast engine of a tokenizer, for calls with so much text that it pays; any thread may call it.
+
+    It is chosen, as for `prepare`, once `ENOUGH` bytes of text have come.
+    """
+
+    is_forked: ClassVar[bool] = False
+    """Whether this process is a fork, in which the threads are gone that gigatoken may have started before."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self._lock, self._seen = tokenizer, threading.Lock(), 0
+        self._engine: Engine | None = None
+
+    def encode(self, texts: Sequence[str | bytes], size: int) -> list[Int32[np.ndarray, " _"]] | None:
+        """The ids of each text, of `size` characters or bytes together; ``None`` if `tokenizers` shall encode them."""
+        if self.is_forked or not self._lock.acquire(blocking=False):  # an engine is for one thread at a time
+            return None
+        try:
+            self._seen += size
+            if self._engine is None:
+                if self._seen < ENOUGH:
+                    return None
+                self._engine = choose_engine("auto", self._tokenizer, _stretches(texts))
+            if self._engine.name != "gigatoken":
+                return None
+            documents = [text if isinstance(text, bytes) else well_formed(text).encode() for text in texts]
+            if max(map(len, documents)) > WHOLE and self._engine.too_long([(documents, False)]):
+                return None
+            ids, lengths = self._engine.encode(documents)
+        finally:
+            self._lock.release()
+        return [row.copy() for row in np.split(ids, np.cumsum(lengths)[:-1])]
+
+
+def _note_fork() -> None:
+    EngineOnDemand.is_forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
+
+
+def _stretches(texts: Sequence[str | bytes]) -> list[bytes]:
+    """Some `CHECKED` characters or bytes of the texts, from places that are spread evenly."""
+    step = max(sum(map(len, texts)) * STRETCH // CHECKED, STRETCH)
+    found: list[bytes] = []
+    place = 0
+    for text in texts:
+        while place < len(text):
+            piece = text[place : place + STRETCH]
+            found.append(piece if isinstance(piece, bytes) else well_formed(piece).encode())
+            place += step
+        place -= len(text)
+    return found
 
 
 class GigatokenEngine:
@@ -260,7 +389,7 @@ class GigatokenEngine:
     ) -> None:
         self._tokenizer = tokenizer
         definition = tokenizer.plain_definition()
-        self._changes = definition["normalizer"] is not None
+        self._changes = bool(normalizers(definition))
         plain = {**definition, "normalizer": None, "pre_tokenizer": _respelled(definition["pre_tokenizer"])}
         self._definition = json.dumps(plain, ensure_ascii=False)
         self._parallel = parallel
@@ -289,7 +418,9 @@ class GigatokenEngine:
         strange = [self._is_strange(text) for text in texts]
         ids, lengths = self._run([text.encode() for text, other in zip(texts, strange, strict=True) if not other])
         rows = iter(np.split(ids, np.cumsum(lengths)[:-1]))
-        others = iter(self._tokenizer.encode_batch([text for text, other in zip(texts, strange, strict=True) if other]))
+        others = iter(
+            self._tokenizer.encode_by_reference([text for text, other in zip(texts, strange, strict=True) if other])
+        )
         return [next(others if other else rows) for other in strange]
 
     def _run(self, texts: list[bytes]) -> Rows:

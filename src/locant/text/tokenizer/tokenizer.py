@@ -22,7 +22,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, SupportsIndex, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
 import tokenizers
@@ -36,14 +36,20 @@ from locant.text.tokenizer import definition as definitions
 from locant.text.tokenizer.definition import BYTE_SPELLING, END_OF_TEXT, library_errors
 from locant.text.tokenizer.local_files import find
 
+if TYPE_CHECKING:
+    from locant.text.tokenizer.engine import EngineOnDemand
+
 NAME_OF_A_TEXT = r"[\w./\\~-]+\.(txt|md|csv|tsv|jsonl?|parquet)(\.gz|\.zst)?"
 """No whitespace, and an ending of files: there may be none of this name, but nobody means it as a text."""
+
+LARGE = 4096
+"""Characters or bytes of text from which on a call may use the fast engine."""
 
 LARGEST_VOCABULARY = 10_000_000
 """The trainer ends the process where memory does not suffice."""
 
 # How the end of a text is spelled, by the models that people load most.
-_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<｜end▁of▁sentence｜>")
+_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<｜end▁of▁sentence｜>", "<EOT>")
 
 _PADS = ("[PAD]", "<pad>", "<|pad|>")
 
@@ -263,9 +269,28 @@ class Tokenizer:
     def encode_batch(
         self, texts: Sequence[Text], *, allowed_special: Collection[str] = ()
     ) -> list[Int[np.ndarray, " tokens"]]:
-        """The ids of each text, as `encode` gives them; the library spreads the texts over the cores."""
+        """The ids of each text, as `encode` gives them; the library spreads the texts over the cores.
+
+        Much text is encoded by the fast engine, if it is installed and gives the same ids, see `choose_engine`.
+        """
         if isinstance(texts, (str, bytes)):
             raise InputError("got one text, expected a list of them", "encode(text), or encode_batch([text])")
+        if not allowed_special and not self.only_bytes and all(isinstance(text, (str, bytes)) for text in texts):
+            size = sum(map(len, texts))
+            if size >= LARGE and (rows := self._fast.encode(texts, size)) is not None:
+                return rows
+        return self.encode_by_reference(texts, allowed_special)
+
+    @functools.cached_property
+    def _fast(self) -> EngineOnDemand:
+        from locant.text.tokenizer.engine import EngineOnDemand  # which imports this module
+
+        return EngineOnDemand(self)
+
+    def encode_by_reference(
+        self, texts: Sequence[Text], allowed_special: Collection[str] = ()
+    ) -> list[Int[np.ndarray, " tokens"]]:
+        """The ids of each text by the `tokenizers` library, whatever there is that is faster."""
         return self.assemble(texts, lambda parts: self._run(parts, allowed_special))
 
     def assemble(
@@ -295,7 +320,7 @@ class Tokenizer:
         if self.only_bytes and not allowed_special:
             return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32) for text in texts]
         remedy = "a tokenizer that knows its characters, such as Tokenizer.bytes()"
-        with library_errors("cannot encode the text", remedy):
+        with library_errors("cannot encode the text", remedy, ("Exception", "PanicException")):
             encodings = self._encoder(allowed_special).encode_batch_fast(texts)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
@@ -361,6 +386,11 @@ class Tokenizer:
             "positions": Positions.from_mask(mask),
             "segments": pad_sequence(segments, True),
         }
+
+    @property
+    def added_tokens(self) -> list[dict[str, Any]]:
+        """The added tokens, special ones among them, with their ids and flags, as the library writes them."""
+        return self._canonical["added_tokens"]
 
     def plain_definition(self) -> dict[str, Any]:
         """The definition of a tokenizer with the same ids for every text, and no special tokens to find in it."""

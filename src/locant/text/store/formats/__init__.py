@@ -14,6 +14,7 @@ and locant's have two up to 65 499. Only locant's, in `formats.locant`, has hash
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,13 @@ from locant.text.store.formats.shards import Index, ShardWriter, read_index
 
 __all__ = ["FORMATS", "ExportSource", "StoreFormat", "StoreOptions", "register_format"]
 
-HEADER_OF_LLM_C = 20240520
-"""How the files of llm.c and modded-nanogpt begin, as int32: their tokens come after a header of 1 024 bytes."""
+LLM_C = {20240520: "<u2", 20240801: "<u4"}
+"""How the files of llm.c and modded-nanogpt begin, as int32, and the tokens after their header: GPT-2's, Llama 3's."""
+LLM_C_EVALUATION = 20240522
+LLM_C_HEADER = 1024
+"""Bytes: 256 int32, of which the third is the number of tokens."""
+
+SPLIT = re.compile(r"(?<![a-z])(train|val|valid|validation|dev|test)(?![a-z])")
 
 
 class MegatronFormat(StoreFormat):
@@ -76,14 +82,49 @@ class MegatronFormat(StoreFormat):
 
 
 class NanogptFormat(StoreFormat):
-    """A file of tokens and nothing else, what nanoGPT's ``prepare.py`` writes; nothing in it says what its dtype is."""
+    """A file of tokens and nothing else, what nanoGPT's ``prepare.py`` writes; nothing in it says what its dtype is.
+
+    A folder stands for all its files, which have to be of one split. Files of llm.c have a header, which says the dtype
+    and how many tokens there are.
+    """
 
     def __init__(self, path: Path, options: StoreOptions) -> None:
-        file = base.only_file(path, ".bin")
-        base.require_file(file, "the file that nanoGPT's prepare.py wrote, such as train.bin")
-        if base.head_of(file)[:4] == HEADER_OF_LLM_C.to_bytes(4, "little"):
-            raise InputError(f"{file} begins with the header of llm.c", "the file without its first 1024 bytes")
-        super().__init__([file], options.token_dtype, options)
+        files = sorted(path.glob("*.bin")) if path.is_dir() else [path]
+        if not files:
+            raise InputError(f"{path} holds no file that ends with .bin", "the folder that nanoGPT's prepare.py wrote")
+        splits = {found[1]: file.name for file in files if (found := SPLIT.search(file.name.lower()))}
+        if len(splits) > 1:
+            cause = f"{path} holds files of several splits: {', '.join(splits.values())}"
+            raise InputError(
+                cause, f"name one file, such as {path / next(iter(splits.values()))}, or move a split elsewhere"
+            )
+        for file in files:
+            base.require_file(file, "the file that nanoGPT's prepare.py wrote, such as train.bin")
+        heads = {self._magic(file) for file in files}
+        if len(heads) > 1:
+            raise InputError(
+                f"{path} holds files with and without a header of llm.c, or with two kinds of it", "one kind"
+            )
+        dtype = LLM_C.get(next(iter(heads)) or 0)
+        if dtype is None:
+            super().__init__(files, options.token_dtype, options)
+            return
+        if options.dtype is not None and np.dtype(options.dtype) != np.dtype(dtype):
+            cause = f"got dtype {options.dtype}, and the header of {files[0]} says {np.dtype(dtype).name}"
+            raise InputError(cause, "no dtype")
+        super().__init__(files, np.dtype(dtype), options, header=LLM_C_HEADER)
+        for file, count in zip(files, self.tokens.tolist(), strict=True):
+            stated = int.from_bytes(base.head_of(file)[8:12], "little")
+            if stated != count:
+                raise InputError(f"{file} has {count} tokens, and its header states {stated}", base.fresh(file))
+
+    @staticmethod
+    def _magic(file: Path) -> int | None:
+        """The number that a file of llm.c begins with, if it is one."""
+        magic = int.from_bytes(base.head_of(file)[:4], "little")
+        if magic == LLM_C_EVALUATION:
+            raise InputError(f"{file} is an evaluation file of llm.c: questions with answers", "a file of tokens")
+        return magic if magic in LLM_C else None
 
     @classmethod
     def write(cls, source: ExportSource, folder: Path) -> np.dtype:

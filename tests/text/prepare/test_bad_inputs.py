@@ -1,0 +1,221 @@
+"""Bad records, broken files, and files in another encoding: refused or skipped, but always named and counted."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from locant import InputError
+from locant.text.prepare import Problems, estimate, finalize, prepare, problems
+from locant.text.prepare.sources import find_sources, likely_other_encoding
+from locant.text.store import TokenStore
+from locant.text.tokenizer import Tokenizer, engine
+from tests.refusal import refuses
+from tests.text.prepare.corpus import contents, small_blocks
+
+END = 256
+GOOD = [json.dumps({"text": f"document {number}"}).encode() for number in range(40)]
+
+
+def documents(store: TokenStore) -> list[str]:
+    return [
+        bytes(store[a : b - 1].tolist()).decode() for a, b in zip(store.documents, store.documents[1:], strict=False)
+    ]
+
+
+def called(paths: Any, out: Path, **options: Any) -> TokenStore:
+    """Without what is warned of."""
+    with warnings.catch_warnings(action="ignore"):
+        return prepare(paths, out, **{"tokenizer": "bytes", "workers": 1, "shard_size": 20, **options})
+
+
+BAD_LINES = [b"{", b'["text"]', b'{"title": "x"}', b'{"text": 3}', b'{"text": "' + b"x" * 3000 + b'"}']
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three good files, and between them one with a bad line of each kind, and broken ones of each kind."""
+    monkeypatch.setattr("locant.text.prepare.readers.LONGEST_LINE", 2000)
+    small_blocks(monkeypatch, 500)
+    place = tmp_path / "corpus"
+    place.mkdir()
+    for name in "acz":
+        (place / f"{name}.jsonl").write_bytes(b"\n".join(GOOD))
+    lines = [line for i, good in enumerate(GOOD) for line in (good, *BAD_LINES[i : i + 1])]
+    (place / "b.jsonl").write_bytes(b"\n".join(lines))
+    return place
+
+
+def broken(folder: Path) -> dict[str, int]:
+    """Files that break off, are of another kind, or are damaged in the middle."""
+    text = "".join(f"{pow(3, i, 2**61 - 1):x}\n" for i in range(2000)).encode()
+    whole = {"gz": gzip.compress(text, mtime=0), "bz2": bz2.compress(text), "xz": lzma.compress(text)}
+    files = {f"d.txt.{kind}": data[: len(data) // 2] for kind, data in whole.items()}
+    files |= {
+        "e.txt.bz2": whole["bz2"] + b"something else",
+        "f.txt.gz": b"none",
+        "g.txt": b"PNG\0",
+        "h.parquet": b"PAR1",
+    }
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return dict.fromkeys((str(folder / name) for name in files), 1)
+
+
+def test_what_is_bad_is_skipped_and_counted(folder: Path, tmp_path: Path) -> None:
+    expected = broken(folder) | {str(folder / "b.jsonl"): len(BAD_LINES)}
+    with pytest.warns(UserWarning, match=f"{sum(expected.values())} bad records were skipped: .*b.jsonl"):
+        store = prepare(folder, tmp_path / "store", tokenizer="bytes", workers=1, shard_size=20, skip_bad=True)
+    store.verify()
+    assert problems(store) == Problems(skipped=expected, not_utf8={})
+    assert documents(store) == [f"document {number}" for _ in "abcz" for number in range(40)]
+
+
+def test_work_that_a_bad_record_has_stopped_goes_on_in_either_way(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By mending it, or by skipping it; what was made is neither lost nor made again."""
+    monkeypatch.setattr(sys.modules[prepare.__module__], "CHECKED_BYTES", 1)  # else it is seen before anything is made
+    for name in ("mended", "skipped"):
+        with refuses(InputError, "b.jsonl, line 2", "mending or removing that line", "skip_bad=True"):
+            called(folder, tmp_path / name)
+    done = {path: path.stat().st_mtime_ns for path in (tmp_path / "skipped").glob(".prepare/part-*")}
+    assert done
+    with refuses(InputError, "line 2"):  # the other shares are done
+        called(folder, tmp_path / "skipped", task=0, num_tasks=1)
+    called(folder, tmp_path / "skipped", task=0, num_tasks=1, skip_bad=True)
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    with refuses(InputError, "line 2"):  # a part with skipped lines is not done for a call that skips none
+        called(folder, tmp_path / "skipped")
+    store = called(folder, tmp_path / "skipped", skip_bad=True)
+    with refuses(InputError, "5 bad records were skipped, which now would end the run"):
+        called(folder, tmp_path / "skipped")
+    assert problems(store).skipped == {str(folder / "b.jsonl"): len(BAD_LINES)}
+    (folder / "b.jsonl").write_bytes(b"\n".join(GOOD))
+    assert documents(called(folder, tmp_path / "mended")) == documents(store)
+    assert contents(tmp_path / "mended") == contents(called(folder, tmp_path / "fresh").path)
+    assert not [*tmp_path.glob("*/.prepare*")]
+
+
+def test_tasks_go_on_with_a_mended_file(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[prepare.__module__], "CHECKED_BYTES", 1)
+    out, (bad, whole) = tmp_path / "store", (folder / "b.jsonl", b"\n".join(GOOD))
+    failed = []
+    for task in range(3):
+        try:
+            called(folder, out, task=task, num_tasks=3)
+        except InputError:
+            failed.append(task)
+    assert failed
+    bad.write_bytes(whole)
+    for task in range(3):
+        called(folder, out, task=task, num_tasks=3)
+    finalize(out)
+    assert contents(out) == contents(called(folder, tmp_path / "fresh").path)
+
+
+def test_a_document_that_is_too_long_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "WHOLE", 5000)
+    monkeypatch.setattr(engine, "PART", 1000)
+    small_blocks(monkeypatch, 1000)
+    long = ["one two " * 900, "1" * 9000, "three " * 700 + "0" * 9000, "four"]
+    (tmp_path / "a.txt").write_text("|".join(long))
+    tokenizer = Tokenizer.train("one two three four " * 20, 300)
+    options: dict[str, Any] = {"tokenizer": tokenizer, "separator": "|", "engine": "tokenizers"}
+    with refuses(InputError, "can only be encoded as a whole", "skip_bad=True"):
+        called(tmp_path / "a.txt", tmp_path / "store", **options)
+    store = called(tmp_path / "a.txt", tmp_path / "store", **options, skip_bad=True)
+    assert [*problems(store).skipped.values()] == [2]
+    expected = [number for text in (long[0], long[3]) for number in (*tokenizer.encode(text), tokenizer.end_of_text)]
+    assert store[:].tolist() == expected
+
+
+class TestLeftOut:
+    def test_is_counted_by_the_ends_of_names(self, tmp_path: Path) -> None:
+        corpus = tmp_path / "corpus"
+        corpus.mkdir()
+        for name in ("a.csv", "b.CSV", "c.html", "d.csv.gz", "LICENSE", "package.json"):
+            (corpus / name).write_text("x")
+        with refuses(InputError, "no file to read", "only 2 .csv", "1 without an ending"):
+            find_sources(corpus)
+        with refuses(InputError, "no file to read", "only 2 .csv"):
+            find_sources(f"{corpus}/**")
+        (corpus / "a.txt").write_text("text")
+        left_out = {".csv": 2, ".html": 1, ".csv.gz": 1, "": 1, ".json": 1}
+        with pytest.warns(UserWarning, match=r"6 files left out.*: 2 \.csv"):
+            prepare(corpus, tmp_path / "store", tokenizer="bytes")
+        with pytest.warns(UserWarning, match="6 files left out"):
+            assert estimate(corpus, tokenizer="bytes").left_out == left_out
+
+    @pytest.mark.parametrize("name", ["a.json.gz", "a.ndjson", "a.jsonl.bz2", "a.ndjson.xz", "a.json.zst"])
+    def test_is_no_file_of_json_lines(self, tmp_path: Path, name: str) -> None:
+        pa = pytest.importorskip("pyarrow")
+        data = b"\n".join(GOOD)
+        packed = {
+            ".gz": gzip.compress, ".bz2": lambda data: bz2.compress(data[:99]) + bz2.compress(data[99:]),
+            ".xz": lambda data: lzma.compress(data[:99]) + b"\0" * 4 + lzma.compress(data[99:]),
+            ".zst": lambda data: pa.compress(data, codec="zstd", asbytes=True), ".ndjson": bytes,
+        }  # fmt: skip
+        (tmp_path / name).write_bytes(packed[os.path.splitext(name)[1]](data))  # noqa: PTH122
+        expected = [f"document {number}" for number in range(40)]
+        assert documents(prepare(tmp_path, tmp_path / "store", tokenizer="bytes")) == expected
+
+
+TEXT = {"cp1252": "déjà vu, à l'été. " * 50, "gbk": "日本語の文章、中国。" * 50, "utf-16-le": "plain text. " * 50}
+
+
+class TestEncodings:
+    @pytest.mark.parametrize("kind", ["a.txt", "a.txt.gz", "a.jsonl"])
+    @pytest.mark.parametrize("encoding", [*TEXT, "utf-16"])
+    def test_a_file_is_read_in_the_one_that_is_named(self, tmp_path: Path, encoding: str, kind: str) -> None:
+        text = TEXT.get(encoding, "né 日本")
+        data = json.dumps({"text": text}, ensure_ascii=False) if "json" in kind else text
+        encoded = data.encode(encoding)
+        (tmp_path / kind).write_bytes(gzip.compress(encoded) if "gz" in kind else encoded)
+        assert documents(prepare(tmp_path, tmp_path / "store", tokenizer="bytes", encoding=encoding)) == [text]
+
+    @pytest.mark.parametrize(("encoding", "remedy"), [("utf-16-le", "utf-16-le"), ("utf-16-be", "utf-16-be")])
+    def test_utf_16_is_told_from_a_binary_file(self, tmp_path: Path, encoding: str, remedy: str) -> None:
+        (tmp_path / "a.txt").write_bytes(TEXT["utf-16-le"].encode(encoding))
+        with refuses(InputError, "likely UTF-16", f"encoding='{remedy}'"):
+            find_sources(tmp_path)
+
+    @pytest.mark.parametrize("encoding", ["cp1252", "gbk"])
+    def test_a_likely_other_one_is_warned_of(self, tmp_path: Path, encoding: str) -> None:
+        (tmp_path / "a.txt").write_bytes(TEXT[encoding].encode(encoding))
+        with pytest.warns(UserWarning, match=r"a\.txt is likely not UTF-8: .*; try: encoding='cp1252'"):
+            find_sources(tmp_path)
+        find_sources(tmp_path, encoding=encoding)  # where it is named, nothing is warned of
+
+    def test_what_is_utf_8_is_not_doubted(self) -> None:
+        texts = [*TEXT.values(), "\x1b[1mred\x1b[0m\f" * 9, "日本\ufffd" * 9, "x" * 2000 + "\x01" * 9, ""]
+        assert [likely_other_encoding(text.encode()) for text in texts] == [None] * len(texts)
+        assert likely_other_encoding("漢字かな交じり文".encode("utf-16-le") * 9)
+
+    @pytest.mark.parametrize("block", [7, 2**20])
+    def test_documents_with_other_bytes_are_counted(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+    ) -> None:
+        small_blocks(monkeypatch, block)
+        corpus = tmp_path / "corpus"
+        corpus.mkdir()
+        good = "日本語 é 🙂 " * 99
+        bad = good.encode() + b"\xff" + good.encode() + b"\xfe"
+        (corpus / "a.txt").write_bytes(b"|".join([good.encode(), bad, b"x", bad, good.encode()[:-2]]))
+        lines = [b'{"text": "%s"}' % text for text in (good.encode(), b"\xff", "\ufffd".encode(), b"\xff")]
+        (corpus / "b.jsonl").write_bytes(b"\n".join(lines))
+        with pytest.warns(UserWarning, match=r"5 documents were not .*a\.txt \(3\), .*b\.jsonl \(2\)"):
+            store = prepare(corpus, tmp_path / "store", tokenizer="bytes", separator="|", workers=1)
+        found = {Path(path).name: count for path, count in problems(store).not_utf8.items()}
+        assert found == {"a.txt": 3, "b.jsonl": 2}
+        with refuses(InputError, "which Python does not know"):
+            find_sources(corpus, encoding="klingon")
