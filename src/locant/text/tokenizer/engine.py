@@ -295,7 +295,7 @@ def why_not_gigatoken(tokenizer: Tokenizer) -> str | None:
     if fault := _why_not_added([token for token in tokenizer.added_tokens if not token["special"]], bool(steps)):
         return fault
     if not is_installed("gigatoken"):
-        return f"gigatoken is not installed: {install_command(\'gigatoken\')}"
+        return f"gigatoken is not installed: {install_command('gigatoken')}"
     return None
 
 
