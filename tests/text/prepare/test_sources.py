@@ -356,9 +356,7 @@ class TestWithoutPyarrow:
     def test_the_extra_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         (tmp_path / name).write_bytes(zstandard.compress(b"x") if name.endswith("zst") else b"PAR1")
         monkeypatch.setitem(sys.modules, "pyarrow", None)
-        with pytest.raises(
-            InputError, match=rf"{name} can only be read with pyarrow.*try: pip install 'locant\[data\]'"
-        ):
+        with pytest.raises(InputError, match=rf"{name} needs pyarrow.*try: pip install 'locant\[data\]'"):
             find_sources(tmp_path)
 
     def test_everything_else_is_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
