@@ -206,7 +206,7 @@ def test_what_costs_most_is_said_first_and_what_costs_nothing_is_a_note() -> Non
     def coarse(x: Tensor, positions: Tensor) -> Tensor:
         return x.copy_(turned(x, at(positions[:1].to(torch.bfloat16))))
 
-    found = locant.probe(coarse, head_dim=WIDTH, expected=Rotary(WIDTH, 1e6)).warnings
+    found = locant.probe(coarse, head_dim=WIDTH, expected=Rotary(WIDTH, base=1e6)).warnings
     begins = ["Scores depend", "Rows of a batch", "It is not Rotary", "It overwrites"]
     assert [each for each in begins if any(one.startswith(each) for one in found)] == begins
     order = [next(number for number, one in enumerate(found) if one.startswith(each)) for each in begins]
