@@ -29,7 +29,7 @@ DIFFERENT: dict[str, str] = {
     r"swapping/test_t5\.py": BY_NAME,
     r"test_places.*test_a_model_that_passes_nothing_on": BY_NAME,
     r"test_extension.*test_what_is_written_says_to_transformers.*\[config0-": OLMO,
-    r"test_rows.*test_a_share_is_read.*\[(gemma4_text|modernbert)\]": "single values beside those of each layer type fail",
+    r"test_rows.*test_a_share_is_read.*\[(gemma4_text|modernbert)\]": "single values beside those of types fail",
     r"test_foreign.*\[xpos-gpt_neox\]": "other positions change a tiny GPT-NeoX by less than the test asks for",
     r"test_rows.*\[gemma3_text\]": "the rope parameters of Gemma 3 have single values beside those of each layer type",
     r"test_spellings.*\[GPT-NeoX Japanese\]": "the rotary module of GPT-NeoX Japanese does not read rotary_pct",
