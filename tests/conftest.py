@@ -32,6 +32,7 @@ import pytest
 import torch
 
 from tests.browser import browser  # noqa: F401  # a fixture
+from tests.older_releases import how_it_differs
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -113,6 +114,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--jaxtyping-packages"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("unchecked")])
         items[:] = [item for item in items if not item.get_closest_marker("unchecked")]
+    if config.getoption("--other-versions"):
+        import transformers
+
+        for item in items:
+            if differs := how_it_differs(item.nodeid, transformers.__version__):
+                item.add_marker(pytest.mark.skip(reason=f"transformers {transformers.__version__}: {differs}"))
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="torch finds no CUDA device"))
@@ -133,20 +140,22 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def is_missing_in_transformers(error: BaseException) -> bool:
-    """Return whether a test itself looked a module, a class or a type of model up there, in vain.
+    """Return whether a test itself looked a module, a class, an attribute or a type of model up there, in vain.
 
     What locant or a model looks up is a failure.
     """
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
     if any((ROOT / "src") in file.parents for file in files):
         return False
+    inside = [file for file in files if "transformers" in file.parts]
+    looked_up = {file.name for file in inside} <= {"auto_factory.py", "configuration_auto.py", "import_utils.py"}
     if isinstance(error, ImportError):
         return (error.name or "").startswith("transformers.")
-    if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
-        return error.obj.__name__.startswith("transformers")
-    inside = [file for file in files if "transformers" in file.parts]
-    look_ups = {"configuration_auto.py", "import_utils.py"}
-    return bool(inside) and inside[-1] == files[-1] and {file.name for file in inside} <= look_ups
+    if isinstance(error, AttributeError):
+        owner = error.obj if isinstance(error.obj, (ModuleType, type)) else type(error.obj)
+        home = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__
+        return home.startswith("transformers") and looked_up
+    return looked_up and bool(inside) and inside[-1] == files[-1]
 
 
 @pytest.fixture(autouse=True)

@@ -218,8 +218,8 @@ def test_the_last_position_with_an_exact_angle_is_measured() -> None:
 
 
 def test_an_explanation_needs_a_known_architecture() -> None:
-    with refuses(InputError, "mamba", "llama"):
-        explain({"model_type": "mamba"})
+    with refuses(InputError, "nobodys", "register_architecture"):
+        explain({"model_type": "nobodys"})
 
 
 # ------------------------------------------------------------------ sources

@@ -22,7 +22,7 @@ from transformers import DataCollatorWithFlattening, DataCollatorWithPadding, Pr
 from transformers.masking_utils import create_causal_mask
 
 from locant.engines.batches import check_batch, pack_documents
-from tests.engines.test_batch_images import Part, batch_of
+from tests.engines.test_batch_images import Part, batch_of, require_seconds
 from tests.engines.tiny_models import LONGEST, Place, off_by, tiny
 from tests.tolerances import LOGITS
 
@@ -97,12 +97,16 @@ def as_made_by_transformers(kind: str, lengths: Sequence[int]) -> Right:
     """A padded batch with the mask of four axes that the library itself makes from the one of two."""
     right = padded(lengths, "left", ids=True)
     ids = right.batch["input_ids"]
-    mask = create_causal_mask(model_of(kind).config, torch.zeros(*ids.shape, 32), right.batch["attention_mask"], None)
+    mask = create_causal_mask(
+        model_of(kind).config, torch.zeros(*ids.shape, 32), right.batch["attention_mask"], past_key_values=None
+    )
     return right._replace(batch={**right.batch, "attention_mask": mask})
 
 
 def images(kind: str, rows: list[list[Part]], left: bool = False, mask: str | None = "2-D") -> Right:
     """Rows with images, whose ids the model computes."""
+    if kind == "qwen2_5_vl":
+        require_seconds()
     model = model_of(kind).model
     one = [batch_of(kind, [row]) for row in rows]
     together = batch_of(kind, rows, left)

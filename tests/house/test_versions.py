@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from packaging.requirements import Requirement
 
-from tests import versions
+from tests import older_releases, versions
 from tests.conftest import OTHER_VERSIONS, is_missing_in_transformers
 
 transformers = pytest.importorskip("transformers")
@@ -57,6 +57,35 @@ def test_only_what_a_test_looks_up_in_transformers_is_missing_there(
     with pytest.raises((ImportError, LookupError, AttributeError, ValueError)) as caught:
         look_up()
     assert is_missing_in_transformers(caught.value) == is_missing
+
+
+class Looked:
+    """Of a class whose objects say that they are of transformers."""
+
+
+@pytest.mark.parametrize(("home", "is_missing"), [("transformers.models.llama", True), ("locant.swapping", False)])
+def test_an_attribute_that_a_test_asks_an_object_of_transformers_for_may_be_missing(
+    home: str, is_missing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Looked, "__module__", home)
+    for owner in (Looked, Looked()):
+        with pytest.raises(AttributeError) as caught:
+            _ = owner.no_attribute_has_this_name  # type: ignore[attr-defined]
+        assert is_missing_in_transformers(caught.value) == is_missing
+
+
+def test_what_differs_in_older_releases_names_tests_that_there_are_and_is_run_with_the_newest() -> None:
+    names = {path.stem for path in (versions.ROOT / "tests").rglob("test_*.py")}
+    names |= set(re.findall(r"^def (test_\w+)", "\n".join(
+        path.read_text("utf-8") for path in (versions.ROOT / "tests").rglob("test_*.py")), re.MULTILINE))  # fmt: skip
+    for pattern in older_releases.DIFFERENT:
+        for name in re.findall(r"test_\w+", pattern):
+            assert any(each.startswith(name) for each in names), name
+    example = "tests/swapping/test_t5.py::test_anything"
+    newest = str(older_releases.newest_tested())
+    assert older_releases.how_it_differs(example, newest) is None
+    assert older_releases.how_it_differs(example, "5.0.0") == older_releases.BY_NAME
+    assert older_releases.how_it_differs("tests/swapping/test_life.py::test_anything", "5.0.0") is None
 
 
 def test_our_own_deprecations_begin_with_our_name() -> None:

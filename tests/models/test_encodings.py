@@ -213,7 +213,7 @@ def test_deberta_scores_as_its_own_code(terms: str, buckets: int) -> None:
 def test_an_unknown_architecture_is_told_near_ones_and_how_to_add_it() -> None:
     with refuses(InputError, "lama_4", "llama", "register_architecture", "docs/extending.md"):
         encoding_from_config({"model_type": "lama_4"})
-    with refuses(InputError, "''", "llama", "register_architecture"):
+    with refuses(InputError, "without model_type", "llama", "register_architecture"):
         encoding_from_config({"hidden_size": 64})
     with refuses(InputError, "list"):
         encoding_from_config([])

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from transformers import CONFIG_MAPPING
 
 from tests.models.published_configurations import FOLDER, FOREIGN, NO_ROTARY_MODULE, REFUSED, UNBUILT, outcome_of
 
@@ -31,7 +32,9 @@ def configurations() -> Path:
 @pytest.mark.unchecked  # importing so many models under runtime checks takes minutes
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_published_configuration_is_read_as_transformers_reads_it(configurations: Path, name: str) -> None:
-    result = outcome_of(json.loads((configurations / f"{name}.json").read_text()))
+    config = json.loads((configurations / f"{name}.json").read_text())
+    assert CONFIG_MAPPING[config["model_type"]]
+    result = outcome_of(config)
     assert result.verdict in AS_THEIRS, result
 
 

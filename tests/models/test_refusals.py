@@ -128,6 +128,22 @@ def test_pairs_that_stand_still_are_one_share_of_the_head_and_nothing_else() -> 
     assert Rotary.from_config(beside).scaling == Proportional(rotated_share=0.25)
 
 
+def test_one_base_for_all_layers_of_olmo_3_is_read_as_older_releases_write_it() -> None:
+    """Until 5.12 at least, its class had one dictionary; a scaling in it acted on all layers, and is refused."""
+    plain = {key: OLMO_3[key] for key in OLMO_3 if key not in ("rope_theta", "rope_scaling")}
+    flat = {**plain, "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}}
+    older = {**plain, "rope_theta": 500_000.0}
+    for kind in ("full_attention", "sliding_attention"):
+        one, other = (encoding_from_config(config, layer_type=kind) for config in (flat, older))
+        assert repr(one) == repr(other)
+    for wrong, word in (({"rope_theta": 1e4}, "rope_theta"), ({"rope_type": "linear", "factor": 8.0}, "alike")):
+        with refuses(InputError, word):
+            encoding_from_config(
+                {**flat, "rope_parameters": {**flat["rope_parameters"], **wrong}},
+                layer_type="full_attention" if "factor" in wrong else "sliding_attention",
+            )
+
+
 OLMO_3_NESTED = {**OLMO_3, "rope_theta": None, "rope_scaling": None}
 PER_LAYER = {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 1e4}}
 

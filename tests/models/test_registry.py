@@ -131,6 +131,8 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {
     **{key: {"hidden_size": 240, "num_attention_heads": 2} for key in SPEECH},  # a convolution is large
     **{key: {"num_heads": [3, 6, 12, 24]} for key in ("swin", "donut-swin", "maskformer-swin", "swinv2")},
     **{key: {**SIZES, "use_relative_position_bias": True} for key in ("beit", "data2vec-vision")},
+    "perceiver": {},  # its width has another name
+    "glm_image_vision": {"hidden_size": 2400},
     "clap_audio_model": {"num_attention_heads": [4, 8]},
     "vitdet": {**SIZES, "use_relative_position_embeddings": True},
 }

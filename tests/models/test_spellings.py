@@ -100,11 +100,13 @@ REFUSALS = {
 @pytest.mark.parametrize("name", READ)
 def test_a_published_spelling_is_read_as_its_class_reads_it(name: str) -> None:
     result = outcome_of(READ[name])
+    assert CONFIG_MAPPING[READ[name]["model_type"]]
     assert result.verdict in ("same bits", "equal"), result
 
 
 @pytest.mark.parametrize("model_type", REFUSALS)
 def test_a_key_that_the_class_does_not_read_is_not_read(model_type: str) -> None:
+    assert CONFIG_MAPPING[model_type]
     assert outcome_of({"model_type": model_type, **REFUSALS[model_type]}).verdict == REFUSED
 
 

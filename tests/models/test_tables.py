@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
-from transformers.models.sam3_lite_text.modeling_sam3_lite_text import Sam3LiteTextTextPositionEmbedding
 
 from locant import Learned, Positions, Sinusoidal
 from locant.models import encoding_from_config, learned_tables, sinusoids
@@ -245,6 +244,8 @@ def test_the_two_tables_of_reformer_make_the_rows_of_one() -> None:
 
 
 def test_a_table_of_text_is_stretched_over_it_where_its_model_does() -> None:
+    from transformers.models.sam3_lite_text.modeling_sam3_lite_text import Sam3LiteTextTextPositionEmbedding
+
     table = Sam3LiteTextTextPositionEmbedding(48, 24)
     torch.nn.init.normal_(table.position_embedding)
     sizes = {"hidden_size": 24, "max_position_embeddings": 48}

@@ -351,6 +351,8 @@ def layer_strip(config: Mapping[str, Any] | object) -> tuple[Layer, ...]:
     """
     _, row = read_measurable(config)
     full = with_defaults(config)
+    if isinstance(full.get("num_hidden_layers"), Mapping):  # one number for each of several parts (LXMERT)
+        return ()
     count = min(integer_at(full, *COUNTS) or 0, MOST)
     kinds = layer_types(full)
     reaches = reach_by_layer(full, row, count)

@@ -29,7 +29,7 @@ PADDING = "pad_token_id"
 
 def size(config: Config, key: str, synonyms: tuple[str, ...]) -> int:
     """The size under the key that the class reads; without it, under one of the usual keys."""
-    return required(config, key) if config.get(key) is not None else required(config, *synonyms)
+    return required(config, key) if config.get(key) is not None else required(config, key, *synonyms)
 
 
 def row_of(encoding: EncodingOf, defaults: Config, /, **row: Any) -> Architecture:

@@ -264,7 +264,9 @@ def ropes_by_layer(config: Config, keys: RotaryKeys) -> dict[str, Config | None]
             raise InputError(got, "the same as 'rope_parameters'")
         return _nested(config, rope, keys)
     if keys.layer_kinds:
-        if config.get("rope_parameters"):
+        if _is_plain_for_all(rope, keys) and config.get("rope_parameters"):
+            config, rope = {**config, **rope}, {}
+        elif config.get("rope_parameters"):
             raise InputError(
                 f"got rope_parameters for all layers alike, of which {config['model_type']} reads none",
                 f"a dictionary for each of {', '.join(keys.layer_kinds)}, or rope_scaling for what the scaling acts on",
@@ -274,6 +276,12 @@ def ropes_by_layer(config: Config, keys: RotaryKeys) -> dict[str, Config | None]
         remedy = "{'full_attention': {'rope_type': ..., 'rope_theta': ...}, 'sliding_attention': ...}"
         raise missing(config, "rope_parameters per layer type", remedy)
     return None
+
+
+def _is_plain_for_all(rope: Config, keys: RotaryKeys) -> bool:
+    """Whether one base without a scaling is meant for all layers, as older releases of `transformers` write OLMo 3."""
+    alike = {kind.base_key for kind in keys.layer_kinds.values()} == {"rope_theta"}
+    return alike and set(rope) == {"rope_theta", "rope_type"} and rope["rope_type"] == "default"
 
 
 DICTIONARIES = ("rope_parameters", "rope_scaling")
