@@ -93,6 +93,7 @@ def test_what_a_key_says_is_implied_where_the_papers_and_the_lengths_imply_it(na
     assert fields(Rotary.from_config(llama(without))) == fields(Rotary.from_config(llama(ROPES[name])))
 
 
+@pytest.mark.unchecked  # the place that a warning names is counted in frames
 @pytest.mark.parametrize("name", ROPES)
 @pytest.mark.parametrize("key", ["alpha", "finetuned", "low_freq_facto", "betafast", "mrope_sections"])
 def test_a_key_that_is_not_read_is_passed_over_with_a_warning(name: str, key: str) -> None:

@@ -361,7 +361,7 @@ def layer_strip(config: Mapping[str, Any] | object) -> tuple[Layer, ...]:
         return tuple(Layer(kind=kind, window=None) for kind in [kinds[0]] * count + [kinds[1]] * decoder)
     named = _listed(full, count) if kinds and set(kinds) <= set(LISTED) else layer_types_in(full)[:MOST]
     named = named or tuple(FULL if reach.window is None else SLIDING for reach in reaches)
-    if kinds and len(named) != count:
+    if kinds and (len(named) != count or not {*named} <= {*kinds}):
         return ()
     return tuple(
         Layer(kind=named[number] if kinds else None, window=reach.window, place=reach.place)

@@ -124,7 +124,7 @@ def class_sizes(config: Config | object) -> dict[str, int]:
     """The width and the number of heads that the class in `transformers` takes where a configuration has none."""
     values, _ = read(config)
     stated = {"hidden_size": WIDTHS, "num_attention_heads": HEADS}
-    sizes = CLASS_SIZES.get(str(values.get("model_type")), {})
+    sizes = CLASS_SIZES.get(name, {}) if isinstance(name := values.get("model_type"), str) else {}
     return {key: size for key, size in sizes.items() if not any(name in values for name in stated[key])}
 
 

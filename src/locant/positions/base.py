@@ -115,7 +115,7 @@ class PositionEncoding(nn.Module):
 
     info: ClassVar[EncodingInfo] = EncodingInfo(
         name="nope",
-        aliases=("none", "no", "no_position"),
+        aliases=("none", "no_position"),
         kind="none",
         parameters="none",
         cost_of_tokens="nothing",

@@ -71,6 +71,7 @@ def find(name: str) -> Kind:
         if kind is not None:
             raise _is_scaling(name, kind) from None
         known = {_stem(alias): each for each, _ in ENCODINGS.items() for alias in (each, *ENCODINGS.aliases(each))}
+        known |= IN_TITLES
         if stem and stem in known:
             return ENCODINGS.find(known[stem])
         of_model = _encoding_of_model(stem)
@@ -83,6 +84,12 @@ def find(name: str) -> Kind:
 
 AMBIGUOUS = {"": ("sinusoidal", "learned"), "relative": ("t5", "shaw", "transformer_xl")}
 """What remains of titles that several encodings have: the positional encoding, relative position embeddings."""
+
+IN_TITLES = {
+    "learnable": "learned", "trainable": "learned", "sine": "sinusoidal", "sinecosine": "sinusoidal", "no": "nope",
+    "roformer": "rotary", "extrapolatable": "xpos", "kernelized": "kerple", "selfattentionwith": "shaw",
+}  # fmt: skip
+"""What remains of titles that have no name in them."""
 
 GENERIC = re.compile(
     "(embeddings?|encodings?|representations?|positional|positions?|pos|relative|bias(es)?|slopes?|scaling|attention|for|pe)$"

@@ -58,7 +58,7 @@ class ForwardArguments:
         return None if self.cache is None else given.get(self.cache)
 
 
-def cache_argument(model: nn.Module | type[nn.Module]) -> str | None:
+def cache_argument(model: Any) -> str | None:
     """The name under which a model takes its cache; ``None``: it takes none, or under a name that is not known."""
     parameters = inspect.signature(model.forward).parameters
     return next((name for name in CACHE if name in parameters), None)

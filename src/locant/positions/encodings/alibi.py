@@ -61,7 +61,7 @@ class ALiBi(DistanceBias):
 
     info = EncodingInfo(
         name="alibi",
-        aliases=("linear_bias", "linear_biases", "attention_with_linear_biases"),
+        aliases=("linear_bias", "attention_with_linear_biases"),
         kind="relative",
         parameters="none",
         cost_of_tokens="nothing",

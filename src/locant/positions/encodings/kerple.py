@@ -45,7 +45,7 @@ class Kerple(DistanceBias):
 
     info = EncodingInfo(
         name="kerple",
-        aliases=("kerple_log", "kernelized"),
+        aliases=("kerple_log",),
         kind="relative",
         parameters="2 x num_heads",
         cost_of_tokens="nothing",

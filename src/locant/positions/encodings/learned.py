@@ -46,7 +46,7 @@ class Learned(PositionEncoding):
 
     info = EncodingInfo(
         name="learned",
-        aliases=("absolute", "learned_absolute", "position_embedding", "learnable", "trainable"),
+        aliases=("absolute", "learned_absolute", "position_embedding"),
         kind="absolute",
         parameters="max_seq_len x d_model",
         cost_of_tokens="one row looked up, d_model additions",

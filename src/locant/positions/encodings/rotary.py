@@ -101,7 +101,7 @@ class Rotary(PositionEncoding):
 
     info = EncodingInfo(
         name="rotary",
-        aliases=("rope", "roformer", "rotary_embedding", "rotary_position_embedding"),
+        aliases=("rope", "rotary_embedding", "rotary_position_embedding"),
         kind="relative",
         parameters="none",
         cost_of_tokens="in every layer, 3 head_dim operations per head of q and k",

@@ -48,7 +48,7 @@ class Shaw(RowBias):
 
     info = EncodingInfo(
         name="shaw",
-        aliases=("relative_key", "relative_key_query", "self_attention_with_relative_position_representations"),
+        aliases=("relative_key", "relative_key_query"),
         kind="relative",
         parameters="(2 max_distance + 1) x head_dim",
         cost_of_tokens="(2 max_distance + 1) x head_dim operations per head",

@@ -55,7 +55,7 @@ class Sinusoidal(PositionEncoding):
 
     info = EncodingInfo(
         name="sinusoidal",
-        aliases=("sin", "sinusoid", "sine", "sincos", "sine_cosine", "fixed"),
+        aliases=("sin", "sinusoid", "sincos", "fixed"),
         kind="absolute",
         parameters="none",
         cost_of_tokens="d_model sines and cosines, d_model additions",

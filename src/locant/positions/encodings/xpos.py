@@ -55,7 +55,7 @@ class XPos(PositionEncoding):
 
     info = EncodingInfo(
         name="xpos",
-        aliases=("lex", "extrapolatable"),
+        aliases=("lex",),
         kind="relative",
         parameters="none",
         cost_of_tokens="as rotary, and head_dim / 2 exponentials",
