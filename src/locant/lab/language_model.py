@@ -328,7 +328,7 @@ class AsDecoder(nn.Module):
         losses: list[Tensor] = []
         for some, aims in zip(hidden.flatten(0, 1).split(size), targets.flatten().split(size), strict=True):
             logits = self._logits(token, lambda _, part=some: part[None])
-            losses.append(F.cross_entropy(logits.transpose(1, 2), aims[None], reduction="none")[0])
+            losses.append(F.cross_entropy(logits[0], aims, reduction="none"))
         return torch.cat(losses).view(targets.shape)
 
     def _begun(self, ids: Int[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
