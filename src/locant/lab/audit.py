@@ -169,7 +169,7 @@ class _Subject:
             rotaries = {kind: self.rotary(own, reading) for kind, own in self.own.items()}
             layered = None not in rotaries or len(rotary_layer_types(self.config)) < len(layer_types(self.config))
             if reading.share is not None and (layered or reading.layout not in (None, self.layout)):
-                got = "got another share of heads beside another layout, or for layers that differ"
+                got = "a share of each head is not tried with another layout, or for layers that differ"
                 raise InputError(got, "another reading")  # in the attention of each layer such pairs are rotated
             if [*map(repr, rotaries.values())] != [*map(repr, self.own.values())]:
                 undo.enter_context(swap(self.model, layers=lambda _, kind: rotaries.get(kind, rotaries.get(None))))
@@ -363,7 +363,7 @@ class _Search:
             return "not explained", f"no reading explains the weights: {best.name} is the best, and {counted}"
         if best != OWN:
             better = f"by {self._loss(OWN) - self._loss(best):.3f} nats per token"
-            return "another fits", f"the weights fit {best.name} better than the configuration, {better}"
+            return "another fits", f"the weights do not fit the configuration: {best.name} fits better, {better}"
         if near:
             return "cannot tell", "no reading fits better than the configuration"
         return "fits", "the weights fit the configuration, and no other reading as well"
