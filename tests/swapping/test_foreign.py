@@ -115,14 +115,11 @@ def test_sizes_are_those_of_each_layer_and_an_unknown_configuration_is_refused_b
     with refuses(RangeError, "head_dim"):
         locant.swap(gemma, locant.Rotary(7 * WIDTH))
     sizes: dict[str, Any] = {
-        "d_latents": 32,
-        "d_model": 32,
-        "num_latents": 8,
-        "num_self_attends_per_block": 2,
-        "vocab_size": 99,
-    }
-    heads: dict[str, Any] = {"num_blocks": 1, "num_self_attention_heads": 2, "num_cross_attention_heads": 2}
-    perceiver = PerceiverForMaskedLM(PerceiverConfig(**sizes, **heads, max_position_embeddings=16))
+        "vocab_size": 99, "d_model": 32, "d_latents": 32, "num_latents": 8, "max_position_embeddings": 16,
+        "num_blocks": 1, "num_self_attends_per_block": 2, "num_self_attention_heads": 2,
+        "num_cross_attention_heads": 2,
+    }  # fmt: skip
+    perceiver = PerceiverForMaskedLM(PerceiverConfig(**sizes))
     with refuses(InputError, "PerceiverConfig has no num_hidden_layers"):
         locant.swap(perceiver, locant.ALiBi(2))
 
