@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig, GPT2Config, GPT
 
 import locant
 from locant.lab import Decoder, generate, load, save
+from locant.lab.unfinished import random_numbers_kept
+from locant.lab.ways import Way
 from locant.positions.registry import encodings
 from tests.cli.conftest import Complains, Run, listing, refused
 
@@ -56,7 +58,7 @@ def test_what_was_trained_is_told(succeeds: Run, folder: Path) -> None:
     assert "torch" in told["environment"]
 
 
-@pytest.mark.parametrize("name", [name for name in encodings() if name not in ("convolutional", *UNTOLD)])
+@pytest.mark.parametrize("name", [name for name in encodings() if name not in UNTOLD])
 def test_a_decoder_with_any_encoding_is_read_as_it_was_saved(name: str, tmp_path: Path) -> None:
     from tests.lab.test_decoder import decoder
 
@@ -93,6 +95,19 @@ def test_a_model_of_transformers_writes_what_its_own_generate_does(succeeds: Run
     with locant.swap(plain, locant.PositionEncoding()):
         nope = plain.generate(prompt, do_sample=False, max_new_tokens=12)[0, prompt.shape[1] :]
     assert json.loads(succeeds(f"{asked} --temperature 0 --with nope").stdout)["ids"] == nope.tolist() != ids.tolist()
+
+
+def test_an_encoding_that_needs_whole_texts_is_given_them(succeeds: Run, folder: Path, model: Path) -> None:
+    plain, tokenizer = AutoModelForCausalLM.from_pretrained(model), locant.Tokenizer.load(model)
+    rows = torch.tensor([tokenizer.encode("The cat").tolist()])
+    asked = "generate model 'The cat' --tokens 6 --temperature 0 --with convolutional --json"
+    written = json.loads(succeeds(asked).stdout)["ids"]
+    with random_numbers_kept(torch.device("cpu")), torch.no_grad():
+        encoding = Way.of("convolutional").encoding(plain, 64, 64)
+        with locant.swap(plain, encoding):
+            for _ in range(6):
+                rows = torch.cat([rows, plain(rows, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+    assert written == rows[0, -6:].tolist()
 
 
 def test_a_text_begins_and_ends_as_the_tokenizer_and_the_model_say(succeeds: Run, folder: Path, model: Path) -> None:

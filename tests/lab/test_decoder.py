@@ -97,7 +97,7 @@ def test_logits_behind_a_cache_are_those_without(name):
     assert_close(torch.cat(parts, dim=1), model(ids))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "convolutional"])
 def test_greedy_text_is_the_best_token_after_all_of_the_text_each_time(name):
     model, ids = decoder(name), torch.randint(VOCAB, (2, 4))
     expected = ids

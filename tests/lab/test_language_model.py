@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tokenizers
 import torch
 from safetensors.torch import save_file
 from tokenizers.processors import TemplateProcessing
+from torch import nn
 from torch.nn import functional as F
 
 from locant import Tokenizer
@@ -45,6 +49,23 @@ def test_losses_are_those_of_all_logits_and_few_of_these_are_held(
     assert largest.numbers == 2003 * 64, "nothing is larger than the table of tokens"
     assert (losses - expected).abs().max() <= LOGITS
     assert torch.equal(model(ids).logits, logits), "no hook is left"
+
+
+@torch.no_grad()
+def test_many_improbable_tokens_are_not_lost_beside_a_probable_one() -> None:
+    """A float32 sum of 50 000 terms, one after another, drops those below half a unit in the last place."""
+    vocab, low = 50_000, -17.0
+    head = nn.Linear(1, vocab, bias=False)
+    head.weight.fill_(low)[0] = 0.0
+    model: Any = nn.Module()
+    text_config = SimpleNamespace(vocab_size=vocab)
+    model.device, model.config = torch.device("cpu"), SimpleNamespace(get_text_config=lambda: text_config)
+    model.get_output_embeddings = lambda: head
+    model.forward = lambda ids, use_cache: SimpleNamespace(logits=head(torch.ones(*ids.shape, 1)))
+    ids = torch.zeros(1, 3, dtype=torch.long)
+    losses = AsDecoder(model, Tokenizer.bytes()).losses(ids, ids, None)
+    expected = math.log1p((vocab - 1) * math.exp(low))
+    assert (losses - expected).abs().max() <= LOGITS
 
 
 @torch.no_grad()

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PerceiverConfig, PerceiverForMaskedLM
 
 import locant
-from locant.errors import RangeError
+from locant.errors import InputError, RangeError
+from locant.models.config_values import attribute
 from locant.positions import PoPE
+from locant.swapping.rotary_point import rotary_points
 from tests.refusal import refuses
 from tests.swapping import reference
-from tests.swapping.families import WRITTEN, Family, telling
+from tests.swapping.families import WRITTEN, Family, telling, tiny
 from tests.swapping.work import ids, off
 from tests.tolerances import DIFFERENT, LOGITS
 
@@ -98,3 +101,36 @@ def test_layers_may_differ(family: Family) -> None:
     with locant.swap(model, layers=lambda layer, kind: [None, nope, alibi, None][layer]) as swapped:
         assert off(model(ids()).logits, expected) <= LOGITS
     assert [len(swapped.sentences), *("layer" in each for each in swapped.sentences)] == [4, *[True] * 4]
+
+
+def test_sizes_are_those_of_each_layer_and_an_unknown_configuration_is_refused_by_name() -> None:
+    """Every second layer of this Gemma 4 has wider heads: from transformers 5.24 on there is no one `head_dim`."""
+    gemma = tiny(Family("gemma4_text", "Gemma4ForCausalLM"))
+    [point] = rotary_points(gemma, angles="float32")
+    with locant.swap(gemma, layers=lambda layer, kind: locant.ALiBi(HEADS)) as swapped:
+        assert "ALiBi" in swapped.sentences[0]
+    expected = gemma(ids()).logits
+    with locant.swap(gemma, layers=lambda layer, kind: point.own[kind]):
+        assert off(gemma(ids()).logits, expected) <= LOGITS
+    with refuses(RangeError, "head_dim"):
+        locant.swap(gemma, locant.Rotary(7 * WIDTH))
+    sizes: dict[str, Any] = {
+        "vocab_size": 99, "d_model": 32, "d_latents": 32, "num_latents": 8, "max_position_embeddings": 16,
+        "num_blocks": 1, "num_self_attends_per_block": 2, "num_self_attention_heads": 2,
+        "num_cross_attention_heads": 2,
+    }  # fmt: skip
+    perceiver = PerceiverForMaskedLM(PerceiverConfig(**sizes))
+    with refuses(InputError, "PerceiverConfig has no num_hidden_layers"):
+        locant.swap(perceiver, locant.ALiBi(2))
+
+
+def test_a_configuration_whose_layers_differ_is_asked_for_one_layer() -> None:
+    config = tiny(Family("gemma4_text", "Gemma4ForCausalLM")).config
+    if not hasattr(config, "is_heterogeneous"):
+        pytest.skip("layers have configurations of their own from transformers 5.24 on")
+    assert [attribute(config, "head_dim", layer) for layer in range(2)] == [
+        each.head_dim for each in list(config.per_layer_config)[:2]
+    ]
+    assert attribute(config, "no_such_key", 0) is None
+    with refuses(InputError, "Gemma4TextConfig, whose layers differ in head_dim"):
+        attribute(config, "head_dim")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int, Integer
@@ -13,8 +14,10 @@ from torch.nn import functional as F
 from locant.arguments import Real, real, shape_error, shown, whole
 from locant.attention import KVCache, attend
 from locant.embedding import InputEmbedding
-from locant.errors import RangeError, Remedy, ShapeError
+from locant.errors import LocantError, RangeError, Remedy, ShapeError
 from locant.positions import PositionEncoding, Positions
+
+T = TypeVar("T")
 
 
 class Decoder(nn.Module):
@@ -140,7 +143,9 @@ def generate(
     top_k: int | None = None,
     seed: int = 0,
 ) -> Int[Tensor, "*batch longer"]:
-    """The given ids, and after them `num_tokens` that the model draws one by one; each token is computed once.
+    """The given ids, and after them `num_tokens` that the model draws one by one.
+
+    Each token is computed once. If the encoding needs whole texts, all tokens are computed again for each new one.
 
     Args:
         ids: the prompt, one row or a batch of rows of one length.
@@ -171,15 +176,33 @@ def generate(
         room, other = longest - rows.shape[1], "or an encoding without a table, such as rotary"
         cause = f"got {rows.shape[1]} + {num_tokens} tokens, but the model has learned positions for {longest}"
         raise RangeError(cause, Remedy(f"{{}}, {other}", num_tokens=room) if room > 0 else f"a shorter prompt, {other}")
-    generator = torch.Generator(device).manual_seed(seed)
-    caches = [KVCache(max_len=total) for _ in model.blocks]
-    was_training, new = model.training, rows
+
+    def continuation(with_cache: bool) -> Tensor:
+        generator, whole_text, new = torch.Generator(device).manual_seed(seed), rows, rows
+        caches = [KVCache(max_len=total) for _ in model.blocks] if with_cache else None
+        for _ in range(num_tokens):
+            scores = model(whole_text if caches is None else new, caches=caches)
+            new = _drawn(scores[:, -1], temperature, top_k, generator)
+            whole_text = torch.cat([whole_text, new], dim=1)
+        return whole_text
+
+    was_training = model.training
     model.eval()
-    for _ in range(num_tokens):
-        new = _drawn(model(new, caches=caches)[:, -1], temperature, top_k, generator)
-        rows = torch.cat([rows, new], dim=1)
-    model.train(was_training)
-    return rows.view(*prompt.shape[:-1], total)
+    try:
+        return cached_or_whole(continuation).view(*prompt.shape[:-1], total)
+    finally:
+        model.train(was_training)
+
+
+def cached_or_whole(read: Callable[[bool], T]) -> T:
+    """Return what a function returns with a cache or, if that raises a `LocantError`, without one.
+
+    A convolution reads the neighbours of a token, which no cache holds, so its encoding needs whole texts.
+    """
+    try:
+        return read(True)
+    except LocantError:
+        return read(False)
 
 
 def _drawn(logits: Tensor, temperature: Real, top_k: int | None, generator: torch.Generator) -> Tensor:

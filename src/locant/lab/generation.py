@@ -19,7 +19,7 @@ from locant.checkpoints.config_source import CONFIG, read_json
 from locant.errors import InputError, Remedy
 from locant.files import json_text, new_folder, write_whole
 from locant.lab.contestant import unscaled
-from locant.lab.decoder import Decoder, generate
+from locant.lab.decoder import Decoder, cached_or_whole, generate
 from locant.lab.language_model import device_of, load_model, quiet, require_positions, require_rows, trained_length
 from locant.lab.results import environment
 from locant.lab.settings import VOCAB_SIZE, Settings, require_one_duration
@@ -154,10 +154,15 @@ def continue_text(
         require_positions(model, total)
         drawn = {"do_sample": temperature > 0, "temperature": temperature or None, "top_k": top_k or 0}
         with random_numbers_kept(place), ExitStack() as swapped, quiet():
-            torch.manual_seed(seed)
             if chosen.name != "own":
                 swapped.enter_context(swap(model, chosen.encoding(model, trained_length(model.config), total)))
-            rows = model.generate(rows, attention_mask=torch.ones_like(rows), max_new_tokens=num_tokens, **drawn)
+
+            def continuation(with_cache: bool) -> Any:
+                torch.manual_seed(seed)
+                options = {"attention_mask": torch.ones_like(rows), "max_new_tokens": num_tokens, **drawn}
+                return model.generate(rows, **options, **({} if with_cache else {"use_cache": False}))
+
+            rows = cached_or_whole(continuation)
     after = rows[0, len(before) :].tolist()
     if after and after[-1] in tokenizer.special_tokens.values():  # the end of the text
         after.pop()

@@ -25,7 +25,8 @@ from uuid import UUID
 import torch
 from torch import Tensor, nn
 
-from locant.errors import InputError, LocantError, Remedy
+from locant.errors import InputError, Remedy
+from locant.lab.decoder import cached_or_whole
 from locant.lab.results import earlier
 from locant.swapping.forward_arguments import cache_argument
 from locant.text.reading import sample_text
@@ -222,8 +223,13 @@ def written(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
     Raises:
         InputError: the model reads fewer tokens than it is given.
     """
+    return cached_or_whole(partial(_written, model, tokenizer, prompt))
+
+
+def _written(model: Any, tokenizer: Tokenizer, prompt: Prompt, with_cache: bool) -> str:
     ends = getattr(model.generation_config, "eos_token_id", None)
     name, cache = cache_argument(model), None
+    uses_cache = with_cache and name is not None
     whole = given = torch.tensor([prompt.ids], device=model.device)
     ids, text = list[int](), ""
 
@@ -236,14 +242,8 @@ def written(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
 
     with model.get_output_embeddings().register_forward_pre_hook(last):
         while len(ids) < prompt.most and score(text, prompt.answers) < 1:
-            try:
-                output = model(given, use_cache=name is not None, **({} if name is None else {name: cache}))
-            except LocantError:
-                if cache is None:
-                    raise
-                name, cache, given = None, None, whole  # the encoding needs the whole text
-                continue
-            cache = None if name is None else getattr(output, name, None)
+            output = model(given, use_cache=uses_cache, **({} if name is None else {name: cache}))
+            cache = getattr(output, name, None) if uses_cache else None
             token = output.logits[:, -1, : tokenizer.vocab_size].argmax(-1, keepdim=True)
             if token.item() in (ends if isinstance(ends, list) else [ends]):
                 break

@@ -13,6 +13,7 @@ from typing import Any
 
 from locant.arguments import one_of, real
 from locant.errors import InputError
+from locant.models.config_values import attribute
 from locant.positions.base import ModelShape, PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.registry import encoding, encodings, find
@@ -109,13 +110,13 @@ class Way:
             scaling = SCALINGS[self.name].by_factor(self.factor, trained, rotary.rotary_dim, rotary.base)
             return rotary.alike(scaling=scaling, seq_len=None)
         config = model.config.get_text_config()
-        if not hasattr(config, "num_attention_heads"):
+        if (heads := attribute(config, "num_attention_heads")) is None:
             raise InputError(f"got {self.name} for {type(model).__name__}, which has no attention heads", "own")
         shape = ModelShape(
             d_model=config.hidden_size,
-            num_heads=config.num_attention_heads,
-            num_kv_heads=getattr(config, "num_key_value_heads", None),
-            head_dim=getattr(config, "head_dim", None) or 0,
+            num_heads=heads,
+            num_kv_heads=attribute(config, "num_key_value_heads"),
+            head_dim=attribute(config, "head_dim") or 0,
             max_seq_len=longest,
         )
         return find(self.name).for_model(shape)

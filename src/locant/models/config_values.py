@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from locant import arguments
 from locant.arguments import Real, shown
@@ -49,6 +49,24 @@ def config_dict(config: Config | object) -> dict[str, Any]:
     if key is not None:
         return part_of(values, values[key], values.get(f"{key}_dict"))
     return {key: value for key, value in values.items() if value is not None or key in NULLS}
+
+
+def attribute(config: object, name: str, layer: int | None = None) -> Any:
+    """Return an attribute of a configuration object, or ``None`` if there is none.
+
+    Args:
+        layer: whose value is meant, if the layers may differ in it.
+
+    Raises:
+        InputError: the layers differ in it, and none is named. (Gemma 4's do from transformers 5.24 on.)
+    """
+    if layer is not None and getattr(config, "is_heterogeneous", False):
+        config = cast(Any, config).per_layer_config[layer]
+    try:
+        return getattr(config, name, None)
+    except RuntimeError as error:  # of transformers, about a value that is each layer's own
+        got = f"got {type(config).__name__}, whose layers differ in {name}"
+        raise InputError(got, f"use a model whose layers have the same {name}") from error
 
 
 def part_of(whole: Config, part: Config | object, others: Config | None = None) -> dict[str, Any]:

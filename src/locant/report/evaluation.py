@@ -238,5 +238,5 @@ def print_audit(facts: Mapping[str, Any]) -> None:
         windows = facts["dropped"].get(name)
         readings.add_row(name, f"{loss:.4f}" if windows is None else f"≈ {loss:.2f}", str(windows or facts["windows"]))
     readings.add_row("counting words", f"{facts['unigram']:.4f}", MISSING)
-    dropped = "≈ estimates: these readings were dropped, clearly worse than the best so far after a few windows."
+    dropped = "≈ is an estimate: after a few windows, this reading was clearly worse than the best one and was dropped."
     return show(named_rows(rows.items()), readings, *([dropped] if facts["dropped"] else []))

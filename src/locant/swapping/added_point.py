@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from locant.errors import InputError
+from locant.models.config_values import attribute
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.t5 import T5Bias
 from locant.positions.positions import Positions
@@ -260,7 +261,14 @@ def _measured(attention: Any) -> GivenBias:
 def layer_types(points: Sequence[BiasPoint], config: Any) -> list[str | None]:
     """The type of every layer: of T5's, the encoder's first, in which of the two it is; else what a model's own is."""
     kinds: list[str | None] = [point.kind for point in points for _ in point.layers]
-    return kinds or list(getattr(config, "layer_types", None) or [None] * config.num_hidden_layers)
+    if kinds:
+        return kinds
+    if types := attribute(config, "layer_types"):
+        return [*types]
+    if (count := attribute(config, "num_hidden_layers")) is None:
+        got = f"got a model whose {type(config).__name__} has no num_hidden_layers"
+        raise InputError(got, "use a model with one stack of layers, such as a Llama")
+    return [None] * count
 
 
 def self_attention(points: Sequence[BiasPoint]) -> Mapping[int, Sequence[nn.Module]]:

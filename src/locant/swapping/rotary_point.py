@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from locant.arguments import MAX_INT32
 from locant.errors import InputError, LocantError
 from locant.models.architecture import UNKNOWN
-from locant.models.config_values import LENGTHS, TRAINED
+from locant.models.config_values import LENGTHS, TRAINED, attribute
 from locant.models.encodings import rotary_from_config
 from locant.models.registry import read
 from locant.positions.angles import AngleMode
@@ -272,11 +272,11 @@ def _lengths(config: Any, module: nn.Module) -> list[int]:
     A module that looks its angles up has none for longer rows than its table: its model raises there.
     """
     rows = min((len(buffer) for buffer in module.buffers() if buffer.ndim == 2), default=MAX_INT32)
-    rope = getattr(config, "rope_parameters", None) or {}
+    rope = attribute(config, "rope_parameters") or {}
     ropes = [rope, *(each for each in rope.values() if isinstance(each, Mapping))]
     named = {
         *(each.get(TRAINED) for each in ropes),
-        *(getattr(config, key, None) for key in (TRAINED, *LENGTHS, "sliding_window")),
+        *(attribute(config, key) for key in (TRAINED, *LENGTHS, "sliding_window")),
     }
     lengths = {length for each in named if isinstance(each, int) for length in (each, each + 1, 2 * each)}
     return [NEAR + 1, *sorted(length for length in lengths if NEAR + 1 < length <= rows)]
@@ -284,7 +284,7 @@ def _lengths(config: Any, module: nn.Module) -> list[int]:
 
 def _own(config: Any, module: nn.Module, *, takes_types: bool) -> dict[str | None, Rotary]:
     """The encoding of the configuration, for each type of layers that has rope parameters of its own."""
-    rope = getattr(config, "rope_parameters", None) or {}
+    rope = attribute(config, "rope_parameters") or {}
     nested = any(isinstance(value, Mapping) for value in rope.values())
     if not (takes_types and nested):
         # A model that calls itself by another name has the module of one that is known. Its layout matters to its

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from locant.arguments import one_of, shown
 from locant.errors import InputError, RangeError
 from locant.extras import require
+from locant.models.config_values import attribute
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding, has_bias, reads_hidden_states
 from locant.positions.encodings.rope_plus_plus import RoPEPlusPlus
@@ -182,7 +184,7 @@ class _Work:
         self.foreign = [*{id(each): each for each in plan if each is not None}.values()]
         self.of_length = {place: OfLength() for place in (None, *range(len(self.foreign)))}
         self.tables = [] if points or biases else own_tables(owner)
-        self.ways = [_way(each, owner, points, learned=bool(biases)) for each in plan]
+        self.ways = [_way(each, layer, owner, points, learned=bool(biases)) for layer, each in enumerate(plan)]
         self.base = plan[0] if all(each is plan[0] for each in plan) else None
         self.modules = self_attention(biases) or (attention_modules(owner) if self.foreign else {})
         self.calls_ours = "scores" in self.ways or bool(biases and (self.foreign or angles == "exact"))
@@ -379,13 +381,13 @@ def _require_model(model: Any) -> Any:
     return inner
 
 
-def _way(encoding: Any, owner: Any, points: Sequence[RotaryPoint], *, learned: bool = False) -> str:
+def _way(encoding: Any, layer: int, owner: Any, points: Sequence[RotaryPoint], *, learned: bool = False) -> str:
     """``own``, or through which point the encoding goes: ``angles``, ``scores`` or ``embed``."""
     if encoding is None:
         return "own"
     if type(encoding) is PositionEncoding:
         return "scores" if learned else "angles"
-    _require_sizes(encoding, owner)
+    _require_sizes(encoding, layer, owner)
     if reads_hidden_states(encoding):
         got = f"got {encoding}, which reads the hidden states of each layer: the attention function is given none"
         raise InputError(got, "an encoding that reads none, such as locant.ALiBi(num_heads=...)")
@@ -418,22 +420,25 @@ def _require_one_length(encoding: PositionEncoding) -> None:
             raise InputError(got, "it with rotary.for_length(seq_len), for the longest sequence")
 
 
-def _require_sizes(encoding: Any, owner: Any) -> None:
-    """Raise unless the encoding is for as many heads, as wide, as the model has, or for token embeddings as wide."""
+def _require_sizes(encoding: Any, layer: int, owner: Any) -> None:
+    """Raise unless the encoding is for as many heads, as wide, as a layer has, or for token embeddings as wide."""
     if isinstance(encoding, RoPEPlusPlus):
         got = "got RoPEPlusPlus, which makes twice as many heads as the projection after the model's attention takes"
         raise RangeError(got, "locant.lab.Decoder, whose projection is as wide; or locant.Rotary")
-    config, heads = owner.config, getattr(owner.config, "num_attention_heads", None)
-    if heads is None:
-        raise InputError(f"got {type(owner).__name__}, which has no attention heads", "a model with attention")
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    latent = getattr(config, "qk_rope_head_dim", None)
+    read = partial(attribute, owner.config, layer=layer)
+    heads, width, hidden = (read(name) for name in ("num_attention_heads", "head_dim", "hidden_size"))
+    if heads is None or (width or hidden) is None:
+        missing = "num_attention_heads" if heads is None else "head_dim and no hidden_size"
+        got = f"got {type(owner).__name__}, whose configuration has no {missing}"
+        raise InputError(got, "use a model with attention, whose configuration states its heads")
+    width, latent = width or hidden // heads, read("qk_rope_head_dim")
     if not has_bias(encoding):  # what turns queries and keys counts the heads of keys
-        heads = getattr(config, "num_key_value_heads", None) or heads
+        heads = read("num_key_value_heads") or heads
     sizes = {"num_heads": (heads,), "head_dim": (width, latent)}
     if "embed" in encoding.doors():
         sizes["d_model"] = (owner.get_input_embeddings().weight.shape[-1],)
     for name, of_model in sizes.items():
         has = getattr(encoding, name, None)
         if has is not None and has not in of_model:
-            raise RangeError(f"got {encoding} for a model with {name}={of_model[0]}", f"{name}={of_model[0]}")
+            place = f"layer {layer}" if getattr(owner.config, "is_heterogeneous", False) else "a model"
+            raise RangeError(f"got {encoding} for {place} with {name}={of_model[0]}", f"{name}={of_model[0]}")
