@@ -44,6 +44,7 @@ class Reach(NamedTuple):
 def reach_by_layer(config: Config, row: Architecture, num_layers: int) -> tuple[Reach, ...]:
     """The reach of each layer, as far as the configuration states the types of its layers.
 
+    >>> from locant.models.architecture import RotaryKeys
     >>> config = {"model_type": "gpt_neo", "attention_types": [[["global", "local"], 1]], "window_size": 64}
     >>> [reach.window for reach in reach_by_layer(config, Architecture(rotary=RotaryKeys()), 2)]
     [None, 64]

@@ -43,6 +43,12 @@ RATIO = warn_if(
 LIKE_LLAMA = rotary_row()
 """Rotary positions over whole heads, by ``rope_theta``, which published configurations have."""
 
+QWEN_7B = {
+    "vocab_size": 151936, "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
+    "max_position_embeddings": 32768, "seq_length": 8192, "kv_channels": 128, "rotary_emb_base": 10000,
+    "rotary_pct": 1.0, "use_dynamic_ntk": True, "use_logn_attn": True,
+}  # fmt: skip
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     **dict.fromkeys(
         ("Emu3", "GOT", "internlm2", "mimo", "minicpmv", "nemotron-nas", "videollama3_qwen2"), LIKE_LLAMA
@@ -60,7 +66,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "phi4mm": rotary_row(1e4, 131072, keys=PHI_3),
     "qwen": rotary_row(
         keys=RotaryKeys(base_key="rotary_emb_base", head_dim_key="kv_channels", share_keys=("rotary_pct",)),
-        warnings=(PAST_TRAINING,),
+        warnings=(PAST_TRAINING,), presets={"qwen-7b": QWEN_7B},
     ),
     "stablelm_epoch": rotary_row(1e4, 4096, keys=RotaryKeys(share_keys=("rope_pct",))),
 }  # fmt: skip
