@@ -286,5 +286,5 @@ def test_a_model_without_attention_is_refused() -> None:
     model = transformers.MambaForCausalLM(
         transformers.MambaConfig(num_hidden_layers=1, hidden_size=16, state_size=4, vocab_size=9)
     )
-    with refuses(InputError, "MambaModel", "no attention heads"):
+    with refuses(InputError, "MambaModel", "no num_attention_heads"):
         locant.swap(model, locant.ALiBi(4))

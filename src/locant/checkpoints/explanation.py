@@ -45,7 +45,6 @@ COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 MOST = 10_000
 """Layers that are listed; no published model has a tenth of them."""
 
-LENGTH_KEYS = (*LENGTHS, "seq_length")
 MADE_FOR = 2048
 """Measured where a configuration has no length at all."""
 
@@ -111,7 +110,7 @@ def explain(config: Mapping[str, Any] | object) -> Explanation:
     """
     stated, architecture = read_measurable(config)
     full = with_defaults(config)
-    longest = integer_at(full, *LENGTH_KEYS)
+    longest = _longest(full)
     named = {name: _on_meta(full, name) for name in layer_types(full) or (None,)}
     rotaries = [encoding for encoding in named.values() if isinstance(encoding, Rotary)]
     swapped = told_layers(stated)
@@ -132,7 +131,7 @@ def explain(config: Mapping[str, Any] | object) -> Explanation:
 def trained_length(config: Config, rotary: Rotary) -> int | None:
     """The length that a model was trained with, as far as its configuration has it: with linear scaling, not."""
     stated = getattr(rotary.scaling, "original_max_seq_len", None) or stated_trained_length(config)
-    return stated or (None if isinstance(rotary.scaling, (Linear, Proportional)) else integer_at(config, *LENGTH_KEYS))
+    return stated or (None if isinstance(rotary.scaling, (Linear, Proportional)) else _longest(config))
 
 
 def _layers(
@@ -340,6 +339,12 @@ class Layer:
     kind: str | None
     window: int | None
     place: Place = field(default="before", repr=False)
+
+
+def _longest(config: Config) -> int | None:
+    """The longest sequence; BLOOM and Qwen 1 have the length of their training, which counts if no other is stated."""
+    longest = integer_at(config, *LENGTHS)
+    return integer_at(config, "seq_length") if longest is None else longest
 
 
 def layer_strip(config: Mapping[str, Any] | object) -> tuple[Layer, ...]:
