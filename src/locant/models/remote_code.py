@@ -31,7 +31,9 @@ def _baichuan(config: Config, layer_type: str | None) -> PositionEncoding | None
 
 
 PAST_TRAINING = warn_if(
-    lambda config, encoding: bool(config.get("use_dynamic_ntk") or config.get("use_logn_attn")),
+    lambda config, encoding: bool(
+        config.get("seq_length") and (config.get("use_dynamic_ntk") or config.get("use_logn_attn"))
+    ),
     "past seq_length={config[seq_length]} tokens its code raises the base in steps, and multiplies queries by a "
     "logarithm, which this encoding does not",
 )
