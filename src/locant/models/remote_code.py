@@ -34,7 +34,7 @@ PAST_TRAINING = warn_if(
     lambda config, encoding: bool(
         config.get("seq_length") and (config.get("use_dynamic_ntk") or config.get("use_logn_attn"))
     ),
-    "past seq_length={config[seq_length]} tokens its code raises the base in steps, and multiplies queries by a "
+    "past its trained length (seq_length) its code raises the base in steps, and multiplies queries by a "
     "logarithm, which this encoding does not",
 )
 RATIO = warn_if(
