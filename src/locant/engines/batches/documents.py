@@ -114,6 +114,41 @@ def begins_again(text: Int[Tensor, "rows tokens"]) -> Bool[Tensor, "rows rest"]:
     return (text[:, 1:] == 0) | (text[:, 1:] == text[:, :1])
 
 
+def several_documents(batch: Batch) -> tuple[int, int] | None:
+    """The first token, and its row, that begins another document than the first of a row; ``None``: there is none."""
+    document = documents_of(batch)
+    begins = None if document is None else (document.diff(dim=1) != 0) & batch.real[:, 1:] & batch.real[:, :-1]
+    if begins is None or (place := place_of(begins)) is None:
+        return None
+    return place[0], place[1] + 1
+
+
+def separated_by_ids(batch: Batch) -> bool:
+    """Whether ids are all that keeps the documents of a row apart, as far as is known of the model."""
+    reads_lengths = "flash" in (batch.facts.attention or "")
+    if batch.has_mask or batch.text is None or reads_lengths or batch.facts.finds_documents is False:
+        return False
+    return several_documents(batch) is not None and not any(mixing_findings(batch))
+
+
+def mixing_findings(batch: Batch) -> Iterator[Finding]:
+    """Documents of one row for a model that does not separate them."""
+    facts, given = batch.facts, batch.given
+    if (place := several_documents(batch)) is None or batch.has_padding_mask:
+        return
+    wrong = f"a document begins {at(*place)}, and {facts.name}"
+    leak = "tokens see those of the document before"
+    if facts.reads_seq_idx is not None:
+        if not (facts.reads_seq_idx and "seq_idx" in given):
+            state = f"{wrong} carries a state from token to token: {leak}"
+            yield Finding("documents", state, facts.separation, *place)
+    elif batch.visible is None and facts.finds_documents is False:
+        if batch.has_boundaries and facts.attention not in ("sdpa", "eager"):
+            return  # FlashAttention reads the lengths
+        why = "looks for no documents in ids" if facts.takes_ids else "takes no position_ids"
+        yield Finding("documents", f"{wrong} {why}: {leak}", facts.separation, *place)
+
+
 def label_findings(batch: Batch) -> Iterator[Finding]:
     """Targets at padding, and targets that another document would have to predict."""
     labels = batch.given.get("labels")
