@@ -246,6 +246,11 @@ def test_what_a_token_may_see_depends_on_the_model() -> None:
         "token_type_ids": prefix[None].long(),
     }
     assert check_batch({**image, "labels": IDS}) == ()
+    padded = torch.arange(TOKENS) > 5  # rows of padding that see everything, as kernels demand of them
+    rows = {**every, "attention_mask": (CAUSAL.bool() & ~padded) | padded[:, None]}
+    for known in (every, rows):
+        assert check_batch(known, model="t5-base") == ()
+    assert check_batch(rows, model=model_of("llama", None)) == ()
     gemma = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}
     assert check_batch({**image, "token_type_ids": None}, model=gemma) == ()
 

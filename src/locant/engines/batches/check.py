@@ -241,7 +241,7 @@ def _unchecked(batch: Batch, axes: int | None) -> Iterator[str]:
         yield f"padding before tokens, which models with absolute positions count (GPT-2): {why}"
     document = documents_of(batch)
     if document is not None and facts.attention is None and seen_by_flash_alone(document, batch):
-        yield "documents in cu_seq_lens_q without position_ids, which FlashAttention alone reads: give the model"
+        yield "documents in cu_seq_lens_q, which FlashAttention alone reads: give the model"
     several = document is not None and bool((document.diff(dim=1) != 0).any())
     if several and batch.shape[0] > 1 and facts.attention is None and not batch.has_boundaries and not batch.has_mask:
         yield "documents in several rows, which FlashAttention does not look for: sdpa and eager attention do"

@@ -90,7 +90,8 @@ def _boundaries_beside_ids(document: Int[Tensor, "rows tokens"], batch: Batch) -
 def seen_by_flash_alone(document: Int[Tensor, "rows tokens"], batch: Batch) -> bool:
     """Whether cumulative lengths, which other attention does not read, are all that tells documents of a row."""
     several = bool((document != document[:, :1]).any())
-    return batch.has_boundaries and several and batch.index is None and batch.visible is None
+    by_ids = batch.index is not None and batch.facts.finds_documents is not False
+    return batch.has_boundaries and several and not by_ids and batch.visible is None
 
 
 def documents_of(batch: Batch) -> Int[Tensor, "rows tokens"] | None:

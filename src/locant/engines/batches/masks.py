@@ -143,7 +143,10 @@ def _ahead(batch: Batch) -> tuple[int, ...] | None:
     visible, labels = batch.visible, batch.given.get("labels")
     if visible is None or (labels is None and batch.facts.sees_prefix):
         return None
-    ahead = visible.triu(1) & batch.real[:, :, None] & batch.real[:, None, :]
+    sees_all = visible.all(2)
+    fill = sees_all & ~(visible & ~sees_all[:, :, None]).any(1) & ~sees_all.all(1, keepdim=True)  # padding behind
+    real = batch.real & ~fill
+    ahead = visible.triu(1) & real[:, :, None] & real[:, None, :]
     for name in ("token_type_ids", "mm_token_type_ids"):
         if (types := batch.given.get(name)) is not None:  # tokens of an image see each other
             ahead &= (types[:, :, None] != types[:, None, :]) | (types == 0)[:, None, :]

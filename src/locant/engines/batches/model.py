@@ -37,19 +37,24 @@ COUNT_TOKENS = (
 )  # fmt: skip
 """Without ``position_ids`` these count the tokens that are not ``pad_token_id``, on from the row after it."""
 
+ENCODER_DECODERS = (
+    "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "fsmt", "led", "longt5", "m2m_100", "marian", "mbart",
+    "mt5", "mvp", "nllb-moe", "pegasus", "pegasus_x", "plbart", "prophetnet", "switch_transformers", "t5", "udop",
+    "umt5",
+)  # fmt: skip
+
 TAKE_NO_IDS = (
-    "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "bloom", "cpmant", "dpr", "falcon_mamba", "fsmt",
-    "funnel", "led", "longt5", "lxmert", "m2m_100", "mamba", "mamba2", "marian", "mbart", "mpt", "mt5", "mvp",
-    "nllb-moe", "pegasus", "pegasus_x", "plbart", "prophetnet", "roformer", "rwkv", "switch_transformers", "t5",
-    "trocr", "udop", "umt5", "xlnet", "xlstm",
+    *ENCODER_DECODERS, "bloom", "cpmant", "dpr", "falcon_mamba", "funnel", "lxmert", "mamba", "mamba2", "mpt",
+    "roformer", "rwkv", "trocr", "xlnet", "xlstm",
 )  # fmt: skip
 """The ``forward`` of these has no ``position_ids``."""
 
 ENCODERS = (
-    *COUNT_TOKENS, "albert", "bert", "big_bird", "bros", "canine", "convbert", "deberta", "deberta-v2", "distilbert",
-    "electra", "ernie", "esmc", "eurobert", "flaubert", "fnet", "gte", "jina_embeddings_v3", "layoutlm",
-    "megatron-bert", "mobilebert", "modernbert", "mra", "nomic_bert", "nystromformer", "rembert", "roc_bert",
-    "splinter", "squeezebert", "tapas", "visual_bert", "xlm", "yoso",
+    *COUNT_TOKENS, *ENCODER_DECODERS, "albert", "bert", "big_bird", "bros", "canine", "convbert", "deberta",
+    "deberta-v2", "distilbert", "dpr", "electra", "ernie", "esmc", "eurobert", "flaubert", "fnet", "funnel", "gte",
+    "jina_embeddings_v3", "layoutlm", "lxmert", "megatron-bert", "mobilebert", "modernbert", "mra", "nomic_bert",
+    "nystromformer", "rembert", "roc_bert", "roformer", "splinter", "squeezebert", "tapas", "visual_bert", "xlm",
+    "yoso",
 )  # fmt: skip
 """A token of these sees those after it, unless ``is_decoder`` is set; they look for no documents in ids."""
 
