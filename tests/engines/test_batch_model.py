@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModel, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from locant.engines.batches import check_batch
-from locant.engines.batches.model import COUNT_THE_MASK, COUNT_TOKENS, FIND_NO_DOCUMENTS, facts_of
+from locant.engines.batches.model import (
+    CARRY_STATE,
+    COUNT_THE_MASK,
+    COUNT_TOKENS,
+    ENCODERS,
+    FIND_NO_DOCUMENTS,
+    READ_SEQ_IDX,
+    TAKE_NO_IDS,
+    facts_of,
+)
 from tests.engines.tiny_models import SIZES, SMALL
 from tests.tolerances import DIFFERENT, LOGITS
 
@@ -115,6 +127,16 @@ def test_who_finds_documents_in_ids(kind: str) -> None:
     else:
         assert kind in FIND_NO_DOCUMENTS
         assert off > DIFFERENT
+
+
+@pytest.mark.slow  # it imports the code of many models
+def test_who_takes_no_ids() -> None:
+    kinds = {*TAKE_NO_IDS, *ENCODERS, *CARRY_STATE, *READ_SEQ_IDX, "llama", "gpt2", "opt"} & MODEL_MAPPING_NAMES.keys()
+    classes = {kind: MODEL_MAPPING_NAMES[kind] for kind in kinds}
+    first = {kind: name if isinstance(name, str) else name[0] for kind, name in classes.items()}
+    forwards = {kind: inspect.signature(getattr(transformers, name).forward) for kind, name in first.items()}
+    without = {kind for kind, forward in forwards.items() if "position_ids" not in forward.parameters}
+    assert without == {*TAKE_NO_IDS} & kinds
 
 
 def _effect(model: PreTrainedModel, index: Tensor, **more: Any) -> float:
