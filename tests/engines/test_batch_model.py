@@ -68,6 +68,8 @@ MIXERS: dict[str, dict[str, Any]] = {
         "modernbert": {"cls_token_id": 1, "sep_token_id": 2},
         "bloom": {},
         "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2},
+        "granitemoehybrid": {"layer_types": ["attention"] * 2, "num_local_experts": 0, "shared_intermediate_size": 48,
+                             "mamba_n_heads": 4, "mamba_d_head": 16},
         "llama": {},
         "falcon": {},
     }.items()

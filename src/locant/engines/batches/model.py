@@ -59,7 +59,8 @@ ENCODERS = (
 """A token of these sees those after it, unless ``is_decoder`` is set; they look for no documents in ids."""
 
 FIND_NO_DOCUMENTS = (
-    *COUNT_THE_MASK, *ENCODERS, *TAKE_NO_IDS, "bert-generation", "biogpt", "imagegpt", "openai-gpt", "xglm",
+    *COUNT_THE_MASK, *ENCODERS, *TAKE_NO_IDS, "bert-generation", "biogpt", "granitemoehybrid", "imagegpt",
+    "openai-gpt", "xglm",
 )  # fmt: skip
 """These make their mask without ``position_ids``: no id begins a document for them."""
 
@@ -169,7 +170,7 @@ def facts_of(model: Source | None) -> ModelFacts:
         finds_documents=takes_ids and kind not in FIND_NO_DOCUMENTS,
         takes_ids=takes_ids,
         takes_blocks=takes_ids and kind not in MAKE_THEIR_OWN_MASK,
-        reads_seq_idx=True if kind in READ_SEQ_IDX else False if kind in CARRY_STATE else None,
+        reads_seq_idx=None if _is_attention_alone(text) else _reads_seq_idx(kind),
         is_causal=_is_causal(kind, config, text, encoding),
         sees_prefix=name in PREFIX_MODELS,
         makes_cache=text.get("use_cache") is not False,
@@ -230,6 +231,16 @@ def _takes_ids(model: Source, kind: str) -> bool:
         forward = getattr(module, "forward", None)
         names |= inspect.signature(forward).parameters.keys() if callable(forward) else set()
     return "position_ids" in names if "input_ids" in names else kind not in TAKE_NO_IDS
+
+
+def _reads_seq_idx(kind: str) -> bool | None:
+    return True if kind in READ_SEQ_IDX else False if kind in CARRY_STATE else None
+
+
+def _is_attention_alone(text: Mapping[str, Any]) -> bool:
+    """Whether every layer is said to be attention, as all of some hybrid models are."""
+    kinds = text.get("layer_types") or text.get("layers_block_type") or ()
+    return bool(kinds) and {*map(str, kinds)} <= {"attention", "full_attention", "sliding_attention"}
 
 
 def _is_causal(
