@@ -37,6 +37,15 @@ REAL = torch.tensor([[1, 1, 1, 1, 1], [0, 1, 1, 1, 1]])
 COUNTED = torch.tensor([[0, 1, 2, 3, 4], [0, 0, 1, 2, 3]])
 ENDS = torch.tensor([0, 5, 9], dtype=torch.int32)
 
+APART_PLACES: list[Place] = [(0, slice(0, 5)), (0, slice(7, 11))]
+APART_REAL = torch.tensor([[1] * 5 + [0, 0] + [1] * 4])
+APART_RESTART = torch.tensor([[0, 1, 2, 3, 4, 0, 0, 0, 1, 2, 3]])
+APART = {
+    "input_ids": torch.cat([DOCUMENTS[0], torch.tensor([0, 0]), DOCUMENTS[1]])[None],
+    "position_ids": APART_RESTART,
+}
+APART_BLOCKS = torch.block_diag(torch.ones(5, 5), torch.zeros(2, 2), torch.ones(4, 4)).tril().bool()[None, None]
+
 LENGTHS_OF_ROW = {"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS, "max_length_q": 5, "max_length_k": 5}
 PACKED = {"input_ids": IDS, "position_ids": RESTART}
 IN_BLOCKS = {**PACKED, "attention_mask": BLOCKS.bool()}
@@ -86,6 +95,33 @@ CASES: dict[str, Case] = {
     "a cache": _packed("llama", PACKED, {"use_cache": True}, "documents", 0, 5),
     "a model that looks for no documents": _packed(
         "opt", IN_BLOCKS, {"attention_mask": None}, "documents", 0, 5
+    ),
+    "documents apart by padding": Case(
+        "llama", {**APART, "attention_mask": APART_BLOCKS}, {"attention_mask": APART_REAL}, "documents", (0, 7),
+        APART_PLACES,
+    ),
+    "documents apart by padding whose ids go on": Case(
+        "llama", {**APART, "attention_mask": APART_BLOCKS},
+        {"attention_mask": APART_REAL, "position_ids": APART_RESTART + torch.tensor([[0] * 5 + [4, 4] + [0] * 4])},
+        "documents", (0, 7), APART_PLACES,
+    ),
+    "documents apart by padding beside a causal mask": Case(
+        "llama", {**APART, "attention_mask": APART_BLOCKS},
+        {"attention_mask": torch.ones(11, 11).tril().bool()[None, None] & (APART_REAL > 0)}, "documents", (0, 7),
+        APART_PLACES,
+    ),
+    "an inverted mask": _packed("llama", IN_BLOCKS, {"attention_mask": ~BLOCKS.bool()}, "mask", 0, 1),
+    "an inverted mask that is added": _packed(
+        "llama", IN_BLOCKS, {"attention_mask": BLOCKS * LEAST}, "mask", 0, 1
+    ),
+    "an inverted causal mask": _one(
+        "llama", {**ONE, "attention_mask": CAUSAL.bool()}, {"attention_mask": ~CAUSAL.bool()}, "mask", 0, 1
+    ),
+    "a mask that shows all": _one(
+        "llama", {**ONE, "attention_mask": CAUSAL.bool()}, {"attention_mask": CAUSAL.bool() | True}, "future", 0, 0
+    ),
+    "blocks that show what comes": _packed(
+        "llama", IN_BLOCKS, {"attention_mask": (BLOCKS + BLOCKS.mT).bool()}, "future", 0, 0
     ),
     "lengths that sdpa does not read": _packed(
         "llama", {**PACKED, **LENGTHS_OF_ROW}, {"position_ids": None}, "documents", 0, 5
@@ -192,6 +228,43 @@ def test_what_does_no_harm_is_not_found(name: str) -> None:
     expected = _expected(kind, None, False)
     assert off_by(model, batch, places, expected) <= LOGITS * float(expected.abs().max())
     assert check_batch(batch, model=model) == ()
+
+
+def test_what_a_token_may_see_depends_on_the_model() -> None:
+    """Without one, labels tell a causal model, whose own target a token must not see."""
+    every = {"input_ids": IDS, "attention_mask": torch.ones(1, 1, TOKENS, TOKENS, dtype=torch.bool)}
+    assert "give the model" in check_batch(every).unchecked[0]
+    assert [each.check for each in check_batch({**every, "labels": IDS})] == ["future"]
+    masked = {**every, "labels": torch.where(torch.arange(TOKENS) == 3, 7, -100)[None]}
+    assert (check_batch(masked), check_batch(masked, model="bert-base").unchecked) == ((), ())
+    prefix = torch.arange(TOKENS) < 4
+    after = {**every, "attention_mask": CAUSAL.bool() | prefix, "labels": torch.where(prefix, -100, IDS)}
+    assert check_batch(after, model=model_of("llama", None)) == ()
+    image = {
+        **every,
+        "attention_mask": CAUSAL.bool() | (prefix[:, None] & prefix),
+        "token_type_ids": prefix[None].long(),
+    }
+    assert check_batch({**image, "labels": IDS}) == ()
+    padded = torch.arange(TOKENS) > 5  # rows of padding that see everything, as kernels demand of them
+    rows = {**every, "attention_mask": (CAUSAL.bool() & ~padded) | padded[:, None]}
+    for known in (every, rows):
+        assert check_batch(known, model="t5-base") == ()
+    assert check_batch(rows, model=model_of("llama", None)) == ()
+    gemma = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}
+    assert check_batch({**image, "token_type_ids": None}, model=gemma) == ()
+
+
+def test_a_cache_that_is_made_unasked_is_named() -> None:
+    model = model_of("llama", None)
+    expected = _expected("llama", None, False)
+    assert off_by(model, {**PACKED, "use_cache": model.config.use_cache}, PACKED_PLACES, expected) > DIFFERENT
+    for options in ({}, {"model": model}):
+        assert "use_cache=False" in check_batch(PACKED, **options).unchecked[-1]
+        for batch in ({**PACKED, "use_cache": False}, ONE, IN_BLOCKS):
+            assert check_batch(batch, **options).unchecked == ()
+    without = {**model.config.to_dict(), "use_cache": False}
+    assert check_batch(PACKED, model=without).unchecked == ()
 
 
 def test_what_depends_on_the_model_is_named_without_it() -> None:

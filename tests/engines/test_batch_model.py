@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModel, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-from locant.engines.batches.model import COUNT_THE_MASK, COUNT_TOKENS, FIND_NO_DOCUMENTS, facts_of
+from locant.engines.batches import check_batch
+from locant.engines.batches.model import (
+    CARRY_STATE,
+    COUNT_THE_MASK,
+    COUNT_TOKENS,
+    ENCODERS,
+    FIND_NO_DOCUMENTS,
+    READ_SEQ_IDX,
+    TAKE_NO_IDS,
+    facts_of,
+)
 from tests.engines.tiny_models import SIZES, SMALL
 from tests.tolerances import DIFFERENT, LOGITS
 
@@ -31,6 +44,37 @@ MORE: dict[str, dict[str, Any]] = {
     "albert": {**SMALL, "embedding_size": 32},
     "electra": {**SMALL, "embedding_size": 32},
 }  # fmt: skip
+MIXERS: dict[str, dict[str, Any]] = {
+    kind: {**SMALL, **more}
+    for kind, more in {
+        "jamba": {"num_experts": 2, "mamba_d_state": 4},
+        "mamba": {"state_size": 4},
+        "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 1, "state_size": 8},
+        "minimax": {"num_key_value_heads": 2, "num_local_experts": 2, "head_dim": 16,
+                    "layer_types": ["linear_attention", "full_attention"]},
+        "lfm2": {"num_key_value_heads": 2, "layer_types": ["conv", "full_attention"],
+                 "block_auto_adjust_ff_dim": False},
+        "nemotron_h": {"layers_block_type": ["mamba", "attention"], "num_key_value_heads": 2, "mamba_num_heads": 4,
+                       "mamba_head_dim": 16, "n_groups": 1, "ssm_state_size": 8, "head_dim": 16},
+        "qwen3_next": {"head_dim": 16, "num_key_value_heads": 2, "linear_num_value_heads": 2, "linear_num_key_heads": 2,
+                       "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 2, "num_experts_per_tok": 1,
+                       "layer_types": ["linear_attention", "full_attention"]},
+        "zamba2": {"num_key_value_heads": 2, "mamba_d_state": 8, "n_mamba_heads": 4, "num_mem_blocks": 1,
+                   "layers_block_type": ["mamba", "hybrid"], "hybrid_layer_ids": [1], "use_mem_rope": True},
+        "recurrent_gemma": {"block_types": ["recurrent", "attention"], "num_key_value_heads": 1},
+        "xlstm": {"num_heads": 2},
+        "rwkv": {},
+        "roformer": {},
+        "modernbert": {"cls_token_id": 1, "sep_token_id": 2},
+        "bloom": {},
+        "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2},
+        "granitemoehybrid": {"layer_types": ["attention"] * 2, "num_local_experts": 0, "shared_intermediate_size": 48,
+                             "mamba_n_heads": 4, "mamba_d_head": 16},
+        "llama": {},
+        "falcon": {},
+    }.items()
+}  # fmt: skip
+"""Models whose documents mix, and two whose documents do not."""
 DOCUMENTS = [torch.randint(5, 80, (n,), generator=torch.Generator().manual_seed(n)) for n in (5, 4)]
 LAYOUTS = ("layoutlmv3", "lilt", "markuplm")
 """These want boxes or paths beside the tokens."""
@@ -85,6 +129,63 @@ def test_who_finds_documents_in_ids(kind: str) -> None:
     else:
         assert kind in FIND_NO_DOCUMENTS
         assert off > DIFFERENT
+
+
+@pytest.mark.slow  # it imports the code of many models
+def test_who_takes_no_ids() -> None:
+    kinds = {*TAKE_NO_IDS, *ENCODERS, *CARRY_STATE, *READ_SEQ_IDX, "llama", "gpt2", "opt"} & MODEL_MAPPING_NAMES.keys()
+    classes = {kind: MODEL_MAPPING_NAMES[kind] for kind in kinds}
+    first = {kind: name if isinstance(name, str) else name[0] for kind, name in classes.items()}
+    forwards = {kind: inspect.signature(getattr(transformers, name).forward) for kind, name in first.items()}
+    without = {kind for kind, forward in forwards.items() if "position_ids" not in forward.parameters}
+    assert without == {*TAKE_NO_IDS} & kinds
+
+
+def _effect(model: PreTrainedModel, index: Tensor, **more: Any) -> float:
+    """How far the tokens of the second document change with the last token of the first."""
+    ids = torch.cat(DOCUMENTS)[None]
+    other = ids.clone()
+    other[0, 4] = 3 if int(other[0, 4]) != 3 else 4
+    one, two = (_hidden(model, each, position_ids=index, use_cache=False, **more) for each in (ids, other))
+    return float((one - two)[0, 5:].abs().max())
+
+
+@pytest.mark.parametrize("kind", MIXERS)
+def test_whose_documents_mix(kind: str) -> None:
+    torch.manual_seed(0)
+    model = AutoModel.from_config(CONFIG_MAPPING[kind](**MIXERS[kind]))
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    model.eval().requires_grad_(False)
+    batch = {
+        "input_ids": torch.cat(DOCUMENTS)[None],
+        "position_ids": torch.cat([torch.arange(len(ids)) for ids in DOCUMENTS])[None],
+    }
+    mixes = _effect(model, batch["position_ids"]) > DIFFERENT
+    sources = (model, model.config, model.config.to_dict())
+    found = [[each.to_dict() for each in check_batch({**batch, "use_cache": False}, model=one)] for one in sources]
+    assert [[(one["check"], one["token"]) for one in each] for each in found] == [[("documents", 5)] * mixes] * 3
+    if mixes and "seq_idx" in found[0][0]["remedy"]:  # read, and refused as this machine has no kernel for it
+        numbers = torch.tensor([[0] * 5 + [1] * 4], dtype=torch.int32)
+        with pytest.raises(ValueError, match="packed sequences"):
+            _effect(model, batch["position_ids"], seq_idx=numbers)
+        assert check_batch({**batch, "seq_idx": numbers}, model=model) == ()
+    elif mixes:
+        assert "attention_mask" not in found[0][0]["remedy"] or facts_of(model).takes_blocks
+
+
+@pytest.mark.parametrize("kind", ["bert", "electra", "modernbert"])
+def test_the_remedy_beside_a_mask_separates_documents(kind: str) -> None:
+    model = _model(kind)
+    index = torch.cat([torch.arange(len(ids)) for ids in DOCUMENTS])[None]
+    batch = {"input_ids": torch.cat(DOCUMENTS)[None], "position_ids": index}
+    blocks = torch.block_diag(*(torch.ones(len(ids), len(ids)) for ids in DOCUMENTS)).bool()[None, None]
+    for more in ({}, {"attention_mask": torch.ones(1, 9, dtype=torch.int64)}):
+        assert _effect(model, index, **more) > DIFFERENT
+        assert "four axes" in check_batch({**batch, **more}, model=model)[0].remedy
+    assert _effect(model, index, attention_mask=blocks) <= LOGITS
+    assert check_batch({**batch, "attention_mask": blocks}, model=model) == ()
 
 
 def test_lengths_and_axes_are_those_of_the_configuration() -> None:

@@ -13,13 +13,21 @@ from locant.engines.batches.documents import (
     boundary_findings,
     documents_of,
     label_findings,
+    mixing_findings,
     other_findings,
     seen_by_flash_alone,
+    separated_by_ids,
 )
 from locant.engines.batches.finding import Batch, Finding
 from locant.engines.batches.ids import counts_padding, id_findings, padding_findings
 from locant.engines.batches.images import GRIDS, has_grids, image_findings, not_compared
-from locant.engines.batches.masks import mask_findings, read_mask
+from locant.engines.batches.masks import (
+    future_findings,
+    future_unchecked,
+    inverted_findings,
+    mask_findings,
+    read_mask,
+)
 from locant.engines.batches.model import ModelFacts, Source, facts_of
 from locant.errors import LocantError, Remedy
 from locant.positions.batches import AXES, BOUNDARIES, ids_of
@@ -194,8 +202,13 @@ def _findings(batch: Batch, axes: int | None) -> Iterator[Finding]:
     mask = batch.given.get("attention_mask")
     if mask is not None:
         yield from mask_findings(mask, batch.facts)
+        if inverted := list(inverted_findings(batch)):
+            yield from inverted
+            return  # whom it means to show is not known
+        yield from future_findings(batch)
     yield from _axes_findings(batch, axes)
     yield from id_findings(batch)
+    yield from mixing_findings(batch)
     misread = list(boundary_findings(batch))
     yield from misread
     if batch.has_boundaries and any(finding.check == "lengths" for finding in misread):
@@ -228,9 +241,12 @@ def _unchecked(batch: Batch, axes: int | None) -> Iterator[str]:
         yield f"padding before tokens, which models with absolute positions count (GPT-2): {why}"
     document = documents_of(batch)
     if document is not None and facts.attention is None and seen_by_flash_alone(document, batch):
-        yield "documents in cu_seq_lens_q without position_ids, which FlashAttention alone reads: give the model"
+        yield "documents in cu_seq_lens_q, which FlashAttention alone reads: give the model"
     several = document is not None and bool((document.diff(dim=1) != 0).any())
     if several and batch.shape[0] > 1 and facts.attention is None and not batch.has_boundaries and not batch.has_mask:
         yield "documents in several rows, which FlashAttention does not look for: sdpa and eager attention do"
-    if (why := not_compared(batch, axes)) is not None:
-        yield why
+    if facts.makes_cache and "use_cache" not in batch.given and separated_by_ids(batch):
+        yield "whether a cache is made, beside which a model looks for no documents in ids: set use_cache=False"
+    for why in (future_unchecked(batch), not_compared(batch, axes)):
+        if why is not None:
+            yield why

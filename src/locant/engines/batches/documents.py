@@ -90,7 +90,8 @@ def _boundaries_beside_ids(document: Int[Tensor, "rows tokens"], batch: Batch) -
 def seen_by_flash_alone(document: Int[Tensor, "rows tokens"], batch: Batch) -> bool:
     """Whether cumulative lengths, which other attention does not read, are all that tells documents of a row."""
     several = bool((document != document[:, :1]).any())
-    return batch.has_boundaries and several and batch.index is None and batch.visible is None
+    by_ids = batch.index is not None and batch.facts.finds_documents is not False
+    return batch.has_boundaries and several and not by_ids and batch.visible is None
 
 
 def documents_of(batch: Batch) -> Int[Tensor, "rows tokens"] | None:
@@ -112,6 +113,41 @@ def documents_of(batch: Batch) -> Int[Tensor, "rows tokens"] | None:
 def begins_again(text: Int[Tensor, "rows tokens"]) -> Bool[Tensor, "rows rest"]:
     """Whether a token, from the second on, has the id that documents begin with: 0, or the first of its row."""
     return (text[:, 1:] == 0) | (text[:, 1:] == text[:, :1])
+
+
+def several_documents(batch: Batch) -> tuple[int, int] | None:
+    """The first token, and its row, that begins another document than the first of a row; ``None``: there is none."""
+    document = documents_of(batch)
+    begins = None if document is None else (document.diff(dim=1) != 0) & batch.real[:, 1:] & batch.real[:, :-1]
+    if begins is None or (place := place_of(begins)) is None:
+        return None
+    return place[0], place[1] + 1
+
+
+def separated_by_ids(batch: Batch) -> bool:
+    """Whether ids are all that keeps the documents of a row apart, as far as is known of the model."""
+    reads_lengths = "flash" in (batch.facts.attention or "")
+    if batch.has_mask or batch.text is None or reads_lengths or batch.facts.finds_documents is False:
+        return False
+    return several_documents(batch) is not None and not any(mixing_findings(batch))
+
+
+def mixing_findings(batch: Batch) -> Iterator[Finding]:
+    """Documents of one row for a model that does not separate them."""
+    facts, given = batch.facts, batch.given
+    if (place := several_documents(batch)) is None or batch.has_padding_mask:
+        return
+    wrong = f"a document begins {at(*place)}, and {facts.name}"
+    leak = "tokens see those of the document before"
+    if facts.reads_seq_idx is not None:
+        if not (facts.reads_seq_idx and "seq_idx" in given):
+            state = f"{wrong} carries a state from token to token: {leak}"
+            yield Finding("documents", state, facts.separation, *place)
+    elif batch.visible is None and facts.finds_documents is False:
+        if batch.has_boundaries and facts.attention not in ("sdpa", "eager"):
+            return  # FlashAttention reads the lengths
+        why = "looks for no documents in ids" if facts.takes_ids else "takes no position_ids"
+        yield Finding("documents", f"{wrong} {why}: {leak}", facts.separation, *place)
 
 
 def label_findings(batch: Batch) -> Iterator[Finding]:

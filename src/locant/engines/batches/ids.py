@@ -84,6 +84,13 @@ def _steps(text: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
     return text.diff(dim=1), real[:, 1:] & real[:, :-1]
 
 
+def _falls(text: Tensor, real: Tensor) -> Bool[Tensor, "rows tokens"]:
+    """Where the id of a token is not larger than that of the token before it, whatever padding stands between."""
+    slots = torch.where(real, torch.arange(text.shape[1]), -1)
+    before = torch.nn.functional.pad(slots, (1, 0), value=-1)[:, :-1].cummax(1).values
+    return real & (before >= 0) & (text <= text.gather(1, before.clamp(min=0)))
+
+
 def _fall(text: Tensor, row: int, token: int) -> Finding:
     wrong = f"position_ids go from {int(text[row, token - 1])} to {int(text[row, token])} {at(row, token)}"
     return Finding("ids", wrong + ", within a document", "count the tokens of each document from 0", row, token)
@@ -105,11 +112,9 @@ def _ids_alone(text: Tensor, batch: Batch) -> Iterator[Finding]:
     facts = batch.facts
     if (place := place_of(starts)) is not None:
         row, token = place[0], place[1] + 1
-        blocks = "give an attention_mask of four axes that shows each document only itself"
         if facts.finds_documents is False:
-            wrong = f"position_ids begin again {at(row, token)}, and {facts.name} looks for no documents in ids"
-            yield Finding("documents", f"{wrong}: tokens see those of the document before", blocks, row, token)
-        elif batch.given.get("use_cache") is not None and bool(batch.given["use_cache"]):
+            return  # whatever else the batch holds
+        if batch.given.get("use_cache") is not None and bool(batch.given["use_cache"]):
             wrong = f"position_ids begin again {at(row, token)}, and with a cache a model looks for no documents in ids"
             yield Finding("documents", wrong, "set use_cache=False", row, token)
         elif len(text) > 1 and "flash" in (facts.attention or ""):
@@ -118,16 +123,19 @@ def _ids_alone(text: Tensor, batch: Batch) -> Iterator[Finding]:
 
 
 def _ids_beside_padding_mask(text: Tensor, batch: Batch) -> Iterator[Finding]:
-    step, both = _steps(text, batch.real)
-    if (place := place_of(both & (step <= 0))) is None:
+    if (place := place_of(_falls(text, batch.real))) is None:
         return
-    row, token = place[0], place[1] + 1
+    row, token = place
     if int(text[row, token]) not in (0, int(text[row, 0]), int(_first_real(text, batch.real)[row])):
         yield _fall(text, row, token)
         return
     wrong = f"attention_mask stands beside ids of several documents, of which one begins {at(row, token)}: models"
     wrong += " then do not look for documents in the ids"
-    yield Finding("documents", wrong, "leave attention_mask out", row, token)
+    facts = batch.facts
+    remedy = "leave attention_mask out" if batch.real.all() else "leave out the padding, and attention_mask with it"
+    if facts.finds_documents is False or facts.reads_seq_idx is not None:
+        remedy = facts.separation
+    yield Finding("documents", wrong, remedy, row, token)
 
 
 def _first_real(text: Tensor, real: Tensor) -> Int[Tensor, " rows"]:
@@ -137,9 +145,7 @@ def _first_real(text: Tensor, real: Tensor) -> Int[Tensor, " rows"]:
 
 
 def _ids_beside_attention_mask(text: Tensor, visible: Tensor, batch: Batch) -> Iterator[Finding]:
-    step, both = _steps(text, batch.real)
-    starts = both & (step <= 0)
-    document = torch.nn.functional.pad(starts.long().cumsum(1), (1, 0))
+    document = _falls(text, batch.real).long().cumsum(1)
     earlier = torch.ones_like(visible[0]).tril(-1)
     apart = document[:, :, None] != document[:, None, :]
     real = batch.real[:, :, None] & batch.real[:, None, :]

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from locant.engines.batches.finding import Finding, at, place_of
+from locant.engines.batches.finding import NO_TARGET, Batch, Finding, at, place_of
 from locant.engines.batches.model import ModelFacts
 
 HIDES = -100.0
@@ -94,3 +94,63 @@ def _numbers_of_attention_mask(mask: Tensor, facts: ModelFacts) -> Iterator[Find
         number = mask[row, head, query, key].item()
         wrong = f"attention_mask of four axes is added to scores, and its {number:g} {at(row, query)} for the key {key}"
         yield Finding("mask", f"{wrong} hides nothing", remedy, row, query)
+
+
+def inverted_findings(batch: Batch) -> Iterator[Finding]:
+    """A token that a mask of four axes hides from itself and shows to others, as one that is inverted does."""
+    if batch.visible is None:
+        return
+    own, sees_all = batch.visible.diagonal(dim1=1, dim2=2), batch.visible.all(2)
+    shown = batch.visible & ~sees_all[:, :, None] & ~own[:, None, :]
+    if (place := place_of(shown)) is not None:
+        row, query, key = place
+        wrong = f"attention_mask of four axes hides token {key} of row {row} from itself and shows it to token {query}"
+        remedy = "exchange seen and hidden: use True, or 0 in a mask that is added, where a query sees a key"
+        yield Finding("mask", wrong, remedy, row, key)
+
+
+def future_findings(batch: Batch) -> Iterator[Finding]:
+    """Tokens that see what they are to predict."""
+    facts = batch.facts
+    causal = facts.is_causal or (facts.is_causal is None and _predicts_next(batch))
+    if causal and (place := _ahead(batch)) is not None:
+        row, query, key = place
+        why = "which it is to predict" if "labels" in batch.given else f"and {facts.name} is causal"
+        wrong = f"attention_mask shows token {query} of row {row} the token {key} after it, {why}"
+        yield Finding("future", wrong, "hide from each token those after it", row, query)
+
+
+def future_unchecked(batch: Batch) -> str | None:
+    """What is not known of tokens that see those after them."""
+    if batch.facts.is_causal is not None or _predicts_next(batch) or (place := _ahead(batch)) is None:
+        return None
+    row, query, key = place
+    seen = f"whether a token may see those after it, as token {query} of row {row} sees token {key}"
+    return f"{seen}: {batch.facts.name} is not known" if batch.facts.is_given else f"{seen}: give the model"
+
+
+def _predicts_next(batch: Batch) -> bool:
+    """Whether targets are the tokens themselves, as those of a causal model are."""
+    labels, ids = batch.given.get("labels"), batch.given.get("input_ids")
+    if labels is None or ids is None:
+        return False
+    aims = labels != NO_TARGET
+    return bool(aims.any()) and bool((labels == ids)[aims].all())
+
+
+def _ahead(batch: Batch) -> tuple[int, ...] | None:
+    """The first row, query and key after it that a mask shows, and that tells of a target if there are any."""
+    visible, labels = batch.visible, batch.given.get("labels")
+    if visible is None or (labels is None and batch.facts.sees_prefix):
+        return None
+    sees_all = visible.all(2)
+    fill = sees_all & ~(visible & ~sees_all[:, :, None]).any(1) & ~sees_all.all(1, keepdim=True)  # padding behind
+    real = batch.real & ~fill
+    ahead = visible.triu(1) & real[:, :, None] & real[:, None, :]
+    for name in ("token_type_ids", "mm_token_type_ids"):
+        if (types := batch.given.get(name)) is not None:  # tokens of an image see each other
+            ahead &= (types[:, :, None] != types[:, None, :]) | (types == 0)[:, None, :]
+    if labels is not None:
+        aims = (labels != NO_TARGET).long().cumsum(1)
+        ahead &= aims[:, None, :] > aims[:, :, None]
+    return place_of(ahead)

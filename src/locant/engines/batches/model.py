@@ -5,6 +5,7 @@ Read off a configuration, and off the code of `transformers`, which ``tests/engi
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,13 +37,53 @@ COUNT_TOKENS = (
 )  # fmt: skip
 """Without ``position_ids`` these count the tokens that are not ``pad_token_id``, on from the row after it."""
 
+ENCODER_DECODERS = (
+    "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "fsmt", "led", "longt5", "m2m_100", "marian", "mbart",
+    "mt5", "mvp", "nllb-moe", "pegasus", "pegasus_x", "plbart", "prophetnet", "switch_transformers", "t5", "udop",
+    "umt5",
+)  # fmt: skip
+
+TAKE_NO_IDS = (
+    *ENCODER_DECODERS, "bloom", "cpmant", "dpr", "falcon_mamba", "funnel", "lxmert", "mamba", "mamba2", "mpt",
+    "roformer", "rwkv", "trocr", "xlnet", "xlstm",
+)  # fmt: skip
+"""The ``forward`` of these has no ``position_ids``."""
+
+ENCODERS = (
+    *COUNT_TOKENS, *ENCODER_DECODERS, "albert", "bert", "big_bird", "bros", "canine", "convbert", "deberta",
+    "deberta-v2", "distilbert", "dpr", "electra", "ernie", "esmc", "eurobert", "flaubert", "fnet", "funnel", "gte",
+    "jina_embeddings_v3", "layoutlm", "lxmert", "megatron-bert", "mobilebert", "modernbert", "mra", "nomic_bert",
+    "nystromformer", "rembert", "roc_bert", "roformer", "splinter", "squeezebert", "tapas", "visual_bert", "xlm",
+    "yoso",
+)  # fmt: skip
+"""A token of these sees those after it, unless ``is_decoder`` is set; they look for no documents in ids."""
+
 FIND_NO_DOCUMENTS = (
-    *COUNT_THE_MASK, *COUNT_TOKENS, "albert", "bart", "bert", "bert-generation", "biogpt", "blenderbot",
-    "blenderbot-small", "bloom", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "imagegpt", "led", "longt5",
-    "m2m_100", "marian", "mbart", "mpt", "mt5", "mvp", "nllb-moe", "pegasus", "plbart", "rembert", "roc_bert", "t5",
-    "trocr", "umt5", "xglm",
+    *COUNT_THE_MASK, *ENCODERS, *TAKE_NO_IDS, "bert-generation", "biogpt", "granitemoehybrid", "imagegpt",
+    "openai-gpt", "xglm",
 )  # fmt: skip
 """These make their mask without ``position_ids``: no id begins a document for them."""
+
+MAKE_THEIR_OWN_MASK = ("deberta", "deberta-v2")
+"""These refuse a mask of four axes that shows documents only themselves."""
+
+CARRY_STATE = (
+    "falcon_mamba", "jamba", "mamba", "minimax", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zaya",
+)  # fmt: skip
+"""Layers of these carry a state or a convolution across documents, whatever a batch holds."""
+
+READ_SEQ_IDX = (
+    "bailing_hybrid", "bamba", "falcon_h1", "glm5_next_text", "granitemoehybrid", "inkling2_text", "inkling_text",
+    "kimi_linear", "lara_mini", "lfm2", "lfm2_moe", "lfm3", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text",
+    "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "zamba2",
+)  # fmt: skip
+"""Layers of these carry a state across documents too, unless ``seq_idx`` numbers the documents."""
+
+OTHER_MASKS = ("dream", "llada", "llada_moe", "xlnet")
+"""Models of text that generate it otherwise than from left to right."""
+
+PREFIX_MODELS = ("colpali", "gemma3", "gemma3n", "gemma4", "git", "paligemma", "pi0", "shieldgemma2")
+"""Tokens of a prompt or of an image see those after them in these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +99,13 @@ class ModelFacts:
         counting: which tokens it counts where a batch has no ids.
         axes: how many ids a token has.
         finds_documents: whether it looks for documents in ids.
+        takes_ids: whether its ``forward`` has ``position_ids``.
+        takes_blocks: whether a mask of four axes separates documents.
+        reads_seq_idx: whether its layers carry a state from token to token, unless (``True``) or even if (``False``)
+            there are ``seq_idx``; ``None``: they carry none.
+        is_causal: whether a token sees none of those after it.
+        sees_prefix: whether tokens of a prompt or of an image are an exception.
+        makes_cache: whether it makes a cache unless a batch says otherwise.
         attention: how its attention is computed, ``"sdpa"`` for one.
         rule: how it counts images.
         config: the whole configuration.
@@ -72,10 +120,25 @@ class ModelFacts:
     counting: Counting = "slots"
     axes: int | None = None
     finds_documents: bool | None = None
+    takes_ids: bool | None = None
+    reads_seq_idx: bool | None = None
+    takes_blocks: bool | None = None
+    is_causal: bool | None = None
+    sees_prefix: bool = False
+    makes_cache: bool = True
     attention: str | None = None
     rule: GridRule | None = None
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     doubt: str | None = None
+
+    @property
+    def separation(self) -> str:
+        """What to do where the model mixes documents of a row."""
+        if self.reads_seq_idx:
+            return "give seq_idx and cu_seq_lens_q of the documents, or each document a row of its own"
+        if self.reads_seq_idx is False or self.takes_blocks is False:
+            return "give each document a row of its own"
+        return "give an attention_mask of four axes that shows each document only itself"
 
     @property
     def is_given(self) -> bool:
@@ -94,6 +157,7 @@ def facts_of(model: Source | None) -> ModelFacts:
     rule = rule_of(name, config)
     kind = str(text.get("model_type", name))
     counting: Counting = "mask" if kind in COUNT_THE_MASK else "tokens" if kind in COUNT_TOKENS else "slots"
+    takes_ids = _takes_ids(model, kind)
     first = encoding.offset if isinstance(encoding, Learned) and counting == "tokens" else 0
     return ModelFacts(
         name=name,
@@ -103,7 +167,13 @@ def facts_of(model: Source | None) -> ModelFacts:
         has_table=isinstance(encoding, Learned),
         counting=counting,
         axes=AXES if rule is not None else None if encoding is None else encoding.num_axes,
-        finds_documents=kind not in FIND_NO_DOCUMENTS,
+        finds_documents=takes_ids and kind not in FIND_NO_DOCUMENTS,
+        takes_ids=takes_ids,
+        takes_blocks=takes_ids and kind not in MAKE_THEIR_OWN_MASK,
+        reads_seq_idx=None if _is_attention_alone(text) else _reads_seq_idx(kind),
+        is_causal=_is_causal(kind, config, text, encoding),
+        sees_prefix=name in PREFIX_MODELS,
+        makes_cache=text.get("use_cache") is not False,
         attention=_attention(model),
         rule=rule,
         config=config,
@@ -152,6 +222,40 @@ def _longest(encoding: PositionEncoding | None, text: Mapping[str, Any], first: 
     if factor is not None and (trained or reach):
         reach.append(int(factor * (trained or reach[0])))
     return max(reach, default=None)
+
+
+def _takes_ids(model: Source, kind: str) -> bool:
+    """Whether ``position_ids`` are an argument of a model: of its ``forward`` where there is one, or of its kind's."""
+    names = set[str]()
+    for module in (model, getattr(model, "base_model", None)):
+        forward = getattr(module, "forward", None)
+        names |= inspect.signature(forward).parameters.keys() if callable(forward) else set()
+    return "position_ids" in names if "input_ids" in names else kind not in TAKE_NO_IDS
+
+
+def _reads_seq_idx(kind: str) -> bool | None:
+    return True if kind in READ_SEQ_IDX else False if kind in CARRY_STATE else None
+
+
+def _is_attention_alone(text: Mapping[str, Any]) -> bool:
+    """Whether every layer is said to be attention, as all of some hybrid models are."""
+    kinds = text.get("layer_types") or text.get("layers_block_type") or ()
+    return bool(kinds) and {*map(str, kinds)} <= {"attention", "full_attention", "sliding_attention"}
+
+
+def _is_causal(
+    kind: str, config: Mapping[str, Any], text: Mapping[str, Any], encoding: PositionEncoding | None
+) -> bool | None:
+    """Whether a token sees none of those after it; ``None``: it is not known."""
+    if kind in ENCODERS or text.get("is_causal") is False or text.get("use_bidirectional_attention") is True:
+        return bool(text.get("is_decoder"))
+    if config.get("is_encoder_decoder"):
+        return False
+    architectures = [str(name) for name in config.get("architectures") or ()]
+    if kind.lower() in OTHER_MASKS or any(name.endswith("ForMaskedLM") for name in architectures):
+        return None
+    named = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures)
+    return True if named or encoding is not None else None
 
 
 def _attention(model: Source) -> str | None:
