@@ -152,7 +152,7 @@ def test_a_scaling_by_length_is_for_the_text_and_not_for_the_window() -> None:
             assert off(parts[:, begin:end], whole[:, begin:]) <= LOGITS
 
 
-@pytest.mark.parametrize("cache", ["dynamic by layers", "quantized"])
+@pytest.mark.parametrize("cache", ["dynamic by layers", "static by layers", "quantized"])
 @torch.no_grad()
 def test_position_ids_with_a_gap_are_those_of_the_keys_that_a_window_holds(cache: str) -> None:
     model, tokens = MODELS["sliding and full"](), torch.arange(3, 3 + LENGTH)[None]
@@ -196,8 +196,12 @@ of_rows = pytest.mark.parametrize("name", OF_ROWS)
 of_kinds = pytest.mark.parametrize("kind", ["padding", "gaps"])
 
 
-def uneven(kind: str) -> tuple[Tensor, Tensor, Tensor]:
-    """The tokens, the mask and the position ids of rows with padding before them, or with gaps."""
+Given = tuple[Tensor, ...]
+"""Tokens, their mask and their position ids."""
+
+
+def uneven(kind: str) -> Given:
+    """Rows with padding before them, or with gaps."""
     tokens, slots = torch.arange(3, 3 + COUNT * LENGTH).view(COUNT, LENGTH), torch.arange(LENGTH)
     if kind == "gaps":
         return tokens, torch.ones_like(tokens), slots + torch.tensor([[3], [8], [20]]) * (slots > 4)
@@ -205,14 +209,14 @@ def uneven(kind: str) -> tuple[Tensor, Tensor, Tensor]:
     return tokens, mask, (mask.cumsum(1) - 1).clamp(min=0)
 
 
-def filled(model: Any, given: tuple[Tensor, Tensor, Tensor], end: int = BEFORE) -> Cache:
+def filled(model: Any, given: Given, end: int = BEFORE) -> Cache:
     tokens, mask, places = (each[:, :end] for each in given)
     cache = DynamicCache(config=model.config)
     model(tokens, attention_mask=mask, position_ids=places, **behind(model, cache))
     return cache
 
 
-def rest_off(model: Any, given: tuple[Tensor, Tensor, Tensor], cache: Cache) -> float:
+def rest_off(model: Any, given: Given, cache: Cache) -> float:
     """By how much the last tokens behind the cache are off those of one pass, in parts."""
     tokens, mask, places = given
     whole = model(tokens, attention_mask=mask, position_ids=places, use_cache=False).logits[:, BEFORE:]
@@ -241,14 +245,14 @@ def test_the_places_of_keys_go_where_the_rows_of_a_cache_go(name: str, kind: str
         for change, (do, rows) in ROWS.items():
             cache = filled(model, given)
             do(cache)
-            found[change] = rest_off(model, tuple(each[rows] for each in given), cache)  # pyright: ignore[reportArgumentType]
+            found[change] = rest_off(model, tuple(each[rows] for each in given), cache)
             copied = copy.deepcopy(filled(model, given))
             do(copied)
-            found[f"{change} copy"] = rest_off(model, tuple(each[rows] for each in given), copied)  # pyright: ignore[reportArgumentType]
+            found[f"{change} copy"] = rest_off(model, tuple(each[rows] for each in given), copied)
         longer = filled(model, given, LENGTH)
         longer.crop(BEFORE - LENGTH)
         ROWS["reordered"][0](longer)
-        found["cropped and reordered"] = rest_off(model, tuple(each[[2, 0, 1]] for each in given), longer)  # pyright: ignore[reportArgumentType]
+        found["cropped and reordered"] = rest_off(model, tuple(each[[2, 0, 1]] for each in given), longer)
         saved = io.BytesIO()
         torch.save(filled(model, given), saved)
         saved.seek(0)
@@ -283,7 +287,7 @@ def test_rows_that_were_changed_behind_the_back_of_a_cache_are_not_guessed() -> 
     model, padding, gaps, order = telling(), uneven("padding"), uneven("gaps"), torch.tensor([2, 0, 1])
     with locant.swap(model, locant.ALiBi(HEADS)):
         for given in (padding, gaps):
-            moved: Any = tuple(each[order] for each in given)
+            moved = tuple(each[order] for each in given)
             cache = filled(model, given)
             for layer in cache.layers:
                 layer.reorder_cache(order)
@@ -292,3 +296,21 @@ def test_rows_that_were_changed_behind_the_back_of_a_cache_are_not_guessed() -> 
                 continue
             with pytest.raises(LocantError, match="changed its rows"):
                 rest_off(model, moved, cache)
+
+
+@pytest.mark.unchecked  # what is compiled is not run while shapes are checked
+@pytest.mark.slow
+@of_kinds
+@torch.no_grad()
+def test_a_graph_knows_the_places_in_a_cache_of_one_shape(kind: str) -> None:
+    model, given = telling(), uneven(kind)
+    tokens, mask, places = given
+    with locant.swap(model, locant.ALiBi(HEADS)):
+        whole = model(tokens, attention_mask=mask, position_ids=places, use_cache=False).logits
+        cache, first = StaticCache(config=model.config, max_cache_len=LENGTH + 3), [each[:, :BEFORE] for each in given]
+        model(first[0], attention_mask=first[1], position_ids=first[2], **behind(model, cache))
+        graph = torch.compile(model, backend="eager")
+        for at in range(BEFORE, LENGTH):
+            now = {"attention_mask": mask[:, : at + 1], "position_ids": places[:, at : at + 1]}
+            logits = graph(tokens[:, at : at + 1], **now, **behind(model, cache)).logits
+            assert off(logits[:, 0], whole[:, at]) <= LOGITS

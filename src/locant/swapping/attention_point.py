@@ -56,7 +56,8 @@ class Places(NamedTuple):
 
     Args:
         queries: their position ids, ``batch|1 seq``; ``None``: these are their slots.
-        keys: the position ids of all slots up to the last query; ``None``: they count up to the queries' without a gap.
+        keys: the position ids of the first slots, up to the last query unless a graph counts on in a cache of one
+            shape; those behind count up to the queries' without a gap. ``None``: so do all.
         first: the slot of the first query; ``None``: not known, and all earlier keys are there.
     """
 
@@ -187,7 +188,8 @@ class PlacesHooks:
         places, cache = kwargs[PLACES], cache_in(result)
         if cache is None:  # one that is given is written to, whether the model returns it or not
             cache = self.arguments.cache_of(self.arguments.read(args, kwargs))
-        if places is not None and cache is not None:
+        told = isinstance(getattr(places, "first", None), int) or not torch.compiler.is_compiling()
+        if places is not None and cache is not None and told:  # what a graph makes does not outlast its next run
             setattr(cache, KEYS, KeyPlaces(places.keys, _tensor_of(cache)))
             _follow(cache)
 
@@ -260,20 +262,23 @@ def _places(given: dict[str, Any], cache: Any) -> Places | None:
         return Places(first=seen)
     slots = (torch.arange(tokens.shape[1], device=tokens.device) + seen)[None]
     kept: KeyPlaces | None = getattr(cache, KEYS, None)
-    if isinstance(seen, Tensor):  # a cache of one shape
-        at_slots = ids is None and (kept is None or kept.ids is None)
-        return Places(first=seen) if at_slots else Places(slots if ids is None else ids, first=seen)
-    past = None
-    if seen and kept is not None and kept.tensor is _tensor_of(cache) and _fits(kept.ids, len(tokens), seen):
+    kept = kept if kept is not None and kept.tensor is _tensor_of(cache) else None
+    if isinstance(seen, Tensor) and not has_values(slots):  # a cache of one shape in a graph
+        known = None if kept is None else kept.ids
+        return (
+            Places(first=seen) if ids is None and known is None else Places(slots if ids is None else ids, known, seen)
+        )
+    count, past = int(seen), None
+    if count and kept is not None and _fits(kept.ids, len(tokens), count):
         past = kept.ids
-    elif seen:
-        past = _places_of_past(given.get("attention_mask"), ids, slots, seen)
+    elif count:
+        past = _places_of_past(given.get("attention_mask"), ids, slots, count)
     if past is None and (ids is None or (has_values(ids) and torch.equal(ids, slots.expand_as(ids)))):
         return Places(first=seen)  # fused kernels know it; transformers looks as often whether a mask hides anything
     ids = slots if ids is None else ids
-    if not seen:
+    if not count:
         return Places(ids, ids, 0)
-    past = torch.arange(seen, device=ids.device)[None] if past is None else past
+    past = torch.arange(count, device=ids.device)[None] if past is None else past
     batch = max(len(past), len(ids))
     return Places(ids, torch.cat([past.expand(batch, -1), ids.expand(batch, -1)], 1), seen)
 
@@ -487,10 +492,11 @@ def _positions(query: Tensor, key: Tensor, mask: Tensor | None, places: Places |
     index, k_index = order, k_order
     if places.queries is not None:
         index, largest = places.queries, MAX_INT32
-        if places.keys is None:  # of padding below 0
+        if places.keys is None or isinstance(places.first, Tensor):  # of padding below 0
             k_index = (k_order + (index[:, -1:] - order[:, -1:])).clamp(min=0)
-        else:  # a cache of one shape has slots behind the last query, too, which nothing sees
-            k_index = places.keys[:, k_order[0].clamp(max=places.keys.shape[1] - 1)]
+        if places.keys is not None:  # a cache of one shape has slots behind the last query, too, which nothing sees
+            told = places.keys[:, k_order[0].clamp(max=places.keys.shape[1] - 1)]
+            k_index = torch.where(k_order < places.keys.shape[1], told, k_index)
     rows = max(len(k_index), 1 if document is None else len(document))
     document = None if document is None else document.expand(rows, -1)
     k_positions = Positions(k_index.expand(rows, -1), document, k_order.expand(rows, -1), max_index=largest)
