@@ -265,9 +265,9 @@ def _places(given: dict[str, Any], cache: Any) -> Places | None:
     kept = kept if kept is not None and kept.tensor is _tensor_of(cache) else None
     if isinstance(seen, Tensor) and not has_values(slots):  # a cache of one shape in a graph
         known = None if kept is None else kept.ids
-        return (
-            Places(first=seen) if ids is None and known is None else Places(slots if ids is None else ids, known, seen)
-        )
+        if ids is None and known is None:
+            return Places(first=seen)
+        return Places(slots if ids is None else ids, known, seen)
     count, past = int(seen), None
     if count and kept is not None and _fits(kept.ids, len(tokens), count):
         past = kept.ids
@@ -316,10 +316,8 @@ def _places_of_past(mask: Any, ids: Tensor | None, slots: Tensor, seen: int) -> 
     if not known:
         got = f"got a cache of {seen} keys whose places are not known: others filled it or changed its rows, and "
         got += "position_ids and attention_mask do not say where its keys stand (rows have padding or gaps)"
-        remedy = (
-            "a cache that this model filled, changed by its own methods; else pass the attention_mask of the whole "
-        )
-        remedy += "row and position_ids that count on behind its keys, or run the whole row without a cache"
+        remedy = "a cache that this model filled, and methods of the cache that change its rows; or the attention_mask "
+        remedy += "of the whole row and position_ids that count on behind its keys; or the whole row without a cache"
         raise LocantError(got, remedy)
     if has_values(first) and bool(by_slot.all()):
         return None
