@@ -6,7 +6,9 @@ where a key stands in the cache is not where its token stands in the text.
 
 from __future__ import annotations
 
+import copy
 import inspect
+import io
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
@@ -150,7 +152,7 @@ def test_a_scaling_by_length_is_for_the_text_and_not_for_the_window() -> None:
             assert off(parts[:, begin:end], whole[:, begin:]) <= LOGITS
 
 
-@pytest.mark.parametrize("cache", ["dynamic by layers", "quantized"])
+@pytest.mark.parametrize("cache", ["dynamic by layers", "static by layers", "quantized"])
 @torch.no_grad()
 def test_position_ids_with_a_gap_are_those_of_the_keys_that_a_window_holds(cache: str) -> None:
     model, tokens = MODELS["sliding and full"](), torch.arange(3, 3 + LENGTH)[None]
@@ -173,3 +175,142 @@ def test_generated_tokens_behind_padding_are_those_of_the_row_alone(name: str, o
         both = model.generate(tokens, attention_mask=mask, **count, **options)
         alone = model.generate(tokens[1:, 3:], attention_mask=mask[1:, 3:], use_cache=False, **count)
     assert torch.equal(both[1, 12:], alone[0, 9:])
+
+
+# ---------------------------------------------------------------------- rows that change
+
+COUNT, BEFORE = 3, 9
+ROWS: dict[str, tuple[Callable[[Any], Any], list[int]]] = {
+    "reordered": (lambda cache: cache.reorder_cache(torch.tensor([2, 0, 1])), [2, 0, 1]),
+    "selected": (lambda cache: cache.batch_select_indices(torch.tensor([2, 0])), [2, 0]),
+    "selected thrice": (lambda cache: cache.batch_select_indices(torch.tensor([1, 1, 1])), [1, 1, 1]),
+    "repeated": (lambda cache: cache.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2]),
+}
+"""What is done with a cache, and which rows it has then."""
+OF_ROWS: dict[str, Callable[[], Any]] = {
+    "alibi": lambda: locant.ALiBi(HEADS),
+    "self_extend": lambda: locant.SelfExtend(locant.Rotary(WIDTH), 2, 3),
+    "sinusoidal": lambda: locant.Sinusoidal(64),
+}
+of_rows = pytest.mark.parametrize("name", OF_ROWS)
+of_kinds = pytest.mark.parametrize("kind", ["padding", "gaps"])
+
+
+Given = tuple[Tensor, ...]
+"""Tokens, their mask and their position ids."""
+
+
+def uneven(kind: str) -> Given:
+    """Rows with padding before them, or with gaps."""
+    tokens, slots = torch.arange(3, 3 + COUNT * LENGTH).view(COUNT, LENGTH), torch.arange(LENGTH)
+    if kind == "gaps":
+        return tokens, torch.ones_like(tokens), slots + torch.tensor([[3], [8], [20]]) * (slots > 4)
+    mask = (slots >= torch.tensor([[0], [2], [5]])).long()
+    return tokens, mask, (mask.cumsum(1) - 1).clamp(min=0)
+
+
+def filled(model: Any, given: Given, end: int = BEFORE) -> Cache:
+    tokens, mask, places = (each[:, :end] for each in given)
+    cache = DynamicCache(config=model.config)
+    model(tokens, attention_mask=mask, position_ids=places, **behind(model, cache))
+    return cache
+
+
+def rest_off(model: Any, given: Given, cache: Cache) -> float:
+    """By how much the last tokens behind the cache are off those of one pass, in parts."""
+    tokens, mask, places = given
+    whole = model(tokens, attention_mask=mask, position_ids=places, use_cache=False).logits[:, BEFORE:]
+    parts = [
+        model(tokens[:, at : at + 1], attention_mask=mask[:, : at + 1], position_ids=places[:, at : at + 1],
+              **behind(model, cache)).logits
+        for at in range(BEFORE, LENGTH)
+    ]  # fmt: skip
+    return off(torch.cat(parts, 1), whole)
+
+
+def rebuilt(cache: Any, config: Any) -> Cache:
+    """From the keys and values alone, as a saved prefix is."""
+    other = DynamicCache(config=config)
+    for index, layer in enumerate(cache.layers):
+        other.update(layer.keys, layer.values, index)
+    return other
+
+
+@of_rows
+@of_kinds
+@torch.no_grad()
+def test_the_places_of_keys_go_where_the_rows_of_a_cache_go(name: str, kind: str) -> None:
+    model, given, found = telling(), uneven(kind), dict[str, float]()
+    with locant.swap(model, OF_ROWS[name]()):
+        for change, (do, rows) in ROWS.items():
+            cache = filled(model, given)
+            do(cache)
+            found[change] = rest_off(model, tuple(each[rows] for each in given), cache)
+            copied = copy.deepcopy(filled(model, given))
+            do(copied)
+            found[f"{change} copy"] = rest_off(model, tuple(each[rows] for each in given), copied)
+        longer = filled(model, given, LENGTH)
+        longer.crop(BEFORE - LENGTH)
+        ROWS["reordered"][0](longer)
+        found["cropped and reordered"] = rest_off(model, tuple(each[[2, 0, 1]] for each in given), longer)
+        saved = io.BytesIO()
+        torch.save(filled(model, given), saved)
+        saved.seek(0)
+        found["saved"] = rest_off(model, given, torch.load(saved, weights_only=False))
+    assert not {change: by for change, by in found.items() if not by <= LOGITS}
+
+
+@pytest.mark.parametrize("name", ["alibi", "self_extend"])
+@torch.no_grad()
+def test_a_cache_that_others_filled_is_read_by_the_mask_or_refused(name: str) -> None:
+    """Rows by slots and padded rows are determined by what is given for the next tokens; a gap is not."""
+    model, padding, gaps = telling(), uneven("padding"), uneven("gaps")
+    plain = (padding[0], torch.ones_like(padding[0]), torch.arange(LENGTH).expand(COUNT, -1))
+    with locant.swap(model, OF_ROWS[name]()):
+        for given in (plain, padding):
+            assert rest_off(model, given, rebuilt(filled(model, given), model.config)) <= LOGITS
+        cache = rebuilt(filled(model, plain), model.config)
+        alone = model(plain[0][:, BEFORE:], **behind(model, cache)).logits
+        assert off(alone, model(plain[0]).logits[:, BEFORE:]) <= LOGITS
+        with pytest.raises(LocantError, match="do not say where its keys stand"):
+            rest_off(model, gaps, rebuilt(filled(model, gaps), model.config))
+        tokens, mask, places = padding
+        for options in ({"attention_mask": mask}, {"position_ids": places[:, BEFORE:]}):
+            cache = rebuilt(filled(model, padding), model.config)
+            with pytest.raises(LocantError, match="do not say where its keys stand"):
+                model(tokens[:, BEFORE:], **options, **behind(model, cache))
+
+
+@torch.no_grad()
+def test_rows_that_were_changed_behind_the_back_of_a_cache_are_not_guessed() -> None:
+    """Layer by layer, or by tensors of one's own: by the mask where it says enough, else refused."""
+    model, padding, gaps, order = telling(), uneven("padding"), uneven("gaps"), torch.tensor([2, 0, 1])
+    with locant.swap(model, locant.ALiBi(HEADS)):
+        for given in (padding, gaps):
+            moved = tuple(each[order] for each in given)
+            cache = filled(model, given)
+            for layer in cache.layers:
+                layer.reorder_cache(order)  # pyright: ignore[reportArgumentType]
+            if given is padding:
+                assert rest_off(model, moved, cache) <= LOGITS
+                continue
+            with pytest.raises(LocantError, match="changed its rows"):
+                rest_off(model, moved, cache)
+
+
+@pytest.mark.unchecked  # what is compiled is not run while shapes are checked
+@pytest.mark.slow
+@of_kinds
+@torch.no_grad()
+def test_a_graph_knows_the_places_in_a_cache_of_one_shape(kind: str) -> None:
+    model, given = telling(), uneven(kind)
+    tokens, mask, places = given
+    with locant.swap(model, locant.ALiBi(HEADS)):
+        whole = model(tokens, attention_mask=mask, position_ids=places, use_cache=False).logits
+        cache, first = StaticCache(config=model.config, max_cache_len=LENGTH + 3), [each[:, :BEFORE] for each in given]
+        model(first[0], attention_mask=first[1], position_ids=first[2], **behind(model, cache))
+        graph = torch.compile(model, backend="eager")
+        for at in range(BEFORE, LENGTH):
+            now = {"attention_mask": mask[:, : at + 1], "position_ids": places[:, at : at + 1]}
+            logits = graph(tokens[:, at : at + 1], **now, **behind(model, cache)).logits
+            assert off(logits[:, 0], whole[:, at]) <= LOGITS

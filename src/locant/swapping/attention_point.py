@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -45,7 +46,9 @@ HIDDEN = 2**30
 PLACES = "locant_places"
 """Models pass what they do not know on to their attention, as they do for fused kernels."""
 KEYS = "_locant_places"
-"""Where a cache holds the position ids of its keys; it has none where these are its slots."""
+"""Where a cache holds its `KeyPlaces`."""
+FOLLOWED = ("reorder_cache", "batch_select_indices", "batch_repeat_interleave", "crop")
+"""The methods of a cache that change which rows and keys it holds."""
 
 
 class Places(NamedTuple):
@@ -53,7 +56,8 @@ class Places(NamedTuple):
 
     Args:
         queries: their position ids, ``batch|1 seq``; ``None``: these are their slots.
-        keys: the position ids of all slots up to the last query; ``None``: they count up to the queries' without a gap.
+        keys: the position ids of the first slots, up to the last query unless a graph counts on in a cache of one
+            shape; those behind count up to the queries' without a gap. ``None``: so do all.
         first: the slot of the first query; ``None``: not known, and all earlier keys are there.
     """
 
@@ -182,8 +186,68 @@ class PlacesHooks:
 
     def after(self, owner: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         places, cache = kwargs[PLACES], cache_in(result)
-        if places is not None and places.queries is not None and cache is not None:
-            setattr(cache, KEYS, places.keys)
+        if cache is None:  # one that is given is written to, whether the model returns it or not
+            cache = self.arguments.cache_of(self.arguments.read(args, kwargs))
+        told = isinstance(getattr(places, "first", None), int) or not torch.compiler.is_compiling()
+        if places is not None and cache is not None and told:  # what a graph makes does not outlast its next run
+            setattr(cache, KEYS, KeyPlaces(places.keys, _tensor_of(cache)))
+            _follow(cache)
+
+
+@dataclass
+class KeyPlaces:
+    """Where the keys of a cache stand.
+
+    Args:
+        ids: their position ids, ``batch|1 keys``; ``None``: their slots.
+        tensor: the keys of a layer when this was noted. If the cache holds another, its rows were changed by means that
+            nobody follows; a copy of the cache has a copy of both.
+    """
+
+    ids: Tensor | None
+    tensor: Tensor | None
+
+    def change(self, method: str, *args: Any, **kwargs: Any) -> None:
+        """Do with the position ids what this method of a layer does with its keys."""
+        from transformers.cache_utils import DynamicLayer
+
+        if self.ids is None or (len(self.ids) == 1 and method != "crop"):  # one row stands for all
+            return
+        layer = DynamicLayer()
+        layer.keys = layer.values = self.ids[:, None, :, None]
+        layer.is_initialized = True
+        getattr(layer, method)(*args, **kwargs)
+        self.ids = layer.keys[:, 0, :, 0]
+
+
+def _tensor_of(cache: Any) -> Tensor | None:
+    """The keys of the first layer that has some."""
+    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", ())
+    return next((each.keys for each in layers if isinstance(getattr(each, "keys", None), Tensor)), None)
+
+
+def _follow(cache: Any) -> None:
+    """Let the methods of this cache that change its rows change the places of its keys as well."""
+    for name, followed in METHODS.items():
+        method = getattr(type(cache), name, None)
+        if method is not None and getattr(getattr(cache, name), "__func__", None) is method:
+            setattr(cache, name, MethodType(followed, cache))  # which copies of the cache take with them
+
+
+def _followed(name: str) -> Callable[..., None]:
+    def method(cache: Any, *args: Any, **kwargs: Any) -> None:
+        kept: KeyPlaces = getattr(cache, KEYS)
+        known = kept.tensor is _tensor_of(cache)
+        getattr(type(cache), name)(cache, *args, **kwargs)
+        if known:
+            kept.change(name, *args, **kwargs)
+            kept.tensor = _tensor_of(cache)
+
+    method.__name__ = name  # by which a cache is restored from a file, with the method of its class
+    return method
+
+
+METHODS = {name: _followed(name) for name in FOLLOWED}
 
 
 def _places(given: dict[str, Any], cache: Any) -> Places | None:
@@ -192,26 +256,72 @@ def _places(given: dict[str, Any], cache: Any) -> Places | None:
     tokens = given.get("input_ids") if given.get("inputs_embeds") is None else given["inputs_embeds"]
     if tokens is None:
         return None
-    before: Tensor | None = getattr(cache, KEYS, None)
     seen: int | Tensor = 0 if cache is None else cache.get_seq_length()
     seen = seen.clone() if isinstance(seen, Tensor) else seen  # the first layer counts on in the same tensor
-    if (ids is None and before is None) or (ids is not None and ids.ndim != 2):
+    if ids is not None and ids.ndim != 2:
         return Places(first=seen)
     slots = (torch.arange(tokens.shape[1], device=tokens.device) + seen)[None]
-    ids = slots if ids is None else ids
-    if isinstance(seen, Tensor):  # a cache of one shape
-        return Places(ids, first=seen)
-    if before is None and has_values(ids) and torch.equal(ids, slots.expand_as(ids)):
+    kept: KeyPlaces | None = getattr(cache, KEYS, None)
+    kept = kept if kept is not None and kept.tensor is _tensor_of(cache) else None
+    if isinstance(seen, Tensor) and not has_values(slots):  # a cache of one shape in a graph
+        known = None if kept is None else kept.ids
+        if ids is None and known is None:
+            return Places(first=seen)
+        return Places(slots if ids is None else ids, known, seen)
+    count, past = int(seen), None
+    if count and kept is not None and _fits(kept.ids, len(tokens), count):
+        past = kept.ids
+    elif count:
+        past = _places_of_past(given.get("attention_mask"), ids, slots, count)
+    if past is None and (ids is None or (has_values(ids) and torch.equal(ids, slots.expand_as(ids)))):
         return Places(first=seen)  # fused kernels know it; transformers looks as often whether a mask hides anything
-    if not seen:
+    ids = slots if ids is None else ids
+    if not count:
         return Places(ids, ids, 0)
-    past = torch.arange(seen, device=ids.device)[None]
-    if before is not None and len(before) in (1, len(ids)):
-        past = torch.cat([before[:, :seen], past[:, before.shape[1] :].expand(len(before), -1)], 1)
-    elif before is not None:  # other rows than before, and nobody says which
-        past = (past + ids[:, :1] - seen).clamp(min=0)
+    past = torch.arange(count, device=ids.device)[None] if past is None else past
     batch = max(len(past), len(ids))
     return Places(ids, torch.cat([past.expand(batch, -1), ids.expand(batch, -1)], 1), seen)
+
+
+def _fits(ids: Tensor | None, rows: int, keys: int) -> bool:
+    return ids is None or (len(ids) in (1, rows) and ids.shape[1] == keys)
+
+
+def _places_of_past(mask: Any, ids: Tensor | None, slots: Tensor, seen: int) -> Tensor | None:
+    """Where the keys of a cache stand that was filled or changed by others; ``None``: at their slots.
+
+    The first token of a row follows its keys: at its slot, or behind as many as the mask does not hide.
+
+    Raises:
+        LocantError: it does neither, so that there is a gap somewhere.
+    """
+    past = torch.arange(seen, device=slots.device)[None]
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[1] < seen + slots.shape[1]:
+        if ids is None:
+            return None
+        first, slot, counted, count = ids[:, :1], slots[:, :1], past, slots[:, :1]
+        hidden = torch.zeros_like(first, dtype=torch.bool)
+    else:
+        real = mask.to(slots.device)[:, : seen + slots.shape[1]] != 0
+        counts = (real.long().cumsum(1) - 1).clamp(min=0)
+        begin = real[:, seen:].long().argmax(1, keepdim=True)  # padding may come first, which nothing follows from
+        first, slot = (
+            (slots if each is None else each).expand(len(real), -1).gather(1, begin) for each in (ids, slots)
+        )
+        counted, count = counts[:, :seen], counts[:, seen:].gather(1, begin)
+        hidden = ~real[:, :seen].all(1, keepdim=True)
+    by_slot = (first == slot) & (~hidden if ids is None else True)
+    by_count = first == count
+    known = bool((by_slot | by_count).all()) if has_values(first) else not torch.compiler.is_compiling()
+    if not known:
+        got = f"got a cache of {seen} keys whose places are not known: others filled it or changed its rows, and "
+        got += "position_ids and attention_mask do not say where its keys stand (rows have padding or gaps)"
+        remedy = "a cache that this model filled, and methods of the cache that change its rows; or the attention_mask "
+        remedy += "of the whole row and position_ids that count on behind its keys; or the whole row without a cache"
+        raise LocantError(got, remedy)
+    if has_values(first) and bool(by_slot.all()):
+        return None
+    return torch.where(by_count, counted, past)
 
 
 # ---------------------------------------------------------------------- what transformers calls
@@ -380,10 +490,11 @@ def _positions(query: Tensor, key: Tensor, mask: Tensor | None, places: Places |
     index, k_index = order, k_order
     if places.queries is not None:
         index, largest = places.queries, MAX_INT32
-        if places.keys is None:  # of padding below 0
+        if places.keys is None or isinstance(places.first, Tensor):  # of padding below 0
             k_index = (k_order + (index[:, -1:] - order[:, -1:])).clamp(min=0)
-        else:  # a cache of one shape has slots behind the last query, too, which nothing sees
-            k_index = places.keys[:, k_order[0].clamp(max=places.keys.shape[1] - 1)]
+        if places.keys is not None:  # a cache of one shape has slots behind the last query, too, which nothing sees
+            told = places.keys[:, k_order[0].clamp(max=places.keys.shape[1] - 1)]
+            k_index = torch.where(k_order < places.keys.shape[1], told, k_index)
     rows = max(len(k_index), 1 if document is None else len(document))
     document = None if document is None else document.expand(rows, -1)
     k_positions = Positions(k_index.expand(rows, -1), document, k_order.expand(rows, -1), max_index=largest)
