@@ -229,7 +229,6 @@ def written(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
 def _written(model: Any, tokenizer: Tokenizer, prompt: Prompt, with_cache: bool) -> str:
     ends = getattr(model.generation_config, "eos_token_id", None)
     name, cache = cache_argument(model), None
-    uses_cache = with_cache and name is not None
     whole = given = torch.tensor([prompt.ids], device=model.device)
     ids, text = list[int](), ""
 
@@ -242,8 +241,9 @@ def _written(model: Any, tokenizer: Tokenizer, prompt: Prompt, with_cache: bool)
 
     with model.get_output_embeddings().register_forward_pre_hook(last):
         while len(ids) < prompt.most and score(text, prompt.answers) < 1:
-            output = model(given, use_cache=uses_cache, **({} if name is None else {name: cache}))
-            cache = getattr(output, name, None) if uses_cache else None
+            given_cache = {} if name is None else {name: cache}
+            output = model(given, use_cache=with_cache and name is not None, **given_cache)
+            cache = None if name is None or not with_cache else getattr(output, name, None)
             token = output.logits[:, -1, : tokenizer.vocab_size].argmax(-1, keepdim=True)
             if token.item() in (ends if isinstance(ends, list) else [ends]):
                 break
