@@ -221,6 +221,8 @@ def test_keys_are_asked_for_at_each_depth_in_rows_of_ruler(
 
     def written(_: object, tokenizer: locant.Tokenizer, prompt: Prompt) -> str:
         text = tokenizer.decode(prompt.ids)
+        if prompt.answers == ("no two tokens spell this",):  # the trial before anything is measured
+            return ""
         assert prompt.most == len(tokenizer.encode(f" {prompt.answers[0]}")), "the number at once"
         is_near = text.index(prompt.answers[0]) < len(text) / 2
         return f" {prompt.answers[0]}." if is_near and FILLER in text else " the grass"
