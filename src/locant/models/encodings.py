@@ -209,10 +209,12 @@ def rotary_from_config(
             return measured_rotary(stated, layer_type).alike(angles=angles)
         of_ropes = layer_type
         if layer_type is not None and architecture.layer_types is not None:
-            of_ropes = None if layer_type in architecture.layer_types(values) else layer_type
-            if of_ropes is None and _other_than_rotary(values, architecture, layer_type) is not None:
-                got = f"got layer_type={shown(layer_type)}, which has no rotary positions"
-                raise InputError(got, "PositionEncoding() for them")
+            kinds = architecture.layer_types(values)
+            rotated = [kind for kind in kinds if _other_than_rotary(values, architecture, kind) is None]
+            if layer_type in kinds and layer_type not in rotated and rotated:
+                remedy = Remedy("{}, or PositionEncoding() for these layers", layer_type=rotated[0])
+                raise InputError(f"got layer_type={shown(layer_type)}, which has no rotary positions", remedy)
+            of_ropes = None if layer_type in kinds else layer_type
         reading = read_rotary(values, architecture, layer_type=of_ropes, layout=layout)
         _warn(reading, depth=6)
         if for_all_layers and layer_type is None and (others := _not_rotated(values, architecture)):
@@ -249,8 +251,8 @@ def _warn(reading: Reading, *, depth: int) -> None:
 def _of_what_is_stated(config: Config | object, make: Callable[[Config | object], E], *, depth: int) -> E:
     """What is made of a configuration; where that lacks keys, with their defaults, which a warning names.
 
-    A base that was lost on the way would otherwise be replaced by another one in silence. Where an error is left with
-    all defaults, it is the true one, unless it is of a default that does not fit the other keys.
+    A base that was lost on the way would otherwise be replaced by another one in silence. An error that is left with
+    all defaults may come of a default that does not fit the other keys; one about the layer type does not.
     """
     try:
         return make(config)
@@ -259,8 +261,8 @@ def _of_what_is_stated(config: Config | object, make: Callable[[Config | object]
         taken = {key: value for key, value in full.items() if key not in stated}
         error = _error_of(make, full) if taken else lacking
         if error is not None:
-            of_default = CONTRADICTION not in error.cause and any(key in error.cause for key in taken)
-            raise (lacking if of_default else error) from None
+            of_layers = isinstance(error.remedy, Remedy) and "layer_type" in error.remedy.arguments
+            raise (error if of_layers or CONTRADICTION in error.cause else lacking) from None
     for key in tuple(taken):  # what it reads as well without has no part in it
         fewer = {each: value for each, value in taken.items() if each != key}
         taken = taken if _error_of(make, {**stated, **fewer}) else fewer
