@@ -72,7 +72,7 @@ def test_warnings_of_transformers_and_classes_of_images_have_no_part_in_what_is_
     assert isinstance(report, RotationReport)
     assert repr(report.encoding) == repr(Rotary(64, base=1e6, angles="float32"))  # by the defaults of its text part
     with pytest.raises(InputError, match=r"'step3p7'.*KeyError: 'sliding_attention'") as caught:
-        locant.probe({"model_type": "step3p7", "hidden_size": 64}, layer_type="sliding_attention")
+        locant.probe({"model_type": "step3p7"}, layer_type="sliding_attention")
     assert "Vision" not in str(caught.value)
 
 

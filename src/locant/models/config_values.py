@@ -29,7 +29,8 @@ def part_key(config: Config) -> str | None:
     >>> part_key({"model_type": "vision-encoder-decoder", "encoder": {}, "decoder": {}})
     'decoder'
     """
-    for key in (*PARTS, PART_WITHOUT_TEXT.get(str(config.get("model_type", "")))):
+    name = config.get("model_type")
+    for key in (*PARTS, PART_WITHOUT_TEXT.get(name) if isinstance(name, str) else None):
         if key is not None and config.get(key) is not None:
             return key
     return None

@@ -103,9 +103,10 @@ def flat_part(config: Config) -> str | None:
 
     So do the first files of PaddleOCR-VL, GOT-OCR2 and Step-3.7. ``None``: it has parts, or it is one model's.
     """
-    name = str(config.get("model_type", ""))
-    is_flat = part_key(config) is None and any(config.get(key) is not None for key in WIDTHS)
-    return TYPE_OF_PART.get(name) if is_flat and _row(name).rotary is UNKNOWN else None
+    name = config.get("model_type")
+    if not isinstance(name, str) or part_key(config) is not None or _row(name).rotary is not UNKNOWN:
+        return None
+    return TYPE_OF_PART.get(name) if any(config.get(key) is not None for key in WIDTHS) else None
 
 
 def read_known(config: Config | object) -> tuple[dict[str, Any], Architecture]:
