@@ -20,6 +20,14 @@ __all__ = ["Scaling", *KINDS]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in KINDS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return KINDS[name]
+    """Return a scaling, or raise an `AttributeError` that has the name here of a scaling or encoding."""
+    if name in KINDS:
+        return KINDS[name]
+    told = f"module {__name__!r} has no attribute {name!r}"
+    if name[:1].isupper():  # others are names that Python itself asks for
+        from locant.positions.registry import class_named
+
+        kind = class_named(name)
+        if kind is not None:
+            told = f"{__name__} has no {name}; use {__name__ if kind.__name__ in KINDS else 'locant'}.{kind.__name__}"
+    raise AttributeError(told)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, BertConfig, EncoderDecoderConfig
 
-from locant import GridBias, InputError, Learned, PositionEncoding, Sinusoidal
+from locant import GridBias, InputError, Learned, PositionEncoding, Rotary, Sinusoidal
 from locant.models import encoding_from_config, layer_types, without_positions
 from locant.models.config_values import part_key
 from locant.models.parts import TYPE_OF_PART
@@ -44,6 +44,30 @@ def test_a_text_part_without_a_type_has_that_of_the_class(name: str) -> None:
     key = part_key(whole)
     assert key is not None
     assert whole[key]["model_type"] == TYPE_OF_PART[name]
+
+
+TEXT = {"hidden_size": 1024, "num_attention_heads": 16, "max_position_embeddings": 4096, "rope_theta": 1e6}
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("name", ["got_ocr2", "paddleocr_vl", "step3p7"])
+def test_keys_of_a_text_part_that_stand_in_the_whole_are_read_by_its_row(name: str) -> None:
+    types = ["full_attention", "sliding_attention"]
+    config = {"model_type": name, **TEXT, "head_dim": 128, "rope_scaling": None, "vision_config": {"model_type": ""}}
+    config |= {"layer_types": types, "num_hidden_layers": 2} if name == "step3p7" else {}
+    for kind in config.get("layer_types", [None]):
+        for read in (encoding_from_config, Rotary.from_config):
+            with pytest.warns(UserWarning, match=f"got a {name} configuration without text_config: ") as said:
+                rotary = read(config, layer_type=kind)
+            assert [each.category for each in said] == [UserWarning]
+            alone = {**config, "model_type": TYPE_OF_PART[name]}
+            assert repr(rotary) == repr(Rotary.from_config(alone, layer_type=kind))
+
+
+def test_a_part_of_a_part_is_found() -> None:
+    text = {**TEXT, "head_dim": 256}
+    config = {"model_type": "colpali", "vlm_config": {"model_type": "paligemma", "text_config": text}}
+    assert repr(encoding_from_config(config)) == repr(encoding_from_config({**text, "model_type": "gemma"}))
 
 
 @pytest.mark.parametrize("key", ["text_config", "text_config_dict"])

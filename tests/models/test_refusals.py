@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from locant import InputError, LocantError, RangeError, Rotary
 from locant.checkpoints.explanation import explain
 from locant.models import encoding_from_config, layer_types
 from locant.positions.scaling import Proportional, Unscaled
-from tests.models.configurations import ROPES, ROTARY_KEYS, ROWS, is_told_or_refused, llama
+from tests.models.configurations import ROPES, ROTARY_KEYS, ROWS, fields, is_told_or_refused, llama
 from tests.positions.published import PUBLISHED, layer_type_of
 from tests.refusal import refuses
 
@@ -110,8 +111,14 @@ def test_a_share_is_refused_where_the_code_turns_the_whole_head(model_type: str)
 
 def test_a_share_has_the_name_that_the_code_reads() -> None:
     neox = {k: v for k, v in PUBLISHED["gpt-neox-20b"].items() if k != "rotary_pct"}
-    with refuses(InputError, "partial_rotary_factor=0.5", "rotary_pct=0.25"):
-        Rotary.from_config({**neox, "rotary_pct": 0.25, "partial_rotary_factor": 0.5})
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "rope_theta": 1e4}
+    for said in ({"rotary_pct": 0.25}, {}, {"rope_scaling": rope}):
+        with refuses(InputError, "'partial_rotary_factor': 0.5, which gpt_neox does not read", "contradicts"):
+            Rotary.from_config({**neox, **said, "partial_rotary_factor": 0.5})
+    with refuses(InputError, "'partial_rotary_factor': 0.5, which gptj does not read"):
+        Rotary.from_config({**PUBLISHED["gpt-j-6b"], "partial_rotary_factor": 0.5})
+    same = Rotary.from_config({**neox, "rotary_pct": 0.25, "partial_rotary_factor": 0.25})
+    assert same.rotary_dim == same.head_dim // 4
     with refuses(InputError, "'rotary_dim': 64", "phi"):
         Rotary.from_config({**PUBLISHED["phi-2"], "rotary_dim": 64})
     assert Rotary.from_config({**PUBLISHED["phi-2"], "rotary_dim": 32}).rotary_dim == 32
@@ -209,7 +216,7 @@ def test_layers_that_differ_say_so_in_the_form_that_their_code_reads(config: Any
             {**llama({"mrope_section": [16, 8, 8], "mrope_interleaved": False}), "model_type": "qwen3_vl_moe_text"},
             ["mrope_interleaved", "qwen3_vl_moe_text"],
         ),
-        (llama({"mrope_section": [16, 8, 8], "mrope_interleaved": True}), ["mrope_interleaved"]),
+        ({**PUBLISHED["Qwen2-VL-7B"], "rope_scaling": {"mrope_interleaved": True}}, ["mrope_interleaved"]),
         (7, ["int"]),
     ],
 )  # fmt: skip
@@ -297,9 +304,11 @@ def test_dictionaries_per_layer_type_have_the_name_that_the_code_reads(name: str
         Rotary.from_config({**config, "rope_parameters": PER_LAYER}, layer_type=["full_attention"])  # type: ignore[arg-type]
 
 
-def test_sections_are_refused_where_the_code_reads_none() -> None:
-    with refuses(InputError, "mrope_section", "llama"):
-        Rotary.from_config(llama({"rope_type": "default", "mrope_section": [16, 8, 8]}))
+def test_sections_are_passed_over_where_the_code_reads_none_and_count_its_axes_where_it_does() -> None:
+    sections = {"type": "default", "mrope_section": [16, 8, 8], "mrope_interleaved": True}
+    named = re.escape("mrope_section=[16, 8, 8], mrope_interleaved=True, which llama does not read: passed over")
+    with pytest.warns(UserWarning, match=named):
+        assert fields(Rotary.from_config(llama(sections))) == fields(Rotary.from_config(llama()))
     video = {**llama({"type": "mrope", "mrope_section": [16, 8, 8, 0]}, head_dim=64), "model_type": "qwen2_vl"}
     with refuses(InputError, "mrope_section=[16, 8, 8, 0]", "time, height, width"):
         Rotary.from_config(video)

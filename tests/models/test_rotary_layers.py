@@ -69,10 +69,14 @@ def test_layers_turn_that_turn_in_the_models_code(model_type: str, window: int |
 
 @pytest.mark.parametrize("model_type", ["cohere2", "exaone4"])
 def test_a_window_that_is_not_mentioned_is_not_taken_for_none(model_type: str) -> None:
-    with refuses(InputError, "sliding_window", model_type):
-        encoding_from_config(facts(model_type))
-    with refuses(InputError, "full_attention"):  # which kind of layers is meant has to be said
-        encoding_from_config(facts(model_type, sliding_window=16))
+    for said in ({}, {"sliding_window": 16}):  # which kind of layers is meant has to be said
+        with refuses(InputError, f"layer_type=None for {model_type}", "try: layer_type='sliding_attention'"):
+            encoding_from_config(facts(model_type, **said))
+    for read in (encoding_from_config, Rotary.from_config):
+        with pytest.warns(UserWarning, match="without sliding_window: .*4096"):
+            assert turns(read(facts(model_type), layer_type="sliding_attention"))
+    with refuses(InputError, "layer_type='full_attention', which has no rotary", "try: layer_type='sliding_attention'"):
+        Rotary.from_config(facts(model_type), layer_type="full_attention")
 
 
 # ------------------------------------------------------------------ lists

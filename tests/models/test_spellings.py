@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -14,13 +15,13 @@ from transformers import CONFIG_MAPPING
 
 from locant import InputError, Rotary
 from locant.models import class_sizes, encoding_from_config, encodings_by_layer, layer_types, parts
-from locant.models.config_values import LENGTHS
+from locant.models.config_values import LENGTHS, TRAINED
 from locant.models.registry import ARCHITECTURES
 from locant.models.rotary_config import read_rotary
 from locant.models.unread_keys import unread
 from locant.positions.scaling import LongRoPE, YaRN
 from tests.models.configurations import ROPES, llama
-from tests.models.published_configurations import FOREIGN, REFUSED, outcome_of
+from tests.models.published_configurations import FOREIGN, REFUSED, UNBUILT, outcome_of
 from tests.models.rotary_modules import cases, folders
 from tests.refusal import refuses
 from tests.tolerances import FEW_ROUNDINGS
@@ -146,12 +147,72 @@ def test_weights_that_transformers_does_not_read_are_named_where_deepseeks_code_
         assert Rotary.from_config(llama(rope)).scaling == expected
 
 
+YARN = {"factor": 4.0, "original_max_position_embeddings": 1024}
+STRETCHED = {
+    "yarn": {"rope_type": "yarn", "factor": 4.0},
+    "llama3": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "longrope": {
+        "rope_type": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 32,
+        "original_max_position_embeddings": 1024,
+    },
+}  # fmt: skip
+BY_LAYER = {"hidden_size": 256, "num_attention_heads": 4, "head_dim": 64, "max_position_embeddings": 4096}
+
+
+def by_layer(model_type: str, rope: dict[str, Any], **others: Any) -> dict[str, Any]:
+    """A configuration with a dictionary of rope parameters for each type of its two layers."""
+    ropes = {
+        "full_attention": {"rope_theta": 5e5, **rope}, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        **others.pop("outer", {}),
+    }  # fmt: skip
+    layers = {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}
+    return {"model_type": model_type, **BY_LAYER, **layers, "rope_parameters": ropes, **others}
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("model_type", ["olmo3", "gemma3_text", "modernbert"])
+@pytest.mark.parametrize(
+    ("rope", "others", "told"),
+    [
+        ({**STRETCHED["yarn"], **YARN, "truncate": False}, {}, "got truncate=False .*: taken is True"),
+        ({**STRETCHED["yarn"], **YARN}, {"outer": {"truncate": False}}, None),
+        ({**STRETCHED["yarn"], **YARN, "truncate": True}, {"outer": {"truncate": False}}, "truncate=True .* is False"),
+        (STRETCHED["yarn"], {TRAINED: 2048}, "got original_max_.*=2048 outside .*max_position_embeddings=4096"),
+        (STRETCHED["llama3"], {TRAINED: 1024}, "got original_max_.*=1024 outside .*max_position_embeddings=4096"),
+        (STRETCHED["llama3"], {"outer": {TRAINED: 1024}}, "got original_max_.*=1024 outside .*max_position_"),
+        (STRETCHED["longrope"], {TRAINED: 1024}, None),
+    ],
+)
+def test_rope_parameters_of_a_layer_type_are_read_as_transformers_reads_them(
+    model_type: str, rope: dict[str, Any], others: dict[str, Any], told: str | None
+) -> None:
+    """It reads ``truncate`` beside the dictionaries of the layer types alone, and the trained length in them alone."""
+    config = by_layer(model_type, rope, **copy.deepcopy(others))
+    result = outcome_of(config)
+    takes_none = model_type == "modernbert" and "outer" in others  # its class takes nothing but dictionaries there
+    assert result.verdict in ((UNBUILT,) if takes_none else ("same bits", "equal")), result
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        Rotary.from_config(config, layer_type="full_attention")
+    assert [bool(re.search(told or "$^", str(each.message))) for each in said] == [True] * (told is not None)
+
+
+@pytest.mark.unchecked
+def test_one_rope_scaling_for_layers_of_two_types_is_read_as_that_of_a_layer_type() -> None:
+    older = {"model_type": "olmo3", **BY_LAYER, "num_hidden_layers": 4, "rope_theta": 5e5}
+    config = {**older, "rope_scaling": {**STRETCHED["yarn"], "truncate": False}, TRAINED: 2048}
+    assert outcome_of(config).verdict in ("same bits", "equal")
+    named = "truncate=False|original_max_position_embeddings=2048"
+    with pytest.warns(UserWarning, match=named) as said:
+        Rotary.from_config(config, layer_type="full_attention")
+    assert len(said) == 2
+
+
 # ---------------------------------------------------------------------- every class, in every form
 
 ANOTHER_MODULE = {"qwen2_5_omni_dit", "qwen3_omni_moe_talker_code_predictor"}
 """Whose folder has several rotary modules that take the configuration."""
 BASE = 123_456.0
-YARN = {"factor": 4.0, "original_max_position_embeddings": 1024}
 
 
 def spellings(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -163,6 +224,8 @@ def spellings(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "the base alone", {**beside, "rope_theta": BASE}
     if any(isinstance(one, dict) for one in rope.values()):
         yield "linear", {**beside, "rope_theta": BASE, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}
+        stretched = {"rope_type": "yarn", **YARN, "truncate": False}
+        yield "yarn", {**beside, "rope_parameters": {kind: one and {**one, **stretched} for kind, one in rope.items()}}
         return
     share = {key: rope[key] for key in ("partial_rotary_factor",) if key in rope}
     rest = {key: value for key, value in rope.items() if key not in ("rope_theta", *share)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from torch import Tensor
 import locant
 from locant import ALiBi, InputError, LocantError, PositionEncoding, Positions, RangeError, Rotary, encoding
 from locant.positions import EncodingInfo, ModelShape, registry
+from locant.positions.base import build
 from locant.positions.registry import FIRST, SCALINGS, broken_encodings, encodings, find
 from locant.registry import Registry
 from tests.refusal import refuses
@@ -144,6 +146,17 @@ def test_a_class_that_is_called_otherwise_elsewhere_is_answered_with_its_name_he
         locant.Nothing  # noqa: B018  # what it does is raise
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("Yarn", "locant.scaling.YaRN"), ("NTKAware", "locant.scaling.NTK"), ("RoPE", "locant.Rotary")],
+)
+def test_a_scaling_that_is_called_otherwise_elsewhere_is_answered_with_its_name_here(name: str, meant: str) -> None:
+    with pytest.raises(AttributeError, match=f"^locant.scaling has no {name}; use {meant}$"):
+        getattr(locant.scaling, name)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        locant.scaling.Nothing  # noqa: B018  # what it does is raise
+
+
 def test_sizes_and_options_reach_the_encoding() -> None:
     assert find("rotary").for_model(SHAPE, base=5e5).head_dim == 8
     assert find("learned").for_model(SHAPE).weight.shape == (17, 24)
@@ -187,6 +200,30 @@ def test_an_unknown_option_and_a_missing_size_are_named(name: str) -> None:
     if sizes:
         with refuses(RangeError, next(iter(sizes)), f"locant.encoding({name!r}, "):
             encoding(name)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in encodings().items() if len(kind.sizes()) > 1])
+def test_a_constructor_with_too_few_sizes_names_those_that_are_missing(name: str) -> None:
+    kind = find(name)
+    first, *others = kind.sizes()
+    call = f"try: {kind.__name__}({', '.join(f'{size}=...' for size in kind.sizes())})"
+    with refuses(RangeError, f"got no {' or '.join(others)} for {kind.__name__}, which takes {first}, ", call):
+        kind(64)
+    with refuses(RangeError, f"got no {first} for {kind.__name__}", call):
+        kind(**dict.fromkeys(others, 64))
+
+
+def test_what_a_subclass_takes_is_checked_and_a_copy_is_made_without_arguments() -> None:
+    with refuses(RangeError, "got no head_dim for Wide, which takes num_widgets, head_dim", "Wide(num_widgets=..."):
+        Wide(3)  # type: ignore[call-arg]
+    whole = locant.Learned(max_seq_len=4, d_model=8)
+    assert copy.deepcopy(whole).weight.equal(whole.weight)
+
+    class Free(PositionEncoding):
+        def __init__(self, *sizes: int) -> None:
+            super().__init__()
+
+    assert type(Free(1, 2)) is type(build(Free, {})) is Free
 
 
 @pytest.mark.parametrize("name", encodings())

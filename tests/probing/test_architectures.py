@@ -64,6 +64,18 @@ def test_why_a_configuration_cannot_be_measured_is_said_truly(monkeypatch: pytes
     assert find_source("llama-3.1-8b").note is None
 
 
+def test_warnings_of_transformers_and_classes_of_images_have_no_part_in_what_is_measured_of_text() -> None:
+    flat = {**QWEN, "rope_theta": 1e6, "rope_scaling": None, "vision_config": {"model_type": ""}}
+    with pytest.warns(UserWarning, match="got_ocr2 configuration without text_config") as said:
+        report = locant.probe({**flat, "model_type": "got_ocr2"})
+    assert [each.category for each in said] == [UserWarning]
+    assert isinstance(report, RotationReport)
+    assert repr(report.encoding) == repr(Rotary(64, base=1e6, angles="float32"))  # by the defaults of its text part
+    with pytest.raises(InputError, match=r"'step3p7'.*KeyError: 'sliding_attention'") as caught:
+        locant.probe({"model_type": "step3p7"}, layer_type="sliding_attention")
+    assert "Vision" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["gptj", "codegen"])
 def test_tables_of_sines_before_cosines_are_of_a_part_of_the_head_and_end(name: str) -> None:
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM

@@ -12,7 +12,7 @@ from locant.kernels.rotary import Layout
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import Config, layer_types_in, required
 from locant.models.layered import full_every
-from locant.models.registry import class_sizes, read, read_known, with_defaults
+from locant.models.registry import class_sizes, flat_part, read, read_known, with_defaults
 from locant.models.rope_parameters import ropes_by_layer
 from locant.models.rotary_config import Reading, read_rotary, second_members
 from locant.models.unread_keys import CONTRADICTION
@@ -61,7 +61,7 @@ def encoding_from_config(
     """
     asked = flag("allow_no_rotation", allow_no_rotation)
     config, layer_type = _named_part(config, layer_type)
-    _warn_of_layout(config, layout, depth=3)
+    _warn_of_form(config, layout, depth=3)
     return _of_what_is_stated(config, lambda stated: _encoding(stated, layer_type, angles, layout, asked), depth=3)
 
 
@@ -164,7 +164,7 @@ def encodings_by_layer(
             made[kind] = _encoding(stated, kind, angles, layout, False) if is_attention else PositionEncoding()
         return made
 
-    _warn_of_layout(config, layout, depth=3)
+    _warn_of_form(config, layout, depth=3)
     made = _of_what_is_stated(config, make, depth=3)
     return [made[kind] for kind in kinds]
 
@@ -207,7 +207,15 @@ def rotary_from_config(
         values, architecture = read(stated)
         if architecture.rotary is UNKNOWN and layout is None and is_measurable(stated):
             return measured_rotary(stated, layer_type).alike(angles=angles)
-        reading = read_rotary(values, architecture, layer_type=layer_type, layout=layout)
+        of_ropes = layer_type
+        if layer_type is not None and architecture.layer_types is not None:
+            kinds = architecture.layer_types(values)
+            rotated = [kind for kind in kinds if _other_than_rotary(values, architecture, kind) is None]
+            if layer_type in kinds and layer_type not in rotated and rotated:
+                remedy = Remedy("{}, or PositionEncoding() for these layers", layer_type=rotated[0])
+                raise InputError(f"got layer_type={shown(layer_type)}, which has no rotary positions", remedy)
+            of_ropes = None if layer_type in kinds else layer_type
+        reading = read_rotary(values, architecture, layer_type=of_ropes, layout=layout)
         _warn(reading, depth=6)
         if for_all_layers and layer_type is None and (others := _not_rotated(values, architecture)):
             warnings.warn(
@@ -218,11 +226,18 @@ def rotary_from_config(
             )
         return cls(**reading.arguments, angles=angles)
 
-    _warn_of_layout(config, layout, depth=4)
+    _warn_of_form(config, layout, depth=4)
     return _of_what_is_stated(config, made, depth=4)
 
 
-def _warn_of_layout(config: Config | object, layout: Layout | None, *, depth: int) -> None:
+def _warn_of_form(config: Config | object, layout: Layout | None, *, depth: int) -> None:
+    """Warn of a layout that is doubted, and of a part whose keys stand where its class may not read them."""
+    if isinstance(config, Mapping) and (part := flat_part(config)) is not None:
+        warnings.warn(
+            f"got a {config['model_type']} configuration without text_config: its own keys are read as those of its "
+            f"text part, a {part}; its class in transformers may take its defaults in their place",
+            stacklevel=depth,
+        )
     doubt = read(config)[1].rotary_keys.layout_doubt
     if layout is None and doubt is not None:
         warnings.warn(doubt, stacklevel=depth)
@@ -236,7 +251,8 @@ def _warn(reading: Reading, *, depth: int) -> None:
 def _of_what_is_stated(config: Config | object, make: Callable[[Config | object], E], *, depth: int) -> E:
     """What is made of a configuration; where that lacks keys, with their defaults, which a warning names.
 
-    A base that was lost on the way would otherwise be replaced by another one in silence.
+    A base that was lost on the way would otherwise be replaced by another one in silence. An error that is left with
+    all defaults may come of a default that does not fit the other keys; one about the layer type does not.
     """
     try:
         return make(config)
@@ -245,7 +261,8 @@ def _of_what_is_stated(config: Config | object, make: Callable[[Config | object]
         taken = {key: value for key, value in full.items() if key not in stated}
         error = _error_of(make, full) if taken else lacking
         if error is not None:
-            raise (error if CONTRADICTION in error.cause else lacking) from None
+            of_layers = isinstance(error.remedy, Remedy) and "layer_type" in error.remedy.arguments
+            raise (error if of_layers or CONTRADICTION in error.cause else lacking) from None
     for key in tuple(taken):  # what it reads as well without has no part in it
         fewer = {each: value for each, value in taken.items() if each != key}
         taken = taken if _error_of(make, {**stated, **fewer}) else fewer

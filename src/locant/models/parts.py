@@ -136,7 +136,7 @@ PART_WITHOUT_TEXT: Mapping[str, str] = {
     "nemotron3_5_transcribe_audio": "asr_config",
     "fastspeech2_conformer_with_hifigan": "model_config",
     "esmfold2": "esmc_config",
-    "pi0": "vlm_config",
+    **dict.fromkeys(("colmodernvbert", "colpali", "colqwen2", "pi0"), "vlm_config"),
     "qwen2_5_omni_token2wav": "dit_config",
     "sam3_video": "detector_config",
     **dict.fromkeys(

@@ -27,7 +27,8 @@ from locant.models import (
 )
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.class_sizes import CLASS_SIZES
-from locant.models.config_values import HEADS, LENGTHS, WIDTHS, Config, config_dict, of_single_layers
+from locant.models.config_values import HEADS, LENGTHS, WIDTHS, Config, config_dict, of_single_layers, part_key
+from locant.models.parts import TYPE_OF_PART
 from locant.registry import Registry
 
 TABLES = (learned_tables, sinusoids, relative_biases, without_positions)
@@ -82,13 +83,30 @@ def read(config: Config | object) -> tuple[dict[str, Any], Architecture]:
     name = values.get("model_type") or ("" if isinstance(config, Mapping) else type(config).__name__)
     if not isinstance(name, str):
         raise InputError(f"got model_type={shown(name)}, expected a name", "'model_type': 'llama'")
-    try:
-        architecture = ARCHITECTURES.find(name)
-    except RangeError:
-        architecture = Architecture(rotary=UNKNOWN)
+    architecture = _row(name)
+    if architecture.rotary is UNKNOWN and (part := flat_part(values)) is not None:
+        values, architecture = {**values, "model_type": part}, _row(part)
     standard = {name: key for key, name in architecture.attribute_map.items()}
     values, respell = {standard.get(key, key): value for key, value in values.items()}, architecture.rotary_keys.respell
     return (values if respell is None else dict(respell(values))), architecture
+
+
+def _row(name: str) -> Architecture:
+    try:
+        return ARCHITECTURES.find(name)
+    except RangeError:
+        return Architecture(rotary=UNKNOWN)
+
+
+def flat_part(config: Config) -> str | None:
+    """The model type of the text part of a composite model whose configuration has the keys of that part itself.
+
+    So do the first files of PaddleOCR-VL, GOT-OCR2 and Step-3.7. ``None``: it has parts, or it is one model's.
+    """
+    name = config.get("model_type")
+    if not isinstance(name, str) or part_key(config) is not None or _row(name).rotary is not UNKNOWN:
+        return None
+    return TYPE_OF_PART.get(name) if any(config.get(key) is not None for key in WIDTHS) else None
 
 
 def read_known(config: Config | object) -> tuple[dict[str, Any], Architecture]:

@@ -33,7 +33,15 @@ from locant.models.config_values import (
     value_at,
     width_per_head,
 )
-from locant.models.rope_parameters import dictionaries, read_scaling, rope_of_layers, rope_type_of
+from locant.models.rope_parameters import (
+    dictionaries,
+    is_per_layer,
+    read_scaling,
+    rope_dictionary,
+    rope_of_layers,
+    rope_type_of,
+    ropes_by_layer,
+)
 from locant.models.unread_keys import Facts, is_number, pass_over, unread
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.encodings.rotary_by_head import UnequalAngles
@@ -67,11 +75,13 @@ def read_rotary(
     keys = architecture.rotary_keys
     _require_rotary(config, keys, allow_no_rotation)
     rope = rope_of_layers(config, architecture, layer_type)
-    rope, overruled = _trained_beside(config, rope, keys)
+    nested = layer_type is not None and keys.layout is not None and ropes_by_layer(config, keys) is not None
+    is_inside = nested and rope.get(TRAINED) is None
+    rope, overruled = (_of_layer_type if nested else _trained_beside)(config, rope, architecture)
     rope_type = rope_type_of(rope, {"su": "longrope", **keys.rope_types}, weighted=keys.weighted_longrope)
     proportional = rope_type.scaling is Proportional
     head_dim = head_dim_of(config, architecture, layer_type)
-    lengths = integer_at(config, *LENGTHS), integer_at(config, TRAINED)
+    lengths = integer_at(config, *LENGTHS), None if is_inside else integer_at(config, TRAINED)
     scaled = {**rope, **_rotated_share(config, rope)} if proportional else rope
     larger_base = _larger_base(rope, keys)
     read = read_scaling(scaled, rope_type, *lengths, keys.other_keys)
@@ -85,21 +95,51 @@ def read_rotary(
     elif rotated % 2 and keys.rounds_down:  # that code rotates one dimension beyond the share, as the last's partner
         arguments["pairs"] = Pairs.of(rotated, layout=_layout(config, keys, layout))
     else:
-        sections = _sections(config, rope, keys)
+        sections = _sections(rope, keys)
         arguments |= {"layout": _layout(config, keys, layout), "rotary_dim": rotated, "sections": sections}
     _require_lengths(scaling, rotated)
     facts = _facts(config, keys, arguments, rotated, layout)
     model_type = str(config.get("model_type", "a configuration of this kind"))
     strange = pass_over(config, unread(config, (*keys.keys, "qk_rope_head_dim")), facts, model_type)
     if larger_base is None:
-        strange += pass_over(rope, read.unread, facts, f"rope_type {rope_type.name!r} of {model_type}")
+        axes = [key for key in ("mrope_section", "mrope_interleaved") if key in rope and _has_one_axis(keys)]
+        strange += pass_over(rope, (*read.unread, *axes), facts, f"rope_type {rope_type.name!r} of {model_type}")
     passed = [f"got {', '.join(strange)}, which {model_type} does not read: passed over"] if strange else []
     return Reading(arguments, (*overruled, *read.notes, *passed))
 
 
-def _trained_beside(config: Config, rope: Config, keys: RotaryKeys) -> tuple[Config, tuple[str, ...]]:
+def _of_layer_type(config: Config, rope: Config, architecture: Architecture) -> tuple[Config, tuple[str, ...]]:
+    """The rope parameters of a layer type with what `transformers` takes for them, and sentences where that differs.
+
+    It reads ``truncate`` beside the dictionaries of the layer types alone, and the trained length in them alone.
+    """
+    rope_type, outer, notes = rope.get("rope_type", rope.get("type")), rope_dictionary(config), []
+    beside = outer if is_per_layer(outer) else {}
+    whose = f"of one layer type, where {config['model_type']} reads"
+    if rope_type == "yarn":
+        read, given = beside.get("truncate", True), rope.get("truncate")
+        if given not in (None, read):
+            notes.append(f"got truncate={shown(given)} in rope parameters {whose} none: taken is {shown(read)}")
+        rope = {**rope, "truncate": read}
+    trained = integer_at(config, TRAINED) or integer_at(beside, TRAINED)
+    if rope_type in TRAINED_ELSEWHERE and rope.get(TRAINED) is None and trained is not None:
+        longest = integer_at(config, *LENGTHS)
+        if longest is None:
+            raise architecture.lacks("max_position_embeddings", config, "the trained length of its rope parameters")
+        if trained != longest:
+            got = f"got {TRAINED}={trained} outside the rope parameters {whose} it inside alone"
+            notes.append(f"{got}: taken is max_position_embeddings={longest}")
+        rope = {**rope, TRAINED: longest}
+    return rope, tuple(notes)
+
+
+TRAINED_ELSEWHERE = ("llama3", "yarn", "longrope")
+"""Types for which `transformers` takes ``max_position_embeddings`` where the trained length is not stated."""
+
+
+def _trained_beside(config: Config, rope: Config, architecture: Architecture) -> tuple[Config, tuple[str, ...]]:
     """The rope parameters with the trained length that the class takes beside them, and a sentence if it differs."""
-    ours = keys.trained_beside
+    ours = architecture.rotary_keys.trained_beside
     if ours is None or TRAINED in config or rope.get(TRAINED) in (None, ours):
         return rope, ()
     got = f"got {TRAINED}={shown(rope[TRAINED])} in rope parameters alone, where {config['model_type']} reads none: "
@@ -222,9 +262,10 @@ def head_dim_of(config: Config, architecture: Architecture, layer_type: str | No
 def rotary_dim_of(config: Config, rope: Config, architecture: Architecture, head_dim: int) -> int:
     """How many dimensions are rotated; a share of the head is rounded down, as the reference does."""
     keys = architecture.rotary_keys
-    names = [key for key in dict.fromkeys((SHARE, *keys.share_keys)) if key not in keys.other_keys]
-    shares = {key: config[key] for key in names if key in config and key != "rotary_dim" and keys.flat_keys}
-    if rope.get(SHARE) is not None and SHARE in names:
+    names = (keys.share_keys or (SHARE,)) if keys.flat_keys else ()  # a whole head may be called a share of 1
+    names = [key for key in names if key not in (*keys.other_keys, "rotary_dim")]
+    shares = {key: config[key] for key in names if key in config}
+    if rope.get(SHARE) is not None and SHARE not in keys.other_keys:
         shares[f"{SHARE} of the rope parameters"] = rope[SHARE]
     share = agreed(shares)
     dims: dict[str, int] = {}
@@ -247,16 +288,21 @@ def rotary_dim_of(config: Config, rope: Config, architecture: Architecture, head
     return rotated
 
 
-def _sections(config: Config, rope: Config, keys: RotaryKeys) -> tuple[int, ...] | None:
+def _sections(rope: Config, keys: RotaryKeys) -> tuple[int, ...] | None:
     """Pairs per position axis, for models that read images or video."""
-    without = "the configuration without it, if all positions are those of text"
+    if _has_one_axis(keys):
+        return None
     if rope.get("mrope_interleaved"):
+        without = "the configuration without it, if all positions are those of text"
         raise InputError("got mrope_interleaved, expected a section of pairs for each axis", without)
     if rope.get("mrope_section") is None:
         return keys.default_sections
-    if keys.layout is not None and keys.default_sections is None:
-        raise InputError(f"got mrope_section for {config.get('model_type')}: its code does not read it", without)
     return sections_in(rope, axes=None if keys.default_sections is None else 3)
+
+
+def _has_one_axis(keys: RotaryKeys) -> bool:
+    """Whether its code is known to give all pairs one axis, so that it reads no sections."""
+    return keys.layout is not None and keys.default_sections is None and keys.pairs is None
 
 
 def _layout(config: Config, keys: RotaryKeys, layout: Layout | None) -> Layout:

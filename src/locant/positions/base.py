@@ -17,8 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from locant.arguments import shape_error, shown, whole
-from locant.errors import LocantError, RangeError, ShapeError
-from locant.positions.construction import options_of, require_arguments, sizes_of
+from locant.errors import LocantError, ShapeError
+from locant.positions.construction import options_of, require_arguments, require_sizes, sizes_of
 from locant.positions.pairs import ScoreMod
 from locant.positions.positions import Positions, Where, from_zero, require_positions
 from locant.positions.score_bias import ScoreBias, Written
@@ -139,6 +139,7 @@ class PositionEncoding(nn.Module):
         """Check the arguments of every constructor; a copy is made without any."""
         if arguments or options:
             require_arguments(cls, arguments, options)
+            require_sizes(cls, {*[*(options_of(cls) or ())][: len(arguments)], *options})
         return super().__new__(cls)
 
     def __init__(self) -> None:
@@ -463,11 +464,5 @@ def bias_matrix(
 def build(kind: type[E], options: Mapping[str, Any]) -> E:
     """Return an encoding of this kind; raise a `RangeError` if a size is missing or an option is not taken."""
     require_arguments(kind, (), options)
-    if missing := [size for size in kind.sizes() if size not in options]:
-        name, sizes = kind.info.name, [f"{size}=..." for size in kind.sizes()]
-        raise RangeError(
-            f"got no {' or '.join(missing)} for {name or kind.__name__!r}, "
-            f"which takes {', '.join(options_of(kind) or ['any option'])}",
-            f"locant.encoding({', '.join([repr(name), *sizes])})" if name else f"{kind.__name__}({', '.join(sizes)})",
-        )
+    require_sizes(kind, options, kind.info.name)
     return kind(**options)

@@ -7,7 +7,7 @@ would be taken for something else, so options are named, and a wrong one is answ
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from locant.arguments import shown
@@ -33,7 +33,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
 def options_of(kind: type) -> dict[str, bool] | None:
     """Return whether each option of a constructor is required, by name, or ``None`` if it takes any option."""
     parameters = [*inspect.signature(kind.__init__).parameters.values()][1:]
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+    if any(parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) for parameter in parameters):
         return None
     return {parameter.name: parameter.default is parameter.empty for parameter in parameters}
 
@@ -60,6 +60,20 @@ def require_arguments(kind: type, arguments: Sequence[Any], options: Mapping[str
         raise RangeError(f"got {got} for {kind.__name__}, which takes {', '.join(names) or 'no options'}", remedy)
 
 
+def require_sizes(kind: type, given: Collection[str], name: str = "") -> None:
+    """Raise a `RangeError` unless every option that a constructor requires is `given`.
+
+    `name` is that by which `locant.encoding` was asked for it; without one the constructor itself was called.
+    """
+    missing = [size for size in sizes_of(kind) if size not in given]
+    if not missing:
+        return
+    got = f"got no {' or '.join(missing)} for {repr(name) if name else kind.__name__}"
+    sizes = _open_sizes(kind)
+    call = f"locant.encoding({name!r}, {sizes})" if name else f"{kind.__name__}({sizes})"
+    raise RangeError(f"{got}, which takes {', '.join(options_of(kind) or ())}", call)
+
+
 def _named_call(kind: type, names: Sequence[str], arguments: Sequence[Any], count: int) -> str:
     """The call without the first surplus argument, and the call in which that has a name."""
     *given, surplus = [shown(value) for value in arguments[: count + 1]]
@@ -75,10 +89,14 @@ def _instead_of(name: str, options: Mapping[str, Any], kind: type, names: Sequen
     meant = next((own for own, others in SYNONYMS.items() if own in names and name in others), None)
     if meant is not None and meant not in options:
         return f"{meant}={shown(options[name])}"
-    sizes = ", ".join(f"{size}=..." for size in sizes_of(kind))
     of_one_head = " with d_model // num_heads, the width of one head" if name in MODEL_WIDTHS else ""
     no_length = _without_length(kind) if name in LENGTHS else ""
-    return f"{kind.__name__}({sizes}){of_one_head if 'head_dim' in names else ''}{no_length}"
+    return f"{kind.__name__}({_open_sizes(kind)}){of_one_head if 'head_dim' in names else ''}{no_length}"
+
+
+def _open_sizes(kind: type) -> str:
+    """The options that a call has to give, with the values left open."""
+    return ", ".join(f"{size}=..." for size in sizes_of(kind))
 
 
 def _without_length(kind: type) -> str:

@@ -44,6 +44,9 @@ SAME = 1e-3
 AGREES = 1e-4
 """How far a measured encoding may be from what it was measured on to be taken for it: float32 angles up to 61."""
 
+PARTS = ("Vision", "Audio")
+"""In the names of classes of a part: its rotary module is not built of the configuration of another part."""
+
 CALLED_SO = re.compile(r"Rotary|Rope(?=[A-Z])|RoPE(?=[A-Z])")
 
 
@@ -297,7 +300,7 @@ def measured_rotary(config: object, layer_type: str | None) -> Rotary:
         InputError: what was measured is no encoding of this package.
     """
     report = _of_config(config, layer_type, None)
-    name = getattr(_configuration(config), "model_type", "")
+    name = config.get("model_type") if isinstance(config, Mapping) else getattr(config, "model_type", "")
     encoding, grows_at = report.encoding, report.arrangement.grows_at
     remedy = "layout='half' or 'interleaved', as its weights were trained with"
     if not isinstance(encoding, Rotary) or report.agrees is None or report.agrees > AGREES:
@@ -319,6 +322,14 @@ def _of_config(
 ) -> RotationReport:  # fmt: skip
     """What the rotary module of a configuration does; `module` is the one to take, if it is built."""
     require("transformers", "probing a model by its configuration")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own code, about configurations that are older than itself
+        return _measured(config, layer_type, expected, module, by_row)
+
+
+def _measured(
+    config: object, layer_type: str | None, expected: PositionEncoding | None, module: nn.Module | None, by_row: bool
+) -> RotationReport:
     built, tried = _configuration(config), Tried()
     rope = getattr(built, "rope_parameters", None)
     kinds = {kind: one for kind, one in rope.items() if one is not None} if isinstance(rope, dict) else {}
@@ -358,8 +369,10 @@ def _configuration(config: object) -> Any:
         if not isinstance(name, str) or name not in CONFIG_MAPPING:
             return None
         try:
-            built = CONFIG_MAPPING[name](**{key: value for key, value in config.items() if key != "model_type"})
-            built.to_dict()  # which fails for some values that are taken
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of keys that are older than itself
+                built = CONFIG_MAPPING[name](**{key: value for key, value in config.items() if key != "model_type"})
+                built.to_dict()  # which fails for some values that are taken
         except Exception as error:  # a configuration can make transformers fail in any way
             got = f"got a {name} configuration that transformers refuses: {error}"
             raise InputError(got, "transformers.AutoConfig.from_pretrained, which says what it expects") from error
@@ -382,7 +395,9 @@ def _rotary_modules(config: Any, tried: Tried) -> Iterator[nn.Module]:
     def is_named(cls: type) -> bool:
         return any(type(config).__name__ in str(one.annotation) for one in inspect.signature(cls).parameters.values())
 
-    for cls in sorted(rotary, key=is_named, reverse=True):
+    others = [part for part in PARTS if part not in type(config).__name__]
+    own = [cls for cls in rotary if not any(part in cls.__name__ for part in others)]
+    for cls in sorted(own or rotary, key=is_named, reverse=True):
         try:
             with torch.device("cpu"):
                 module = cls(config)
