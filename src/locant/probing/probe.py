@@ -31,6 +31,7 @@ from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.encodings.xpos import XPos
+from locant.probing.addition import addition_report, is_addition
 from locant.probing.bias import bias_report
 from locant.probing.norm import NormReport, weights_of, without_norm
 from locant.probing.precision import FLOAT32, UNHARMED, Arrangement, arrangement_of, precision_of, shifts_of, steady
@@ -118,8 +119,10 @@ def probe(
     tried: Tried = {}
     with torch.no_grad():
         if isinstance(target, PositionEncoding):
-            rotates = "rotate" in target.doors()
-            report = _probed(_of_encoding(target), expected) if rotates else bias_report(target, expected, tried)
+            if "rotate" in target.doors():
+                report = _probed(_of_encoding(target), expected)
+            else:
+                report = bias_report(target, expected, tried) or addition_report(target, expected, head_dim, tried)
         elif isinstance(target, Mapping) or hasattr(target, "model_type"):
             by_row = expected is None and read(target)[1].rotary is not UNKNOWN
             if by_row:
@@ -138,7 +141,11 @@ def probe(
             found = None
             if subject is not None and weights is not None:
                 subject, found = without_norm(subject, weights, eps, plus_one, norm_follows)
-            report = bias_report(target, expected, tried) if subject is None else _probed(subject, expected, found)
+            report = bias_report(target, expected, tried) if subject is None else None
+            if report is None and found is None and qkv is None and (subject is None or is_addition(subject)):
+                report = addition_report(target, expected, head_dim, tried)
+            if report is None and subject is not None:
+                report = _probed(subject, expected, found)
         else:
             report = None
     return refuse(target, tried) if report is None else report
