@@ -175,7 +175,8 @@ def _probed(
     precision = precisions[worst]
     mode: AngleMode = "float32" if precision["rounding"] == FLOAT32 else "exact"
     candidates: list[PositionEncoding] = []
-    if (angles := names[0]) is not None:  # of these angles, rounded in this way; lengths decide
+    known = norm is None or None not in norm.found  # lengths behind another norm are those of no encoding
+    if known and (angles := names[0]) is not None:  # of these angles, rounded in this way; lengths decide
         candidates.append(angles.alike(angles=mode))
         if q.change > 1e-3 and angles.is_short:
             candidates.append(XPos(angles.head_dim, base=angles.base, layout=angles.layout, angles=mode))

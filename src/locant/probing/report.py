@@ -249,10 +249,12 @@ class RotationReport(Report):
         sound = self.is_rotation and max(q.bent, k.bent) <= EVEN
         sound = sound and (self.reciprocal or max(q.change, k.change) <= FACTOR)
         if sound and self.axes == 1 and (times := self._times_counted()) > 1 + FACTOR:
-            whole = math.isclose(times, round(times), rel_tol=FACTOR)
-            told = f"counted {'twice' if round(times) == 2 else f'{times:.0f} times'}" if whole else "multiplied"
-            told = f"Frequencies begin at {times:.6g} radians per position, not at 1: positions are {told}"
-            yield Finding(f"{told}, as if tokens were rotated {told.split('counted ')[1]}." if whole else f"{told}.")
+            told = f"Frequencies begin at {times:.6g} radians per position, not at 1: positions are"
+            if math.isclose(times, round(times), rel_tol=FACTOR):
+                often = "twice" if round(times) == 2 else f"{times:.0f} times"
+                yield Finding(f"{told} counted {often}, as if tokens were rotated {often}.")
+            else:
+                yield Finding(f"{told} multiplied by {times:.6g}.")
         if self.reversed and sound:
             told = "a positive position rotates the second dimension of a pair towards the first"
             told = f"The direction is reversed: {told}. Weights trained with the usual direction are wrong with it."
