@@ -15,7 +15,9 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,9 +76,10 @@ def probe(
     Args:
         target: A function or a module that rotates, ``f(x, positions)``, ``f(q, k, positions)``, ``f(x)`` or
             ``f(q, k)``, with tokens in any usual shape such as ``[batch, heads, seq, head_dim]``, and also in place.
-            What makes tables of cosines and sines or matrices, by positions or by a length. A model or a configuration
-            of `transformers`, whose rotary module is probed. An encoding of this package. Or a bias,
-            ``f(query_len, key_len)`` or a module with ``compute_bias``.
+            Or one that adds a vector to each token. What makes tables of cosines and sines or matrices, by positions or
+            by a length. A model or a configuration of `transformers`, whose rotary module is probed, or the path or
+            name of one, as in ``locant probe``. An encoding of this package. Or a bias, ``f(query_len, key_len)`` or a
+            module with ``compute_bias``.
         head_dim: the width of a head; default: as the module says, else widths are tried.
         axes: how many indices a position has; default: as many as work.
         apply: the function that rotates by the tables; default: the function beside a module in its Python module.
@@ -116,6 +119,15 @@ def probe(
         raise RangeError(f"got {shown(expected)} for expected, expected an encoding", "expected=locant.Rotary(64)")
     if config is not None and inspect.isclass(target):
         target = config
+    if isinstance(target, (str, Path)):
+        from locant.checkpoints.config_source import find_source  # which imports models, and these import this file
+
+        source = find_source(str(target))
+        report = probe(source.config, layer_type=layer_type, expected=expected)
+        if source.note is not None and isinstance(report, RotationReport):
+            note = f"It was made from {source.note}."
+            report = replace(report, note=note if report.note is None else f"{note} {report.note}")
+        return report
     tried: Tried = {}
     with torch.no_grad():
         if isinstance(target, PositionEncoding):
