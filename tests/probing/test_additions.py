@@ -82,7 +82,7 @@ WRITTEN: dict[str, tuple[Any, Sinusoidal | None, str, int, str]] = {
     "scaled": (Scaled().eval(), Sinusoidal(WIDTH), "the square root of the width 32", ROWS - 1, ""),
     "wide": (BatchFirst(width=512).eval(), Sinusoidal(512), "layout interleaved", ROWS - 1, ""),
     "halves": (
-        lambda x: x + table(500.0, x.shape[-2], x.shape[-1], "half"), Sinusoidal(64, base=500, layout="half"),
+        lambda x: x + table(500.0, x.shape[-2], x.shape[-1], "half"), Sinusoidal(64, base=500.0, layout="half"),
         "base 500", 2**16 - 1, ""),
     "heads behind": (
         lambda x: x + table(rows=x.shape[1], width=64)[:, None] if x.ndim == 4 else 0, Sinusoidal(64),
@@ -114,7 +114,9 @@ def test_an_addition_is_named(written: str) -> None:
 def test_what_was_expected_is_compared() -> None:
     module = BatchFirst().eval()
     assert locant.probe(module, expected=Sinusoidal(WIDTH)).warnings == ()
-    assert "differ from position 1 on" in " ".join(locant.probe(module, expected=Sinusoidal(WIDTH, base=500)).warnings)
+    assert "differ from position 1 on" in " ".join(
+        locant.probe(module, expected=Sinusoidal(WIDTH, base=500.0)).warnings
+    )
     assert "adds vectors to tokens" in " ".join(locant.probe(module, expected=Rotary(WIDTH)).warnings)
 
 
