@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -167,3 +169,14 @@ def test_a_table_of_all_positions_is_not_asked_for_one_of_gigabytes() -> None:
     report = locant.probe(table, head_dim=16)
     assert repr(report.encoding) == repr(Rotary(16, angles="float32"))
     assert max(asked) < 2**21
+
+
+def test_a_name_or_a_path_is_taken_as_in_the_command_line(tmp_path: Path) -> None:
+    report = locant.probe("OlmoForCausalLM")
+    assert isinstance(report, RotationReport)
+    assert "It was made from the defaults of OlmoConfig in transformers" in str(report)
+    (tmp_path / "config.json").write_text(json.dumps(QWEN | {"rope_theta": 1e4}))
+    found = [str(locant.probe(each)) for each in (tmp_path, str(tmp_path), QWEN | {"rope_theta": 1e4})]
+    assert len({*found}) == 1
+    with refuses(InputError, "no file, no folder", "presets"):
+        locant.probe("no-such-model")

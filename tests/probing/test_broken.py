@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import locant
 from locant import ALiBi, InputError, Positions, Rotary, T5Bias
 from locant.kernels.rotary import rotate_pairs
+from locant.positions.scaling import Linear
 from locant.probing.report import RotationReport
 from tests.known_bugs.subjects import WIDTH as TWIN
 from tests.known_bugs.twins import BufferRotary, GrowingRotary, coarsely_reduced
@@ -58,6 +59,12 @@ def of_half(x: Tensor, positions: Tensor) -> Tensor:
 
 
 BROKEN: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "rotated twice": (
+        lambda x, positions: turned(turned(x, at(positions)), at(positions)), {"head_dim": WIDTH},
+        "Frequencies begin at 2 radians per position, not at 1: positions are counted twice, as if tokens were rotated",
+    ),
+    "positions that are multiplied": (
+        lambda x, positions: turned(x, 1.7 * at(positions)), {"head_dim": WIDTH}, "positions are multiplied by 1.7"),
     "1, 14: a cast rounds frequencies": (
         BufferRotary(), {}, "Casting its module to bfloat16 casts its table: angles up to position 4,097 are then off",
     ),
@@ -128,6 +135,33 @@ def test_what_is_not_broken_is_not_warned_about() -> None:
     found = locant.probe(lambda x, positions: turned(x, at(positions)), head_dim=WIDTH, expected=Rotary(WIDTH))
     assert found.warnings == ()
     assert repr(found.encoding) == repr(Rotary(WIDTH, angles="float32"))
+
+
+def wrong_half(x: Tensor, positions: Tensor) -> Tensor:
+    """The second half is rotated with itself, and one member of each pair is dropped."""
+    a, b = x.chunk(2, -1)
+    return torch.cat([a, turned(torch.cat([b, b], -1), at(positions))[..., : WIDTH // 2]], -1)
+
+
+def test_sentences_on_what_is_no_rotation_agree() -> None:
+    """Nothing that depends on positions is said to, and the other way round."""
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(WIDTH, WIDTH, generator=generator)
+    still = [lambda x: x, lambda x: 1.5 * x, lambda x: x @ matrix, lambda x: x + 1]
+    for target in still:
+        (warning,) = locant.probe(target, head_dim=WIDTH).warnings
+        assert warning.startswith("It does nothing that depends on positions.")
+        assert ("as a projection does" in warning) == (target in still[2:])
+    moving = [wrong_half, lambda q, k, positions: (q, wrong_half(k, positions))]
+    for target in moving:
+        told = " ".join(locant.probe(target, head_dim=WIDTH).warnings)
+        assert "each dimension is multiplied by a number that depends on the position" in told
+        assert "does nothing that depends" not in told
+
+
+def test_a_deliberate_factor_is_not_warned_about() -> None:
+    scaled = Rotary(WIDTH, scaling=Linear(factor=0.5), angles="float32")
+    assert locant.probe(scaled, expected=scaled).warnings == ()
 
 
 SLOPES = [2.0 ** (-8 * (head + 1) / 12) for head in range(12)]
@@ -255,7 +289,7 @@ def missing(key: str) -> Any:
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        *((wrong, "; try: locant.probe(lambda x, positions:") for wrong in (3, "llama", None, int, lambda: None)),
+        *((wrong, "; try: locant.probe(lambda x, positions:") for wrong in (3, b"llama", None, int, lambda: None)),
         (lambda x, positions: 1 / 0, "f(x, positions) and f(q, k) and f(query_len, key_len) raised ZeroDivisionError"),
         (lambda x: missing("table"), "f(x) raised KeyError: 'table'"),
         (lambda q, k, positions: missing("table"), "f(q, k, positions) raised KeyError: 'table'"),

@@ -72,6 +72,10 @@ WRONG: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
     "weights alone": (lambda k, positions: turned(k * OF_K, positions), "heads are not divided by their size"),
     "no eps": (lambda k, positions: turned(normed(k, OF_K, 0.0), positions), "there is no eps"),
     "another eps": (lambda k, positions: turned(normed(k, OF_K, 1e-5), positions), "eps is 1e-05, not 1e-06"),
+    "an unusual eps": (lambda k, positions: turned(normed(k, OF_K, 0.0123), positions), "eps is 0.0123, not 1e-06"),
+    "another eps outside": (
+        lambda k, positions: turned(k / (k.square().mean(-1, keepdim=True).sqrt() + 1e-3) * OF_K, positions),
+        "not to the mean square, and it is 0.001, not 1e-06"),
     "eps outside": (
         lambda k, positions: turned(k / (k.square().mean(-1, keepdim=True).sqrt() + 1e-6) * OF_K, positions),
         "eps is added to the root of the mean square"),
@@ -94,10 +98,12 @@ WRONG: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_wrong_norm_of_keys_is_named_and_no_more(mistake: str) -> None:
     of_k, named = WRONG[mistake]
-    (warning, *others) = probed(keys(of_k), expected=Rotary(WIDTH)).warnings
+    report = probed(keys(of_k), expected=Rotary(WIDTH))
+    (warning, *others) = report.warnings
     assert warning.startswith("The norm of keys is wrong: ")
     assert named in warning
     assert not others or mistake == "two mistakes"
+    assert "YaRN" not in str(report)  # which would explain the lengths that an unknown norm changes
 
 
 def test_the_order_that_is_expected_may_be_the_other_one() -> None:

@@ -245,17 +245,17 @@ def test_a_module_of_any_name_and_shape_is_probed(written: str) -> None:
 
 
 def test_what_is_no_rotation_and_ends_soon_is_reported_too() -> None:
-    class Learned(nn.Module):
+    class Gates(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.table = nn.Parameter(torch.rand(512, D))
 
         def forward(self, x: Tensor) -> Tensor:
-            return x + self.table[: x.shape[1]]
+            return x * self.table[: x.shape[1]]
 
-    report = locant.probe(Learned())
+    report = locant.probe(Gates())
     assert report.encoding is None
-    assert report.warnings
+    assert "each dimension is multiplied by a number that depends on the position" in report.warnings[0]
 
 
 def test_what_was_tried_is_said_if_nothing_fits() -> None:

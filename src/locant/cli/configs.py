@@ -163,12 +163,10 @@ def probe(model: str, layer_type: str | None, output: Path | None) -> Answer:
     that the installed transformers knows, such as qwen3 or Qwen3ForCausalLM. Its rotary module is built from the
     configuration and run: no weights, no code of the folder and no network.
     """
-    from locant.checkpoints.config_source import find_source
     from locant.figures.plot import plot
     from locant.probing.probe import probe
 
-    config, note = find_source(model)
-    report = probe(config, layer_type=layer_type)
+    report = probe(model, layer_type=layer_type)
     draw_into(output, lambda: plot(report))
-    facts = {"model": model, "note": note, **report.to_dict(), "figure": output and str(output)}
-    return Answer(facts, str(report) if note is None else f"{model}: {note}\n{report}", files=[output])
+    facts = {"model": model, **report.to_dict(), "figure": output and str(output)}
+    return Answer(facts, str(report), files=[output])

@@ -27,7 +27,9 @@ SIZES = (1.0, 1.0, 30.0, 1e-2, 1e-3, 1e-4)
 EXPLAINED = 3e-5
 """How far a normed head may be from a norm that explains it, over its largest entry."""
 
-EPSILONS = (0.0, 1e-5, 1e-6, 1e-8, 1e-12)
+DIGITS = (1, 2, 4, 7)
+"""Digits of an eps that is measured, the fewest first: few are meant, and a measurement has more."""
+
 TINY = 1e-30
 LENGTHS = 1e-3
 """A rotation changes the length of a token by no more than this share."""
@@ -204,18 +206,34 @@ def _explained(side: Tensor, x: Tensor, expected: Sequence[Norm], number: int, p
     weights["the weights are in the order of the other layout"] = halves.T.flatten()
     pairs = right.weight.unflatten(0, (-1, 2)) if len(right.weight) % 2 == 0 else right.weight[None]
     weights["the weights are in the order of the other layout, reversed"] = pairs.T.flatten()
-    epsilons = [(right.eps, False), *((each, False) for each in EPSILONS if each != right.eps), (right.eps, True)]
-    trials = itertools.product(weights.items(), epsilons, KINDS, ROUNDED)
+    norms = [
+        Norm(weight=weight, weights=words, eps=eps, outside=outside, kind=kind, rounding=rounding)
+        for (words, weight), kind in itertools.product(weights.items(), KINDS)
+        for eps, outside in _epsilons(Norm(weight=weight, weights=words, eps=0.0, kind=kind), right.eps, x, side)
+        for rounding in ROUNDED
+    ]
 
-    def mistakes(trial: Any) -> int:
-        (words, _), epsilon, kind, rounding = trial
-        return bool(words) + (epsilon != epsilons[0]) + (kind != "rms") + bool(rounding)
+    def mistakes(norm: Norm) -> int:
+        is_eps = norm.eps == right.eps and not norm.outside
+        return bool(norm.weights) + (not is_eps) + (norm.kind != "rms") + bool(norm.rounding)
 
-    for (words, weight), (eps, outside), kind, rounding in sorted(trials, key=mistakes):
-        norm = Norm(weight=weight, weights=words, eps=eps, outside=outside, kind=kind, rounding=rounding)
-        if _gives(norm, x, side):
-            return norm
-    return None
+    return next((norm for norm in sorted(norms, key=mistakes) if _gives(norm, x, side)), None)
+
+
+def _epsilons(bare: Norm, expected: float, x: Tensor, side: Tensor) -> list[tuple[float, bool]]:
+    """The expected eps, none, and those that the smallest tokens were divided with, in the root or outside of it."""
+    if bare.kind == "none":
+        return [(expected, False)]
+    token, normed = x[-1:], side[-1:]
+    token = token - token.mean(-1, keepdim=True) if bare.kind == "mean" else token
+    size, divided = bare.size(token), (token * bare.weight / normed).abs().nanmedian(-1, keepdim=True).values
+    measured = {False: divided.square() - size.square(), True: divided - size}
+    found = [(expected, False), (0.0, False), (expected, True)]
+    for outside, each in measured.items():
+        eps = float(each.median())
+        if 0 < eps < 1e6:
+            found += [(float(f"{eps:.{digits - 1}e}"), outside) for digits in DIGITS]
+    return [*dict.fromkeys(found)]
 
 
 def _gives(norm: Norm, x: Tensor, side: Tensor) -> bool:
@@ -278,7 +296,8 @@ def _wrong(norm: Norm | None, right: Norm, off: float) -> Iterator[str]:
         else:
             yield from (each for each in (norm.weights, KINDS[norm.kind]) if each)
         if norm.outside and norm.kind in ("rms", "all heads"):
-            yield f"eps is added to the root of the mean square, not to the mean square, up to {off:.2g} off"
+            other = "" if norm.eps == right.eps else f", and it is {norm.eps:g}, not {right.eps:g}"
+            yield f"eps is added to the root of the mean square, not to the mean square{other}, up to {off:.2g} off"
         elif norm.eps != right.eps and norm.kind in ("rms", "all heads"):
             told = f"eps is {norm.eps:g}, not {right.eps:g}" if norm.eps else "there is no eps"
             yield f"{told}, so that heads of small numbers are up to {off:.2g} off"

@@ -15,7 +15,9 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +33,7 @@ from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.encodings.xpos import XPos
+from locant.probing.addition import addition_report, is_addition
 from locant.probing.bias import bias_report
 from locant.probing.norm import NormReport, weights_of, without_norm
 from locant.probing.precision import FLOAT32, UNHARMED, Arrangement, arrangement_of, precision_of, shifts_of, steady
@@ -76,9 +79,10 @@ def probe(
     Args:
         target: A function or a module that rotates, ``f(x, positions)``, ``f(q, k, positions)``, ``f(x)`` or
             ``f(q, k)``, with tokens in any usual shape such as ``[batch, heads, seq, head_dim]``, and also in place.
-            What makes tables of cosines and sines or matrices, by positions or by a length. A model or a configuration
-            of `transformers`, whose rotary module is probed. An encoding of this package. Or a bias,
-            ``f(query_len, key_len)`` or a module with ``compute_bias``.
+            Or one that adds a vector to each token. What makes tables of cosines and sines or matrices, by positions or
+            by a length. A model or a configuration of `transformers`, whose rotary module is probed, or the path or
+            name of one, as in ``locant probe``. An encoding of this package. Or a bias, ``f(query_len, key_len)`` or a
+            module with ``compute_bias``.
         head_dim: the width of a head; default: as the module says, else widths are tried.
         axes: how many indices a position has; default: as many as work.
         apply: the function that rotates by the tables; default: the function beside a module in its Python module.
@@ -118,11 +122,22 @@ def probe(
         raise RangeError(f"got {shown(expected)} for expected, expected an encoding", "expected=locant.Rotary(64)")
     if config is not None and inspect.isclass(target):
         target = config
+    if isinstance(target, (str, Path)):
+        from locant.checkpoints.config_source import find_source  # which imports models, and these import this file
+
+        source = find_source(str(target))
+        report = probe(source.config, layer_type=layer_type, expected=expected)
+        if source.note is not None and isinstance(report, RotationReport):
+            note = f"It was made from {source.note}."
+            report = replace(report, note=note if report.note is None else f"{note} {report.note}")
+        return report
     tried: Tried = {}
     with torch.no_grad():
         if isinstance(target, PositionEncoding):
-            rotates = "rotate" in target.doors()
-            report = _probed(_of_encoding(target), expected) if rotates else bias_report(target, expected, tried)
+            if "rotate" in target.doors():
+                report = _probed(_of_encoding(target), expected)
+            else:
+                report = bias_report(target, expected, tried) or addition_report(target, expected, head_dim, tried)
         elif isinstance(target, Mapping) or hasattr(target, "model_type"):
             by_row = expected is None and read(target)[1].rotary is not UNKNOWN
             if by_row:
@@ -141,7 +156,11 @@ def probe(
             found = None
             if subject is not None and weights is not None:
                 subject, found = without_norm(subject, weights, eps, plus_one, norm_follows)
-            report = bias_report(target, expected, tried) if subject is None else _probed(subject, expected, found)
+            report = bias_report(target, expected, tried) if subject is None else None
+            if report is None and found is None and qkv is None and (subject is None or is_addition(subject)):
+                report = addition_report(target, expected, head_dim, tried)
+            if report is None and subject is not None:
+                report = _probed(subject, expected, found)
         else:
             report = None
     return refuse(target, tried) if report is None else report
@@ -171,7 +190,8 @@ def _probed(
     precision = precisions[worst]
     mode: AngleMode = "float32" if precision["rounding"] == FLOAT32 else "exact"
     candidates: list[PositionEncoding] = []
-    if (angles := names[0]) is not None:  # of these angles, rounded in this way; lengths decide
+    known = norm is None or None not in norm.found  # lengths behind another norm are those of no encoding
+    if known and (angles := names[0]) is not None:  # of these angles, rounded in this way; lengths decide
         candidates.append(angles.alike(angles=mode))
         if q.change > 1e-3 and angles.is_short:
             candidates.append(XPos(angles.head_dim, base=angles.base, layout=angles.layout, angles=mode))

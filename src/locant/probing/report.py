@@ -148,7 +148,7 @@ class RotationReport(Report):
     @property
     def moves(self) -> bool:
         """Whether positions have any effect."""
-        return any(side.blocks or side.mixed > 1 for side in (self.queries, self.keys))
+        return self.queries.moves or self.keys.moves
 
     @property
     def is_rotation(self) -> bool:
@@ -224,7 +224,10 @@ class RotationReport(Report):
     def _warnings(self) -> Iterator[Finding]:
         q, k, of_which = self.queries, self.keys, self.arrangement.of
         if not self.moves:
-            yield Finding("It does nothing that depends on positions.")
+            told = "It does nothing that depends on positions."
+            if not (q.is_multiple and k.is_multiple):
+                told += " It changes tokens in the same way at every position, as a projection does."
+            yield Finding(told)
         yield from () if self.norm is None else map(Finding, self.norm.warnings())
         for side, of in ((q, ""),) if q is k or self.reciprocal else ((q, "Of queries: "), (k, "Of keys: ")):
             yield from (Finding(of + warning) for warning in self._no_rotation(side))
@@ -245,6 +248,13 @@ class RotationReport(Report):
             yield Finding(told, harms=False)
         sound = self.is_rotation and max(q.bent, k.bent) <= EVEN
         sound = sound and (self.reciprocal or max(q.change, k.change) <= FACTOR)
+        if sound and self.axes == 1 and (times := self._times_counted()) > 1 + FACTOR:
+            told = f"Frequencies begin at {times:.6g} radians per position, not at 1: positions are"
+            if math.isclose(times, round(times), rel_tol=FACTOR):
+                often = "twice" if round(times) == 2 else f"{times:.0f} times"
+                yield Finding(f"{told} counted {often}, as if tokens were rotated {often}.")
+            else:
+                yield Finding(f"{told} multiplied by {times:.6g}.")
         if self.reversed and sound:
             told = "a positive position rotates the second dimension of a pair towards the first"
             told = f"The direction is reversed: {told}. Weights trained with the usual direction are wrong with it."
@@ -263,6 +273,12 @@ class RotationReport(Report):
             if part := getattr(self.arrangement, name):
                 told = ("" if of_which is None else f"Of {of_which} alone: ") + told.format(part)
                 yield Finding(told, harms=name != "writes")
+
+    def _times_counted(self) -> float:
+        """How far the first position rotates the fastest pair, 1 as a rule; 1 if that is what was expected."""
+        if self.expected is not None and not self.differences:
+            return 1.0
+        return max(abs(sum(block.frequencies)) for block in (*self.queries.blocks, *self.keys.blocks))
 
     def _unused_axes(self) -> list[int]:
         blocks = (*self.queries.blocks, *self.keys.blocks)
@@ -300,8 +316,12 @@ class RotationReport(Report):
             yield Finding(f"With bfloat16 tokens angles are computed in bfloat16: {self.narrow}.", cost)
 
     def _no_rotation(self, side: Rotation) -> Iterator[str]:
-        if not side.blocks and side.mixed > 1:
-            yield f"It is no rotation of pairs: groups of {side.mixed} dimensions depend on each other."
+        if not side.moves:
+            return
+        if not side.blocks:
+            told = f"groups of {side.mixed} dimensions depend on each other"
+            told = told if side.mixed > 1 else "each dimension is multiplied by a number that depends on the position"
+            yield f"It is no rotation of pairs: {told}."
         torn = [block for block in side.blocks if block.cosine_axes]
         if torn:
             of_sine = [axis for axis in torn[0].axes if axis not in torn[0].cosine_axes]

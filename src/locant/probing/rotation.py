@@ -77,6 +77,8 @@ class Rotation:
         order: the dimension of the input that each one of the output is; ``None``: itself.
         num_heads: how many heads are rotated, from the first on; ``None``: all.
         same_heads: whether all of these are rotated alike.
+        moves: whether what is done depends on the position.
+        is_multiple: whether position 0 is multiplied by one number, up to the order of dimensions.
     """
 
     blocks: tuple[Block, ...]
@@ -87,6 +89,8 @@ class Rotation:
     order: tuple[int, ...] | None
     num_heads: int | None
     same_heads: bool
+    moves: bool = True
+    is_multiple: bool = True
 
     @property
     def begin(self) -> float | None:
@@ -149,7 +153,7 @@ def _rotation(heads: Tensor, steps: Sequence[int], axes: int) -> Rotation:
         factor = float(torch.hypot(a[0], c[0]).median())
         lengths = torch.linalg.svdvals(torch.stack([torch.stack([a, b], -1), torch.stack([c, d], -1)], -2))
         of_first, of_second = torch.atan2(-b, a), torch.atan2(c, d)
-        slopes, bends = zip(*(_slopes(angles, steps, axes) for angles in (of_first, of_second)), strict=True)
+        slopes, bends = zip(*(slopes_of(angles, steps, axes) for angles in (of_first, of_second)), strict=True)
         cosines, sines = ((each[1:] - each[:1]).abs().unflatten(0, (axes, len(steps))).amax(1) for each in (a, c))
         torn = ((cosines > ROUNDED) & (sines < NOTHING)).T.tolist()
         rows = zip(dims, slopes[0].tolist(), slopes[1].tolist(), of_first[0].tolist(), torn, strict=True)
@@ -167,10 +171,11 @@ def _rotation(heads: Tensor, steps: Sequence[int], axes: int) -> Rotation:
     return Rotation(
         blocks=blocks, mixed=mixed, factor=factor, change=float((lengths / factor - 1).abs().max()), bent=bent,
         order=order, num_heads=num_heads, same_heads=all(torch.equal(heads[0], head) for head in heads[:num_heads]),
+        moves=bool(moving.any()), is_multiple=bool((matrix[0] - factor * torch.eye(len(there))).abs().max() < ROUNDED),
     )  # fmt: skip
 
 
-def _slopes(angles: Tensor, steps: Sequence[int], axes: int) -> tuple[Tensor, float]:
+def slopes_of(angles: Tensor, steps: Sequence[int], axes: int) -> tuple[Tensor, float]:
     """Radians per position, ``[pairs, axes]``, and how far angles are from them times position."""
     slopes, bent = [], 0.0
     for line in wrapped(angles[1:] - angles[:1]).unflatten(0, (axes, len(steps))):
@@ -335,8 +340,8 @@ def _turning(encoding: Rotary) -> dict[tuple[int, int], tuple[int, float]]:
 
 def _with_factor(encoding: Rotary, factor: float) -> Rotary:
     """With the attention factor that was measured, where it is another."""
-    scaling = encoding.scaling
-    if math.isclose(scaling.effective_attention_factor, factor, rel_tol=SAME):
+    scaling, usual = encoding.scaling, encoding.scaling.effective_attention_factor
+    if math.isclose(usual, factor, rel_tol=SAME) or math.isclose(usual, _round(factor), rel_tol=SAME):
         return encoding
     if isinstance(scaling, YaRN):
         return encoding.alike(scaling=replace(scaling, attention_factor=_round(factor)))

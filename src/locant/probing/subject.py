@@ -359,7 +359,7 @@ POSITION_NAME = re.compile(r"pos|index|idx|offset|ids$|^t$|step|start")
 NUMBER_NAME = re.compile(r"offset|start|past|step")
 
 
-def _arguments(target: Any) -> Iterator[Arguments]:
+def arguments_of(target: Any) -> Iterator[Arguments]:
     """What it may be called with, by its signature: ``f(x)``, ``f(x, positions)``, ``f(q, k, positions)`` and so on."""
     call = called_of(target)
     try:
@@ -414,7 +414,7 @@ def _direct(target: Any) -> Iterator[Way]:
     """Every way to hand it tokens, with positions or without."""
     if inspect.isclass(target):
         return
-    all_arguments = [*_arguments(target)]
+    all_arguments = [*arguments_of(target)]
     for writes, arguments, shape in itertools.product((False, True), all_arguments, TOKEN_SHAPES):
         for place in PLACES[: None if arguments.given and not arguments.one_number else 1]:
             yield _way(arguments, shape, place, writes)
@@ -768,10 +768,17 @@ def refuse(target: Any, tried: Tried) -> NoReturn:
     raise InputError(f"{got}: {told}" if told else got, remedy) from first
 
 
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
 def refuse_unsteady(target: Any, one: Tensor, again: Tensor) -> None:
     """Of two equal calls the same is expected, up to the last digits."""
     apart = float((one - again).nan_to_num().abs().max())
     if apart > 1e-4:
         got = f"two equal calls give numbers up to {apart:.2g} apart"
-        got = f"got {name_of(target)}, which is random or keeps a state: {got}"
+        owner = getattr(target, "__self__", target)
+        inside = owner.modules() if isinstance(owner, nn.Module) else ()
+        drops = any(isinstance(each, DROPOUTS) and each.training and each.p > 0 for each in inside)
+        why = "whose dropout is active, because it is in training mode" if drops else "which is random or keeps a state"
+        got = f"got {name_of(target)}, {why}: {got}"
         raise InputError(got, ".eval() on its module, which turns dropout off, or leave the random part out")

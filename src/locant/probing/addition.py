@@ -1,0 +1,348 @@
+"""Modules that add a vector to each token by its position: which vectors, along which axis, and up to which position.
+
+A call adds, if what it makes of two different inputs differs as these do, times one number. What remains is the vector.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from locant.arguments import MAX_INT32
+from locant.positions.base import PositionEncoding
+from locant.positions.encodings.rotary import Rotary
+from locant.positions.encodings.sinusoidal import First, Sinusoidal
+from locant.positions.positions import Positions
+from locant.positions.scaling import Unscaled
+from locant.probing.costs import Finding
+from locant.probing.report import Report
+from locant.probing.rotation import NEAR, Block, Rotation, encoding_of, slopes_of, wrapped
+from locant.probing.subject import (
+    FAILED,
+    HEADS,
+    TRIAL,
+    WIDTH_NAMES,
+    WIDTHS,
+    Subject,
+    Tried,
+    arguments_of,
+    name_of,
+    refuse_unsteady,
+)
+
+SAME = 1e-4
+"""How far vectors may be apart to be taken for the same, over the largest number."""
+
+WRONG = 1e-2
+"""Vectors of the sinusoidal table that are off by more than this are warned of."""
+
+FAR = 4096
+"""The last position whose vectors are compared with a formula."""
+
+LARGEST = 2**22
+"""How many numbers the longest sequence has that is tried."""
+
+SHAPES = {
+    (2, 0): "[seq, batch, dim]", (2, 1): "[batch, seq, dim]", (1, 0): "[seq, dim]",
+    (3, 0): "[seq, batch, heads, dim]", (3, 1): "[batch, seq, heads, dim]", (3, 2): "[batch, heads, seq, dim]",
+}  # fmt: skip
+"""What tokens are, by how many axes they have beside the last one, and which of these is counted along."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdditionReport(Report):
+    """What `locant.probe` found of a module that adds a vector to each token by its position.
+
+    Args:
+        width: the width of a token.
+        tokens: the shape of its tokens, in words.
+        along: the axes of tokens along which it counts; one, as a rule.
+        given: whether it takes positions; otherwise it counts tokens from 0.
+        factor: the number that tokens are multiplied by before the vector is added.
+        last: the last position that it has a vector for; ``None``: several axes are counted along.
+        ended: the error that a later position raises; ``None``: none was found.
+        far: the last position whose vectors were compared with a formula.
+    """
+
+    width: int
+    tokens: str
+    along: tuple[int, ...]
+    given: bool
+    factor: float
+    last: int | None
+    ended: str | None
+    far: int
+
+    @property
+    def compared(self) -> str:
+        """What was compared with the encoding."""
+        return f"at positions up to {self.far:,}"
+
+    def _facts(self) -> Iterator[str]:
+        yield "It adds a vector to each token by its position. It does not rotate tokens."
+        if not math.isclose(self.factor, 1, rel_tol=SAME):
+            root = math.isclose(self.factor, math.sqrt(self.width), rel_tol=SAME)
+            told = f", the square root of the width {self.width}" if root else ""
+            yield f"Tokens are multiplied by {self.factor:.6g} first{told}."
+        axes = f"ax{'is' if len(self.along) == 1 else 'es'} {' and '.join(map(str, self.along))}"
+        counts = "It takes positions of tokens along" if self.given else "It counts tokens from 0 along"
+        yield f"{counts} {axes}: tokens are {self.tokens}."
+        if self.last is not None:
+            told = f"Its last position is {self.last:,}: a later one raises {self.ended}."
+            yield (
+                told
+                if self.ended is not None
+                else f"Positions up to {self.last:,} have vectors. No later one was tried."
+            )
+        if isinstance(self.encoding, Sinusoidal):
+            order = "take turns" if self.encoding.layout == "interleaved" else "are in two halves"
+            table = f"sines and cosines {order} (layout {self.encoding.layout}), base {self.encoding.base:.6g}"
+            yield f"The vectors are the sinusoidal table: {table}."
+        elif self.last is not None:
+            yield "The vectors are not sines and cosines of one base: they are another table, such as a learned one."
+
+    def _warnings(self) -> Iterator[Finding]:
+        if self.tokens == SHAPES[2, 0]:
+            same = "all tokens of a sequence get the same vector, and each sequence of the batch gets another one"
+            remedy = "Transpose them first, or count along axis 1"
+            yield Finding(f"If tokens are [batch, seq, dim], it counts along the batch: {same}. {remedy}.")
+        if self.agrees is not None and self.agrees > WRONG:
+            told = f"up to position {NEAR[-1]}, but up to position {self.far:,} they are up to {self.agrees:.2g} off"
+            yield Finding(f"The vectors are those of the sinusoidal table {told}.")
+
+
+class _Call(NamedTuple):
+    """A way to call it: tokens of these sizes, without the width, and positions that are counted along an axis."""
+
+    called: str
+    add: Callable[[Tensor, Tensor], Any]
+    width: int
+    sizes: tuple[int, ...]
+    axis: int | None
+    """``None``: it counts tokens itself, along any axis."""
+    is_fixed: bool = False
+    """Whether it takes sequences of that length alone."""
+
+    def result(self, x: Tensor, positions: Tensor) -> Tensor:
+        """What becomes of the tokens, in float64."""
+        result = self.add(x.clone(), positions)
+        result = result[0] if isinstance(result, (tuple, list)) and result else result
+        if not isinstance(result, Tensor) or result.shape != x.shape or result.is_complex():
+            raise ValueError("gave no tensor of the shape of the tokens")
+        return result.double()
+
+    def rows(self, positions: Tensor, axis: int) -> Tensor:
+        """The vectors ``[positions, width]`` that are added: what becomes of zeros, so that no sum rounds them."""
+        sizes = [1] * len(self.sizes)
+        sizes[axis] = len(positions) if self.axis is not None else int(positions.max()) + 1
+        whole = [*self.sizes] if self.is_fixed else sizes
+        added = self.result(torch.zeros(*whole, self.width), positions).movedim(axis, 0).flatten(1, -2)[:, 0]
+        return added if self.axis is not None else added[positions]
+
+
+def is_addition(subject: Subject) -> bool:
+    """Whether what was found to change tokens adds something to them that does not depend on them."""
+    index = subject.places(*range(TRIAL))
+    one, other = torch.randn(2, 1, HEADS, TRIAL, subject.width, generator=torch.Generator().manual_seed(0))
+    try:
+        results = [torch.stack(subject.rotate(x.clone(), index)).double() for x in (one, other)]
+    except FAILED:
+        return False
+    return _factor(results, [x.double() for x in (one, other)]) is not None
+
+
+def _factor(results: Sequence[Tensor], given: Sequence[Tensor]) -> float | None:
+    """The number that tokens are multiplied by before something is added; ``None``: that is not what was done."""
+    moved, change = results[0] - results[1], (given[0] - given[1]).expand_as(results[0])
+    factor = float((moved * change).sum() / change.square().sum())
+    least = SAME * max(float(each.abs().max()) for each in (*results, *given))
+    if not abs(factor) > SAME or not float((moved - factor * change).abs().max()) <= least:
+        return None
+    return factor if float((results[0] - factor * given[0]).abs().max()) > least else None
+
+
+def addition_report(
+    target: Any, expected: PositionEncoding | None, head_dim: int | None, tried: Tried
+) -> AdditionReport | None:
+    """What is added to tokens; ``None``: nothing is that follows positions alone."""
+    ran: set[str] = set()
+    for call in _calls(target, head_dim):
+        if call.called in ran:  # with another width
+            continue
+        generator = torch.Generator().manual_seed(0)
+        given = torch.randn(2, *call.sizes, call.width, generator=generator)
+        positions = torch.arange(max(call.sizes))
+        try:
+            results = [call.result(x, positions) for x in given]
+            again = call.result(given[1], positions)
+        except FAILED as error:
+            tried.setdefault(call.called, error)
+            continue
+        refuse_unsteady(target, results[1], again)
+        factor = _factor(results, [*given.double()])
+        if factor is None:
+            continue
+        ran.add(call.called)
+        added = results[0] - factor * given[0].double()
+        varying = [axis for axis, size in enumerate(call.sizes) if size > 1 and _varies(added, axis)]
+        if varying and call.axis in (None, *varying):
+            return _report(target, call, tuple(varying), factor, expected)
+    return None
+
+
+def _varies(added: Tensor, axis: int) -> bool:
+    first = added.narrow(axis, 0, 1)
+    return float((added - first).abs().max()) > SAME * float(added.abs().max())
+
+
+def _calls(target: Any, head_dim: int | None) -> Iterator[_Call]:
+    """Every way to hand it tokens, the likely first."""
+    tables = [*target.parameters(), *target.buffers()] if isinstance(target, nn.Module) else []
+    tables = [table for table in tables if table.ndim > 1]
+    said = [getattr(target, name, None) for name in WIDTH_NAMES]
+    widths = [each for each in said if isinstance(each, int) and each > 1]
+    widths = [head_dim] if head_dim else [*dict.fromkeys((*widths, *(table.shape[-1] for table in tables), *WIDTHS))]
+    for width in widths:
+        if isinstance(target, PositionEncoding):
+            called = "encoding.embed(x, positions)"
+            yield _Call(called, lambda x, ids: target.embed(x, Positions.of(ids[None])), width, (1, TRIAL), 1)
+        elif isinstance(target, nn.Embedding):
+            yield _Call(f"x + {name_of(target)}(positions)", lambda x, ids: x + target(ids), width, (1, TRIAL), 1)
+        else:
+            yield from _calls_of(target, width)
+    for width, size in dict.fromkeys((table.shape[-1], size) for table in tables for size in table.shape[:-1]):
+        if 1 < size <= FAR and width in widths and not isinstance(target, (PositionEncoding, nn.Embedding)):
+            for sizes in ((2, size), (size, 2), (size,)):
+                called = f"f(x) of exactly {size} tokens"
+                yield _Call(called, lambda x, ids: target(x), width, sizes, None, is_fixed=True)
+
+
+def _calls_of(target: Any, width: int) -> Iterator[_Call]:
+    for arguments in arguments_of(target):
+        if arguments.given and not arguments.one_number:
+            for sizes, axis, shape in (
+                ((1, TRIAL), 1, (1, -1)), ((1, TRIAL), 1, (-1,)), ((TRIAL, 1), 0, (-1,)), ((TRIAL, 1), 0, (-1, 1)),
+                ((TRIAL,), 0, (-1,)),
+            ):  # fmt: skip
+
+                def told(x: Tensor, ids: Tensor, arguments: Any = arguments, shape: Any = shape) -> Any:
+                    return arguments.invoke(target, (x, x.clone())[: arguments.num_tokens], ids.reshape(shape))
+
+                yield _Call(arguments.words, told, width, sizes, axis)
+            continue
+
+        def counted(x: Tensor, ids: Tensor, arguments: Any = arguments) -> Any:
+            return arguments.invoke(target, (x, x.clone())[: arguments.num_tokens], 0)
+
+        called = arguments.words.replace("number of the first token", "0").partition(":")[0]
+        yield from (_Call(called, counted, width, sizes, None) for sizes in ((2, TRIAL), (TRIAL,), (2, 4, TRIAL)))
+
+
+def _report(
+    target: Any, call: _Call, along: tuple[int, ...], factor: float, expected: PositionEncoding | None
+) -> AdditionReport:
+    """What the vectors are, and where they end."""
+    last, ended, far, rows = None, None, 0, None
+    axis, *others = along
+    tokens = SHAPES[len(call.sizes), axis]
+    if others:
+        tokens = f"tensors with {len(call.sizes) + 1} axes"
+    else:
+        last, ended = _end(call, axis)
+        far = min(last, FAR)
+        rows = call.rows(torch.arange(far + 1), axis)
+    encoding = None if rows is None else _sinusoidal(rows)
+    agrees = None if encoding is None or rows is None else float((_vectors(encoding, far + 1) - rows).abs().max())
+    return AdditionReport(
+        subject=name_of(target), called=call.called, encoding=encoding, agrees=agrees, expected=expected,
+        differences=() if expected is None else tuple(_differences(rows, expected)), width=call.width, tokens=tokens,
+        along=along, given=call.axis is not None, factor=factor, last=last, ended=ended, far=far,
+    )  # fmt: skip
+
+
+def _end(call: _Call, axis: int) -> tuple[int, str | None]:
+    """The last position that has a vector, and the error of the next."""
+    if call.is_fixed:
+        return call.sizes[axis] - 1, None
+
+    def error_at(place: int) -> str | None:
+        try:
+            call.rows(torch.tensor([place]), axis)
+        except FAILED as error:
+            return type(error).__name__
+        return None
+
+    limit = MAX_INT32 if call.axis is not None else LARGEST // call.width - 1
+    low, high = TRIAL - 1, 2 * TRIAL
+    ended = error_at(high := min(high, limit))
+    while ended is None and high < limit:
+        low, high = high, min(2 * high, limit)
+        ended = error_at(high)
+    if ended is None:
+        return high, None
+    while high - low > 1:
+        middle = (low + high) // 2
+        error = error_at(middle)
+        low, high, ended = (middle, high, ended) if error is None else (low, middle, error)
+    return low, ended
+
+
+def _vectors(encoding: PositionEncoding, count: int) -> Tensor:
+    return encoding.embed(torch.zeros(1, count, getattr(encoding, "d_model", 1)))[0].double()
+
+
+def _sinusoidal(rows: Tensor) -> Sinusoidal | None:
+    """The encoding whose vectors these are: their sines and cosines are read as angles of a rotation."""
+    width, steps = rows.shape[1], [step for step in NEAR if step < len(rows)]
+    if width % 2 or len(steps) < 2:
+        return None
+    near = rows[[0, *steps]]
+    halves, turns = near.unflatten(1, (2, -1)), near.unflatten(1, (-1, 2)).mT
+    orders: tuple[tuple[First, int, int], ...] = (("sine", 0, 1), ("cosine", 1, 0))
+    for layout, parts in (("interleaved", turns), ("half", halves)):
+        scale = float(parts.square().sum(1).sqrt().median())
+        for first, sine, cosine in orders:
+            angles = torch.atan2(parts[:, sine], parts[:, cosine])
+            slopes, bent = slopes_of(wrapped(angles), steps, 1)
+            speeds, offsets = slopes[:, 0].tolist(), angles[0].tolist()
+            half = width // 2
+            blocks = tuple(
+                Block(dims=(pair, pair + half), frequencies=(speed,), of_second=(speed,), offset=offset)
+                for pair, (speed, offset) in enumerate(zip(speeds, offsets, strict=True))
+            )
+            rotation = Rotation(
+                blocks=blocks, mixed=2, factor=1.0, change=0.0, bent=bent, order=None, num_heads=None, same_heads=True,
+            )  # fmt: skip
+            ladder = encoding_of(rotation, width, 1) if min(speeds) > 0 else None
+            begin = rotation.begin
+            if not isinstance(ladder, Rotary) or not isinstance(ladder.scaling, Unscaled) or begin is None:
+                continue
+            if ladder.pairs.inv_freq is not None or begin < 0 or begin != int(begin):
+                continue
+            scale = 1.0 if math.isclose(scale, 1, rel_tol=SAME) else scale
+            options: dict[str, Any] = {"layout": layout, "first": first, "offset": int(begin), "scale": scale}
+            encoding = Sinusoidal(width, base=ladder.base, **options)
+            count = min(len(rows), NEAR[-1] + 1)
+            if float((_vectors(encoding, count) - rows[:count]).abs().max()) <= SAME * abs(scale):
+                return encoding
+    return None
+
+
+def _differences(rows: Tensor | None, expected: PositionEncoding) -> Iterator[str]:
+    """Where its vectors are not those of an encoding."""
+    if "embed" not in expected.doors():
+        yield "it adds vectors to tokens, and the encoding does not"
+        return
+    width = getattr(expected, "d_model", None)
+    if rows is None or width != rows.shape[1]:
+        yield f"its vectors have other axes or another width, the encoding has {width}"
+        return
+    apart = (_vectors(expected, len(rows)) - rows).abs().amax(1)
+    odd = (apart > SAME * max(1.0, float(rows.abs().max()))).nonzero()[:, 0]
+    if len(odd):
+        yield f"its vectors differ from position {int(odd[0])} on, by up to {float(apart.max()):.2g}"
