@@ -160,4 +160,6 @@ def test_what_is_no_rotation_is_named(folder: str) -> None:
     report = probed(case, None)
     assert not report.is_rotation
     assert report.encoding is None
-    assert any("the two members of" in warning for warning in report.warnings), report.warnings
+    assert any(
+        said in warning for warning in report.warnings for said in ("the two members of", "It is no rotation")
+    ), report.warnings

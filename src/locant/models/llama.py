@@ -93,6 +93,10 @@ EXAONE_4 = rotary_row(
 )
 
 
+APERTUS = rotary_row(
+    None, 65536, defaults={"rope_parameters": {"rope_type": "llama3", "rope_theta": 12000000.0, **LLAMA_3_1}}
+)
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": rotary_row(1e4, 2048, presets={"llama-3.1-8b": LLAMA_3_1_8B}, vllm=True),
     "llama4_text": rotary_row(
@@ -105,10 +109,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "ministral": rotary_row(1e4, 131072),
     "mixtral": rotary_row(1e6, 131072, vllm=True),
     **dict.fromkeys(("arcee", "olmoe", "starcoder2"), rotary_row(1e4, 4096, vllm=True)),
-    "apertus": rotary_row(
-        None, 65536, defaults={"rope_parameters": {"rope_type": "llama3", "rope_theta": 12000000.0, **LLAMA_3_1}},
-        vllm=True,
-    ),
+    "apertus": replace(APERTUS, vllm=True),
+    "apertus1p5_text": APERTUS,
     **dict.fromkeys(("bitnet", "csm"), rotary_row(5e5, 2048)),
     "cohere": rotary_row(5e5, 8192, keys=INTERLEAVED, vllm=True),
     "cohere2": rotary_row(

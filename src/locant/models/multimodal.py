@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from locant.arguments import shown
 from locant.errors import InputError
+from locant.kernels.rotary import Layout
 from locant.models.architecture import SHARE, Architecture, PairsOf, RotaryKeys, rotary_row
 from locant.models.config_values import HEADS, Config, flag_at, integer, number, required, sections_in
 from locant.models.layered import rope
@@ -27,7 +28,7 @@ def axes_in_turns(pairs: int, rows: int, columns: int) -> list[int]:
     return [pair % 3 if pair < reach.get(pair % 3, 0) else TIME for pair in range(pairs)]
 
 
-def _by_stride(*default: int) -> PairsOf:
+def _by_stride(*default: int, layout: Layout = "half") -> PairsOf:
     """Every third pair belongs to rows, and every third to columns, as far as their sections reach (Qwen3-VL)."""
 
     def pairs(config: Config, rope: Config, rotary_dim: int) -> Pairs:
@@ -36,7 +37,7 @@ def _by_stride(*default: int) -> PairsOf:
             raise InputError(got, "the configuration without it")
         _, rows, columns = sections_in(rope, default)
         axes = axes_in_turns((rotary_dim + 1) // 2, rows, columns)
-        return replace(Pairs.of(rotary_dim), axes=axes, num_axes=3)
+        return replace(Pairs.of(rotary_dim, layout=layout), axes=axes, num_axes=3)
 
     return pairs
 
@@ -115,6 +116,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "cosmos3_edge_text": rotary_row(
         None, 131072, 128, keys=QWEN_3,
         defaults={"rope_parameters": {**rope(1e8), "mrope_section": [24, 20, 20]}},
+    ),
+    "hy_v4_vl_text": rotary_row(
+        1e4, 262144,
+        keys=RotaryKeys(
+            layout="interleaved", head_dim_key="qk_rope_head_dim", rope_types=MROPE,
+            pairs=_by_stride(24, 20, 20, layout="interleaved"),
+        ),
+        defaults={"qk_rope_head_dim": 64},
     ),
     "qwen3_omni_moe_text": rotary_row(1e6, 32768, keys=replace(QWEN_3, rounds_down=True)),
     "qwen3_omni_moe_talker_text": rotary_row(1e4, 32768, keys=QWEN_3),
