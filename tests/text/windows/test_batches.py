@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -79,7 +77,7 @@ class TestABatch:
 
     def test_is_a_dict_without_other_keys(self) -> None:
         batch = Windows(np.arange(9), 4).__getitems__([0])
-        assert list(batch.keys()) == ["ids", "targets", "positions"]
+        assert list(batch) == ["ids", "targets", "positions"]
         with pytest.raises(KeyError, match="labels"):
             batch["labels"]  # type: ignore[typeddict-item]
 
@@ -169,20 +167,3 @@ def test_packed_rows_keep_their_positions() -> None:
         Windows(IDS, 4, mode="packed", documents=[0, 43], as_tuple=True)
     with refuses(RangeError, "as_tuple"):
         Windows(IDS, 4, as_tuple=1)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("mode", ["document", "packed"])
-def test_a_function_of_ones_own_gets_a_list_of_windows(mode: Any) -> None:
-    windows = Windows(np.arange(90), 8, mode=mode, documents=[0, 5, 11, 40, 90])
-    items = next(iter(DataLoader(windows, 3, collate_fn=lambda items: [*items])))
-    assert len(items) == 3
-    for number, item in enumerate(items):
-        wanted = windows[number]
-        assert item.keys() == wanted.keys()
-        assert torch.equal(item["ids"], wanted["ids"])
-        assert torch.equal(item["targets"], wanted["targets"])
-        assert torch.equal(item["positions"].index, wanted["positions"].index)
-        assert torch.equal(item["positions"].document, wanted["positions"].document)
-    measured = next(iter(DataLoader(windows, 3, collate_fn=lambda items: (len(items), items[0], items[-1]))))
-    assert measured[0] == 3
-    assert torch.equal(measured[2]["ids"], windows[2]["ids"])

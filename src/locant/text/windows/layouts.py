@@ -12,15 +12,15 @@ are in the order of their first pieces. Measured on two CPU cores: a million doc
 document leaves 70 in a hundred.
 
 A data loader fetches whole batches from `Windows`, which `collate` leaves as they are. A plain `DataLoader` uses
-`torch.utils.data.default_collate`, which looks up the type of the first item in a table: the windows of a batch have
-a type of their own, with an entry in that table, as `Positions` has. A function of one's own gets a list of windows.
+`torch.utils.data.default_collate`, which looks up the type of the first item in a table: a `Batch` is its own first
+item and has an entry in that table, as `Positions` has.
 """
 
 from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, TypedDict, cast
 
@@ -62,33 +62,13 @@ class Pairs(Sequence[tuple[Tensor, Tensor]]):
         return self.ids[index], self.targets[index]
 
 
-class _Window(dict[str, object]):
-    """A window of a batch; `default_collate` finds by this type that the batch needs no collating."""
+class _WholeBatch(dict[str, object]):
+    """A batch that needs no collating: for `default_collate`, its first item is the batch itself."""
 
-
-class _WholeBatch(dict[str, Any]):
-    """A batch that needs no collating, and for a ``collate_fn`` of one's own the list of its windows.
-
-    Its length is their number, an integer is the place of one, and it iterates over them; names are those of a `Batch`.
-    """
-
-    def __len__(self) -> int:
-        return len(self["ids"])
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(self.__missing__, range(len(self)))
-
-    def __missing__(self, key: object) -> _Window:
-        if not isinstance(key, int):
-            raise KeyError(key)
-        if not -len(self) <= key < len(self):
-            raise IndexError(key)
-        row = key % len(self)
-        positions: Positions = self["positions"]
-        if positions.batch > 1:
-            index, document = positions.index[row : row + 1], positions.document[row : row + 1]
-            positions = Positions(index, document, None, 0, positions.max_index)
-        return _Window(ids=self["ids"][row], targets=self["targets"][row], positions=positions)
+    def __missing__(self, key: object) -> _WholeBatch:
+        if key == 0:
+            return self
+        raise KeyError(key)
 
 
 def whole_batch(ids: Int[Tensor, "batch length"], targets: Int[Tensor, "batch length"], positions: Positions) -> Batch:
@@ -99,7 +79,7 @@ def whole_batch(ids: Int[Tensor, "batch length"], targets: Int[Tensor, "batch le
 def collate(batch: Any) -> Any:
     """A batch as it is; a list of windows stacked, dicts or pairs."""
     if isinstance(batch, dict):
-        return {name: batch[name] for name in batch.keys()}  # noqa: SIM118  # a whole batch iterates over its windows
+        return dict(batch)
     if isinstance(batch, Pairs):
         return batch.ids, batch.targets
     if isinstance(batch[0], tuple):
@@ -120,7 +100,7 @@ def _stacked(rows: Sequence[Positions]) -> Positions:
     return Positions(index, document, None, 0, max(highs) if len(highs) == len(rows) else None)
 
 
-default_collate_fn_map[_Window] = lambda batch, collate_fn_map=None: collate(batch)
+default_collate_fn_map[_WholeBatch] = lambda batch, collate_fn_map=None: collate(batch)
 default_collate_fn_map[Positions] = lambda batch, collate_fn_map=None: _stacked(batch)
 
 
