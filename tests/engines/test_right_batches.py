@@ -22,6 +22,7 @@ from transformers import DataCollatorWithFlattening, DataCollatorWithPadding, Pr
 from transformers.masking_utils import create_causal_mask
 
 from locant.engines.batches import check_batch, pack_documents
+from locant.swapping.forward_arguments import CACHE, named_argument
 from tests.engines.test_batch_images import Part, batch_of, require_seconds
 from tests.engines.tiny_models import LONGEST, Place, off_by, tiny
 from tests.tolerances import LOGITS
@@ -97,8 +98,9 @@ def as_made_by_transformers(kind: str, lengths: Sequence[int]) -> Right:
     """A padded batch with the mask of four axes that the library itself makes from the one of two."""
     right = padded(lengths, "left", ids=True)
     ids = right.batch["input_ids"]
+    name = named_argument(create_causal_mask, "the cache", *CACHE)
     mask = create_causal_mask(
-        model_of(kind).config, torch.zeros(*ids.shape, 32), right.batch["attention_mask"], past_key_values=None
+        model_of(kind).config, torch.zeros(*ids.shape, 32), right.batch["attention_mask"], **{name: None}
     )
     return right._replace(batch={**right.batch, "attention_mask": mask})
 
