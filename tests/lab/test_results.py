@@ -83,7 +83,7 @@ def test_records_of_another_version_are_measured_anew(tmp_path: Path) -> None:
     settings = EvaluationSettings(lengths=(16,), ways=("own",), windows=2, keys=0, device="cpu")
     found = evaluate_model(model, files, settings, output=tmp_path / "out")
     for version, is_reused in ((found["environment"]["locant"], True), ("0.0.1", False)):
-        marked = [{**found["records"][0], "seconds": -1}]
+        marked = [{**found["records"][0], "seconds": -1.0}]
         earlier = {**found, "environment": {**found["environment"], "locant": version}, "records": marked}
         (tmp_path / "out" / "results.json").write_text(json.dumps(earlier))
         again = evaluate_model(model, files, settings, output=tmp_path / "out")["records"][0]

@@ -138,7 +138,7 @@ def progress_bar(unit: str = "B") -> Generator[Callable[..., None]]:
 def _progress_line(done: int, total: int | None, before: int, seconds: float, unit: str, said: str) -> str:
     """How far a run is that began with so much done and has taken so many seconds.
 
-    >>> _progress_line(30, 120, 0, 60, "window", "base 10,000")
+    >>> _progress_line(30, 120, 0, 60.0, "window", "base 10,000")
     'window 30 of 120, about 3:00 left: base 10,000'
     """
     parts = [f"{unit} {done:,}" if total is None else f"{unit} {done:,} of {total:,}"]

@@ -78,6 +78,7 @@ def test_published_configurations_turn_as_in_transformers_bit_for_bit(name: str)
         assert_same_bits(config, around(length), layer_type_of(facts))
 
 
+@pytest.mark.filterwarnings("ignore:.*is not the encoding of all layers:UserWarning")
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_dictionary_and_the_object_made_of_it_say_the_same(name: str) -> None:
     facts = PUBLISHED[name]

@@ -359,7 +359,7 @@ def likely_other_encoding(data: bytes) -> str | None:
     """Why the beginning of a text is likely not UTF-8, or ``None`` if it may be.
 
     >>> likely_other_encoding("déjà vu, à l'été".encode("cp1252"))
-    '4 of its first 16 characters are not UTF-8'
+    '4 of its first 15 characters are not UTF-8'
     >>> likely_other_encoding("déjà vu, à l'été".encode()[:-1]) is None  # which ends within a letter
     True
     """
