@@ -142,7 +142,7 @@ test_mistakes_cost_one_line = refused(
 
 def parts_of(folder: Path) -> list[Path]:
     """The finished parts of unfinished work."""
-    return [*folder.glob("store/.prepare/part-?????")]
+    return [*folder.glob("store/.prepare/part-????????????????")]
 
 
 def interrupted(words: list[str], folder: Path) -> tuple[int, str, str]:

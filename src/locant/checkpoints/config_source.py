@@ -144,7 +144,7 @@ def _preset(name: str) -> dict[str, Any]:
         from transformers import CONFIG_MAPPING
 
         architectures = [*CONFIG_MAPPING]
-    close = [one for names in (known, architectures) for one in difflib.get_close_matches(name.lower(), names, 1, 0.5)]
+    close = [one for names in (known, architectures) for one in difflib.get_close_matches(name.lower(), names, 1, 0.6)]
     other = "no architecture of transformers" if architectures else "no name of an architecture, without transformers"
     got = f"got {name!r}, which is no file, no folder, {other}, and none of the presets {', '.join(known)}"
     raise InputError(got, f"{close[0]!r}, did you mean that?" if close else f"the path of a {CONFIG}")

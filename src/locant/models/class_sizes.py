@@ -107,8 +107,7 @@ _SIZES: Mapping[tuple[int, int], str] = {
     """,
     (4096, 32): """
         apertus apertus1p5_text aria_text bamba chameleon deepseek_ocr2_encoder deepseek_ocr2_text emu3_text_model
-        evolla
-        exaone4 exaone_moe falcon_h1 flex_olmo glm4v_text glm_image_text granite granite4_vision_text
+        evolla exaone4 exaone_moe falcon_h1 flex_olmo glm4v_text glm_image_text granite granite4_vision_text
         granitemoe granitemoe_swa granitemoehybrid granitemoeshared hunyuan_v1_dense hunyuan_v1_moe
         hunyuan_vl_text hyperclovax idefics llama minimax ministral mistral mixtral mllama_text_model moshi
         olmo olmo2 olmo3 phimoe qwen2 ultrabert voxtral_realtime_text

@@ -76,7 +76,8 @@ def part_of(whole: Config, part: Config | object, others: Config | None = None) 
     """
     if not isinstance(part, Mapping):
         return config_dict(part)
-    name = TYPE_OF_PART.get(str(whole.get("model_type")))
+    model_type = whole.get("model_type")
+    name = TYPE_OF_PART.get(model_type) if isinstance(model_type, str) else None
     stated = {} if name is None or part.get("model_type") is not None else {"model_type": name}
     return config_dict({**part, **(others or {}), **stated})
 

@@ -210,12 +210,11 @@ class Problems:
         """A line for each kind of problem that there is."""
         kinds = (
             (self.skipped, "bad record", "skipped"),
-            (self.not_utf8, "document", "not in the encoding as which it was read"),
+            (self.not_utf8, "document", "read with replacement characters, for bytes that its encoding does not have"),
         )
         return [
-            f"{total} {noun}{'s' * (total != 1)} {'were' if total != 1 else 'was'} "
-            f"{said if total == 1 else said.replace('it was', 'they were')}: {_by_file(counts)}"
-            for counts, noun, said in kinds
+            f"{total} {noun}{'s' * (total != 1)} {'were' if total != 1 else 'was'} {what}: {_by_file(counts)}"
+            for counts, noun, what in kinds
             if (total := sum(counts.values()))
         ]
 
@@ -239,8 +238,9 @@ def problems(store: TokenStore) -> Problems:
 def _warn_of_left_out(request: Request) -> None:
     if request.left_out:
         total = sum(request.left_out.values())
-        what = f"{total} file{'s' * (total != 1)} left out, which end otherwise"
-        warnings.warn(f"{what} than in {SUFFIXES}: {spelled_counts(Counter(request.left_out))}", stacklevel=3)
+        counts = spelled_counts(Counter(request.left_out))
+        what = f"{total} file{'s' * (total != 1)} left out: {counts}"
+        warnings.warn(f"{what}. The names of files that are read end in {SUFFIXES}", stacklevel=3)
 
 
 def _require_sense(
