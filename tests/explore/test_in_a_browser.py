@@ -14,6 +14,7 @@ import torch
 
 from locant.explore import widget
 from locant.explore.screens import answer, screens
+from locant.explore.screens.known_bugs import ENTRIES
 from locant.explore.session import Session
 from tests.explore.conftest import SHOWN, Opens, explorer
 from tests.explore.screens import EVALUATED, SCREENS
@@ -187,7 +188,7 @@ def test_another_encoding_changes_what_a_word_attends_to(opened: Opens) -> None:
 
 def test_all_bugs_are_browsed_and_one_that_can_be_seen_is_shown(opened: Opens) -> None:
     page = opened("known_bugs")
-    assert page.locator(".bugs li").count() == 110
+    assert page.locator(".bugs li").count() == len(ENTRIES)
     source = page.locator(".bugs li").first.get_by_role("link").first
     assert source.get_attribute("href") == "https://github.com/EleutherAI/gpt-neox/issues/1003"
     assert source.get_attribute("rel") == "noreferrer"

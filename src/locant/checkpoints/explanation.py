@@ -20,6 +20,7 @@ from locant.embedding.table import TableSize, table_sizes
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import (
     LENGTHS,
+    NUM_LAYERS,
     WIDTHS,
     Config,
     flag,
@@ -41,7 +42,6 @@ from locant.positions.scaling import DynamicNTK, Linear, LongRoPE, Proportional,
 AXES = ("time", "rows", "columns")
 """What the axes of positions of images and video count."""
 
-COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 MOST = 10_000
 """Layers that are listed; no published model has a tenth of them."""
 
@@ -358,7 +358,7 @@ def layer_strip(config: Mapping[str, Any] | object) -> tuple[Layer, ...]:
     full = with_defaults(config)
     if isinstance(full.get("num_hidden_layers"), Mapping):  # one number for each of several parts (LXMERT)
         return ()
-    count = min(integer_at(full, *COUNTS) or 0, MOST)
+    count = min(integer_at(full, *NUM_LAYERS) or 0, MOST)
     kinds = layer_types(full)
     reaches = reach_by_layer(full, row, count)
     if kinds == ("encoder", "decoder"):

@@ -29,7 +29,7 @@ from locant.checkpoints.config_source import CONFIG, read_json, require_no_code
 from locant.errors import InputError, RangeError, Remedy
 from locant.extras import require
 from locant.lab.unfinished import random_numbers_kept
-from locant.models.config_values import HEADS, WIDTHS, integer
+from locant.models.config_values import HEADS, NUM_LAYERS, WIDTHS, integer
 from locant.models.registry import with_defaults
 from locant.models.rope_parameters import stated_trained_length
 from locant.swapping.added_point import own_tables
@@ -38,7 +38,7 @@ from locant.text.corpus import Corpus
 from locant.text.tokenizer import Tokenizer
 
 MOST = {
-    "layers": (("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 1_000),
+    "layers": (NUM_LAYERS, 1_000),
     "width": (WIDTHS, 2**20),
     "heads": (HEADS, 2**16),
     "head_dim": (("head_dim",), 2**16),

@@ -15,6 +15,7 @@ Config = Mapping[str, Any]
 
 WIDTHS = ("hidden_size", "n_embd", "d_model", "n_embed")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+NUM_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 TRAINED = "original_max_position_embeddings"
 

@@ -10,7 +10,7 @@ from locant.arguments import flag, shown
 from locant.errors import InputError, LocantError, Remedy
 from locant.kernels.rotary import Layout
 from locant.models.architecture import UNKNOWN, Architecture
-from locant.models.config_values import Config, layer_types_in, required
+from locant.models.config_values import NUM_LAYERS, Config, layer_types_in, required
 from locant.models.layered import full_every
 from locant.models.registry import class_sizes, flat_part, read, read_known, with_defaults
 from locant.models.rope_parameters import ropes_by_layer
@@ -183,9 +183,6 @@ def _kinds_by_layer(config: Config, architecture: Architecture) -> tuple[str | N
         got = f"got a {config.get('model_type')} configuration without the kind of each layer: {', '.join(kinds)}"
         raise InputError(got, "encoding_from_config with a layer_type, or layer_types with a name for each layer")
     return types
-
-
-NUM_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
 def rotary_from_config(

@@ -10,9 +10,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import Architecture
-from locant.models.config_values import HEADS, WIDTHS, Config, flag_at, integer, patches, required
+from locant.models.config_values import HEADS, WIDTHS, Config, flag_at, integer, patches, required, stated
 from locant.models.learned_tables import NOT_COMPARED, row_of
 from locant.models.vision import SAM, learned_grid
 from locant.positions.base import PositionEncoding
@@ -73,11 +74,19 @@ def _vivit(config: Config, layer_type: str | None) -> PositionEncoding:
     return Learned(1 + tubes, required(config, *WIDTHS))
 
 
+def _heads_by_stage(config: Config) -> list[int]:
+    heads = stated(config, HEADS[0], "[4, 8, 16, 32], a number for each stage")
+    if not isinstance(heads, (list, tuple)) or not heads:
+        got = f"got {HEADS[0]}={shown(heads)}, expected a list with a number of heads for each stage"
+        raise InputError(got, "[4, 8, 16, 32]")
+    return [integer(HEADS[0], each) for each in heads]
+
+
 def _clap(config: Config, layer_type: str | None) -> PositionEncoding:
     """Swin's bias in windows; each stage has a number of heads of its own."""
     stage = int((layer_type or "stage1").removeprefix("stage")) - 1
     window = required(config, "window_size")
-    return GridBias(integer(HEADS[0], config[HEADS[0]][stage]), window, window)
+    return GridBias(_heads_by_stage(config)[stage], window, window)
 
 
 def _refused(scheme: str, remedy: str = "locant.PositionEncoding, with an embed or bias of your own") -> Architecture:
@@ -180,7 +189,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "clap_audio_model": Architecture(
         encoding=_clap, inputs=NOT_COMPARED, default_layer_type="stage1", defaults={"window_size": 8},
-        layer_types=lambda config: tuple(f"stage{number + 1}" for number in range(len(config.get(HEADS[0], (1,))))),
+        layer_types=lambda config: tuple(f"stage{number + 1}" for number in range(len(_heads_by_stage(config)))),
     ),
     **dict.fromkeys(
         (
