@@ -188,7 +188,7 @@ def test_another_encoding_changes_what_a_word_attends_to(opened: Opens) -> None:
 
 def test_all_bugs_are_browsed_and_one_that_can_be_seen_is_shown(opened: Opens) -> None:
     page = opened("known_bugs")
-    assert page.locator(".bugs li").count() == len(ENTRIES)
+    assert page.locator(".bugs li").count() == len(json.loads(ENTRIES.read_text(encoding="utf-8")))
     source = page.locator(".bugs li").first.get_by_role("link").first
     assert source.get_attribute("href") == "https://github.com/EleutherAI/gpt-neox/issues/1003"
     assert source.get_attribute("rel") == "noreferrer"
