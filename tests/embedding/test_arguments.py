@@ -27,7 +27,7 @@ CLASSES = [one for one in vars(embedding).values() if inspect.isclass(one) and i
 ACCEPTED: dict[str, Collection[str]] = {
     "scale": {"None"} | REAL, "scale_sum": {"None"} | REAL, "max_seq_len": {"None"},
     "init_std": {"None", "0"} | POSITIVE, "padding_idx": {"None", "0", "-1"},
-    "dropout": {"0", "tiny"}, "max_len": {"None"}, "encoding": {"None"}, "norm": {"None"},
+    "dropout": {"0", "tiny"}, "max_len": {"None"}, "encoding": {"None"}, "norm": {"None"}, "backend": {"None"},
     "InputEmbedding.num_segments": {"0"},
 }  # fmt: skip
 typed = pytest.mark.unchecked  # the shape checks refuse the numbers of other libraries

@@ -27,14 +27,13 @@ ENCODINGS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("backend", ["auto", "plain"])
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("weights_are_real", [False, True])
-def test_shapes_without_data(encoding: str, backend: Any, weights_are_real: bool) -> None:
+def test_shapes_without_data(encoding: str, weights_are_real: bool) -> None:
     """Planners of memory and of parallelism run a model on fake tensors; there are no ids to look at."""
 
     def build() -> InputEmbedding:
-        return InputEmbedding(7, 4, encoding=ENCODINGS[encoding](), num_segments=2, norm="layer_norm", backend=backend)
+        return InputEmbedding(7, 4, encoding=ENCODINGS[encoding](), num_segments=2, norm="layer_norm")
 
     real = build()
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -52,9 +51,8 @@ def test_shapes_without_data(encoding: str, backend: Any, weights_are_real: bool
     assert real(torch.zeros(1, 2, dtype=torch.long)).shape == (1, 2, 4)  # and nothing of it stays behind
 
 
-@pytest.mark.parametrize("backend", ["auto", "plain"])
-def test_what_is_no_tensor_is_refused(backend: Any) -> None:
-    embedding = InputEmbedding(7, 4, num_segments=2, backend=backend)
+def test_what_is_no_tensor_is_refused() -> None:
+    embedding = InputEmbedding(7, 4, num_segments=2)
     with refuses(ShapeError, "list", "expected a tensor", "tensor("):
         embedding.combine([[[1.0, 2.0, 3.0, 4.0]]])  # type: ignore[arg-type]
     with refuses(ShapeError, "list", "expected a tensor"):

@@ -40,9 +40,8 @@ FORMS = [
 
 
 @pytest.mark.parametrize("ids", FORMS, ids=lambda ids: f"{type(ids).__name__} {getattr(ids, 'dtype', '')}")
-@pytest.mark.parametrize("backend", ["plain", "auto"])
-def test_ids_of_one_row_may_come_as_they_are(ids: Any, backend: Any) -> None:
-    embedding = InputEmbedding(11, 6, encoding=Learned(9, 6), backend=backend)
+def test_ids_of_one_row_may_come_as_they_are(ids: Any) -> None:
+    embedding = InputEmbedding(11, 6, encoding=Learned(9, 6))
     rows = F.embedding(torch.tensor(ROW), embedding.token.weight)
     assert torch.equal(embedding.token(ids), rows)
     assert torch.equal(embedding(ids), (rows + embedding.encoding.weight[:4])[None])
@@ -100,9 +99,8 @@ def test_a_text_is_sent_to_a_tokenizer(text: Any) -> None:
         TokenEmbedding(11, 6)(text)
 
 
-@pytest.mark.parametrize("backend", ["plain", "auto"])
-def test_segments_come_in_the_forms_of_ids(backend: Any) -> None:
-    embedding = InputEmbedding(11, 6, encoding=Learned(9, 6), num_segments=2, backend=backend)
+def test_segments_come_in_the_forms_of_ids() -> None:
+    embedding = InputEmbedding(11, 6, encoding=Learned(9, 6), num_segments=2)
     segments = [0, 0, 1, 1]
     expected = embedding(torch.tensor([ROW]), segments=torch.tensor([segments]))
     for form in (segments, [segments], np.array(segments), torch.tensor(segments)):

@@ -123,8 +123,7 @@ def test_gradients_reach_every_table() -> None:
 
 def test_vectors_embedded_elsewhere_get_everything_but_the_scale() -> None:
     options = {"encoding": Sinusoidal(6), "num_segments": 2, "norm": "layer_norm"}
-    # In one pass, a norm adds up in another order.
-    embedding = InputEmbedding(11, 6, scale=100.0, backend="plain", **options)
+    embedding = InputEmbedding(11, 6, scale=100.0, **options)
     x, positions, segments = torch.randn(2, 5, 6), Positions.packed([2, 3]), torch.randint(2, (2, 5))
     ids = torch.randint(11, (2, 5))
     assert torch.equal(

@@ -86,7 +86,6 @@ def test_the_input_of_the_first_layer_is_transformers(name: str, dtype: torch.dt
     ids = torch.randint(2, 37, (3, 7))
     segments = torch.randint(2, (3, 7)) if name in WITH_SEGMENTS else None
     expected = first_input(name, theirs, ids, segments)
-    ours.backend = "plain"
     assert torch.equal(ours(ids, segments=segments), expected)
     assert {parameter.dtype for parameter in ours.parameters()} == {dtype}
     token = TokenEmbedding.from_pretrained(tmp_path)
@@ -121,11 +120,11 @@ def test_a_table_is_mapped_and_its_file_stays_as_it_is(tmp_path: Path) -> None:
     assert embedding.token.weight.untyped_storage().nbytes() == 37 * 16 * 4, "the whole file would be saved with it"
 
 
-def test_the_sum_of_one_pass_has_berts_bits(tmp_path: Path) -> None:
+def test_the_sum_has_berts_bits(tmp_path: Path) -> None:
     theirs = saved("bert", tmp_path)
     theirs.embeddings.LayerNorm = nn.Identity()
     ours = InputEmbedding.from_pretrained(tmp_path)
-    ours.norm, ours.backend = None, "fused"
+    ours.norm = None
     ids, segments = torch.randint(37, (3, 7)), torch.randint(2, (3, 7))
     assert torch.equal(ours(ids, segments=segments), theirs.embeddings(ids, token_type_ids=segments))
 
@@ -134,7 +133,6 @@ def test_positions_of_roberta_begin_behind_two_rows(tmp_path: Path) -> None:
     theirs = saved("roberta", tmp_path)
     ours = InputEmbedding.from_pretrained(tmp_path)
     ids, late = torch.randint(2, 37, (1, 3)), Positions.after(8, 3)
-    ours.backend = "plain"
     assert torch.equal(ours(ids, late), theirs.embeddings(ids, position_ids=late.index + 2))
     with refuses(RangeError, "max_seq_len=11"):
         ours(torch.full((1, 12), 2))

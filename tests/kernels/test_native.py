@@ -233,11 +233,11 @@ def test_a_forked_process_does_not_wait_for_threads_that_it_lacks() -> None:
 
 
 class Rotated(Dataset[torch.Tensor]):
-    """Items that are computed by native kernels: embedded, rotated and attended to over a cache."""
+    """Items that are computed by native kernels: rotated and attended to over a cache."""
 
     def __init__(self) -> None:
         self.rotary, self.encoding, self.keys = Rotary(64), ALiBi(8), Positions.arange(600)
-        self.embedding = InputEmbedding(50, 512, encoding=Learned(600, 512), norm="layer_norm", backend="fused")
+        self.embedding = InputEmbedding(50, 512, encoding=Learned(600, 512), norm="layer_norm")
         self.ids = torch.randint(50, (1, 600))
 
     def __len__(self) -> int:

@@ -66,7 +66,6 @@ def test_a_race_would_be_seen(tmp_path: Path) -> None:
 
 TESTS = [
     "tests/kernels/rotary/test_cpu.py",
-    "tests/kernels/input_embedding/test_native.py",
     "tests/kernels/test_distance_decoding.py",
     "tests/text/windows/test_native.py",
 ]

@@ -191,8 +191,7 @@ def garbage(ids: Tensor) -> Tensor:
 
 EMBEDDINGS: dict[str, Callable[[], nn.Module]] = {
     "tokens alone": lambda: TokenEmbedding(8, 4),
-    "modules in a row": lambda: InputEmbedding(8, 4, norm=nn.RMSNorm(4)),
-    "in one pass": lambda: InputEmbedding(8, 4, norm="layer_norm"),
+    "an input": lambda: InputEmbedding(8, 4, norm="layer_norm"),
 }
 
 

@@ -218,7 +218,7 @@ def test_83_the_gradient_is_the_same_bits_every_time() -> None:
     """PaddlePaddle/Paddle#50245, pytorch/pytorch#102628, #187682 and #172454: gradients that differ from run to run.
 
     Where many tokens have one id, their gradients are added with atomics, in whatever order they arrive. Here a few hot
-    ids, on one thread and on two; a hundred passes in `tests/kernels/input_embedding`.
+    ids, on one thread and on two.
     """
     ids = torch.randint(3, (8, 512))
     ids[torch.rand(8, 512) < 0.05] = 49

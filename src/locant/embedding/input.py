@@ -1,39 +1,24 @@
-"""The input of a transformer: token + segment + position, in this order, then optionally a norm and dropout.
-
-The plain path, module after module, is the definition. On a CPU one pass does it all where it can, see `why_plain`: in
-float32 without norm and dropout bit for bit the same; a norm's sums are added in another order, and narrower tables are
-rounded once. Which is taken depends on the modules, their hooks and dtypes and never on how many tokens there are: a
-token alone gets the bits it gets in a batch.
-"""
+"""The input of a transformer: token + segment + position, in this order, then optionally a norm and dropout."""
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
-from torch.nn.modules import module as hooks
 
 from locant.arguments import MAX_WIDTH, one_of, real, shape_error, shown, whole
-from locant.embedding.table import Ids, RaisesLater, Table, ids_of, require_ids
+from locant.embedding.table import Ids, RaisesLater, ids_of
 from locant.embedding.token import Init, Scale, SegmentEmbedding, TokenEmbedding, factor_of, require_segments, to_scale
 from locant.errors import LocantError, RangeError, ShapeError
-from locant.kernels.input_embedding import input_embedding
-from locant.kernels.input_embedding.native import DTYPES, FORWARD
-from locant.kernels.native import has
-from locant.kernels.transforms import in_forward_mode, is_exporting, is_graph_transformed, is_transforming
 from locant.positions import PositionEncoding, Positions
 from locant.positions.base import build, width_remedy
 from locant.positions.positions import Where, from_zero, require_positions
 from locant.positions.registry import find
 from locant.tensors import require_tensor
-
-Backend = Literal["auto", "fused", "plain"]
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # no public API
-MAX_DROPOUT = 1 - 2.0**-16  # of 16 random bits, one value at least has to be kept
 
 
 class InputEmbedding(RaisesLater):
@@ -56,10 +41,10 @@ class InputEmbedding(RaisesLater):
         scale_sum: what the sum of tokens, segments and positions is multiplied with, as `scale`.
         norm: ``"layer_norm"`` (eps 1e-5), or any module applied to the sum.
         dropout: probability, after the norm.
-        backend: ``"plain"`` calls one module after another; ``"fused"`` does everything in one pass and raises where
-            that is not possible, as on a GPU, where ``torch.compile`` makes one kernel of the modules; ``"auto"`` is
-            fused where possible, see `why_plain`. The fused one rounds less often. On a GPU nothing waits to check the
-            ids: an id without a row gives NaN, and a `RangeError` at a later call or in `raise_deferred_errors`.
+        backend: has no effect since the modules are always called one after another; it goes with the next release.
+
+    On a GPU nothing waits until the ids are checked. An id without a row gives NaN, and a later call or
+    `raise_deferred_errors` raises a `RangeError`.
 
     >>> from locant.positions import Learned
     >>> embedding = InputEmbedding(10_000, 256, encoding=Learned(512, 256))
@@ -87,10 +72,13 @@ class InputEmbedding(RaisesLater):
         norm: nn.Module | Literal["layer_norm"] | None = None,
         dropout: float = 0.0,
         padding_idx: int | None = None,
-        backend: Backend = "auto",
+        backend: str | None = None,
     ) -> None:
         super().__init__()
-        one_of("backend", backend, get_args(Backend))
+        if backend is not None:
+            one_of("backend", backend, ("auto", "fused", "plain"))
+            message = "InputEmbedding(backend=...) has no effect and goes with the next release; leave it out"
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
         dropout = real("dropout", dropout, low=0, below=1, remedy="dropout=0.1, a probability")
         num_segments = whole("num_segments", num_segments, 0, remedy="num_segments=2, or 0 for none")
         if not (norm is None or isinstance(norm, nn.Module) or (isinstance(norm, str) and norm == "layer_norm")):
@@ -112,7 +100,6 @@ class InputEmbedding(RaisesLater):
         self.segment = SegmentEmbedding(num_segments, d_model) if num_segments else None
         self.norm = nn.LayerNorm(int(d_model)) if isinstance(norm, str) else norm
         self.dropout = nn.Dropout(dropout)
-        self.backend: Backend = backend
 
     @classmethod
     def from_pretrained(cls, folder: Path | str, *, dtype: torch.dtype | None = None) -> InputEmbedding:
@@ -156,12 +143,6 @@ class InputEmbedding(RaisesLater):
             segments = segments[None] if segments.ndim == 1 else segments
         if ids.ndim != 2:
             raise shape_error("ids", ids, "(batch, seq), or (seq,) for one row", "ids.flatten(1)")
-        if self.backend != "plain":
-            why = why_plain(self)
-            if why is None:
-                return _in_one_pass(self, ids, positions, segments)
-            if self.backend == "fused":
-                raise LocantError(f"got backend='fused', but {why}", "backend='auto'")
         return self.combine(self.token(ids), positions, segments)
 
     def combine(
@@ -239,117 +220,3 @@ def _position_width(encoding: PositionEncoding) -> int:
         got = f"got combine='concat' with {type(encoding).__name__}, expected an encoding that adds vectors"
         raise RangeError(got, "encoding=Sinusoidal(64)")
     return width
-
-
-def why_plain(embedding: InputEmbedding) -> str | None:
-    """Why this embedding cannot be computed in one pass, or ``None`` where it can.
-
-    >>> why_plain(InputEmbedding(11, 6, norm=nn.RMSNorm(6)))
-    'the norm is a RMSNorm'
-    >>> why_plain(InputEmbedding(11, 6, norm="layer_norm")) is None
-    True
-    """
-    return _why_these_modules(embedding) or _why_these_tensors(embedding) or _why_now(embedding)
-
-
-def _why_these_modules(embedding: InputEmbedding) -> str | None:
-    norm, encoding = embedding.norm, embedding.encoding
-    if embedding.combine_by != "add":
-        return "position is concatenated"
-    if embedding.scale_sum is not None:
-        return "the sum is scaled"
-    if type(embedding.token) is not TokenEmbedding or type(embedding.token.table) is not Table:
-        return "the token table is split or of another kind"
-    if embedding.segment is not None and type(embedding.segment) is not SegmentEmbedding:
-        return f"the segments are a {type(embedding.segment).__name__}"
-    adds_nothing = type(encoding).embed is PositionEncoding.embed
-    if not (adds_nothing or _adds_rows(type(encoding))):
-        return f"the encoding is a {type(encoding).__name__}"
-    if norm is not None and (type(norm) is not nn.LayerNorm or norm.normalized_shape != (embedding.token.d_model,)):
-        return f"the norm is a {type(norm).__name__}"
-    if type(embedding.dropout) is not nn.Dropout or embedding.dropout.p >= MAX_DROPOUT:
-        return f"the dropout is {embedding.dropout}"
-    if not adds_nothing and getattr(encoding, "d_model", None) != embedding.token.d_model:
-        return "the encoding is of another width"
-    if adds_nothing and embedding.segment is None and norm is None:
-        return "there is nothing to add to the token rows"
-    return next((why for part in embedding.children() if (why := _why_called(part))), None)
-
-
-def _adds_rows(kind: type[PositionEncoding]) -> bool:
-    """Whether this very class says which rows of a table its `embed` adds."""
-    return "added_rows" in vars(kind)
-
-
-_adds_rows._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in `locant.kernels.transforms`
-
-
-def _why_called(part: nn.Module) -> str | None:
-    """Hooks run when a module is called, and so does a `forward` that was put into it."""
-    if any(part.__dict__.get(name) for name in HOOKS) or "forward" in part.__dict__ or "embed" in part.__dict__:
-        return f"the {type(part).__name__} has hooks or a forward of its own"
-    return None
-
-
-def _why_these_tensors(embedding: InputEmbedding) -> str | None:
-    weight = embedding.token.weight
-    for table in embedding.parameters():
-        if type(table) not in (Tensor, nn.Parameter):
-            return f"a table is a {type(table).__name__}"
-        if table.dtype != weight.dtype or table.device != weight.device:
-            return "the tables differ in dtype or device"
-    if weight.dtype not in DTYPES:
-        return f"the tables are of dtype {weight.dtype}"
-    if weight.device.type != "cpu":
-        return f"there is no kernel for {weight.device.type}"
-    if not has(FORWARD):
-        return "the native kernels are not there: python -m locant.kernels.native"
-    return None
-
-
-def _why_now(embedding: InputEmbedding) -> str | None:
-    weight = embedding.token.weight
-    if weight.dtype.itemsize < 4 and torch.is_autocast_enabled(weight.device.type):
-        return "autocast chooses dtypes between the modules"
-    if is_exporting():
-        return "the graph leaves this package"
-    if is_graph_transformed():
-        return "a transform of functions is at work"
-    if torch.compiler.is_compiling():
-        return None
-    if hooks._has_any_global_hook():  # pyright: ignore[reportPrivateUsage]  # it has no public API
-        return "there are hooks on every module"
-    if in_forward_mode() or is_transforming():
-        return "a transform of functions is at work"
-    return None
-
-
-def _in_one_pass(
-    embedding: InputEmbedding,
-    ids: Integer[Tensor, "batch seq"],
-    positions: Where,
-    segments: Integer[Tensor, "batch seq"] | None,
-) -> Float[Tensor, "batch seq d_model"]:
-    """The result of the plain path; `why_plain` has to be ``None``."""
-    token, norm, segment = embedding.token, embedding.norm, embedding.segment
-    weight = token.weight
-    ids = require_ids(ids, token.vocab_size, "TokenEmbedding", "vocab_size", weight.device)
-    positions = _standing(embedding.encoding, ids, positions)
-    if positions.start is not None and positions.batch > 1:
-        positions = Positions.after(positions.start, positions.seq_len, device=ids.device)  # one row for all
-    index, rows = embedding.encoding.added_rows(
-        positions, ids.numel(), torch.promote_types(weight.dtype, torch.float32)
-    )
-    require_segments(segment, segments, ids.shape)
-    if segment is not None and segments is not None:
-        num_segments = segment.weight.shape[0]
-        segments = require_ids(segments, num_segments, "SegmentEmbedding", "num_segments", weight.device)
-    p = embedding.dropout.p if embedding.dropout.training else 0.0
-    y, _, _ = input_embedding(
-        ids, weight, index, rows, segments, None if segment is None else segment.weight,
-        norm.weight if isinstance(norm, nn.LayerNorm) else None,
-        norm.bias if isinstance(norm, nn.LayerNorm) else None,
-        torch.randint(2**63 - 1, (1,), device=ids.device) if p else None,
-        token.factor(), token.padding_idx, norm.eps if isinstance(norm, nn.LayerNorm) else None, p,
-    )  # fmt: skip
-    return y

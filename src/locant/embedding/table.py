@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.errors import RangeError, ShapeError
-from locant.kernels.input_embedding import look_up
+from locant.kernels.look_up import look_up
 from locant.kernels.transforms import is_exporting, is_transforming
 from locant.positions.checks import integers
 from locant.tensors import has_values, require_tensor

@@ -36,7 +36,7 @@ from locant.arguments import Real, real
 from locant.embedding import InputEmbedding, TokenEmbedding
 from locant.embedding.table import DeferredErrors, Fill, Table, rows_of
 from locant.errors import LocantError, ShapeError
-from locant.kernels.input_embedding import look_up
+from locant.kernels.look_up import look_up
 
 
 class VocabularyParallel(ParallelStyle):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from locant.arguments import shape_error, shown, whole
@@ -222,15 +222,6 @@ class PositionEncoding(nn.Module):
     def embed(self, x: Embeddings, positions: Where = None) -> Embeddings:
         """Token embeddings with position added."""
         return x
-
-    def added_rows(
-        self, positions: Positions, num_tokens: int, dtype: torch.dtype
-    ) -> tuple[Int[Tensor, "#batch seq"] | None, Float[Tensor, "rows d_model"] | None]:
-        """Which row of which table `embed` adds to each of `num_tokens` tokens, for an input embedding in one pass.
-
-        Not inherited: a subclass without it is called like any other. `dtype` is that of rows that are computed.
-        """
-        return None, None
 
     def rotate(
         self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None, *, inplace: bool = False

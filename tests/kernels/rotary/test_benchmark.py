@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks import __main__ as benchmarks
-from benchmarks import gpu_rotary, input_embedding, rotary
+from benchmarks import gpu_rotary, rotary
 
 
 @pytest.fixture
@@ -50,19 +50,6 @@ def test_every_case_of_the_cpu_benchmark_is_compiled(graphs: list[Any], monkeypa
         before = len(graphs)
         rotary._peers(case)["usual code, torch.compile"]()
         assert len(graphs) == before + 1
-
-
-@pytest.mark.slow
-@pytest.mark.unchecked
-def test_every_case_of_the_input_embedding_is_compiled(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, size in {"VOCAB": 11, "LENGTH": 3, "WIDTH": 4, "BATCH": 2}.items():
-        monkeypatch.setattr(input_embedding, name, size)
-    monkeypatch.setattr(input_embedding.importlib.util, "find_spec", lambda name: None)  # theirs has other sizes
-    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64) * 3:
-        case = input_embedding._BertInput(dtype, 0.0)
-        before = len(graphs)
-        case.calls["torch.compile of the plain modules"]()
-        assert len(graphs) > before
 
 
 def test_without_a_gpu_nothing_of_one_is_measured(

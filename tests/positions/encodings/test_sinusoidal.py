@@ -40,9 +40,6 @@ def test_layouts_order_the_papers_entries_and_an_offset_moves_them(
     assert abs(half.vectors(Positions.of(index))[0].numpy() - wanted).max() <= ANGLE
     wanted = np.stack(parts, axis=-1).reshape(len(index), -1)[:, :d_model]
     assert abs(turns.vectors(Positions.of(index))[0].numpy() - wanted).max() <= ANGLE
-    x = torch.zeros(1, len(index), d_model)
-    index_of, rows = half.added_rows(Positions.of(index), len(index), torch.float32)
-    assert torch.equal(half.embed(x, Positions.of(index)), rows[index_of])
 
 
 def test_far_positions_are_exact() -> None:

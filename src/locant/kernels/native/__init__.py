@@ -1,7 +1,7 @@
 """Kernels in C for the CPU, loaded from the library that `build.py` makes.
 
-What calls them, and packs their tasks, stands with each operation: `kernels/rotary/cpu.py`,
-`kernels/input_embedding/native.py`, `kernels/distance_attention.py`, and `text/windows`.
+The code that calls them and packs their tasks is beside each operation: `kernels/rotary/cpu.py`,
+`kernels/distance_attention.py`, and `text/windows`.
 
 Nothing is compiled here. The library lies in the package, beside the Python code, and is trusted as much as that is: no
 cache elsewhere is looked into. Its name tells the sources it was made from, so that an old one is not loaded. The

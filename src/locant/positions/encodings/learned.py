@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, flag, one_of, real, whole
 from locant.errors import ShapeError
-from locant.kernels.input_embedding import look_up
+from locant.kernels.look_up import look_up
 from locant.positions.base import Embeddings, EncodingInfo, ModelShape, PositionEncoding, build, require_embeddings
 from locant.positions.encodings import INIT_STD
 from locant.positions.grids import Grid
@@ -77,14 +77,6 @@ class Learned(PositionEncoding):
         positions = require_embeddings(self, x, positions, self.d_model)
         self.require_rows(positions)
         return x + look_up(self.row_of(positions), self.weight)
-
-    def added_rows(
-        self, positions: Positions, num_tokens: int, dtype: torch.dtype
-    ) -> tuple[Int[Tensor, "#batch seq"], Float[Tensor, "rows d_model"]]:
-        """The table itself, as it is."""
-        positions.require_single_axis("Learned")
-        self.require_rows(positions)
-        return self.row_of(positions), self.weight
 
     def require_rows(self, positions: Positions) -> None:
         """Raise unless every position has a row; see `Positions.require_within`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from locant.arguments import one_of, real, whole
@@ -115,16 +115,6 @@ class Sinusoidal(PositionEncoding):
         positions = require_embeddings(self, x, positions, self.d_model)
         dtype = torch.promote_types(x.dtype, torch.float32)
         return (x.to(dtype) + self.vectors(positions, dtype)).to(x.dtype)
-
-    def added_rows(
-        self, positions: Positions, num_tokens: int, dtype: torch.dtype
-    ) -> tuple[Int[Tensor, "#batch seq"], Float[Tensor, "rows d_model"]]:
-        """A row for every slot if all rows of the batch have the same positions, else for every position or token."""
-        low, high = positions.min_index, positions.max_index
-        if positions.batch > 1 and low is not None and high is not None and low >= 0 and high < num_tokens:
-            return positions.index, self.vectors(Positions.arange(high + 1, device=positions.device), dtype)[0]
-        rows = self.vectors(positions, dtype).flatten(0, 1)
-        return torch.arange(rows.shape[0], device=rows.device).view(positions.index.shape), rows
 
     def extra_repr(self) -> str:
         options = {"layout": (self.layout, "interleaved"), "first": (self.first, "sine"), "offset": (self.offset, 0)}

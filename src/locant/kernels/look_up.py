@@ -1,0 +1,35 @@
+"""Reading rows of a trained table, with a gradient that is summed in float32 however narrow the table is.
+
+torch sums the gradient of a 16-bit table in 16 bits. A row that is read often then stops growing as soon as the next
+addend is less than half of its last bit, which happens at 256 for ones in bfloat16. Here every gradient is summed in
+float32 and rounded once. torch itself reads tables in float32 and float64, and tables that are not trained.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from locant.kernels.transforms import in_forward_mode, is_exporting, is_graph_transformed, is_transforming
+
+
+def look_up(
+    ids: Int[Tensor, "*batch"], table: Float[Tensor, "num_rows width"], padding_idx: int | None = None
+) -> Float[Tensor, "*batch width"]:
+    """Return the row of every id. The padding row gets no gradient.
+
+    >>> ones = torch.ones(1, 2, dtype=torch.bfloat16, requires_grad=True)
+    >>> torch.autograd.grad(look_up(torch.zeros(1_000, dtype=torch.long), ones).sum(), ones)[0]
+    tensor([[1000., 1000.]], dtype=torch.bfloat16)
+    """
+    is_transformed = is_transforming() or is_graph_transformed()
+    is_trained = torch.is_grad_enabled() and (table.requires_grad or is_transformed)
+    if table.dtype not in (torch.float16, torch.bfloat16) or not is_trained or is_exporting():
+        return F.embedding(ids, table, padding_idx)
+    is_plain = type(table) in (Tensor, nn.Parameter) and table.device.type == "cpu"
+    if not is_plain or is_transformed or in_forward_mode() or torch.compiler.is_compiling():
+        return F.embedding(ids, table.float(), padding_idx).to(table.dtype)  # a compiler does not convert all rows
+    used, places = torch.unique(ids, return_inverse=True)
+    return F.embedding(places, F.embedding(used, table, padding_idx).float()).to(table.dtype)
