@@ -25,6 +25,7 @@ test_a_slip_of_the_fingers_is_one_line = refused(
     "",
     ("embd", f"expected one of {', '.join(main.verbs)}; try: locant embed"),
     ("zzz", "try: locant --help"),
+    ("vocabulary model", "no longer has; try: use mergekit"),
     ("--colour", "there is no option --colour; try: locant --help"),
     ("list alibi more", "got unexpected extra argument"),
     ("list --jsn", "try: --json"),
@@ -35,7 +36,7 @@ WRITERS = {
     "compare": "text.txt", "convert": "model --to half", "embed": "text.txt", "evaluate": "model",
     "explain": "llama-3.1-8b", "export": "store --to nanogpt", "extend": "llama-3.1-8b --to 262144",
     "golden": "", "plot": "sinusoidal", "prepare": "text.txt", "probe": "llama-3.1-8b", "train": "text.txt",
-    "tune": "model --with own", "vocabulary": "model --keep 300",
+    "tune": "model --with own",
 }  # fmt: skip
 """Every verb that takes ``-o``, with words that it would begin to work on."""
 

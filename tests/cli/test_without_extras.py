@@ -41,8 +41,6 @@ LINES: dict[str, str | None] = {
     "neighbours model the": None,
     "neighbours model the cat sat": None,
     "neighbours model the cat sat --map map.png": "lab",
-    "vocabulary model --add '<new>' -o added": None,
-    "vocabulary model text.txt --keep 280 -o fewer": None,
     "prepare text.txt -o store": None,
     "prepare rows.parquet -o other": "data",
     "prepare text.txt -o other --tokenizer trained/tokenizer.json --engine gigatoken": "fast",

@@ -29,7 +29,7 @@ NAMES = {
 }  # fmt: skip
 VERBS = {
     "embed", "compare", "train", "generate", "explain", "extend", "convert", "evaluate", "tune", "neighbours",
-    "vocabulary", "prepare", "export", "plot", "probe", "explore", "bench", "list", "check-batch", "golden",
+    "prepare", "export", "plot", "probe", "explore", "bench", "list", "check-batch", "golden",
     "audit", "serve-args",
 }  # fmt: skip
 

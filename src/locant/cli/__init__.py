@@ -16,17 +16,20 @@ VERBS = {
     "embed": "embed.embed", "compare": "training.compare", "train": "training.train",
     "generate": "training.generate", "explain": "configs.explain", "extend": "configs.extend",
     "convert": "weights.convert", "evaluate": "training.evaluate", "tune": "training.tune",
-    "neighbours": "weights.neighbours", "vocabulary": "weights.vocabulary", "prepare": "stores.prepare",
+    "neighbours": "weights.neighbours", "prepare": "stores.prepare",
     "export": "stores.export", "plot": "encodings.plot", "probe": "configs.probe",
     "audit": "weights.audit", "check-batch": "engines.check_batch", "golden": "engines.golden",
     "serve-args": "engines.serve_args",
     "explore": "explore.explore", "bench": "encodings.bench", "list": "encodings.list_",
 }  # fmt: skip
+GONE = {"vocabulary": "use mergekit's tokensurgeon for a whole model, or TokenEmbedding.resize for one table"}
+"""Verbs of earlier releases, and what to do instead."""
 
 main = click.version_option(__version__, message="locant %(version)s")(
     VerbGroup(
         name="locant",
         verbs=VERBS,
+        gone=GONE,
         help="Raw text to attention-ready tensors, with every position encoding behind one interface.",
         epilog="Nothing touches the network unless --download is given.",
     )

@@ -35,11 +35,12 @@ PLUG_INS = {"locant.encodings": "encoding", "locant.architectures": "architectur
 
 
 class VerbGroup(click.Group):
-    """``locant VERB``; `verbs` says where in ``locant.cli`` each is defined."""
+    """``locant VERB``; `verbs` maps each verb to its place in ``locant.cli``, and `gone` maps old verbs to remedies."""
 
-    def __init__(self, *, verbs: dict[str, str], **options: Any) -> None:
+    def __init__(self, *, verbs: dict[str, str], gone: dict[str, str], **options: Any) -> None:
         super().__init__(**options)
         self.verbs = verbs
+        self.gone = gone
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.verbs)
@@ -49,6 +50,8 @@ class VerbGroup(click.Group):
         if cmd_name in self.verbs:
             module, _, name = self.verbs[cmd_name].partition(".")
             return getattr(import_module(f"locant.cli.{module}"), name)
+        if cmd_name in self.gone:
+            raise InputError(f"got verb {cmd_name!r}, which locant no longer has", self.gone[cmd_name])
         close = difflib.get_close_matches(cmd_name.lower(), self.verbs, n=1, cutoff=0.5)
         remedy = f"locant {close[0]}" if close else "locant --help"
         raise InputError(f"got verb {cmd_name!r}, expected one of {', '.join(self.verbs)}", remedy)

@@ -1,4 +1,4 @@
-"""``locant audit``, ``convert``, ``vocabulary`` and ``neighbours``: what weights say, and changes of them."""
+"""``locant audit``, ``convert`` and ``neighbours``: what weights say, and changes of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from locant.cli.answers import Answer, answers, draw_into
-from locant.cli.options import SEED, Picture, Place, count, device, files, only_given, output, typed
+from locant.cli.options import Picture, Place, count, device, only_given, output
 from locant.errors import InputError
 
 LAYOUT = click.Choice(["half", "interleaved"])
@@ -118,46 +118,3 @@ def neighbours(
     figures = [path for path in (figure, flat_map, positions) if path]
     facts = {"model": model, **facts, "figures": [*map(str, figures)]}
     return Answer(facts, lambda: print_neighbours(facts), files=figures)
-
-
-@click.command("vocabulary")
-@click.argument("model")
-@files
-@count("--keep", help="Keep this many tokens alone, those that the FILEs use most.")
-@click.option("--add", multiple=True, metavar="TOKEN", help="Add a special token; may be given several times.")
-@count("--multiple-of", default=1, show_default=True, help="With --add: rows of the tables.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="With --add: of the new rows.")
-@output("The folder to write. Default: MODEL-KEEP, or MODEL-added.")
-@click.option("--force", is_flag=True, help="Replace the folder of a model that is there.")
-@answers
-def vocabulary(
-    model: str, files: tuple[str, ...], keep: int | None, add: tuple[str, ...], output: Path | None, force: bool,
-    **of_rows: int,
-) -> Answer:  # fmt: skip
-    """Change the vocabulary of a model, in its tables, its head and its tokenizer together.
-
-    MODEL is a folder with config.json, tokenizer.json and weights in safetensors; it stays as it is. Logits of the
-    tokens that are kept do not change.
-    """
-    from locant.checkpoints.vocabulary import add_tokens, keep_tokens
-    from locant.files import require_apart
-    from locant.report.embedding import print_change
-    from locant.text.reading import read_texts
-
-    command = f"locant vocabulary {model} corpus.txt --keep"
-    if (keep is None) == (not add):
-        raise InputError("got neither or both of --keep and --add", f"{command} 32000")
-    if keep and not files:
-        raise InputError("got --keep without a FILE", f"{command} {keep}")
-    if files and not keep:
-        raise InputError(f"got {', '.join(files)} beside --add, which reads no text", "--add without a FILE")
-    if keep and (rows := " and ".join(typed("multiple_of", "seed"))):
-        raise InputError(f"got {rows} beside --keep, which adds no rows", f"--keep {keep} without {rows}")
-    written = output or Path(f"{Path(model).name}-{keep or 'added'}")
-    for file in files:
-        require_apart(written, Path(file))
-    if keep is None:
-        change = add_tokens(model, written, add, **of_rows, force=force)
-    else:
-        change = keep_tokens(model, written, read_texts(files), keep, force=force)
-    return Answer({**asdict(change), "files": files}, lambda: print_change(change, files))

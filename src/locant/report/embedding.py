@@ -1,11 +1,10 @@
-"""Embeddings in a terminal: `locant embed`, from text to vectors; `neighbours`, near tokens; and `vocabulary`."""
+"""Embeddings in a terminal: `locant embed`, from text to vectors, and `neighbours`, near tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from locant.checkpoints.vocabulary import Change
 from locant.embedding.flow import Flow
 from locant.embedding.words import Term, Words
 from locant.report.console import NamedRows, counted, fits, named_rows, show, size, table
@@ -131,16 +130,3 @@ def _notes(facts: Mapping[str, Any]) -> list[str]:
         for word, tokens in facts["words"].items()
         if len(tokens) > 1
     ]
-
-
-def print_change(change: Change, files: Sequence[str]) -> None:
-    """What was written, and what it costs these files in tokens."""
-    counts = f"{change.before:,} → {change.rows:,}, for {change.tokens:,} tokens"
-    rows = {"wrote": change.output, "rows": counts, "tensors": ", ".join(change.tensors)}
-    if change.corpus_before and change.corpus_after is not None:
-        more = change.corpus_after / change.corpus_before - 1
-        rows["texts"] = ", ".join(files)
-        rows["their tokens"] = f"{change.corpus_before:,} → {change.corpus_after:,} ({more:+.1%})"
-    if change.left_out:
-        rows["left out"] = f"{', '.join(change.left_out)}: not of this vocabulary, or not known"
-    show(named_rows(rows.items()))
