@@ -77,8 +77,11 @@ class InputEmbedding(RaisesLater):
         super().__init__()
         if backend is not None:
             one_of("backend", backend, ("auto", "fused", "plain"))
-            message = "InputEmbedding(backend=...) has no effect and goes with the next release; leave it out"
-            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            warnings.warn(
+                "locant.InputEmbedding(backend=...) has no effect and goes with the next release; leave it out",
+                DeprecationWarning,
+                stacklevel=2,
+            )
         dropout = real("dropout", dropout, low=0, below=1, remedy="dropout=0.1, a probability")
         num_segments = whole("num_segments", num_segments, 0, remedy="num_segments=2, or 0 for none")
         if not (norm is None or isinstance(norm, nn.Module) or (isinstance(norm, str) and norm == "layer_norm")):
