@@ -31,8 +31,14 @@ import hypothesis
 import pytest
 import torch
 
+from tests import shape_checks
 from tests.browser import browser  # noqa: F401  # a fixture
 from tests.older_releases import how_it_differs
+
+# With `--jaxtyping-packages`, jaxtyping's import hook is in place by now, and the conftest of a folder comes next.
+if any(type(finder).__module__.startswith("jaxtyping") for finder in sys.meta_path):
+    assert "locant" not in sys.modules, "locant was imported before the hook that checks its shapes"
+    shape_checks.install()
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -98,11 +104,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--other-versions"):
         for line in OTHER_VERSIONS:
             config.addinivalue_line("filterwarnings", line)
-    if config.getoption("--jaxtyping-packages"):
-        from tests import shape_checks
-
-        assert "locant" not in sys.modules, "imported before the hook that checks its shapes"
-        shape_checks.install()
 
 
 def pytest_unconfigure() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import itertools
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,17 @@ def test_what_a_signature_says_is_checked_with_or_without_shapes() -> None:
 
 
 TESTS = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.slow
+def test_the_tests_of_a_folder_run_alone_with_shapes_checked() -> None:
+    """The conftest of a folder may import locant: that of all tests comes first, and makes the checks ready."""
+    folders = sorted(path.parent for path in TESTS.rglob("conftest.py") if path.parent != TESTS)
+    files = [min(folder.glob("test_*.py"), key=lambda path: path.stat().st_size) for folder in folders]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--jaxtyping-packages=locant,beartype.beartype"]
+    done = subprocess.run([*command, *files], capture_output=True, text=True, check=False, cwd=TESTS.parent)
+    assert done.returncode == 0, done.stdout[-2_000:]
+
 
 COMPARED = {"allclose": 2, "approx": 1, "assert_allclose": 2, "assert_close": 2, "isclose": 2}
 """What compares up to a tolerance, and how many arguments it has before the first tolerance."""
