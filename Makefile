@@ -59,9 +59,10 @@ test: lint ## lint, types and the fast tests; types are checked meanwhile, on wh
 	@$(BIN)/pyright >$(VENV)/types.txt 2>&1 & types=$$!; $(MAKE) --no-print-directory suite; tests=$$?; \
 	wait $$types || { cat $(VENV)/types.txt; exit 1; }; exit $$tests
 
-lint: $(VENV)/dev.stamp ## ruff, as a linter and as a formatter
+lint: $(VENV)/dev.stamp ## ruff, as a linter and as a formatter, and the order of imports between packages
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/lint-imports --no-logo --no-cache >$(VENV)/imports.txt || { cat $(VENV)/imports.txt; exit 1; }
 
 types: $(VENV)/dev.stamp ## pyright
 	@$(BIN)/pyright
