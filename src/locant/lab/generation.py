@@ -9,31 +9,40 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as as_bytes
 
-from locant.arguments import Real
-from locant.checkpoints.checkpoint_folder import require_output
+from locant.arguments import Real, shown
+from locant.checkpoints.checkpoint_folder import headers_of, require_output
 from locant.checkpoints.config_source import CONFIG, read_json
 from locant.errors import InputError, Remedy
 from locant.files import json_text, new_folder, write_whole
 from locant.lab.contestant import unscaled
 from locant.lab.decoder import Decoder, cached_or_whole, generate
-from locant.lab.language_model import device_of, load_model, quiet, require_positions, require_rows, trained_length
+from locant.lab.language_model import (
+    device_of,
+    load_model,
+    quiet,
+    require_likely,
+    require_positions,
+    require_rows,
+    trained_length,
+)
 from locant.lab.results import environment
 from locant.lab.settings import VOCAB_SIZE, Settings, require_one_duration
 from locant.lab.text_learning import shape
 from locant.lab.training import train
 from locant.lab.unfinished import random_numbers_kept
 from locant.lab.ways import Way
+from locant.models.config_values import flag, integer_at, required
+from locant.models.lab_decoder import AGAIN, MODEL_TYPE, SIZES, TRAIN_LENGTH, encoding_of, is_lab_decoder
 from locant.positions import PositionEncoding
+from locant.positions.description import described
 from locant.swapping import swap
-from locant.swapping.plan import built, described
 from locant.text import Tokenizer
 from locant.text.corpus import read_corpus
 
-MODEL_TYPE, WEIGHTS = "locant_decoder", "model.safetensors"
+WEIGHTS = "model.safetensors"
 
 
 def save(model: Decoder, tokenizer: Tokenizer, folder: str | Path, *, force: bool = False, **facts: Any) -> None:
@@ -54,15 +63,18 @@ def save(model: Decoder, tokenizer: Tokenizer, folder: str | Path, *, force: boo
     >>> torch.equal(locant.lab.generate(again, [1, 2], 9), locant.lab.generate(model, [1, 2], 9))
     True
     """
-    path, embedding, block = Path(folder), model.embedding, model.blocks[0]
-    encoding = told_of(embedding.encoding)
+    path, token, block = Path(folder), model.embedding.token, model.blocks[0]
+    encoding = told_of(model.encoding)
     require_output(path, force=force)
-    sizes = {
-        "vocab_size": embedding.token.vocab_size, "d_model": embedding.token.d_model, "num_layers": len(model.blocks),
-        "num_heads": block.num_heads, "keys_are_values": block.keys_are_values,
+    sizes = dict(
+        zip(SIZES, (*token.weight.shape, len(model.blocks), block.num_heads, block.keys_are_values), strict=True)
+    )
+    config = {
+        "model_type": MODEL_TYPE, "encoding": encoding, **sizes, TRAIN_LENGTH: model.train_length,
+        "tie_word_embeddings": True,
     }  # fmt: skip
     with new_folder(path, force=force) as new:
-        write_whole(new / CONFIG, json_text({"model_type": MODEL_TYPE, "encoding": encoding, "sizes": sizes, **facts}))
+        write_whole(new / CONFIG, json_text({**config, **facts}))
         write_whole(new / WEIGHTS, as_bytes(model.state_dict()))
         tokenizer.save(new)
 
@@ -109,14 +121,23 @@ def train_files(
 def load(folder: str | Path) -> tuple[Decoder, Tokenizer]:
     """The decoder and the tokenizer that `save` wrote; an `InputError` where a folder holds something else."""
     path = Path(folder)
+    config = read_json(path / CONFIG)
+    if not is_lab_decoder(config):
+        got = f"got {path} of model_type {shown(config.get('model_type'))}, which is not a model of locant train"
+        raise InputError(got, "load it with transformers.AutoModelForCausalLM.from_pretrained")
+    require_likely(config)
+    sizes = {name: required(config, name) for name in SIZES[:-1]}
+    [shared] = (flag(name, config.get(name, False)) for name in SIZES[-1:])
+    headers_of(path)  # raises where the files are not whole
     try:
-        told = read_json(path / CONFIG)
         with random_numbers_kept(torch.device("cpu")):
-            model = Decoder(encoding=built(told["encoding"]), **told["sizes"])
+            model = Decoder(encoding=encoding_of(config), keys_are_values=shared, **sizes)
         model.load_state_dict(load_file(path / WEIGHTS), assign=True)
-    except (LookupError, TypeError, ValueError, RuntimeError, OSError, SafetensorError) as error:
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(f"got {path}, which is no decoder as it was saved: {why}", "locant train") from error
+    except RuntimeError as error:  # of torch, whose first line names the class alone
+        why = str(error).partition("\n")[2].strip().partition("\n")[0] or str(error)
+        got = f"got {path}, whose {WEIGHTS} does not fit its {CONFIG}: {why}"
+        raise InputError(got, AGAIN) from error
+    model.train_length = integer_at(config, TRAIN_LENGTH)
     return model.eval(), Tokenizer.load(path)
 
 
@@ -138,7 +159,7 @@ def continue_text(
         The prompt, its continuation, and the ids of both.
     """
     path, place, chosen = Path(folder), device_of(device), Way.of(way)
-    is_ours = read_json(path / CONFIG).get("model_type") == MODEL_TYPE
+    is_ours = is_lab_decoder(read_json(path / CONFIG))
     if is_ours and chosen.name != "own":
         raise InputError(f"got {way} for a decoder of the lab, which has its own positions", Remedy(way="own"))
     loaded: tuple[Any, Tokenizer] = load(path) if is_ours else (load_model(path, device=place), Tokenizer.load(path))

@@ -32,8 +32,8 @@ from locant.lab.unfinished import random_numbers_kept
 from locant.models.config_values import HEADS, NUM_LAYERS, WIDTHS, integer
 from locant.models.registry import with_defaults
 from locant.models.rope_parameters import stated_trained_length
+from locant.positions.description import Weightless
 from locant.swapping.added_point import own_tables
-from locant.swapping.plan import Weightless
 from locant.text.corpus import Corpus
 from locant.text.tokenizer import Tokenizer
 

@@ -124,7 +124,10 @@ def probe(
         target = config
     if isinstance(target, (str, Path)):
         from locant.checkpoints.config_source import find_source  # which imports models, and these import this file
+        from locant.checkpoints.pretrained import read_lab_encoding
 
+        if (encoding := read_lab_encoding(target)) is not None:
+            return probe(encoding, expected=expected)
         source = find_source(str(target))
         report = probe(source.config, layer_type=layer_type, expected=expected)
         if source.note is not None and isinstance(report, RotationReport):
