@@ -54,6 +54,7 @@ class Decoder(nn.Module):
             raise RangeError(
                 f"got d_model={d_model} for num_heads={num_heads}, expected a multiple", Remedy(d_model=nearest)
             )
+        self.num_heads = num_heads
         self.embedding = InputEmbedding(vocab_size, d_model, encoding=encoding, scale="sqrt_d_model", norm="layer_norm")
         attended = _attended(encoding, num_heads, d_model // num_heads, keys_are_values)
         self.blocks = nn.ModuleList(

@@ -67,7 +67,7 @@ def save(model: Decoder, tokenizer: Tokenizer, folder: str | Path, *, force: boo
     encoding = told_of(model.encoding)
     require_output(path, force=force)
     sizes = dict(
-        zip(SIZES, (*token.weight.shape, len(model.blocks), block.num_heads, block.keys_are_values), strict=True)
+        zip(SIZES, (*token.weight.shape, len(model.blocks), model.num_heads, block.keys_are_values), strict=True)
     )
     config = {
         "model_type": MODEL_TYPE, "encoding": encoding, **sizes, TRAIN_LENGTH: model.train_length,
@@ -171,7 +171,7 @@ def continue_text(
     if is_ours:
         rows = generate(model.to(place), rows, num_tokens, temperature=temperature, top_k=top_k, seed=seed)
     else:
-        require_rows(model, np.asarray(before))
+        require_rows(model.config.get_text_config().vocab_size, np.asarray(before))
         require_positions(model, total)
         drawn = {"do_sample": temperature > 0, "temperature": temperature or None, "top_k": top_k or 0}
         with random_numbers_kept(place), ExitStack() as swapped, quiet():
