@@ -130,7 +130,8 @@ def train(files: tuple[str, ...], encoding: str, size: str, output: Path, force:
     """Train a small decoder on a text, and keep it for `locant generate`.
 
     Without a FILE the text is the documentation that ships inside Python; - is standard input. The folder holds
-    model.safetensors, config.json and tokenizer.json.
+    model.safetensors, config.json and tokenizer.json; explain, neighbours, probe, audit, evaluate, embed and vocabulary
+    take it, too.
     """
     from locant.lab.generation import train_files
     from locant.report.console import progress_bar
@@ -155,7 +156,7 @@ def train(files: tuple[str, ...], encoding: str, size: str, output: Path, force:
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the draws.")
 @click.option(
     "--with", "way", default="own", show_default=True, metavar="NAME",
-    help="The positions that a model of transformers reads with, one of those of `locant evaluate`.",
+    help="The positions that it reads with, one of those of `locant evaluate`.",
 )  # fmt: skip
 @device
 @answers

@@ -152,7 +152,7 @@ def continue_text(
             tokenizer. Before a prompt of the latter stands what its tokenizer puts before a text, such as ``<s>``, and
             it may end its text; of its `generation_config.json` holds what is not said here.
         num_tokens, temperature, top_k, seed: as for `generate`.
-        way: the positions that a model of `transformers` is given, as `Way` reads it.
+        way: the positions that it reads with, as `Way` reads it.
         device: such as ``cuda:1``; ``auto``: cuda where torch finds it, else the CPU.
 
     Returns:
@@ -160,8 +160,6 @@ def continue_text(
     """
     path, place, chosen = Path(folder), device_of(device), Way.of(way)
     is_ours = is_lab_decoder(read_json(path / CONFIG))
-    if is_ours and chosen.name != "own":
-        raise InputError(f"got {way} for a decoder of the lab, which has its own positions", Remedy(way="own"))
     loaded: tuple[Any, Tokenizer] = load(path) if is_ours else (load_model(path, device=place), Tokenizer.load(path))
     model, tokenizer = loaded
     before = [*(() if is_ours else tokenizer.beginning), *tokenizer.encode(prompt).tolist()]
@@ -169,7 +167,9 @@ def continue_text(
         raise InputError("got a prompt without a token", "a word")
     rows, total = torch.tensor([before], device=place), len(before) + num_tokens
     if is_ours:
-        rows = generate(model.to(place), rows, num_tokens, temperature=temperature, top_k=top_k, seed=seed)
+        model = model.to(place)
+        with random_numbers_kept(place), model.reading_with(chosen.of_decoder(model, total) or model.encoding):
+            rows = generate(model, rows, num_tokens, temperature=temperature, top_k=top_k, seed=seed)
     else:
         require_rows(model.config.get_text_config().vocab_size, np.asarray(before))
         require_positions(model, total)
