@@ -165,7 +165,7 @@ def _require_method(config: Config, architecture: Architecture, method: str) -> 
     name = config["model_type"]
     if is_lab_decoder(config):
         got = "got a model of locant train, which no other program reads, so no configuration of it is extended"
-        raise InputError(got, "measure a scaling with: locant evaluate MODEL --with own,yarn:4")
+        raise InputError(got, "measure a scaling with locant evaluate MODEL --with own,yarn:4")
     if architecture.rotary is None or not rotary_layer_types(config):
         got = f"got a {name} of which no layer has rotary positions, and a scaling extends nothing else"
         raise InputError(got, "a model with them, such as llama-3.1-8b")

@@ -82,8 +82,8 @@ def probe(
             ``f(q, k)``, with tokens in any usual shape such as ``[batch, heads, seq, head_dim]``, and also in place.
             Or one that adds a vector to each token. What makes tables of cosines and sines or matrices, by positions or
             by a length. A model or a configuration of `transformers`, whose rotary module is probed, or the path or
-            name of one, as in ``locant probe``; also those of a model of `locant train`. An encoding of this package, or
-            a module that holds one. Or a bias, ``f(query_len, key_len)`` or a module with ``compute_bias``.
+            name of one, as in ``locant probe``; also a model of `locant train`. An encoding of this package, or what
+            holds one. Or a bias, ``f(query_len, key_len)`` or a module with ``compute_bias``.
         head_dim: the width of a head; default: as the module says, else widths are tried.
         axes: how many indices a position has; default: as many as work.
         apply: the function that rotates by the tables; default: the function beside a module in its Python module.
