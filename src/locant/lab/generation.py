@@ -15,7 +15,7 @@ from safetensors.torch import save as as_bytes
 from locant.arguments import Real, shown
 from locant.checkpoints.checkpoint_folder import headers_of, require_output
 from locant.checkpoints.config_source import CONFIG, read_json
-from locant.errors import InputError, Remedy
+from locant.errors import InputError, LocantError, RangeError, Remedy, ShapeError
 from locant.files import json_text, new_folder, write_whole
 from locant.lab.contestant import unscaled
 from locant.lab.decoder import Decoder, cached_or_whole, generate
@@ -128,15 +128,23 @@ def load(folder: str | Path) -> tuple[Decoder, Tokenizer]:
     require_likely(config)
     sizes = {name: required(config, name) for name in SIZES[:-1]}
     [shared] = (flag(name, config.get(name, False)) for name in SIZES[-1:])
-    headers_of(path)  # raises where the files are not whole
+    headers = headers_of(path)
     try:
         with random_numbers_kept(torch.device("cpu")):
-            model = Decoder(encoding=encoding_of(config), keys_are_values=shared, **sizes)
-        model.load_state_dict(load_file(path / WEIGHTS), assign=True)
-    except RuntimeError as error:  # of torch, whose first line names the class alone
-        why = str(error).partition("\n")[2].strip().partition("\n")[0] or str(error)
-        got = f"got {path}, whose {WEIGHTS} does not fit its {CONFIG}: {why}"
-        raise InputError(got, AGAIN) from error
+            encoding = encoding_of(config)
+            model = Decoder(encoding=encoding, keys_are_values=shared, **sizes)
+    except (ShapeError, RangeError, RuntimeError) as error:  # of torch: sizes for which there is no memory
+        cause = error.cause if isinstance(error, LocantError) else str(error).splitlines()[0]
+        raise InputError(f"got {path / CONFIG}, which describes no model that can be built: {cause}", AGAIN) from error
+    stated = {name: tuple(each.shape) for name, each in model.state_dict().items()}
+    there = {tensor.name: tensor.shape for header in headers.values() for tensor in header.tensors}
+    for name in sorted(stated.keys() | there.keys()):
+        if there.get(name) != stated.get(name):
+            shapes = [f"of shape {each[name]}" if name in each else "absent" for each in (there, stated)]
+            got = f"got {path} in whose weights {name} is {shapes[0]}, and in whose {CONFIG} it is {shapes[1]}"
+            raise InputError(got, AGAIN)
+    tensors = {name: each for file in headers for name, each in load_file(path / file).items()}
+    model.load_state_dict(tensors, assign=True)
     model.train_length = integer_at(config, TRAIN_LENGTH)
     return model.eval(), Tokenizer.load(path)
 

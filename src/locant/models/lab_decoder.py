@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from locant.arguments import shown
-from locant.errors import InputError, RangeError
+from locant.errors import InputError, LocantError, RangeError
 from locant.models.architecture import Architecture
 from locant.models.config_values import Config, missing
 from locant.models.weights import InputTables
@@ -20,7 +20,7 @@ MODEL_TYPE = "locant_decoder"
 SIZES = ("vocab_size", "d_model", "num_layers", "num_heads", "keys_are_values")
 """The arguments of `locant.lab.Decoder`, as a configuration has them."""
 TRAIN_LENGTH = "train_length"
-AGAIN = "a fresh copy of the folder, or train it again with locant train"
+AGAIN = "copy the folder again, or train it again with locant train"
 
 
 def is_lab_decoder(config: object) -> bool:
@@ -38,15 +38,18 @@ def encoding_of(config: Config, layer_type: str | None = None) -> PositionEncodi
     if description is None:
         raise missing(config, "encoding", AGAIN)
     name = description.get("name") if isinstance(description, dict) else None
+    if not isinstance(name, str):
+        got = f"got a model of locant train with the encoding {shown(description)}, expected a name and options"
+        raise InputError(got, AGAIN)
     try:
-        find(name)  # type: ignore[arg-type]  # what is no name is refused
+        find(name)
     except RangeError as error:
         got = f"got a model of locant train with the encoding {shown(name)}, which no installed package registers"
         raise InputError(got, f"install the package that registers {shown(name)}, or import it first") from error
     try:
         return built(description)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        why = error.cause if isinstance(error, LocantError) else f"{type(error).__name__}: {error}"
         raise InputError(f"got a model of locant train whose encoding cannot be built: {why}", AGAIN) from error
 
 
