@@ -183,16 +183,12 @@ def probe(
 def _of_lab_model(model: str, encoding: PositionEncoding, expected: PositionEncoding | None) -> Report:
     """Measure the encoding that a model holds."""
     if not encoding.doors():
-        raise InputError(
-            f"got {model}, which has no positions (NoPE)", "train one with: locant train --encoding rotary"
-        )
+        raise InputError(f"got {model}, which has no positions (NoPE)", "train one with locant train --encoding rotary")
     try:
         return probe(encoding, expected=expected)
     except LocantError as error:
-        got = (
-            f"got {model}, whose {type(encoding).__name__} cannot be measured alone: it depends on more than positions"
-        )
-        raise InputError(got, "measure what it does to the loss: locant evaluate MODEL --with own,nope") from error
+        got = f"got {model}, whose {type(encoding).__name__} depends on more than positions, and is not measured alone"
+        raise InputError(got, "measure what it does to the loss with locant evaluate MODEL --with own,nope") from error
 
 
 def _probed(
