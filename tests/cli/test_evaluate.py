@@ -102,7 +102,9 @@ def test_what_is_finished_is_not_done_again(
     assert results(folder)["records"][:2] == first[::-1]
     succeeds("evaluate model --with own", *ASKED[:-4], "--keys", 0, "-o", "out")
     assert measured == ["exact", "own"], "other settings"
-    monkeypatch.setattr(evaluation, "_measured", lambda model, *rest: measured.append(str(model.dtype)) or first[0])
+    monkeypatch.setattr(
+        evaluation, "_measured", lambda model, *rest: measured.append(str(model.module.dtype)) or first[0]
+    )
     succeeds("evaluate model --with own", *ASKED, "--dtype", "bfloat16")
     assert measured[2:] == ["torch.bfloat16"]
 

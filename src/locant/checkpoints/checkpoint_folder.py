@@ -209,7 +209,8 @@ def _weight_files(folder: Path) -> list[str]:
         raise InputError(f"got {folder} with {' and '.join(there)}, expected one of them", "a folder of one checkpoint")
     if not there and pickles:
         got = f"got {folder} with {pickles[0]}, a pickle, which can run anything when it is opened"
-        raise InputError(got, "the same weights as safetensors: model.save_pretrained(folder)")
+        save = "safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
+        raise InputError(got, f"write the same weights as safetensors: model.save_pretrained(folder), or {save}")
     if not there:
         raise InputError(f"got {folder} without {WHOLE[0]} or {INDEX}", "the folder of a checkpoint in safetensors")
     return sorted(set(_weight_map(folder).values())) if there == [INDEX] else there

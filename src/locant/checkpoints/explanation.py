@@ -30,6 +30,7 @@ from locant.models.config_values import (
     sections_in,
 )
 from locant.models.encodings import encoding_from_config, layer_types, read_measurable
+from locant.models.lab_decoder import is_lab_decoder
 from locant.models.layered import LISTED
 from locant.models.registry import with_defaults
 from locant.models.rope_parameters import stated_trained_length
@@ -286,6 +287,8 @@ def _share(config: Config) -> float | None:
 
 def _serving(config: Config, architecture: Architecture, rotaries: Sequence[Rotary]) -> Serving:
     """Whether vLLM rotates as a configuration prescribes, by its sources and its open issues in 2025."""
+    if is_lab_decoder(config):
+        return Serving(answer="no", reasons=("no program but locant reads a model of locant train",))
     if not architecture.vllm:
         return Serving(answer="no", reasons=(f"no model of its for {config['model_type']} is known here",))
     if config.get("position_embedding_type", "absolute") != "absolute":

@@ -22,6 +22,7 @@ from locant.files import NewFile
 from locant.models.architecture import Architecture, RotaryKeys
 from locant.models.config_values import LENGTHS, TRAINED, Config, integer_at, part_key
 from locant.models.encodings import layer_types, rotary_from_config, rotary_layer_types
+from locant.models.lab_decoder import is_lab_decoder
 from locant.models.registry import read_known
 from locant.models.rope_parameters import WEIGHTS, ropes_by_layer, write_scaling
 from locant.models.rotary_config import named_layout
@@ -162,6 +163,9 @@ def write_extension(
 def _require_method(config: Config, architecture: Architecture, method: str) -> None:
     one_of("method", method, METHODS)
     name = config["model_type"]
+    if is_lab_decoder(config):
+        got = "got a model of locant train, which no other program reads, so no configuration of it is extended"
+        raise InputError(got, "measure a scaling with locant evaluate MODEL --with own,yarn:4")
     if architecture.rotary is None or not rotary_layer_types(config):
         got = f"got a {name} of which no layer has rotary positions, and a scaling extends nothing else"
         raise InputError(got, "a model with them, such as llama-3.1-8b")

@@ -27,6 +27,7 @@ from locant.errors import InputError, Remedy, ShapeError
 from locant.kernels.rotary import Layout
 from locant.models.architecture import Architecture
 from locant.models.config_values import HEADS, Config, integer, integer_at, layer_types_in, of_single_layers, required
+from locant.models.lab_decoder import is_lab_decoder
 from locant.models.registry import read
 from locant.models.rope_parameters import is_per_layer, rope_dictionary
 from locant.models.rotary_config import head_dim_of, named_layout, rotary_dim_of
@@ -133,6 +134,9 @@ class LayoutChange:
     def __init__(self, config: Config | object, *, to: Layout, source: Layout | None = None) -> None:
         self.config, self.row = read(config)
         self.architecture: str | None = self.config.get("model_type")
+        if is_lab_decoder(self.config):
+            got = "got a model of locant train, whose code reads the layout of its config.json"
+            raise InputError(got, "keep its weights as they are")
         if self.config.get("alibi"):
             raise InputError("got alibi=true, a model without rotary positions", "the weights as they are")
         if self.row.rotary_keys.not_converted is not None:

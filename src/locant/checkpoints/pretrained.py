@@ -17,16 +17,19 @@ from torch import Tensor, nn
 
 from locant.arguments import one_of, shown, whole
 from locant.checkpoints.checkpoint_folder import DTYPES, TensorFolder, headers_of
-from locant.checkpoints.config_source import CONFIG, read_json, require_no_code
+from locant.checkpoints.config_source import CONFIG, read_json, read_source, require_no_code
 from locant.errors import InputError, RangeError
 from locant.extras import require
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import Config, flag, integer, number, required
 from locant.models.encodings import encoding_from_config
+from locant.models.lab_decoder import is_lab_decoder
 from locant.models.registry import read, read_known
 from locant.models.weights import InputTables, RowScale
+from locant.positions.base import PositionEncoding
+from locant.positions.description import built
 from locant.positions.registry import encodings
-from locant.swapping.plan import KEY, built
+from locant.swapping.plan import KEY
 from locant.swapping.swap import swap
 
 OLD_NAMES = {"weight": "gamma", "bias": "beta"}
@@ -97,9 +100,8 @@ def read_pretrained_input(folder: Path | str, dtype: torch.dtype | None = None) 
         with torch.device("meta"):
             encoding = encoding_from_config(config)
         if "embed" in encoding.doors():
-            shape = tuple(encoding.get_parameter("weight").shape)
             options["encoding"] = encoding
-            tensors["encoding.weight"] = source.read(inputs.positions, shape, "its positions and its width")
+            tensors |= {f"encoding.{name}": each for name, each in _state(source, encoding).items()}
     if inputs.segments is not None and (
         num_segments := integer("type_vocab_size", config.get("type_vocab_size", 0), 0)
     ):
@@ -114,6 +116,31 @@ def read_pretrained_input(folder: Path | str, dtype: torch.dtype | None = None) 
     if inputs.dropout_key is not None:
         options["dropout"] = number(inputs.dropout_key, config.get(inputs.dropout_key, 0.0), low=0, below=1)
     return PretrainedInput(options=options, tensors=tensors)
+
+
+def _state(source: _Source, encoding: PositionEncoding) -> dict[str, Tensor]:
+    """The tensors of an encoding, which are in the folder where its architecture has its table of positions."""
+    module, why = source.row.inputs.positions or "", "its positions and its width"
+    return {name: source.read(module, tuple(each.shape), why, name) for name, each in encoding.state_dict().items()}
+
+
+def read_lab_encoding(source: Path | str) -> PositionEncoding | None:
+    """The encoding of a decoder of `locant train`, with what it learned; ``None``: the model is another one.
+
+    Args:
+        source: the folder, or its `config.json`.
+
+    Raises:
+        InputError: a folder without the parameters of the encoding, or an encoding that cannot be built.
+    """
+    path = Path(source)
+    if not path.exists() or not is_lab_decoder(config := read_source(path)):
+        return None
+    with torch.random.fork_rng(devices=[]):
+        encoding = encoding_from_config(config)
+    if encoding.state_dict():
+        encoding.load_state_dict(_state(_Source(path if path.is_dir() else path.parent, None), encoding), assign=True)
+    return encoding
 
 
 def _token(source: _Source) -> PretrainedInput:

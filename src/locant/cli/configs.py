@@ -161,7 +161,8 @@ def probe(model: str, layer_type: str | None, output: Path | None) -> Answer:
 
     MODEL is a config.json, the folder of a model, the name of a preset such as llama-3.1-8b, or a model_type or class
     that the installed transformers knows, such as qwen3 or Qwen3ForCausalLM. Its rotary module is built from the
-    configuration and run: no weights, no code of the folder and no network.
+    configuration and run: no weights, no code of the folder and no network. The encoding of a model of `locant train`
+    is measured with what it learned.
     """
     from locant.figures.plot import plot
     from locant.probing.probe import probe

@@ -130,7 +130,8 @@ def train(files: tuple[str, ...], encoding: str, size: str, output: Path, force:
     """Train a small decoder on a text, and keep it for `locant generate`.
 
     Without a FILE the text is the documentation that ships inside Python; - is standard input. The folder holds
-    model.safetensors, config.json and tokenizer.json.
+    model.safetensors, config.json and tokenizer.json; explain, neighbours, probe, audit, evaluate, embed and vocabulary
+    take it, too.
     """
     from locant.lab.generation import train_files
     from locant.report.console import progress_bar
@@ -155,7 +156,7 @@ def train(files: tuple[str, ...], encoding: str, size: str, output: Path, force:
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the draws.")
 @click.option(
     "--with", "way", default="own", show_default=True, metavar="NAME",
-    help="The positions that a model of transformers reads with, one of those of `locant evaluate`.",
+    help="The positions that it reads with, one of those of `locant evaluate`.",
 )  # fmt: skip
 @device
 @answers
@@ -207,16 +208,18 @@ def evaluate(model: str, files: tuple[str, ...], output: Path, force: bool, **op
     """Measure other position encodings in a trained model.
 
     Nothing is trained.
-    MODEL is a folder of this machine, with safetensors and a tokenizer.json.
+    MODEL is a folder of this machine, with safetensors and a tokenizer.json. For a model of `locant train`, the
+    default lengths are half its trained length, that length, twice and four times that, the default encodings are own
+    and yarn:4, or nope if it is not rotary, and --keys is 0.
     Without a FILE the text is the documentation that ships inside Python; - is standard input.
     The first encoding is the one that the others are held against. What an earlier call with the same model, text and
     settings has finished is taken from its folder.
     """
-    from locant.lab.evaluation import EvaluationSettings, evaluate_model
+    from locant.lab.evaluation import evaluate_model, usual_settings
     from locant.report.console import progress_bar
     from locant.report.evaluation import print_evaluation, write_evaluation
 
-    asked = EvaluationSettings(**only_given(options))
+    asked = usual_settings(model, **only_given(options))
     with progress_bar("part") as progress:
         results = evaluate_model(model, files, asked, output=output, force=force, on_step=progress)
     return _with_report(results, write_evaluation(results, output), print_evaluation)

@@ -18,32 +18,38 @@ the other 14 readings; as many again for each thing that is wrong. SmolLM2-135M 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from locant.arguments import one_of, whole
 from locant.checkpoints import convert_layout
+from locant.checkpoints.config_source import CONFIG
 from locant.errors import InputError, LocantError, Remedy
 from locant.kernels.rotary import Layout
+from locant.lab.decoder import Decoder
 from locant.lab.language_model import (
     DTYPES,
-    AsDecoder,
     device_of,
     load_config,
-    load_model,
     num_windows,
     stated_length,
     without_weights,
 )
+from locant.lab.readable import is_lab_folder, read_language_model
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.summary import ENOUGH_WINDOWS, Cell, Row, student
 from locant.lab.text_learning import count, losses_in_windows
 from locant.models.encodings import layer_types, rotary_layer_types
+from locant.positions.base import PositionEncoding
+from locant.positions.encodings.alibi import ALiBi
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.scaling import Scaling, Unscaled, scaling_by_name
 from locant.positions.scaling.base import Arithmetic
@@ -67,6 +73,8 @@ TURNED: Mapping[str, Callable[[Tensor, int], Tensor]] = {
 }
 BIASED = {"bloom": "alibi", "mpt": "position_bias"}
 """Models whose attention is handed ALiBi, ``heads|batch * heads, 1, key``, and the name of that argument."""
+TABLE = "a table of learned positions, which are in the weights themselves"
+NOTHING_ELSE = "no positions that can be read in another way"
 LEAST = 0.0005
 """Nats per token that are written as 0.001; of less nothing follows, however alike all windows are."""
 FEWEST = 2
@@ -124,19 +132,23 @@ class _Reversed(Scaling):
         return self.of.length_that_matters
 
 
-class _Subject:
-    """A model, what it has of positions, and how to read it otherwise."""
+class _AnySubject(ABC):
+    """A model, what it has of positions, and how to read it otherwise.
 
-    def __init__(self, model: Any) -> None:
-        self.model, self.config = model, model.config.get_text_config()
-        self.biased = BIASED.get(self.config.model_type, "")
-        is_alibi = self.biased or getattr(self.config, "alibi", False)  # Falcon's is in its attention mask
-        points = [] if is_alibi else rotary_points(model, angles="float32")
-        for point in points:
-            point.require_own()
-        self.own = {kind: rotary for point in points for kind, rotary in point.own.items()}
-        self.layout = next((rotary.pairs.layout for rotary in self.own.values()), None)
-        self.aspects = {"slopes": tuple(TURNED)} if self.biased else ROTARY if self.own else {}
+    Args:
+        own: its rotary encodings, by the kind of layers; ``None``: all layers share one.
+        has_slopes: whether its positions are ALiBi's.
+        trained: the length that it states.
+    """
+
+    def __init__(self, own: Mapping[str | None, Rotary], has_slopes: bool, trained: Callable[[], int]) -> None:
+        self.own, self.has_slopes, self.trained = own, has_slopes, trained
+        self.layout = next((rotary.pairs.layout for rotary in own.values()), None)
+        self.aspects = {"slopes": tuple(TURNED)} if has_slopes else ROTARY if own else {}
+
+    @abstractmethod
+    def read_as(self, reading: Reading) -> AbstractContextManager[object]:
+        """The model under this reading, until the block is left."""
 
     def rotary(self, own: Rotary, reading: Reading) -> Rotary:
         """The encoding of a reading in the place of an own one, but for the layout."""
@@ -146,7 +158,7 @@ class _Subject:
         if reading.scaling == "none":
             options["scaling"] = Unscaled()
         elif reading.scaling is not None:
-            trained = stated_length(self.config) // int(reading.scaling.partition(":")[2])
+            trained = self.trained() // int(reading.scaling.partition(":")[2])
             dim = options.get("rotary_dim", own.rotary_dim)
             options["scaling"] = scaling_by_name(reading.scaling, trained, dim, options["base"])
         if reading.direction == "reversed":
@@ -158,9 +170,22 @@ class _Subject:
         rotaries = (repr(self.rotary(own, reading)) for own in self.own.values())
         return reading.layout or self.layout, reading.slopes, *rotaries
 
+
+class _Subject(_AnySubject):
+    """A model of transformers."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.config = model, model.config.get_text_config()
+        self.biased = BIASED.get(self.config.model_type, "")
+        is_alibi = self.biased or getattr(self.config, "alibi", False)  # Falcon's is in its attention mask
+        points = [] if is_alibi else rotary_points(model, angles="float32")
+        for point in points:
+            point.require_own()
+        own = {kind: rotary for point in points for kind, rotary in point.own.items()}
+        super().__init__(own, bool(self.biased), lambda: stated_length(self.config))
+
     @contextmanager
     def read_as(self, reading: Reading) -> Generator[None]:
-        """The model under this reading, until the block is left."""
         with ExitStack() as undo:
             if reading.slopes is not None:
                 self._turn(TURNED[reading.slopes], undo)
@@ -194,6 +219,32 @@ class _Subject:
         for module in self.model.modules():
             if "Attention" in type(module).__name__:
                 undo.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+
+
+class _LabSubject(_AnySubject):
+    """A decoder of `locant train`, whose encoding takes all of a reading."""
+
+    def __init__(self, model: Any) -> None:
+        self.model: Decoder = model
+        encoding = self.model.encoding
+        own: dict[str | None, Rotary] = {None: encoding} if isinstance(encoding, Rotary) else {}
+        super().__init__(own, isinstance(encoding, ALiBi), self._trained)
+
+    def _trained(self) -> int:
+        if self.model.train_length is None:
+            got = f"got a model whose {CONFIG} does not state the length of its training"
+            raise InputError(got, "add 'train_length': 64 to it, with the tokens per window in its training")
+        return self.model.train_length
+
+    def read_as(self, reading: Reading) -> AbstractContextManager[object]:
+        encoding = self.model.encoding
+        if reading.slopes is not None and isinstance(encoding, ALiBi):
+            slopes = torch.as_tensor(encoding.slopes).detach()
+            turned = TURNED[reading.slopes](slopes, len(slopes)).tolist()
+            encoding = ALiBi(len(slopes), slopes=turned).to(slopes.device)
+        elif self.own:
+            encoding = self.rotary(self.own[None], reading).alike(layout=reading.layout or self.layout)
+        return self.model.reading_with(encoding)
 
 
 def audit(
@@ -233,29 +284,52 @@ def audit(
         InputError: a folder that holds no causal language model, or a text that is too short.
     """
     one_of("dtype", dtype, DTYPES)
-    plain = without_weights(load_config(folder).to_dict())
-    if not _Subject(plain).aspects:
-        table = "a table of learned positions, which are in the weights themselves"
-        what = table if own_tables(plain) else "no positions that can be read in another way"
-        return {"verdict": "nothing to find", "sentence": f"nothing to find: {type(plain).__name__} has {what}"}
-    subject = _Subject(model := load_model(folder, device=device_of(device), dtype=dtype))
-    if length is None:
-        length = 512 if subject.biased else min(512, stated_length(subject.config))
+    place = device_of(device)
+    if is_lab_folder(folder):
+        model = read_language_model(folder, device=place, dtype=dtype)
+        subject = _LabSubject(model.module)
+        if not subject.aspects:
+            return _nothing_to_find(f"{Path(folder).name} has {_of_lab(subject.model.encoding)}")
+        usual = model.trained or 512
+    else:
+        plain = without_weights(load_config(folder).to_dict())
+        if not _Subject(plain).aspects:
+            return _nothing_to_find(f"{type(plain).__name__} has {TABLE if own_tables(plain) else NOTHING_ELSE}")
+        model = read_language_model(folder, device=place, dtype=dtype)
+        subject = _Subject(model.module)
+        usual = 512 if subject.biased else stated_length(subject.config)
+    length = min(512, usual) if length is None else length
     corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
-    most = num_windows(model, corpus, whole("length", length, 2, remedy=Remedy(length=512)), windows, argument="length")
+    most = num_windows(
+        model.vocab_size, corpus, whole("length", length, 2, remedy=Remedy(length=512)), windows, argument="length"
+    )
     if most < ENOUGH_WINDOWS:
         remedy = Remedy("{}, a longer text or a smaller {}", windows=16, length=...)
         raise InputError(f"got {most} windows of {length:,} tokens, expected {ENOUGH_WINDOWS} or more", remedy)
-    decoder, ids = AsDecoder(model, corpus.tokenizer), corpus.ids
+    decoder, ids = model.decoder(corpus.tokenizer), corpus.ids
 
     def losses_of(reading: Reading) -> Generator[list[float]]:
         with subject.read_as(reading):
             for first in range(0, most * length, length):
                 yield losses_in_windows(decoder, ids[first : first + length + 1], length).by_position
 
-    unigram = count(ids, ids[: most * length + 1], subject.config.vocab_size).unigram
+    unigram = count(ids, ids[: most * length + 1], model.vocab_size).unigram
     search = _Search(subject, losses_of, most, unigram, on_step)
     return {**search.found(), "unigram": unigram, "windows": most, "length": length}
+
+
+def _nothing_to_find(why: str) -> dict[str, Any]:
+    return {"verdict": "nothing to find", "sentence": f"nothing to find: {why}"}
+
+
+def _of_lab(encoding: PositionEncoding) -> str:
+    if not encoding.doors():
+        return NOTHING_ELSE
+    return (
+        TABLE
+        if "embed" in encoding.doors() and encoding.state_dict()
+        else f"{encoding!r}, of which no other readings are tried"
+    )
 
 
 @dataclass
@@ -267,7 +341,7 @@ class _Search:
         most: how many windows there are.
     """
 
-    subject: _Subject
+    subject: _AnySubject
     losses_of: Callable[[Reading], Generator[list[float]]]
     most: int
     unigram: float

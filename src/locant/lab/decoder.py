@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -34,6 +35,9 @@ class Decoder(nn.Module):
     torch.Size([3, 7, 256])
     """
 
+    train_length: int | None = None
+    """Tokens per window in its training, where it is known."""
+
     def __init__(
         self,
         vocab_size: int,
@@ -50,12 +54,28 @@ class Decoder(nn.Module):
             raise RangeError(
                 f"got d_model={d_model} for num_heads={num_heads}, expected a multiple", Remedy(d_model=nearest)
             )
+        self.num_heads = num_heads
         self.embedding = InputEmbedding(vocab_size, d_model, encoding=encoding, scale="sqrt_d_model", norm="layer_norm")
         attended = _attended(encoding, num_heads, d_model // num_heads, keys_are_values)
         self.blocks = nn.ModuleList(
             Block(d_model, num_heads, num_layers, attended, keys_are_values) for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(d_model)
+
+    @property
+    def encoding(self) -> PositionEncoding:
+        """The encoding of all layers."""
+        return self.embedding.encoding
+
+    @contextmanager
+    def reading_with(self, encoding: PositionEncoding) -> Generator[Decoder]:
+        """The same weights with another encoding, until the block is left."""
+        own = self.embedding.encoding
+        self.embedding.encoding = encoding
+        try:
+            yield self
+        finally:
+            self.embedding.encoding = own
 
     def forward(
         self,

@@ -24,21 +24,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from locant.arguments import one_of, real, shown, whole
+from locant.checkpoints.config_source import CONFIG, read_json
 from locant.checkpoints.extension import Extension
 from locant.errors import InputError, LocantError, Remedy
 from locant.lab import ruler
 from locant.lab.language_model import (
     DTYPES,
-    AsDecoder,
     device_of,
     fingerprint,
-    load_model,
     num_windows,
-    require_positions,
-    trained_length,
 )  # fmt: skip
+from locant.lab.readable import Readable, is_lab_folder, read_language_model
 from locant.lab.results import (
     RESULTS,
     Record,
@@ -51,13 +50,14 @@ from locant.lab.results import (
     read_record,
     unchanged,
 )  # fmt: skip
-from locant.lab.settings import VOCAB_SIZE
+from locant.lab.settings import VOCAB_SIZE, Settings
 from locant.lab.text_learning import OVERLAP, in_context, losses_in_windows
 from locant.lab.unfinished import random_numbers_kept
 from locant.lab.ways import Way
+from locant.models.config_values import integer_at
+from locant.models.lab_decoder import TRAIN_LENGTH, encoding_of
 from locant.positions.base import PositionEncoding
-from locant.swapping import swap
-from locant.swapping.rotary_point import rotary_points
+from locant.positions.encodings.rotary import Rotary
 from locant.text.corpus import Corpus, read_corpus
 from locant.text.tokenizer import Tokenizer
 
@@ -133,6 +133,25 @@ class EvaluationSettings:
         one_of("dtype", self.dtype, DTYPES)
 
 
+def usual_settings(folder: str | Path, **given: Any) -> EvaluationSettings:
+    """Return these settings, and for a decoder of `locant train` the lengths and encodings that suit its size.
+
+    These are its trained length, twice and four times that, as far as it has positions, and ``yarn:4`` beside its own
+    encoding if that is rotary, else ``nope``. No passkeys are asked for: their texts are longer.
+    """
+    if not is_lab_folder(folder):
+        return EvaluationSettings(**given)
+    config = read_json(Path(folder) / CONFIG)
+    encoding, trained = encoding_of(config), integer_at(config, TRAIN_LENGTH) or Settings.train_length
+    rows = getattr(encoding, "max_seq_len", None) or 4 * trained
+    usual: dict[str, Any] = {
+        "lengths": tuple(length for length in (trained // 2, trained, 2 * trained, 4 * trained) if 2 <= length <= rows),
+        "ways": ("own", "yarn:4" if isinstance(encoding, Rotary) else "nope"),
+        "keys": 0,
+    }
+    return EvaluationSettings(**{**usual, **given})
+
+
 def evaluate_model(
     folder: str,
     files: Sequence[str],
@@ -147,18 +166,19 @@ def evaluate_model(
     Encodings that an earlier call with the same model, text, settings and version of this package finished are taken
     from there.
     """
-    model = load_model(folder, device=settings.device, dtype=settings.dtype)
-    trained, longest = trained_length(model.config), settings.lengths[-1]
-    require_positions(model, longest)
+    model = read_language_model(folder, device=settings.device, dtype=settings.dtype)
+    longest = settings.lengths[-1]
+    trained = model.trained or longest
+    model.require_positions(longest)
     near = trained if trained < longest else settings.lengths[0]
     contexts = [near, longest] if settings.far else []
     if settings.far and near == longest:
         got = f"got one length, {longest:,}, as the near one and as the far one"
         raise InputError(got, Remedy(lengths=(max(2, longest // 4), longest)))
     with random_numbers_kept(torch.device(settings.device)):
-        encodings = {way: _drawn(way, model, trained, longest) for way in settings.ways}
+        encodings = {way: _drawn(way, model, longest) for way in settings.ways}
     corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
-    count = num_windows(model, corpus, longest, settings.windows, argument="lengths")
+    count = num_windows(model.vocab_size, corpus, longest, settings.windows, argument="lengths")
     for way, encoding in encodings.items():  # what fails is refused now: measuring those before it may take hours
         with _read_with(model, way, encoding):
             _try_once(model, way, corpus, asks=bool(settings.keys or settings.tasks))
@@ -175,7 +195,7 @@ def evaluate_model(
     windows = report["settings"]["text"].get("windows") if report else None
     finished = _finished(output / RESULTS, report.get("records", ()))
     if settings.minutes is not None:
-        decoder = AsDecoder(model, corpus.tokenizer)
+        decoder = model.decoder(corpus.tokenizer)
         count = windows or min(count, _fitting(decoder, corpus.ids[: longest + 1], settings, settings.minutes))
         text["windows"] = count
     if windows != count:
@@ -229,30 +249,25 @@ def losses_of_extension(
     return {length: {"before": before[length], "after": after[length]} for length in before}
 
 
-def _drawn(way: str, model: Any, trained: int, longest: int) -> PositionEncoding | None:
+def _drawn(way: str, model: Readable, longest: int) -> PositionEncoding | None:
     """The same encoding each time, also where it begins with random numbers."""
     torch.manual_seed(0)
-    chosen = Way.of(way)
-    encoding = chosen.encoding(model, trained, longest)
-    if chosen.name == "exact" and not rotary_points(model, angles="exact"):
-        got = f"got exact for {type(model).__name__}, which has no rotary positions"
-        raise InputError(got, Remedy(ways=("own", "nope")))
-    return encoding
+    return model.encoding(Way.of(way), longest)
 
 
-def _read_with(model: Any, way: str, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
-    return nullcontext() if way == "own" else swap(model, encoding)
+def _read_with(model: Readable, way: str, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
+    return nullcontext() if way == "own" else model.reading_with(encoding)
 
 
-def _try_once(model: Any, way: str, corpus: Corpus, *, asks: bool) -> None:
+def _try_once(model: Readable, way: str, corpus: Corpus, *, asks: bool) -> None:
     """Measure the loss of a few tokens, and where questions are asked, write after them; raise if either fails."""
     ids = corpus.ids[: TRIED + 1]
     try:
-        losses_in_windows(AsDecoder(model, corpus.tokenizer), ids, len(ids) - 1)
+        losses_in_windows(model.decoder(corpus.tokenizer), ids, len(ids) - 1)
         if asks:
-            ruler.written(model, corpus.tokenizer, ruler.Prompt(ids.tolist(), ("no two tokens spell this",), 2))
+            ruler.written(model.module, corpus.tokenizer, ruler.Prompt(ids.tolist(), ("no two tokens spell this",), 2))
     except LocantError as error:
-        got = f"got {way} for {type(model).__name__}, which cannot be measured: {error.cause}"
+        got = f"got {way} for {type(model.module).__name__}, which cannot be measured: {error.cause}"
         raise InputError(got, error.remedy) from error
 
 
@@ -271,7 +286,7 @@ def _questions(settings: EvaluationSettings, tokenizer: Tokenizer) -> Questions:
     return questions
 
 
-def _fitting(model: AsDecoder, ids: np.ndarray, settings: EvaluationSettings, minutes: float) -> int:
+def _fitting(model: nn.Module, ids: np.ndarray, settings: EvaluationSettings, minutes: float) -> int:
     """How many windows of the longest length each encoding may take, by the time that one of them takes."""
     longest = settings.lengths[-1]
     losses_in_windows(model, ids[:2], 1)  # the first use of a device takes longer
@@ -284,11 +299,11 @@ def _fitting(model: AsDecoder, ids: np.ndarray, settings: EvaluationSettings, mi
 
 
 def _measured(
-    model: Any, way: str, trained: int, corpus: Corpus, tokens: int, settings: EvaluationSettings,
+    model: Readable, way: str, trained: int, corpus: Corpus, tokens: int, settings: EvaluationSettings,
     contexts: Sequence[int], questions: Questions, step: Callable[[], None],
 ) -> dict[str, Any]:  # fmt: skip
     began, losses, stretches = time.perf_counter(), {}, dict[int, list[float | None]]()
-    decoder = AsDecoder(model, corpus.tokenizer)
+    decoder = model.decoder(corpus.tokenizer)
     for length in settings.lengths:
         losses[length] = losses_in_windows(decoder, corpus.ids[:tokens], length)
         step()
@@ -298,7 +313,7 @@ def _measured(
         step()
     recalled, answers = {name: list[dict[str, Any]]() for name in KEYS}, list[dict[str, Any]]()
     for (name, length, depth), rows in questions.items():
-        told = ruler.answered(model, corpus.tokenizer, rows)
+        told = ruler.answered(model.module, corpus.tokenizer, rows)
         if depth is None:
             answers.append({"task": name, "length": length, **told})
         else:
@@ -309,7 +324,7 @@ def _measured(
         **Record(
             **Record.losses(losses), context_loss_by_stretch=stretches, encoding=way, seed=0, train_length=trained,
             train_loss=None,
-            num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+            num_parameters=sum(parameter.numel() for parameter in model.module.parameters()),
             seconds=round(time.perf_counter() - began, 3),
         ).to_dict(),
         "interval_by_length": {str(length): interval_of_mean(loss.by_window) for length, loss in losses.items()},

@@ -66,7 +66,7 @@ def search_factors(
     where, length = device_of(device), extension.to
     model = load_model(folder, device=where)
     corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
-    count = num_windows(model, corpus, length, windows, argument="to")
+    count = num_windows(model.config.get_text_config().vocab_size, corpus, length, windows, argument="to")
     identity = {
         "model_sha256": fingerprint(folder), "tokenizer_fingerprint": corpus.tokenizer.fingerprint,
         "text_sha256": corpus.sha256, "to": length, "windows": count,

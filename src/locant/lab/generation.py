@@ -9,31 +9,40 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as as_bytes
 
-from locant.arguments import Real
-from locant.checkpoints.checkpoint_folder import require_output
+from locant.arguments import Real, shown
+from locant.checkpoints.checkpoint_folder import headers_of, require_output
 from locant.checkpoints.config_source import CONFIG, read_json
-from locant.errors import InputError, Remedy
+from locant.errors import InputError, LocantError, RangeError, Remedy, ShapeError
 from locant.files import json_text, new_folder, write_whole
 from locant.lab.contestant import unscaled
 from locant.lab.decoder import Decoder, cached_or_whole, generate
-from locant.lab.language_model import device_of, load_model, quiet, require_positions, require_rows, trained_length
+from locant.lab.language_model import (
+    device_of,
+    load_model,
+    quiet,
+    require_likely,
+    require_positions,
+    require_rows,
+    trained_length,
+)
 from locant.lab.results import environment
 from locant.lab.settings import VOCAB_SIZE, Settings, require_one_duration
 from locant.lab.text_learning import shape
 from locant.lab.training import train
 from locant.lab.unfinished import random_numbers_kept
 from locant.lab.ways import Way
+from locant.models.config_values import flag, integer_at, required
+from locant.models.lab_decoder import AGAIN, MODEL_TYPE, SIZES, TRAIN_LENGTH, encoding_of, is_lab_decoder
 from locant.positions import PositionEncoding
+from locant.positions.description import described
 from locant.swapping import swap
-from locant.swapping.plan import built, described
 from locant.text import Tokenizer
 from locant.text.corpus import read_corpus
 
-MODEL_TYPE, WEIGHTS = "locant_decoder", "model.safetensors"
+WEIGHTS = "model.safetensors"
 
 
 def save(model: Decoder, tokenizer: Tokenizer, folder: str | Path, *, force: bool = False, **facts: Any) -> None:
@@ -54,15 +63,18 @@ def save(model: Decoder, tokenizer: Tokenizer, folder: str | Path, *, force: boo
     >>> torch.equal(locant.lab.generate(again, [1, 2], 9), locant.lab.generate(model, [1, 2], 9))
     True
     """
-    path, embedding, block = Path(folder), model.embedding, model.blocks[0]
-    encoding = told_of(embedding.encoding)
+    path, token, block = Path(folder), model.embedding.token, model.blocks[0]
+    encoding = told_of(model.encoding)
     require_output(path, force=force)
-    sizes = {
-        "vocab_size": embedding.token.vocab_size, "d_model": embedding.token.d_model, "num_layers": len(model.blocks),
-        "num_heads": block.num_heads, "keys_are_values": block.keys_are_values,
+    sizes = dict(
+        zip(SIZES, (*token.weight.shape, len(model.blocks), model.num_heads, block.keys_are_values), strict=True)
+    )
+    config = {
+        "model_type": MODEL_TYPE, "encoding": encoding, **sizes, TRAIN_LENGTH: model.train_length,
+        "tie_word_embeddings": True,
     }  # fmt: skip
     with new_folder(path, force=force) as new:
-        write_whole(new / CONFIG, json_text({"model_type": MODEL_TYPE, "encoding": encoding, "sizes": sizes, **facts}))
+        write_whole(new / CONFIG, json_text({**config, **facts}))
         write_whole(new / WEIGHTS, as_bytes(model.state_dict()))
         tokenizer.save(new)
 
@@ -109,14 +121,31 @@ def train_files(
 def load(folder: str | Path) -> tuple[Decoder, Tokenizer]:
     """The decoder and the tokenizer that `save` wrote; an `InputError` where a folder holds something else."""
     path = Path(folder)
+    config = read_json(path / CONFIG)
+    if not is_lab_decoder(config):
+        got = f"got {path} of model_type {shown(config.get('model_type'))}, which is not a model of locant train"
+        raise InputError(got, "load it with transformers.AutoModelForCausalLM.from_pretrained")
+    require_likely(config)
+    sizes = {name: required(config, name) for name in SIZES[:-1]}
+    [shared] = (flag(name, config.get(name, False)) for name in SIZES[-1:])
+    headers = headers_of(path)
     try:
-        told = read_json(path / CONFIG)
         with random_numbers_kept(torch.device("cpu")):
-            model = Decoder(encoding=built(told["encoding"]), **told["sizes"])
-        model.load_state_dict(load_file(path / WEIGHTS), assign=True)
-    except (LookupError, TypeError, ValueError, RuntimeError, OSError, SafetensorError) as error:
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(f"got {path}, which is no decoder as it was saved: {why}", "locant train") from error
+            encoding = encoding_of(config)
+            model = Decoder(encoding=encoding, keys_are_values=shared, **sizes)
+    except (ShapeError, RangeError, RuntimeError) as error:  # of torch: sizes for which there is no memory
+        cause = error.cause if isinstance(error, LocantError) else str(error).splitlines()[0]
+        raise InputError(f"got {path / CONFIG}, which describes no model that can be built: {cause}", AGAIN) from error
+    stated = {name: tuple(each.shape) for name, each in model.state_dict().items()}
+    there = {tensor.name: tensor.shape for header in headers.values() for tensor in header.tensors}
+    for name in sorted(stated.keys() | there.keys()):
+        if there.get(name) != stated.get(name):
+            shapes = [f"of shape {each[name]}" if name in each else "absent" for each in (there, stated)]
+            got = f"got {path} in whose weights {name} is {shapes[0]}, and in whose {CONFIG} it is {shapes[1]}"
+            raise InputError(got, AGAIN)
+    tensors = {name: each for file in headers for name, each in load_file(path / file).items()}
+    model.load_state_dict(tensors, assign=True)
+    model.train_length = integer_at(config, TRAIN_LENGTH)
     return model.eval(), Tokenizer.load(path)
 
 
@@ -131,16 +160,14 @@ def continue_text(
             tokenizer. Before a prompt of the latter stands what its tokenizer puts before a text, such as ``<s>``, and
             it may end its text; of its `generation_config.json` holds what is not said here.
         num_tokens, temperature, top_k, seed: as for `generate`.
-        way: the positions that a model of `transformers` is given, as `Way` reads it.
+        way: the positions that it reads with, as `Way` reads it.
         device: such as ``cuda:1``; ``auto``: cuda where torch finds it, else the CPU.
 
     Returns:
         The prompt, its continuation, and the ids of both.
     """
     path, place, chosen = Path(folder), device_of(device), Way.of(way)
-    is_ours = read_json(path / CONFIG).get("model_type") == MODEL_TYPE
-    if is_ours and chosen.name != "own":
-        raise InputError(f"got {way} for a decoder of the lab, which has its own positions", Remedy(way="own"))
+    is_ours = is_lab_decoder(read_json(path / CONFIG))
     loaded: tuple[Any, Tokenizer] = load(path) if is_ours else (load_model(path, device=place), Tokenizer.load(path))
     model, tokenizer = loaded
     before = [*(() if is_ours else tokenizer.beginning), *tokenizer.encode(prompt).tolist()]
@@ -148,9 +175,11 @@ def continue_text(
         raise InputError("got a prompt without a token", "a word")
     rows, total = torch.tensor([before], device=place), len(before) + num_tokens
     if is_ours:
-        rows = generate(model.to(place), rows, num_tokens, temperature=temperature, top_k=top_k, seed=seed)
+        model = model.to(place)
+        with random_numbers_kept(place), model.reading_with(chosen.of_decoder(model, total) or model.encoding):
+            rows = generate(model, rows, num_tokens, temperature=temperature, top_k=top_k, seed=seed)
     else:
-        require_rows(model, np.asarray(before))
+        require_rows(model.config.get_text_config().vocab_size, np.asarray(before))
         require_positions(model, total)
         drawn = {"do_sample": temperature > 0, "temperature": temperature or None, "top_k": top_k or 0}
         with random_numbers_kept(place), ExitStack() as swapped, quiet():

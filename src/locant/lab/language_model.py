@@ -30,10 +30,11 @@ from locant.errors import InputError, RangeError, Remedy
 from locant.extras import require
 from locant.lab.unfinished import random_numbers_kept
 from locant.models.config_values import HEADS, NUM_LAYERS, WIDTHS, integer
+from locant.models.lab_decoder import is_lab_decoder
 from locant.models.registry import with_defaults
 from locant.models.rope_parameters import stated_trained_length
+from locant.positions.description import Weightless
 from locant.swapping.added_point import own_tables
-from locant.swapping.plan import Weightless
 from locant.text.corpus import Corpus
 from locant.text.tokenizer import Tokenizer
 
@@ -87,6 +88,9 @@ def load_config(folder: str | Path) -> Any:
     facts = read_json(path / CONFIG)
     require_likely(facts)
     require_no_code(path, facts)
+    if is_lab_decoder(facts):
+        got = f"got {path}, a model of locant train, which transformers cannot load"
+        raise InputError(got, "train it anew with locant train, or read it with locant.lab.load(folder)")
     if (path / ADAPTER).exists():
         got = f"got {path}, an adapter, which changes a model in another folder"
         raise InputError(got, "the model with its adapter merged: model.merge_and_unload().save_pretrained(folder)")
@@ -266,8 +270,11 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def num_windows(model: Any, corpus: Corpus, length: int, most: int, *, argument: str) -> int:
+def num_windows(vocab_size: int, corpus: Corpus, length: int, most: int, *, argument: str) -> int:
     """How many windows of a length, which an `argument` gave, a model can be measured in; `most` at most.
+
+    Args:
+        vocab_size: the rows of the model's token table.
 
     Raises:
         InputError: a text shorter than one, or with ids that the model has no rows for.
@@ -275,13 +282,13 @@ def num_windows(model: Any, corpus: Corpus, length: int, most: int, *, argument:
     if len(corpus.ids) <= length:
         got = f"got a text of {len(corpus.ids):,} tokens, too short for a window of {length:,}"
         raise InputError(got, Remedy(f"a text of more than {length:,} tokens, or a smaller {{}}", **{argument: ...}))
-    require_rows(model, corpus.ids, corpus.tokenizer.beginning)
+    require_rows(vocab_size, corpus.ids, corpus.tokenizer.beginning)
     return min(most, (len(corpus.ids) - 1) // length)
 
 
-def require_rows(model: Any, ids: Int[np.ndarray, " tokens"], beginning: Sequence[int] = ()) -> None:
+def require_rows(vocab_size: int, ids: Int[np.ndarray, " tokens"], beginning: Sequence[int] = ()) -> None:
     """Raise where a text, or what stands before it, has an id that the model has no row for."""
-    if (largest := max(int(ids.max()), *beginning, 0)) >= model.config.get_text_config().vocab_size:
+    if (largest := max(int(ids.max()), *beginning, 0)) >= vocab_size:
         raise InputError(f"got a tokenizer with id {largest}, which the model has no row for", "the model's tokenizer")
 
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from locant.errors import InputError, Remedy
-from locant.lab.decoder import cached_or_whole
+from locant.lab.decoder import Decoder, cached_or_whole, generate
 from locant.lab.results import earlier
 from locant.swapping.forward_arguments import cache_argument
 from locant.text.reading import sample_text
@@ -220,9 +220,15 @@ def written(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
     Without a cache, the whole text is read again for each token: for models whose cache has no known name, and for
     encodings that need whole texts.
 
+    Args:
+        model: of `transformers`, or a decoder of the lab.
+
     Raises:
         InputError: the model reads fewer tokens than it is given.
     """
+    if isinstance(model, Decoder):
+        ids = torch.tensor(prompt.ids, device=model.norm.weight.device)
+        return tokenizer.decode(generate(model, ids, prompt.most, temperature=0)[len(ids) :].tolist())
     return cached_or_whole(partial(_written, model, tokenizer, prompt))
 
 

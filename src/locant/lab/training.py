@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,6 +105,7 @@ def train(
         chosen = dataclasses.replace(chosen, num_steps=max(1, steps))
     learner = _OnText(training, chosen, read)
     learner.train(on_step=on_step)
+    learner.model.train_length = chosen.train_length
     return learner.model.eval(), tokenizer
 
 
@@ -187,15 +188,12 @@ class _Learner(ABC):
     def seconds(self, contestants: Sequence[Contestant]) -> float:
         """About how long it takes to measure for all of these."""
 
-    @contextmanager
-    def _reading(self, contestant: Contestant, length: int, trained: int) -> Generator[Decoder]:
+    def _reading(self, contestant: Contestant, length: int, trained: int) -> AbstractContextManager[Decoder]:
         """The model with its encoding as a contestant uses it in rows of `length` tokens."""
-        plain = self.model.embedding.encoding
-        self.model.embedding.encoding = contestant.at_length(plain, length, trained, shape(self.settings, self.longest))
-        try:
-            yield self.model
-        finally:
-            self.model.embedding.encoding = plain
+        of_length = contestant.at_length(
+            self.model.encoding, length, trained, shape(self.settings, self.longest)
+        )  # fmt: skip
+        return self.model.reading_with(of_length)
 
 
 class _OnText(_Learner):

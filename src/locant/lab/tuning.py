@@ -199,7 +199,7 @@ def tune(
             raise InputError(f"got {way.name}:{way.factor:g}, which stretches nothing", Remedy(way=f"{way.name}:4"))
         config = type(config).from_dict(extend(read_source(source), to=to, method=way.name).config)
     model = load_model(source, config, device=settings.device)
-    require_rows(model, corpus.ids, corpus.tokenizer.beginning)
+    require_rows(model.config.get_text_config().vocab_size, corpus.ids, corpus.tokenizer.beginning)
     require_positions(model, length)
     with state, random_numbers_kept(state.device):
         so_far = _begun(state, asked, force=force)

@@ -13,6 +13,7 @@ from typing import Any
 
 from locant.arguments import one_of, real
 from locant.errors import InputError
+from locant.lab.decoder import Decoder
 from locant.models.config_values import attribute
 from locant.positions.base import ModelShape, PositionEncoding
 from locant.positions.encodings.rotary import Rotary
@@ -100,26 +101,39 @@ class Way:
         if self.name != "own" and hasattr(model.config, "locant"):
             got = f"got {self.name} for a model that was saved with another encoding in it"
             raise InputError(got, "own, or the model that it was made from")
+        return self._made(lambda: self._own(model, layer_type), lambda: _shape_of(model, self.name, longest), trained)
+
+    def of_decoder(self, model: Decoder, longest: int) -> PositionEncoding | None:
+        """What a decoder of the lab reads texts of this length with; ``None``: its own."""
+        own = model.encoding
+
+        def rotary() -> Rotary:
+            if isinstance(own, Rotary):
+                return own
+            got = f"got {self.name} for a model with the encoding {own!r}, which is not rotary"
+            raise InputError(got, "use own, nope or another encoding, or train a model with --encoding rotary")
+
+        if self.is_of_rotary and model.train_length is None:
+            got = f"got {self.name} for a model whose config.json does not state the length of its training"
+            raise InputError(got, "add 'train_length': 64 to it, with the tokens per window in its training")
+        if self.name == "exact":
+            return rotary().alike(angles="exact")
+        shape = ModelShape(d_model=model.embedding.token.d_model, num_heads=model.num_heads, max_seq_len=longest)
+        return self._made(rotary, lambda: shape, model.train_length or longest)
+
+    def _made(
+        self, own: Callable[[], Rotary], shape: Callable[[], ModelShape], trained: int
+    ) -> PositionEncoding | None:
         if self.name in PLAIN:
             return PositionEncoding() if self.name == "nope" else None
         if self.name in BY_CLASS:
             sizes = BY_CLASS[self.name](int(self.factor or 1), trained)
-            return encoding(self.name.replace("-", "_"), rotary=self._own(model, layer_type), **sizes)
+            return encoding(self.name.replace("-", "_"), rotary=own(), **sizes)
         if self.factor is not None:
-            rotary = self._own(model, layer_type)
+            rotary = own()
             scaling = SCALINGS[self.name].by_factor(self.factor, trained, rotary.rotary_dim, rotary.base)
             return rotary.alike(scaling=scaling, seq_len=None)
-        config = model.config.get_text_config()
-        if (heads := attribute(config, "num_attention_heads")) is None:
-            raise InputError(f"got {self.name} for {type(model).__name__}, which has no attention heads", "own")
-        shape = ModelShape(
-            d_model=config.hidden_size,
-            num_heads=heads,
-            num_kv_heads=attribute(config, "num_key_value_heads"),
-            head_dim=attribute(config, "head_dim") or 0,
-            max_seq_len=longest,
-        )
-        return find(self.name).for_model(shape)
+        return find(self.name).for_model(shape())
 
     def _own(self, model: Any, layer_type: str | None) -> Rotary:
         points = rotary_points(model, angles="exact")
@@ -131,3 +145,16 @@ class Way:
             got = f"got {self.name} for {type(model).__name__}, which has {len(own)} rotary encodings"
             raise InputError(got, "own, exact or nope" if own else "own, or a model with rotary positions")
         return next(iter(own.values()))
+
+
+def _shape_of(model: Any, way: str, longest: int) -> ModelShape:
+    config = model.config.get_text_config()
+    if (heads := attribute(config, "num_attention_heads")) is None:
+        raise InputError(f"got {way} for {type(model).__name__}, which has no attention heads", "own")
+    return ModelShape(
+        d_model=config.hidden_size,
+        num_heads=heads,
+        num_kv_heads=attribute(config, "num_key_value_heads"),
+        head_dim=attribute(config, "head_dim") or 0,
+        max_seq_len=longest,
+    )

@@ -15,6 +15,7 @@ from locant.models import (
     deepseek,
     gpt,
     image_tables,
+    lab_decoder,
     layered,
     learned_tables,
     llama,
@@ -92,6 +93,8 @@ def read(config: Config | object) -> tuple[dict[str, Any], Architecture]:
 
 
 def _row(name: str) -> Architecture:
+    if name == lab_decoder.MODEL_TYPE:  # no published model, so it is in no list of them
+        return lab_decoder.ROW
     try:
         return ARCHITECTURES.find(name)
     except RangeError:

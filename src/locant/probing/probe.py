@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from locant.arguments import shown, whole
 from locant.errors import InputError, LocantError, RangeError
 from locant.extras import is_installed, require
+from locant.models import lab_decoder
 from locant.models.architecture import UNKNOWN
 from locant.models.encodings import rotary_from_config
 from locant.models.registry import read
@@ -81,8 +82,8 @@ def probe(
             ``f(q, k)``, with tokens in any usual shape such as ``[batch, heads, seq, head_dim]``, and also in place.
             Or one that adds a vector to each token. What makes tables of cosines and sines or matrices, by positions or
             by a length. A model or a configuration of `transformers`, whose rotary module is probed, or the path or
-            name of one, as in ``locant probe``. An encoding of this package. Or a bias, ``f(query_len, key_len)`` or a
-            module with ``compute_bias``.
+            name of one, as in ``locant probe``; also a model of `locant train`. An encoding of this package, or what
+            holds one. Or a bias, ``f(query_len, key_len)`` or a module with ``compute_bias``.
         head_dim: the width of a head; default: as the module says, else widths are tried.
         axes: how many indices a position has; default: as many as work.
         apply: the function that rotates by the tables; default: the function beside a module in its Python module.
@@ -124,7 +125,10 @@ def probe(
         target = config
     if isinstance(target, (str, Path)):
         from locant.checkpoints.config_source import find_source  # which imports models, and these import this file
+        from locant.checkpoints.pretrained import read_lab_encoding
 
+        if (encoding := read_lab_encoding(target)) is not None:
+            return _of_lab_model(str(target), encoding, expected)
         source = find_source(str(target))
         report = probe(source.config, layer_type=layer_type, expected=expected)
         if source.note is not None and isinstance(report, RotationReport):
@@ -138,6 +142,12 @@ def probe(
                 report = _probed(_of_encoding(target), expected)
             else:
                 report = bias_report(target, expected, tried) or addition_report(target, expected, head_dim, tried)
+        elif lab_decoder.is_lab_decoder(target):
+            encoding = lab_decoder.encoding_of(target)
+            if encoding.state_dict():
+                got = f"got the configuration of a model of locant train, whose {name_of(encoding)} has weights"
+                raise InputError(got, "pass the path of its folder")
+            report = _of_lab_model("the configuration", encoding, expected)
         elif isinstance(target, Mapping) or hasattr(target, "model_type"):
             by_row = expected is None and read(target)[1].rotary is not UNKNOWN
             if by_row:
@@ -163,7 +173,22 @@ def probe(
                 report = _probed(subject, expected, found)
         else:
             report = None
+    if report is None and isinstance(target, nn.Module):
+        held = next((each for each in target.modules() if isinstance(each, PositionEncoding)), target)
+        if held is not target:
+            return probe(held, expected=expected)
     return refuse(target, tried) if report is None else report
+
+
+def _of_lab_model(model: str, encoding: PositionEncoding, expected: PositionEncoding | None) -> Report:
+    """Measure the encoding that a model holds."""
+    if not encoding.doors():
+        raise InputError(f"got {model}, which has no positions (NoPE)", "train one with locant train --encoding rotary")
+    try:
+        return probe(encoding, expected=expected)
+    except LocantError as error:
+        got = f"got {model}, whose {type(encoding).__name__} depends on more than positions, and is not measured alone"
+        raise InputError(got, "measure what it does to the loss with locant evaluate MODEL --with own,nope") from error
 
 
 def _probed(

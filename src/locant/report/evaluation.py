@@ -109,10 +109,11 @@ def print_evaluation(results: Mapping[str, Any]) -> None:
 def _losses(results: Mapping[str, Any]) -> list[list[str]]:
     """Headings; and of each encoding its name, its losses with their intervals, and what it recalled."""
     lengths, rows = [*results["records"][0]["loss_by_length"]], list[list[str]]()
+    tasks = [task for task in TASKS if results["records"][0].get(task)]
     for record in results["records"]:
         losses = (_loss(record, length) for length in lengths)
-        rows.append([record["encoding"], *losses, *(_share(record, task) for task in TASKS)])
-    return [["encoding", *(f"{int(length):,}" for length in lengths), *TASKS.values()], *rows]
+        rows.append([record["encoding"], *losses, *(_share(record, task) for task in tasks)])
+    return [["encoding", *(f"{int(length):,}" for length in lengths), *(TASKS[task] for task in tasks)], *rows]
 
 
 def _loss(record: Mapping[str, Any], length: str) -> str:

@@ -15,6 +15,7 @@ from locant.checkpoints.explanation import Explanation, Layers
 from locant.checkpoints.extension import Extension
 from locant.checkpoints.rotary_settings import RotarySettings
 from locant.figures.canvas import spread
+from locant.models.lab_decoder import MODEL_TYPE as LAB_DECODER
 from locant.report.console import NamedRows, named_rows, show, size, table
 from locant.report.listing import HEADINGS
 
@@ -81,7 +82,9 @@ def summary_rows(explanation: Explanation, source: str, note: str | None = None)
     """What holds for the whole model, by name; a name may have several values."""
     yield "model", [f"{source} ({explanation.model_type})" if source != explanation.model_type else source]
     yield "note", [] if note is None else [note]
-    if explanation.longest is not None:
+    if explanation.longest is not None and explanation.model_type == LAB_DECODER:
+        yield "trained", [f"in windows of {explanation.longest:,} tokens"]
+    elif explanation.longest is not None:
         yield "longest", [f"{explanation.longest:,} positions"]
     if explanation.trained not in (None, explanation.longest):
         yield "trained", [f"{explanation.trained:,} positions, before it was stretched"]

@@ -26,10 +26,10 @@ from locant.lab.language_model import CAUSAL, auto_class, stated_length, trained
 from locant.lab.ways import NUMBERED, USUAL_FACTOR, Way
 from locant.models.registry import presets
 from locant.positions.base import PositionEncoding
+from locant.positions.description import Weightless, described
 from locant.report.explain import layers_rows, spans, summary_rows, swapped_layers
 from locant.swapping import swap
 from locant.swapping.added_point import bias_points, layer_types
-from locant.swapping.plan import Weightless, described
 from locant.swapping.rotary_point import rotary_points
 
 NO_KIND = {"name": None, "doors": [], "base": None, "warnings": [],

@@ -1,0 +1,120 @@
+"""A trained language model of a folder, as what is measured of it needs it, whoever wrote the folder.
+
+It is a decoder of `locant train`, or a causal language model of `transformers`. Both read a text with their own
+positions, or with an encoding in their place; nothing is trained.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from locant.checkpoints.config_source import CONFIG, read_json
+from locant.errors import InputError, Remedy
+from locant.lab.decoder import Decoder
+from locant.lab.generation import load
+from locant.lab.language_model import AsDecoder, load_model, require_positions, trained_length
+from locant.lab.ways import Way
+from locant.models.lab_decoder import is_lab_decoder
+from locant.positions.base import PositionEncoding
+from locant.swapping import swap
+from locant.swapping.rotary_point import rotary_points
+from locant.text.tokenizer import Tokenizer
+
+
+class Readable(ABC):
+    """A language model, and how it is read with other encodings.
+
+    Args:
+        module: the model itself.
+        trained: the length that it was trained with, where it is known.
+        vocab_size: rows of its token table.
+    """
+
+    def __init__(self, module: nn.Module, trained: int | None, vocab_size: int) -> None:
+        self.module, self.trained, self.vocab_size = module, trained, vocab_size
+
+    @abstractmethod
+    def decoder(self, tokenizer: Tokenizer) -> nn.Module:
+        """Return a module with `losses`, as `Decoder` has it."""
+
+    @abstractmethod
+    def require_positions(self, longest: int) -> None:
+        """Raise if its table of positions has fewer rows than this."""
+
+    @abstractmethod
+    def encoding(self, way: Way, longest: int) -> PositionEncoding | None:
+        """Return what takes the place of its own encoding in texts of this length; ``None``: nothing does."""
+
+    @abstractmethod
+    def reading_with(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
+        """Read with this encoding, or with the model's own in exact angles, until the block is left."""
+
+
+class _OfTransformers(Readable):
+    def __init__(self, model: Any) -> None:
+        super().__init__(model, trained_length(model.config), model.config.get_text_config().vocab_size)
+
+    def decoder(self, tokenizer: Tokenizer) -> nn.Module:
+        return AsDecoder(self.module, tokenizer)
+
+    def require_positions(self, longest: int) -> None:
+        require_positions(self.module, longest)
+
+    def encoding(self, way: Way, longest: int) -> PositionEncoding | None:
+        encoding = way.encoding(self.module, self.trained or longest, longest)
+        if way.name == "exact" and not rotary_points(self.module, angles="exact"):
+            got = f"got exact for {type(self.module).__name__}, which has no rotary positions"
+            raise InputError(got, Remedy(ways=("own", "nope")))
+        return encoding
+
+    def reading_with(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
+        return swap(self.module, encoding)
+
+
+class _OfLab(Readable):
+    def __init__(self, model: Decoder) -> None:
+        super().__init__(model, model.train_length, model.embedding.token.vocab_size)
+        self.model = model
+
+    def decoder(self, tokenizer: Tokenizer) -> nn.Module:
+        return self.model
+
+    def require_positions(self, longest: int) -> None:
+        rows = getattr(self.model.encoding, "max_seq_len", None)
+        if rows is not None and longest > rows:
+            got = f"got windows of {longest:,} tokens for a model whose table has {rows:,} positions"
+            raise InputError(got, Remedy("{}, or a model without such a table", lengths=(rows,)))
+
+    def encoding(self, way: Way, longest: int) -> PositionEncoding | None:
+        return way.of_decoder(self.model, longest)
+
+    def reading_with(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
+        return self.model.reading_with(self.model.encoding if encoding is None else encoding)
+
+
+def is_lab_folder(folder: str | Path) -> bool:
+    """Return whether `locant train` wrote this folder."""
+    config = Path(folder) / CONFIG
+    return config.is_file() and is_lab_decoder(read_json(config))
+
+
+def read_language_model(folder: str | Path, *, device: torch.device | str = "cpu", dtype: str = "auto") -> Readable:
+    """Read a language model of this machine: a decoder of `locant train`, or a causal one of `transformers`.
+
+    Args:
+        dtype: what it is read in, ``float32``, ``bfloat16`` or ``float16``; ``auto``: as it was saved.
+
+    Raises:
+        InputError: a folder that holds no such model, or is damaged.
+    """
+    if not is_lab_folder(folder):
+        return _OfTransformers(load_model(folder, device=device, dtype=dtype))
+    model, _ = load(folder)
+    model = model.to(device)
+    return _OfLab(model if dtype == "auto" else model.to(getattr(torch, dtype)))
