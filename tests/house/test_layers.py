@@ -20,8 +20,8 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 # From the lowest up. "locant" is ``__init__.py``: what is above it may import from it, and it exports what is
 # below it.
 ROOMS = (
-    "_version", "errors", "extras", "arguments", "files", "cluster", "registry", "kernels", "tensors", "positions",
-    "scaling", "text", "formats", "embedding", "attention", "parallel", "models", "swapping",
+    "_version", "errors", "extras", "arguments", "spelling", "files", "cluster", "registry", "kernels", "tensors",
+    "positions", "scaling", "text", "formats", "embedding", "attention", "parallel", "models", "swapping",
     "checkpoints", "engines", "probing", "figures", "locant", "lab", "report", "explore", "cli", "__main__",
 )  # fmt: skip
 

@@ -28,6 +28,7 @@ from locant.positions import PositionEncoding, Positions
 from locant.positions.base import build, width_remedy
 from locant.positions.positions import Where, from_zero, require_positions
 from locant.positions.registry import find
+from locant.spelling import dtype_name
 from locant.tensors import require_tensor
 
 Backend = Literal["auto", "fused", "plain"]
@@ -115,7 +116,7 @@ class InputEmbedding(RaisesLater):
         self.backend: Backend = backend
 
     @classmethod
-    def from_pretrained(cls, folder: Path | str, *, dtype: torch.dtype | None = None) -> InputEmbedding:
+    def from_pretrained(cls, folder: Path | str, *, dtype: torch.dtype | str | None = None) -> InputEmbedding:
         """What a published model does before its first layer, with its tables: of GPT-2, BERT, Llama, T5 and others.
 
         Positions that act in the layers are no part of it: see `encoding_from_config`. As `transformers` gives a
@@ -299,7 +300,7 @@ def _why_these_tensors(embedding: InputEmbedding) -> str | None:
         if table.dtype != weight.dtype or table.device != weight.device:
             return "the tables differ in dtype or device"
     if weight.dtype not in DTYPES:
-        return f"the tables are of dtype {weight.dtype}"
+        return f"the tables are of dtype {dtype_name(weight.dtype)}"
     if weight.device.type != "cpu":
         return f"there is no kernel for {weight.device.type}"
     if not has(FORWARD):

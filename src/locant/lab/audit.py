@@ -47,6 +47,7 @@ from locant.models.encodings import layer_types, rotary_layer_types
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.scaling import Scaling, Unscaled, scaling_by_name
 from locant.positions.scaling.base import Arithmetic
+from locant.spelling import dtype_name
 from locant.swapping import swap
 from locant.swapping.added_point import own_tables
 from locant.swapping.rotary_point import rotary_points
@@ -203,7 +204,7 @@ def audit(
     length: int | None = None,
     windows: int = 16,
     device: str = "auto",
-    dtype: str = "auto",
+    dtype: str | Any = "auto",
     on_step: Callable[[int, int, str], object] = lambda done, total, said: None,
 ) -> dict[str, Any]:
     """Find the reading of a model's positions under which it predicts a text best; what is found is ready for JSON.
@@ -232,7 +233,7 @@ def audit(
     Raises:
         InputError: a folder that holds no causal language model, or a text that is too short.
     """
-    one_of("dtype", dtype, DTYPES)
+    dtype = one_of("dtype", dtype_name(dtype), DTYPES)
     plain = without_weights(load_config(folder).to_dict())
     if not _Subject(plain).aspects:
         table = "a table of learned positions, which are in the weights themselves"

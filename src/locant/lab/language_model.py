@@ -32,6 +32,7 @@ from locant.lab.unfinished import random_numbers_kept
 from locant.models.config_values import HEADS, NUM_LAYERS, WIDTHS, integer
 from locant.models.registry import with_defaults
 from locant.models.rope_parameters import stated_trained_length
+from locant.spelling import dtype_name
 from locant.swapping.added_point import own_tables
 from locant.swapping.plan import Weightless
 from locant.text.corpus import Corpus
@@ -106,7 +107,7 @@ def require_likely(config: Mapping[str, Any]) -> None:
 
 
 def load_model(
-    folder: str | Path, config: Any = None, *, device: torch.device | str = "cpu", dtype: str = "auto"
+    folder: str | Path, config: Any = None, *, device: torch.device | str = "cpu", dtype: str | torch.dtype = "auto"
 ) -> Any:
     """A causal language model from a folder of this machine, with its encoding.
 
@@ -118,7 +119,7 @@ def load_model(
     path = Path(folder)
     config = load_config(path) if config is None else config
     _require_its_size(path, config)
-    options: Any = {"local_files_only": True, "use_safetensors": True, "dtype": dtype}
+    options: Any = {"local_files_only": True, "use_safetensors": True, "dtype": dtype_name(dtype)}
     with _one_line(path) as transformers:
         if hasattr(config, SWAPPED):
             return _that_runs(path, load_swapped(path, **options), torch.device(device))

@@ -82,6 +82,20 @@ def find(name: str) -> Kind:
     raise RangeError(got, f"locant.encoding({of_model!r}, {sizes}), or locant.encoding_from_config of its config.json")
 
 
+def name_of(encoding: str) -> str:
+    """Return the one name of an encoding, from any of its names.
+
+    >>> name_of("RoPE"), name_of("ALiBi positional bias")
+    ('rotary', 'alibi')
+    """
+    return name_of_class(find(encoding)) or encoding
+
+
+def name_of_class(kind: Kind) -> str | None:
+    """Return the name under which a class is registered; ``None`` if it is not."""
+    return next((known for known, each in encodings().items() if each is kind), None)
+
+
 AMBIGUOUS = {"": ("sinusoidal", "learned"), "relative": ("t5", "shaw", "transformer_xl")}
 """What remains of titles that several encodings have: the positional encoding, relative position embeddings."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,17 +50,27 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     >>> print(table([{"question": "a copy", "contender": "copy_", "ratio": 1.0, "milliseconds": 3.5}]))
     <BLANKLINE>
     a copy
-           1.00 x        3.500 ms                copy_
+           1.00×         3.500 ms                copy_
     """
     lines, question = [], None
     for row in rows:
         if row["question"] != question:
             question = row["question"]
-            lines.append(f"\n{question}")
+            lines.append(f"\n{_plain(question)}")
         time = _amount(row["milliseconds"], 11, 3, "ms")
         memory = _amount(row.get("megabytes"), 10, 1, "MB")
-        lines.append(f"  {row['ratio']:9.2f} x  {time}  {memory} {row['contender']}")
+        lines.append(f"  {row['ratio']:9,.2f}×   {time}  {memory} {_plain(row['contender'])}")
     return "\n".join(lines)
+
+
+def _plain(text: str) -> str:
+    """A question or a contender, as it was recorded, with dtypes and numbers as everywhere.
+
+    >>> _plain("a store of 10 000 shards, 20000000 tokens, torch.float32")
+    'a store of 10,000 shards, 20,000,000 tokens, float32'
+    """
+    text = re.sub(r"(?<=\d) (?=\d{3}\b)", "", text.replace("torch.", ""))
+    return re.sub(r"(?<![\w.,^])\d{4,}\b", lambda digits: f"{int(digits[0]):,}", text)
 
 
 def _amount(value: float | None, width: int, digits: int, unit: str) -> str:

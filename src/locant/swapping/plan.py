@@ -21,7 +21,7 @@ from locant.errors import InputError, RangeError
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.registry import encoding as encoding_of
-from locant.positions.registry import encodings
+from locant.positions.registry import name_of_class
 from locant.positions.scaling import KINDS, Scaling, Unscaled
 
 LayerPlan = Mapping[str, Any] | Callable[[int, str | None], PositionEncoding | None]
@@ -110,7 +110,7 @@ def forget(config: Any) -> None:
 def described(encoding: PositionEncoding) -> dict[str, Any] | None:
     """Its name and options; ``None`` where these are not enough to build it again."""
     kind = type(encoding)
-    name = next((name for name, each in encodings().items() if each is kind), None)
+    name = name_of_class(kind)
     if name is None:
         return None
     options = {}
