@@ -234,7 +234,7 @@ class RotationReport(Report):
             yield from (Finding(of + warning) for warning in self._no_rotation(side))
         for shift, moved in self.shifts.items():
             if moved > DEPENDS and shift <= 1000:
-                change = f"q . k changes by {spell(moved, 2)} of |q| |k| when both move on by {shift} positions"
+                change = f"q . k changes by {spell(moved, 2)} of |q| |k| when both move on by {shift:,} positions"
                 yield Finding(f"Scores depend on more than distances: {change}.")
                 break
         if q is not k:

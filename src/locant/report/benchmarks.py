@@ -22,7 +22,7 @@ def recorded(names: Sequence[str] = (), places: Sequence[Path] = PLACES) -> dict
     files = sorted(file for place in places if place.is_dir() for file in place.glob("*.json") if file.stem != ENGINES)
     if not files:
         raise InputError("found no recorded measurements", "make bench, in a checkout")
-    devices = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+    devices = {file.stem: json.loads(_recorded_in(file)) for file in files}
     known = sorted({name for parts in devices.values() for name in parts})
     if unknown := sorted({*names} - {*known}):
         raise InputError(f"got {unknown[0]!r}, recorded are {', '.join(known)}", f"locant bench {known[0]}")
@@ -63,15 +63,20 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _plain(text: str) -> str:
-    """A question or a contender, as it was recorded, with dtypes and numbers as everywhere.
+def _recorded_in(file: Path) -> str:
+    """What a file holds, with dtypes as they are written everywhere."""
+    return re.sub(r"torch\.(?=b?float|u?int)", "", file.read_text(encoding="utf-8"))
 
-    >>> _plain("a store of 10 000 shards, 20000000 tokens, torch.float32")
-    'a store of 10,000 shards, 20,000,000 tokens, float32'
+
+def _plain(text: str) -> str:
+    """A question or a contender, as it was recorded, with numbers as everywhere.
+
+    >>> _plain("a store of 10 000 shards, 20000000 tokens")
+    'a store of 10,000 shards, 20,000,000 tokens'
     """
-    text = re.sub(r"(?<=\d) (?=\d{3}\b)", "", text.replace("torch.", ""))
+    text = re.sub(r"(?<=\d) (?=\d{3}\b)", "", text)
     return re.sub(r"(?<![\w.,^])\d{4,}\b", lambda digits: f"{int(digits[0]):,}", text)
 
 
 def _amount(value: float | None, width: int, digits: int, unit: str) -> str:
-    return " " * (width + 1 + len(unit)) if value is None else f"{value:{width}.{digits}f} {unit}"
+    return " " * (width + 1 + len(unit)) if value is None else f"{value:{width},.{digits}f} {unit}"
