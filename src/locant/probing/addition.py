@@ -327,7 +327,8 @@ def _sinusoidal(rows: Tensor) -> Sinusoidal | None:
                 continue
             if ladder.pairs.inv_freq is not None or begin < 0 or begin != int(begin):
                 continue
-            scale = 1.0 if math.isclose(scale, 1, rel_tol=SAME) else scale
+            plain = float(f"{scale:.6g}")
+            scale = plain if math.isclose(scale, plain, rel_tol=SAME) else scale
             options: dict[str, Any] = {"layout": layout, "first": first, "offset": int(begin), "scale": scale}
             encoding = Sinusoidal(width, base=ladder.base, **options)
             count = min(len(rows), NEAR[-1] + 1)
