@@ -143,7 +143,8 @@ def test_a_dtype_is_read_as_anybody_writes_it(typed: str, model: Path) -> None:
     assert next(load_model(model, dtype=typed).parameters()).dtype == torch.float32
     assert locant.TokenEmbedding.from_pretrained(model, dtype=typed).weight.dtype == torch.float32
     assert locant.Rotary(4).cos_sin_cache(2, typed).dtype == torch.float32
-    assert locant.attention.StaticKVCache(2, batch=1, kv_heads=1, head_dim=2, dtype=typed)._keys.dtype == torch.float32
+    k, cache = torch.zeros(1, 1, 1, 2), locant.attention.StaticKVCache(2, batch=1, kv_heads=1, head_dim=2, dtype=typed)
+    assert cache.append(k, k, locant.Positions.arange(1))[0].dtype == torch.float32
 
 
 @pytest.mark.parametrize("typed", ["256", "2_56", "2.56e2", "256.0"])
