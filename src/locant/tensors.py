@@ -6,14 +6,20 @@ values; on an accelerator, reading a value waits for the device.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from locant.errors import ShapeError
+from locant.arguments import shown
+from locant.errors import RangeError, Remedy, ShapeError
 from locant.kernels.transforms import is_batched
+from locant.spelling import dtype_name
+
+FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""The dtypes that everything here computes in."""
 
 FLOAT64 = {"cpu": True, "cuda": True, "meta": True}
 """Which types of devices have it; others are asked once."""
@@ -56,9 +62,22 @@ def require_tensor(name: str, x: Any) -> None:
         raise ShapeError(f"got {name} of type {type(x).__name__}, expected a tensor", f"torch.as_tensor({name})")
 
 
+def as_dtype(dtype: Any, allowed: Iterable[torch.dtype] = FLOATING) -> torch.dtype:
+    """Return the dtype of torch of this name; a `RangeError` if it is not among those that are allowed.
+
+    >>> as_dtype("fp32"), as_dtype("torch.bfloat16"), as_dtype(torch.float16)
+    (torch.float32, torch.bfloat16, torch.float16)
+    """
+    known = {dtype_name(each): each for each in allowed}
+    if (named := dtype_name(dtype)) not in known:
+        expected = f"expected one of {', '.join(known)}"
+        raise RangeError(f"got {shown(dtype)} for dtype, {expected}", Remedy(dtype="float32"))
+    return known[named]
+
+
 def require_arithmetic(name: str, x: Any) -> None:
     """Raise unless this is a tensor that torch can add and multiply; of 8 bits it can only be converted."""
     require_tensor(name, x)
     if not x.is_floating_point() or x.dtype.itemsize < 2:
         expected = "expected floating-point numbers of 16 bits or more"
-        raise ShapeError(f"got {name} of dtype {x.dtype}, {expected}", f"{name}.float()")
+        raise ShapeError(f"got {name} of dtype {dtype_name(x.dtype)}, {expected}", f"{name}.float()")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from locant import ALiBi, LocantError, Positions, RangeError, ShapeError, attend
 from locant.attention.backends import flex
+from locant.spelling import dtype_name
 from tests.refusal import refuses
 from tests.tolerances import assert_close
 
@@ -53,7 +54,7 @@ def test_what_is_no_dense_tensor(kind: str, name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int64, torch.bool, torch.complex64])
 def test_what_is_not_computed_in(dtype: torch.dtype) -> None:
     x = X.to(dtype)
-    with refuses(ShapeError, str(dtype), "one dtype", "bfloat16"):
+    with refuses(ShapeError, f"of {dtype_name(dtype)}, ", "one dtype", "bfloat16"):
         attend(x, x, x, positions=WHERE)
 
 

@@ -372,7 +372,7 @@ def test_rows_that_are_no_whole_bytes_are_refused(tmp_path: Path, whole: Path) -
     entry = {"dtype": "F4", "shape": [32, 3], "data_offsets": [0, 48]}
     header = json.dumps({"model.layers.0.self_attn.q_proj.weight": entry}).encode()
     (whole / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(48))
-    with refuses(InputError, "F4", "no whole bytes"):
+    with refuses(InputError, "of f4", "no whole bytes"):
         convert_folder(whole, tmp_path / "out", to="interleaved")
 
 

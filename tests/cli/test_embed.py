@@ -21,8 +21,8 @@ def test_without_anything_it_embeds_the_sample_text(run: Run) -> None:
     assert result.exit_code == 0
     assert result.stderr == ""
     text = " ".join(result.stdout.split())
-    assert "[8,4] → [8,4,256] + [4,256] → [8,4,256]" in text
-    assert "token [4096,256] 1,048,576 4.0 MiB 2.0 MiB" in text
+    assert "[8, 4] → [8, 4, 256] + [4, 256] → [8, 4, 256]" in text
+    assert "token [4096, 256] 1,048,576 4.0 MiB 2.0 MiB" in text
 
 
 def test_json_is_all_there_is_on_stdout(run: Run) -> None:
@@ -118,7 +118,7 @@ test_an_option_that_cannot_be_used_is_one_line = refused(
     "embed text.txt",
     ("--encoding rotery", "'rotary'"),
     ("--context 0", "0 is not in the range x>=1"),
-    ("--batch many", "'many' is not a valid integer"),
+    ("--batch many", "'many' is not a whole number such as 8192, 8_192 or 1e6"),
     ("--encoding rotary --d-model 10", "got d_model=10 for 4 heads, expected a multiple; try: a d_model of 8"),
     ("--encoding rotary --d-model 12", "expected an even number"),
     ("--scale big", "got 'big' for scale, expected 'sqrt_d_model' or 'sqrt_d_model_rounded'; try: --scale"),
@@ -148,7 +148,7 @@ def test_a_model_embeds_with_its_own_tokenizer_and_tables(run: Run, folder: Path
     theirs = AutoModel.from_pretrained(MINILM).embeddings
     with torch.no_grad():
         assert_close(vectors["embeddings"], theirs(vectors["ids"]))
-    assert "token [30522,384]" in " ".join(run("embed text.txt --model", MINILM).stdout.split())
+    assert "token [30522, 384]" in " ".join(run("embed text.txt --model", MINILM).stdout.split())
 
 
 def test_a_table_that_holds_nan_is_still_json(run: Run, model: Path) -> None:

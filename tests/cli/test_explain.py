@@ -36,7 +36,7 @@ def test_the_words_hold_the_numbers(run: Run) -> None:
     for words in (
         "131,072 positions", "trained 8,192", "rotate: rotates queries and keys", "half: dimension i pairs with i + 64",
         "base 500,000", "Llama3: factor 8", "attention factor 1", "29 (0-28)", "6 (29-34)", "29 (35-63)", "vLLM yes",
-        "tokens 128,256 x 4,096 525,336,576 2.0 GiB 1,002.0 MiB", "63 20,473,564",
+        "tokens [128256, 4096] 525,336,576 2.0 GiB 1,002.0 MiB", "63 20,473,564",
     ):  # fmt: skip
         assert words in said
 

@@ -48,7 +48,7 @@ def test_the_method_is_yarn_and_the_name_says_it_unless_something_else_is_asked_
     written = json.loads((folder / "qwen2.5-7b-yarn-131072.json").read_text())
     assert Rotary.from_config(written).scaling == YaRN(factor=4.0, original_max_seq_len=32768)
     said = " ".join(result.stdout.split())
-    for words in ("32,768 to 131,072 positions, yarn", "max_position_embeddings: 32768 -> 131072", "24 (0-23) of 64"):
+    for words in ("32,768 to 131,072 positions, yarn", "max_position_embeddings: 32768 → 131072", "24 (0-23) of 64"):
         assert words in said
 
 

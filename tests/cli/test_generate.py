@@ -48,7 +48,7 @@ def test_two_commands_lead_from_a_text_to_a_text(succeeds: Run, folder: Path) ->
 
 def test_what_was_trained_is_told(succeeds: Run, folder: Path) -> None:
     printed = json.loads(succeeds(f"{TRAIN} --seed 4 --json").stdout)
-    assert printed.pop("output") == "model"
+    assert (printed.pop("encoding"), printed.pop("output")) == ("rotary", "model")
     told = json.loads((folder / "model" / "config.json").read_text())
     assert told.items() >= printed.items()
     assert (told["model_type"], told["encoding"]["name"]) == ("locant_decoder", "rotary")

@@ -17,8 +17,8 @@ pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
 
 def test_an_encoding_is_drawn_by_any_of_its_names(run: Run, folder: Path) -> None:
     result = run("plot rope --length 8 --head-dim 4")
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "rope.png\n", "")
-    assert (folder / "rope.png").read_bytes().startswith(b"\x89PNG")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "rotary.png\n", "")
+    assert (folder / "rotary.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_json_tells_what_was_drawn_and_the_suffix_chooses_the_kind(run: Run, folder: Path) -> None:

@@ -34,7 +34,7 @@ def llama(folder: Path) -> Path:
 def test_a_folder_is_converted_and_back(run: Run, succeeds: Run, llama: Path) -> None:
     result = run("convert model --to interleaved -o out")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == "out: half -> interleaved, 2 of 3 tensors converted, 4,608 bytes in 1 file\n"
+    assert result.stdout == "out: half → interleaved, 2 of 3 tensors converted, 4,608 bytes in 1 file\n"
     expected = convert_layout(load_file("model/model.safetensors"), LLAMA, to="interleaved")
     got = load_file("out/model.safetensors")
     assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
@@ -56,7 +56,7 @@ def test_json_is_all_that_convert_prints(run: Run, llama: Path) -> None:
 def test_the_layout_that_they_have_can_be_said(run: Run, complains: Complains, llama: Path) -> None:
     assert "'half' already" in complains("convert model --to half -o out")
     result = run("convert model --to half --from interleaved -o out")
-    assert "interleaved -> half" in result.stdout
+    assert "interleaved → half" in result.stdout
 
 
 def test_an_adapter_needs_a_configuration(succeeds: Run, complains: Complains, llama: Path) -> None:

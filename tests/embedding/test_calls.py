@@ -18,6 +18,7 @@ from locant import (
     Sinusoidal,
     TokenEmbedding,
 )
+from locant.spelling import dtype_name
 from tests.refusal import refuses
 
 ENCODINGS: dict[str, Any] = {
@@ -70,7 +71,7 @@ def test_vectors_of_another_width_are_refused_beside_segments() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int64], ids=str)
 def test_logits_of_another_dtype_are_refused(dtype: torch.dtype) -> None:
     embedding = TokenEmbedding(7, 4)
-    with refuses(ShapeError, f"dtype {dtype}", "torch.float32", "autocast"):
+    with refuses(ShapeError, f"dtype {dtype_name(dtype)}, the table is float32", "autocast"):
         embedding.logits(torch.ones(2, 4, dtype=dtype))
 
 
@@ -83,7 +84,7 @@ def test_logits_under_autocast_are_as_autocast_has_them() -> None:
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int32], ids=str)
 def test_dtypes_without_arithmetic_are_refused(dtype: torch.dtype) -> None:
     for encoding in (Learned(7, 4), Sinusoidal(4)):
-        with refuses(ShapeError, f"dtype {dtype}", "16 bits", "x.float()"):
+        with refuses(ShapeError, f"dtype {dtype_name(dtype)}, ", "16 bits", "x.float()"):
             encoding.embed(torch.ones(1, 2, 4).to(dtype), Positions.arange(2))
 
 

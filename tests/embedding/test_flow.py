@@ -34,12 +34,15 @@ def source(tmp_path: Path) -> Corpus:
 
 def test_the_worked_example_has_the_shapes_of_the_field(source: Corpus) -> None:
     flow = embed(source, plan(d_model=256, context=4, batch=8, encoding="learned")).flow
-    assert shapes(flow) == "[8,4] → [8,4,256] + [4,256] → [8,4,256]"
+    assert shapes(flow) == "[8, 4] → [8, 4, 256] + [4, 256] → [8, 4, 256]"
     assert {table.name: (table.shape, table.parameters) for table in flow.tables} == {
         "token": ((257, 256), 257 * 256),
         "position": ((4, 256), 1024),
     }
-    assert [(table.bytes_fp32, table.bytes_bf16) for table in flow.tables] == [(257 * 1024, 257 * 512), (4096, 2048)]
+    assert [table.bytes for table in flow.tables] == [
+        {"float32": 257 * 1024, "bfloat16": 257 * 512},
+        {"float32": 4096, "bfloat16": 2048},
+    ]
 
 
 def test_windows_are_the_text_and_targets_the_token_after_each(source: Corpus) -> None:
@@ -88,7 +91,7 @@ def test_encodings_of_other_doors_leave_embeddings_alone(
 ) -> None:
     embedded = embed(source, plan(encoding=encoding, context=12, d_model=24, num_heads=3, batch=2))
     assert (embedded.flow.cos_sin, embedded.flow.bias, embedded.flow.position_vectors) == (cos_sin, bias, None)
-    assert shapes(embedded.flow) == "[2,12] → [2,12,24]"
+    assert shapes(embedded.flow) == "[2, 12] → [2, 12, 24]"
     same = embedded.vectors.ids[0, 0] == embedded.vectors.ids
     assert (embedded.vectors.embeddings[same] == embedded.vectors.embeddings[0, 0]).all()
 

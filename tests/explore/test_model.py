@@ -198,7 +198,7 @@ def test_layers_of_one_type_are_scaled_by_their_own_frequencies(tmp_path: Path) 
     assert "2 rotary encodings" in swapped(tmp_path, **{"with": "ntk"})["refused"][0]
     numbers = swapped(tmp_path, layers="full_attention", **{"with": "ntk"})
     assert [layer["changed"] for layer in numbers["layers"]] == [kind == "full_attention" for kind in kinds]
-    assert "base=1e+06" in numbers["layers"][2]["sentence"]
+    assert "base=1000000" in numbers["layers"][2]["sentence"]
     assert all("by layer" in refused for _, refused in numbers["ways"])
     executed(numbers, "layers")
 

@@ -160,7 +160,7 @@ PER_LAYER = {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_
     [
         (llama(rope_theta=None, rope_parameters=PER_LAYER), ["full_attention", "llama", "share one"]),
         ({**PUBLISHED["gemma-3-4b"], "rope_scaling": None, "rope_parameters": {"rope_type": "default"}}, ["alike"]),
-        ({**OLMO_3, "rope_theta": 10_000.0}, ["rope_theta=10000", "sliding_attention", "500000"]),
+        ({**OLMO_3, "rope_theta": 10_000.0}, ["rope_theta=10000", "sliding_attention", "500,000"]),
         ({**OLMO_3_NESTED, "rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, ["sliding"]),
         (
             {**OLMO_3_NESTED, "rope_parameters": {**PER_LAYER, "sliding_attention": None}},
@@ -289,7 +289,7 @@ def test_a_base_counts_only_where_the_code_reads_it() -> None:
     assert Rotary.from_config({**neox, "rope_parameters": {"rope_theta": 5e5}}).base == 5e5
     ropes = {"full_attention": {"rope_theta": 1e4}, "sliding_attention": {"rope_type": "default"}}
     nested = {**llama(rope_theta=1e6, rope_parameters=ropes), "model_type": "olmo3"}
-    with refuses(InputError, "rope_theta=1000000.0", "500000"):
+    with refuses(InputError, "rope_theta=1000000.0", "500,000"):
         Rotary.from_config(nested, layer_type="sliding_attention")
 
 

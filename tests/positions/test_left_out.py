@@ -143,7 +143,7 @@ def test_what_is_no_tensor_is_told_as_ever() -> None:
             call(queries(), torch.zeros(2, 3))
     with refuses(ShapeError, "got None for k", "rotate_one"):
         Rotary(4).rotate(queries(), None)  # type: ignore[arg-type]
-    with refuses(ShapeError, "got a tensor of torch.int64, expected token embeddings", "TokenEmbedding for ids"):
+    with refuses(ShapeError, "got a tensor of int64, expected token embeddings", "TokenEmbedding for ids"):
         Learned(8, 12)(torch.arange(4))
     with refuses(ShapeError, "x of type list"):
         Sinusoidal(12)([1.0])  # type: ignore[arg-type]

@@ -110,6 +110,11 @@ def test_names_of_the_field_are_known(alias: str, name: str) -> None:
         ("T5RelativePositionBias", "t5"), ("contextual position encoding", "cope"), ("no positional encoding", "nope"),
         ("Functional Interpolation for Relative Positional Encoding", "fire"), ("disentangled attention", "deberta"),
         ("Self-Attention with Relative Position Representations", "shaw"),
+        ("RelativePositionBias", "t5"), ("rope.py", "rotary"), ("rotary_embedding.py", "rotary"),
+        ("RotaryEmbeddingTorch", "rotary"), ("apply_rotary_pos_emb", "rotary"), ("build_alibi_tensor", "alibi"),
+        ("M2M100SinusoidalPositionalEmbedding", "sinusoidal"), ("position_embedding_type=absolute", "learned"),
+        ("Wav2Vec2PositionalConvEmbedding", "convolutional"), ("rope scaling", "rotary"),
+        ("LengthExtrapolatable", "xpos"),
     ],
 )  # fmt: skip
 def test_a_title_finds_its_encoding(phrase: str, name: str) -> None:
@@ -123,6 +128,15 @@ def test_a_title_finds_its_encoding(phrase: str, name: str) -> None:
         ("relative position embeddings", ("several", "'t5'", "'shaw'", "'transformer_xl'")),
         ("linear scaling", ("a scaling of rotary", "locant.scaling.Linear")),
         ("NTK-aware", ("a scaling of rotary", "locant.scaling.NTK")),
+        ("position interpolation", ("a scaling of rotary", "locant.scaling.Linear")),
+        ("LlamaDynamicNTKScalingRotaryEmbedding", ("a scaling of rotary", "locant.scaling.DynamicNTK")),
+        ("DeepseekV2YarnRotaryEmbedding", ("a scaling of rotary", "locant.scaling.YaRN")),
+        ("DynamicPositionBias", ("expected one of",)),
+        ("LlamaRotaryEmbedding", ("a model whose positions are rotary", "encoding('rotary'")),
+        ("OPTLearnedPositionalEmbedding", ("a model whose positions are learned", "encoding('learned'")),
+        ("M-RoPE", ("several position axes", "sections=(16, 24, 24)")),
+        ("2D RoPE", ("several position axes", "axial=True")),
+        ("2D sinusoidal", ("expected one of",)),
         ("BERT", ("a model whose positions are learned", "encoding('learned'")),
         ("GPT-2", ("a model whose positions are learned", "encoding('learned'")),
         ("LLaMA", ("a model whose positions are rotary", "encoding('rotary'")),
@@ -137,7 +151,12 @@ def test_what_names_no_single_encoding_is_answered_with_those_it_may_mean(phrase
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("RoPE", "locant.Rotary"), ("YaRN", "locant.scaling.YaRN"), ("T5RelativePositionBias", "locant.T5Bias")],
+    [
+        ("RoPE", "locant.Rotary"),
+        ("YaRN", "locant.scaling.YaRN"),
+        ("T5RelativePositionBias", "locant.T5Bias"),
+        ("PositionalEncoding", "locant.Sinusoidal or locant.Learned"),
+    ],
 )
 def test_a_class_that_is_called_otherwise_elsewhere_is_answered_with_its_name_here(name: str, meant: str) -> None:
     with pytest.raises(AttributeError, match=f"no {name}; use {meant}"):
@@ -303,3 +322,8 @@ def test_a_broken_plug_in_is_reported_by_name_and_the_others_work(monkeypatch: p
         encoding("lost")
     with refuses(InputError, "'number'", "PositionEncoding"):
         encoding("number")
+
+
+def test_a_size_without_its_name_is_answered_with_the_name() -> None:
+    with refuses(RangeError, "got 64 without a name for 'RoPE'", "locant.encoding('rotary', head_dim=...)"):
+        encoding("RoPE", 64)

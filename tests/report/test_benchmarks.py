@@ -26,8 +26,8 @@ def folder(tmp_path: Path) -> Path:
 def test_a_table_has_every_ratio_under_its_question() -> None:
     lines = table([ROW, SLOW, {**ROW, "question": "another"}]).splitlines()
     assert lines[1] == "a copy"
-    assert lines[2].split() == ["1.00", "x", "3.500", "ms", "copy_"]
-    assert lines[3].split() == ["41.25", "x", "3.500", "ms", "96.0", "MB", "eager"]
+    assert lines[2].split() == ["1.00×", "3.500", "ms", "copy_"]
+    assert lines[3].split() == ["41.25×", "3.500", "ms", "96.0", "MB", "eager"]
     assert lines[5] == "another"
 
 

@@ -124,16 +124,16 @@ def test_losses_with_full_context_stand_below_those_without(capsys: pytest.Captu
 
 def test_text_is_printed_as_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     flow("[b]")
-    assert "[1,4] → [1,4,256] + [4,256] → [1,4,256]" in capsys.readouterr().out
+    assert "[1, 4] → [1, 4, 256] + [4, 256] → [1, 4, 256]" in capsys.readouterr().out
     out().print("[bold]x[/bold] :smile: 1")
     assert capsys.readouterr().out == "[bold]x[/bold] :smile: 1\n"
 
 
 def test_the_other_doors_say_what_they_give(capsys: pytest.CaptureFixture[str]) -> None:
     for encoding, words in (
-        ("rotary", "rotates queries and keys, by cos and sin of [4,32]"),
-        ("alibi", "adds a bias of [4,4,4] (heads, queries, keys)"),
-        ("t5", "adds a bias of [4,4,4]"),
+        ("rotary", "rotates queries and keys, by cos and sin of [4, 32]"),
+        ("alibi", "adds a bias of [4, 4, 4] (heads, queries, keys)"),
+        ("t5", "adds a bias of [4, 4, 4]"),
         ("nope", "through the causal mask alone"),
     ):
         flow(encoding=encoding)

@@ -224,7 +224,7 @@ class StaticKVCache(FixedCache):
         kv_heads: int,
         head_dim: int,
         value_dim: int | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | str = torch.float32,
         device: torch.device | str | None = None,
         max_index: int | None = None,
         encoding: PositionEncoding | None = None,

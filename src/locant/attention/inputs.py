@@ -33,6 +33,7 @@ from locant.positions import PositionEncoding, Positions
 from locant.positions.base import bias_of
 from locant.positions.documents import PADDING
 from locant.positions.score_bias import ScoreBias
+from locant.spelling import dtype_name
 from locant.tensors import bounds, require_arithmetic, require_tensor
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -204,7 +205,8 @@ def require_tensors(q: Any, k: Any, v: Any) -> None:
         got = f"got {q.shape[1]} query heads for {k.shape[1]} key heads, expected a multiple"
         raise ShapeError(got, "num_heads % num_kv_heads == 0")
     if q.dtype not in DTYPES or len({q.dtype, k.dtype, v.dtype}) > 1 or len({q.device, k.device, v.device}) > 1:
-        got = f"got q, k, v of {q.dtype}, {k.dtype}, {v.dtype} on {q.device}, {k.device}, {v.device}"
+        dtypes = ", ".join(dtype_name(x.dtype) for x in (q, k, v))
+        got = f"got q, k, v of {dtypes} on {q.device}, {k.device}, {v.device}"
         expected = "expected one dtype, floating-point of 16 bits or more, and one device"
         raise ShapeError(f"{got}, {expected}", "k.to(q), v.to(q)" if q.dtype in DTYPES else "q.bfloat16()")
 

@@ -14,7 +14,8 @@ from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import PADDING
 from locant.positions.positions import require_positions
-from locant.tensors import bounds, readable, require_tensor
+from locant.spelling import dtype_name
+from locant.tensors import as_dtype, bounds, readable, require_tensor
 
 Length = int | Int[Tensor, " batch"]
 """Of all rows, or of each."""
@@ -49,7 +50,8 @@ class Cache:
             if x.ndim != 4:
                 raise shape_error(name, x, "(batch, kv_heads, new, head_dim)", f"{name}[None]")
         if k.dtype != v.dtype or not k.is_floating_point():
-            raise ShapeError(f"got keys of {k.dtype} and values of {v.dtype}, expected one floating dtype", "v.to(k)")
+            got = f"got keys of {dtype_name(k.dtype)} and values of {dtype_name(v.dtype)}"
+            raise ShapeError(f"{got}, expected one floating dtype", "v.to(k)")
         if k.shape[:3] != v.shape[:3]:
             got = f"got keys {tuple(k.shape)} and values {tuple(v.shape)}, expected the same tokens"
             raise ShapeError(got, "cache.append(k, v, positions) with k and v of the same layer and step")
@@ -63,8 +65,9 @@ class Cache:
             like = self._like(store, new)
             same = like.shape[:2] == new.shape[:2] and like.shape[3] == new.shape[3]
             if not same or like.dtype != new.dtype or like.device != new.device:
-                held = f"the cache holds {tuple(like.shape)} {like.dtype} on {like.device}"
-                raise ShapeError(f"got {name} {tuple(new.shape)} {new.dtype} on {new.device}, {held}", self.REMEDY)
+                held = f"the cache holds {tuple(like.shape)} {dtype_name(like.dtype)} on {like.device}"
+                got = f"got {name} {tuple(new.shape)} {dtype_name(new.dtype)} on {new.device}"
+                raise ShapeError(f"{got}, {held}", self.REMEDY)
 
 
 class FixedCache(Cache):
@@ -75,12 +78,14 @@ class FixedCache(Cache):
 
     def __init__(
         self, tokens: tuple[int, int], heads_at: int, max_index: int, *, kv_heads: int, head_dim: int,
-        value_dim: int | None, dtype: torch.dtype, device: torch.device | str | None, encoding: PositionEncoding | None,
+        value_dim: int | None, dtype: torch.dtype | str, device: torch.device | str | None,
+        encoding: PositionEncoding | None,
     ) -> None:  # fmt: skip
         kv_heads = whole("kv_heads", kv_heads, 1, remedy="the number of key heads")
         head_dim = whole("head_dim", head_dim, 1, remedy="the width of a key")
         value_dim = whole("value_dim", head_dim if value_dim is None else value_dim, 1, remedy="the width of a value")
         self.max_index = whole("max_index", max_index, 0, MAX_INT32, remedy="the largest position there will be")
+        dtype = as_dtype(dtype) if isinstance(dtype, str) else dtype
         of_heads = (*tokens[:heads_at], kv_heads, *tokens[heads_at:])
         self._keys = new_memory((*of_heads, head_dim), dtype, device)
         self._values = new_memory((*of_heads, value_dim), dtype, device)
@@ -175,7 +180,7 @@ def require_numbers(name: str, x: Any, count: int | None, device: torch.device) 
     """Raise unless these are whole numbers where keys are: so many, or any number of them."""
     require_tensor(name, x)
     if x.dtype != torch.int64 or x.device != device:
-        got = f"got {name} of {x.dtype} on {x.device}, expected torch.int64 on {device}"
+        got = f"got {name} of {dtype_name(x.dtype)} on {x.device}, expected int64 on {device}"
         raise ShapeError(got, f"{name}.to({str(device)!r}, torch.int64)")
     if x.ndim != 1 or count not in (None, len(x)):
         expected = "one dimension" if count is None else f"({count},)"

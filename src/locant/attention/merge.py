@@ -16,6 +16,7 @@ from torch import Tensor
 
 from locant.arguments import entries, shape_error, shown
 from locant.errors import ShapeError
+from locant.spelling import dtype_name
 from locant.tensors import require_arithmetic
 
 Output = Float[Tensor, "batch heads query value_dim"]
@@ -87,7 +88,7 @@ def _required(parts: object) -> tuple[list[Tensor], list[Tensor]]:
         if lse.shape != output.shape[:3]:
             raise shape_error("a log-sum-exp", lse, f"{tuple(output.shape[:3])}, as the output has it", remedy)
         if output.dtype != given[0][0].dtype or {output.device, lse.device} != {given[0][0].device}:
-            got = f"got an output of {output.dtype} on {output.device} with a log-sum-exp on {lse.device}"
-            expected = f"expected {given[0][0].dtype} on {given[0][0].device} in every part"
+            got = f"got an output of {dtype_name(output.dtype)} on {output.device} with a log-sum-exp on {lse.device}"
+            expected = f"expected {dtype_name(given[0][0].dtype)} on {given[0][0].device} in every part"
             raise ShapeError(f"{got}, {expected}", "part.to(...) first")
     return [output for output, _ in given], [lse.to(torch.promote_types(lse.dtype, torch.float32)) for _, lse in given]

@@ -34,6 +34,7 @@ from locant.errors import RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import PADDING
 from locant.positions.fields import Read
+from locant.spelling import dtype_name
 from locant.tensors import bounds, readable, require_tensor
 
 
@@ -77,7 +78,7 @@ class PagedKVCache(FixedCache):
         kv_heads: int,
         head_dim: int,
         value_dim: int | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | str = torch.float32,
         device: torch.device | str | None = None,
         max_index: int | None = None,
         encoding: PositionEncoding | None = None,
@@ -258,7 +259,7 @@ def _require_of_rows(table: Tensor, cached: Tensor, rows: int | None, device: to
     """Raise unless there is a row of the table, and a number, for each of these rows, or for each other."""
     require_tensor("table", table)
     if table.dtype != torch.int64 or table.device != device:
-        got = f"got table of {table.dtype} on {table.device}, expected torch.int64 on {device}"
+        got = f"got table of {dtype_name(table.dtype)} on {table.device}, expected int64 on {device}"
         raise ShapeError(got, f"table.to({str(device)!r}, torch.int64)")
     if table.ndim != 2 or rows not in (None, len(table)):
         expected = "(rows, blocks)" if rows is None else f"({rows}, blocks)"

@@ -23,6 +23,7 @@ from locant.arguments import shown
 from locant.checkpoints.config_source import CONFIG, read_json
 from locant.errors import InputError
 from locant.files import NewFile, flush, new_folder, require_new
+from locant.spelling import dtype_name
 
 INDEX = "model.safetensors.index.json"
 WHOLE = ("model.safetensors", "adapter_model.safetensors")
@@ -145,7 +146,8 @@ class TensorFolder:
         entry = self.entry(name)
         dtype = DTYPES.get(entry.dtype)
         if dtype is None:
-            got = f"got {name} of dtype {entry.dtype} in {self.folder}, expected one of {', '.join(DTYPES)}"
+            known = ", ".join(map(dtype_name, DTYPES))
+            got = f"got {name} of dtype {dtype_name(entry.dtype)} in {self.folder}, expected one of {known}"
             raise InputError(got, "the model before it was quantised")
         if not entry.num_bytes:
             return torch.empty(entry.shape, dtype=dtype)

@@ -19,6 +19,7 @@ from locant.models.encodings import encoding_from_config
 from locant.models.registry import with_defaults
 from locant.models.rotary_config import named_layout
 from locant.positions import Positions, Rotary
+from locant.spelling import spell
 
 MOST_POSITIONS = 131_072
 """Positions from 0 on at which two encodings are compared, one after the other."""
@@ -119,12 +120,12 @@ def _compare_layers(configs: tuple[Any, Any], layers: tuple[Layers, Layers], com
     first, largest, compared = _apart(ours, theirs, min(common, MOST_POSITIONS))
     if first is not None:
         differences.append(
-            f"cosines and sines differ from position {first:,} on, by up to {largest:.2g} in the first {compared:,} "
-            "positions"
+            f"cosines and sines differ from position {first:,} on, by up to {spell(largest, 2)} in the first "
+            f"{compared:,} positions"
         )
     elif differences:
         differences.append(
-            f"yet no cosine or sine differs by more than {VISIBLE:g} in the first {compared:,} positions"
+            f"yet no cosine or sine differs by more than {spell(VISIBLE)} in the first {compared:,} positions"
         )
     return LayersComparison(
         names=names, differences=tuple(differences), first_position=first, largest_difference=largest, compared=compared
@@ -145,9 +146,9 @@ def _of_rotaries(ours: Rotary, theirs: Rotary) -> Iterator[str]:
         "dimensions of a head": [str(each.head_dim) for each in (ours, theirs)],
         "rotated dimensions": [str(each.rotary_dim) for each in (ours, theirs)],
         "layout": [str(each.pairs.layout or "a table") for each in (ours, theirs)],
-        "base": [f"{each.base:,.10g}" for each in (ours, theirs)],
+        "base": [spell(each.base, 10) for each in (ours, theirs)],
         "scaling": [str(each.scaling) for each in (ours, theirs)],
-        "attention factor": [f"{each.scaling.effective_attention_factor:.10g}" for each in (ours, theirs)],
+        "attention factor": [spell(each.scaling.effective_attention_factor, 10) for each in (ours, theirs)],
         "axis of each pair": ["one" if each.num_axes == 1 else str(each.pairs.axes) for each in (ours, theirs)],
     }
     for name, (one, other) in facts.items():

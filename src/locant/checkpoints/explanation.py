@@ -39,6 +39,7 @@ from locant.positions.base import PositionEncoding
 from locant.positions.encodings.learned import Learned
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.scaling import DynamicNTK, Linear, LongRoPE, Proportional, Scaling, YaRN
+from locant.spelling import spell
 
 AXES = ("time", "rows", "columns")
 """What the axes of positions of images and video count."""
@@ -206,13 +207,13 @@ def _scaling_warnings(scaling: Scaling, longest: int | None) -> Iterator[str]:
         reached = scaling.factor * scaling.original_max_seq_len
         if round(reached) != longest:
             yield (
-                f"factor {scaling.factor:g} x original {scaling.original_max_seq_len:,} = {reached:,.0f}, but "
+                f"factor {spell(scaling.factor)} x original {scaling.original_max_seq_len:,} = {reached:,.0f}, but "
                 f"max_position_embeddings is {longest:,}: programs that derive one from the others disagree"
             )
     if isinstance(scaling, Linear) and longest is not None:
         yield (
             f"linear scaling names no trained length: max_position_embeddings {longest:,} may be before or after the "
-            f"factor {scaling.factor:g}, and published models have both"
+            f"factor {spell(scaling.factor)}, and published models have both"
         )
     if isinstance(scaling, (LongRoPE, DynamicNTK)):
         yield (
@@ -230,14 +231,14 @@ def _rotary_warnings(rotary: RotarySettings, config: Config, architecture: Archi
         )
     share = _share(config)
     if share is not None and not (width * share).is_integer() and rotary.scaling != "Proportional":
-        yield f"{share:g} x {width} is {width * share:g} dimensions, rounded down to {rotated}"
+        yield f"{spell(share)} x {width} is {spell(width * share)} dimensions, rounded down to {rotated}"
     if width % 2:
         yield f"head_dim {width} is odd: kernels that work on pairs read past the head"
     if rotary.precision.at_longest > 2**-8:
         yield (
-            f"float32 angles miss cosines by up to {rotary.precision.at_longest:.1g} near position {rotary.length:,}, "
-            "more than a rounding of bfloat16; the model was trained with these errors, so compare both on your own "
-            "data"
+            f"float32 angles miss cosines by up to {spell(rotary.precision.at_longest, 1)} near position "
+            f"{rotary.length:,}, more than a rounding of bfloat16; the model was trained with these errors, so compare "
+            "both on your own data"
         )
     keys = architecture.rotary
     if keys is not None and keys.layout_doubt:

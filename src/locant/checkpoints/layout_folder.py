@@ -20,6 +20,7 @@ from locant.files import NewFile, require_new, write_whole
 from locant.kernels.rotary import Layout
 from locant.models.config_values import part_key
 from locant.models.weights import HeadRows
+from locant.spelling import dtype_name
 
 CHUNK = 2**20
 """Bytes that are copied at once where nothing changes its place."""
@@ -44,7 +45,7 @@ class Conversion:
     def __str__(self) -> str:
         moved = f"{self.converted} of {self.tensors} tensors converted"
         size = f"{self.bytes:,} bytes in {len(self.files)} file{'s' * (len(self.files) != 1)}"
-        return f"{self.output}: {self.source} -> {self.to}, {moved}, {size}"
+        return f"{self.output}: {self.source} → {self.to}, {moved}, {size}"
 
 
 def convert_folder(
@@ -126,7 +127,8 @@ def _moved(source: IO[bytes], tensor: TensorEntry, heads: Sequence[HeadRows], to
     rows = sum(part.rows for part in heads)
     size, rest = divmod(tensor.num_bytes, rows)
     if rest:
-        raise InputError(f"got {tensor.name} of {tensor.dtype}, whose rows are no whole bytes", "a wider dtype")
+        got = f"got {tensor.name} of {dtype_name(tensor.dtype)}, whose rows are no whole bytes"
+        raise InputError(got, "a wider dtype")
     for part in heads:
         if not part.rotated:
             yield from _copied(source, part.rows * size)

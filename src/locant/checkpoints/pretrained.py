@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from locant.arguments import one_of, shown, whole
 from locant.checkpoints.checkpoint_folder import DTYPES, TensorFolder, headers_of
 from locant.checkpoints.config_source import CONFIG, read_json, read_source, require_no_code
-from locant.errors import InputError, RangeError
+from locant.errors import InputError
 from locant.extras import require
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import Config, flag, integer, number, required
@@ -29,8 +29,10 @@ from locant.models.weights import InputTables, RowScale
 from locant.positions.base import PositionEncoding
 from locant.positions.description import built
 from locant.positions.registry import encodings
+from locant.spelling import dtype_name
 from locant.swapping.plan import KEY
 from locant.swapping.swap import swap
+from locant.tensors import as_dtype
 
 OLD_NAMES = {"weight": "gamma", "bias": "beta"}
 """Parts of norms in checkpoints that came from TensorFlow."""
@@ -47,10 +49,8 @@ class PretrainedInput:
 class _Source:
     """A folder, its configuration and the row of its architecture."""
 
-    def __init__(self, folder: Path | str, dtype: torch.dtype | None) -> None:
-        if dtype is not None and dtype not in DTYPES.values():
-            known = ", ".join(map(str, DTYPES.values()))
-            raise RangeError(f"got {shown(dtype)} for dtype, expected one of {known}", "dtype=torch.float32")
+    def __init__(self, folder: Path | str, dtype: torch.dtype | str | None) -> None:
+        self.dtype = None if dtype is None else as_dtype(dtype, DTYPES.values())
         self.tensors = TensorFolder(folder)
         self.folder = self.tensors.folder
         facts = read_json(self.folder / CONFIG)
@@ -59,7 +59,6 @@ class _Source:
             got = f"got {self.folder}, a model_type {kind} with code of its own, which is not run"
             raise InputError(got, "locant.register_architecture for it, as docs/extending.md says")
         self.config, self.row = read_known(facts)
-        self.dtype = dtype
         self.stated = _stated_dtype(facts)
 
     def read(self, module: str, shape: tuple[int, ...], why: str, part: str = "weight") -> Tensor:
@@ -76,17 +75,18 @@ class _Source:
         if self.dtype is not None:
             return tensor.to(self.dtype)
         if self.stated is not None and tensor.dtype != self.stated:
-            got = f"got {name} of {tensor.dtype} in {self.folder}, where its {CONFIG} says {self.stated}"
-            raise InputError(got, f"dtype={tensor.dtype}, which is that of the file")
+            has, says = dtype_name(tensor.dtype), dtype_name(self.stated)
+            got = f"got {name} of {has} in {self.folder}, where its {CONFIG} says {says}"
+            raise InputError(got, f"dtype={has!r}, which is that of the file")
         return tensor
 
 
-def read_pretrained_token(folder: Path | str, dtype: torch.dtype | None = None) -> PretrainedInput:
+def read_pretrained_token(folder: Path | str, dtype: torch.dtype | str | None = None) -> PretrainedInput:
     """The token table alone, as a `TokenEmbedding` takes it."""
     return _token(_Source(folder, dtype))
 
 
-def read_pretrained_input(folder: Path | str, dtype: torch.dtype | None = None) -> PretrainedInput:
+def read_pretrained_input(folder: Path | str, dtype: torch.dtype | str | None = None) -> PretrainedInput:
     """Everything up to the first layer, as an `InputEmbedding` takes it."""
     source = _Source(folder, dtype)
     config, inputs = source.config, source.row.inputs
@@ -184,10 +184,10 @@ def _stated_dtype(facts: Config) -> torch.dtype | None:
     name = next((place[key] for place in places for key in ("dtype", "torch_dtype") if place.get(key)), None)
     if name in (None, "auto"):
         return None
-    known = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
-    if not isinstance(name, str) or name not in known:
+    known = {dtype_name(dtype): dtype for dtype in DTYPES.values()}
+    if not isinstance(name, str) or dtype_name(name) not in known:
         raise InputError(f"got dtype={shown(name)} in {CONFIG}, expected one of {', '.join(known)}", "'dtype': null")
-    return known[name]
+    return known[dtype_name(name)]
 
 
 # ---------------------------------------------------------------------- swapped models

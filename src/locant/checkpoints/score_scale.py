@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from locant.models.config_values import HEADS, WIDTHS, Config, integer_at, number, value_at
+from locant.spelling import spell
 
 USUAL = 1e-6
 """A factor that differs by no more than this share is the usual one."""
@@ -65,9 +66,8 @@ def scale_warnings(config: Config, head_dim: int | None = None) -> Iterator[str]
     """Sentences on a factor that code with the usual one gets wrong."""
     found = score_scale(config, head_dim)
     if found is not None:
-        yield (
-            f"{found.origin}: attend with scale={found.value:.6g}, not with head_dim**-0.5, which is {found.usual:.6g}"
-        )
+        usual = f"not with head_dim**-0.5, which is {spell(found.usual)}"
+        yield f"{found.origin}: attend with scale={spell(found.value)}, {usual}"
     if config.get("model_type") in WITHOUT_SCALE and config.get(BY_LAYER) is True:
         yield f"{BY_LAYER} is true: layer number n, from 0 on, divides its scores by n + 1 besides"
 
@@ -76,15 +76,15 @@ def _stated(config: Config, head_dim: int) -> tuple[float, str] | None:
     name = str(config.get("model_type"))
     if name in BY_SCALAR:
         scalar = number("query_pre_attn_scalar", config.get("query_pre_attn_scalar", 256), above=0)
-        return scalar**-0.5, f"query_pre_attn_scalar is {scalar:g}, and scores are divided by its square root"
+        return scalar**-0.5, f"query_pre_attn_scalar is {spell(scalar)}, and scores are divided by its square root"
     if name in BY_MULTIPLIER:
         factor = number("attention_multiplier", config.get("attention_multiplier", 1.0))
-        return factor, f"attention_multiplier is {factor:g}, and scores are multiplied by it"
+        return factor, f"attention_multiplier is {spell(factor)}, and scores are multiplied by it"
     if name in ONE:
         return 1.0, f"the code of {name} does not divide scores"
     if name in BY_WIDTH:
         share, power = BY_WIDTH[name]
-        width = f"{share:g} x head_dim" if share != 1 else "head_dim"
+        width = f"{spell(share)} x head_dim" if share != 1 else "head_dim"
         by = f"the square root of {width}" if power == -0.5 else width
         return (share * head_dim) ** power, f"the code of {name} divides scores by {by}"
     if name in WITHOUT_SCALE and config.get("scale_attn_weights") is False:

@@ -8,10 +8,20 @@ from typing import Any
 import click
 
 from locant.cli.answers import Answer, answers, draw_into
-from locant.cli.options import SEED, Picture, count, device, flag_of, only_given, output
+from locant.cli.options import SEED, OneOf, Picture, count, device, flag_of, only_given, output
 from locant.errors import InputError
 
 METHODS = ("yarn", "linear", "ntk", "dynamic", "longrope", "llama3")
+
+
+def _scaling_name(text: str) -> str | None:
+    from locant.positions.scaling import scaling_name  # which needs torch
+
+    return scaling_name(text)
+
+
+METHOD = OneOf(METHODS, _scaling_name)
+"""A scaling, by any of its names."""
 
 picture = output("Also draw a picture; its suffix (.png, .svg, .pdf) is the format.", Picture())
 
@@ -110,7 +120,7 @@ def _explain_gguf(file: str, against: str | None, n_ctx: int | None, output: Pat
 @click.command("extend")
 @click.argument("config")
 @count("--to", required=True, metavar="TOKENS", help="The new length.")
-@click.option("--method", type=click.Choice(METHODS), default=METHODS[0], show_default=True, help="How to stretch.")
+@click.option("--method", type=METHOD, default=METHODS[0], show_default=True, help="How to stretch.")
 @click.option("--search", metavar="TEXT", help="With longrope: search its factors on this text, with the model itself.")
 @count("--generations", low=0, help="Of the search, 12 forward passes each. Default: 8.")
 @count("--windows", help="Windows of TOKENS from TEXT, at the most. Default: 4.")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from locant.cli.answers import Answer, answers
-from locant.cli.options import SEED, count, encoding_options, flag_of, only_given, output, require_taken
+from locant.cli.options import SEED, OneOf, Whole, count, encoding_options, flag_of, only_given, output, require_taken
 from locant.figures import MAX_LENGTH, TRAINED
 
 
@@ -40,13 +40,11 @@ def list_(name: str | None, **options: Any) -> Answer:
 @click.command("plot")
 @click.argument("encoding")
 @output("The picture; its suffix (.png, .svg, .pdf) is the format. Default: ENCODING.png.")
-@click.option(
-    "--length", type=click.IntRange(2, MAX_LENGTH), help="Positions to draw. Default: enough to see the pattern."
-)
+@click.option("--length", type=Whole(2, MAX_LENGTH), help="Positions to draw. Default: enough to see the pattern.")
 @encoding_options
 @click.option("--scaling", metavar="NAME[:FACTOR]", help="Of rotary, such as yarn:8; a wrong name lists all.")
 @count("--trained", default=TRAINED, help="The trained length, which --scaling stretches.")
-@click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True, help="The paper.")
+@click.option("--theme", type=OneOf(("light", "dark")), default="light", show_default=True, help="The paper.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the random weights of learned tables.")
 @click.option("--causal/--no-causal", default=None, help="Leave out a bias for keys that come later, or draw it.")
 @answers
@@ -66,12 +64,14 @@ def plot(
     """  # noqa: D301
     from locant.figures.canvas import THEMES, require_figure, save
     from locant.figures.plot import default_length, draw, encoding_to_draw
+    from locant.positions.registry import name_of
     from locant.report.listing import numbers
 
-    path = output or Path(f"{encoding}.png")
-    require_figure(path)
     given = only_given(options)
     require_taken(encoding, given, "plot")
+    encoding = name_of(encoding)
+    path = output or Path(f"{encoding}.png")
+    require_figure(path)
     built = encoding_to_draw(encoding, length=length, seed=seed, trained=trained, **given)
     drawn = draw(built, length=length, theme=THEMES[theme], trained=trained, causal=causal, untrained=True)
     save(drawn, path)

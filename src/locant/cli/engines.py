@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from locant.cli.answers import Answer, answers
-from locant.cli.configs import METHODS
-from locant.cli.options import count, device, flag_of, only_given, output
+from locant.cli.configs import METHOD, METHODS
+from locant.cli.options import OneOf, Whole, count, device, flag_of, only_given, output
 from locant.errors import InputError
 
 SERVERS = ("vllm", "sglang", "llama.cpp", "transformers")
@@ -33,9 +33,7 @@ def golden(output: Path) -> Answer:
 @click.command("check-batch")
 @click.argument("file")
 @click.option("--model", help="Whose batch it is: a config.json, a folder, a preset, or a name such as qwen2_vl.")
-@click.option(
-    "--axes", type=click.IntRange(1, 4), help="3 for positions in time, rows and columns. Default: the model's."
-)
+@click.option("--axes", type=Whole(1, 4), help="3 for positions in time, rows and columns. Default: the model's.")
 @answers
 def check_batch(file: str, model: str | None, axes: int | None) -> Answer:
     """Find mistakes in the positions of a training batch.
@@ -65,8 +63,8 @@ def check_batch(file: str, model: str | None, axes: int | None) -> Answer:
 @click.command("serve-args")
 @click.argument("model")
 @count("--to", required=True, metavar="TOKENS", help="The new length.")
-@click.option("--for", "engine", required=True, type=click.Choice(SERVERS), help="What serves the model.")
-@click.option("--scaling", type=click.Choice(METHODS), default=METHODS[0], show_default=True, help="How to stretch.")
+@click.option("--for", "engine", required=True, type=OneOf(SERVERS), help="What serves the model.")
+@click.option("--scaling", type=METHOD, default=METHODS[0], show_default=True, help="How to stretch.")
 @click.option("--text", multiple=True, metavar="FILE", help="Measure the loss on it before and after, in this process.")
 @count("--windows", help="Windows of TOKENS from the text, at the most. Default: 4.")
 @device

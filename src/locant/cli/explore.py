@@ -9,13 +9,13 @@ from pathlib import Path
 import click
 
 from locant.cli.answers import as_json
-from locant.cli.options import Place, files
+from locant.cli.options import Place, Whole, files
 
 
 @click.command("explore")
 @files
 @click.option("--config", "configs", multiple=True, help="A config.json, a model's folder or a preset. Repeatable.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: one that is free.")
+@click.option("--port", type=Whole(0, 65535), default=0, help="Default: one that is free.")
 @click.option("--open/--no-open", "opens", default=True, help="Whether to open the address in a browser.")
 @click.option(
     "--show", "address", default="compare", show_default=True, metavar="SCREEN[?NAME=VALUE&...]",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,10 +12,34 @@ from click.core import ParameterSource
 
 from locant.errors import InputError
 from locant.figures import SIZES
+from locant.spelling import dtype_name, whole_number
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-SEED = click.IntRange(min=0, max=2**63 - 1)
+
+class Whole(click.IntRange):
+    """A whole number, which may be written as 8192, 8_192 or 1e6."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            number = whole_number(value) if isinstance(value, str) else value
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is not a whole number such as 8192, 8_192 or 1e6", param, ctx)
+        return super().convert(number, param, ctx)
+
+
+class OneOf(click.Choice[str]):
+    """One of several names, in any case; `read` returns the name that another spelling means, or ``None``."""
+
+    def __init__(self, names: Iterable[str], read: Callable[[str], str | None] = str) -> None:
+        super().__init__([*names], case_sensitive=False)
+        self.read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(self.read(value) or value, param, ctx)
+
+
+SEED = Whole(min=0, max=2**63 - 1)
 
 
 class Place(click.Path):
@@ -45,6 +69,11 @@ device = click.option(
     "--device", metavar="NAME", help="cpu, cuda, cuda:1, ... Default: cuda where there is one, else cpu."
 )
 
+dtype = click.option(
+    "--dtype", type=OneOf(("auto", "float32", "bfloat16", "float16"), dtype_name),
+    help="What the model is read in. Default: auto, as it was saved.",
+)  # fmt: skip
+
 files = click.argument("files", nargs=-1, type=str, metavar="[FILE]...")
 
 
@@ -55,7 +84,7 @@ def output(help_text: str, kind: Place = Place(), **more: Any) -> Callable[[F], 
 
 def count(*names: str, low: int = 1, **more: Any) -> Callable[[F], F]:
     """An option that is a whole number."""
-    return click.option(*names, type=click.IntRange(min=low), **more)
+    return click.option(*names, type=Whole(min=low), **more)
 
 
 def positive(*names: str, **more: Any) -> Callable[[F], F]:
@@ -77,7 +106,7 @@ tokenizer_options = _together(
     ),
     click.option(
         "--vocab-size",
-        type=int,
+        type=Whole(),
         metavar="N",
         help="Entries of the byte-level BPE that is trained on the text; more than 256.",
     ),
@@ -105,9 +134,9 @@ def require_taken(name: str, given: dict[str, Any], verb: str) -> None:
     from inspect import signature
 
     from locant.positions.registry import find
-    from locant.positions.scaling import SCALINGS
+    from locant.positions.scaling import scaling_name
 
-    if (scaling := name.rpartition("+")[2]) in SCALINGS:
+    if scaling := scaling_name(name.rpartition("+")[2]):
         remedy = "--encoding rotary" if verb == "embed" else f"locant plot rotary --scaling {scaling}:4"
         raise InputError(f"got {name}, which is a scaling of rotary", remedy)
     takes = signature(find(name)).parameters

@@ -12,8 +12,9 @@ from typing import Any, get_args
 import click
 
 from locant.cli.answers import Answer, answers
-from locant.cli.options import Place, count, only_given, output, tokenizer_options, typed
+from locant.cli.options import OneOf, Place, Whole, count, only_given, output, tokenizer_options, typed
 from locant.errors import InputError
+from locant.spelling import dtype_name
 from locant.text import Tokenizer
 from locant.text.prepare import estimate, finalize, problems
 from locant.text.prepare import prepare as prepare_store
@@ -59,7 +60,7 @@ def _unescaped(text: str) -> str:
 )  # fmt: skip
 @count("--shard-size", metavar="TOKENS", help=f"Of a file. Default: {DEFAULTS['shard_size']}.")
 @click.option(
-    "--engine", type=click.Choice(["auto", *get_args(EngineName)]),
+    "--engine", type=OneOf(("auto", *get_args(EngineName))),
     help=f"What encodes. Default: {DEFAULTS['engine']}, the fast one where its ids are the same.",
 )  # fmt: skip
 @count("--workers", help="Processes. Default: one for each core; one for a task.")
@@ -136,9 +137,16 @@ def _written(store: TokenStore) -> Answer:
 @click.option("--to", metavar="FORMAT", required=True, help="The format to write.")
 @output("A folder that is not there yet, or empty.", required=True)
 @click.option("--format", metavar="FORMAT", help="The format that STORE has. Default: locant.")
-@click.option("--dtype", metavar="NAME", help="Of nanogpt's tokens, whose file does not state it. Default: uint16.")
+@click.option(
+    "--dtype",
+    type=dtype_name,
+    metavar="NAME",
+    help="Of nanogpt's tokens, whose file does not state it. Default: uint16.",
+)
 @click.option("--tokenizer", metavar="NAME|PATH", help="The tokenizer of a STORE that has none of its own.")
-@click.option("--end-of-text", type=int, metavar="ID", help="The id after each document of a STORE without an index.")
+@click.option(
+    "--end-of-text", type=Whole(), metavar="ID", help="The id after each document of a STORE without an index."
+)
 @answers
 def export(store: Path, to: str, output: Path, **options: Any) -> Answer:
     """Write a token store in the format of another program, or one of theirs as a locant store.

@@ -11,10 +11,23 @@ from typing import Any
 import click
 
 from locant.cli.answers import Answer, answers
-from locant.cli.options import SEED, count, device, files, only_given, output, positive, text_of, tokenizer_options
+from locant.cli.options import (
+    SEED,
+    OneOf,
+    count,
+    device,
+    dtype,
+    files,
+    only_given,
+    output,
+    positive,
+    text_of,
+    tokenizer_options,
+)
 from locant.lab import settings
 from locant.lab.settings import SIZES, Settings
 from locant.lab.tasks import OWN
+from locant.spelling import whole_number
 
 report_folder = output("The folder of the report.", default="report")
 beside_others = click.option(
@@ -23,7 +36,7 @@ beside_others = click.option(
 STEPS = f"Default: {settings.MAX_STEPS}, but at most {settings.MAX_EPOCHS} epochs."
 
 
-def listed(*names: str, kind: type[int] | type[float] | type[str] = str, **more: Any) -> Callable[..., Any]:
+def listed(*names: str, kind: Callable[[str], int | float | str] = str, **more: Any) -> Callable[..., Any]:
     """An option that is values between commas, such as ``0,1,2``."""
 
     def read(text: str) -> tuple[int | float | str, ...]:
@@ -53,13 +66,13 @@ def _default(name: str) -> str:
     help=f"What is learned: {settings.TEXT} (of FILE), or generated rows: {', '.join(OWN)}. {_default('tasks')}",
 )  # fmt: skip
 @click.option(
-    "--suite", type=click.Choice([*settings.SUITES]),
+    "--suite", type=OneOf(settings.SUITES),
     help="Tasks, lengths, steps and seeds that are always the same; the report has the recorded encodings, too.",
 )  # fmt: skip
 @count("--train-length", help=f"Tokens per window in training. {_default('train_length')}")
 @count("--task-length", help=f"Items of the longest row of a task in training. {_default('task_length')}")
-@listed("--multiples", kind=int, help=f"Lengths to measure at, in training lengths. {_default('multiples')}")
-@listed("--seeds", kind=int, help=f"One training for each. {_default('seeds')}")
+@listed("--multiples", kind=whole_number, help=f"Lengths to measure at, in training lengths. {_default('multiples')}")
+@listed("--seeds", kind=whole_number, help=f"One training for each. {_default('seeds')}")
 @count(
     "--steps", "num_steps",
     help=f"Training steps of each model. {STEPS} For a task {settings.TASK_STEPS}, fewer where it is learned before.",
@@ -74,9 +87,7 @@ def _default(name: str) -> str:
     "--rates", kind=float,
     help="Factors of the learning rates; of several, the best is found for each encoding. Default: 1.",
 )  # fmt: skip
-@click.option(
-    "--size", type=click.Choice([*SIZES]), help="Of the model. Default: tiny; the next three say it in numbers."
-)
+@click.option("--size", type=OneOf(SIZES), help="Of the model. Default: tiny; the next three say it in numbers.")
 @count("--d-model", help=f"Width of the model. {_default('d_model')}")
 @count("--num-layers", help=f"Default: {settings.TEXT_LAYERS}, or {settings.TASK_LAYERS} for a task.")
 @count("--num-heads", help=_default("num_heads"))
@@ -120,7 +131,7 @@ def _with_report(results: dict[str, Any], page: Path, print_results: Callable[[A
 @count("--train-length", help=f"Tokens per window. {_default('train_length')}")
 @count("--steps", "num_steps", help=f"Training steps. {STEPS}")
 @positive("--minutes", help="Instead of --steps: as many as fit in these.")
-@click.option("--size", type=click.Choice([*SIZES]), default="tiny", show_default=True, help="Of the model.")
+@click.option("--size", type=OneOf(SIZES), default="tiny", show_default=True, help="Of the model.")
 @click.option("--seed", type=SEED, help="Of the weights and of the order of the text. Default: 0.")
 @tokenizer_options
 @output("The folder to write.", default="model", show_default=True)
@@ -133,15 +144,17 @@ def train(files: tuple[str, ...], encoding: str, size: str, output: Path, force:
     model.safetensors, config.json and tokenizer.json; explain, neighbours, probe, audit, evaluate, embed and vocabulary
     take it, too.
     """
+    from locant.lab.contestant import unscaled
     from locant.lab.generation import train_files
     from locant.report.console import progress_bar
 
     text, chosen = text_of(options), {**SIZES[size], **only_given(options)}
+    encoding = unscaled(encoding).name
     with progress_bar("step") as progress:
         facts = train_files(files, encoding, chosen, folder=output, force=force, on_step=progress, **text)
     steps = f"{len(facts['losses']):,} steps, loss {facts['losses'][-1]:.3f}"
     line = f"{output}: {encoding}, {steps}; now: locant generate {output} 'To be'"
-    return Answer({**facts, "output": str(output)}, line)
+    return Answer({"encoding": encoding, **facts, "output": str(output)}, line)
 
 
 @click.command("generate")
@@ -176,7 +189,7 @@ def generate(model: str, prompt: str, **options: Any) -> Answer:
 @click.command("evaluate")
 @click.argument("model")
 @files
-@listed("--lengths", kind=int, help="Tokens per window. Default: 1024,2048,4096.")
+@listed("--lengths", kind=whole_number, help="Tokens per window. Default: 1024,2048,4096.")
 @listed(
     "--with", "ways",
     help="own, exact (its own in exact angles), nope, linear:4, ntk:4, yarn:4, longrope:4, dynamic, self-extend:8 "
@@ -197,10 +210,7 @@ def generate(model: str, prompt: str, **options: Any) -> Answer:
     help="Also read tokens with their full context, and with the trained length of it: who uses what is far?",
 )  # fmt: skip
 @device
-@click.option(
-    "--dtype", type=click.Choice(("auto", "float32", "bfloat16", "float16")),
-    help="What the model is read in. Default: auto, as it was saved.",
-)  # fmt: skip
+@dtype
 @report_folder
 @beside_others
 @answers
@@ -233,7 +243,7 @@ def evaluate(model: str, files: tuple[str, ...], output: Path, force: bool, **op
     help="The positions it gets: yarn:8, ntk:8, linear:8, dynamic:8, longrope:8 or llama3:8 stretch its own; drope "
     "(or nope) drops them; alibi and others of `locant list` take their place; own stays.",
 )  # fmt: skip
-@click.option("--train", type=click.Choice(("all", "new", "lora")), help="All weights, those of a new encoding alone, "
+@click.option("--train", type=OneOf(("all", "new", "lora")), help="All weights, those of a new encoding alone, "
               "or low-rank adapters (needs peft). Default: all.")  # fmt: skip
 @count(
     "--length", low=2,

@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from locant.cli.answers import Answer, answers, draw_into
-from locant.cli.options import Picture, Place, count, device, only_given, output
+from locant.cli.options import OneOf, Picture, Place, count, device, dtype, only_given, output
 from locant.errors import InputError
 
-LAYOUT = click.Choice(["half", "interleaved"])
+LAYOUT = OneOf(("half", "interleaved"))
 
 
 @click.command("audit")
@@ -21,9 +21,7 @@ LAYOUT = click.Choice(["half", "interleaved"])
 @count("--length", low=2, help="Tokens per window. Default: 512, or what the model states, where that is less.")
 @count("--windows", help="Windows, at the most; 10 or more. Default: 16.")
 @device
-@click.option(
-    "--dtype", type=click.Choice(("auto", "float32", "bfloat16", "float16")), help="Default: as it was saved."
-)
+@dtype
 @answers
 def audit(model: str, files: tuple[str, ...], **options: Any) -> Answer:
     """Find the positions that weights were trained with, and whether the configuration says so.
@@ -76,7 +74,7 @@ def convert(folder: Path, to: Any, source: Any, output: Path, config: Path | Non
 @count("-k", "--count", default=10, show_default=True, help="How many tokens.")
 @click.option("--figure", type=Picture(), help="Of a list: a heat map of how alike the words are (.png, .svg, .pdf).")
 @click.option("--map", "flat_map", type=Picture(), help="Of a list: the words in two dimensions (.png, .svg, .pdf).")
-@click.option("--layout", type=click.Choice(["pca", "umap"]), default="pca", show_default=True, help="Of the map.")
+@click.option("--layout", type=OneOf(("pca", "umap")), default="pca", show_default=True, help="Of the map.")
 @click.option("--positions", type=Picture(), help="Draw the model's table of positions, and how alike they are.")
 @answers
 def neighbours(

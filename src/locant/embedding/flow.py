@@ -24,7 +24,7 @@ from locant.positions import Positions
 from locant.positions.angles import Angles
 from locant.positions.base import ModelShape
 from locant.positions.documents import PADDING
-from locant.positions.registry import find
+from locant.positions.registry import find, name_of
 from locant.text import IGNORED_TARGET, Windows
 from locant.text.corpus import Corpus
 
@@ -78,14 +78,13 @@ class Table:
     name: str
     shape: tuple[int, ...]
     parameters: int
-    bytes_fp32: int
-    bytes_bf16: int
+    bytes: dict[str, int]
+    """By dtype."""
 
     @classmethod
     def of(cls, size: TableSize) -> Table:
         name = {"token.weight": "token", "encoding.weight": "position"}.get(size.name, size.name)
-        fp32, bf16 = size.num_bytes(torch.float32), size.num_bytes(torch.bfloat16)
-        return cls(name=name, shape=size.shape, parameters=size.num_parameters, bytes_fp32=fp32, bytes_bf16=bf16)
+        return cls(name=name, shape=size.shape, parameters=size.num_parameters, bytes=size.bytes_by_dtype())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +219,7 @@ def _flow(
         tokens=len(corpus.ids),
         vocab_size=corpus.tokenizer.vocab_size,
         fingerprint=corpus.tokenizer.fingerprint,
-        encoding=plan.encoding if plan.model is None else type(encoding).info.name,
+        encoding=name_of(plan.encoding) if plan.model is None else type(encoding).info.name,
         doors=doors,
         windows=len(windows),
         embedded_windows=len(ids),

@@ -105,7 +105,7 @@ class InputEmbedding(RaisesLater):
         self.dropout = nn.Dropout(dropout)
 
     @classmethod
-    def from_pretrained(cls, folder: Path | str, *, dtype: torch.dtype | None = None) -> InputEmbedding:
+    def from_pretrained(cls, folder: Path | str, *, dtype: torch.dtype | str | None = None) -> InputEmbedding:
         """What a published model does before its first layer, with its tables: of GPT-2, BERT, Llama, T5 and others.
 
         Positions that act in the layers are no part of it: see `encoding_from_config`. As `transformers` gives a

@@ -23,6 +23,7 @@ from locant.errors import RangeError, ShapeError
 from locant.kernels.look_up import look_up
 from locant.kernels.transforms import is_exporting, is_transforming
 from locant.positions.checks import integers
+from locant.spelling import dtype_name
 from locant.tensors import has_values, require_tensor
 
 NO_FAULT = 2**63 - 1
@@ -107,7 +108,7 @@ def require_ids(
     """
     require_tensor("ids", ids)
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise ShapeError(f"got ids of dtype {ids.dtype} for {layer}, expected integers", "ids.long()")
+        raise ShapeError(f"got ids of dtype {dtype_name(ids.dtype)} for {layer}, expected integers", "ids.long()")
     if ids.device != device:
         raise ShapeError(f"got ids on {ids.device}, {layer} is on {device}", f"ids.to({str(device)!r})")
     ids = ids.long()
@@ -232,6 +233,10 @@ class TableSize:
 
     def num_bytes(self, dtype: torch.dtype) -> int:
         return self.num_parameters * dtype.itemsize
+
+    def bytes_by_dtype(self) -> dict[str, int]:
+        """Its bytes in the usual dtypes, by their names."""
+        return {dtype_name(dtype): self.num_bytes(dtype) for dtype in (torch.float32, torch.bfloat16)}
 
 
 def table_sizes(module: nn.Module) -> list[TableSize]:

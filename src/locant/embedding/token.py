@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from locant.arguments import MAX_WIDTH, entries, one_of, real, shape_error, shown, whole
 from locant.embedding.table import Ids, RaisesLater, Table, ids_of, require_ids, rows_of
 from locant.errors import InputError, LocantError, RangeError, Remedy, ShapeError
+from locant.spelling import dtype_name
 from locant.tensors import require_tensor
 
 Scale = float | Literal["sqrt_d_model", "sqrt_d_model_rounded"]
@@ -92,7 +93,7 @@ class TokenEmbedding(RaisesLater):
         self.reset_parameters()
 
     @classmethod
-    def from_pretrained(cls, folder: Path | str, *, dtype: torch.dtype | None = None) -> TokenEmbedding:
+    def from_pretrained(cls, folder: Path | str, *, dtype: torch.dtype | str | None = None) -> TokenEmbedding:
         """The token table of a published model, with the scale that its code gives the rows.
 
         The table is mapped into memory: a row is read from the disk when it is used, and writing to the table does
@@ -158,7 +159,8 @@ class TokenEmbedding(RaisesLater):
             raise shape_error("x", x, f"a last dimension of d_model={self.d_model}", "the model's last hidden state")
         dtype = self.weight.dtype
         if x.dtype != dtype and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
-            raise ShapeError(f"got x of dtype {x.dtype}, the table is {dtype}", f"x.to({dtype}), or torch.autocast")
+            got = f"got x of dtype {dtype_name(x.dtype)}, the table is {dtype_name(dtype)}"
+            raise ShapeError(got, f"x.to({dtype}), or torch.autocast")
         return self.table.logits(self.weight, x)
 
     @torch.no_grad()

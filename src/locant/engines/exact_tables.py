@@ -26,6 +26,7 @@ from locant.models.config_values import Config
 from locant.models.encodings import encoding_from_config, layer_types, rotary_layer_types
 from locant.models.registry import with_defaults
 from locant.positions import Positions, Rotary
+from locant.spelling import spell
 
 METHOD = "_compute_cos_sin_cache"
 MOST_POSITIONS = 4096
@@ -117,7 +118,7 @@ def _same_encoding(own: object, config: Any) -> Rotary:
     errors = [(_error(each, rows, theirs), each) for each in _encodings(config, len(own))]
     error, nearest = min(errors, key=lambda each: each[0], default=(float("inf"), None))
     if nearest is None or error > len(own) * ROUNDING + 1e-6:
-        raise LocantError(f"it is off by {error:.2g} from {nearest}, which is what the configuration says")
+        raise LocantError(f"it is off by {spell(error, 2)} from {nearest}, which is what the configuration says")
     return nearest
 
 

@@ -27,6 +27,7 @@ from locant.models.registry import with_defaults
 from locant.models.rope_parameters import is_per_layer, rope_dictionary
 from locant.positions import ALiBi, PositionEncoding, Positions, Rotary
 from locant.positions.scaling import DynamicNTK, Linear, LongRoPE, Scaling, YaRN
+from locant.spelling import literal, spell
 
 INTERLEAVED = {
     "arcee", "arctic", "baichuan", "bailingmoe", "chameleon", "chatglm", "cohere2", "command-r", "deci", "deepseek",
@@ -193,7 +194,7 @@ class _Fields:
 
     def number(self, key: str, default: Real | None = None, *, low: Real = -math.inf, above: Real = -math.inf) -> Real:
         """A number of the architecture; of one number per layer, the largest."""
-        ends = [f"of {low:g} or more"] * (low > -math.inf) + [f"above {above:g}"] * (above > -math.inf)
+        ends = [f"of {spell(low)} or more"] * (low > -math.inf) + [f"above {spell(above)}"] * (above > -math.inf)
 
         def test(each: Real) -> bool:
             return math.isfinite(each) and each >= low and each > above
@@ -293,7 +294,7 @@ def _rotary(fields: _Fields, n_ctx: int) -> tuple[Rotary, list[str]]:
         notes.append("some layers do not rotate, by code of this architecture; told are the others")
     if fields.has("rope.freq_base_swa") or fields.architecture in LOCAL_BASE:
         local = fields.number("rope.freq_base_swa", DEFAULT_BASE, above=0)
-        notes.append(f"layers with a window have the base {local:g} and no scaling; told are the others")
+        notes.append(f"layers with a window have the base {spell(local)} and no scaling; told are the others")
     scaling = _scaling(fields, n_ctx, rotary_dim // 2, notes)
     rotary = Rotary(
         head_dim, base=base, scaling=scaling, layout=layout, rotary_dim=None if rotary_dim == head_dim else rotary_dim
@@ -338,7 +339,7 @@ def _scaling(fields: _Fields, n_ctx: int, num_pairs: int, notes: list[str]) -> S
         ramp: dict[str, Any] = {key[5:]: float(fields.number(f"rope.scaling.{key}", above=0)) for key in betas}
         if ramp and fields.architecture not in READS_BETAS:
             notes.append(
-                f"{' and '.join(f'{key}={value:g}' for key, value in ramp.items())} are in the file and ignored"
+                f"{' and '.join(f'{key}={literal(value)}' for key, value in ramp.items())} are in the file and ignored"
             )
             ramp = {}
         if fields.number("rope.scaling.yarn_log_multiplier", 0.0):
@@ -388,7 +389,7 @@ def compare_gguf(
     differences = list(_differences(model.encoding, stated))
     error = math.inf if differences else _cos_sin_error(model.encoding, stated, model.n_ctx)
     if model.n_ctx * ROUNDING + 1e-6 < error < math.inf:
-        differences.append(f"cosines and sines differ by up to {error:.2g} within {model.n_ctx:,} positions")
+        differences.append(f"cosines and sines differ by up to {spell(error, 2)} within {model.n_ctx:,} positions")
     if isinstance(stated.scaling, LongRoPE) and model.n_ctx > (trained := stated.scaling.original_max_seq_len):
         differences.append(
             f"texts of up to {trained:,} tokens get the long factors in llama.cpp, for {model.n_ctx:,} are allocated, "

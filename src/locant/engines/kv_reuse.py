@@ -26,6 +26,7 @@ from locant.models.registry import read
 from locant.positions import PositionEncoding, Positions, Rotary
 from locant.positions.positions import require_positions
 from locant.positions.temperature import Tempered
+from locant.spelling import dtype_name
 
 Cache = TypeVar("Cache")
 Spans = Sequence[tuple[int, int]]
@@ -291,7 +292,7 @@ def _require_keys(keys: Tensor, rotary: Rotary) -> None:
         got = f"got keys of shape {tuple(keys.shape)}, expected (batch, kv_heads, seq, {rotary.head_dim})"
         raise ShapeError(got, "keys[..., -head_dim:] for the part that is rotated, and the encoding in its layout")
     if not keys.dtype.is_floating_point or keys.dtype.itemsize < 2:
-        got = f"got keys of {keys.dtype}, which another rotation would round again"
+        got = f"got keys of {dtype_name(keys.dtype)}, which another rotation would round again"
         raise LocantError(got, "keys.float() * scale moved, and quantised anew")
     if keys.requires_grad and torch.is_grad_enabled():
         got = "got keys that need a gradient, which a move in place would not be part of"

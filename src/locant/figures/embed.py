@@ -15,6 +15,7 @@ from locant.figures.canvas import LIGHT, SIGNED, Theme, range_of, spread
 from locant.figures.rotate import wavelength_text
 from locant.positions import PositionEncoding, Positions
 from locant.positions.grids import Grid
+from locant.spelling import spell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +28,7 @@ def draw_sinusoidal(part: Figure | SubFigure, encoding: Any, length: int, theme:
     """Every dimension of every position; a few dimensions as curves; the product of any two positions."""
     vectors = encoding.vectors(Positions.arange(length))[0]
     top, bottom = part.subfigures(2, 1, squeeze=False, height_ratios=(3, 3.4))[:, 0]
-    theme.entitle(part, f"Sinusoidal positions, d_model {encoding.d_model}, base {encoding.base:g}")
+    theme.entitle(part, f"Sinusoidal positions, d_model {encoding.d_model}, base {spell(encoding.base, 10)}")
     _table(top.subplots(), vectors, theme, reach=encoding.scale)
     left, right = bottom.subplots(1, 2, width_ratios=(1.5, 1))
     for number, pair in enumerate(spread((encoding.d_model + 1) // 4 + 1, 5)):

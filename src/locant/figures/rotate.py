@@ -17,6 +17,7 @@ from locant.positions import PositionEncoding, Positions
 from locant.positions.rotary_by_class import products
 from locant.probing.bias import BiasReport
 from locant.probing.report import Report, RotationReport
+from locant.spelling import spell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +40,7 @@ def draw_rotary(part: Figure | SubFigure, encoding: Any, length: int, theme: The
     size = f"head_dim {encoding.head_dim}"
     if encoding.rotary_dim < encoding.head_dim:
         size = f"{encoding.rotary_dim} of {encoding.head_dim} dimensions"
-    theme.entitle(part, f"Rotary positions (RoPE), {size}, base {encoding.base:g}")
+    theme.entitle(part, f"Rotary positions (RoPE), {size}, base {spell(encoding.base, 10)}")
     theme.heat_map(middle, cos.T, SIGNED, -1.0, 1.0, "Its cosine", "", "pair", "cosine", cax=middle_side)
     _pairs(bottom, key, cos.T, encoding, theme, "position, or distance of query and key (tokens)", "cosine")
 
@@ -51,7 +52,7 @@ def draw_xpos(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme
     distance = np.arange(length)
     product = np.cos(frequency * distance) * np.exp(fading * distance)
     (top, bottom), (side, key) = _rows_with_sides(part, (3.0, 2.6))
-    sizes = f"head_dim {encoding.head_dim}, base {encoding.base:g}, scale base {encoding.scale_base:g}"
+    sizes = f"head_dim {encoding.head_dim}, base {spell(encoding.base, 10)}, scale base {spell(encoding.scale_base)}"
     theme.entitle(part, f"xPos, {sizes}")
     words = "What is left of each pair's product", "", "pair", "share of the pair's product"
     theme.heat_map(top, product, SIGNED, -1.0, 1.0, *words, cax=side)
@@ -126,7 +127,7 @@ def wavelength_text(frequency: float) -> str:
     if not frequency:
         return "endless"
     length = 2 * math.pi / frequency
-    return f"{length:.3g}" if length < 1000 else f"{round(length, 2 - math.floor(math.log10(length))):,.0f}"
+    return spell(length, 3) if length < 1000 else f"{round(length, 2 - math.floor(math.log10(length))):,.0f}"
 
 
 class Wavelengths(NamedTuple):
@@ -162,8 +163,8 @@ def draw_scaled(part: Figure | SubFigure, encoding: Any, length: int, theme: The
     )
     marks = {name: mark for name, mark in (("trained", trained), ("scaled to", longest)) if mark}
     row = Wavelengths("Wavelength of each pair of dimensions", before, after, marks)
-    named = name if factor is None else f"{name}, factor {factor:g}"
-    theme.entitle(part, f"RoPE, head_dim {encoding.head_dim}, base {encoding.base:g}: {named}")
+    named = name if factor is None else f"{name}, factor {spell(factor)}"
+    theme.entitle(part, f"RoPE, head_dim {encoding.head_dim}, base {spell(encoding.base, 10)}: {named}")
     _draw_row(row, part.subplots(1, 2, width_ratios=(3, 2)), ("without the scaling", name), theme)
 
 

@@ -53,6 +53,7 @@ from locant.positions.encodings.alibi import ALiBi
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.scaling import Scaling, Unscaled, scaling_by_name
 from locant.positions.scaling.base import Arithmetic
+from locant.spelling import dtype_name
 from locant.swapping import swap
 from locant.swapping.added_point import own_tables
 from locant.swapping.rotary_point import rotary_points
@@ -254,7 +255,7 @@ def audit(
     length: int | None = None,
     windows: int = 16,
     device: str = "auto",
-    dtype: str = "auto",
+    dtype: str | Any = "auto",
     on_step: Callable[[int, int, str], object] = lambda done, total, said: None,
 ) -> dict[str, Any]:
     """Find the reading of a model's positions under which it predicts a text best; what is found is ready for JSON.
@@ -283,7 +284,7 @@ def audit(
     Raises:
         InputError: a folder that holds no causal language model, or a text that is too short.
     """
-    one_of("dtype", dtype, DTYPES)
+    dtype = one_of("dtype", dtype_name(dtype), DTYPES)
     place = device_of(device)
     if is_lab_folder(folder):
         model = read_language_model(folder, device=place, dtype=dtype)

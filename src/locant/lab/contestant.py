@@ -26,8 +26,9 @@ from locant.lab.tasks import Task
 from locant.positions import PositionEncoding, Positions
 from locant.positions.base import ModelShape
 from locant.positions.generalizing import abacus, coupled, randomized
-from locant.positions.registry import encodings, find, require_encoding
-from locant.positions.scaling import EXTENDING, SCALINGS, DynamicNTK, scaling_by_name
+from locant.positions.registry import find, name_of_class, require_encoding
+from locant.positions.scaling import EXTENDING, DynamicNTK, scaling_by_name, scaling_name
+from locant.spelling import dtype_name
 
 EXTENSIONS = tuple(name for name in EXTENDING if name != DynamicNTK.info.name)
 """The scalings that extend a context by a factor, whatever the length of a sequence."""
@@ -86,17 +87,16 @@ class Contestant:
         encoding, plus, scaling, at, places = re.fullmatch(PARTS, str(name)).groups("")  # type: ignore[union-attr]
         if at:
             places = one_of("positions", places.strip().lower(), PLACES, f"{encoding}{plus}{scaling}@randomized")
-        if encoding in SCALINGS:
-            raise RangeError(f"got {shown(name)}, which is a scaling of rotary", f"rotary+{encoding}")
+        if scaled := scaling_name(encoding):
+            raise RangeError(f"got {shown(name)}, which is a scaling of rotary", f"rotary+{scaled}")
         kind = kind_of(encoding)
-        usual = os.path.normpath(encoding) if ".py:" in encoding else encoding
-        encoding = next((known for known, each in encodings().items() if each is kind), usual)
+        encoding = name_of_class(kind) or (os.path.normpath(encoding) if ".py:" in encoding else encoding)
         if plus and "scaling" not in inspect.signature(kind).parameters:
             cause = f"got {shown(name)}, but {encoding} has no frequencies to scale"
             raise RangeError(cause, f"{encoding}, or rotary+yarn")
         if plus:
             remedy = " or ".join(f"{encoding}+{known}" for known in EXTENSIONS)
-            scaling = one_of("a scaling", scaling.strip().lower(), EXTENSIONS, remedy)
+            scaling = one_of("a scaling", scaling_name(scaling) or scaling.strip().lower(), EXTENSIONS, remedy)
         return cls(encoding, scaling, places)
 
     @property
@@ -174,7 +174,7 @@ def kind_of(encoding: str) -> type[PositionEncoding]:
 
 def unscaled(name: str) -> Contestant:
     """The contestant of a name, to be trained: a `RangeError` for a scaling, which only reads."""
-    contestant = Contestant.of(f"rotary+{name}" if name in SCALINGS else name)
+    contestant = Contestant.of(f"rotary+{name}" if scaling_name(name) else name)
     if contestant.scaling:
         raise RangeError(f"got {name!r}, but a scaling is not trained", repr(contestant.trained.name))
     return contestant
@@ -206,7 +206,10 @@ def torch_settings_kept(what: str, of_process: Mapping[str, Any] | None = None) 
         for name, (get, restore) in every.items():
             if (after := get()) != before[name]:
                 restore(before[name])
-                changed.append(f"torch's {name} from {before[name]} to {after}")
+                old, new = (
+                    dtype_name(each) if isinstance(each, torch.dtype) else each for each in (before[name], after)
+                )
+                changed.append(f"torch's {name} from {old} to {new}")
     if changed:
         got = f"got {what}, which changes {', '.join(changed)}, also for all other encodings"
         raise InputError(got, "leave torch's settings as they are, and give tensors their dtype and device")

@@ -58,6 +58,7 @@ from locant.models.config_values import integer_at
 from locant.models.lab_decoder import TRAIN_LENGTH, encoding_of
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
+from locant.spelling import dtype_name
 from locant.text.corpus import Corpus, read_corpus
 from locant.text.tokenizer import Tokenizer
 
@@ -112,7 +113,7 @@ class EvaluationSettings:
     rows: int = 8
     far: bool = False
     device: str = "auto"
-    dtype: str = "auto"
+    dtype: str | torch.dtype = "auto"
 
     def __post_init__(self) -> None:
         if not self.lengths or not self.ways:
@@ -120,7 +121,7 @@ class EvaluationSettings:
             raise InputError("got no lengths or no encodings", remedy)
         lengths = {whole("lengths", length, 2, remedy=Remedy(lengths=(1024, 4096))) for length in self.lengths}
         object.__setattr__(self, "lengths", tuple(sorted(lengths)))
-        object.__setattr__(self, "ways", tuple(dict.fromkeys(self.ways)))
+        object.__setattr__(self, "ways", tuple(dict.fromkeys(str(Way.of(way)) for way in self.ways)))
         whole("windows", self.windows, 1, remedy=Remedy(windows=16))
         if self.minutes is not None:
             real("minutes", self.minutes, above=0, remedy=Remedy(minutes=10))
@@ -130,7 +131,7 @@ class EvaluationSettings:
         )
         whole("rows", self.rows, 1, remedy=Remedy(rows=8))
         object.__setattr__(self, "device", str(device_of(self.device)))
-        one_of("dtype", self.dtype, DTYPES)
+        object.__setattr__(self, "dtype", one_of("dtype", dtype_name(self.dtype), DTYPES))
 
 
 def usual_settings(folder: str | Path, **given: Any) -> EvaluationSettings:

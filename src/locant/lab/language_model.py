@@ -34,6 +34,7 @@ from locant.models.lab_decoder import is_lab_decoder
 from locant.models.registry import with_defaults
 from locant.models.rope_parameters import stated_trained_length
 from locant.positions.description import Weightless
+from locant.spelling import dtype_name
 from locant.swapping.added_point import own_tables
 from locant.text.corpus import Corpus
 from locant.text.tokenizer import Tokenizer
@@ -110,7 +111,7 @@ def require_likely(config: Mapping[str, Any]) -> None:
 
 
 def load_model(
-    folder: str | Path, config: Any = None, *, device: torch.device | str = "cpu", dtype: str = "auto"
+    folder: str | Path, config: Any = None, *, device: torch.device | str = "cpu", dtype: str | torch.dtype = "auto"
 ) -> Any:
     """A causal language model from a folder of this machine, with its encoding.
 
@@ -122,7 +123,7 @@ def load_model(
     path = Path(folder)
     config = load_config(path) if config is None else config
     _require_its_size(path, config)
-    options: Any = {"local_files_only": True, "use_safetensors": True, "dtype": dtype}
+    options: Any = {"local_files_only": True, "use_safetensors": True, "dtype": dtype_name(dtype)}
     with _one_line(path) as transformers:
         if hasattr(config, SWAPPED):
             return _that_runs(path, load_swapped(path, **options), torch.device(device))

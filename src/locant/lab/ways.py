@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from locant.arguments import one_of, real
-from locant.errors import InputError
+from locant.errors import InputError, LocantError
 from locant.lab.decoder import Decoder
 from locant.models.config_values import attribute
 from locant.positions.base import ModelShape, PositionEncoding
 from locant.positions.encodings.rotary import Rotary
-from locant.positions.registry import encoding, encodings, find
-from locant.positions.scaling import EXTENDING, SCALINGS
+from locant.positions.registry import encoding, encodings, find, name_of
+from locant.positions.scaling import EXTENDING, SCALINGS, scaling_name
+from locant.spelling import literal
 from locant.swapping.rotary_point import rotary_points
 
 PLAIN = ("own", "exact", "nope")
@@ -52,7 +53,7 @@ class Way:
     def of(cls, text: str) -> Way:
         """The way of a name such as ``yarn:4``, ``drope`` or ``alibi``."""
         name, colon, factor = text.strip().lower().partition(":")
-        name = ALIASES.get(name, name)
+        name = _name_of(name)
         if name not in (*STRETCHES, *BY_CLASS):
             one_of("with", name, cls.names())
         if name not in NUMBERED:
@@ -66,6 +67,10 @@ class Way:
         if name == "self-extend" and not times.is_integer():
             raise InputError(f"got {text}, expected a whole number, the size of a group", f"{name}:4")
         return cls(name, float(real("with", times, low=1, remedy=f"{name}:4")))
+
+    def __str__(self) -> str:
+        usual = self.factor in (None, USUAL_FACTOR.get(self.name))
+        return self.name if usual else f"{self.name}:{literal(self.factor or 1)}"
 
     @staticmethod
     def names() -> tuple[str, ...]:
@@ -158,3 +163,18 @@ def _shape_of(model: Any, way: str, longest: int) -> ModelShape:
         head_dim=attribute(config, "head_dim") or 0,
         max_seq_len=longest,
     )
+
+
+def _name_of(text: str) -> str:
+    """Return the one name of what has many: a scaling, an encoding of `locant list`, or what has a name here alone."""
+    if text in (*PLAIN, *ALIASES, *BY_CLASS):
+        return ALIASES.get(text, text)
+    if scaling := scaling_name(text):
+        return scaling
+    try:
+        name = name_of(text)
+    except LocantError:
+        return text
+    if name == "rotary":
+        raise InputError(f"got {text}, and models with rotary positions have their own", "own, exact or yarn:4")
+    return next((each for each in BY_CLASS if each.replace("-", "_") == name), name)

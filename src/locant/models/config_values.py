@@ -43,7 +43,9 @@ def config_dict(config: Config | object) -> dict[str, Any]:
     values: Any = to_dict() if callable(to_dict) else config
     if not isinstance(values, Mapping):
         got = f"got {type(config).__name__}, expected a Hugging Face configuration or a dictionary"
-        raise InputError(got, "the content of config.json")
+        of_file = "json.loads(Path('config.json').read_text())"
+        by_name = f"transformers.AutoConfig.from_pretrained({config!r}), or " if isinstance(config, str) else ""
+        raise InputError(got, f"{by_name}{of_file}")
     if values is not config and (types := getattr(config, "layer_types", None)):  # a property in some classes
         values = {**values, "layer_types": [*types]}
     key = part_key(values)

@@ -18,6 +18,7 @@ from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.pair_table import Pairs
 from locant.positions.scaling import YaRN
+from locant.spelling import spell
 
 
 def _latent_attention(config: Config, encoding: PositionEncoding) -> str | None:
@@ -39,8 +40,8 @@ def _scale_of_scores(config: Config, encoding: PositionEncoding) -> str | None:
     weight = 0.1 * scaling.mscale_all_dim * math.log(scaling.factor) + 1
     factor = scaling.effective_attention_factor
     return (
-        f"the attention factor is {factor:g}, because mscale_all_dim acts on all scores instead: attend "
-        f"with scale={weight**2 / math.sqrt(width):.6g}, which is {weight**2:.4g} / sqrt({width})"
+        f"the attention factor is {spell(factor)}, because mscale_all_dim acts on all scores instead: attend "
+        f"with scale={spell(weight**2 / math.sqrt(width))}, which is {spell(weight**2, 4)} / sqrt({width})"
     )
 
 

@@ -29,6 +29,7 @@ from locant.models.config_values import (
     value_at,
 )
 from locant.positions.scaling import SCALINGS, DynamicNTK, LongRoPE, Proportional, Scaling, Unscaled, YaRN
+from locant.spelling import literal, spell
 
 FIELDS = {TRAINED: "original_max_seq_len", "partial_rotary_factor": "rotated_share"}
 """Keys of configurations that our dataclasses call otherwise."""
@@ -195,7 +196,7 @@ def _settle_yarn(given: dict[str, Any], longest: int | None) -> tuple[str, ...]:
     over, under = weights.get("mscale", 1.0), weights.get("mscale_all_dim", 0.0)
     of_deepseek = _temperature(factor, over) / _temperature(factor, under)
     read = number("attention_factor", given.get("attention_factor", _temperature(factor, 1.0)))
-    stated = " and ".join(f"{key}={value:g}" for key, value in weights.items())
+    stated = " and ".join(f"{key}={literal(value)}" for key, value in weights.items())
     if both and not isclose(read, of_deepseek, rel_tol=1e-6):
         got = f"got attention_factor and {stated}, of which only attention_factor would count"
         raise InputError(got, f"the configuration without {' and '.join(weights)}")
@@ -203,8 +204,10 @@ def _settle_yarn(given: dict[str, Any], longest: int | None) -> tuple[str, ...]:
         del given[key]
     if isclose(read, of_deepseek, rel_tol=1e-6):
         return ()
-    note = f"got {stated}: the attention factor is {read:.6g}, as transformers reads it, and DeepSeek's own code makes"
-    return (f"{note} {of_deepseek:.6g} of it",)
+    note = (
+        f"got {stated}: the attention factor is {spell(read)}, as transformers reads it, and DeepSeek's own code makes"
+    )
+    return (f"{note} {spell(of_deepseek)} of it",)
 
 
 def _temperature(factor: float, weight: float) -> float:
@@ -217,7 +220,8 @@ def _settle_longrope(given: dict[str, Any], longest: int | None) -> None:
         short, long = (number(key, given.pop(key)) for key in WEIGHTS)
         if short != long:
             raise InputError(
-                f"got short_mscale={short:g} and long_mscale={long:g}, expected one value: the attention factor of an "
+                f"got short_mscale={literal(short)} and long_mscale={literal(long)}, expected one value: the "
+                "attention factor of an "
                 "encoding does not change with the length",
                 "two encodings, with one of the values each",
             )
@@ -352,7 +356,7 @@ def _older(config: Config, rope: Config, name: str, kind: LayerKind) -> dict[str
 def _require_base_counts(base: object, name: str, kind: LayerKind) -> None:
     if base is not None and kind.only_base not in (None, base):
         raise InputError(
-            f"got {kind.base_key}={shown(base)}, but transformers rotates {name} layers with {kind.only_base:g}, "
+            f"got {kind.base_key}={shown(base)}, but transformers rotates {name} layers with {spell(kind.only_base)}, "
             "whatever stands outside of their own dictionary",
             "'rope_parameters' with a dictionary per layer type, and rope_theta in each",
         )

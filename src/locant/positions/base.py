@@ -22,6 +22,7 @@ from locant.positions.construction import options_of, require_arguments, require
 from locant.positions.pairs import ScoreMod
 from locant.positions.positions import Positions, Where, from_zero, require_positions
 from locant.positions.score_bias import ScoreBias, Written
+from locant.spelling import dtype_name
 from locant.tensors import require_arithmetic
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ class PositionEncoding(nn.Module):
                 got = f"got {type(self).__name__} called like a function, expected a call of its method {door}"
                 raise LocantError(got, _matrix_of(self, x) or self._call_of(door))
         if isinstance(x, Tensor) and not x.is_floating_point():
-            got = f"got a tensor of {x.dtype}, expected token embeddings, of shape (batch, seq, d_model)"
+            got = f"got a tensor of {dtype_name(x.dtype)}, expected token embeddings, of shape (batch, seq, d_model)"
             raise ShapeError(got, "TokenEmbedding for ids; x=torch.zeros(1, n, d_model) for the vectors of positions")
         require_arithmetic("x", x)
         return self.embed(x, from_zero(x.shape[1], x.device) if positions is None else positions)

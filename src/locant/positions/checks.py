@@ -12,6 +12,7 @@ from torch import Tensor
 
 from locant.arguments import MAX_INT32, entries, shape_error, shown, whole
 from locant.errors import LocantError, RangeError, ShapeError
+from locant.spelling import dtype_name
 from locant.tensors import has_values, readable
 
 AXES = "(batch, seq) or (batch, seq, axes)"
@@ -76,7 +77,7 @@ def integers(name: str, value: object, device: torch.device | str | None = None)
     """`value` as int64; floats and booleans are refused rather than rounded."""
     tensor = _as_tensor(name, value, device)
     if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool):
-        raise ShapeError(f"got {name} of dtype {tensor.dtype}, expected integers", f"{name}.long()")
+        raise ShapeError(f"got {name} of dtype {dtype_name(tensor.dtype)}, expected integers", f"{name}.long()")
     if tensor.dtype == torch.uint64 and readable(tensor) and bool((tensor.long() < 0).any()):
         raise RangeError(f"got {name} of 2**63 or more, expected {MAX_INT32} at most", "counting from 0")
     return tensor.long()

@@ -15,7 +15,7 @@ from locant.errors import RangeError
 
 LENGTHS = (
     "max_seq_len", "max_len", "max_length", "seq_len", "seq_length", "context_length", "block_size",
-    "max_position_embeddings", "max_positions", "n_positions",
+    "max_position_embeddings", "max_positions", "n_positions", "num_positions", "num_embeddings",
 )  # fmt: skip
 MODEL_WIDTHS = ("d_model", "dim", "embed_dim", "embedding_dim", "emb_dim", "hidden_size", "n_embd")
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
@@ -56,7 +56,9 @@ def require_arguments(kind: type, arguments: Sequence[Any], options: Mapping[str
         raise RangeError(f"{got}, {expected}", _named_call(kind, names, arguments, len(in_order)))
     if unknown := [name for name in options if name not in names]:
         got = " and ".join(f"{name}={shown(options[name])}" for name in unknown)
-        remedy = _instead_of(unknown[0], options, kind, names)
+        remedies = [_instead_of(name, options, kind, names) for name in unknown]
+        is_call = any(remedy.startswith(kind.__name__) for remedy in remedies)
+        remedy = remedies[0] if is_call else ", ".join(remedies)
         raise RangeError(f"got {got} for {kind.__name__}, which takes {', '.join(names) or 'no options'}", remedy)
 
 

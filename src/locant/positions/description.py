@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from locant.positions.base import PositionEncoding
 from locant.positions.registry import encoding as encoding_of
-from locant.positions.registry import encodings
+from locant.positions.registry import name_of_class
 from locant.positions.scaling import KINDS, Scaling, Unscaled
 
 OURS = "locant."
@@ -22,7 +22,7 @@ HEADS = "head_slice"
 def described(encoding: PositionEncoding) -> dict[str, Any] | None:
     """Its name and options; ``None`` where these are not enough to build it again."""
     kind = type(encoding)
-    name = next((name for name, each in encodings().items() if each is kind), None)
+    name = name_of_class(kind)
     if name is None:
         return None
     options = {}

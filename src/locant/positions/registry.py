@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -63,23 +63,46 @@ def find(name: str) -> Kind:
     except RangeError:
         if not isinstance(name, str):
             raise
-        stem = _stem(name)
+        known = {_squeezed(alias): each for each, _ in ENCODINGS.items() for alias in (each, *ENCODINGS.aliases(each))}
+        known |= IN_TITLES
+        whole, stem = _squeezed(name), _stem(name)
+        if whole and whole in known:
+            return ENCODINGS.find(known[whole])
         if name.strip() and stem in AMBIGUOUS:
             meant = " or ".join(f"locant.encoding({one!r}, ...)" for one in AMBIGUOUS[stem])
             raise RangeError(f"got encoding {name!r}, which is a name of several", meant) from None
-        kind = _scaling(stem)
-        if kind is not None:
+        if (made := next((each for words, each in OF_GRIDS.items() if words in whole), None)) is not None:
+            raise RangeError(f"got encoding {name!r}, which is rotary with several position axes", made) from None
+        if "bias" not in whole and (kind := _scaling(stem)) is not None:
             raise _is_scaling(name, kind) from None
-        known = {_stem(alias): each for each, _ in ENCODINGS.items() for alias in (each, *ENCODINGS.aliases(each))}
-        known |= IN_TITLES
-        if stem and stem in known:
-            return ENCODINGS.find(known[stem])
-        of_model = _encoding_of_model(stem)
+        by_stem = {_stem(alias): each for alias, each in known.items()} | IN_TITLES
+        if stem and stem in by_stem:
+            return ENCODINGS.find(by_stem[stem])
+        inside, scaling = _names_inside(stem, known)
+        of_model = _encoding_of_model(stem, {*inside, *filter(None, [scaling])})
+        if scaling is not None and inside <= {"rotary"}:
+            raise _is_scaling(name, SCALINGS[scaling]) from None
         if of_model is None:
+            if len(inside) == 1 and not any(word in whole for word in OTHERWISE):
+                return ENCODINGS.find(inside.pop())
             raise
     sizes = ", ".join(f"{size}=..." for size in find(of_model).sizes())
     got = f"got encoding {name!r}, which is a model whose positions are {of_model}"
     raise RangeError(got, f"locant.encoding({of_model!r}, {sizes}), or locant.encoding_from_config of its config.json")
+
+
+def name_of(encoding: str) -> str:
+    """Return the one name of an encoding, from any of its names.
+
+    >>> name_of("RoPE"), name_of("ALiBi positional bias")
+    ('rotary', 'alibi')
+    """
+    return name_of_class(find(encoding)) or encoding
+
+
+def name_of_class(kind: Kind) -> str | None:
+    """Return the name under which a class is registered; ``None`` if it is not."""
+    return next((known for known, each in encodings().items() if each is kind), None)
 
 
 AMBIGUOUS = {"": ("sinusoidal", "learned"), "relative": ("t5", "shaw", "transformer_xl")}
@@ -90,6 +113,21 @@ IN_TITLES = {
     "roformer": "rotary", "extrapolatable": "xpos", "kernelized": "kerple", "selfattentionwith": "shaw",
 }  # fmt: skip
 """What remains of titles that have no name in them."""
+
+OF_GRIDS = {
+    "mrope": "locant.encoding('rotary', head_dim=128, sections=(16, 24, 24))",
+    "2drope": "locant.encoding('rotary', head_dim=64, sections=(16, 16), axial=True)",
+    "2drotary": "locant.encoding('rotary', head_dim=64, sections=(16, 16), axial=True)",
+    "axialrope": "locant.encoding('rotary', head_dim=64, sections=(16, 16), axial=True)",
+    "axialrotary": "locant.encoding('rotary', head_dim=64, sections=(16, 16), axial=True)",
+}
+"""Titles of rotary encodings for images and videos, which have no name of their own."""
+
+OTHERWISE = ("2d", "3d", "axial", "vision", "grid", "multimodal", "fourier", "mixed")
+"""Words in titles of encodings that are not what the name beside them means."""
+
+SHORTEST = 4
+"""Letters of a name that is looked for inside of titles; shorter ones are in other words, too."""
 
 GENERIC = re.compile(
     "(embeddings?|encodings?|representations?|positional|positions?|pos|relative|bias(es)?|slopes?|scaling|attention|for|pe)$"
@@ -103,11 +141,44 @@ def _stem(name: str) -> str:
     >>> _stem("ALiBiPositionalBias"), _stem("T5 relative position bias"), _stem("relative position"), _stem("position")
     ('alibi', 't5', 'relative', '')
     """
-    word = re.sub(r"[(].*?[)]|[^a-z0-9+]", "", name.lower())
+    word = _squeezed(name)
     stem, shorter = word, GENERIC.sub("", word)
     while shorter != stem:
         stem, shorter = shorter, GENERIC.sub("", shorter)
     return stem or ("relative" if "relative" in word else "")
+
+
+def _squeezed(name: str) -> str:
+    """The letters, digits and ``+`` of a name, without the suffix of a file of Python and what is in parentheses."""
+    return re.sub(r"[(].*?[)]|[^a-z0-9+]", "", name.lower().removesuffix(".py"))
+
+
+def _names_inside(stem: str, known: Mapping[str, str]) -> tuple[set[str], str | None]:
+    """Return the encodings and the scaling whose names are in a title, the longest first.
+
+    >>> _names_inside("llamalinearscalingrotary", {"rotary": "rotary"})
+    ({'rotary'}, 'linear')
+    """
+    scalings = {_squeezed(alias): each for each, kind in SCALINGS.items() for alias in (each, *kind.info.aliases)}
+    scalings |= {f"{each}scal": each for each in SCALINGS} | {"dynamicntk": "dynamic", "ntk": "ntk"}
+    found = set[str]()
+    scaling = None
+    for words in sorted({*known, *scalings}, key=len, reverse=True):
+        is_name = len(words) >= SHORTEST and words not in (
+            "linear",
+            "dynamic",
+            "relative",
+            "contextual",
+            "polar",
+            "conv",
+        )
+        if words in stem and (is_name or words == "ntk"):
+            stem = stem.replace(words, " ")
+            if words in known:
+                found.add(known[words])
+            else:
+                scaling = scaling or scalings[words]
+    return found, scaling
 
 
 def class_named(name: str) -> Kind | type[Scaling] | None:
@@ -120,6 +191,17 @@ def class_named(name: str) -> Kind | type[Scaling] | None:
         return _scaling(_stem(name)) or find(name)
     except LocantError:
         return None
+
+
+def meanings(name: str) -> list[Kind]:
+    """Return the classes that a title of positions may mean, where several have it.
+
+    >>> [kind.__name__ for kind in meanings("PositionalEncoding")], meanings("Embedding")
+    (['Sinusoidal', 'Learned'], [])
+    """
+    if not re.search("pos|relative|encoding", name.lower()):
+        return []
+    return [find(each) for each in AMBIGUOUS.get(_stem(name), ())]
 
 
 def _scaling(stem: str) -> type[Scaling] | None:
@@ -140,17 +222,28 @@ def _is_scaling(name: str, kind: type[Scaling]) -> RangeError:
     )
 
 
-def _encoding_of_model(stem: str) -> str | None:
-    """Return the name of the encoding that models of this name have, or ``None`` if no published model is called so."""
+def _encoding_of_model(stem: str, inside: Collection[str]) -> str | None:
+    """Return the name of the encoding that models of this name have, or ``None`` if no published model is called so.
+
+    Args:
+        inside: names of encodings and scalings in the title, which a model's name may stand before.
+    """
     from locant.models.encodings import encoding_from_config, layer_types
     from locant.models.registry import presets
 
-    family = _family(stem)
-    for name, config in presets().items():
-        if len(family) > 2 and family in (_family(_stem(name)), _family(_stem(config["model_type"]))):
-            kinds = layer_types(config)
-            return type(encoding_from_config(config, layer_type=kinds[0] if kinds else None)).info.name
-    return None
+    families = {
+        family: config
+        for name, config in presets().items()
+        for family in (_family(_stem(config["model_type"])), _family(_stem(name)))
+        if len(family) > 2
+    }
+    own = _family(stem)
+    begun = sorted((each for each in families if inside and stem.startswith(each)), key=len)
+    family = own if own in families else begun[-1] if begun else None
+    if family is None:
+        return None
+    kinds = layer_types(families[family])
+    return type(encoding_from_config(families[family], layer_type=kinds[0] if kinds else None)).info.name
 
 
 def _family(stem: str) -> str:
@@ -158,13 +251,18 @@ def _family(stem: str) -> str:
     return re.split(r"v?[0-9]", stem, maxsplit=1)[0]
 
 
-def encoding(name: str, **options: Any) -> PositionEncoding:
-    """The encoding of this name, built with these options.
+def encoding(name: str, *unnamed: Any, **options: Any) -> PositionEncoding:
+    """Return the encoding of this name, built with these options, all by their names.
 
     >>> encoding("alibi", num_heads=8)
     ALiBi(num_heads=8)
     """
-    return build(find(name), options)
+    kind = find(name)
+    if unnamed:
+        sizes = ", ".join(f"{size}=..." for size in kind.sizes())
+        got = f"got {', '.join(map(shown, unnamed))} without a name for {name!r}, expected options by name"
+        raise RangeError(got, f"locant.encoding({name_of(name)!r}, {sizes})")
+    return build(kind, options)
 
 
 def register_encoding(name: str, cls: Kind, aliases: Iterable[str] = ()) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from locant.arguments import MAX_INT32, Real, real, whole
 from locant.positions.base import Keys, PositionEncoding, Queries, require_heads, standing
 from locant.positions.positions import Positions, Where
+from locant.spelling import literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,4 +80,4 @@ class Tempered(PositionEncoding):
         return self.temperature.grown(q, positions, inplace=inplace), k
 
     def extra_repr(self) -> str:
-        return f"step={self.temperature.step}, weight={self.temperature.weight:g}"
+        return f"step={self.temperature.step}, weight={literal(self.temperature.weight)}"

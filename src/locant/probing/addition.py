@@ -34,6 +34,7 @@ from locant.probing.subject import (
     name_of,
     refuse_unsteady,
 )
+from locant.spelling import spell
 
 SAME = 1e-4
 """How far vectors may be apart to be taken for the same, over the largest number."""
@@ -88,7 +89,7 @@ class AdditionReport(Report):
         if not math.isclose(self.factor, 1, rel_tol=SAME):
             root = math.isclose(self.factor, math.sqrt(self.width), rel_tol=SAME)
             told = f", the square root of the width {self.width}" if root else ""
-            yield f"Tokens are multiplied by {self.factor:.6g} first{told}."
+            yield f"Tokens are multiplied by {spell(self.factor)} first{told}."
         axes = f"ax{'is' if len(self.along) == 1 else 'es'} {' and '.join(map(str, self.along))}"
         counts = "It takes positions of tokens along" if self.given else "It counts tokens from 0 along"
         yield f"{counts} {axes}: tokens are {self.tokens}."
@@ -101,7 +102,7 @@ class AdditionReport(Report):
             )
         if isinstance(self.encoding, Sinusoidal):
             order = "take turns" if self.encoding.layout == "interleaved" else "are in two halves"
-            table = f"sines and cosines {order} (layout {self.encoding.layout}), base {self.encoding.base:.6g}"
+            table = f"sines and cosines {order} (layout {self.encoding.layout}), base {spell(self.encoding.base)}"
             yield f"The vectors are the sinusoidal table: {table}."
         elif self.last is not None:
             yield "The vectors are not sines and cosines of one base: they are another table, such as a learned one."
@@ -112,7 +113,9 @@ class AdditionReport(Report):
             remedy = "Transpose them first, or count along axis 1"
             yield Finding(f"If tokens are [batch, seq, dim], it counts along the batch: {same}. {remedy}.")
         if self.agrees is not None and self.agrees > WRONG:
-            told = f"up to position {NEAR[-1]}, but up to position {self.far:,} they are up to {self.agrees:.2g} off"
+            told = (
+                f"up to position {NEAR[-1]}, but up to position {self.far:,} they are up to {spell(self.agrees, 2)} off"
+            )
             yield Finding(f"The vectors are those of the sinusoidal table {told}.")
 
 
@@ -324,7 +327,8 @@ def _sinusoidal(rows: Tensor) -> Sinusoidal | None:
                 continue
             if ladder.pairs.inv_freq is not None or begin < 0 or begin != int(begin):
                 continue
-            scale = 1.0 if math.isclose(scale, 1, rel_tol=SAME) else scale
+            plain = float(f"{scale:.6g}")
+            scale = plain if math.isclose(scale, plain, rel_tol=SAME) else scale
             options: dict[str, Any] = {"layout": layout, "first": first, "offset": int(begin), "scale": scale}
             encoding = Sinusoidal(width, base=ladder.base, **options)
             count = min(len(rows), NEAR[-1] + 1)
@@ -345,4 +349,4 @@ def _differences(rows: Tensor | None, expected: PositionEncoding) -> Iterator[st
     apart = (_vectors(expected, len(rows)) - rows).abs().amax(1)
     odd = (apart > SAME * max(1.0, float(rows.abs().max()))).nonzero()[:, 0]
     if len(odd):
-        yield f"its vectors differ from position {int(odd[0])} on, by up to {float(apart.max()):.2g}"
+        yield f"its vectors differ from position {int(odd[0])} on, by up to {spell(float(apart.max()), 2)}"

@@ -19,6 +19,7 @@ from locant.positions.encodings.t5 import T5Bias
 from locant.probing.costs import Finding
 from locant.probing.report import Report, some
 from locant.probing.subject import FAILED, Tried, UnusableError, called_of, name_of, refuse_unsteady
+from locant.spelling import dtype_name
 
 BIASED = 300
 """Tokens whose bias is looked at: past the distance of most buckets, and where bfloat16 counts in steps."""
@@ -244,7 +245,7 @@ def _slopes(earlier: Tensor) -> tuple[Tensor | None, str | None]:
     line = -slopes[:, None] * torch.arange(earlier.shape[1])
     for dtype in (torch.bfloat16, torch.float16):
         if torch.equal(earlier, line.to(dtype).double()) and not torch.equal(earlier, line):
-            return slopes, str(dtype).removeprefix("torch.")
+            return slopes, dtype_name(dtype)
     straight = torch.allclose(earlier - earlier[:, :1], line, rtol=1e-4, atol=SAME)
     return slopes if bool(slopes.abs().max() > 0) and straight else None, None
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from locant.arguments import shown
 from locant.errors import InputError, RangeError
 from locant.probing.subject import HEADS, Subject, Way
+from locant.spelling import dtype_name, spell
 
 SIDES = ("queries", "keys")
 SIZES = (1.0, 1.0, 30.0, 1e-2, 1e-3, 1e-4)
@@ -46,7 +47,7 @@ Dtypes = dict[str, tuple[torch.dtype | None, torch.dtype | None]]
 ROUNDED: Dtypes = {
     "": (None, None),
     **{
-        f"rounded to {str(dtype).removeprefix('torch.')} {when}": pair
+        f"rounded to {dtype_name(dtype)} {when}": pair
         for dtype in (torch.bfloat16, torch.float16)
         for when, pair in (
             ("before the weights are multiplied", (dtype, None)),
@@ -120,7 +121,7 @@ class NormReport:
             order = "after" if self.should_follow else "before"
             told = f"It norms each head of {' and '.join(right)} {order} it rotates, as expected: RMSNorm with eps"
             same = " With equal weights the other order would be the same." if None in self.after else ""
-            yield f"{told} {self.eps:g}.{same}"
+            yield f"{told} {spell(self.eps)}.{same}"
 
     def warnings(self) -> Iterator[str]:
         """What is wrong, in sentences; what is wrong with both sides is said once."""
@@ -282,24 +283,26 @@ def _comes_after(subject: Subject, norm: Norm, side: int) -> bool | None:
 
 def _told(norm: Norm) -> str:
     words = [norm.weights, KINDS[norm.kind], norm.rounding]
-    eps = f"eps {norm.eps:g}" + (" outside of the root" if norm.outside else "")
+    eps = f"eps {spell(norm.eps)}" + (" outside of the root" if norm.outside else "")
     return ", ".join([eps, *(each for each in words if each)])
 
 
 def _wrong(norm: Norm | None, right: Norm, off: float) -> Iterator[str]:
     if norm is None:
         if not math.isfinite(off) or off > EXPLAINED:
-            yield f"at position 0 it is up to {off:.2g} of the largest number off, and no known mistake explains that"
+            told = f"at position 0 it is up to {spell(off, 2)} of the largest number off"
+            yield f"{told}, and no known mistake explains that"
     else:
         if norm.kind == "none" and not norm.weight.ndim:
             yield "there is none"
         else:
             yield from (each for each in (norm.weights, KINDS[norm.kind]) if each)
         if norm.outside and norm.kind in ("rms", "all heads"):
-            other = "" if norm.eps == right.eps else f", and it is {norm.eps:g}, not {right.eps:g}"
-            yield f"eps is added to the root of the mean square, not to the mean square{other}, up to {off:.2g} off"
+            other = "" if norm.eps == right.eps else f", and it is {spell(norm.eps)}, not {spell(right.eps)}"
+            told = f"eps is added to the root of the mean square, not to the mean square{other}"
+            yield f"{told}, up to {spell(off, 2)} off"
         elif norm.eps != right.eps and norm.kind in ("rms", "all heads"):
-            told = f"eps is {norm.eps:g}, not {right.eps:g}" if norm.eps else "there is no eps"
-            yield f"{told}, so that heads of small numbers are up to {off:.2g} off"
+            told = f"eps is {spell(norm.eps)}, not {spell(right.eps)}" if norm.eps else "there is no eps"
+            yield f"{told}, so that heads of small numbers are up to {spell(off, 2)} off"
         if norm.rounding:
-            yield f"heads are {norm.rounding}, {off:.2g} off"
+            yield f"heads are {norm.rounding}, {spell(off, 2)} off"

@@ -41,6 +41,7 @@ from locant.probing.precision import FLOAT32, UNHARMED, Arrangement, arrangement
 from locant.probing.report import SIDES, Report, RotationReport, first_difference
 from locant.probing.rotation import EVEN, NEAR, Rotation, encoding_of, odd_pairs, rotations
 from locant.probing.subject import FAILED, HEADS, Subject, Tried, name_of, refuse, subject_of
+from locant.spelling import spell
 
 SAME = 1e-3
 """How far tokens of length 1 in each dimension may be apart; float32 angles up to 61 radians move them by 1e-5."""
@@ -309,13 +310,13 @@ def _parted(ours: Rotation, other: Rotation) -> Iterator[Difference]:
             axes = [" and ".join(map(str, each.axes)) or "none" for each in (a, b)]
             told = f"follow another axis, the first of them {a.dims} axis {axes[0]} and not axis {axes[1]}"
         else:
-            speeds = f"{sum(a.frequencies):.6g} for {sum(b.frequencies):.6g}"
+            speeds = f"{spell(sum(a.frequencies))} for {spell(sum(b.frequencies))}"
             told = f"have another frequency, the first of them {a.dims} with {speeds} radians per position"
         yield f"{len(odd)} of {len(ours.blocks)} pairs {told}", _cost_of(ours, other)
     if not math.isclose(ours.factor, other.factor, rel_tol=1e-5):
-        yield f"tokens are multiplied by {ours.factor:.6g}, not by {other.factor:.6g}", "attention factor"
+        yield f"tokens are multiplied by {spell(ours.factor)}, not by {spell(other.factor)}", "attention factor"
     if ours.begin != other.begin:
-        told = "no position is" if ours.begin is None else f"position {ours.begin:.6g}"
+        told = "no position is" if ours.begin is None else f"position {spell(ours.begin)}"
         yield f"position 0 is rotated as {told}", None
 
 
@@ -355,7 +356,7 @@ def measured_rotary(config: object, layer_type: str | None) -> Rotary:
         raise InputError(f"{got}, which a measurement cannot name", remedy)
     warnings.warn(
         f"{name} has no row in locant.models: its encoding was measured on {report.subject} of transformers, "
-        f"{encoding!r}, which agrees to {report.agrees:.0e}",
+        f"{encoding!r}, which agrees to {spell(report.agrees, 1)}",
         stacklevel=3,
     )
     return encoding

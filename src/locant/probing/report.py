@@ -14,6 +14,7 @@ from locant.probing.costs import OF_ROUNDINGS, Finding
 from locant.probing.norm import NormReport
 from locant.probing.precision import CAST_UP_TO, EXACT, RESTARTS, UNHARMED, Arrangement
 from locant.probing.rotation import EVEN, NEAR, ROUNDED, Rotation, odd_pairs
+from locant.spelling import spell
 
 SIDES = ("queries", "keys")
 
@@ -92,7 +93,7 @@ class Report:
     def __str__(self) -> str:
         lines = [f"{self.subject}, called as {self.called}.", *self._facts()]
         if self.encoding is not None:
-            lines.append(f"The same as {self.encoding!r}, to {self.agrees:.1e} {self.compared}.")
+            lines.append(f"The same as {self.encoding!r}, to {spell(self.agrees or 0, 2)} {self.compared}.")
         found = (f"{'Warning' if finding.matters else 'Note'}: {finding}" for finding in self._findings())
         return "\n".join([*lines, *found])
 
@@ -192,9 +193,9 @@ class RotationReport(Report):
             yield "Pairs per axis: " + ", ".join(f"{count} follow axis {axis}" for axis, count in enumerate(runs)) + "."
         if side.bent <= EVEN:
             speeds = [abs(each) for block in blocks for each in block.frequencies if each]
-            yield f"Frequencies from {max(speeds):.6g} down to {min(speeds):.6g} radians per position."
+            yield f"Frequencies from {spell(max(speeds))} down to {spell(min(speeds))} radians per position."
         if max(abs(q.factor - 1), abs(k.factor - 1)) > FACTOR:
-            yield f"Queries are multiplied by {q.factor:.6g}, keys by {k.factor:.6g}."
+            yield f"Queries are multiplied by {spell(q.factor)}, keys by {spell(k.factor)}."
         if q.order is not None and q.order == k.order:
             yield "Dimensions come back in another order, which scores do not see."
         if q.num_heads is not None:
@@ -207,7 +208,7 @@ class RotationReport(Report):
         of = "" if self.worse is None else f" of {self.worse}"
         if self.errors:
             places = [place for place in self.errors if place > 1] or [*self.errors]
-            told = ", ".join(f"{self.errors[place]:.1e} at {place:,}" for place in places)
+            told = ", ".join(f"{spell(self.errors[place], 2)} at {place:,}" for place in places)
             why = self.rounding or "nothing that is known"
             yield f"Angles{of} are off by {told} (radians); what explains it: {why}."
         elif self.rounding is not None:
@@ -233,7 +234,7 @@ class RotationReport(Report):
             yield from (Finding(of + warning) for warning in self._no_rotation(side))
         for shift, moved in self.shifts.items():
             if moved > DEPENDS and shift <= 1000:
-                change = f"q . k changes by {moved:.1e} of |q| |k| when both move on by {shift} positions"
+                change = f"q . k changes by {spell(moved, 2)} of |q| |k| when both move on by {shift:,} positions"
                 yield Finding(f"Scores depend on more than distances: {change}.")
                 break
         if q is not k:
@@ -242,19 +243,19 @@ class RotationReport(Report):
             yield Finding("Heads are rotated differently; what is said here holds for the first one.")
         begin = q.begin if q.bent <= EVEN else 0
         if begin != 0 and (q is k or begin == k.begin):
-            told = "by angles of no position" if begin is None else f"as far as position {begin:.6g} should be"
+            told = "by angles of no position" if begin is None else f"as far as position {spell(begin)} should be"
             seen = "for queries and keys alike, which attention does not see unless other code rotates one of them"
             told = f"Position 0 is rotated already, {told}: counting begins elsewhere, {seen}."
             yield Finding(told, harms=False)
         sound = self.is_rotation and max(q.bent, k.bent) <= EVEN
         sound = sound and (self.reciprocal or max(q.change, k.change) <= FACTOR)
         if sound and self.axes == 1 and (times := self._times_counted()) > 1 + FACTOR:
-            told = f"Frequencies begin at {times:.6g} radians per position, not at 1: positions are"
+            told = f"Frequencies begin at {spell(times)} radians per position, not at 1: positions are"
             if math.isclose(times, round(times), rel_tol=FACTOR):
                 often = "twice" if round(times) == 2 else f"{times:.0f} times"
                 yield Finding(f"{told} counted {often}, as if tokens were rotated {often}.")
             else:
-                yield Finding(f"{told} multiplied by {times:.6g}.")
+                yield Finding(f"{told} multiplied by {spell(times)}.")
         if self.reversed and sound:
             told = "a positive position rotates the second dimension of a pair towards the first"
             told = f"The direction is reversed: {told}. Weights trained with the usual direction are wrong with it."
@@ -291,14 +292,14 @@ class RotationReport(Report):
         cost = "restarts" if why.startswith(RESTARTS.split("{")[0]) else OF_ROUNDINGS.get(why)
         if self.uneven is not None:
             place, error = self.uneven
-            off = f"off by {error:.2g} radians at position {place:,}"
+            off = f"off by {spell(error, 2)} radians at position {place:,}"
             explained = f", as with {why}" if why else ""
             told = f"Angles{of} do not go on evenly{explained}: frequencies that explain smaller positions are {off}."
             yield Finding(told, cost)
         if self.errors and self.rounding not in UNHARMED:
             place, error = next(((p, e) for p, e in self.errors.items() if e > NEGLIGIBLE), [*self.errors.items()][-1])
             explained = f"as with {why}" if why else "which rounding of float32 products does not explain"
-            told = f"Angles{of} are wrong, {explained}: off by {error:.2g} radians at position {place:,}."
+            told = f"Angles{of} are wrong, {explained}: off by {spell(error, 2)} radians at position {place:,}."
             yield Finding(told, cost)
         harmed = {dtype: each for dtype, each in self.casts.items() if each[0] > NEGLIGIBLE}
         if self.rounding not in (*UNHARMED, None):
@@ -306,7 +307,7 @@ class RotationReport(Report):
         costs = {dtype: OF_ROUNDINGS.get(why or "") for dtype, (_, why) in harmed.items()}
         for cost in dict.fromkeys(costs.values()):
             casts = {dtype: each for dtype, each in harmed.items() if costs[dtype] == cost}
-            off = " and ".join(f"{error:.2g}" for error, _ in casts.values())
+            off = " and ".join(spell(error, 2) for error, _ in casts.values())
             why = " and ".join(why or "no rounding that is known" for _, why in casts.values())
             off = f"{'at least' if self.sampled else 'up to'} {off} radians, as with {why}"
             told = f"Casting its module to {' or '.join(casts)} casts its table: angles up to position"
@@ -336,15 +337,16 @@ class RotationReport(Report):
             told = f"{told} radians per position"
             yield f"It is no rotation: {told}."
         if side.change > FACTOR and not self.reciprocal:
-            change = f"{side.change:.1%}" if side.change > 1e-3 else f"{side.change:.1g} of itself"
+            change = f"{side.change:.1%}" if side.change > 1e-3 else f"{spell(side.change, 1)} of itself"
             yield f"Lengths are not kept: up to position {NEAR[-1]} that of a pair changes by up to {change}."
         if side.bent > EVEN:
-            yield f"Angles do not grow evenly with the position: up to {side.bent:.2g} radians off a straight line."
+            bent = f"up to {spell(side.bent, 2)} radians off a straight line"
+            yield f"Angles do not grow evenly with the position: {bent}."
 
 
 def some(values: Iterable[Any]) -> str:
     """The first three, and the last one."""
-    told = [f"{each:.4g}" if isinstance(each, float) else str(each) for each in values]
+    told = [spell(each, 4) if isinstance(each, float) else str(each) for each in values]
     return ", ".join(told if len(told) <= 4 else [*told[:3], "...", told[-1]])
 
 
@@ -364,7 +366,7 @@ def first_difference(one: Dims, other: Dims, name: str, other_name: str) -> str:
 
 def _per_axis(frequencies: tuple[float, ...]) -> str:
     axes = [f" of axis {axis}" if len(frequencies) > 1 else "" for axis in range(len(frequencies))]
-    return " and ".join(f"{each:.4g}{axis}" for axis, each in zip(axes, frequencies, strict=True) if each) or "0"
+    return " and ".join(f"{spell(each, 4)}{axis}" for axis, each in zip(axes, frequencies, strict=True) if each) or "0"
 
 
 def _parted(q: Rotation, k: Rotation, reciprocal: bool) -> Iterator[str]:
@@ -378,8 +380,8 @@ def _parted(q: Rotation, k: Rotation, reciprocal: bool) -> Iterator[str]:
     if q.num_heads != k.num_heads:
         yield "rotated in the same heads"
     if not reciprocal and not math.isclose(q.factor, k.factor, rel_tol=FACTOR):
-        scaled = f"queries are multiplied by {q.factor:.6g} and keys by {k.factor:.6g}"
-        yield f"scaled alike: {scaled}, so scores by {q.factor * k.factor:.6g}"
+        scaled = f"queries are multiplied by {spell(q.factor)} and keys by {spell(k.factor)}"
+        yield f"scaled alike: {scaled}, so scores by {spell(q.factor * k.factor)}"
     if max(q.bent, k.bent) > EVEN:
         return
     of_q, of_k = ([block.dims for block in side.blocks] for side in (q, k))
@@ -401,8 +403,8 @@ def _parted(q: Rotation, k: Rotation, reciprocal: bool) -> Iterator[str]:
             yield "rotated alike at position 0: by angles that differ as those of no two positions do"
     elif q.begin != k.begin:
         yield (
-            f"counted alike: position 0 is rotated as position {q.begin:.6g} in queries and {k.begin:.6g} in keys, so "
-            f"every distance is off by {q.begin - k.begin:+.6g}"
+            f"counted alike: position 0 is rotated as position {spell(q.begin)} in queries and {spell(k.begin)} in "
+            f"keys, so every distance is off by {q.begin - k.begin:+.6g}"
         )
 
 

@@ -25,6 +25,7 @@ from locant.arguments import MAX_INT32, shown
 from locant.errors import InputError
 from locant.positions.base import PositionEncoding
 from locant.positions.positions import Positions
+from locant.spelling import spell
 
 ROTATES = "locant.probe(lambda x, positions: ..., head_dim=64), x of shape [batch, heads, seq, 64]"
 
@@ -775,7 +776,7 @@ def refuse_unsteady(target: Any, one: Tensor, again: Tensor) -> None:
     """Of two equal calls the same is expected, up to the last digits."""
     apart = float((one - again).nan_to_num().abs().max())
     if apart > 1e-4:
-        got = f"two equal calls give numbers up to {apart:.2g} apart"
+        got = f"two equal calls give numbers up to {spell(apart, 2)} apart"
         owner = getattr(target, "__self__", target)
         inside = owner.modules() if isinstance(owner, nn.Module) else ()
         drops = any(isinstance(each, DROPOUTS) and each.training and each.p > 0 for each in inside)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ def recorded(names: Sequence[str] = (), places: Sequence[Path] = PLACES) -> dict
     files = sorted(file for place in places if place.is_dir() for file in place.glob("*.json") if file.stem != ENGINES)
     if not files:
         raise InputError("found no recorded measurements", "make bench, in a checkout")
-    devices = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+    devices = {file.stem: json.loads(_recorded_in(file)) for file in files}
     known = sorted({name for parts in devices.values() for name in parts})
     if unknown := sorted({*names} - {*known}):
         raise InputError(f"got {unknown[0]!r}, recorded are {', '.join(known)}", f"locant bench {known[0]}")
@@ -49,18 +50,33 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     >>> print(table([{"question": "a copy", "contender": "copy_", "ratio": 1.0, "milliseconds": 3.5}]))
     <BLANKLINE>
     a copy
-           1.00 x        3.500 ms                copy_
+           1.00×         3.500 ms                copy_
     """
     lines, question = [], None
     for row in rows:
         if row["question"] != question:
             question = row["question"]
-            lines.append(f"\n{question}")
+            lines.append(f"\n{_plain(question)}")
         time = _amount(row["milliseconds"], 11, 3, "ms")
         memory = _amount(row.get("megabytes"), 10, 1, "MB")
-        lines.append(f"  {row['ratio']:9.2f} x  {time}  {memory} {row['contender']}")
+        lines.append(f"  {row['ratio']:9,.2f}×   {time}  {memory} {_plain(row['contender'])}")
     return "\n".join(lines)
 
 
+def _recorded_in(file: Path) -> str:
+    """What a file holds, with dtypes as they are written everywhere."""
+    return re.sub(r"torch\.(?=b?float|u?int)", "", file.read_text(encoding="utf-8"))
+
+
+def _plain(text: str) -> str:
+    """A question or a contender, as it was recorded, with numbers as everywhere.
+
+    >>> _plain("a store of 10 000 shards, 20000000 tokens")
+    'a store of 10,000 shards, 20,000,000 tokens'
+    """
+    text = re.sub(r"(?<=\d) (?=\d{3}\b)", "", text)
+    return re.sub(r"(?<![\w.,^])\d{4,}\b", lambda digits: f"{int(digits[0]):,}", text)
+
+
 def _amount(value: float | None, width: int, digits: int, unit: str) -> str:
-    return " " * (width + 1 + len(unit)) if value is None else f"{value:{width}.{digits}f} {unit}"
+    return " " * (width + 1 + len(unit)) if value is None else f"{value:{width},.{digits}f} {unit}"

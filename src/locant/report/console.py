@@ -84,6 +84,15 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def shape(sizes: Iterable[int]) -> str:
+    """The shape of a tensor, as torch prints it.
+
+    >>> shape((8, 4, 256))
+    '[8, 4, 256]'
+    """
+    return f"[{', '.join(map(str, sizes))}]"
+
+
 def size(num_bytes: int) -> str:
     """Bytes with one digit after the point, in the largest unit that leaves one before it.
 

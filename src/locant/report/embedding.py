@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from locant.embedding.flow import Flow
 from locant.embedding.words import Term, Words
-from locant.report.console import NamedRows, counted, fits, named_rows, show, size, table
+from locant.report.console import NamedRows, counted, fits, named_rows, shape, show, size, table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,11 +20,11 @@ def print_flow(flow: Flow) -> None:
 
 
 def shapes(flow: Flow) -> str:
-    """The stages in one line, as in ``[8,4] → [8,4,256] + [4,256] → [8,4,256]``."""
-    stages = f"{_shape(flow.ids)} → {_shape(flow.token_vectors)}"
+    """The stages in one line, as in ``[8, 4] → [8, 4, 256] + [4, 256] → [8, 4, 256]``."""
+    stages = f"{shape(flow.ids)} → {shape(flow.token_vectors)}"
     if flow.position_vectors is None:
         return stages
-    return f"{stages} + {_shape(flow.position_vectors)} → {_shape(flow.embeddings)}"
+    return f"{stages} + {shape(flow.position_vectors)} → {shape(flow.embeddings)}"
 
 
 def _text(flow: Flow) -> NamedRows:
@@ -40,11 +40,11 @@ def _text(flow: Flow) -> NamedRows:
     yield "shapes", (shapes(flow), stages)
     apart = f"{flow.encoding} leaves embeddings as they are: in every layer it"
     if flow.cos_sin is not None:
-        shape = f"{_shape(flow.cos_sin)} (positions, pairs)"
-        yield "positions", f"{apart} rotates queries and keys, by cos and sin of {shape}."
+        of_shape = f"{shape(flow.cos_sin)} (positions, pairs)"
+        yield "positions", f"{apart} rotates queries and keys, by cos and sin of {of_shape}."
     elif flow.bias is not None:
-        shape = f"{_shape(flow.bias)} (heads, queries, keys)"
-        yield "positions", f"{apart} adds a bias of {shape} to the scores."
+        of_shape = f"{shape(flow.bias)} (heads, queries, keys)"
+        yield "positions", f"{apart} adds a bias of {of_shape} to the scores."
     elif not adds and flow.model is not None:
         yield "positions", f"they act in the layers of this model: locant explain {flow.model}"
     elif not adds:
@@ -53,12 +53,13 @@ def _text(flow: Flow) -> NamedRows:
 
 
 def _tables(flow: Flow) -> Table:
-    rows = table("shape", "parameters", "fp32", "bf16", name="table")
+    dtypes = [*flow.tables[0].bytes] if flow.tables else []
+    rows = table("shape", "parameters", *dtypes, name="table")
     for one in flow.tables:
-        rows.add_row(one.name, _shape(one.shape), f"{one.parameters:,}", size(one.bytes_fp32), size(one.bytes_bf16))
+        rows.add_row(one.name, shape(one.shape), f"{one.parameters:,}", *map(size, one.bytes.values()))
     if len(flow.tables) > 1:
-        totals = [sum(getattr(one, part) for one in flow.tables) for part in ("parameters", "bytes_fp32", "bytes_bf16")]
-        rows.add_row("together", "", f"{totals[0]:,}", size(totals[1]), size(totals[2]))
+        totals = [sum(one.bytes[dtype] for one in flow.tables) for dtype in dtypes]
+        rows.add_row("together", "", f"{sum(one.parameters for one in flow.tables):,}", *map(size, totals))
     return rows
 
 
@@ -69,10 +70,6 @@ def _first(flow: Flow) -> Table:
     for one in flow.first:
         rows.add_row(str(one.position), str(one.id), one.text, "  ".join(f"{value:+.3f}" for value in one.values))
     return rows
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return "[" + ",".join(map(str, shape)) + "]"
 
 
 def nearest_facts(words: Words, terms: Sequence[Term], k: int) -> dict[str, Any]:

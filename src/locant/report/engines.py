@@ -10,6 +10,7 @@ from typing import Any
 from locant.engines.gguf import GgufComparison, GgufModel
 from locant.engines.serve_args import ServeArguments
 from locant.report.console import MISSING, NamedRows, named_rows, out, show
+from locant.spelling import spell
 
 
 def print_gguf(model: GgufModel, comparison: GgufComparison | None, source: str) -> None:
@@ -27,7 +28,7 @@ def _rows(model: GgufModel, comparison: GgufComparison | None, source: str) -> N
         yield "ignored", (f"{key}: {reason}" for key, reason in comparison.ignored.items())
         yield "q and k", comparison.weights or ()
         if comparison.agrees:
-            yield "agrees", f"within this context; cosines and sines differ by {comparison.cos_sin_error:.1g}"
+            yield "agrees", f"within this context; cosines and sines differ by {spell(comparison.cos_sin_error, 1)}"
 
 
 def gguf_facts(model: GgufModel, comparison: GgufComparison | None, source: str) -> dict[str, Any]:

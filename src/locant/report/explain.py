@@ -8,21 +8,19 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from locant.checkpoints.config_comparison import ConfigComparison
 from locant.checkpoints.explanation import Explanation, Layers
 from locant.checkpoints.extension import Extension
 from locant.checkpoints.rotary_settings import RotarySettings
 from locant.figures.canvas import spread
 from locant.models.lab_decoder import MODEL_TYPE as LAB_DECODER
-from locant.report.console import NamedRows, named_rows, show, size, table
+from locant.report.console import NamedRows, named_rows, shape, show, size, table
 from locant.report.listing import HEADINGS
+from locant.spelling import spell
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 METHODS = {
     "embed": "added to the token embeddings",
     "rotate": "rotates queries and keys",
@@ -52,7 +50,7 @@ def explanation_facts(explanation: Explanation) -> dict[str, Any]:
     values = dataclasses.asdict(explanation)
     values["tables"] = [
         {"name": table.name, "shape": list(table.shape), "parameters": table.num_parameters,
-         "bytes": {name: table.num_bytes(dtype) for name, dtype in DTYPES.items()}}
+         "bytes": table.bytes_by_dtype()}
         for table in explanation.tables
     ]  # fmt: skip
     for layers, plain in zip(explanation.layers, values["layers"], strict=True):
@@ -70,12 +68,12 @@ def spans(numbers: Sequence[int]) -> str:
 
 def _tokens(length: float | None) -> str:
     """A wavelength with three digits, or more where it has them before the point."""
-    return "never" if length is None else f"{length:.3g}" if length < 1000 else f"{length:,.0f}"
+    return "never" if length is None else spell(length, 3) if length < 1000 else f"{length:,.0f}"
 
 
 def _stretched(factor: float | None) -> str:
     """By how much a wavelength grew; nothing for a pair that is not rotated."""
-    return "" if factor is None else f"{factor:.4g}"
+    return "" if factor is None else spell(factor, 4)
 
 
 def summary_rows(explanation: Explanation, source: str, note: str | None = None) -> NamedRows:
@@ -142,9 +140,9 @@ def _rotary(rotary: RotarySettings) -> NamedRows:
         yield "table", [f"{rotary.table}: Rotary.from_config(config).pairs has a row for each pair"]
     if rotary.sections is not None:
         yield "sections", [f"{', '.join(map(str, rotary.sections))} pairs, one position axis each"]
-    yield "base", [f"{rotary.base:,.10g}"]
+    yield "base", [spell(rotary.base, 10)]
     yield "scaling", [_scaling(rotary)]
-    yield "attention factor", [f"{rotary.attention_factor:.10g}, on queries and on keys"]
+    yield "attention factor", [f"{spell(rotary.attention_factor, 10)}, on queries and on keys"]
     if rotary.kept and len(rotary.kept) == len(rotary.pairs):
         yield "pairs", ["all rotated at the frequencies of the base"]
     else:
@@ -157,7 +155,7 @@ def _rotary(rotary: RotarySettings) -> NamedRows:
         yield "never round", [f"{_count(rotary.never_round)}: {rounds}"]
     first = rotary.precision.first_visible
     seen = "not below 1,048,576" if first is None else f"from position {first:,} on"
-    misses = f"{seen}; by {rotary.precision.at_longest:.1g} at the end"
+    misses = f"{seen}; by {spell(rotary.precision.at_longest, 1)} at the end"
     yield "float32 angles", [f"a cosine misses by more than 0.001 {misses}"]
 
 
@@ -172,7 +170,7 @@ def _scaling(rotary: RotarySettings) -> str:
 
 
 def _plain(value: Any) -> str:
-    return f"{value:,.10g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
+    return spell(value, 10) if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
 
 
 def _count(pairs: Sequence[int]) -> str:
@@ -184,17 +182,16 @@ def _pairs(rotary: RotarySettings) -> Table:
     for number in spread(len(rotary.pairs), NUM_PAIRS):
         pair = rotary.pairs[number]
         rotations = rotary.trained * (pair.stretch or 1) / pair.wavelength if pair.wavelength else 0
-        rows.add_row(str(number), _tokens(pair.wavelength), f"{rotations:,.3g}", _stretched(pair.stretch))
+        rows.add_row(str(number), _tokens(pair.wavelength), spell(rotations, 3), _stretched(pair.stretch))
     return rows
 
 
 def _tables(explanation: Explanation) -> Table:
-    rows = table("shape", "parameters", *DTYPES, name="table")
+    rows = table("shape", "parameters", *explanation.tables[0].bytes_by_dtype(), name="table")
     for each in explanation.tables:
-        shape = " x ".join(f"{side:,}" for side in each.shape)
-        weights = [size(each.num_bytes(dtype)) for dtype in DTYPES.values()]
+        weights = map(size, each.bytes_by_dtype().values())
         name = f"{each.name}, also the head" if each.name == "tokens" and explanation.tied else each.name
-        rows.add_row(name, shape, f"{each.num_parameters:,}", *weights)
+        rows.add_row(name, shape(each.shape), f"{each.num_parameters:,}", *weights)
     return rows
 
 
@@ -230,8 +227,8 @@ def print_extension(extension: Extension, source: str) -> None:
     rows = {
         "model": [source],
         "context": [f"{extension.trained:,} to {extension.to:,} positions, {extension.method}"],
-        "changes": [f"{key}: {_short(old)} -> {_short(new)}" for key, (old, new) in changes],
-        "attention factor": [f"{extension.after.attention_factor:.10g}"],
+        "changes": [f"{key}: {_short(old)} → {_short(new)}" for key, (old, new) in changes],
+        "attention factor": [spell(extension.after.attention_factor, 10)],
         "pairs unchanged": [f"{len(same)} ({spans(same)}) of {len(stretches)}"],
         "note": extension.notes,
     }

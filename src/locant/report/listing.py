@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from locant.positions import PositionEncoding
 from locant.positions.angles import Angles
-from locant.positions.registry import ENCODINGS, broken_encodings, encodings, find
+from locant.positions.registry import ENCODINGS, broken_encodings, encodings, find, name_of_class
 from locant.report.console import QUIET, out, show, table
+from locant.spelling import spell
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,10 +38,14 @@ def encoding_facts(name: str, **options: Any) -> Facts:
     from locant.figures.plot import encoding_to_draw
 
     kind = find(name)
-    known = next(known for known, each in encodings().items() if each is kind)
     built = encoding_to_draw(name, **options)
     accepted = [str(each).replace("'", "") for each in inspect.signature(kind).parameters.values()]
-    return {**_facts(known, kind), "options": accepted, "built": repr(built), "numbers": numbers(built)}
+    return {
+        **_facts(name_of_class(kind) or name, kind),
+        "options": accepted,
+        "built": repr(built),
+        "numbers": numbers(built),
+    }
 
 
 def numbers(encoding: PositionEncoding) -> dict[str, list[float | None]]:
@@ -70,7 +75,7 @@ def print_encoding(facts: Facts) -> None:
     headings = ("head" if "slopes" in facts["numbers"] else "pair", *facts["numbers"])
     rows = table(*(heading.replace("_", " ") for heading in headings))
     for number, values in enumerate(zip(*facts["numbers"].values(), strict=True)):
-        rows.add_row(str(number), *("–" if value is None else f"{value:.8g}" for value in values))
+        rows.add_row(str(number), *("–" if value is None else spell(value, 8) for value in values))
     show(rows)
 
 

@@ -7,6 +7,7 @@ import math
 from locant.lab.summary import ENOUGH_WINDOWS, Summary
 from locant.lab.text_learning import HELD_OUT
 from locant.report.console import counted
+from locant.spelling import spell
 
 LEVEL = 0.02
 CLEAR = 0.06
@@ -68,7 +69,7 @@ def _winner(summary: Summary, length: int) -> str:
     if not summary.has_enough(length):
         return ""
     times = length / summary.train_length
-    where = "the length it was trained at" if times == 1 else f"{times:g} times the training length"
+    where = "the length it was trained at" if times == 1 else f"{spell(times)} times the training length"
     where = f"At {length:,} tokens, {where}"
     perplexity = f"{math.exp(cell.mean):,.1f}" if cell.mean < 20 else "beyond measure"
     loss = f"{cell.mean:.3f} nats per token (perplexity {perplexity})"

@@ -16,6 +16,7 @@ from locant.report import console
 from locant.report.console import MISSING, show
 from locant.report.page import bullets, noted
 from locant.report.sentences import spoken
+from locant.spelling import spell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,7 +84,7 @@ def _sentence(task: str, found: Sequence[Score]) -> str:
     if not learned:
         return f"{task}: no encoding learned it, so it says nothing."
     best, items = learned[0], learned[0].effective_length or 0
-    far = f"{items:g} items, {items / best.train_length:g} times the trained length"
+    far = f"{spell(items)} items, {spell(items / best.train_length)} times the trained length"
     if len(learned) == 1:
         return f"{task}: {best.encoding} is right up to {far}{did_not}."
     ties = spoken([score.encoding for score in learned[1:] if not best.is_clear(score, len(learned) - 1)])
@@ -151,7 +152,7 @@ def _cell(score: Score | None) -> str:
     if score.failed:
         return "failed"
     of = f" ({score.num_learned}/{score.num_seeds})" if 0 < score.num_learned < score.num_seeds else ""
-    return f"{score.effective_length:g}{of}" if score.has_learned else f"{NOT_LEARNED}{of}"
+    return f"{spell(score.effective_length or 0)}{of}" if score.has_learned else f"{NOT_LEARNED}{of}"
 
 
 def _html(score: Score | None) -> str:

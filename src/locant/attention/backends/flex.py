@@ -36,6 +36,7 @@ from locant.positions.pairs import ScoreMod, distance_mod
 from locant.positions.score_bias import ByDistance, Lookup
 from locant.positions.score_bias.by_distance import look_up
 from locant.positions.score_bias.lookup import sum_of
+from locant.spelling import dtype_name
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NARROWEST = 16
@@ -59,7 +60,7 @@ def obstacle(inputs: AttentionInputs) -> str | None:
     if inputs.bias is not None and not inputs.bias.has_score_mod:
         return f"for which {type(encoding).__name__} has a bias but no score_mod on {device}"
     if dtype not in DTYPES:
-        return f"which does not compute in {dtype}"
+        return f"which does not compute in {dtype_name(dtype)}"
     if device not in ("cpu", "cuda"):
         return f"which runs on cpu and cuda, not on {device}"
     if device == "cpu" and inputs.needs_gradient:

@@ -54,11 +54,11 @@ def _longest_finding(given: Mapping[str, Tensor], name: str) -> Iterator[Finding
     number = float(given[longest])
     ends = given.get(name)
     if not (math.isfinite(number) and number == int(number) and number >= 0):
-        yield Finding("lengths", f"{longest} is {number:g}, which is no number of tokens", f"give max({name}.diff())")
+        yield Finding("lengths", f"{longest} is {number:,g}, which is no number of tokens", f"give max({name}.diff())")
     elif ends is None:
         yield Finding("lengths", f"{longest} is there, and {name} is not", f"give {name}, too")
     elif ends.ndim == 1 and len(ends) > 1 and number < int(ends.diff().max()):
-        wrong = f"{longest} is {int(number)}, and a document has {int(ends.diff().max())} tokens"
+        wrong = f"{longest} is {int(number):,}, and a document has {int(ends.diff().max()):,} tokens"
         yield Finding("lengths", wrong, f"give max({name}.diff())")
 
 

@@ -94,4 +94,4 @@ def place_of(where: Bool[Tensor, "*places"]) -> tuple[int, ...] | None:
 
 def at(row: int, token: int) -> str:
     """The place of a token, for a sentence."""
-    return f"at token {token} of row {row}"
+    return f"at token {token:,} of row {row:,}"

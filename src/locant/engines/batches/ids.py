@@ -43,7 +43,7 @@ def _range_of_ids(batch: Batch) -> Iterator[Finding]:
         most = facts.longest
         if most is not None and rows and facts.counting == "slots" and tokens > most - facts.first_id:
             end = "whose table has no more rows" if facts.has_table else "which was made for no more"
-            wrong = f"rows have {tokens} tokens, and {facts.name}, {end}, counts {most - facts.first_id}"
+            wrong = f"rows have {tokens:,} tokens, and {facts.name}, {end}, counts {most - facts.first_id:,}"
             yield Finding("length", wrong, "cut the texts")
         return
     flat = index if index.ndim == 3 else index[..., None]
@@ -51,14 +51,14 @@ def _range_of_ids(batch: Batch) -> Iterator[Finding]:
     low = facts.first_id if facts.has_table else 0
     if (place := place_of((flat < low).any(-1) & real)) is not None:
         row, token = place
-        wrong = f"position_ids are {int(flat[row, token].min())} {at(row, token)}"
+        wrong = f"position_ids are {int(flat[row, token].min()):,} {at(row, token)}"
         if facts.first_id:
             wrong += f", and the first id of {facts.name} is {low}"
         yield Finding("ids", wrong, f"count the tokens of each document from {low}", row, token)
     most = EXACT_IDS if facts.longest is None else facts.longest
     if (place := place_of((flat >= most).any(-1) & real)) is not None:
         row, token = place
-        got = f"position_ids are {int(flat[row, token].max())} {at(row, token)}"
+        got = f"position_ids are {int(flat[row, token].max()):,} {at(row, token)}"
         owner = f"{facts.name} has ids up to {most - 1}" if facts.longest else "float32 counts up to 2**24"
         yield Finding("ids", f"{got}, and {owner}", "count the tokens of each document from 0", row, token)
 
@@ -92,7 +92,7 @@ def _falls(text: Tensor, real: Tensor) -> Bool[Tensor, "rows tokens"]:
 
 
 def _fall(text: Tensor, row: int, token: int) -> Finding:
-    wrong = f"position_ids go from {int(text[row, token - 1])} to {int(text[row, token])} {at(row, token)}"
+    wrong = f"position_ids go from {int(text[row, token - 1]):,} to {int(text[row, token]):,} {at(row, token)}"
     return Finding("ids", wrong + ", within a document", "count the tokens of each document from 0", row, token)
 
 
@@ -106,7 +106,7 @@ def _ids_alone(text: Tensor, batch: Batch) -> Iterator[Finding]:
     if (place := place_of(jumps)) is not None:
         row, token = place[0], place[1] + 1
         before, after = int(text[row, token - 1]), int(text[row, token])
-        wrong = f"position_ids jump from {before} to {after} {at(row, token)}, where a model begins a new document"
+        wrong = f"position_ids jump from {before:,} to {after:,} {at(row, token)}, where a model begins a new document"
         yield Finding("gap", wrong, "give an attention_mask of ones if the row is one document", row, token)
     starts = both & (step <= 0) & again
     facts = batch.facts
@@ -195,7 +195,7 @@ def padding_findings(batch: Batch) -> Iterator[Finding]:
         row, token = place
         wrong = f"{whose} count the padding: the first token of row {row}, token {token}, has the id"
         remedy = "give Positions.from_mask(attention_mask).index for position_ids"
-        yield Finding("padding", f"{wrong} {int(text[row, token])}", remedy, row, token)
+        yield Finding("padding", f"{wrong} {int(text[row, token]):,}", remedy, row, token)
     document = documents_of(batch)
     if document is None:
         return
@@ -205,7 +205,7 @@ def padding_findings(batch: Batch) -> Iterator[Finding]:
         row, token = place
         wrong = f"{whose} go on across documents: the first token of one, {token} of row {row}, has the id"
         remedy = f"count the tokens of each document from {facts.first_id}"
-        yield Finding("documents", f"{wrong} {int(text[row, token])}", remedy, row, token)
+        yield Finding("documents", f"{wrong} {int(text[row, token]):,}", remedy, row, token)
 
 
 def _behind_padding(batch: Batch) -> Bool[Tensor, "rows tokens"]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from locant.engines.batches.finding import NO_TARGET, Batch, Finding, at, place_of
 from locant.engines.batches.model import ModelFacts
+from locant.spelling import dtype_name
 
 HIDES = -100.0
 """An additive mask with this number or a smaller one hides a token: its weight is below 1e-43."""
@@ -85,7 +86,7 @@ def _numbers_of_attention_mask(mask: Tensor, facts: ModelFacts) -> Iterator[Find
             yield Finding("mask", wrong, "add 0 for what is seen and torch.finfo(dtype).min for what is not")
         return
     if not mask.is_floating_point():
-        kind = str(mask.dtype).removeprefix("torch.")
+        kind = dtype_name(mask.dtype)
         yield Finding("mask", f"attention_mask of four axes is of {kind}: attention refuses it, or adds it", remedy)
         return
     other = (mask != 0) & (mask > HIDES)

@@ -20,6 +20,7 @@ from locant.positions import PositionEncoding
 from locant.positions.encodings.alibi import alibi_slopes
 from locant.positions.registry import find
 from locant.positions.scaling import SCALINGS
+from locant.spelling import spell
 
 SLOTS = ("1", "2", "3", "4")
 FIRST = {"1": "rotary", "2": "alibi", "3": "sinusoidal"}
@@ -108,20 +109,20 @@ def _chosen(state: State, slot: str, head: int) -> Choice | None:
     if "base" in takes:
         options["base"] = own.real("base", float(takes["base"].default), 2, 1e9, log=True)
         if options["base"] != takes["base"].default:
-            words.append(f"base {options['base']:,.6g}")
+            words.append(f"base {spell(options['base'])}")
     if "scaling" in takes:
         scaling = own.one_of("scaling", NONE, [NONE, *SCALINGS])
         if scaling != NONE:
             factor = own.real("factor", 4.0, 1, 128, log=True)
             trained = own.whole("trained", TRAINED, 1, MAX_LENGTH, log=True)
-            options |= {"scaling": f"{scaling}:{factor:g}", "trained": trained}
-            words.append(f"{scaling} ×{factor:g}")
+            options |= {"scaling": f"{scaling}:{spell(factor)}", "trained": trained}
+            words.append(f"{scaling} ×{spell(factor)}")
     if name == "alibi":
         usual = alibi_slopes(SIZES["num_heads"])[head]
         slope = own.real("slope", usual, 0, 1)
         if slope != usual:
             options["slopes"] = (slope,) * SIZES["num_heads"]
-        words.append(f"slope {slope:.4g}")
+        words.append(f"slope {spell(slope, 4)}")
     return Choice(slot, name, tuple(options.items()), ", ".join([name, *words]))
 
 

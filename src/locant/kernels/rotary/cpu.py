@@ -23,6 +23,7 @@ from torch.autograd.graph import increment_version
 
 from locant.kernels import native
 from locant.kernels.rotary.reference import Layout, Tables, cos_sin
+from locant.spelling import dtype_name
 
 FUNCTION = "locant_rotate"
 MOST_PAIRS = 8_192
@@ -44,7 +45,7 @@ def why_not_native(q: Tensor, positions: Tensor, tables: Tables) -> str | None:
     if native.function(FUNCTION) is None:
         return f"native kernels are {native.status()}"
     if q.dtype not in native.DTYPES:
-        return f"there is no native kernel for {q.dtype}"
+        return f"there is no native kernel for {dtype_name(q.dtype)}"
     if tables.pairs() > MOST_PAIRS:
         return f"there are more than {MOST_PAIRS} pairs"
     if tables.in_two_floats():

@@ -28,6 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from locant.kernels.rotary.reference import Layout, Tables
+from locant.spelling import dtype_name
 
 TILE = 8_192
 """Bytes that a program of four warps has on their way at once: enough of them hide what a load takes."""
@@ -48,7 +49,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def unsupported(q: Tensor, positions: Tensor, tables: Tables) -> str | None:
     """Why this kernel cannot rotate these tensors, or None where it can; whatever fits q fits k."""
     if q.dtype not in DTYPES:
-        return f"the Triton kernel has no arithmetic for {q.dtype}"
+        return f"the Triton kernel has no arithmetic for {dtype_name(q.dtype)}"
     if q.shape[0] * q.shape[2] > MAX_TOKENS:
         return f"{q.shape[0] * q.shape[2]} tokens are more than the {MAX_TOKENS} that the Triton kernel counts to"
     if q.shape[-1] > MAX_HEAD_DIM:

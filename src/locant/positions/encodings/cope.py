@@ -11,6 +11,7 @@ from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Qu
 from locant.positions.heads import for_query_heads
 from locant.positions.pairs import bias_dtype, exact_dot
 from locant.positions.positions import Positions, Where
+from locant.spelling import literal
 
 GRID = 2.0**-30
 """Gates are rounded to this: sums of up to eight million then have no rounding, and so no order."""
@@ -97,7 +98,7 @@ class Cope(PositionEncoding):
         return bias.to(bias_dtype(q))
 
     def extra_repr(self) -> str:
-        return f"head_dim={self.head_dim}, max_positions={self.max_positions}, scale={self.scale:g}"
+        return f"head_dim={self.head_dim}, max_positions={self.max_positions}, scale={literal(self.scale)}"
 
 
 def _sums_from_key(gates: Float[Tensor, "batch heads query key"], keys: Positions) -> Tensor:

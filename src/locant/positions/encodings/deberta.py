@@ -20,6 +20,7 @@ from locant.positions.heads import Heads, blank_linear
 from locant.positions.pairs import MAX_DISTANCE
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Lookup
+from locant.spelling import literal
 
 DebertaTerm = Literal["c2p", "p2c"]
 
@@ -151,7 +152,7 @@ class Deberta(RowBias):
 
     def extra_repr(self) -> str:
         sizes = f"head_dim={self.head_dim}, num_buckets={self.num_buckets}, max_distance={self.max_distance}"
-        return f"{self.heads}, {sizes}, terms={self.terms}, scale={self.scale:g}"
+        return f"{self.heads}, {sizes}, terms={self.terms}, scale={literal(self.scale)}"
 
 
 def _bucket(distance: Int[Tensor, "*pairs"], bucket_of: Int[Tensor, " distances"]) -> Int[Tensor, "*pairs"]:

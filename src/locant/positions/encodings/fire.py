@@ -15,6 +15,7 @@ from locant.positions.heads import Heads, blank_linear
 from locant.positions.pairs import bias_dtype
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Pairwise
+from locant.spelling import literal
 
 EPS = 1e-6  # added to the denominator, as the authors do
 
@@ -146,7 +147,7 @@ class Fire(PositionEncoding):
         return kinks, slopes.to(dtype), offsets.to(dtype)
 
     def extra_repr(self) -> str:
-        return f"{self.heads}, hidden={self.hidden_width}, threshold={self.initial_threshold:g}"
+        return f"{self.heads}, hidden={self.hidden_width}, threshold={literal(self.initial_threshold)}"
 
 
 def _ratio(query: Tensor, key: Tensor, c: Tensor, threshold: Tensor, **_: Tensor) -> Tensor:

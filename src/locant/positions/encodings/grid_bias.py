@@ -15,6 +15,7 @@ from locant.positions.base import EncodingInfo
 from locant.positions.encodings import INIT_STD
 from locant.positions.heads import blank_linear
 from locant.positions.offset_bias import HeadTable, OffsetBias, Table
+from locant.spelling import literal
 
 SPREAD = 8.0
 """Offsets within the grid go from minus this to this, before their logarithm to this base is taken."""
@@ -184,7 +185,7 @@ class ContinuousGridBias(HeadTable):
     def extra_repr(self) -> str:
         height, width = self.learned
         elsewhere = "" if (self.height, self.width) == self.learned else f", learned on {height} x {width}"
-        return f"{super().extra_repr()}, hidden={self.hidden_width}, largest={self.largest:g}{elsewhere}"
+        return f"{super().extra_repr()}, hidden={self.hidden_width}, largest={literal(self.largest)}{elsewhere}"
 
 
 class DecomposedBias(OffsetBias):

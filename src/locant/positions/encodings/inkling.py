@@ -14,6 +14,7 @@ from locant.positions.hidden_bias import HiddenBias, OfTokens, projected
 from locant.positions.pairs import bias_dtype
 from locant.positions.positions import Positions, Where
 from locant.positions.score_bias import Entries, Lookup
+from locant.spelling import literal
 
 
 class Inkling(HiddenBias):
@@ -132,5 +133,5 @@ class Inkling(HiddenBias):
         return Lookup(q=q, queries=queries, keys=keys, sources=sources, make=make, of_query=mixed)
 
     def extra_repr(self) -> str:
-        floor = "" if self.floor is None else f", floor={self.floor}, alpha={self.alpha:g}"
+        floor = "" if self.floor is None else f", floor={self.floor}, alpha={literal(self.alpha)}"
         return f"{super().extra_repr()}, d_rel={self.d_rel}, extent={self.extent}{floor}"

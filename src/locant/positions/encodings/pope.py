@@ -15,6 +15,7 @@ from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads, standing
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.positions import Positions, Where
+from locant.spelling import literal
 
 
 class PoPE(PositionEncoding):
@@ -98,4 +99,5 @@ class PoPE(PositionEncoding):
         return torch.cat([length * cos, length * sin], dim=-1)
 
     def extra_repr(self) -> str:
-        return f"head_dim={self.head_dim}, num_heads={self.num_heads}, base={self.base:g}, angles={self.angles.mode!r}"
+        sizes = f"head_dim={self.head_dim}, num_heads={self.num_heads}, base={literal(self.base)}"
+        return f"{sizes}, angles={self.angles.mode!r}"

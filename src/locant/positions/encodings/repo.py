@@ -17,6 +17,7 @@ from locant.positions.fields import Read
 from locant.positions.frequencies import inverse_frequencies
 from locant.positions.hidden_bias import REMEDY, projected
 from locant.positions.positions import Positions, Where
+from locant.spelling import literal
 
 
 class RePo(RotaryOfHeads):
@@ -102,4 +103,4 @@ class RePo(RotaryOfHeads):
 
     def extra_repr(self) -> str:
         sizes = f"head_dim={self.head_dim}, num_heads={self.num_heads}, d_model={self.d_model}, width={self.width}"
-        return f"{sizes}, base={self.base:g}"
+        return f"{sizes}, base={literal(self.base)}"

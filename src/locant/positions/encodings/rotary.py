@@ -24,7 +24,8 @@ from locant.positions.pair_table import Channels, Pairs, sections_of
 from locant.positions.positions import Positions, Where, positions_or_length
 from locant.positions.scaling import TRAINED, Scaling, Unscaled, scaling_by_name
 from locant.positions.temperature import Temperature
-from locant.tensors import has_float64, has_values
+from locant.spelling import literal
+from locant.tensors import as_dtype, has_float64, has_values
 
 LEGACY_KEYS = ("inv_freq", "original_inv_freq", "freqs", "cos_cached", "sin_cached")
 """What other implementations keep in checkpoints; all of it follows from the configuration."""
@@ -294,7 +295,7 @@ class Rotary(PositionEncoding):
         return channels.scatter(rotate_pairs(channels.gather(k), cos, sin, channels.layout), k)
 
     def cos_sin(
-        self, positions: Positions | int, dtype: torch.dtype = torch.float32
+        self, positions: Positions | int, dtype: torch.dtype | str = torch.float32
     ) -> tuple[Float[Tensor, "batch seq pairs"], Float[Tensor, "batch seq pairs"]]:
         """The cosine and sine by which each pair of each token is rotated, times the attention factor.
 
@@ -302,7 +303,7 @@ class Rotary(PositionEncoding):
         """
         positions = positions_or_length(positions)
         index, tables = self._index_and_tables(positions)
-        return cos_sin(index, tables, dtype)
+        return cos_sin(index, tables, as_dtype(dtype) if isinstance(dtype, str) else dtype)
 
     @property
     def inv_freq(self) -> Float[Tensor, " pairs"]:
@@ -321,7 +322,7 @@ class Rotary(PositionEncoding):
         """
         return self.pairs.frequencies(self.scaling, self.base, self.seq_len)[1]
 
-    def cos_sin_cache(self, n: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "n rotary_dim"]:
+    def cos_sin_cache(self, n: int, dtype: torch.dtype | str = torch.float32) -> Float[Tensor, "n rotary_dim"]:
         """The cosines of the positions 0 to n - 1 beside their sines: the table that serving engines keep.
 
         vLLM (``cos_sin_cache`` of its rotary classes), SGLang and FlashInfer read it, whichever dimensions they pair.
@@ -336,8 +337,7 @@ class Rotary(PositionEncoding):
         tensor([[1.0000, 1.0000, 0.0000, 0.0000],
                 [0.5403, 0.9999, 0.8415, 0.0100]])
         """
-        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise RangeError(f"got {shown(dtype)} for dtype, expected a floating dtype of torch", "torch.float32")
+        dtype = as_dtype(dtype)
         cos, sin = self.cos_sin(Positions.arange(n), torch.promote_types(dtype, torch.float32))
         return torch.cat([cos[0], sin[0]], dim=-1).to(dtype)
 
@@ -502,7 +502,7 @@ class Rotary(PositionEncoding):
         sections = "" if self.sections is None else f", sections={self.sections}, axial={self.axial}"
         length = "" if self.seq_len is None else f", seq_len={self.seq_len}"
         length += "" if self.temperature is None else f", temperature={self.temperature}"
-        shape = f"head_dim={self.head_dim}, base={self.base:g}{partial}{scaling}{sections}{length}"
+        shape = f"head_dim={self.head_dim}, base={literal(self.base)}{partial}{scaling}{sections}{length}"
         return f"{shape}, layout={self.layout!r}, angles={self.angles.mode!r}"
 
 

@@ -19,6 +19,7 @@ from locant.positions.encodings.rotary import Rotary, RotatedAlike
 from locant.positions.frequencies import TWO_PI, base_of, inverse_frequencies, width_of
 from locant.positions.pair_table import Pairs
 from locant.positions.positions import Positions, Where
+from locant.spelling import literal
 
 
 class RotaryOfHeads(RotatedAlike):
@@ -119,7 +120,9 @@ class MixedRotary(RotaryOfHeads):
         return angle.cos().to(dtype), angle.sin().to(dtype)
 
     def extra_repr(self) -> str:
-        return f"head_dim={self.head_dim}, num_heads={self.num_heads}, num_axes={self.num_axes}, base={self.base:g}"
+        return (
+            f"head_dim={self.head_dim}, num_heads={self.num_heads}, num_axes={self.num_axes}, base={literal(self.base)}"
+        )
 
 
 class FoPE(RotaryOfHeads):
@@ -211,7 +214,7 @@ class FoPE(RotaryOfHeads):
         return nn.functional.pad(cos, silent, value=1.0), nn.functional.pad(sin, silent)
 
     def extra_repr(self) -> str:
-        shape = f"head_dim={self.head_dim}, num_heads={self.num_heads}, base={self.base:g}"
+        shape = f"head_dim={self.head_dim}, num_heads={self.num_heads}, base={literal(self.base)}"
         return f"{shape}, original_max_seq_len={self.original_max_seq_len}, angles={self.angles.mode!r}"
 
 

@@ -12,6 +12,7 @@ from locant.positions.constant import Constant
 from locant.positions.distance_bias import DistanceBias
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.pairs import bias_dtype
+from locant.spelling import literal
 
 GRID = 2.0**-40
 """Cosines are rounded to this before they are added up: a sum without further rounding is the same in any order."""
@@ -84,4 +85,4 @@ class Sandwich(DistanceBias):
         return faded / ratios[self.heads.here(head)]
 
     def extra_repr(self) -> str:
-        return f"{self.heads}, dim={self.dim}, base={self.base:g}"
+        return f"{self.heads}, dim={self.dim}, base={literal(self.base)}"

@@ -11,6 +11,7 @@ from locant.arguments import MAX_WIDTH, flag, scale_of, whole
 from locant.positions.base import EncodingInfo
 from locant.positions.distance_bias import RowBias
 from locant.positions.encodings import INIT_STD
+from locant.spelling import literal
 
 
 class Shaw(RowBias):
@@ -92,4 +93,4 @@ class Shaw(RowBias):
     def extra_repr(self) -> str:
         later = "" if self.max_later == self.max_distance else f", max_later={self.max_later}"
         term = ", key_term=True" if self.key_term else ""
-        return f"head_dim={self.head_dim}, max_distance={self.max_distance}{later}{term}, scale={self.scale:g}"
+        return f"head_dim={self.head_dim}, max_distance={self.max_distance}{later}{term}, scale={literal(self.scale)}"

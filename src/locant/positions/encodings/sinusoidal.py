@@ -14,6 +14,8 @@ from locant.positions.angles import Angles
 from locant.positions.base import Embeddings, EncodingInfo, PositionEncoding, require_embeddings
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.positions import Positions, Where, positions_or_length
+from locant.spelling import literal
+from locant.tensors import as_dtype
 
 First = Literal["sine", "cosine"]
 
@@ -87,12 +89,13 @@ class Sinusoidal(PositionEncoding):
         self.angles = Angles(inverse_frequencies(self.d_model, self.base))
 
     def vectors(
-        self, positions: Positions | int, dtype: torch.dtype = torch.float32
+        self, positions: Positions | int, dtype: torch.dtype | str = torch.float32
     ) -> Float[Tensor, "batch seq d_model"]:
         """The position vectors themselves, in float32 or float64; of so many positions from 0 on for a number."""
         positions = positions_or_length(positions)
         positions.require_single_axis("Sinusoidal")
         low, high = (None if end is None else end + self.offset for end in (positions.min_index, positions.max_index))
+        dtype = as_dtype(dtype) if isinstance(dtype, str) else dtype
         cos, sin = self.angles.cos_sin(positions.index + self.offset, high, low, dtype)
         parts = [sin, cos] if self.first == "sine" else [cos, sin]
         if self.layout == "interleaved":
@@ -119,5 +122,5 @@ class Sinusoidal(PositionEncoding):
     def extra_repr(self) -> str:
         options = {"layout": (self.layout, "interleaved"), "first": (self.first, "sine"), "offset": (self.offset, 0)}
         given = [f", {name}={value!r}" for name, (value, usual) in options.items() if value != usual]
-        scale = "" if self.scale == 1 else f", scale={self.scale:g}"
-        return f"d_model={self.d_model}, base={self.base:g}{''.join(given)}{scale}"
+        scale = "" if self.scale == 1 else f", scale={literal(self.scale)}"
+        return f"d_model={self.d_model}, base={literal(self.base)}{''.join(given)}{scale}"

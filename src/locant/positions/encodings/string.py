@@ -12,6 +12,7 @@ from locant.kernels.rotary import Layout
 from locant.positions.base import EncodingInfo, Output, require_heads
 from locant.positions.encodings.rotary import Rotary, RotatedAlike
 from locant.positions.positions import Where
+from locant.spelling import literal
 
 
 class StringRotary(RotatedAlike):
@@ -85,4 +86,4 @@ class StringRotary(RotatedAlike):
         return (x.double() @ planes.double().mT).to(torch.promote_types(x.dtype, planes.dtype))
 
     def extra_repr(self) -> str:
-        return f"head_dim={self.head_dim}, base={self.rotary.base:g}"
+        return f"head_dim={self.head_dim}, base={literal(self.rotary.base)}"

@@ -17,6 +17,7 @@ from locant.positions.heads import Heads, for_query_heads
 from locant.positions.pairs import bias_dtype, exact_dot
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Written
+from locant.spelling import literal
 
 
 class TransformerXL(PositionEncoding):
@@ -123,4 +124,4 @@ class TransformerXL(PositionEncoding):
         return cos[:, None], sin[:, None]
 
     def extra_repr(self) -> str:
-        return f"{self.heads}, d_model={self.d_model}, head_dim={self.head_dim}, scale={self.scale:g}"
+        return f"{self.heads}, d_model={self.d_model}, head_dim={self.head_dim}, scale={literal(self.scale)}"

@@ -16,6 +16,7 @@ from locant.positions.base import EncodingInfo, Keys, Output, PositionEncoding, 
 from locant.positions.constant import Constant
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.positions import Where
+from locant.spelling import dtype_name, literal
 
 ROOM = {torch.float64: 900, torch.float32: 100, torch.bfloat16: 100, torch.float16: 8}
 """How many powers of two a query or key may be scaled by in either direction and stay a normal number of its dtype."""
@@ -122,7 +123,7 @@ class XPos(PositionEncoding):
         positions = require_heads(name, x, positions, self.head_dim)
         positions.require_single_axis("XPos")
         reach = self.reach(x.dtype)
-        owner = f"XPos(scale_base={self.scale_base:g}, center={self.center}) in {x.dtype}"
+        owner = f"XPos(scale_base={literal(self.scale_base)}, center={self.center}) in {dtype_name(x.dtype)}"
         remedy = "a larger scale_base, a center in the middle of the context, or a wider dtype"
         positions.require_within(self.center - reach, self.center + reach, owner, remedy)
         cos, sin = self.angles.cos_sin(positions.index, positions.max_index, positions.min_index, torch.float64)
@@ -132,5 +133,6 @@ class XPos(PositionEncoding):
         return (cos * scale).to(dtype), (sin * scale).to(dtype)
 
     def extra_repr(self) -> str:
-        shape = f"head_dim={self.head_dim}, base={self.base:g}, scale_base={self.scale_base:g}, gamma={self.gamma:g}"
-        return f"{shape}, center={self.center}, layout={self.layout!r}, angles={self.angles.mode!r}"
+        shape = f"head_dim={self.head_dim}, base={literal(self.base)}"
+        fading = f"scale_base={literal(self.scale_base)}, gamma={literal(self.gamma)}"
+        return f"{shape}, {fading}, center={self.center}, layout={self.layout!r}, angles={self.angles.mode!r}"

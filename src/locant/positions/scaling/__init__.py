@@ -49,6 +49,16 @@ EXTENDING = tuple(name for name, kind in SCALINGS.items() if kind.info.extends)
 """The names of those that stretch the context of any model by a factor, each in a way of its own."""
 
 
+def scaling_name(name: str) -> str | None:
+    """Return the name of the scaling that has this name or alias, in any case; ``None`` if there is none.
+
+    >>> scaling_name("YaRN"), scaling_name("Llama-3"), scaling_name("alibi")
+    ('yarn', 'llama3', None)
+    """
+    key = key_of(name)
+    return next((known for known, kind in SCALINGS.items() if key in (known, *kind.info.aliases)), None)
+
+
 def scaling_by_name(text: str, trained: int, dim: int, base: float) -> Scaling:
     """A scaling by its name or alias, in any case, and its factor, such as ``"yarn:8"``; without a factor it is 4.
 
@@ -61,7 +71,7 @@ def scaling_by_name(text: str, trained: int, dim: int, base: float) -> Scaling:
     Linear(factor=2.0)
     """
     name, _, numbers = text.partition(":")
-    name = next((known for known, kind in SCALINGS.items() if key_of(name) in (known, *kind.info.aliases)), name)
+    name = scaling_name(name) or name
     one_of("scaling", name, SCALINGS, "yarn:4, or one of the others")
     factor, colon, length = numbers.partition(":")
     if colon and LENGTH not in SCALINGS[name].__dataclass_fields__:  # type: ignore[attr-defined]  # all are dataclasses

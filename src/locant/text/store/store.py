@@ -217,7 +217,7 @@ class TokenStore:
 
     def __repr__(self) -> str:
         shards = len(self.contents.files)
-        shape = f"{len(self)} tokens, {self.dtype.name}, {shards} shard{'s' * (shards != 1)}"
+        shape = f"{len(self):,} tokens, {self.dtype.name}, {shards} shard{'s' * (shards != 1)}"
         return f"TokenStore({str(self.path)!r}, {shape})"
 
     def __reduce__(self) -> tuple[Any, ...]:

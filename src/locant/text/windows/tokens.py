@@ -24,6 +24,7 @@ from torch import Tensor
 
 from locant.errors import InputError, RangeError, ShapeError
 from locant.kernels import native
+from locant.spelling import dtype_name
 from locant.text.store import TokenStore
 
 FUNCTION = "locant_gather"
@@ -200,7 +201,7 @@ def one_axis(name: str, values: Any) -> Integer[np.ndarray, " n"]:
     remedy = "the array that Tokenizer.encode returns" if name == "ids" else "a list of offsets"
     if isinstance(values, Tensor):
         if values.dtype not in INTEGERS or values.layout != torch.strided or values.is_meta:
-            what = f"{values.dtype} tensor on {values.device}, {values.layout}"
+            what = f"{dtype_name(values.dtype)} tensor on {values.device}, {values.layout}"
             raise ShapeError(f"got {name} as a {what}, expected one axis of integers", remedy)
         values = values.detach().cpu().numpy()
     if "numpy.ma" in sys.modules and isinstance(values, np.ma.MaskedArray):  # else it would be imported for this

@@ -229,7 +229,7 @@ class Windows(Dataset[Any]):
 
     def __repr__(self) -> str:
         shape = f"{len(self)} of length {self.length}, stride {self.stride}, {self.mode}"
-        return f"Windows({shape}, over {len(self._tokens)} tokens)"
+        return f"Windows({shape}, over {len(self._tokens):,} tokens)"
 
     def _all_inside(self, indices: Sequence[SupportsIndex] | np.ndarray | Tensor) -> Int[np.ndarray, " batch"]:
         """The indices, one by one: negative ones count from the end, and the first wrong one is named."""

@@ -1,0 +1,64 @@
+"""How numbers and dtypes are written, for people and in Python, and how they are read: the one home of their forms.
+
+For people a number has separators of thousands and no exponent above 1 (`spell`), and a dtype its short name,
+``float32``. In Python, which a `repr` is, a number has digits alone (`literal`). JSON has raw numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+OTHER_NAMES = {
+    "fp64": "float64", "f64": "float64", "double": "float64", "fp32": "float32", "f32": "float32", "float": "float32",
+    "fp16": "float16", "f16": "float16", "half": "float16", "bf16": "bfloat16", "f8_e4m3": "float8_e4m3fn",
+    "f8_e5m2": "float8_e5m2", **{f"{short}{bits}": f"{kind}{bits}" for short, kind in (("i", "int"), ("u", "uint"))
+                                 for bits in (8, 16, 32, 64)},
+}  # fmt: skip
+"""Other names of dtypes, as in safetensors, in configurations and in torch's own aliases."""
+
+
+def dtype_name(dtype: Any) -> str:
+    """Return the short name of a dtype of torch or NumPy, or of one that is written in another way.
+
+    >>> import torch
+    >>> dtype_name(torch.bfloat16), dtype_name("fp32"), dtype_name("torch.float32"), dtype_name("BF16")
+    ('bfloat16', 'float32', 'float32', 'bfloat16')
+    """
+    name = str(dtype).strip().lower().removeprefix("torch.").removeprefix("numpy.").removeprefix("np.")
+    return OTHER_NAMES.get(name, name)
+
+
+def spell(value: float, digits: int = 6) -> str:
+    """Return a number for people, rounded to so many digits that matter.
+
+    >>> spell(500_000.0), spell(1_304.2, 3), spell(1e6), spell(0.0625), spell(3.1e-7)
+    ('500,000', '1,300', '1,000,000', '0.0625', '3.1e-07')
+    """
+    text = f"{value:,.{digits}g}"
+    return f"{float(f'{value:.{digits}g}'):,.0f}" if "e+" in text else text
+
+
+def literal(value: float) -> str:
+    """Return a number as Python reads it, in the fewest characters that are equal to it.
+
+    >>> literal(10_000.0), literal(1e6), literal(0.125), literal(1 / 3)
+    ('10000', '1000000', '0.125', '0.3333333333333333')
+    """
+    if isinstance(value, int) or (math.isfinite(value) and value == int(value) and abs(value) < 1e16):
+        return str(int(value))
+    return repr(float(value))
+
+
+def whole_number(text: str) -> int:
+    """Return the whole number that a text is: ``8192``, ``8_192`` or ``1e6``; a ``ValueError`` of any other.
+
+    >>> whole_number("1_000_000"), whole_number("1e6")
+    (1000000, 1000000)
+    """
+    try:
+        return int(text)
+    except ValueError:
+        if not (real := float(text)).is_integer() or abs(real) > 2**53:
+            raise ValueError(f"{text} is not a whole number") from None
+        return int(real)
