@@ -22,12 +22,12 @@ def test_a_quantile_of_students_t_leaves_its_tail(freedom: float, tail: float) -
 
 
 def test_without_two_seeds_of_any_encoding_the_margin_is_infinite() -> None:
-    assert Spread.of([0.0, 0.0], [1, 1]).margin([0.0, 0.0], [1, 1]) == math.inf
+    assert Spread.of([(0.0, 1), (0.0, 1)]).margin((0.0, 1), (0.0, 1)) == math.inf
 
 
 def test_a_single_seed_takes_the_spread_of_the_others() -> None:
     """Student's t with one degree of freedom is 12.706, and the variance is 0.01 * (1 + 1/2)."""
-    margin = Spread.of([0.0, 0.1], [1, 2]).margin([0.0, 0.1], [1, 2])
+    margin = Spread.of([(0.0, 1), (0.1, 2)]).margin((0.0, 1), (0.1, 2))
     assert margin == pytest.approx(12.706 * 0.1 * math.sqrt(1.5), rel=1e-4)
 
 

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
+
+Seeds = tuple[float, int]
+"""The standard deviation over the seeds of an encoding, and how many there are."""
 
 LEVEL = 0.05
 """The largest share of comparisons of equal encodings in which any difference is called clear."""
@@ -45,27 +48,25 @@ class Spread:
     freedom: int
 
     @classmethod
-    def of(cls, deviations: Sequence[float], counts: Sequence[int]) -> Spread:
-        """Gather the standard deviation over seeds and the number of seeds of each encoding.
+    def of(cls, encodings: Collection[Seeds]) -> Spread:
+        """Gather what is known of each encoding.
 
-        >>> Spread.of([0.1, 0.2, 0.0], [2, 2, 1]).freedom
+        >>> Spread.of([(0.1, 2), (0.2, 2), (0.0, 1)]).freedom
         2
         """
-        freedom = sum(count - 1 for count in counts)
-        squares = sum(deviation**2 * (count - 1) for deviation, count in zip(deviations, counts, strict=True))
-        return cls(max(1, math.comb(len(counts), 2)), squares / freedom if freedom else math.nan, freedom)
+        freedom = sum(count - 1 for _, count in encodings)
+        squares = sum(deviation**2 * (count - 1) for deviation, count in encodings)
+        return cls(max(1, math.comb(len(encodings), 2)), squares / freedom if freedom else math.nan, freedom)
 
-    def margin(self, deviations: Sequence[float], counts: Sequence[int]) -> float:
+    def margin(self, one: Seeds, other: Seeds) -> float:
         """Return half of the interval of the difference of two of them; infinite if no encoding has two seeds.
 
-        >>> two = Spread.of([0.1, 0.1], [2, 2])
-        >>> round(two.margin([0.1, 0.1], [2, 2]), 4)  # 4.303 * 0.1
+        >>> round(Spread.of([(0.1, 2), (0.1, 2)]).margin((0.1, 2), (0.1, 2)), 4)  # 4.303 * 0.1
         0.4303
         """
         if not self.freedom:
             return math.inf
-        variances = (max(self.variance, deviation**2) for deviation in deviations)
-        error = math.sqrt(sum(variance / count for variance, count in zip(variances, counts, strict=True)))
+        error = math.sqrt(sum(max(self.variance, deviation**2) / count for deviation, count in (one, other)))
         return student(1 - tail(self.comparisons), self.freedom) * error
 
 

@@ -116,12 +116,13 @@ class Row:
             return False
         both = min(len(here), len(there))  # the last segment may have no window of the other length that begins in it
         differences = here[:both] - there[:both]
-        cells = {row.encoding: (cell.deviation, row.num_seeds) for row in among if (cell := row.by_length.get(length))}
-        pair = [(mine.deviation, self.num_seeds), (theirs.deviation, other.num_seeds)]
-        spread = Spread.of(*zip(*(cells.values() or pair), strict=True))
+        pair = (mine.deviation, self.num_seeds), (theirs.deviation, other.num_seeds)
+        spread = Spread.of(
+            [(cell.deviation, row.num_seeds) for row in among if (cell := row.by_length.get(length))] or pair
+        )
         if both < ENOUGH_WINDOWS or abs(differences.mean()) <= _margin(differences, comparisons or spread.comparisons):
             return False
-        return not spread.freedom or abs(mine.mean - theirs.mean) > spread.margin(*zip(*pair, strict=True))
+        return not spread.freedom or abs(mine.mean - theirs.mean) > spread.margin(*pair)
 
     def _segments(self, length: int, longer: int) -> np.ndarray | None:
         """Mean losses in segments of `longer` tokens, from windows of `length`; ``None`` where any is missing."""

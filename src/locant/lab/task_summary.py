@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from locant.lab.settings import TEXT
-from locant.lab.significance import Spread, tail
+from locant.lab.significance import Seeds, Spread, tail
 from locant.lab.task_learning import ROWS
 
 RIGHT = 0.9
@@ -72,15 +72,15 @@ class Score:
         """
         if min(self.num_learned, other.num_learned) < 2:
             return False
-        spread = Spread.of(*zip(*(score._over_seeds for score in among or (self, other)), strict=True))
-        over_seeds = spread.margin(*zip(self._over_seeds, other._over_seeds, strict=True))
+        spread = Spread.of([score._over_seeds for score in among or (self, other)])
+        over_seeds = spread.margin(self._over_seeds, other._over_seeds)
         lengths = sum(length > self.train_length for length in self.by_length)
         over_rows = statistics.NormalDist().inv_cdf(1 - tail(spread.comparisons)) * math.sqrt(0.5 / ROWS / lengths)
         return abs(statistics.fmean(self.beyond) - statistics.fmean(other.beyond)) > max(over_seeds, over_rows)
 
     @property
-    def _over_seeds(self) -> tuple[float, int]:
-        """The standard deviation of `beyond`, and of how many seeds."""
+    def _over_seeds(self) -> Seeds:
+        """How `beyond` spreads."""
         return (statistics.stdev(self.beyond) if self.num_learned > 1 else 0.0), self.num_learned
 
     def _effective(self, seed: int) -> int:
