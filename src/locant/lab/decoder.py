@@ -50,7 +50,9 @@ class Decoder(nn.Module):
             raise RangeError(
                 f"got d_model={d_model} for num_heads={num_heads}, expected a multiple", Remedy(d_model=nearest)
             )
-        self.embedding = InputEmbedding(vocab_size, d_model, encoding=encoding, scale="sqrt_d_model", norm="layer_norm")
+        self.embedding = InputEmbedding(vocab_size, d_model, scale="sqrt_d_model", norm="layer_norm")
+        # The one place of any encoding: names in saved folders and the order of parameters do not depend on its kind.
+        self.embedding.encoding = encoding
         attended = _attended(encoding, num_heads, d_model // num_heads, keys_are_values)
         self.blocks = nn.ModuleList(
             Block(d_model, num_heads, num_layers, attended, keys_are_values) for _ in range(num_layers)
@@ -73,8 +75,13 @@ class Decoder(nn.Module):
             positions = Positions.after(len(caches[0]) if caches else 0, ids.shape[1], device=ids.device)
         x = self.embedding(ids, positions)
         for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
-            x = block(x, self.embedding.encoding, positions, cache)
+            x = block(x, self.encoding, positions, cache)
         return self.embedding.token.logits(self.norm(x))
+
+    @property
+    def encoding(self) -> PositionEncoding:
+        """The encoding of the embedding and of all layers."""
+        return self.embedding.encoding
 
     def losses(
         self, ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch seq"], positions: Positions
@@ -171,7 +178,7 @@ def generate(
     if prompt.ndim not in (1, 2) or not prompt.shape[-1]:
         raise shape_error("ids", prompt, "(seq,) or (batch, seq) with a token or more", "tokenizer.encode('a prompt')")
     rows = prompt.view(-1, prompt.shape[-1])
-    total, longest = rows.shape[1] + num_tokens, getattr(model.embedding.encoding, "max_seq_len", None)
+    total, longest = rows.shape[1] + num_tokens, getattr(model.encoding, "max_seq_len", None)
     if longest is not None and total > longest:
         room, other = longest - rows.shape[1], "or an encoding without a table, such as rotary"
         cause = f"got {rows.shape[1]} + {num_tokens} tokens, but the model has learned positions for {longest}"

@@ -55,7 +55,7 @@ def save(model: Decoder, tokenizer: Tokenizer, folder: str | Path, *, force: boo
     True
     """
     path, embedding, block = Path(folder), model.embedding, model.blocks[0]
-    encoding = told_of(embedding.encoding)
+    encoding = told_of(model.encoding)
     require_output(path, force=force)
     sizes = {
         "vocab_size": embedding.token.vocab_size, "d_model": embedding.token.d_model, "num_layers": len(model.blocks),

@@ -190,7 +190,7 @@ class _Learner(ABC):
     @contextmanager
     def _reading(self, contestant: Contestant, length: int, trained: int) -> Generator[Decoder]:
         """The model with its encoding as a contestant uses it in rows of `length` tokens."""
-        plain = self.model.embedding.encoding
+        plain = self.model.encoding
         self.model.embedding.encoding = contestant.at_length(plain, length, trained, shape(self.settings, self.longest))
         try:
             yield self.model
