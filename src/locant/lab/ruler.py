@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from locant.errors import InputError, Remedy
-from locant.lab.decoder import cached_or_whole
 from locant.lab.results import earlier
+from locant.lab.sampling import cached_or_whole
 from locant.swapping.forward_arguments import cache_argument
 from locant.text.reading import sample_text
 from locant.text.tokenizer import Tokenizer
