@@ -10,6 +10,7 @@ import pytest
 
 from locant.lab.significance import LEVEL, Spread, student
 from locant.lab.summary import Cell, Row, Summary
+from tests.tolerances import QUANTILE
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3.5, 9, 36, 1000, 50_000])
@@ -18,7 +19,7 @@ def test_a_quantile_of_students_t_leaves_its_tail(freedom: float, tail: float) -
     """The tail of t is half of the regularised incomplete beta function of v / (v + t^2), at v / 2 and 1/2."""
     end = freedom / (freedom + mpmath.mpf(student(1 - tail, freedom)) ** 2)
     left = mpmath.betainc(mpmath.mpf(freedom) / 2, 0.5, 0, end, regularized=True) / 2
-    assert float(left) == pytest.approx(tail, rel=1e-4)
+    assert float(left) == pytest.approx(tail, rel=QUANTILE, abs=0)
 
 
 def test_without_two_seeds_of_any_encoding_the_margin_is_infinite() -> None:
@@ -28,7 +29,7 @@ def test_without_two_seeds_of_any_encoding_the_margin_is_infinite() -> None:
 def test_a_single_seed_takes_the_spread_of_the_others() -> None:
     """Student's t with one degree of freedom is 12.706, and the variance is 0.01 * (1 + 1/2)."""
     margin = Spread.of([(0.0, 1), (0.1, 2)]).margin((0.0, 1), (0.1, 2))
-    assert margin == pytest.approx(12.706 * 0.1 * math.sqrt(1.5), rel=1e-4)
+    assert margin == pytest.approx(12.706 * 0.1 * math.sqrt(1.5), rel=QUANTILE, abs=0)
 
 
 @pytest.mark.parametrize(("seeds", "of_seeds", "of_windows"), [(1, 0.0, 0.1), (2, 0.1, 0.01), (3, 0.1, 0.1)])
