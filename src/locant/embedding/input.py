@@ -222,9 +222,7 @@ def _require_adds(kind: type[PositionEncoding]) -> None:
     if acts and "embed" not in methods:
         got = f"got encoding={kind.__name__}, which adds nothing to embeddings: it acts in attention"
         rotate = ", rotate=True" if "rotate" in methods else ""
-        raise RangeError(
-            got, f"InputEmbedding without it, and attend(q, k, v, encoding=encoding{rotate}) in each layer"
-        )
+        raise RangeError(got, f"pass it to attend(q, k, v, encoding=encoding{rotate}) in each layer instead")
 
 
 def _standing(encoding: PositionEncoding, tokens: Tensor, positions: Where) -> Positions:
