@@ -13,9 +13,9 @@ from locant.lab.summary import Cell, Row, Summary
 from tests.tolerances import QUANTILE
 
 
-@pytest.mark.parametrize("freedom", [1, 2, 3.5, 9, 36, 1000, 50_000])
+@pytest.mark.parametrize("freedom", [1, 2, 3, 9, 36, 1000, 50_000])
 @pytest.mark.parametrize("tail", [0.025, 0.0025, 0.025 / 153])
-def test_a_quantile_of_students_t_leaves_its_tail(freedom: float, tail: float) -> None:
+def test_a_quantile_of_students_t_leaves_its_tail(freedom: int, tail: float) -> None:
     """The tail of t is half of the regularised incomplete beta function of v / (v + t^2), at v / 2 and 1/2."""
     end = freedom / (freedom + mpmath.mpf(student(1 - tail, freedom)) ** 2)
     left = mpmath.betainc(mpmath.mpf(freedom) / 2, 0.5, 0, end, regularized=True) / 2

@@ -71,7 +71,7 @@ class Spread:
 
 
 @functools.lru_cache(maxsize=256)
-def student(share: float, freedom: float) -> float:
+def student(share: float, freedom: int) -> float:
     """Return the quantile of Student's t: the tangent of an angle whose density is a power of its cosine.
 
     >>> [round(student(share, freedom), 3) for share, freedom in ((0.975, 2), (0.975, 9), (0.999, 9))]
