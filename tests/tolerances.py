@@ -194,6 +194,10 @@ ESTIMATED = 0.1
 DIFFERENT = 1e-2
 """What has to be different, so that a test shows something, is so by more than this."""
 
+QUANTILE = 1e-4
+"""Relative: a quantile of Student's t by a sum over 20,001 angles (9e-5 near one degree of freedom, in a tail of 1e-5),
+and numbers of tables, which have four digits."""
+
 
 def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> None:
     """`actual` is `expected`, up to what the dtype of `actual` (or the one named) can hold; NaN equals nothing.

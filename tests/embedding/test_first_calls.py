@@ -154,8 +154,8 @@ def test_an_encoding_by_name_is_the_one_of_these_sizes() -> None:
     ("options", "words"),
     [
         ({"encoding": "learned"}, ("requires max_seq_len", "max_seq_len=1024", "max_seq_len=..., d_model=...")),
-        ({"encoding": "rope"}, ("requires head_dim", "locant.encoding('rope', head_dim=...)")),
-        ({"encoding": "alibi", "max_seq_len": 9}, ("requires num_heads",)),
+        ({"encoding": "rope"}, ("adds nothing to embeddings", "attend(q, k, v, encoding=encoding, rotate=True)")),
+        ({"encoding": "alibi", "max_seq_len": 9}, ("adds nothing to embeddings",)),
         ({"encoding": "vit"}, ("requires height and width",)),
         ({"encoding": "sinusoidl"}, ("sinusoidal",)),
         ({"encoding": Learned(9, 6), "max_seq_len": 9}, ("max_seq_len", "beside a name")),

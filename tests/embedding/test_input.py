@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Literal
 
 import pytest
 import torch
@@ -12,18 +13,18 @@ from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertEmbeddings
 
 from locant import (
-    ALiBi,
     InputEmbedding,
     Learned,
     LocantError,
     PositionEncoding,
     Positions,
     RangeError,
-    Rotary,
     ShapeError,
     Sinusoidal,
 )
 from locant.embedding import table_sizes
+from locant.positions.base import ModelShape
+from locant.positions.registry import encodings
 from tests.minilm import MINILM
 from tests.refusal import refuses
 from tests.tolerances import assert_close
@@ -103,10 +104,37 @@ def test_segments_may_be_called_token_type_ids() -> None:
         embedding(ids, segments=segments, token_type_ids=segments)
 
 
-@pytest.mark.parametrize("encoding", [None, PositionEncoding(), Rotary(6), ALiBi(3)], ids=repr)
-def test_encodings_that_use_another_door_change_nothing_here(encoding: PositionEncoding | None) -> None:
+@pytest.mark.parametrize("encoding", [None, PositionEncoding(), "nope"], ids=repr)
+def test_without_positions_the_token_rows_are_all_there_is(encoding: PositionEncoding | str | None) -> None:
     embedding, ids = InputEmbedding(11, 6, encoding=encoding), torch.randint(11, (2, 5))
     assert torch.equal(embedding(ids), embedding.token(ids))
+
+
+class OnlyScores(PositionEncoding):
+    def score_bias(self, q, k, queries, keys, heads=None):
+        raise NotImplementedError
+
+
+ATTENDING = [kind for kind in encodings().values() if kind.doors() and "embed" not in kind.doors()]
+
+
+@pytest.mark.parametrize("kind", [*ATTENDING, OnlyScores], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("combine", ["add", "concat"])
+def test_an_encoding_that_acts_in_attention_alone_is_refused_with_what_to_do(
+    kind: type[PositionEncoding], combine: Literal["add", "concat"]
+) -> None:
+    shape = ModelShape(d_model=48, num_heads=4, max_seq_len=16)
+    rotates = kind.rotate is not PositionEncoding.rotate
+    with pytest.raises(RangeError, match="adds nothing to embeddings: it acts in attention") as refused:
+        InputEmbedding(11, 48, encoding=kind.for_model(shape), combine=combine)
+    assert "attend(q, k, v, encoding=encoding" in refused.value.remedy
+    assert ("rotate=True" in refused.value.remedy) == rotates
+
+
+def test_an_encoding_that_acts_in_attention_is_refused_by_its_name() -> None:
+    assert len(ATTENDING) > 20
+    with pytest.raises(RangeError, match="got encoding=Rotary, which adds nothing"):
+        InputEmbedding(11, 48, encoding="rope")
 
 
 def test_gradients_reach_every_table() -> None:
@@ -209,7 +237,7 @@ def test_position_can_be_concatenated(encoding: PositionEncoding) -> None:
     assert torch.equal(embedding(ids, positions, segments), expected)
 
 
-@pytest.mark.parametrize("encoding", [None, Sinusoidal(10), ALiBi(2)])
+@pytest.mark.parametrize("encoding", [None, Sinusoidal(10), PositionEncoding()])
 def test_what_cannot_be_concatenated_is_refused(encoding: PositionEncoding | None) -> None:
     with refuses(RangeError, "combine='concat'"):
         InputEmbedding(11, 10, encoding=encoding, combine="concat")

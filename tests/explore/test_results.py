@@ -176,10 +176,13 @@ def test_what_cannot_be_compared_is_said_before_anything_starts(
     assert [file.name for file in tmp_path.iterdir()] == ["mine.py"]
 
 
-def test_where_nothing_is_given_the_report_of_the_current_folder_is_shown(
+def test_if_no_report_is_given_that_of_the_current_folder_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: tuple[Path, dict[str, Any]]
 ) -> None:
-    """Of ``locant compare``, and of ``make demo``, else what the package has recorded; not beside what was given."""
+    """Of ``locant compare``, and of ``make demo``, else what the package has recorded; not beside a report.
+
+    A text or a model is no report: with it the screen is not empty.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("locant.explore.session.RECORDED", (tmp_path / "recorded",))
     assert numbers(Session())["folder"] == ""
@@ -195,7 +198,13 @@ def test_where_nothing_is_given_the_report_of_the_current_folder_is_shown(
         assert (shown["folder"], len(shown["rows"])) == (name, 2)
         gives_what_is_drawn(shown)
     (tmp_path / "text.txt").write_text("to be")
-    assert numbers(Session.of(["text.txt"], []))["folder"] == ""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama", "head_dim": 64}')
+    for files in (["text.txt"], ["model"], ["text.txt", "model"]):
+        shown = numbers(Session.of(files, []))
+        assert (shown["folder"], len(shown["rows"])) == ("report", 2)
+    assert numbers(Session.of(["text.txt", "demo/report"], []))["folder"] == "report"
+    assert Session.of(["text.txt", "demo/report"], []).reports == {"report": Path("demo/report")}
 
 
 def test_of_a_comparison_that_runs_elsewhere_it_is_said_what_is_missing(

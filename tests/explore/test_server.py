@@ -5,6 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -164,3 +169,68 @@ def test_every_part_of_an_answer_is_sent_at_once(session: Session, monkeypatch: 
         return found
 
     assert asyncio.run(accepted())
+
+
+@contextmanager
+def served(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The port of an explorer that is served as the command does, in a thread, which has ended behind the block."""
+    import uvicorn
+
+    servers: list[uvicorn.Server] = []
+    addresses: list[str] = []
+    serve, ready = uvicorn.Server.run, threading.Event()
+
+    def kept(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
+        servers.append(server)
+        ready.set()
+        serve(server, sockets)
+
+    monkeypatch.setattr("uvicorn.Server.run", kept)
+    monkeypatch.setattr("torch.set_num_threads", lambda _: None)  # the other tests keep theirs
+    thread = threading.Thread(target=run, args=(session, 0, TOKEN, addresses.append))
+    thread.start()
+    assert ready.wait(60)
+    yield urlsplit(addresses[0]).port or 0
+    servers[0].should_exit = True
+    thread.join()
+
+
+WHOLE = b"Content-Length: 1000\r\n\r\n" + b"x" * 1000
+PAGE = f"GET /{TOKEN}/page/style.css HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
+
+
+@pytest.mark.parametrize("resets", [False, True])
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [
+        ("files?name=x", WHOLE[:-1]),
+        ("files?name=x", WHOLE),  # it leaves during the answer
+        ("numbers/compare", WHOLE[:-999]),
+        ("numbers/compare", b"Content-Length: 2\r\n\r\n{}"),
+        ("files?name=x", b"Transfer-Encoding: chunked\r\n\r\n10\r\nfive"),
+        ("files?name=x", b"Transfer-Encoding: chunked\r\n\r\nxyz\r\nfive"),
+        ("files?name=x", b"Content-Length: 1\r\n\r\nabc"),  # more than that
+        ("files?name=x", b"Content-Length: many\r\n\r\nabc"),
+        ("files?name=x", b"Content-Le"),
+    ],
+)
+def test_a_client_that_leaves_or_sends_half_costs_one_line_and_no_trace(
+    session: Session,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    path: str,
+    sent: bytes,
+    resets: bool,
+) -> None:
+    head = f"POST /{TOKEN}/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\n".encode()
+    with served(session, monkeypatch) as port:
+        with socket.create_connection(("127.0.0.1", port)) as gone:
+            gone.sendall(head + sent)
+            if resets:
+                gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        with socket.create_connection(("127.0.0.1", port)) as other:
+            other.sendall(PAGE)
+            assert other.recv(12) == b"HTTP/1.1 200"
+    said = capfd.readouterr().err
+    assert "Traceback" not in said
+    assert len(said.splitlines()) <= 1

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
-from locant import InputEmbedding, Learned, PositionEncoding, RangeError, Rotary, SegmentEmbedding, TokenEmbedding
+from locant import InputEmbedding, Learned, PositionEncoding, RangeError, SegmentEmbedding, TokenEmbedding
 from locant.embedding.table import RaisesLater
 from locant.parallel import VocabularyParallel
 from tests.gpu_without_gpu.device import Device, pretended
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.unchecked  # an event of the device is none of torch's
 VOCAB, WIDTH = 29, 14
 
 MODELS: dict[str, Callable[[], RaisesLater]] = {
-    "rotary": lambda: InputEmbedding(VOCAB, WIDTH, encoding=Rotary(WIDTH)),
+    "no encoding": lambda: InputEmbedding(VOCAB, WIDTH),
     "NoPE": lambda: InputEmbedding(VOCAB, WIDTH, encoding=PositionEncoding(), scale="sqrt_d_model"),
     "an own norm": lambda: InputEmbedding(VOCAB, WIDTH, num_segments=2, norm=nn.RMSNorm(WIDTH)),
     "learned": lambda: InputEmbedding(VOCAB, WIDTH, encoding=Learned(9, WIDTH), norm="layer_norm", dropout=0.1),

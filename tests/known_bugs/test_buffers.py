@@ -45,11 +45,12 @@ def on_meta_and_back(build: Callable[[], nn.Module]) -> tuple[nn.Module, set[str
 
 
 class Model(nn.Module):
-    """Any encoding where it stands in a model: in the input, next to layers with a state of their own."""
+    """Any encoding where it stands in a model: next to layers with a state of their own."""
 
     def __init__(self, build: Callable[[], PositionEncoding]) -> None:
         super().__init__()
-        self.input = InputEmbedding(50, WIDTH, encoding=build(), num_segments=2, norm="layer_norm", padding_idx=0)
+        self.input = InputEmbedding(50, WIDTH, num_segments=2, norm="layer_norm", padding_idx=0)
+        self.encoding = build()
         self.head = nn.Linear(WIDTH, WIDTH)
 
 
@@ -64,8 +65,8 @@ def test_25_a_model_made_on_the_meta_device_is_the_same() -> None:
         usual = Model(build)
         recover(usual)
         with torch.no_grad():
-            moved = differences(some(usual.input.encoding), some(empty.input.encoding))  # type: ignore[union-attr,arg-type]
-        assert not moved, f"{usual.input.encoding}: not the same after to_empty and a reset"
+            moved = differences(some(usual.encoding), some(empty.encoding))  # type: ignore[union-attr,arg-type]
+        assert not moved, f"{usual.encoding}: not the same after to_empty and a reset"
         for key, value in usual.state_dict().items():
             assert torch.equal(value, empty.state_dict()[key]), f"{key} differs"
 
@@ -99,8 +100,8 @@ def test_26_what_has_a_state_is_recovered_and_says_so() -> None:
         assert owners <= recovered, f"the loop passed over {owners - recovered}"
         assert not any(tensor.isnan().any() for tensor in model.state_dict().values()), "unwritten memory is left"
 
-    exhibit(check, *SOME_OF_EACH, twin=Renamed, because="the loop passed over {'input.encoding'}")
-    exhibit(check, EVERY["rotary"], twin=BufferRotary, because="the loop passed over {'input.encoding'}")
+    exhibit(check, *SOME_OF_EACH, twin=Renamed, because="the loop passed over {'encoding'}")
+    exhibit(check, EVERY["rotary"], twin=BufferRotary, because="the loop passed over {'encoding'}")
 
 
 LEGACY = ("inv_freq", "original_inv_freq", "freqs", "cos_cached", "sin_cached")
@@ -161,10 +162,10 @@ def test_28_loading_in_a_dtype_is_casting_to_it(dtype: torch.dtype) -> None:
         routes = [original.to(dtype), built, assigned]
         ids = torch.arange(SOME.seq_len)[None]
         with torch.no_grad():
-            outs = [{"x": route.input(ids, SOME), **some(route.input.encoding)} for route in routes]
+            outs = [{"x": route.input(ids, SOME), **some(route.encoding)} for route in routes]
         for other in outs[1:]:
             moved = differences(outs[0], other)
-            assert not moved, f"{original.input.encoding}: the routes differ by {moved}"
+            assert not moved, f"{original.encoding}: the routes differ by {moved}"
 
     class Careful(BufferRotary):
         """Made in float32 whatever the default: right when built in a dtype, and cast by ``.to(dtype)``."""

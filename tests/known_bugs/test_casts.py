@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from locant import InputEmbedding, PositionEncoding, Positions, Rotary
+from locant import InputEmbedding, PositionEncoding, Positions, Rotary, Sinusoidal
 from locant.kernels.rotary import rotate_pairs
 from tests.known_bugs.exhibit import exhibit
 from tests.known_bugs.oracle import frequencies, rounded_frequencies, true_cos_sin
@@ -179,7 +179,7 @@ def test_10_there_is_no_buffer_to_cast() -> None:
 
     exhibit(check, *ONCE, twin=BufferRotary, because="the cast moved")
     assert not [name for name, build in CONSTANT.items() if [*build().buffers()]]
-    model = InputEmbedding(8, WIDTH, encoding=Rotary(WIDTH), num_segments=2, norm="layer_norm")
+    model = InputEmbedding(8, WIDTH, encoding=Sinusoidal(WIDTH), num_segments=2, norm="layer_norm")
     assert not list(model.buffers())
 
 

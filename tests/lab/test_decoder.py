@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from locant import KVCache, Positions, RangeError, ShapeError
-from locant.lab import Decoder, generate
+from locant.lab import Decoder, generate, load, save, train
 from locant.positions import ModelShape
 from locant.positions.registry import encodings, find
 from tests.refusal import refuses
@@ -148,3 +151,24 @@ def test_text_ends_where_learned_positions_do():
 def test_what_cannot_be_continued_is_refused(ids, options):
     with refuses(RangeError if options else ShapeError, *options):
         generate(decoder("nope"), torch.tensor(ids), **{"num_tokens": 1, **options})
+
+
+@pytest.mark.parametrize("name", ["t5", "learned", "rotary"])
+def test_a_folder_of_an_older_release_is_read_and_a_new_one_has_its_names(name: str, tmp_path: Path) -> None:
+    """Names and order of parameters as they have been since 0.1: also the order in which gradients are clipped."""
+    named = {"t5": ["embedding.encoding.weight"], "learned": ["embedding.encoding.weight"], "rotary": []}[name]
+    model, tokenizer = train("to be, or not to be. " * 40, name, vocab_size=300, num_steps=1, d_model=24)
+    parameters = [key for key, _ in model.named_parameters()]
+    assert parameters[: 3 + len(named)] == [
+        "embedding.token.weight", *named, "embedding.norm.weight", "embedding.norm.bias",
+    ]  # fmt: skip
+    save(model, tokenizer, tmp_path / "model")
+    old = {key: torch.randn_like(weight) for key, weight in load_file(tmp_path / "model" / "model.safetensors").items()}
+    assert [key for key in old if "encoding" in key] == named
+    save_file(old, tmp_path / "model" / "model.safetensors")
+    again, _ = load(tmp_path / "model")
+    for key in named:
+        assert torch.equal(again.encoding.weight, old[key])
+    ids = torch.arange(9)[None]
+    model.load_state_dict(old)
+    assert torch.equal(again(ids), model.eval()(ids))

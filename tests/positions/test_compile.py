@@ -111,14 +111,14 @@ class Model(nn.Module):
 
     def __init__(self, encoding: PositionEncoding) -> None:
         super().__init__()
-        self.embedding = InputEmbedding(13, HEADS * HEAD_DIM, encoding=encoding, scale="sqrt_d_model")
+        self.embedding = InputEmbedding(13, HEADS * HEAD_DIM, scale="sqrt_d_model")
+        self.encoding = encoding
 
     def forward(self, ids: Tensor, positions: Positions) -> Tensor:
         x = self.embedding(ids, positions)
         q = x.unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)
-        encoding = self.embedding.encoding
-        rotated, keys = encoding.rotate(q, q, positions)
-        return attend(rotated, keys, q, encoding=encoding, positions=positions)
+        rotated, keys = self.encoding.rotate(q, q, positions)
+        return attend(rotated, keys, q, encoding=self.encoding, positions=positions)
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,13 @@ def one_with(words: str, among: list[str]) -> str:
     return found[0]
 
 
+APART: Losses = {**THE_FIELD, "sinusoidal": [(3.20, 3.90, 5.10, 6.70), (3.22, 3.92, 5.12, 6.72)]}
+"""Losses whose differences are clear beyond the spread of two seeds."""
+
+
 def test_it_names_the_best_at_the_training_length_and_at_the_longest() -> None:
-    said = sentences()
-    assert "sinusoidal has the lowest held-out loss: 3.510 nats" in one_with(
+    said = sentences(APART)
+    assert "sinusoidal has the lowest held-out loss: 3.210 nats" in one_with(
         "At 64 tokens, the length it was trained", said
     )
     assert "alibi has the lowest held-out loss: 3.520 nats" in one_with(
@@ -31,7 +35,7 @@ def test_it_names_the_best_at_the_training_length_and_at_the_longest() -> None:
 
 
 def test_other_numbers_make_another_winner() -> None:
-    swapped: Losses = {**THE_FIELD, "alibi": THE_FIELD["sinusoidal"], "sinusoidal": THE_FIELD["alibi"]}
+    swapped: Losses = {**APART, "alibi": APART["sinusoidal"], "sinusoidal": APART["alibi"]}
     assert "alibi has the lowest" in one_with("At 64", sentences(swapped))
     assert "sinusoidal has the lowest" in one_with("At 512", sentences(swapped))
 

@@ -13,14 +13,14 @@ import torch
 from jaxtyping import Float, Int
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from locant.embedding.input import InputEmbedding
 from locant.embedding.table import TableSize, table_sizes
 from locant.embedding.token import Scale
 from locant.errors import InputError, RangeError
 from locant.files import replacing, require_apart
-from locant.positions import Positions
+from locant.positions import PositionEncoding, Positions
 from locant.positions.angles import Angles
 from locant.positions.base import ModelShape
 from locant.positions.documents import PADDING
@@ -153,7 +153,7 @@ def embed(corpus: Corpus, plan: Plan) -> Embedded:
     text, documents = np.insert(corpus.ids.astype(np.int64), offsets[1:], end), offsets + np.arange(len(offsets))
     windows = Windows(text, plan.context, plan.stride, mode="document", documents=documents)
     count = len(windows) if plan.batch is None else min(plan.batch, len(windows))
-    embedding = _embedding(plan, end)
+    embedding, encoding = _embedding(plan, end)
     batch = windows.__getitems__(range(count))
     ids, targets, positions = batch["ids"], batch["targets"], batch["positions"]
     vectors = Vectors(
@@ -162,21 +162,22 @@ def embed(corpus: Corpus, plan: Plan) -> Embedded:
         positions=torch.where(positions.document == PADDING, -1, positions.index).expand_as(ids).contiguous(),
         embeddings=embedding(ids, positions),
     )
-    return Embedded(flow=_flow(corpus, plan, windows, embedding, vectors, positions), vectors=vectors)
+    return Embedded(flow=_flow(corpus, plan, windows, embedding, encoding, vectors, positions), vectors=vectors)
 
 
-def _embedding(plan: Plan, entries: int) -> InputEmbedding:
-    """Random tables for so many entries of a tokenizer, or those of the plan's model."""
+def _embedding(plan: Plan, entries: int) -> tuple[InputEmbedding, PositionEncoding]:
+    """Random tables for so many entries of a tokenizer, or those of the plan's model; and its encoding."""
     if plan.model is None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(plan.seed)
             encoding = find(plan.encoding).for_model(plan.shape)
-            return InputEmbedding(entries, plan.d_model, encoding=encoding, scale=plan.scale).eval()
+            added = encoding if "embed" in encoding.doors() else None
+            return InputEmbedding(entries, plan.d_model, encoding=added, scale=plan.scale).eval(), encoding.eval()
     embedding = InputEmbedding.from_pretrained(plan.model)
     if entries > (rows := embedding.token.vocab_size):
         got = f"got a tokenizer of {entries} entries for the {rows} rows of {plan.model}"
         raise InputError(got, "the tokenizer of this model")
-    return embedding
+    return embedding, embedding.encoding
 
 
 def save_vectors(embedded: Embedded, path: Path | str) -> None:
@@ -200,10 +201,14 @@ def require_vectors_place(path: Path | str, model: str | None = None) -> None:
 
 
 def _flow(
-    corpus: Corpus, plan: Plan, windows: Windows, embedding: InputEmbedding, vectors: Vectors, positions: Positions
-) -> Flow:
-    ids, x, encoding, shape = vectors.ids, vectors.embeddings, embedding.encoding, plan.shape
+    corpus: Corpus, plan: Plan, windows: Windows, embedding: InputEmbedding, encoding: PositionEncoding,
+    vectors: Vectors, positions: Positions,
+) -> Flow:  # fmt: skip
+    ids, x, shape = vectors.ids, vectors.embeddings, plan.shape
     doors = encoding.doors()
+    tables = embedding
+    if encoding is not embedding.encoding:
+        tables = nn.ModuleDict({"token": embedding.token, "encoding": encoding})
     angles = getattr(encoding, "angles", None) if "rotate" in doors else None
     k = torch.zeros(1, shape.num_heads, shape.max_seq_len, shape.head_dim)
     bias = encoding.bias(k[:, :, :1], k, Positions.arange(1), Positions.arange(shape.max_seq_len))  # of one query
@@ -232,7 +237,7 @@ def _flow(
         embeddings=tuple(x.shape),
         cos_sin=(plan.context, len(angles.frequencies)) if isinstance(angles, Angles) else None,
         bias=None if bias is None else (shape.num_heads, shape.max_seq_len, bias.shape[3]),
-        tables=tuple(map(Table.of, table_sizes(embedding))),
+        tables=tuple(map(Table.of, table_sizes(tables))),
         first=tuple(first),
         seed=plan.seed,
         model=plan.model,

@@ -31,8 +31,9 @@ class InputEmbedding(RaisesLater):
     Args:
         vocab_size: rows of the token table.
         d_model: the width of everything.
-        encoding: its `embed` door is used here; encodings without one change nothing. Or the name of one that needs
-            no more than `d_model` and `max_seq_len`.
+        encoding: adds its vectors to the tokens (`embed`). An encoding that acts in attention alone is refused: give it
+            to `attend`. NoPE, the base class, adds nothing here and in attention. Or the name of an encoding that
+            requires no more than `d_model` and `max_seq_len`.
         max_seq_len: of an encoding that is given by its name, such as ``"learned"``.
         combine: ``"add"`` the position vectors to the token rows, or ``"concat"`` them: tokens then get the first
             ``d_model - encoding.d_model`` dimensions, and position the others.
@@ -181,6 +182,7 @@ def _encoding(encoding: Any, d_model: int, max_seq_len: int | None) -> PositionE
     """The encoding, or the one of this name, where its sizes are known."""
     if isinstance(encoding, str):
         kind, known = find(encoding), {"d_model": d_model, "max_seq_len": max_seq_len}
+        _require_adds(kind)
         if missing := [size for size in kind.sizes() if known.get(size) is None]:
             sizes = ", ".join(f"{size}=..." for size in kind.sizes())
             remedy = f"encoding=locant.encoding({encoding!r}, {sizes})"
@@ -192,7 +194,19 @@ def _encoding(encoding: Any, d_model: int, max_seq_len: int | None) -> PositionE
     if not (encoding is None or isinstance(encoding, PositionEncoding)):
         got = f"got an encoding of type {type(encoding).__name__}, expected a PositionEncoding"
         raise RangeError(got, "locant.encoding('sinusoidal', d_model=...)")
+    if encoding is not None:
+        _require_adds(type(encoding))
     return PositionEncoding() if encoding is None else encoding
+
+
+def _require_adds(kind: type[PositionEncoding]) -> None:
+    """Raise for an encoding that acts in attention alone: here it would do nothing, without a word."""
+    methods = kind.doors()
+    acts = bool(methods) or kind.score_bias is not PositionEncoding.score_bias
+    if acts and "embed" not in methods:
+        got = f"got encoding={kind.__name__}, which adds nothing to embeddings: it acts in attention"
+        rotate = ", rotate=True" if "rotate" in methods else ""
+        raise RangeError(got, f"pass it to attend(q, k, v, encoding=encoding{rotate}) in each layer instead")
 
 
 def _standing(encoding: PositionEncoding, tokens: Tensor, positions: Where) -> Positions:

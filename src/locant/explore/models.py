@@ -85,7 +85,7 @@ def small_model(name: str) -> Decoder:
 @torch.no_grad()
 def layers_of(model: Decoder, ids: Sequence[int] | np.ndarray) -> list[Layer]:
     """What every layer of a decoder does with the positions of these tokens."""
-    encoding, positions = model.embedding.encoding, Positions.arange(len(ids))
+    encoding, positions = model.encoding, Positions.arange(len(ids))
     x, layers = model.embedding(torch.tensor([*map(int, ids)])[None], positions), list[Layer]()
     for block in cast("list[Block]", [*model.blocks]):
         hidden = block.attention_norm(x)

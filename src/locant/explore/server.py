@@ -15,7 +15,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -99,7 +99,7 @@ def application(session: Session, token: str) -> ASGIApp:
         Route("/comparisons/stop", stop, methods=["POST"]),
         Route("/export", save),
     ]
-    handlers: Any = {LocantError: _refuse, Exception: _fail}
+    handlers: Any = {LocantError: _refuse, ClientDisconnect: _give_up, Exception: _fail}
     inner = Starlette(routes=routes, exception_handlers=handlers)
     inner.router.redirect_slashes = False  # to an address without the token
     return _guarded(inner, token)
@@ -176,6 +176,11 @@ def _json(value: Any, status: int = 200) -> Response:
 
 def _refuse(request: Request, error: LocantError) -> Response:
     return _json({"cause": error.cause, "remedy": error.remedy}, 422)
+
+
+def _give_up(request: Request, error: ClientDisconnect) -> Response:
+    """Answer a client that left in the middle of a body: nobody reads it, and it is no mistake of ours."""
+    return PlainTextResponse("got a part of the body, expected all of it; send it again\n", 400)
 
 
 def _fail(request: Request, error: Exception) -> Response:

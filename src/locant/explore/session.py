@@ -193,13 +193,12 @@ class Session:
     def reports(self) -> dict[str, Path]:
         """All other folders, and those of models that `locant tune` wrote.
 
-        Where nothing is given, the `USUAL` ones, and where these are not there either, what this package has recorded.
+        If none is given, the `USUAL` ones, and if these are not there either, what this package has recorded.
         """
-        if not self.files:
-            usual = {name: Path(name) for name in USUAL if (Path(name) / RESULTS).is_file()}
-            return usual or {file.stem: file for place in RECORDED for file in sorted(place.glob("v*.json"))}
         folders = {name: file for name, file in self.names.items() if file.is_dir()}
-        return {name: each for name, each in folders.items() if name not in self.models or (each / RECORD).is_file()}
+        given = {name: each for name, each in folders.items() if name not in self.models or (each / RECORD).is_file()}
+        usual = {name: Path(name) for name in USUAL if (Path(name) / RESULTS).is_file()}
+        return given or usual or {file.stem: file for place in RECORDED for file in sorted(place.glob("v*.json"))}
 
     def drop(self, name: str, content: bytes) -> str:
         """Keep a file that was dropped on the page; returns the key by which an address names it."""

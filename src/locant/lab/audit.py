@@ -45,7 +45,8 @@ from locant.lab.language_model import (
 )
 from locant.lab.readable import is_lab_folder, read_language_model
 from locant.lab.settings import VOCAB_SIZE
-from locant.lab.summary import ENOUGH_WINDOWS, Cell, Row, student
+from locant.lab.significance import margin_of_mean
+from locant.lab.summary import ENOUGH_WINDOWS, Cell, Row
 from locant.lab.text_learning import count, losses_in_windows
 from locant.models.encodings import layer_types, rotary_layer_types
 from locant.positions.base import PositionEncoding
@@ -456,8 +457,7 @@ def _is_worse(losses: np.ndarray, best: np.ndarray, looks: int) -> bool:
     differences = losses - best[: len(losses)]
     parts = np.array_split(differences, max(1, differences.shape[1] // PART), axis=1)
     by_part = np.stack([part.mean(1) for part in parts])
-    errors = student(1 - 0.025 / looks, by_part.size - 1) * float(by_part.std(ddof=1)) / math.sqrt(by_part.size)
-    return bool(differences.mean() > max(LEAST, errors))
+    return bool(differences.mean() > max(LEAST, margin_of_mean(float(by_part.std(ddof=1)), by_part.size, looks)))
 
 
 def _is_clear(one: np.ndarray, other: np.ndarray, comparisons: int) -> bool:

@@ -1,24 +1,19 @@
-"""A small decoder-only transformer that knows positions only through the doors of encodings, and text from it."""
+"""A small decoder-only transformer that knows positions only through the doors of encodings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
 
 import torch
-from jaxtyping import Float, Int, Integer
-from numpy import ndarray
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.arguments import Real, real, shape_error, shown, whole
 from locant.attention import KVCache, attend
 from locant.embedding import InputEmbedding
-from locant.errors import LocantError, RangeError, Remedy, ShapeError
+from locant.errors import RangeError, Remedy
 from locant.positions import PositionEncoding, Positions
-
-T = TypeVar("T")
 
 
 class Decoder(nn.Module):
@@ -55,17 +50,14 @@ class Decoder(nn.Module):
                 f"got d_model={d_model} for num_heads={num_heads}, expected a multiple", Remedy(d_model=nearest)
             )
         self.num_heads = num_heads
-        self.embedding = InputEmbedding(vocab_size, d_model, encoding=encoding, scale="sqrt_d_model", norm="layer_norm")
+        self.embedding = InputEmbedding(vocab_size, d_model, scale="sqrt_d_model", norm="layer_norm")
+        # The one place of any encoding: names in saved folders and the order of parameters do not depend on its kind.
+        self.embedding.encoding = encoding
         attended = _attended(encoding, num_heads, d_model // num_heads, keys_are_values)
         self.blocks = nn.ModuleList(
             Block(d_model, num_heads, num_layers, attended, keys_are_values) for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(d_model)
-
-    @property
-    def encoding(self) -> PositionEncoding:
-        """The encoding of all layers."""
-        return self.embedding.encoding
 
     @contextmanager
     def reading_with(self, encoding: PositionEncoding) -> Generator[Decoder]:
@@ -93,8 +85,13 @@ class Decoder(nn.Module):
             positions = Positions.after(len(caches[0]) if caches else 0, ids.shape[1], device=ids.device)
         x = self.embedding(ids, positions)
         for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
-            x = block(x, self.embedding.encoding, positions, cache)
+            x = block(x, self.encoding, positions, cache)
         return self.embedding.token.logits(self.norm(x))
+
+    @property
+    def encoding(self) -> PositionEncoding:
+        """The encoding of the embedding and of all layers."""
+        return self.embedding.encoding
 
     def losses(
         self, ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch seq"], positions: Positions
@@ -151,84 +148,3 @@ def _attended(encoding: PositionEncoding, num_heads: int, width: int, keys_are_v
     hidden = nothing.transpose(1, 2).flatten(2)
     q, k = encoding.rotate(nothing, nothing, encoding.read(hidden, Positions.arange(0, device=nothing.device)))
     return q.shape[1] * (k.shape[-1] if keys_are_values else width)
-
-
-@torch.no_grad()
-def generate(
-    model: Decoder,
-    ids: Integer[Tensor, "*batch seq"] | Integer[ndarray, "*batch seq"] | Sequence[int],
-    num_tokens: int,
-    *,
-    temperature: Real = 1.0,
-    top_k: int | None = None,
-    seed: int = 0,
-) -> Int[Tensor, "*batch longer"]:
-    """The given ids, and after them `num_tokens` that the model draws one by one.
-
-    Each token is computed once. If the encoding needs whole texts, all tokens are computed again for each new one.
-
-    Args:
-        ids: the prompt, one row or a batch of rows of one length.
-        temperature: scores are divided by it before the softmax; 0 takes the most probable token.
-        top_k: draw only among so many most probable tokens.
-        seed: of the draws; the same seed gives the same tokens.
-
-    Raises:
-        RangeError: more tokens than a table of learned positions has rows.
-
-    >>> model = Decoder(256, PositionEncoding(), d_model=32, num_layers=2, num_heads=4)
-    >>> generate(model, [72, 105], 5).shape
-    torch.Size([7])
-    """
-    num_tokens = whole("num_tokens", num_tokens, 1, remedy=Remedy(num_tokens=100))
-    temperature = real("temperature", temperature, low=0, remedy=Remedy(temperature=1.0))
-    vocab_size, device = model.embedding.token.vocab_size, model.norm.weight.device
-    if top_k is not None:
-        top_k = whole("top_k", top_k, 1, vocab_size, remedy=Remedy(top_k=min(50, vocab_size)))
-    if isinstance(ids, (str, bytes)):
-        raise ShapeError(f"got {shown(ids)} for ids, expected integers", "tokenizer.encode('a prompt')")
-    prompt = torch.as_tensor(ids, device=device).long()
-    if prompt.ndim not in (1, 2) or not prompt.shape[-1]:
-        raise shape_error("ids", prompt, "(seq,) or (batch, seq) with a token or more", "tokenizer.encode('a prompt')")
-    rows = prompt.view(-1, prompt.shape[-1])
-    total, longest = rows.shape[1] + num_tokens, getattr(model.embedding.encoding, "max_seq_len", None)
-    if longest is not None and total > longest:
-        room, other = longest - rows.shape[1], "or an encoding without a table, such as rotary"
-        cause = f"got {rows.shape[1]} + {num_tokens} tokens, but the model has learned positions for {longest}"
-        raise RangeError(cause, Remedy(f"{{}}, {other}", num_tokens=room) if room > 0 else f"a shorter prompt, {other}")
-
-    def continuation(with_cache: bool) -> Tensor:
-        generator, whole_text, new = torch.Generator(device).manual_seed(seed), rows, rows
-        caches = [KVCache(max_len=total) for _ in model.blocks] if with_cache else None
-        for _ in range(num_tokens):
-            scores = model(whole_text if caches is None else new, caches=caches)
-            new = _drawn(scores[:, -1], temperature, top_k, generator)
-            whole_text = torch.cat([whole_text, new], dim=1)
-        return whole_text
-
-    was_training = model.training
-    model.eval()
-    try:
-        return cached_or_whole(continuation).view(*prompt.shape[:-1], total)
-    finally:
-        model.train(was_training)
-
-
-def cached_or_whole(read: Callable[[bool], T]) -> T:
-    """Return what a function returns with a cache or, if that raises a `LocantError`, without one.
-
-    A convolution reads the neighbours of a token, which no cache holds, so its encoding needs whole texts.
-    """
-    try:
-        return read(True)
-    except LocantError:
-        return read(False)
-
-
-def _drawn(logits: Tensor, temperature: Real, top_k: int | None, generator: torch.Generator) -> Tensor:
-    if temperature == 0:
-        return logits.argmax(-1, keepdim=True)
-    if top_k is not None:
-        lowest_kept = logits.topk(top_k).values[:, -1:]
-        logits = logits.masked_fill(logits < lowest_kept, -torch.inf)
-    return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)

@@ -18,7 +18,7 @@ from locant.checkpoints.config_source import CONFIG, read_json
 from locant.errors import InputError, LocantError, RangeError, Remedy, ShapeError
 from locant.files import json_text, new_folder, write_whole
 from locant.lab.contestant import unscaled
-from locant.lab.decoder import Decoder, cached_or_whole, generate
+from locant.lab.decoder import Decoder
 from locant.lab.language_model import (
     device_of,
     load_model,
@@ -29,6 +29,7 @@ from locant.lab.language_model import (
     trained_length,
 )
 from locant.lab.results import environment
+from locant.lab.sampling import cached_or_whole, generate
 from locant.lab.settings import VOCAB_SIZE, Settings, require_one_duration
 from locant.lab.text_learning import shape
 from locant.lab.training import train

@@ -26,8 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from locant.errors import InputError, Remedy
-from locant.lab.decoder import Decoder, cached_or_whole, generate
+from locant.lab.decoder import Decoder
 from locant.lab.results import earlier
+from locant.lab.sampling import cached_or_whole, generate
 from locant.swapping.forward_arguments import cache_argument
 from locant.text.reading import sample_text
 from locant.text.tokenizer import Tokenizer

@@ -14,12 +14,10 @@ from typing import Any
 import numpy as np
 
 from locant.errors import InputError
+from locant.lab.significance import Spread, margin_of_mean
 
 ENOUGH_WINDOWS = 10
 """With fewer held-out windows of a length, nothing is concluded about that length."""
-
-STANDARD_ERRORS = 2.26
-"""Half of a 95 % interval by Student's t for `ENOUGH_WINDOWS`; for more windows it would be at most 0.3 less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +61,14 @@ class Row:
 
     @property
     def far_is_clear(self) -> bool:
-        """Whether `far` is more than chance: beyond its deviation over seeds and its 95 % interval over stretches."""
+        """Whether 0 lies outside of the 95 % intervals of `far` over stretches and, with several, over seeds."""
         if self.far is None:
             return False
         fewest, most = (_means(self.by_stretch[length]) for length in (min(self.by_stretch), max(self.by_stretch)))
         if fewest is None or most is None or len(most) < ENOUGH_WINDOWS:
             return False
-        return abs(self.far.mean) > max(self.far.deviation, _margin(fewest - most))
+        over_seeds = margin_of_mean(self.far.deviation, self.num_seeds) if self.num_seeds > 1 else 0.0
+        return abs(self.far.mean) > max(over_seeds, _margin(fewest - most))
 
     def ratio(self, length: int, base_length: int) -> float | None:
         """The loss at one length over the loss at another."""
@@ -97,13 +96,18 @@ class Row:
         place = starts[below[-1] + 1 if below else 0]
         return place if len(losses) - place >= train_length else None
 
-    def is_clear(self, length: int, other: Row, other_length: int, *, comparisons: int = 1) -> bool:
+    def is_clear(
+        self, length: int, other: Row, other_length: int, *, among: Sequence[Row] = (), comparisons: int | None = None
+    ) -> bool:
         """Whether the loss of this row differs from that of another by more than chance: the one rule for it.
 
-        There have to be `ENOUGH_WINDOWS`; the difference has to be larger than the deviations over seeds together; and
-        0 has to lie outside of the 95 % interval of the differences, window by window, as all models read the same
-        windows. Of two lengths, the shorter windows within each longer one are averaged. Where this is the best or the
-        worst of several `comparisons`, the interval holds for all of them at once (Bonferroni).
+        There have to be `ENOUGH_WINDOWS`. The difference has to be larger than its 95 % interval over seeds, unless
+        none has two of them. And 0 has to lie outside of the 95 % interval of the differences, window by window, as all
+        models read the same windows. Of two lengths, the shorter windows within each longer one are averaged.
+
+        Args:
+            among: all rows that are compared with one another at `length`; the intervals hold for all pairs at once.
+            comparisons: how many intervals over windows hold at once, if not all pairs.
         """
         longer = max(length, other_length)
         here, there = self._segments(length, longer), other._segments(other_length, longer)
@@ -112,9 +116,13 @@ class Row:
             return False
         both = min(len(here), len(there))  # the last segment may have no window of the other length that begins in it
         differences = here[:both] - there[:both]
-        beyond_seeds = abs(mine.mean - theirs.mean) > mine.deviation + theirs.deviation
-        beyond_chance = abs(float(differences.mean())) > _margin(differences, comparisons)
-        return both >= ENOUGH_WINDOWS and beyond_seeds and beyond_chance
+        pair = (mine.deviation, self.num_seeds), (theirs.deviation, other.num_seeds)
+        spread = Spread.of(
+            [(cell.deviation, row.num_seeds) for row in among if (cell := row.by_length.get(length))] or pair
+        )
+        if both < ENOUGH_WINDOWS or abs(differences.mean()) <= _margin(differences, comparisons or spread.comparisons):
+            return False
+        return not spread.freedom or abs(mine.mean - theirs.mean) > spread.margin(*pair)
 
     def _segments(self, length: int, longer: int) -> np.ndarray | None:
         """Mean losses in segments of `longer` tokens, from windows of `length`; ``None`` where any is missing."""
@@ -132,20 +140,7 @@ def _means(cells: Sequence[Cell | None]) -> np.ndarray | None:
 
 
 def _margin(values: np.ndarray, comparisons: int = 1) -> float:
-    errors = STANDARD_ERRORS if comparisons == 1 else student(1 - 0.025 / comparisons, len(values) - 1)
-    return errors * float(values.std(ddof=1)) / math.sqrt(len(values))
-
-
-def student(share: float, freedom: int) -> float:
-    """The quantile of Student's t: the tangent of an angle whose density is a power of its cosine.
-
-    >>> [round(student(share, freedom), 3) for share, freedom in ((0.975, 2), (0.975, 9), (0.999, 9))]
-    [4.303, 2.262, 4.297]
-    """
-    angles = np.linspace(0, math.pi / 2, 100_001)
-    density = np.cos(angles) ** (freedom - 1)
-    shares = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
-    return math.sqrt(freedom) * math.tan(np.interp(2 * share - 1, shares / shares[-1], angles))
+    return margin_of_mean(float(values.std(ddof=1)), len(values), comparisons)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +188,8 @@ class Summary:
         measured = self.measured(length)
         if not self.has_enough(length):
             return []
-        leaders = [row for row in measured if row is measured[0] or not row.is_clear(length, measured[0], length)]
+        best = measured[0]
+        leaders = [row for row in measured if row is best or not row.is_clear(length, best, length, among=measured)]
         return leaders if len(leaders) < len(measured) else []
 
     def ranked(self, length: int) -> list[Row]:

@@ -16,14 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from locant.lab.settings import TEXT
-from locant.lab.summary import student
+from locant.lab.significance import Seeds, Spread, tail
 from locant.lab.task_learning import ROWS
 
 RIGHT = 0.9
 """The share of rows that have to be right for a length to count."""
-
-STANDARD_ERRORS = 1.96
-"""Half of a 95 % interval of a normal distribution."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,21 +63,25 @@ class Score:
         longer = [shares for length, shares in self.by_length.items() if length > self.train_length]
         return tuple(map(statistics.fmean, zip(*longer, strict=True)))
 
-    def is_clear(self, other: Score, comparisons: int = 1) -> bool:
+    def is_clear(self, other: Score, among: Sequence[Score] = ()) -> bool:
         """Whether they differ beyond the trained length by more than chance.
 
-        The means have to be further apart than the 95 % interval of their difference over seeds (Student's t), and than
-        that of the shares of so many rows, at its widest. Of several comparisons the intervals hold together
-        (Bonferroni). One seed tells nothing.
+        The means have to be further apart than the 95 % interval of their difference over seeds, and than that of the
+        shares of so many rows, at its widest. Both intervals hold for all pairs of the encodings `among` which these
+        two were chosen at once (`locant.lab.significance`). One seed tells nothing.
         """
-        mine, theirs = self.beyond, other.beyond
-        if min(len(mine), len(theirs)) < 2:
+        if min(self.num_learned, other.num_learned) < 2:
             return False
-        difference = abs(statistics.fmean(mine) - statistics.fmean(theirs))
-        over_seeds = math.sqrt(sum(statistics.variance(each) / len(each) for each in (mine, theirs)))
-        over_seeds *= student(1 - 0.025 / comparisons, len(mine) + len(theirs) - 2)
+        spread = Spread.of([score._over_seeds for score in among or (self, other)])
+        over_seeds = spread.margin(self._over_seeds, other._over_seeds)
         lengths = sum(length > self.train_length for length in self.by_length)
-        return difference > max(over_seeds, STANDARD_ERRORS * math.sqrt(0.5 / ROWS / lengths))
+        over_rows = statistics.NormalDist().inv_cdf(1 - tail(spread.comparisons)) * math.sqrt(0.5 / ROWS / lengths)
+        return abs(statistics.fmean(self.beyond) - statistics.fmean(other.beyond)) > max(over_seeds, over_rows)
+
+    @property
+    def _over_seeds(self) -> Seeds:
+        """How `beyond` spreads."""
+        return (statistics.stdev(self.beyond) if self.num_learned > 1 else 0.0), self.num_learned
 
     def _effective(self, seed: int) -> int:
         lengths = sorted(length for length in self.by_length if length > self.train_length)
@@ -124,7 +125,7 @@ def reciprocal_ranks(of: Sequence[Score]) -> dict[str, float]:
         ordered = sorted(learned, key=lambda score: -statistics.fmean(score.beyond))
         rank, first = 1, None
         for place, score in enumerate(ordered, 1):
-            if first is None or score.is_clear(first, len(ordered) - 1):
+            if first is None or score.is_clear(first, ordered):
                 rank, first = place, score
             ranks.setdefault(score.encoding, []).append(1 / rank)
     return {name: statistics.fmean(each) for name, each in ranks.items()}

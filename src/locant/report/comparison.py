@@ -273,7 +273,8 @@ def losses_table(summary: Summary) -> str:
         note += "Unigram and bigram are losses of counts: how often each token is in the training text, and how often "
         note += "it follows the one before it. "
     if any(map(summary.leaders, summary.lengths)):
-        note += "Best, and bold, are the lowest of a column and what is not clearly different from it."
+        note += "Best, and bold, are the lowest of a column and what is not clearly different from it: among equal "
+        note += "encodings, any clear difference has a chance of at most 5%."
     return noted(["encoding", "training", *multiples], rows, note)
 
 
@@ -296,8 +297,8 @@ def context_section(summary: Summary) -> dict[str, str]:
     note = (
         "Nats per token, of the same tokens, each with that many before it, or an eighth less: windows overlap. In "
         "windows that do not, as above, tokens at the beginning have little context. The difference is what the most "
-        "tokens do against as many as in training: below zero, what is far is used. It is clear beyond the deviation "
-        "over seeds and the 95% interval."
+        "tokens do against as many as in training: below zero, what is far is used. It is clear if zero lies outside "
+        "of its 95% intervals over seeds and over the text."
     )
     return {"Loss with full context": noted(["encoding", *_context_head(summary)], rows, note)}
 

@@ -60,7 +60,8 @@ def task_sections(results: Mapping[str, Any], picture: str) -> dict[str, str]:
     note = (
         f"{_explanation(results)} Grey: no more than half of the seeds had {LEARNED:.0%} of the rows of the trained "
         "length right, so that longer ones say nothing. Rank: the mean, over the tasks that an encoding learned, of 1 "
-        "/ its place; those that are not clearly different share a place."
+        "/ its place; those that are not clearly different share a place. Among equal encodings, any clear difference "
+        "has a chance of at most 5%."
     )
     return {
         "How far each encoding goes": noted([*map(escape, head)], cells, note),
@@ -87,7 +88,7 @@ def _sentence(task: str, found: Sequence[Score]) -> str:
     far = f"{spell(items)} items, {spell(items / best.train_length)} times the trained length"
     if len(learned) == 1:
         return f"{task}: {best.encoding} is right up to {far}{did_not}."
-    ties = spoken([score.encoding for score in learned[1:] if not best.is_clear(score, len(learned) - 1)])
+    ties = spoken([score.encoding for score in learned[1:] if not best.is_clear(score, learned)])
     tied = f", not clearly further than {ties}" if ties else ""
     return f"{task}: {best.encoding} goes furthest, right up to {far}{tied}{did_not}."
 
