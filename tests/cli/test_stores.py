@@ -59,11 +59,14 @@ def test_the_end_of_text_can_be_left_out(run: Run) -> None:
 def test_a_dry_run_writes_nothing(run: Run, folder: Path) -> None:
     before = listing(folder)
     result = run("prepare text.txt --dry-run --tokenizer bytes")
-    assert result.stdout == "1 file of 1,920 bytes: 1 document, 1,921 tokens, 3,842 bytes in the store\n"
+    assert (
+        result.stdout
+        == "1 file of 1,920 bytes: 1 document, 1,921 tokens, 3,842 bytes in the store; 1 worker by default\n"
+    )
     facts = json.loads(run("prepare text.txt --dry-run --tokenizer bytes --json").stdout)
     assert facts == {
         "files": 1, "bytes": 1920, "documents": 1, "tokens": 1921, "store_bytes": 3842, "exact": True,
-        "left_out": {}, "warnings": [],
+        "left_out": {}, "workers": 1, "warnings": [],
     }  # fmt: skip
     assert listing(folder) == before
 

@@ -63,7 +63,7 @@ def _unescaped(text: str) -> str:
     "--engine", type=OneOf(("auto", *get_args(EngineName))),
     help=f"What encodes. Default: {DEFAULTS['engine']}, the fast one where its ids are the same.",
 )  # fmt: skip
-@count("--workers", help="Processes. Default: one for each core; one for a task.")
+@count("--workers", help="Processes. Default: one for each 128 MiB, at most one a core.")
 @count("--task", low=0, help="Do only this share of the work, 0 to NUM_TASKS - 1.")
 @count("--num-tasks", help="Into how many shares the work is divided.")
 @click.option("--finalize", "only_join", is_flag=True, help="Join the parts of all tasks.")

@@ -153,7 +153,7 @@ def losses_in_windows(
     by_window: list[float] = []
     batch_size = max(1, EVAL_TOKENS // length)
     for first in range(0, len(windows), batch_size):
-        batch = windows.__getitems__(list(range(first, min(first + batch_size, len(windows)))))
+        batch = windows.collate(windows.__getitems__(range(first, min(first + batch_size, len(windows)))))
         if positions is not None:
             batch["positions"] = positions(batch["ids"])
         loss = model.losses(**batch)[:, -counting:].cpu().double()

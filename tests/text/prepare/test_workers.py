@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from locant import InputError, Tokenizer, cluster
-from locant.text.prepare import prepare, workers
+from locant.text.prepare import estimate, prepare, workers
 from locant.text.prepare.workers import Workers
 from locant.text.store import TokenStore
 from tests.refusal import refuses
-from tests.text.prepare.corpus import TEXTS, contents, options, planned, require_ids
+from tests.text.prepare.corpus import SEPARATOR, TEXTS, contents, options, planned, require_ids
 
 
 def test_a_worker_that_is_killed_is_reported_and_the_work_goes_on(corpus: Path, tmp_path: Path) -> None:
@@ -133,3 +133,21 @@ def test_after_ctrl_c_while_parts_are_joined_the_next_call_joins_the_rest(
         assert len(notes_of(corpus, out)) == 1
     assert not (out / "store.json").exists()
     require_ids(prepare(corpus, out, **options()), TEXTS)
+
+
+def test_by_default_a_small_input_is_done_in_this_process(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One worker for so many bytes, up to one for each core; a dry run says how many."""
+    module, started = sys.modules["locant.text.prepare.prepare"], list[int]()
+    request: dict[str, Any] = {"tokenizer": "bytes", "separator": SEPARATOR, "shard_size": 20}
+    monkeypatch.setattr(module, "num_cores", lambda: 4)
+    monkeypatch.setattr(module, "Workers", lambda size: (started.append(size), Workers(size))[1])
+    total = estimate(corpus, **request).bytes
+    for number, (bytes_per_worker, wanted) in enumerate([(total, 1), (total // 2, 2), (1, 4)]):
+        monkeypatch.setattr(module, "BYTES_PER_WORKER", bytes_per_worker)
+        estimated = estimate(corpus, **request)
+        assert estimated.workers == wanted
+        assert str(estimated).endswith(f"{wanted} worker{'s' * (wanted > 1)} by default")
+        prepare(corpus, tmp_path / str(number), **request)
+    assert started == [2, 4]

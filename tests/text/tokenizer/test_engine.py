@@ -101,8 +101,8 @@ class TestChoice:
         """And the same ids in other documents."""
         real = GigatokenEngine.encode
 
-        def wrong(self: GigatokenEngine, texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-            ids, lengths = (x.copy() for x in real(self, texts))
+        def wrong(self: GigatokenEngine, texts: list[bytes], is_utf8: bool) -> tuple[np.ndarray, np.ndarray]:
+            ids, lengths = (x.copy() for x in real(self, texts, is_utf8))
             if where is None:
                 lengths[int(np.flatnonzero(lengths)[0]) :][:2] += [-1, 1]
             else:
@@ -210,7 +210,7 @@ class TestOnDemand:
         texts = [self.TEXT, "", b"a", "\ud800", self.TEXT.encode()]
         calls = list[int]()
         run = GigatokenEngine.encode
-        monkeypatch.setattr(GigatokenEngine, "encode", lambda self, texts: (calls.append(1), run(self, texts))[1])
+        monkeypatch.setattr(GigatokenEngine, "encode", lambda self, *given: (calls.append(1), run(self, *given))[1])
         for _ in range(2):
             found = tokenizer.encode_batch(texts)
             assert [row.tolist() for row in found] == [one.ids for one in expected]

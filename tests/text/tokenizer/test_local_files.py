@@ -10,6 +10,7 @@ import itertools
 import json
 import re
 import socket
+import sys
 import tempfile
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from locant.errors import InputError
 from locant.text import Tokenizer, sample_text
 from locant.text.tokenizer import local_files
 from locant.text.tokenizer.local_files import ENCODINGS, cached_encoding, cached_name
+from tests.refusal import refuses
 
 REMEDIES = (r"the path of a tokenizer\.json", "download=True", r"trained on a text")
 VARIABLES = (
@@ -136,6 +138,39 @@ class TestAFolderOfGPT2:
             (gpt2 / name).write_text(content)
         with pytest.raises(InputError, match=said):
             Tokenizer.load(gpt2)
+
+
+class TestAModelOfSentencePiece:
+    @pytest.fixture(autouse=True)
+    def _temporary_files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def test_is_answered_with_how_to_convert_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "sentencepiece", None)
+        (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02")
+        for path in (tmp_path, tmp_path / "tokenizer.model"):
+            with refuses(InputError, "there is no sentencepiece here", f"from_pretrained({str(tmp_path)!r})"):
+                Tokenizer.load(path)
+
+    def test_gives_the_ids_of_sentencepiece(self, tmp_path: Path) -> None:
+        sentencepiece = pytest.importorskip("sentencepiece", reason="sentencepiece trains and reads such a model")
+        text, prefix = sample_text()[:200_000], tmp_path / "tokenizer"
+        (tmp_path / "text.txt").write_text(text)
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(tmp_path / "text.txt"), model_prefix=str(prefix), vocab_size=500, model_type="bpe",
+            byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2,
+        )  # fmt: skip
+        expected = sentencepiece.SentencePieceProcessor(f"{prefix}.model")
+        for path in (tmp_path, tmp_path / "tokenizer.model"):
+            tokenizer = Tokenizer.load(path)
+            for one in ("hello  world", " the cat", "né 日本", text[:5000].replace("\n", " ")):
+                assert tokenizer.encode(one).tolist() == expected.encode(one)
+
+    def test_that_is_damaged_is_refused(self, tmp_path: Path) -> None:
+        pytest.importorskip("sentencepiece", reason="without it nothing is read")
+        (tmp_path / "tokenizer.model").write_bytes(b"no model at all")
+        with refuses(InputError, "transformers cannot convert"):
+            Tokenizer.load(tmp_path)
 
 
 class TestANameThatIsNowhere:

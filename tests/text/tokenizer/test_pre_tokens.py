@@ -153,9 +153,9 @@ class TestWhoMayCut:
         steps = [pre_tokenizers.Digits(True), pre_tokenizers.Punctuation(), pre_tokenizers.ByteLevel(False)]
         library.pre_tokenizer = pre_tokenizers.Sequence(steps)
         library.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.NFKC()])
-        assert why_not_cut(Tokenizer.from_json(library.to_str()).plain_definition()) is None
+        assert why_not_cut(Tokenizer.from_json(library.to_str()).plain_definition) is None
         library.normalizer = normalizers.Strip()
-        assert "Strip" in (why_not_cut(Tokenizer.from_json(library.to_str()).plain_definition()) or "")
+        assert "Strip" in (why_not_cut(Tokenizer.from_json(library.to_str()).plain_definition) or "")
 
 
 @st.composite

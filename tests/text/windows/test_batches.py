@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, DataLoader, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, StackDataset, Subset, default_collate
 
 import locant.text.windows
 from locant import RangeError
 from locant.errors import LocantError
 from locant.positions import Positions
-from locant.text import Batch, Windows
+from locant.text import Windows
+from locant.text.windows import BatchOfWindows
 from tests.refusal import refuses
 from tests.text.windows.definition import PAD
 
@@ -35,7 +38,10 @@ class TestABatch:
         for row, item in enumerate(items):
             assert torch.equal(rows.index[row], item["positions"].index[0])
             assert torch.equal(rows.document[row], item["positions"].document[0])
-        assert windows.collate(batch) == batch
+        whole = windows.collate(batch)
+        assert list(whole) == ["ids", "targets", "positions"]
+        assert all(value is batch[name] for name, value in whole.items())
+        assert windows.collate(whole) == whole
         stacked = windows.collate(items)
         assert torch.equal(stacked["ids"], batch["ids"])
         assert torch.equal(stacked["targets"], batch["targets"])
@@ -55,7 +61,7 @@ class TestABatch:
         calls = []
 
         class Watched(Windows):
-            def __getitems__(self, indices: list[int]) -> Batch:
+            def __getitems__(self, indices: list[int]) -> BatchOfWindows:
                 calls.append(list(indices))
                 return super().__getitems__(indices)
 
@@ -76,10 +82,10 @@ class TestABatch:
         assert targets[targets != PAD].tolist() == list(range(1, 50))
 
     def test_is_a_dict_without_other_keys(self) -> None:
-        batch = Windows(np.arange(9), 4).__getitems__([0])
-        assert list(batch) == ["ids", "targets", "positions"]
-        with pytest.raises(KeyError, match="labels"):
-            batch["labels"]  # type: ignore[typeddict-item]
+        windows = Windows(np.arange(9), 4)
+        for batch in (windows.collate(windows.__getitems__([0])), next(iter(DataLoader(windows, 2))), windows[0]):
+            assert type(batch) is dict
+            assert list(batch) == ["ids", "targets", "positions"]
 
     @pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor, lambda x: np.array(x, dtype=np.uint8)])
     def test_may_be_asked_for_with_any_integers(self, kind: type) -> None:
@@ -159,7 +165,7 @@ def test_loaders_give_pairs_in_the_same_order() -> None:
 def test_the_whole_batch_is_not_copied() -> None:
     fetched = both()[0].__getitems__([0, 1])
     inputs, _ = both()[0].collate(fetched)
-    assert inputs is fetched.ids
+    assert inputs is fetched["ids"]
 
 
 def test_packed_rows_keep_their_positions() -> None:
@@ -167,3 +173,84 @@ def test_packed_rows_keep_their_positions() -> None:
         Windows(IDS, 4, mode="packed", documents=[0, 43], as_tuple=True)
     with refuses(RangeError, "as_tuple"):
         Windows(IDS, 4, as_tuple=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"as_tuple": True},
+        {"mode": "document", "documents": [0, 5, 11, 40, 90]},
+        {"mode": "packed", "documents": [0, 5, 11, 40, 90]},
+    ],
+)
+def test_a_function_of_ones_own_gets_the_windows_one_by_one(options: dict[str, Any]) -> None:
+    """As from a dataset that reads them one by one, which is the oracle."""
+
+    class OneByOne(Dataset[Any]):
+        def __getitem__(self, index: int) -> Any:
+            return windows[index]
+
+        def __len__(self) -> int:
+            return len(windows)
+
+    windows = Windows(np.arange(90), 8, **options)
+    for dataset in (windows, Subset(windows, range(len(windows)))):
+        loaders = [DataLoader(each, 3, collate_fn=lambda items: items) for each in (dataset, OneByOne())]
+        for items, wanted in zip(*loaders, strict=True):
+            assert len(items) == len(wanted)
+            for found in ([*items], items[:], [items[place] for place in range(len(items))], [*items[::-1]][::-1]):
+                assert all(map(same, found, wanted))
+            assert same(items[-1], wanted[-1])
+            with pytest.raises(IndexError):
+                items[len(items)]
+    assert [same(*pair) for pair in zip(windows.__getitems__([1, 0]), [windows[1], windows[0]], strict=True)]
+    both = DataLoader(StackDataset(windows, range(len(windows))), 2, collate_fn=lambda items: items)
+    assert same(next(iter(both))[1][0], windows[1])
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two windows hold the same, dicts or pairs."""
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return all(map(torch.equal, one, other))
+    assert isinstance(one, dict)
+    assert [*one] == [*other]
+    assert torch.equal(one["positions"].index, other["positions"].index)
+    assert torch.equal(one["positions"].document, other["positions"].document)
+    assert one["positions"].max_index == other["positions"].max_index
+    return torch.equal(one["ids"], other["ids"]) and torch.equal(one["targets"], other["targets"])
+
+
+def test_what_a_function_changes_in_windows_is_not_lost_when_it_collates_them() -> None:
+    def with_weight(items: Any) -> Any:
+        for place, item in enumerate(items):
+            item["weight"] = float(place)
+        return default_collate(items)
+
+    def renamed(items: Any) -> Any:
+        for item in items:
+            for name in ("ids", "targets", "positions"):
+                item[f"my_{name}"] = item.pop(name)
+        return default_collate(items)
+
+    def masked(items: Any) -> Any:
+        items[0]["targets"][:2] = PAD
+        return windows.collate(items)
+
+    def replaced(items: Any) -> Any:
+        items[0]["ids"] = items[0]["ids"] + 1
+        return windows.collate(items)
+
+    windows = Windows(np.arange(90), 8, mode="packed", documents=[0, 5, 11, 40, 90])
+    batch = windows.collate([windows[0], windows[1]])
+
+    def first(function: Any) -> Any:
+        return next(iter(DataLoader(windows, 2, collate_fn=function)))
+
+    assert first(with_weight)["weight"].tolist() == [0.0, 1.0]
+    assert first(with_weight)["positions"] == batch["positions"]
+    assert [*first(renamed)] == ["my_ids", "my_targets", "my_positions"]
+    assert torch.equal(first(renamed)["my_ids"], batch["ids"])
+    assert first(masked)["targets"][0, :2].tolist() == [PAD, PAD]
+    assert torch.equal(first(replaced)["ids"][0], batch["ids"][0] + 1)
+    assert torch.equal(first(replaced)["ids"][1], batch["ids"][1])

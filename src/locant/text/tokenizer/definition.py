@@ -390,6 +390,12 @@ def last_cut(text: bytes, begin: int = 0, end: int | None = None) -> int:
         size *= 8
 
 
+def first_cut(text: bytes, begin: int) -> int:
+    """The first place from `begin` on where a text may be cut, if the tokenizer allows it, or its end."""
+    matches = _BEFORE_SPACE.finditer(text, begin)
+    return next((match.end() for match in matches if is_letter(match[0])), len(text))
+
+
 def why_not_cut(definition: Definition) -> str | None:
     """Why the texts of a tokenizer, as the library writes it, may not be cut, or ``None`` if they may."""
     if unknown := [step["type"] for step in normalizers(definition) if step["type"] not in _NORMALIZERS]:

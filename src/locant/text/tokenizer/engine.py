@@ -12,11 +12,11 @@ Six things about gigatoken (version 0.10) decide how it is used here:
 * It always recognises special tokens in the text. So it is built from a definition that has none.
 * It expects UTF-8, and may end the whole process at any other byte. So those are encoded here, one by one.
 * It composes letters and accents (NFC) by a newer version of Unicode than `tokenizers`. So it never normalizes: it
-  gets such texts only where every version of Unicode leaves them as they are.
+  gets text only where every version of Unicode leaves it as it is.
 * It finds all added tokens in one pass, as they are spelled. So it is not used where `tokenizers` does otherwise, for
   their flags, see `_why_not_added`.
-* Some 4 700 code points are letters, marks or digits to it that `tokenizers` does not know. So texts with a character
-  newer than Unicode 3.2 (2002), emoji and the like aside, go to `tokenizers`.
+* Some 4 700 code points are letters, marks or digits to it that `tokenizers` does not know. So what stands around a
+  character newer than Unicode 3.2 (2002), emoji and the like aside, goes to `tokenizers`, up to the nearest cuts.
 * It caches every word it has seen: its memory grows by up to twelve times the text. So it is discarded and built again
   (a twentieth of a second) when it has grown by `GROWTH`, or where the system does not tell, after `UNSEEN` of text.
 """
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import json
 import mmap
 import os
@@ -33,12 +34,12 @@ import sys
 import threading
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
-from jaxtyping import Bool, Int32, Int64
+from jaxtyping import Bool, Int32, Int64, UInt8
 
 from locant.arguments import one_of
 from locant.errors import InputError, Remedy
@@ -47,6 +48,7 @@ from locant.text.reading import well_formed
 from locant.text.tokenizer.definition import (
     LONGEST_LETTER,
     Definition,
+    first_cut,
     last_cut,
     library_errors,
     normalizers,
@@ -82,6 +84,12 @@ CHECKED = 2**17
 STRETCH = 2**13
 """From each place of the text."""
 
+SPAN = 2**10
+"""The fewest bytes that go to `tokenizers` for a character that gigatoken may read otherwise."""
+
+SCANNED = 2**18
+"""Bytes in which such characters are looked for at a time."""
+
 LEAST = 4 * 2**20
 """Bytes of text before it is built anew, whatever else grows meanwhile in the same process."""
 
@@ -92,10 +100,6 @@ _CHANGED_BY_NFC = re.compile(
     "\u2010-\u2027\u2030-\u205e\u20a0-\u20bf\u2190-\u22ff\u2500-\u27bf\u3001-\u3029\u3030-\u303f\u3041-\u3096"
     "\u30a1-\u30fe\u4e00-\u9fa5\uac00-\ud7a3\uff01-\uff5e\U0001f300-\U0001f6ff\U0001f900-\U0001f9ff]"
 )
-
-# The beginning, in UTF-8, of what could be a letter that not all versions of Unicode know: below U+0800, from U+2000
-# to U+9FFF, in Korean, and from U+1F000 on, only symbols are added.
-_MAY_BE_NEW = re.compile(rb"[\xe0\xe1\xea\xf1-\xf4]|\xf0[^\x9f]")
 
 # The pattern of cl100k_base, as `tokenizers` needs it and as gigatoken does.
 _SPELLED = {
@@ -159,16 +163,19 @@ class Engine:
         self.tokenizer = tokenizer
         self.name: EngineName = name
         self.reason = reason
-        self.why_not_cut = None if tokenizer.only_bytes else why_not_cut(tokenizer.plain_definition())
+        self.why_not_cut = None if tokenizer.only_bytes else why_not_cut(tokenizer.plain_definition)
         """Why documents are never cut, or ``None`` if they are."""
         self._fast = GigatokenEngine(tokenizer, parallel) if name == "gigatoken" else None
 
-    def encode(self, documents: Sequence[bytes]) -> Rows:
-        """The ids of all documents; an `InputError` for one that is too long and cannot be cut, or be spelled."""
+    def encode(self, documents: Sequence[bytes], is_utf8: bool = False) -> Rows:
+        """The ids of all documents; an `InputError` for one that is too long and cannot be cut, or be spelled.
+
+        Where the caller knows that all of them are UTF-8, they are not checked again.
+        """
         if all(len(document) <= PART for document in documents):
-            return self._run([*documents])
+            return self._run([*documents], is_utf8)
         parts = [self._parts(document) for document in documents]
-        ids, lengths = self._run([part for row in parts for part in row])
+        ids, lengths = self._run([part for row in parts for part in row], is_utf8)
         first = np.cumsum([0, *map(len, parts[:-1])])
         return ids, np.add.reduceat(lengths, first)
 
@@ -208,12 +215,12 @@ class Engine:
             number += len(texts) - unfinished
         return found
 
-    def _run(self, texts: list[bytes]) -> Rows:
+    def _run(self, texts: list[bytes], is_utf8: bool) -> Rows:
         if self.tokenizer.only_bytes:
             ids = np.frombuffer(b"".join(texts), dtype=np.uint8).astype(np.int32)
             return ids, np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
         if self._fast is not None:
-            return self._fast.encode(texts)
+            return self._fast.encode(texts, is_utf8)
         rows = self.tokenizer.encode_by_reference(texts)
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         return np.concatenate([np.empty(0, dtype=np.int32), *rows]), lengths
@@ -255,9 +262,12 @@ def choose_engine(name: EngineChoice, tokenizer: Tokenizer, sample: Sequence[byt
     one_of("engine", name, ("auto", *get_args(EngineName)))
     if name == "tokenizers":
         return Engine(tokenizer, "tokenizers", "asked for")
-    fault = why_not_gigatoken(tokenizer) or _disagreement(tokenizer, sample)
+    fault = why_not_gigatoken(tokenizer)
     if fault is None:
-        return Engine(tokenizer, "gigatoken", "its ids are those of tokenizers on a sample of the texts")
+        fast = Engine(tokenizer, "gigatoken", "its ids are those of tokenizers on a sample of the texts")
+        fault = _disagreement(fast, sample)
+        if fault is None:
+            return fast
     if name == "gigatoken":
         raise InputError(
             f"gigatoken cannot be used here: {fault}", Remedy("{}, which uses tokenizers then", engine="auto")
@@ -265,15 +275,15 @@ def choose_engine(name: EngineChoice, tokenizer: Tokenizer, sample: Sequence[byt
     return Engine(tokenizer, "tokenizers", fault)
 
 
-def _disagreement(tokenizer: Tokenizer, sample: Sequence[bytes]) -> str | None:
+def _disagreement(engine: Engine, sample: Sequence[bytes]) -> str | None:
     """Why gigatoken cannot encode these texts, or ``None`` if its ids are the same."""
     # Every added token's name, as a text and within one.
-    names = [token["content"] for token in tokenizer.added_tokens]
+    names = [token["content"] for token in engine.tokenizer.added_tokens]
     spelled = [text.encode() for name in names for text in (name, f"a {name}b\n{name}{name}", f"x{name}1 {name} x")]
     texts = [*sample, *PROBE_TEXTS, *spelled]
-    found = Engine(tokenizer).encode(texts)
+    found = Engine(engine.tokenizer).encode(texts)
     try:
-        fast = Engine(tokenizer, "gigatoken").encode(texts)
+        fast = engine.encode(texts)
     except InputError as error:
         return error.cause
     if all(map(np.array_equal, found, fast)):
@@ -289,7 +299,7 @@ def why_not_gigatoken(tokenizer: Tokenizer) -> str | None:
         return "every byte is an id, so there is nothing to look up"
     if not tokenizer.byte_level:
         return "the tokenizer is no byte-level BPE"
-    steps = normalizers(tokenizer.plain_definition())
+    steps = normalizers(tokenizer.plain_definition)
     if others := [step["type"] for step in steps if step["type"] != "NFC"]:
         return f"the tokenizer changes texts first ({others[0]})"
     if fault := _why_not_added([token for token in tokenizer.added_tokens if not token["special"]], bool(steps)):
@@ -350,13 +360,15 @@ class EngineOnDemand:
                 self._engine = choose_engine("auto", self._tokenizer, _stretches(texts))
             if self._engine.name != "gigatoken":
                 return None
-            documents = [text if isinstance(text, bytes) else well_formed(text).encode() for text in texts]
+            documents = [text if isinstance(text, bytes) else _utf8(text) for text in texts]
             if max(map(len, documents)) > WHOLE and self._engine.too_long([(documents, False)]):
                 return None
-            ids, lengths = self._engine.encode(documents)
+            ids, lengths = self._engine.encode(documents, not any(isinstance(text, bytes) for text in texts))
         finally:
             self._lock.release()
-        return [row.copy() for row in np.split(ids, np.cumsum(lengths)[:-1])]
+        if len(texts) == 1 and ids.base is None:
+            return [ids]
+        return [row.copy() for row in _split(ids, lengths)]
 
 
 def _note_fork() -> None:
@@ -375,10 +387,23 @@ def _stretches(texts: Sequence[str | bytes]) -> list[bytes]:
     for text in texts:
         while place < len(text):
             piece = text[place : place + STRETCH]
-            found.append(piece if isinstance(piece, bytes) else well_formed(piece).encode())
+            found.append(piece if isinstance(piece, bytes) else _utf8(piece))
             place += step
         place -= len(text)
     return found
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return well_formed(text).encode()
+
+
+def _split(ids: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    """The rows, as views."""
+    ends = np.cumsum(lengths).tolist()
+    return [ids[begin:end] for begin, end in itertools.pairwise([0, *ends])]
 
 
 class GigatokenEngine:
@@ -388,8 +413,11 @@ class GigatokenEngine:
         self, tokenizer: Tokenizer, parallel: bool | None, resident: Callable[[], int | None] | None = None
     ) -> None:
         self._tokenizer = tokenizer
-        definition = tokenizer.plain_definition()
-        self._changes = bool(normalizers(definition))
+        definition = tokenizer.plain_definition
+        self._may_be_cut = why_not_cut(definition) is None
+        composes = bool(normalizers(definition))
+        self._is_same = _stable() if composes else _long_known()
+        self._lowest = 0xCC if composes else 0xE0  # the first byte of U+0300 and U+0800
         plain = {**definition, "normalizer": None, "pre_tokenizer": _respelled(definition["pre_tokenizer"])}
         self._definition = json.dumps(plain, ensure_ascii=False)
         self._parallel = parallel
@@ -398,30 +426,65 @@ class GigatokenEngine:
         self._grown = self._seen = 0
         self.builds = 0
 
-    def encode(self, texts: list[bytes]) -> Rows:
+    def encode(self, texts: list[bytes], is_utf8: bool = False) -> Rows:
         """The ids of all texts, one after the other, and how many each has."""
-        with suppress(UnicodeDecodeError):
-            if not self._is_strange(b"\n".join(texts).decode()):
-                return self._run(texts)
-        rows = self._tokenizer.assemble(texts, self._rows)
-        return np.concatenate(rows), np.array([len(row) for row in rows], dtype=np.int64)
-
-    def _is_strange(self, text: str) -> bool:
-        """Whether `tokenizers` has to encode it, because versions of Unicode differ about it."""
-        if self._changes and _CHANGED_BY_NFC.search(text) is not None:
-            return True
-        if _MAY_BE_NEW.search(text.encode()) is None:
-            return False
-        return not _long_known()[np.frombuffer(text.encode("utf-32-le"), dtype="<u4")].all()
+        joined = b"\n".join(texts)
+        if not (is_utf8 or joined.isascii()):
+            try:
+                joined.decode()
+            except UnicodeDecodeError:
+                rows = self._tokenizer.assemble(texts, self._rows)
+                return np.concatenate(rows), np.array([len(row) for row in rows], dtype=np.int64)
+        return self._run_utf8(texts, joined)
 
     def _rows(self, texts: list[str]) -> list[Int32[np.ndarray, " _"]]:
-        strange = [self._is_strange(text) for text in texts]
-        ids, lengths = self._run([text.encode() for text, other in zip(texts, strange, strict=True) if not other])
-        rows = iter(np.split(ids, np.cumsum(lengths)[:-1]))
-        others = iter(
-            self._tokenizer.encode_by_reference([text for text, other in zip(texts, strange, strict=True) if other])
+        spelled = [text.encode() for text in texts]
+        return _split(*self._run_utf8(spelled, b"\n".join(spelled)))
+
+    def _run_utf8(self, texts: list[bytes], joined: bytes) -> Rows:
+        """The same of UTF-8; `joined` has one byte between two texts."""
+        places = self._strange_places(joined)
+        if not len(places):
+            return self._run(texts)
+        ends = np.cumsum([len(text) + 1 for text in texts])
+        by_text = np.split(places, np.searchsorted(places, ends[:-1]))
+        begins = [0, *ends[:-1].tolist()]
+        return self._run_apart(
+            [self._apart(*each) for each in zip(texts, map(np.subtract, by_text, begins), strict=True)]
         )
-        return [next(others if other else rows) for other in strange]
+
+    def _strange_places(self, text: bytes) -> Int64[np.ndarray, " places"]:
+        """Where the characters begin about which versions of Unicode differ, in UTF-8."""
+        units = np.frombuffer(b"" if text.isascii() else text, dtype=np.uint8)
+        found = [np.empty(0, dtype=np.int64)]
+        for begin in range(0, len(units), SCANNED):
+            places = np.flatnonzero(units[begin : begin + SCANNED] >= self._lowest) + begin
+            found.append(places[~self._is_same[_code_points(units, places)]])
+        return np.concatenate(found)
+
+    def _apart(self, text: bytes, places: Int64[np.ndarray, " places"]) -> list[bytes]:
+        """The text in pieces that have its ids; every second one, from the second on, is for `tokenizers`."""
+        if not len(places):
+            return [text]
+        if not self._may_be_cut:
+            return [b"", text]
+        pieces: list[bytes] = []
+        done = 0
+        for place in places.tolist():
+            if place >= done:
+                begin = max(last_cut(text, done, place), done)
+                end = first_cut(text, max(place, begin + SPAN))
+                pieces += [text[done:begin], text[begin:end]]
+                done = end
+        return [*pieces, text[done:]]
+
+    def _run_apart(self, texts: list[list[bytes]]) -> Rows:
+        """The ids of texts in such pieces."""
+        fast = iter(_split(*self._run([piece for pieces in texts for piece in pieces[::2]])))
+        slow = iter(self._tokenizer.encode_by_reference([piece for pieces in texts for piece in pieces[1::2]]))
+        rows = [[next(slow if place % 2 else fast) for place in range(len(pieces))] for pieces in texts]
+        lengths = np.array([sum(map(len, row)) for row in rows], dtype=np.int64)
+        return np.concatenate([part for row in rows for part in row]), lengths
 
     def _run(self, texts: list[bytes]) -> Rows:
         library = self._library or self._build()
@@ -465,14 +528,35 @@ def _refusals() -> AbstractContextManager[None]:
     return library_errors("gigatoken refuses", "engine='tokenizers'", kinds)
 
 
+def _code_points(
+    units: UInt8[np.ndarray, " bytes"], places: Int64[np.ndarray, " places"]
+) -> Int64[np.ndarray, " places"]:
+    """The code points of the characters, of two bytes or more, that begin at these places."""
+    lead = units[places].astype(np.int64)
+    # What is read beyond the end, for a shorter character, is not used.
+    one, two, three = (units[np.minimum(places + i, len(units) - 1)].astype(np.int64) & 0x3F for i in (1, 2, 3))
+    of_three = (lead & 0xF) << 12 | one << 6 | two
+    of_four = (lead & 0x7) << 18 | one << 12 | two << 6 | three
+    return np.where(lead >= 0xF0, of_four, np.where(lead >= 0xE0, of_three, (lead & 0x1F) << 6 | one))
+
+
 @functools.cache
 def _long_known() -> Bool[np.ndarray, " code_points"]:
     """For every code point, whether all versions of Unicode from 3.2 on agree on what it is."""
     known = np.zeros(sys.maxunicode + 1, dtype=bool)
     category = unicodedata.ucd_3_2_0.category
     known[:0x30000] = [category(chr(code)) != "Cn" for code in range(0x30000)]
-    known[0x2000:0x3000] = known[0x1F000:0x20000] = True  # see _MAY_BE_NEW
+    # Below U+0800, from U+2000 to U+2FFF, and from U+1F000 on both libraries know the same letters.
+    known[:0x800] = known[0x2000:0x3000] = known[0x1F000:0x20000] = True
     return known
+
+
+@functools.cache
+def _stable() -> Bool[np.ndarray, " code_points"]:
+    """For every code point, whether they agree, and NFC leaves it as it is, whatever stands beside it."""
+    stable = _long_known().copy()
+    stable[[match.start() for match in _CHANGED_BY_NFC.finditer("".join(map(chr, range(sys.maxunicode + 1))))]] = False
+    return stable
 
 
 def _respelled(step: Definition) -> Definition:

@@ -4,7 +4,8 @@ A name such as ``gpt2`` or ``someone/something`` is looked up where the Hugging 
 downloaded, then where `tiktoken` does, which keeps each of OpenAI's encodings under the SHA-1 of its address. That
 file holds ranks: the bytes of every token, in the order in which they merge. A `tokenizer.json` holds merges instead,
 so each token becomes the list of all pairs of tokens that it can be made of; the ids come out the same. Reading one
-takes one to a few seconds. A folder may also hold GPT-2's two files as OpenAI published them.
+takes one to a few seconds. A folder may also hold GPT-2's two files as OpenAI published them, or a model of
+SentencePiece, which `transformers` converts.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import base64
 import hashlib
 import json
 import os
+import shutil
 import socket
 import tempfile
 from dataclasses import dataclass, field
@@ -23,9 +25,18 @@ from urllib.request import getproxies
 
 from locant.arguments import shown
 from locant.errors import InputError, Remedy
+from locant.extras import is_installed
 from locant.files import FaultError, strict_json
 from locant.text.reading import read_texts
-from locant.text.tokenizer.definition import BYTE_SPELLING, CONTRACTION, END_OF_TEXT, LOWER, UPPER, byte_level
+from locant.text.tokenizer.definition import (
+    BYTE_SPELLING,
+    CONTRACTION,
+    END_OF_TEXT,
+    LOWER,
+    UPPER,
+    byte_level,
+    library_errors,
+)
 
 HOST = "https://openaipublic.blob.core.windows.net/"  # part of the name of a cached file; nothing is fetched
 
@@ -140,6 +151,17 @@ def _definition(ranks: dict[bytes, int], encoding: Encoding) -> dict[str, Any]:
 FILE = "tokenizer.json"
 OF_GPT2 = ("encoder.json", "vocab.bpe")
 """Spellings with their ids, and merges, a line each; such a folder is read where it has no `FILE`."""
+OF_SENTENCEPIECE = "tokenizer.model"
+"""Such a folder, or a file that ends so, is read where `transformers` can convert it."""
+CONVERSION_ERRORS = (
+    "ValueError",
+    "OSError",
+    "RuntimeError",
+    "DecodeError",
+    "AttributeError",
+    "TypeError",
+    "ImportError",
+)
 REMEDY = Remedy(f"the path of a {FILE}, {{}}, or a tokenizer trained on a text of yours", download=True)
 
 TIMEOUT = 5.0
@@ -158,8 +180,14 @@ def find(path_or_name: str | Path, *, download: bool) -> tuple[str, str]:
         if path.is_dir() and not (path / FILE).is_file():
             if all((path / name).is_file() for name in OF_GPT2):
                 return _of_gpt2(path)
+            if (path / OF_SENTENCEPIECE).is_file():
+                return _of_sentencepiece(path)
             cause = f"got the folder {path}, which holds no {FILE}"
             raise InputError(cause, f"the path of a {FILE}, or a folder with one, or with {' and '.join(OF_GPT2)}")
+        if path.suffix == ".model" and path.is_file():
+            with tempfile.TemporaryDirectory() as folder:
+                shutil.copyfile(path, Path(folder) / OF_SENTENCEPIECE)
+                return _of_sentencepiece(Path(folder), path)
         return _read(path / FILE if path.is_dir() else path)
     name = str(path_or_name)
     if isinstance(path_or_name, str) and name:
@@ -189,6 +217,21 @@ def _of_gpt2(folder: Path) -> tuple[str, str]:
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": True}
     model = {"type": "BPE", "vocab": vocab, "merges": pairs}
     return json.dumps(byte_level(level, special, model)), str(folder)
+
+
+def _of_sentencepiece(folder: Path, path: Path | None = None) -> tuple[str, str]:
+    """A folder with a model of SentencePiece as a `tokenizer.json`, by the converter of `transformers`."""
+    path = path or folder / OF_SENTENCEPIECE
+    if missing := [name for name in ("transformers", "sentencepiece") if not is_installed(name)]:
+        cause = f"{path} is a model of SentencePiece, which transformers converts, but there is no {missing[0]} here"
+        convert = f"transformers.AutoTokenizer.from_pretrained({str(path.parent)!r}).save_pretrained('converted')"
+        raise InputError(cause, f"pip install transformers sentencepiece protobuf, or, where these are, {convert}")
+    from transformers import AutoTokenizer
+
+    remedy = "the file as it was published, or a tokenizer.json of the same model"
+    with library_errors(f"transformers cannot convert {path}", remedy, CONVERSION_ERRORS):
+        converted = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        return converted.backend_tokenizer.to_str(), str(path)
 
 
 def _hub_cache() -> Path:

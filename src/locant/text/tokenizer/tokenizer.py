@@ -392,6 +392,7 @@ class Tokenizer:
         """The added tokens, special ones among them, with their ids and flags, as the library writes them."""
         return self._canonical["added_tokens"]
 
+    @functools.cached_property
     def plain_definition(self) -> dict[str, Any]:
         """The definition of a tokenizer with the same ids for every text, and no special tokens to find in it."""
         return definitions.without(self._canonical, self.special_tokens.keys())
@@ -404,7 +405,8 @@ class Tokenizer:
             known = ", ".join(map(repr, self.special_tokens)) or "none"
             raise InputError(f"got {unknown[0]!r} in allowed_special, which is no special token", f"some of: {known}")
         if allowed not in self._encoders:
-            plain = definitions.without(self._canonical, self.special_tokens.keys() - allowed)
+            hidden = self.special_tokens.keys() - allowed
+            plain = definitions.without(self._canonical, hidden) if allowed else self.plain_definition
             self._encoders[allowed] = tokenizers.Tokenizer.from_str(json.dumps(plain))
         return self._encoders[allowed]
 

@@ -1,7 +1,7 @@
 """Windows: token ids cut into pieces of one length, and batches of them."""
 
-from locant.text.windows.layouts import IGNORED_TARGET, Batch
+from locant.text.windows.layouts import IGNORED_TARGET, Batch, BatchOfWindows
 from locant.text.windows.loader import BatchSampler, Loader
 from locant.text.windows.windows import Windows
 
-__all__ = ["IGNORED_TARGET", "Batch", "BatchSampler", "Loader", "Windows"]
+__all__ = ["IGNORED_TARGET", "Batch", "BatchOfWindows", "BatchSampler", "Loader", "Windows"]

@@ -11,14 +11,16 @@ are in the order of their first pieces. Measured on two CPU cores: a million doc
 (log-normal) take 0.15 s to pack into rows of 2 048, and fewer than one slot in a thousand stays empty; one window per
 document leaves 70 in a hundred.
 
-A data loader fetches whole batches from `Windows`, which `collate` leaves as they are. A plain `DataLoader` uses
-`torch.utils.data.default_collate`, which looks up the type of the first item in a table: a `Batch` is its own first
-item and has an entry in that table, as `Positions` has.
+A data loader fetches a whole batch from `Windows` by one call, and hands it to its ``collate_fn`` as the sequence of
+its windows, `BatchOfWindows`. `collate` takes the batch out again, so no window is ever made. A plain `DataLoader` uses
+`torch.utils.data.default_collate`, which looks up the type of the first window in a table: the windows have a type of
+their own with an entry in that table, as `Positions` has. Any other function gets windows, made when it asks for them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import operator
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from functools import cached_property
@@ -28,6 +30,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int, Integer
 from torch import Tensor
+from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from locant.errors import InputError
@@ -49,39 +52,81 @@ class Batch(TypedDict):
     positions: Positions
 
 
-class Pairs(Sequence[tuple[Tensor, Tensor]]):
-    """A batch of windows as pairs of inputs and targets, which `default_collate` can stack and `collate` need not."""
+FIELDS = ["ids", "targets", "positions"]
 
-    def __init__(self, batch: Batch) -> None:
-        self.ids, self.targets = batch["ids"], batch["targets"]
+
+class _Window(dict[str, Any]):
+    """A window of a batch. `default_collate` recognises the batch by this type."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, ids: Tensor, targets: Tensor, positions: Positions) -> None:
+        super().__init__(ids=ids, targets=targets, positions=positions)
+        self._fields = ids, targets, positions
+
+    def is_unchanged(self) -> bool:
+        return [*self] == FIELDS and all(map(operator.is_, self.values(), self._fields))
+
+
+class BatchOfWindows(Sequence[Any]):
+    """The windows of a batch that was read by one call; by name, as ``windows["ids"]``, a field of all of them.
+
+    A window is a dict, or a pair ``(inputs, targets)``, and is made when it is asked for. Its tensors are views of
+    those of the batch.
+
+    >>> ids = torch.tensor([[1, 2], [3, 4]])
+    >>> windows = BatchOfWindows(Batch(ids=ids, targets=ids + 1, positions=Positions.arange(2)))
+    >>> len(windows), windows[1]["ids"].tolist(), windows["ids"].tolist()
+    (2, [3, 4], [[1, 2], [3, 4]])
+    """
+
+    def __init__(self, batch: Batch, as_tuple: bool = False) -> None:
+        self._batch, self._as_tuple = batch, as_tuple
+        self._windows: list[Any] = []
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self._batch["ids"])
 
     def __getitem__(self, index: Any) -> Any:
-        return self.ids[index], self.targets[index]
+        if isinstance(index, str):
+            return cast(dict[str, Any], self._batch)[index]
+        ids, targets = self._batch["ids"], self._batch["targets"]
+        if not self._windows and index == 0:  # `default_collate` asks for the first one alone
+            self._windows.append(self._window(0, ids[0], targets[0]))
+        elif (made := len(self._windows)) < len(ids):
+            rows = zip(ids[made:].unbind(), targets[made:].unbind(), strict=True)
+            self._windows += [self._window(number, *row) for number, row in enumerate(rows, start=made)]
+        return self._windows[index]
 
+    def _window(self, number: int, ids: Tensor, targets: Tensor) -> Any:
+        if self._as_tuple:
+            return ids, targets
+        positions = self._batch["positions"]
+        if positions.batch > 1:
+            index, document = (each[number : number + 1] for each in (positions.index, positions.document))
+            positions = Positions(index, document, None, 0, int(index.max()))
+        return _Window(ids, targets, positions)
 
-class _WholeBatch(dict[str, object]):
-    """A batch that needs no collating: for `default_collate`, its first item is the batch itself."""
+    def keys(self) -> list[str]:
+        """The names of the fields, so that ``**windows`` passes those of the whole batch."""
+        return FIELDS
 
-    def __missing__(self, key: object) -> _WholeBatch:
-        if key == 0:
-            return self
-        raise KeyError(key)
+    def whole(self) -> Any:
+        """The batch, as a dict or a pair; ``None`` if a field of a window was added, replaced or removed."""
+        if self._as_tuple:
+            return self._batch["ids"], self._batch["targets"]
+        return self._batch if all(window.is_unchanged() for window in self._windows) else None
 
-
-def whole_batch(ids: Int[Tensor, "batch length"], targets: Int[Tensor, "batch length"], positions: Positions) -> Batch:
-    """A batch that every way of collating leaves as it is."""
-    return cast(Batch, _WholeBatch(ids=ids, targets=targets, positions=positions))
+    def __repr__(self) -> str:
+        return f"BatchOfWindows({len(self)} of length {self._batch['ids'].shape[1]})"
 
 
 def collate(batch: Any) -> Any:
-    """A batch as it is; a list of windows stacked, dicts or pairs."""
+    """A batch that was read whole or is one already; a list of windows stacked, dicts or pairs."""
+    if isinstance(batch, BatchOfWindows) and (whole := batch.whole()) is not None:
+        return whole
     if isinstance(batch, dict):
         return dict(batch)
-    if isinstance(batch, Pairs):
-        return batch.ids, batch.targets
     if isinstance(batch[0], tuple):
         return tuple(torch.stack(column) for column in zip(*batch, strict=True))
     return {
@@ -89,6 +134,13 @@ def collate(batch: Any) -> Any:
         "targets": torch.stack([item["targets"] for item in batch]),
         "positions": _stacked([item["positions"] for item in batch]),
     }
+
+
+def _collate_windows(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    """For `default_collate`: the batch if it was read whole, else what it makes of any dicts."""
+    if isinstance(batch, BatchOfWindows) and (whole := batch.whole()) is not None:
+        return whole
+    return torch_collate([dict(window) for window in batch], collate_fn_map=collate_fn_map)
 
 
 def _stacked(rows: Sequence[Positions]) -> Positions:
@@ -100,7 +152,7 @@ def _stacked(rows: Sequence[Positions]) -> Positions:
     return Positions(index, document, None, 0, max(highs) if len(highs) == len(rows) else None)
 
 
-default_collate_fn_map[_WholeBatch] = lambda batch, collate_fn_map=None: collate(batch)
+default_collate_fn_map[_Window] = _collate_windows
 default_collate_fn_map[Positions] = lambda batch, collate_fn_map=None: _stacked(batch)
 
 
@@ -150,10 +202,10 @@ class DocumentWindows:
             return self._full(*(rows or self._read(tokens, starts)))
         rows = gather(tokens.memory, starts, sizes, self.length, pad_id=self.pad_id)
         ids, targets, *where = map(torch.from_numpy, rows or self._read_padded(tokens, starts, sizes))
-        return whole_batch(ids, targets, Positions(where[0], where[1], None, 0, int(sizes.max()) - 1))
+        return Batch(ids=ids, targets=targets, positions=Positions(where[0], where[1], None, 0, int(sizes.max()) - 1))
 
     def _full(self, ids: np.ndarray, targets: np.ndarray) -> Batch:
-        return whole_batch(torch.from_numpy(ids), torch.from_numpy(targets), self._full_positions)
+        return Batch(ids=torch.from_numpy(ids), targets=torch.from_numpy(targets), positions=self._full_positions)
 
     def _read(self, tokens: Tokens, starts: np.ndarray) -> tuple[np.ndarray, ...]:
         """What the native call gives, with NumPy; raises if an id is negative."""
@@ -243,7 +295,8 @@ class Packing:
         index = _filled(real, places(np.zeros_like(sizes), sizes), 0)
         document = _filled(real, np.repeat(number, sizes), PADDING)
         positions = Positions(index, document, None, 0, int(sizes.max(initial=1)) - 1)
-        return whole_batch(_filled(real, ids, self.pad_id), _filled(real, targets, IGNORED_TARGET), positions)
+        ids, targets = _filled(real, ids, self.pad_id), _filled(real, targets, IGNORED_TARGET)
+        return Batch(ids=ids, targets=targets, positions=positions)
 
 
 def best_fit(sizes: Int[np.ndarray, " pieces"], capacity: int) -> Int[np.ndarray, " pieces"]:

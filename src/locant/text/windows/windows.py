@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 from locant.arguments import flag, one_of, whole
 from locant.errors import InputError, RangeError
 from locant.text.store import TokenStore
-from locant.text.windows.layouts import Batch, DocumentWindows, Packing, Pairs, collate, document_offsets
+from locant.text.windows.layouts import Batch, BatchOfWindows, DocumentWindows, Packing, collate, document_offsets
 from locant.text.windows.loader import BatchSampler, Loader
 from locant.text.windows.tokens import tokens_of
 
@@ -149,10 +149,9 @@ class Windows(Dataset[Any]):
 
     def __getitems__(
         self, indices: Sequence[SupportsIndex] | Integer[np.ndarray, " batch"] | Integer[Tensor, " batch"]
-    ) -> Any:
-        """A whole batch of windows: ``ids`` and ``targets`` of shape ``[batch, length]``, or a sequence of pairs."""
-        batch = self._batch(indices)
-        return Pairs(batch) if self.as_tuple else batch
+    ) -> BatchOfWindows:
+        """Several windows, read by one call. A name gives a field of all: ``["ids"]`` has shape ``[batch, length]``."""
+        return BatchOfWindows(self._batch(indices), self.as_tuple)
 
     def _batch(self, indices: Sequence[SupportsIndex] | np.ndarray | Tensor) -> Batch:
         if isinstance(indices, np.ndarray):
@@ -173,7 +172,7 @@ class Windows(Dataset[Any]):
         return self._layout.batch(self._tokens, numbers if highest < self._count else self._all_inside(numbers))
 
     def collate(self, batch: Any) -> Any:
-        """For ``DataLoader(windows, collate_fn=windows.collate)``: a batch as it is, a list of windows stacked."""
+        """For ``DataLoader(windows, collate_fn=windows.collate)``: the batch as it was read, or windows stacked."""
         return collate(batch)
 
     def loader(
