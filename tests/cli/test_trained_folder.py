@@ -234,16 +234,6 @@ def test_audit_says_what_it_does_not_read_otherwise(succeeds: Run, run: Run) -> 
     assert {*read["losses"]} == {"the configuration", *(f"ALiBi: {one}" for one in TURNED)}
 
 
-def test_a_vocabulary_is_changed_in_table_and_tokenizer(succeeds: Run, models: Path) -> None:
-    before = weights(models / "rotary", "token.weight")
-    succeeds("vocabulary rotary --add <x> -o more")
-    after = weights(models / "more", "token.weight")
-    assert np.array_equal(after[: len(before)], before)
-    assert len(after) == len(before) + 1
-    model, tokenizer = load("more")
-    assert model.embedding.token.vocab_size == tokenizer.vocab_size == len(after)
-
-
 def test_verbs_for_other_programs_say_what_to_do(complains: Complains, models: Path) -> None:
     for line, what in (
         ("extend rotary --to 64", "measure a scaling with locant evaluate"),
@@ -317,3 +307,16 @@ def test_a_key_that_nobody_reads_is_no_damage(succeeds: Run, models: Path) -> No
     change(colour="blue")(models / "learned")
     for line in (*WHOLE, *ROWS, READ[2]):
         succeeds(line)
+
+
+def test_a_folder_of_an_earlier_release_is_loaded_and_saved_anew(succeeds: Run, models: Path) -> None:
+    """Its sizes stood in an object of their own."""
+    path = models / "learned" / "config.json"
+    config = json.loads(path.read_text())
+    names = ("vocab_size", "d_model", "num_layers", "num_heads", "keys_are_values")
+    old = {key: config[key] for key in ("model_type", "encoding")} | {"sizes": {name: config[name] for name in names}}
+    expected = weights(models / "learned", "token.weight")
+    path.write_text(json.dumps(old))
+    save(*load(models / "learned"), models / "again")
+    assert np.array_equal(weights(models / "again", "token.weight"), expected)
+    succeeds("explain again")

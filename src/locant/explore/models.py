@@ -61,9 +61,7 @@ def untrained_model(name: str, vocab_size: int) -> Decoder:
     """A decoder of random numbers, the same each time, with any encoding."""
     with seeded(0):
         encoding = with_random_tables(encoding_of(name))
-        model = Decoder(vocab_size, encoding, d_model=D_MODEL, num_layers=NUM_LAYERS, num_heads=NUM_HEADS).eval()
-    model.embedding.backend = "plain"  # the other one takes seconds at first, in which torch loads its compiler
-    return model
+        return Decoder(vocab_size, encoding, d_model=D_MODEL, num_layers=NUM_LAYERS, num_heads=NUM_HEADS).eval()
 
 
 @lru_cache(maxsize=8)

@@ -126,6 +126,8 @@ def load(folder: str | Path) -> tuple[Decoder, Tokenizer]:
     if not is_lab_decoder(config):
         got = f"got {path} of model_type {shown(config.get('model_type'))}, which is not a model of locant train"
         raise InputError(got, "load it with transformers.AutoModelForCausalLM.from_pretrained")
+    if isinstance(config.get("sizes"), dict):  # as an earlier release wrote it
+        config = {**config["sizes"], **config}
     require_likely(config)
     sizes = {name: required(config, name) for name in SIZES[:-1]}
     [shared] = (flag(name, config.get(name, False)) for name in SIZES[-1:])

@@ -24,6 +24,7 @@ from locant.models.lab_decoder import is_lab_decoder
 from locant.positions.base import PositionEncoding
 from locant.swapping import swap
 from locant.swapping.rotary_point import rotary_points
+from locant.tensors import as_dtype
 from locant.text.tokenizer import Tokenizer
 
 
@@ -104,7 +105,9 @@ def is_lab_folder(folder: str | Path) -> bool:
     return config.is_file() and is_lab_decoder(read_json(config))
 
 
-def read_language_model(folder: str | Path, *, device: torch.device | str = "cpu", dtype: str = "auto") -> Readable:
+def read_language_model(
+    folder: str | Path, *, device: torch.device | str = "cpu", dtype: str | torch.dtype = "auto"
+) -> Readable:
     """Read a language model of this machine: a decoder of `locant train`, or a causal one of `transformers`.
 
     Args:
@@ -117,4 +120,4 @@ def read_language_model(folder: str | Path, *, device: torch.device | str = "cpu
         return _OfTransformers(load_model(folder, device=device, dtype=dtype))
     model, _ = load(folder)
     model = model.to(device)
-    return _OfLab(model if dtype == "auto" else model.to(getattr(torch, dtype)))
+    return _OfLab(model if dtype == "auto" else model.to(as_dtype(dtype)))
