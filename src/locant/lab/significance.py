@@ -1,12 +1,14 @@
-"""When a difference is called clear: of comparisons of equal encodings, at most one in twenty finds any.
+"""When a difference is called clear: at most one in twenty comparisons of equal encodings finds any clear difference.
 
-All intervals of the lab are two-sided and by Student's t. If several hold together, each is widened by Bonferroni's
-rule. What is called the best was chosen among all encodings, so all pairs of them count.
+All intervals of the lab are two-sided and use Student's t. If several hold together, each is widened by Bonferroni's
+rule. The best encoding was chosen among all of them, so all pairs count.
 
 The spread over seeds is pooled over all encodings that are compared, as in an analysis of variance: two or three seeds
-of one encoding say too little of it. An encoding that spreads more than that counts with its own deviation. So the
-share of one in twenty holds for encodings whose seeds spread alike, normally or over 0 to 1. Where one encoding alone
-spreads much, it can be twice as large.
+of one encoding tell too little about it. An encoding that spreads more than that counts with its own deviation.
+
+One in twenty holds if the seeds of all encodings spread alike and about normally. In simulations it was 7 % for two
+encodings of two seeds with shares near 0 and 1, up to 12 % if one encoding alone spread much, and 10 to 29 % if that one
+also had fewer seeds than the others.
 """
 
 from __future__ import annotations

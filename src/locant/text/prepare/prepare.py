@@ -48,9 +48,9 @@ from locant.text.tokenizer import Tokenizer
 from locant.text.tokenizer.engine import Engine, EngineChoice, EngineName, choose_engine
 
 BYTES_PER_WORKER = 128 * 2**20
-"""Of input. The engines use all cores in one process already, and a worker takes seconds to start and to load the
-tokenizer. On two cores two workers took 1.4 to 1.5 times as long as one process for 90 MB, for bytes and for a BPE of
-32 768 tokens, and their times for each further megabyte meet at some 300 MB."""
+"""Bytes of input for each worker. The engines use all cores in one process already, and a worker takes seconds to start
+and to load the tokenizer. On two cores two workers took 1.4 to 1.5 times as long as one process for 90 MB. From the times
+of less, both take the same time at some 300 MB."""
 
 Progress = Callable[[int, int], None]
 """Is called with how many bytes of the input are done, and how many there are."""
