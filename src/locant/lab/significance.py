@@ -7,7 +7,7 @@ The spread over seeds is pooled over all encodings that are compared, as in an a
 of one encoding tell too little about it. An encoding that spreads more than that counts with its own deviation.
 
 One in twenty holds if the seeds of all encodings spread alike and about normally. In simulations it was 7 % for two
-encodings of two seeds with shares near 0 and 1, up to 12 % if one encoding alone spread much, and 10 to 29 % if that one
+encodings of two seeds with shares near 0 and 1, up to 12 % if one encoding alone spread much, and 10 to 29 % if it
 also had fewer seeds than the others.
 """
 

@@ -49,8 +49,8 @@ from locant.text.tokenizer.engine import Engine, EngineChoice, EngineName, choos
 
 BYTES_PER_WORKER = 128 * 2**20
 """Bytes of input for each worker. The engines use all cores in one process already, and a worker takes seconds to start
-and to load the tokenizer. On two cores two workers took 1.4 to 1.5 times as long as one process for 90 MB. From the times
-of less, both take the same time at some 300 MB."""
+and to load the tokenizer. On two cores two workers took 1.4 to 1.5 times as long as one process for 90 MB. From these
+times, and those of less input, both take the same time at some 300 MB."""
 
 Progress = Callable[[int, int], None]
 """Is called with how many bytes of the input are done, and how many there are."""
