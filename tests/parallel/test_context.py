@@ -106,7 +106,7 @@ class TestOneProcess:
         assert torch.equal(HeadsOf(ALiBi(4), slice(2, 4)).score_bias(q, q, where, where).dense(), whole[:, 2:])
         encoding = ALiBi(4)
         encoding.bias = lambda *_: 2 * whole  # type: ignore[method-assign]
-        with refuses(LocantError, "ALiBi", "writes all of its heads", "method='gather'"):
+        with refuses(LocantError, "ALiBi", "returns all heads", "method='gather'"):
             HeadsOf(encoding, slice(2, 4)).score_bias(q, q, where, where)
 
     def test_no_heads_have_no_slice(self) -> None:

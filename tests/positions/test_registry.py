@@ -17,7 +17,7 @@ import locant
 from locant import ALiBi, InputError, LocantError, PositionEncoding, Positions, RangeError, Rotary, encoding
 from locant.positions import EncodingInfo, ModelShape, registry
 from locant.positions.base import build
-from locant.positions.registry import FIRST, SCALINGS, broken_encodings, encodings, find
+from locant.positions.registry import LISTING_ORDER, SCALINGS, broken_encodings, encodings, find
 from locant.registry import Registry
 from tests.refusal import refuses
 
@@ -58,7 +58,7 @@ class WideForAModel(Wide):
 def test_every_file_of_the_package_holds_encodings_that_are_found() -> None:
     files = {path.stem for path in Path(registry.own.__file__).parent.glob("*.py")} - {"__init__"}
     assert {kind.__module__.rsplit(".", 1)[-1] for kind in encodings().values()} == files | {"base"}
-    assert list(encodings())[: len(FIRST)] == list(FIRST)
+    assert list(encodings())[: len(LISTING_ORDER)] == list(LISTING_ORDER)
 
 
 @pytest.mark.parametrize("name", encodings())
@@ -292,7 +292,7 @@ def test_a_broken_plug_in_is_reported_by_name_and_the_others_work(monkeypatch: p
     offers = [
         EntryPoint("even", f"{__name__}:Even", "locant.encodings"),
         EntryPoint("lost", "no_such_package:Lost", "locant.encodings"),
-        EntryPoint("number", f"{__name__}:FIRST", "locant.encodings"),
+        EntryPoint("number", f"{__name__}:LISTING_ORDER", "locant.encodings"),
     ]
     monkeypatch.setattr("locant.registry.entry_points", lambda group: offers if group == "locant.encodings" else [])
     before = [*encodings()][:-1]

@@ -212,7 +212,7 @@ def test_it_runs_in_the_decoder_with_its_cache() -> None:
 
 def test_mistakes_are_named() -> None:
     fox, q = made("fox"), torch.zeros(1, HEADS, 3, HEAD_DIM)
-    with refuses(LocantError, "positions = encoding.read(x, positions)", "without what Fox reads"):
+    with refuses(LocantError, "positions = encoding.read(x, positions)", "without the features that Fox reads"):
         fox.bias(q, q, Positions.arange(3))
     with refuses(ShapeError, f"d_model={D_MODEL}", "x of shape"):
         fox.read(torch.zeros(1, 3, D_MODEL + 1), Positions.arange(3))

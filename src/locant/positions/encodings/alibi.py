@@ -14,8 +14,8 @@ from locant.errors import ShapeError
 from locant.positions.base import EncodingInfo
 from locant.positions.constant import Constant
 from locant.positions.distance_bias import DistanceBias
-from locant.positions.heads import heads_of
-from locant.positions.pairs import bias_dtype
+from locant.positions.distances import bias_dtype
+from locant.positions.heads import check_num_heads
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
@@ -26,7 +26,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
     >>> alibi_slopes(4)
     [0.25, 0.0625, 0.015625, 0.00390625]
     """
-    num_heads = heads_of(num_heads)
+    num_heads = check_num_heads(num_heads)
     power = 2 ** int(math.log2(num_heads))
     slopes = [2.0 ** (-8.0 * (head + 1) / power) for head in range(power)]
     between = [2.0 ** (-4.0 * (head + 1) / power) for head in range(0, 2 * power, 2)]
@@ -85,8 +85,8 @@ class ALiBi(DistanceBias):
         self.learned = flag("learned", learned)
         self._given = None if slopes is None else _slopes(slopes, self.num_heads)
         all_heads = torch.tensor(self._given or alibi_slopes(self.num_heads), dtype=torch.float64, device="cpu")
-        self._initial = Constant(self.heads.own(all_heads))
-        self.slopes = nn.Parameter(torch.empty(len(self.heads))) if self.learned else self.heads.own(all_heads)
+        self._initial = Constant(self.heads.select(all_heads))
+        self.slopes = nn.Parameter(torch.empty(len(self.heads))) if self.learned else self.heads.select(all_heads)
         """One per head that is here: a parameter if learned, otherwise float64 on the CPU."""
         self.reset_parameters()
 

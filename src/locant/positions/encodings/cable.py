@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from locant.arguments import flag
 from locant.positions.base import EncodingInfo
-from locant.positions.hidden_bias import projected
-from locant.positions.pairs import bias_dtype
+from locant.positions.distances import bias_dtype
+from locant.positions.hidden_bias import project
 from locant.positions.positions import Positions
 from locant.positions.running_sums import RunningSums
 
@@ -79,21 +79,21 @@ class Cable(RunningSums):
         queries, sums = super().of_hidden(x, positions, past)
         if self.slope is None:
             return queries, sums
-        return torch.stack([queries, F.softplus(projected(x, self.slope, torch.float64))], -1), sums
+        return torch.stack([queries, F.softplus(project(x, self.slope, torch.float64))], -1), sums
 
     def of_row(
         self, queries: Tensor | None, keys: Tensor, everyone: Positions, rank: int, ranks: int
     ) -> tuple[Tensor, Tensor]:
         sums, keys = super().of_row(queries, keys, everyone, rank, ranks)
         if self.slope is not None:
-            sums = torch.stack([sums, self.require_read("positions", queries)[..., 1]], -1)
+            sums = torch.stack([sums, self.require_features("positions", queries)[..., 1]], -1)
         return sums, keys
 
     def of_pair(self, queries: Tensor | None, keys: Tensor | None, head: Tensor) -> Tensor:
         """The difference in float64, rounded once, times the slope."""
         if self.slope is None:
             return super().of_pair(queries, keys, head)
-        queries = self.require_read("positions", queries)
+        queries = self.require_features("positions", queries)
         slope = queries[..., 1].to(bias_dtype(self.weight))
         return slope * super().of_pair(queries[..., 0], keys, head)
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, scale_of, whole
 from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, require_tokens, standing
+from locant.positions.distances import bias_dtype, exact_dot
 from locant.positions.heads import for_query_heads
-from locant.positions.pairs import bias_dtype, exact_dot
 from locant.positions.positions import Positions, Where
 
 GRID = 2.0**-30

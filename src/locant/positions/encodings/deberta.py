@@ -15,9 +15,9 @@ from locant.errors import RangeError
 from locant.positions.base import EncodingInfo, Keys, Queries
 from locant.positions.constant import Constant
 from locant.positions.distance_bias import RowBias
+from locant.positions.distances import MAX_DISTANCE
 from locant.positions.encodings import INIT_STD
-from locant.positions.heads import Heads, blank_linear
-from locant.positions.pairs import MAX_DISTANCE
+from locant.positions.heads import Heads, empty_linear
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Lookup
 
@@ -108,8 +108,8 @@ class Deberta(RowBias):
         self.weight = nn.Parameter(torch.empty(2 * self.span, self.d_model))
         self.norm = nn.LayerNorm(self.d_model, eps=1e-7) if flag("norm", norm) else None
         width = len(self.heads) * self.head_dim
-        self.key_projection = blank_linear(self.d_model, width) if "c2p" in self.terms else None
-        self.query_projection = blank_linear(self.d_model, width) if "p2c" in self.terms else None
+        self.key_projection = empty_linear(self.d_model, width) if "c2p" in self.terms else None
+        self.query_projection = empty_linear(self.d_model, width) if "p2c" in self.terms else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -136,7 +136,7 @@ class Deberta(RowBias):
     def score_bias(
         self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
     ) -> Lookup:
-        self.heads.some(heads).require(self, q)
+        self.heads.subset(heads).require(self, q)
         return super().score_bias(q, k, queries, keys, heads)
 
     def _projected(self, projection: nn.Linear | None, dtype: torch.dtype) -> Tensor | None:

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, real, whole
 from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, bias_matrix, require_tokens
-from locant.positions.heads import Heads, blank_linear
-from locant.positions.pairs import bias_dtype
+from locant.positions.distances import bias_dtype
+from locant.positions.heads import Heads, empty_linear
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Pairwise
 
@@ -80,8 +80,8 @@ class Fire(PositionEncoding):
         self.initial_threshold = real("threshold", threshold, above=0, remedy="threshold=512.0")
         self.c = nn.Parameter(torch.empty(1))  # of one dimension: FSDP has no way to shard fewer
         self.threshold_multiple = nn.Parameter(torch.empty(1))
-        self.hidden = blank_linear(1, self.hidden_width)
-        self.output = blank_linear(self.hidden_width, len(self.heads))
+        self.hidden = empty_linear(1, self.hidden_width)
+        self.output = empty_linear(self.hidden_width, len(self.heads))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -104,7 +104,7 @@ class Fire(PositionEncoding):
         self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
     ) -> Pairwise:
         """The function of every pair."""
-        self.heads.some(heads).require(self, q)
+        self.heads.subset(heads).require(self, q)
         require_tokens(self, q, k, queries, keys)
         dtype = bias_dtype(q)
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from locant.arguments import MAX_WIDTH, Real, flag, real, whole
 from locant.positions.base import EncodingInfo
 from locant.positions.encodings import INIT_STD
-from locant.positions.heads import blank_linear
+from locant.positions.heads import empty_linear
 from locant.positions.offset_bias import HeadTable, OffsetBias, Table
 
 SPREAD = 8.0
@@ -161,7 +161,7 @@ class ContinuousGridBias(HeadTable):
         self.learned = (self.height, self.width)  # by which offsets are divided
         self.hidden_width = whole("hidden", hidden, 1, MAX_WIDTH, remedy="hidden=512, the width of the MLP")
         self.largest = real("largest", largest, above=0, remedy="largest=16.0")
-        self.hidden = blank_linear(2, self.hidden_width)
+        self.hidden = empty_linear(2, self.hidden_width)
         self.weight = nn.Parameter(torch.empty(len(self.heads), self.hidden_width))
         self.reset_parameters()
 

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, Real, real, whole
 from locant.positions.base import EncodingInfo, Keys, Queries, require_heads, standing
+from locant.positions.distances import bias_dtype
 from locant.positions.encodings import INIT_STD
-from locant.positions.hidden_bias import HiddenBias, OfTokens, projected
-from locant.positions.pairs import bias_dtype
+from locant.positions.hidden_bias import HiddenBias, QueryAndKeyFeatures, project
 from locant.positions.positions import Positions, Where
 from locant.positions.score_bias import Entries, Lookup
 
@@ -109,10 +109,10 @@ class Inkling(HiddenBias):
 
     def of_hidden(
         self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None
-    ) -> OfTokens:
+    ) -> QueryAndKeyFeatures:
         """r, times the temperature of the token; nothing of keys."""
         dtype = bias_dtype(x)
-        mixed = projected(x, self.weight, dtype)
+        mixed = project(x, self.weight, dtype)
         mixed = mixed if self.floor is None else mixed * self.temperature(positions, dtype)[..., None]
         return mixed.unflatten(-1, (-1, self.d_rel)), None
 
@@ -120,8 +120,8 @@ class Inkling(HiddenBias):
         self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
     ) -> Lookup:
         """The products of what was read with the columns of B, between two rows of zeros."""
-        mixed, _ = self.read_of(q, k, queries, keys, heads)
-        mixed, end = self.require_read("positions", mixed), self.extent
+        mixed, _ = self.features_of_heads(q, k, queries, keys, heads)
+        mixed, end = self.require_features("positions", mixed), self.extent
 
         def make() -> tuple[Entries, ...]:
             rows = F.pad(self.curves.T, (0, 0, 1, 1))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from locant.arguments import one_of
 from locant.positions.base import EncodingInfo
 from locant.positions.distance_bias import DistanceBias
-from locant.positions.pairs import bias_dtype
+from locant.positions.distances import bias_dtype
 
 KerpleKind = Literal["log", "power"]
 

@@ -13,7 +13,7 @@ from locant.arguments import MAX_WIDTH, shape_error, whole
 from locant.errors import LocantError, Remedy
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads, standing
-from locant.positions.frequencies import base_of, inverse_frequencies, width_of
+from locant.positions.frequencies import check_base, check_width, inverse_frequencies
 from locant.positions.positions import Positions, Where
 
 
@@ -58,9 +58,9 @@ class PoPE(PositionEncoding):
 
     def __init__(self, head_dim: int, num_heads: int, *, base: float = 10_000.0, angles: AngleMode = "exact") -> None:
         super().__init__()
-        self.head_dim = width_of("head_dim", head_dim, 1, even=False, remedy=Remedy(head_dim=64))
+        self.head_dim = check_width("head_dim", head_dim, 1, even=False, remedy=Remedy(head_dim=64))
         self.num_heads = whole("num_heads", num_heads, 1, MAX_WIDTH, remedy=Remedy(num_heads=8))
-        self.base = base_of(base)
+        self.base = check_base(base)
         self.angles = Angles(inverse_frequencies(2 * self.head_dim, self.base), angles)
         self.shift = nn.Parameter(torch.empty(self.num_heads, self.head_dim))
         self.reset_parameters()

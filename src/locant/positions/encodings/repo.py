@@ -15,7 +15,7 @@ from locant.positions.constant import Constant
 from locant.positions.encodings.rotary_by_head import RotaryOfHeads
 from locant.positions.fields import Read
 from locant.positions.frequencies import inverse_frequencies
-from locant.positions.hidden_bias import REMEDY, projected
+from locant.positions.hidden_bias import REMEDY, project
 from locant.positions.positions import Positions, Where
 
 
@@ -85,8 +85,8 @@ class RePo(RotaryOfHeads):
     def read(self, x: Embeddings, positions: Positions, past: Positions | None = None) -> Positions:
         """The positions of `x`, with where every head has its token."""
         require_embeddings(self, x, positions, self.d_model)
-        gate, content = (projected(x, weight, torch.float64) for weight in (self.gate, self.content))
-        places = projected(F.silu(gate) * content, self.weight, torch.float64)
+        gate, content = (project(x, weight, torch.float64) for weight in (self.gate, self.content))
+        places = project(F.silu(gate) * content, self.weight, torch.float64)
         return dataclasses.replace(positions.expand(x.shape[0]), read=Read(of_query=places))
 
     def unrotate(self, y: Output, positions: Where = None) -> Output:

@@ -19,8 +19,8 @@ from locant.kernels.rotary.reference import cos_sin
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads, standing
 from locant.positions.constant import Constant
-from locant.positions.frequencies import PRECISION, base_of, width_of
-from locant.positions.pair_table import Channels, Pairs, sections_of
+from locant.positions.frequencies import PRECISION, check_base, check_width
+from locant.positions.pair_table import Channels, Pairs, check_sections
 from locant.positions.positions import Positions, Where, positions_or_length
 from locant.positions.scaling import TRAINED, Scaling, Unscaled, scaling_by_name
 from locant.positions.temperature import Temperature
@@ -134,14 +134,14 @@ class Rotary(PositionEncoding):
             _require_alone(pairs, layout=layout, rotary_dim=rotary_dim, sections=sections, axial=axial)
             rotary_dim, layout = 2 * len(pairs), pairs.layout or "half"
         remedy = Remedy("{}, or an even rotary_dim beside it", head_dim=64)
-        self.head_dim = width_of("head_dim", head_dim, even=rotary_dim is None, remedy=remedy)
+        self.head_dim = check_width("head_dim", head_dim, even=rotary_dim is None, remedy=remedy)
         if pairs is not None and (last := max(map(max, pairs.dims))) >= self.head_dim:
             got = f"got pairs with dimension {last} for head_dim={self.head_dim}"
             raise RangeError(got, f"dimensions from 0 to {self.head_dim - 1}")
         rotary_dim = self.head_dim if rotary_dim is None else rotary_dim
         remedy = f"an even number from 2 to head_dim={self.head_dim}"
         self.rotary_dim = whole("rotary_dim", rotary_dim, 2, self.head_dim, even=True, remedy=remedy)
-        self.base = base_of(base)
+        self.base = check_base(base)
         if isinstance(scaling, str):
             text, scaling = scaling, scaling_by_name(scaling, TRAINED, self.rotary_dim, self.base)
             if not text.partition(":")[2]:
@@ -153,7 +153,7 @@ class Rotary(PositionEncoding):
             raise RangeError(got, remedy or "'linear:4', or Linear(factor=4.0)")
         self.scaling = Unscaled() if scaling is None else scaling
         self.layout: Layout = layout
-        self.sections = None if sections is None else sections_of(sections, self.rotary_dim // 2)
+        self.sections = None if sections is None else check_sections(sections, self.rotary_dim // 2)
         self.axial = flag("axial", axial)
         self._own_pairs = pairs
         self.pairs = pairs or Pairs.of(self.rotary_dim, layout=layout, sections=self.sections, axial=self.axial)
@@ -487,8 +487,8 @@ class Rotary(PositionEncoding):
             )
         return self._angles_over[denominator]
 
-    def _call_of(self, door: str) -> str:
-        return super()._call_of(door) + ", or encoding.rotate_one(x, positions) for one tensor"
+    def _example_call(self, door: str) -> str:
+        return super()._example_call(door) + ", or encoding.rotate_one(x, positions) for one tensor"
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         for key in LEGACY_KEYS:

@@ -16,7 +16,7 @@ from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import EncodingInfo, ModelShape, Output, PositionEncoding, build, require_heads
 from locant.positions.constant import Constant
 from locant.positions.encodings.rotary import Rotary, RotatedAlike
-from locant.positions.frequencies import TWO_PI, base_of, inverse_frequencies, width_of
+from locant.positions.frequencies import TWO_PI, check_base, check_width, inverse_frequencies
 from locant.positions.pair_table import Pairs
 from locant.positions.positions import Positions, Where
 
@@ -34,9 +34,9 @@ class RotaryOfHeads(RotatedAlike):
 
     def __init__(self, head_dim: int, num_heads: int, base: float) -> None:
         super().__init__()
-        self.head_dim = width_of("head_dim", head_dim, remedy=Remedy("{}, an even width", head_dim=64))
+        self.head_dim = check_width("head_dim", head_dim, remedy=Remedy("{}, an even width", head_dim=64))
         self.num_heads = whole("num_heads", num_heads, 1, MAX_WIDTH, remedy=Remedy(num_heads=8))
-        self.base = base_of(base)
+        self.base = check_base(base)
 
     def cos_sin_of_heads(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """By which each pair of each head is rotated, ``#batch heads seq pairs``: a subclass writes this."""
@@ -329,5 +329,5 @@ class UnequalAngles(RotatedAlike):
         apart = float((sin * other_cos - cos * other_sin).abs().max()) if positions.seq_len else 0.0
         return (1 - apart) ** 0.5, (1 + apart) ** 0.5
 
-    def _call_of(self, door: str) -> str:
-        return super()._call_of(door) + ", or encoding.rotate_one(x, positions) for one tensor"
+    def _example_call(self, door: str) -> str:
+        return super()._example_call(door) + ", or encoding.rotate_one(x, positions) for one tensor"

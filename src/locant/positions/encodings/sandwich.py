@@ -10,8 +10,8 @@ from locant.positions.angles import Angles
 from locant.positions.base import EncodingInfo
 from locant.positions.constant import Constant
 from locant.positions.distance_bias import DistanceBias
-from locant.positions.frequencies import base_of, inverse_frequencies, width_of
-from locant.positions.pairs import bias_dtype
+from locant.positions.distances import bias_dtype
+from locant.positions.frequencies import check_base, check_width, inverse_frequencies
 
 GRID = 2.0**-40
 """Cosines are rounded to this before they are added up: a sum without further rounding is the same in any order."""
@@ -60,11 +60,11 @@ class Sandwich(DistanceBias):
         self, num_heads: int, *, dim: int = 128, base: float = 10_000.0, head_slice: slice | None = None
     ) -> None:
         super().__init__(num_heads, head_slice=head_slice)
-        self.dim = width_of("dim", dim, remedy="dim=128, the paper's")
-        self.base = base_of(base)
+        self.dim = check_width("dim", dim, remedy="dim=128, the paper's")
+        self.base = check_base(base)
         self.angles = Angles(inverse_frequencies(self.dim, self.base))
         ratios = torch.arange(1, self.num_heads + 1, dtype=torch.float64, device="cpu") * 8 / self.num_heads
-        self.ratios = Constant(self.heads.own(ratios))
+        self.ratios = Constant(self.heads.select(ratios))
 
     def decay(
         self, distance: Int[Tensor, "*shape"], largest: int | None = None, dtype: torch.dtype = torch.float32

@@ -12,7 +12,7 @@ from locant.arguments import one_of, real, whole
 from locant.kernels.rotary import Layout
 from locant.positions.angles import Angles
 from locant.positions.base import Embeddings, EncodingInfo, PositionEncoding, require_embeddings
-from locant.positions.frequencies import base_of, inverse_frequencies, width_of
+from locant.positions.frequencies import check_base, check_width, inverse_frequencies
 from locant.positions.positions import Positions, Where, positions_or_length
 
 First = Literal["sine", "cosine"]
@@ -76,8 +76,8 @@ class Sinusoidal(PositionEncoding):
         scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.d_model = width_of("d_model", d_model, 1, even=False, remedy="the width of the token embeddings")
-        self.base = base_of(base)
+        self.d_model = check_width("d_model", d_model, 1, even=False, remedy="the width of the token embeddings")
+        self.base = check_base(base)
         one_of("layout", layout, get_args(Layout))
         one_of("first", first, get_args(First))
         self.layout: Layout = layout

@@ -13,8 +13,8 @@ from locant.arguments import flag, whole
 from locant.positions.base import EncodingInfo
 from locant.positions.constant import Constant
 from locant.positions.distance_bias import DistanceBias
+from locant.positions.distances import MAX_DISTANCE, bias_dtype
 from locant.positions.encodings import INIT_STD
-from locant.positions.pairs import MAX_DISTANCE, bias_dtype
 
 
 class T5Bias(DistanceBias):

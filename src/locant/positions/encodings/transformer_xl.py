@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from locant.arguments import MAX_WIDTH, scale_of, whole
 from locant.positions.angles import Angles
 from locant.positions.base import Bias, EncodingInfo, Keys, ModelShape, PositionEncoding, Queries, require_tokens
+from locant.positions.distances import bias_dtype, exact_dot
 from locant.positions.encodings import INIT_STD
-from locant.positions.frequencies import base_of, inverse_frequencies, width_of
+from locant.positions.frequencies import check_base, check_width, inverse_frequencies
 from locant.positions.heads import Heads, for_query_heads
-from locant.positions.pairs import bias_dtype, exact_dot
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Written
 
@@ -77,10 +77,10 @@ class TransformerXL(PositionEncoding):
         super().__init__()
         self.heads = Heads.of(num_heads, head_slice)
         self.num_heads = self.heads.num_heads
-        self.d_model = width_of("d_model", d_model, remedy="TransformerXL(num_heads=8, d_model=512)")
+        self.d_model = check_width("d_model", d_model, remedy="TransformerXL(num_heads=8, d_model=512)")
         head_dim = self.d_model // self.num_heads if head_dim is None else head_dim
         self.head_dim = whole("head_dim", head_dim, 1, MAX_WIDTH, remedy="d_model of num_heads or more, or head_dim")
-        self.base = base_of(base)
+        self.base = check_base(base)
         self.scale = scale_of(scale, self.head_dim**-0.5)
         self.angles = Angles(inverse_frequencies(self.d_model, self.base))
         here = len(self.heads)
@@ -103,7 +103,7 @@ class TransformerXL(PositionEncoding):
         self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
     ) -> Written:
         """The scaled sum of the three terms for every pair of tokens, float32 at least."""
-        self.heads.some(heads).require(self, q)
+        self.heads.subset(heads).require(self, q)
         require_tokens(self, q, k, queries, keys, self.head_dim)
         write = functools.partial(self._write, heads=heads or slice(None))
         return Written(q=q, k=k, queries=queries, keys=keys, sources=tuple(self.parameters()), write=write)

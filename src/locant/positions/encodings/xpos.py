@@ -14,7 +14,7 @@ from locant.kernels.rotary import Layout, require_writable, rotate_pairs
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import EncodingInfo, Keys, Output, PositionEncoding, Queries, require_heads, standing
 from locant.positions.constant import Constant
-from locant.positions.frequencies import base_of, inverse_frequencies, width_of
+from locant.positions.frequencies import check_base, check_width, inverse_frequencies
 from locant.positions.positions import Where
 
 ROOM = {torch.float64: 900, torch.float32: 100, torch.bfloat16: 100, torch.float16: 8}
@@ -78,8 +78,8 @@ class XPos(PositionEncoding):
     ) -> None:
         super().__init__()
         one_of("layout", layout, get_args(Layout), "the layout the weights were trained with")
-        self.head_dim = width_of("head_dim", head_dim, remedy=Remedy("{}, an even width", head_dim=64))
-        self.base = base_of(base)
+        self.head_dim = check_width("head_dim", head_dim, remedy=Remedy("{}, an even width", head_dim=64))
+        self.base = check_base(base)
         self.scale_base = real("scale_base", scale_base, above=0, remedy="scale_base=512.0")
         self.gamma = real("gamma", gamma, above=0, remedy="gamma=0.4")
         self.center = whole("center", center, -MAX_INT32, remedy="center=0")
