@@ -68,7 +68,7 @@ def test_coupled_digits_share_an_index_by_their_significance() -> None:
     rows = coupled([[3, 2, 4], [1, 1, 1]])
     assert rows.document[1].tolist() == [0] * 5 + [-1] * 6
     assert torch.equal(rows.mask(window=4), Positions.packed([[11], [5]]).mask(window=4))
-    with refuses(RangeError, "start=0", "below 0"):
+    with refuses(RangeError, "start=0", "too low"):
         coupled([1, 5], start=0)
 
 

@@ -166,7 +166,7 @@ def test_rotations_are_those_of_the_paper_forward_and_backward(layout: str, head
     q, k, of_q, of_k = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(4))
     rotary, (cos, sin) = Rotary(6, layout=layout), oracles.angles(np.arange(LENGTH), 6, 10_000.0)
     rotated = rotary.rotate(q, k)
-    expected = functools.partial(_rotated, cos=cos, sin=sin, layout=layout)
+    expected = functools.partial(_rotate_tensor, cos=cos, sin=sin, layout=layout)
     for ours, x in zip((*rotated, rotary.rotate_one(q)), (q, k, q), strict=True):
         assert ours.shape == x.shape
         assert_close(ours, expected(x))
@@ -174,10 +174,10 @@ def test_rotations_are_those_of_the_paper_forward_and_backward(layout: str, head
     # The matrix is orthogonal, so the gradient is the cotangent turned back.
     gradients = torch.autograd.grad(rotated, (q, k), (of_q, of_k))
     for ours, cotangent in zip(gradients, (of_q, of_k), strict=True):
-        assert_close(ours, _rotated(cotangent, cos, -sin, layout))
+        assert_close(ours, _rotate_tensor(cotangent, cos, -sin, layout))
 
 
-def _rotated(x: Tensor, cos: np.ndarray, sin: np.ndarray, layout: str) -> Tensor:
+def _rotate_tensor(x: Tensor, cos: np.ndarray, sin: np.ndarray, layout: str) -> Tensor:
     four = x.detach().numpy().reshape(2, -1, LENGTH, 6)
     return torch.from_numpy(oracles.rotate(four, cos, sin, layout)).view(x.shape)
 

@@ -156,7 +156,7 @@ def test_a_grid_of_nothing_and_a_row_of_nothing_take_no_room() -> None:
 
 REFUSED: dict[str, tuple[Any, type[LocantError], str]] = {
     "no list": ((5,), ShapeError, "parts"),
-    "numbers beside lists": ([5, [2]], ShapeError, "lists stand beside"),
+    "numbers beside lists": ([5, [2]], ShapeError, "mixes lists"),
     "two sizes": ([(1, 2)], ShapeError, "frames, rows, columns"),
     "no multiple": ([(1, 3, 2)], RangeError, "blocks of 2 x 2"),
     "half a token": ([2.5], RangeError, "parts"),

@@ -28,7 +28,7 @@ SHAPE = ModelShape(d_model=24, num_heads=3, max_seq_len=17)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A registry that the other tests do not see."""
     old = registry.ENCODINGS
-    fresh = Registry(old.kind, old.group, old._check, registry._register_own, old._aliases_of)
+    fresh = Registry(old.kind, old.group, old._check, registry._register_built_in, old._aliases_of)
     monkeypatch.setattr(registry, "ENCODINGS", fresh)
     return
 
@@ -56,7 +56,7 @@ class WideForAModel(Wide):
 
 
 def test_every_file_of_the_package_holds_encodings_that_are_found() -> None:
-    files = {path.stem for path in Path(registry.own.__file__).parent.glob("*.py")} - {"__init__"}
+    files = {path.stem for path in Path(registry.package.__file__).parent.glob("*.py")} - {"__init__"}
     assert {kind.__module__.rsplit(".", 1)[-1] for kind in encodings().values()} == files | {"base"}
     assert list(encodings())[: len(LISTING_ORDER)] == list(LISTING_ORDER)
 

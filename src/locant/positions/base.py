@@ -300,8 +300,8 @@ class PositionEncoding(nn.Module):
         door = next(iter(self.doors()), "embed")
         raise LocantError(f"{got}, which adds nothing to attention scores", self._example_call(door))
 
-    def _example_call(self, door: str) -> str:
-        return DOORS[door]
+    def _example_call(self, method: str) -> str:
+        return DOORS[method]
 
 
 def _matrix_call(encoding: PositionEncoding, size: object) -> str | None:

@@ -100,7 +100,7 @@ def test_attention_has_it_forward_and_every_gradient(backend: Any) -> None:
 
 def test_mistakes_are_named() -> None:
     repo, q = made(), torch.zeros(1, HEADS, 3, HEAD_DIM)
-    with refuses(LocantError, "positions = encoding.read(x, positions)", "without what RePo reads"):
+    with refuses(LocantError, "positions = encoding.read(x, positions)", "without the features that RePo reads"):
         repo.rotate(q, q, Positions.arange(3))
     with refuses(ShapeError, f"d_model={D_MODEL}", "x of shape"):
         repo.read(torch.zeros(1, 3, D_MODEL + 1), Positions.arange(3))

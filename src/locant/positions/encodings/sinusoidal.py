@@ -24,9 +24,10 @@ class Sinusoidal(PositionEncoding):
     .. math:: \mathrm{PE}(p, 2i) = \sin \frac{p}{\text{base}^{2i/d}}, \qquad
         \mathrm{PE}(p, 2i + 1) = \cos \frac{p}{\text{base}^{2i/d}}
 
-    No parameters, no maximal length, exact at every position. An odd `d_model` has one sine more than cosines.
+    It has no parameters and no maximal length, and it is exact at every position. An odd `d_model` has one more sine
+    than cosines.
 
-    Published models order the vector in other ways, and count positions from another number:
+    Some published models order the vector in another way, or count positions from another number:
 
     - the paper, XLM: ``Sinusoidal(512)``
     - CTRL, Marian, Pegasus: ``Sinusoidal(512, layout="half")``
@@ -37,13 +38,13 @@ class Sinusoidal(PositionEncoding):
     Args:
         d_model: the width of the token embeddings.
         base: the longest wavelength is about 2 pi times this.
-        layout: whether sines and cosines take turns, or all of one kind come before all of the other.
-        first: which of the two comes first.
-        offset: position 0 gets the vector of this position.
-        scale: the vectors are multiplied by this number.
+        layout: ``"interleaved"``, in which sines and cosines alternate, or ``"half"``, in which one kind comes first.
+        first: the kind that comes first.
+        offset: the position whose vector position 0 gets.
+        scale: a factor of the vectors.
 
     Limits:
-        Vectors exist at every position, but a model has not learned to read those it never saw.
+        Vectors exist at every position, but a model has not learned the vectors that it never saw.
 
     Tested against:
         The paper's formula in NumPy, 50-digit arithmetic (mpmath) up to position 2^31 - 1, and the vectors that 16
@@ -60,7 +61,7 @@ class Sinusoidal(PositionEncoding):
         parameters="none",
         cost_of_tokens="d_model sines and cosines, d_model additions",
         cost_of_pairs="nothing",
-        extrapolation="defined everywhere, but models do not understand positions they never saw",
+        extrapolation="defined everywhere, but models do not understand positions that they never saw",
         used_by="the original Transformer, Marian, Pegasus, M2M100, XGLM, Whisper's encoder",
         paper="Vaswani 2017, arXiv 1706.03762",
     )
@@ -76,7 +77,7 @@ class Sinusoidal(PositionEncoding):
         scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.d_model = check_width("d_model", d_model, 1, even=False, remedy="the width of the token embeddings")
+        self.d_model = check_width("d_model", d_model, 1, even=False, remedy="pass the width of the token embeddings")
         self.base = check_base(base)
         one_of("layout", layout, get_args(Layout))
         one_of("first", first, get_args(First))
@@ -89,7 +90,7 @@ class Sinusoidal(PositionEncoding):
     def vectors(
         self, positions: Positions | int, dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "batch seq d_model"]:
-        """The position vectors themselves, in float32 or float64; of so many positions from 0 on for a number."""
+        """Return the position vectors, in float32 or float64. A number stands for that many positions from 0."""
         positions = positions_or_length(positions)
         positions.require_single_axis("Sinusoidal")
         low, high = (None if end is None else end + self.offset for end in (positions.min_index, positions.max_index))
@@ -103,7 +104,7 @@ class Sinusoidal(PositionEncoding):
 
     @property
     def inv_freq(self) -> Float[Tensor, " pairs"]:
-        """Radians per position of each pair of dimensions; float64, on the CPU.
+        """The radians per position of each pair of dimensions, in float64 on the CPU.
 
         >>> Sinusoidal(8).inv_freq.tolist()
         [1.0, 0.1, 0.01, 0.001]
@@ -111,13 +112,13 @@ class Sinusoidal(PositionEncoding):
         return self.angles.inv_freq
 
     def embed(self, x: Embeddings, positions: Where = None) -> Embeddings:
-        """Adds in float32 and rounds once to the dtype of `x`."""
+        """Add the position vectors in float32 and round once to the dtype of `x`."""
         positions = require_embeddings(self, x, positions, self.d_model)
         dtype = torch.promote_types(x.dtype, torch.float32)
         return (x.to(dtype) + self.vectors(positions, dtype)).to(x.dtype)
 
     def extra_repr(self) -> str:
         options = {"layout": (self.layout, "interleaved"), "first": (self.first, "sine"), "offset": (self.offset, 0)}
-        given = [f", {name}={value!r}" for name, (value, usual) in options.items() if value != usual]
+        changed = [f", {name}={value!r}" for name, (value, usual) in options.items() if value != usual]
         scale = "" if self.scale == 1 else f", scale={self.scale:g}"
-        return f"d_model={self.d_model}, base={self.base:g}{''.join(given)}{scale}"
+        return f"d_model={self.d_model}, base={self.base:g}{''.join(changed)}{scale}"

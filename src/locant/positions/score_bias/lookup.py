@@ -165,7 +165,7 @@ class Lookup(ScoreBias):
         return sum_of([self.entry_mod(table, *self.products(table)) for table in self.tables])
 
     def entry_mod(self, table: Entries, of_query: Tensor | None, of_key: Tensor | None) -> Callable[..., Tensor]:
-        """Return a function ``(batch, head, query, key)`` that looks up the bias of one pair in a table's `products`."""
+        """Return a function ``(batch, head, query, key)`` that looks up one pair's bias in a table's `products`."""
         distance, entry_of, of_head = distance_mod(self.q, table.queries, table.keys), table.entry_of, table.of_head
 
         def look_up(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
