@@ -125,7 +125,7 @@ class PositionEncoding(nn.Module):
         used_by="some layers of Llama 4, SmolLM3, Cohere Command",
         paper="Kazemnejad 2023, arXiv 2305.19466",
     )
-    """A subclass does not inherit it: without a definition of its own it has an empty one."""
+    """Subclasses do not inherit it. A subclass that defines none has an empty one."""
     needs_all_keys: ClassVar[bool] = False
     """Whether the bias of a query and a key depends on the keys between them.
 

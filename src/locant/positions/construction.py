@@ -86,7 +86,7 @@ def _call_with_name(kind: type, names: Sequence[str], arguments: Sequence[Any], 
 
 def _replacement_for(name: str, options: Mapping[str, Any], kind: type, names: Sequence[str]) -> str:
     """Return the remedy for an option that an encoding does not take."""
-    option = next((ours for ours, others in SYNONYMS.items() if ours in names and name in others), None)
+    option = next((key for key, synonyms in SYNONYMS.items() if key in names and name in synonyms), None)
     if option is not None and option not in options:
         return f"{option}={shown(options[name])}"
     width_note = " with d_model // num_heads, the width of one head" if name in MODEL_WIDTHS else ""

@@ -142,7 +142,7 @@ def fields_from_grids(
 def join_places(
     grids: Sequence[tuple[Grid, ...]], places: Sequence[Int[Tensor, "batch _"] | None]
 ) -> tuple[tuple[Grid, ...], Int[Tensor, "batch seq"] | None]:
-    """Join the grids and the places of parts along the sequence. Return no grids if a part has none.
+    """Join the grids and the places of parts along the sequence. Return no grids if a part has no grids.
 
     Parts with the same grids keep their places: they belong to the same images, or to others of the same sizes.
     """

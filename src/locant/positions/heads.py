@@ -47,9 +47,9 @@ class Heads:
         """Return a slice of the held heads, or all of them for ``None``."""
         return self if heads is None else Heads(self.num_heads, self.mine[heads])
 
-    def number(self, here: Any) -> Any:
+    def number(self, held: Any) -> Any:
         """Return the index in the model for a held head's index, which counts from 0. Tensors work, too."""
-        return here if self._are_all() else here * self.mine.step + self.mine.start
+        return held if self._are_all() else held * self.mine.step + self.mine.start
 
     def here(self, number: Any) -> Any:
         """Return the index among the held heads for a head's index in the model: the inverse of `number`."""
@@ -97,7 +97,7 @@ def for_query_heads(
     """Return the keys that each query head attends to. Under grouped-query attention, neighbouring heads share them."""
     if k.ndim != 4 or k.shape[1] == 0 or num_heads % k.shape[1]:
         expected = f"a number of heads that divides the {num_heads} query heads"
-        raise shape_error("k", k, expected, "num_heads % k.shape[1] == 0")
+        raise shape_error("k", k, expected, f"use a number of key heads that divides {num_heads}")
     return k if k.shape[1] == num_heads else k.repeat_interleave(num_heads // k.shape[1], dim=1)
 
 

@@ -81,7 +81,7 @@ class HiddenBias(PositionEncoding):
         """Return the bias of every query and key. Subclasses implement this with plain torch operations.
 
         Attention calls it for some heads, queries and keys at a time. The features of queries have the shape ``#batch
-        heads query 1 *``, those of keys ``#batch heads 1 key *``, and `head` indexes the held heads, ``heads 1 1``.
+        heads query 1 *``, the features of keys ``#batch heads 1 key *``. `head` indexes the held heads, ``heads 1 1``.
         """
         raise LocantError(f"{type(self).__name__} does not define of_pair", "def of_pair(self, queries, keys, head)")
 

@@ -75,7 +75,9 @@ class Counting:
         frames = frames // self.merge_frames if frames > 1 else frames
         rows, columns = (self._merge_side(size, part) for size in (rows, columns))
         step = part[3] if len(part) == 4 else 1
-        step = real("the step of a grid in parts", step, low=0, high=MAX_INT32, remedy="positions per frame, such as 2")
+        step = real(
+            "the step of a grid in parts", step, low=0, high=MAX_INT32, remedy="pass positions per frame, such as 2"
+        )
         return (frames, rows, columns, self._tick(step)) if frames and rows and columns else 0
 
     def _indices(self, size: Sizes) -> Int[np.ndarray, "tokens 3"]:

@@ -103,8 +103,8 @@ class OffsetBias(PositionEncoding):
     def _require(self, q: Tensor, k: Tensor, positions: Positions, keys: Positions) -> None:
         """Raise an error unless queries, keys and positions match each other and the grid."""
         name = type(self).__name__
-        for what, x, tokens in (("q", q, positions), ("k", k, keys)):
-            require_heads(what, x, tokens, getattr(self, "head_dim", None))
+        for argument, x, tokens in (("q", q, positions), ("k", k, keys)):
+            require_heads(argument, x, tokens, getattr(self, "head_dim", None))
             if tokens.axes > 2 or tokens.denominator != 1 or tokens.axes != keys.axes:
                 parts = "" if tokens.denominator == 1 else f", in parts of 1/{tokens.denominator}"
                 got = f"got positions with {tokens.axes} axes{parts}, {name} counts the rows and columns between tokens"
@@ -133,10 +133,10 @@ class OffsetBias(PositionEncoding):
             torch.stack([extreme(each.index.reshape(-1, len(sizes)), 0) for each in (positions, keys)])
             for extreme in (torch.amin, torch.amax)
         )
-        for (what, size), reach in zip(sizes.items(), (high - low.flip(0)).amax(0).tolist(), strict=True):
+        for (axis, size), reach in zip(sizes.items(), (high - low.flip(0)).amax(0).tolist(), strict=True):
             if reach >= size:
                 name = f"{type(self).__name__}(height={self.height}, width={self.width})"
-                got = f"got tokens that are {reach} {what} apart, {name} has offsets of up to {size - 1}"
+                got = f"got tokens that are {reach} {axis} apart, {name} has offsets of up to {size - 1}"
                 raise RangeError(got, "use encoding.at(height, width) for grids of another size")
 
 

@@ -68,13 +68,13 @@ class Pairs:
         flat = [dim for pair in self.dims for dim in pair]
         if not flat or len({*flat}) != len(flat):
             raise RangeError(f"got dims {shown(self.dims)}, expected dimensions in one pair each", "[(0, 1), (2, 3)]")
-        axes = [0] * count if self.axes is None else entries("axes", self.axes, "an axis for each pair")
-        remedy = "0 for the first"
+        axes = [0] * count if self.axes is None else entries("axes", self.axes, "pass an axis for each pair")
+        remedy = "use 0 for the first axis"
         set_field("axes", tuple(whole("an entry of axes", axis, 0, MAX_AXES - 1, remedy=remedy) for axis in axes))
         if self.inv_freq is not None and self.rungs is not None:
             raise RangeError("got both rungs and inv_freq, expected one of them", "rungs=None")
         if self.inv_freq is not None:
-            values = entries("inv_freq", self.inv_freq, "a number for each pair")
+            values = entries("inv_freq", self.inv_freq, "pass a number for each pair")
             set_field("inv_freq", tuple(float(real("an entry of inv_freq", each, remedy="0.01")) for each in values))
         else:
             rungs = [(2 * count, rung) for rung in range(count)] if self.rungs is None else self.rungs
@@ -82,12 +82,12 @@ class Pairs:
         for name in ("axes", "rungs", "inv_freq"):
             rows = getattr(self, name)
             if rows is not None and len(rows) != count:
-                raise RangeError(f"got {len(rows)} {name} for {count} pairs", f"{count} {name}, one for each pair")
+                raise RangeError(f"got {len(rows)} {name} for {count} pairs", f"pass {count} {name}, one for each pair")
         last = max(self.axes or (), default=0) + 1
         num_axes = last if self.num_axes is None else self.num_axes
         set_field("num_axes", whole("num_axes", num_axes, last, MAX_AXES, remedy=f"{last}"))
         if self.num_heads is not None:
-            set_field("num_heads", whole("num_heads", self.num_heads, 1, remedy="1, or None for all heads"))
+            set_field("num_heads", whole("num_heads", self.num_heads, 1, remedy="use 1, or None for all heads"))
 
     @classmethod
     def of(
@@ -239,5 +239,5 @@ def _check_rung(each: Any) -> tuple[int, int]:
     )
     if rung >= (ladder + 1) // 2:
         got = f"got rung {rung} of a ladder over {ladder} dimensions in rungs"
-        raise RangeError(got, f"0 to {(ladder + 1) // 2 - 1}")
+        raise RangeError(got, f"use 0 to {(ladder + 1) // 2 - 1}")
     return ladder, rung

@@ -222,14 +222,14 @@ class Positions:
         """
         max_index = checks.check_max_index(max_index)
         denominator = whole("denominator", denominator, 1, remedy="denominator=1")
-        where = checks.to_index(index)
-        document_ids, orders = checks.to_row("document", document, where), checks.to_row("order", order, where)
+        index = checks.to_index(index)
+        document_ids, orders = checks.to_row("document", document, index), checks.to_row("order", order, index)
         if document_ids is not None:
             documents.require_documents(document_ids)
-        if (where.ndim == 3 or denominator > 1) and orders is None:
-            orders = torch.arange(where.shape[1], device=where.device).expand(where.shape[:2])
-        low, high = bounds(where) if max_index is None else (None, max_index)
-        return cls.checked(where, document_ids, orders, low, high, None, denominator)
+        if (index.ndim == 3 or denominator > 1) and orders is None:
+            orders = torch.arange(index.shape[1], device=index.device).expand(index.shape[:2])
+        low, high = bounds(index) if max_index is None else (None, max_index)
+        return cls.checked(index, document_ids, orders, low, high, None, denominator)
 
     @classmethod
     def cat(cls, parts: Sequence[Positions]) -> Positions:
@@ -322,9 +322,9 @@ class Positions:
         return self._map(lambda tensor: tensor[:, slots.to(tensor.device)], None)
 
     def _map(self, function: Callable[[Tensor], Tensor], start: int | None) -> Positions:
-        leaves, known = flatten(self)
+        leaves, host_fields = flatten(self)
         moved = [None if leaf is None else function(leaf) for leaf in leaves]
-        return Positions(**unflatten(moved, known._replace(start=start)))
+        return Positions(**unflatten(moved, host_fields._replace(start=start)))
 
     def shard(self, rank: int, world: int, zigzag: bool = True) -> Positions:
         """Return this rank's part of the sequence for context parallelism: the tokens at `shard_slots`.

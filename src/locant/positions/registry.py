@@ -101,7 +101,7 @@ GENERIC = re.compile(
 
 
 def _stem(name: str) -> str:
-    """Return the letters and digits of a name, without what is in parentheses and without generic words at its end.
+    """Return the letters and digits of a name, without parentheses and their text, and without generic last words.
 
     >>> _stem("ALiBiPositionalBias"), _stem("T5 relative position bias"), _stem("relative position"), _stem("position")
     ('alibi', 't5', 'relative', '')

@@ -53,7 +53,7 @@ class RunningSums(HiddenBias):
         """Return the bias that a token adds for all earlier tokens, 0 or less, in float64. Subclasses implement it."""
         raise LocantError(f"{type(self).__name__} does not define of_product", "def of_product(self, product)")
 
-    def of_token(self, x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq heads"]:
+    def rounded_product(self, x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq heads"]:
         """Return `of_product` of every token, in float64, rounded to `GRID` unless `x` is in float64, too."""
         steps = self.of_product(project(x, self.weight, torch.float64))
         return steps if bias_dtype(x) == torch.float64 else steps + ((steps / GRID).round() * GRID - steps).detach()
@@ -62,7 +62,7 @@ class RunningSums(HiddenBias):
         self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None
     ) -> tuple[Tensor, Tensor]:
         """Return the running sums within documents, which continue from the sums of the cached tokens."""
-        steps = self.of_token(x)
+        steps = self.rounded_product(x)
         if positions.document_or_none is not None:
             steps = steps.masked_fill((positions.document_or_none == PADDING)[..., None], 0.0)
         sums = steps.cumsum(1) if positions.start is not None else _sum_within_documents(steps, positions)

@@ -166,7 +166,5 @@ class Convolutional(PositionEncoding):
 
     def extra_repr(self) -> str:
         options = {"depth": self.depth if self.depth > 1 else 0, "causal": self.causal}
-        shown_options = "".join(f", {name}={value}" for name, value in options.items() if value)
-        return (
-            f"{self.d_model}, kernel_size={self.kernel_size}, groups={self.groups}, norm={self.norm!r}{shown_options}"
-        )
+        changed = "".join(f", {name}={value}" for name, value in options.items() if value)
+        return f"{self.d_model}, kernel_size={self.kernel_size}, groups={self.groups}, norm={self.norm!r}{changed}"

@@ -116,7 +116,7 @@ class Fire(PositionEncoding):
 
         return Pairwise(
             q=q, queries=queries, keys=keys, of_query=queries.index.unsqueeze(1), of_key=keys.index.unsqueeze(1),
-            shared=_ratio, of_pair=_of_pairs, of_one_pair=_of_one_pair, operands=operands,
+            shared=_ratio, of_pair=_bias_of_pairs, of_one_pair=_bias_of_one_pair, operands=operands,
             heads=range(len(self.heads))[heads or slice(None)], sources=tuple(self.parameters()),
             is_for_pairs=q.device.type != "cuda",  # it compiles for minutes, and every pair adds to c's gradient
         )  # fmt: skip
@@ -154,13 +154,15 @@ def _ratio(query: Tensor, key: Tensor, c: Tensor, threshold: Tensor, **_: Tensor
     return torch.log1p(c * distance) / (torch.log1p(c * torch.maximum(later, threshold)) + EPS)
 
 
-def _of_pairs(ratio: Tensor, head: Tensor, kinks: Tensor, slopes: Tensor, offsets: Tensor, **_: Tensor) -> Bias:
+def _bias_of_pairs(ratio: Tensor, head: Tensor, kinks: Tensor, slopes: Tensor, offsets: Tensor, **_: Tensor) -> Bias:
     piece = torch.bucketize(ratio[:, 0].detach(), kinks)
     slope, offset = (_by_head(table[:, head.flatten()], piece) for table in (slopes, offsets))
     return slope * ratio + offset
 
 
-def _of_one_pair(ratio: Tensor, head: Tensor, kinks: Tensor, slopes: Tensor, offsets: Tensor, **_: Tensor) -> Tensor:
+def _bias_of_one_pair(
+    ratio: Tensor, head: Tensor, kinks: Tensor, slopes: Tensor, offsets: Tensor, **_: Tensor
+) -> Tensor:
     piece = torch.zeros_like(ratio, dtype=torch.int32)
     for unit in range(kinks.shape[0]):  # a loop, because a score function cannot reduce over a dimension
         piece = piece + (ratio > kinks.select(0, unit))  # kinks[unit] would make a tensor of the number

@@ -72,7 +72,7 @@ class Fox(RunningSums):
 
     def gates(self, x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq heads"]:
         """Return the logarithm of every token's gate, in float64."""
-        return self.of_token(x)
+        return self.rounded_product(x)
 
     def of_product(self, product: Float[Tensor, "batch seq heads"]) -> Float[Tensor, "batch seq heads"]:
         return F.logsigmoid(product + self.offset.double())

@@ -276,5 +276,5 @@ class LearnedGrid(PositionEncoding):
 
     def extra_repr(self) -> str:
         options = {"prefix": self.prefix, "antialias": self.antialias, "align_corners": self.align_corners}
-        shown_options = "".join(f", {name}={value}" for name, value in options.items() if value)
-        return f"{self.height}, {self.width}, d_model={self.d_model}{shown_options}, mode={self.mode!r}"
+        changed = "".join(f", {name}={value}" for name, value in options.items() if value)
+        return f"{self.height}, {self.width}, d_model={self.d_model}{changed}, mode={self.mode!r}"

@@ -460,16 +460,16 @@ class Rotary(PositionEncoding):
         if self.pairs.num_axes == 1 or positions.axes == 1:
             if positions.axes != 1:  # one axis may have a denominator
                 positions.require_single_axis("Rotary without sections")
-            index, choice = positions.index, None
+            index, axis_of_pair = positions.index, None
             index = index if index.ndim == 2 else index.flatten(1)
         elif self.pairs.num_axes == positions.axes:
-            index, choice = positions.index, self._axis_of_pair.on(positions.device)
+            index, axis_of_pair = positions.index, self._axis_of_pair.on(positions.device)
         else:
-            what = f"{self.pairs.num_axes} sections" if self.sections else f"pairs of {self.pairs.num_axes} axes"
-            got = f"got positions with {positions.axes} axes for {what}"
+            expected = f"{self.pairs.num_axes} sections" if self.sections else f"pairs of {self.pairs.num_axes} axes"
+            got = f"got positions with {positions.axes} axes for {expected}"
             raise ShapeError(got, "use Rotary(sections=...) with one section per axis")
         angles = self.angles if parts == 1 else self._angles_for(parts)
-        return index, angles.tables(positions.device, positions.max_index, positions.min_index, choice)
+        return index, angles.tables(positions.device, positions.max_index, positions.min_index, axis_of_pair)
 
     def _angles_for(self, denominator: int) -> Angles:
         """Return the angles for an index over `denominator`: every frequency is divided, and the index stays whole."""

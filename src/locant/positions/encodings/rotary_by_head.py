@@ -59,8 +59,8 @@ class MixedRotary(PerHeadRotation):
 
     The angle of a pair mixes the axes: with rows and columns it can follow any diagonal (Heo et al. 2024,
     https://arxiv.org/abs/2403.13298). With one axis, these are learned frequencies in the planes of `Rotary`, as in
-    GRAPE-M. A key/value head and its query heads share frequencies, so scores depend on distances alone, whatever the
-    model learns. Angles are computed in float64.
+    GRAPE-M. A key/value head and its query heads share frequencies, so scores always depend on distances alone. Angles
+    are computed in float64.
 
     Args:
         head_dim: dimensions per head.
@@ -272,16 +272,14 @@ class RotaryByHead(SameRotationForQueriesAndKeys):
 
     def _rotate_tensor(self, name: str, x: Tensor, positions: Where) -> Tensor:
         parts = self._parts(name, x, positions)
-        return torch.cat(
-            [group.rotate_one(part, positions) for group, part in zip(self.groups, parts, strict=True)], dim=1
-        )  # type: ignore[operator]
+        results = [group.rotate_one(part, positions) for group, part in zip(self.groups, parts, strict=True)]  # type: ignore[operator]
+        return torch.cat(results, dim=1)
 
     def unrotate(self, y: Output, positions: Where = None) -> Output:
         """Undo `rotate_one`."""
         parts = self._parts("y", y, positions)
-        return torch.cat(
-            [group.unrotate(part, positions) for group, part in zip(self.groups, parts, strict=True)], dim=1
-        )  # type: ignore[operator]
+        results = [group.unrotate(part, positions) for group, part in zip(self.groups, parts, strict=True)]  # type: ignore[operator]
+        return torch.cat(results, dim=1)
 
     def _parts(self, name: str, x: Tensor, positions: Where) -> tuple[Tensor, ...]:
         require_heads(name, x, positions, self.head_dim)

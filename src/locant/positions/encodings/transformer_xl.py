@@ -86,10 +86,10 @@ class TransformerXL(PositionEncoding):
         self.base = check_base(base)
         self.scale = scale_of(scale, self.head_dim**-0.5)
         self.angles = Angles(inverse_frequencies(self.d_model, self.base))
-        held = len(self.heads)
-        self.weight = nn.Parameter(torch.empty(held * self.head_dim, self.d_model))
-        self.u = nn.Parameter(torch.empty(held, self.head_dim))
-        self.v = nn.Parameter(torch.empty(held, self.head_dim))
+        num_held = len(self.heads)
+        self.weight = nn.Parameter(torch.empty(num_held * self.head_dim, self.d_model))
+        self.u = nn.Parameter(torch.empty(num_held, self.head_dim))
+        self.v = nn.Parameter(torch.empty(num_held, self.head_dim))
         self.reset_parameters()
 
     @classmethod
@@ -118,8 +118,8 @@ class TransformerXL(PositionEncoding):
         (q_cos, q_sin), (k_cos, k_sin) = self._cos_sin(queries), self._cos_sin(keys)
         # a sin(i - j) + b cos(i - j) = (a sin i + b cos i) cos j + (b sin i - a cos i) sin j
         rotated = torch.cat([b * q_sin - a * q_cos, a * q_sin + b * q_cos], dim=-1)
-        where = exact_dot(rotated, torch.cat([k_sin, k_cos], dim=-1), dtype)
-        return ((content + where) * self.scale).to(dtype)
+        position = exact_dot(rotated, torch.cat([k_sin, k_cos], dim=-1), dtype)
+        return ((content + position) * self.scale).to(dtype)
 
     def _cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
         cos, sin = self.angles.cos_sin(positions.index, positions.max_index, positions.min_index, torch.float64)

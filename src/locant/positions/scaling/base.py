@@ -67,7 +67,7 @@ DECIMALS = Arithmetic(
     concatenate=np.concatenate,
     powers=lambda dim, base, pairs=None: 1 / np.array(inverse_frequencies(dim, base)[:pairs], dtype=object),
 )
-"""Decimals of 50 digits. `Scaling.frequencies` sets this precision, whatever the precision of the process is."""
+"""Decimals of 50 digits. `Scaling.frequencies` sets this precision, independent of the process's precision."""
 
 FLOAT32 = Arithmetic(
     two_pi=2 * math.pi,

@@ -118,7 +118,7 @@ def _bounds(positions: Positions, keys: Positions) -> tuple[int, int] | None:
 
 
 def largest_distance(positions: Positions, keys: Positions) -> int | None:
-    """Return a bound of all distances, or ``None`` if the host has none, or if it exceeds the number of pairs."""
+    """Return a bound of all distances, or ``None`` if the host knows none or if it exceeds the number of pairs."""
     bounds = (positions.min_index, positions.max_index, keys.min_index, keys.max_index)
     if None in bounds:
         return None

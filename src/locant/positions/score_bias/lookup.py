@@ -62,7 +62,7 @@ class Entries:
         queries, keys = self.queries.slice(rows.start, rows.stop), self.keys.slice(columns.start, columns.stop)
         return replace(self, queries=queries, keys=keys, is_tile=True, memo=[])
 
-    def of_pairs(self) -> TileEntries:
+    def pair_entries(self) -> TileEntries:
         """Return the entries of the pairs, computed once for all heads of a tile."""
         if not self.memo:
             entries = self.entry_of(distances(self.queries, self.keys))
@@ -141,7 +141,7 @@ class Lookup(ScoreBias):
         return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
     def _terms(self, table: Entries) -> list[Tensor]:
-        dtype, (entries, used) = bias_dtype(self.q), table.of_pairs()
+        dtype, (entries, used) = bias_dtype(self.q), table.pair_entries()
         terms: list[Tensor] = []
         if table.of_head is not None:
             numbers = table.of_head[:, used].index_select(1, entries.flatten())
