@@ -123,7 +123,7 @@ def test_trained_in_float32_as_in_float64() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_is_held_for_pairs(name: str) -> None:
+def test_no_memory_is_used_per_pair(name: str) -> None:
     """Forward and backward of 1 024 tokens: no tensor beyond those of a few blocks, or of the tokens."""
     encoding = made(name, 1, extent=300) if name == "inkling" else made(name, 1)
     n, x = 1024, torch.randn(1, 1024, D_MODEL, requires_grad=True)

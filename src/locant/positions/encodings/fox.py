@@ -13,7 +13,7 @@ from locant.positions.running_sums import RunningSums
 
 
 class Fox(RunningSums):
-    r"""A gate for each token that may forget earlier tokens: it lowers the scores of earlier keys by its logarithm.
+    r"""Adds the logarithm of each token's gate to the scores of earlier keys, so that the token can forget them.
 
     .. math:: b_{ij} = - \left| c_i - c_j \right|, \qquad c_i = \sum_{l \le i} \log \sigma(w_h \cdot x_l + \beta_h)
 
