@@ -27,7 +27,7 @@ from locant.tensors import require_arithmetic
 if TYPE_CHECKING:
     from locant.positions.rotary_by_class import PairClass
 
-DOORS = {
+EXAMPLE_CALLS = {
     "embed": "encoding.embed(x, positions)",
     "rotate": "encoding.rotate(q, k, positions)",
     "bias": "attend(q, k, v, encoding=encoding, positions=positions), or encoding.bias(q, k, positions)",
@@ -185,7 +185,9 @@ class PositionEncoding(nn.Module):
     @classmethod
     def doors(cls) -> tuple[str, ...]:
         """Return the names of the methods that this class overrides: ``embed``, ``rotate``, ``bias``, ``unrotate``."""
-        return tuple(door for door in DOORS if getattr(cls, door) is not getattr(PositionEncoding, door))
+        return tuple(
+            method for method in EXAMPLE_CALLS if getattr(cls, method) is not getattr(PositionEncoding, method)
+        )
 
     @classmethod
     def sizes(cls) -> tuple[str, ...]:
@@ -214,10 +216,10 @@ class PositionEncoding(nn.Module):
         >>> Sinusoidal(4)(torch.zeros(1, 2, 4))[0, 1]
         tensor([0.8415, 0.5403, 0.0100, 0.9999])
         """
-        for door in self.doors():
-            if door != "embed":
-                got = f"got {type(self).__name__} called like a function, expected a call of its method {door}"
-                raise LocantError(got, _matrix_call(self, x) or self._example_call(door))
+        for method in self.doors():
+            if method != "embed":
+                got = f"got {type(self).__name__} called like a function, expected a call of its method {method}"
+                raise LocantError(got, _matrix_call(self, x) or self._example_call(method))
         if isinstance(x, Tensor) and not x.is_floating_point():
             got = f"got a tensor of {x.dtype}, expected token embeddings, of shape (batch, seq, d_model)"
             raise ShapeError(got, "use TokenEmbedding for ids; x=torch.zeros(1, n, d_model) gives position vectors")
@@ -297,11 +299,11 @@ class PositionEncoding(nn.Module):
         got = f"got matrix() of {type(self).__name__}"
         if has_bias(self):
             raise LocantError(f"{got}, whose bias depends on the tokens", "encoding.bias(q, k, positions)")
-        door = next(iter(self.doors()), "embed")
-        raise LocantError(f"{got}, which adds nothing to attention scores", self._example_call(door))
+        method = next(iter(self.doors()), "embed")
+        raise LocantError(f"{got}, which adds nothing to attention scores", self._example_call(method))
 
     def _example_call(self, method: str) -> str:
-        return DOORS[method]
+        return EXAMPLE_CALLS[method]
 
 
 def _matrix_call(encoding: PositionEncoding, size: object) -> str | None:

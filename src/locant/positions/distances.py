@@ -53,7 +53,7 @@ def exact_dot(
     """
     if dtype == torch.float64:
         return a.double() @ b.double().transpose(-1, -2)
-    bits = (53 - max(a.shape[-1] - 1, 0).bit_length()) // 2  # of the 53 of a float64
+    bits = (53 - max(a.shape[-1] - 1, 0).bit_length()) // 2  # float64 has 53
     return _on_grid(a, bits) @ _on_grid(b, bits).transpose(-1, -2)
 
 

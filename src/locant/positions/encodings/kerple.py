@@ -14,7 +14,7 @@ from locant.positions.distances import bias_dtype
 
 KerpleKind = Literal["log", "power"]
 
-SMALLEST = 1e-2  # of both parameters, as in the authors' code
+SMALLEST = 1e-2  # the minimum of both parameters, as in the authors' code
 LARGEST_POWER = 2.0  # beyond it the kernel is no longer conditionally positive definite (the paper's theorem)
 INITIAL = {"log": (2.0, 1.0), "power": (1.0, 2.0)}
 """The upper ends of the authors' uniform initial distributions of r1 and r2, which begin at 0."""

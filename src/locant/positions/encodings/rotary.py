@@ -283,7 +283,7 @@ class Rotary(PositionEncoding):
     def _move(self, k: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> Tensor:
         """Return keys that were rotated by the cosines and sines `before` as if they had been rotated by `after`."""
         (cos_before, sin_before), (cos_after, sin_after) = before, after
-        size = self.scaling.effective_attention_factor**2  # dividing by e^(ia) m is multiplying by e^(-ia) / m
+        size = self.scaling.effective_attention_factor**2  # to divide by e^(ia) m is to multiply by e^(-ia) / m
         cos = (cos_after * cos_before + sin_after * sin_before) / size
         sin = (sin_after * cos_before - cos_after * sin_before) / size
         dtype = torch.promote_types(k.dtype, torch.float32)
