@@ -157,7 +157,7 @@ def test_contradictions_and_what_cannot_be_told_are_refused() -> None:
         Positions.from_batch({"input_ids": torch.ones(1, 3)})
     with refuses(LocantError, "padding and several documents"):
         Positions.packed([[3, 2], [1, 1]]).to_batch()
-    with refuses(LocantError, "count on"):
+    with refuses(LocantError, "grow by one"):
         Positions.of([[0, 2, 0, 1]], document=[[0, 0, 1, 1]]).to_batch()
     with refuses(ShapeError, "position_ids of shape"):
         Positions.from_batch({"position_ids": torch.zeros(1, 2, 3, 4, dtype=torch.int64)})

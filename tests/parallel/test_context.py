@@ -73,7 +73,7 @@ class TestOneProcess:
         fox, x = Fox(2, 16), torch.randn(1, 4, 16)
         with refuses(LocantError, "method='ulysses'", "method='ring'"):
             attend(q, q, q, positions=fox.read(x, positions), encoding=fox, method="ulysses")
-        with refuses(LocantError, "encoding has read", "encoding.read(x[:, slots]"):
+        with refuses(LocantError, "features of hidden states", "encoding.read(x[:, slots]"):
             fox.read(x, positions).shard(0, 1)
         with refuses(LocantError, "Cope", "method='ring'", "method='gather'"):
             attend(q, q, q, positions=positions, encoding=Cope(8), method="ring")
