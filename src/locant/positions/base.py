@@ -121,7 +121,7 @@ class PositionEncoding(nn.Module):
         parameters="none",
         cost_of_tokens="nothing",
         cost_of_pairs="nothing",
-        extrapolation="a causal mask alone gives order; some reach beyond the trained length",
+        extrapolation="a causal mask alone gives order; some models work beyond the trained length",
         used_by="some layers of Llama 4, SmolLM3, Cohere Command",
         paper="Kazemnejad 2023, arXiv 2305.19466",
     )

@@ -61,7 +61,7 @@ class Convolutional(PositionEncoding):
         parameters="kernel_size x d_model x d_model / groups, for each convolution",
         cost_of_tokens="kernel_size x d_model / groups multiplications for each dimension",
         cost_of_pairs="nothing",
-        extrapolation="good: a token sees only its neighbourhood, whatever the length",
+        extrapolation="good: a token sees only its neighbourhood at every length",
         used_by="wav2vec 2, HuBERT, WavLM, data2vec-audio",
         paper="Baevski 2020, arXiv 2006.11477",
     )

@@ -59,7 +59,7 @@ class Inkling(HiddenBias):
         parameters="num_heads x d_model x d_rel, curves",
         cost_of_tokens="d_rel x (d_model + extent)",
         cost_of_pairs="one look-up",
-        extrapolation="no bias beyond extent; a temperature",
+        extrapolation="no bias beyond extent; a temperature scales far positions",
         used_by="Inkling",
         paper="after Shaw 2018, arXiv 1803.02155",
     )
