@@ -517,5 +517,5 @@ def _require_no_shorthand(pairs: Any, **short: Any) -> None:
     plain = {"layout": "half", "rotary_dim": None, "sections": None, "axial": False}
     shorthand = [name for name, value in short.items() if np.ndim(value) or value != plain[name]]
     if shorthand:
-        got = f"got both pairs and {' and '.join(shorthand)}, which are shorthands for a table of pairs"
+        got = f"got pairs together with {' and '.join(shorthand)}, expected pairs alone"
         raise RangeError(got, f"use pairs without {shorthand[0]}")
