@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from locant import Positions
 from locant.attention import mask as module
 from locant.attention.mask import AttentionMask
-from locant.positions.pairs import index_mod
+from locant.positions.distances import index_mod
 
 CASES = {
     "one block": (Positions.arange(100), None),

@@ -149,7 +149,7 @@ def test_flex_agrees_with_the_other_backends() -> None:
 
 
 def test_one_of_the_two_is_written() -> None:
-    with refuses(LocantError, "Both", "score_bias and bias", "one of them"):
+    with refuses(LocantError, "Both", "score_bias and bias", "define one"):
         type("Both", (ALiBi,), {"bias": ALiBi.bias, "score_bias": ALiBi.score_bias})
 
 

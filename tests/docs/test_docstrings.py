@@ -64,7 +64,7 @@ def test_a_colon_in_the_docstring_of_an_attribute_is_a_colon(rendered: Renders) 
         assert sentence in text
     assert "Raises: **ValueError** -- there is none." in text
     assert "Type:" not in text
-    assert "slopes One per head that is here: a parameter" in rendered(".. autoclass:: locant.ALiBi\n   :members:\n")
+    assert "slopes One slope per held head: a parameter" in rendered(".. autoclass:: locant.ALiBi\n   :members:\n")
 
 
 @pytest.mark.slow

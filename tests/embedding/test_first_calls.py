@@ -130,7 +130,7 @@ def test_what_are_no_ids_are_refused(wrong: Any) -> None:
 def test_an_id_without_a_row_is_named_in_a_list_as_well() -> None:
     with refuses(RangeError, "id 11 at (0, 1)"):
         InputEmbedding(11, 6)([3, 11])
-    with refuses(LocantError, "where does it stand?"):
+    with refuses(LocantError, "it may be anywhere"):
         InputEmbedding(11, 6, encoding=Sinusoidal(6))([3])
     assert InputEmbedding(11, 6)([3]).shape == (1, 1, 6)  # nothing is added that a position could change
     assert InputEmbedding(11, 6, encoding=Sinusoidal(6))([3], Positions.after(7, 1)).shape == (1, 1, 6)

@@ -153,11 +153,11 @@ def test_contradictions_and_what_cannot_be_told_are_refused() -> None:
         Positions.from_batch({"position_ids": torch.arange(5)[None], "cu_seq_lens_q": torch.tensor([0, 2, 5])})
     with refuses(LocantError, "different documents"):
         Positions.from_batch({"cu_seq_lens_q": torch.tensor([0, 2, 5]), "cu_seq_lens_k": torch.tensor([0, 3, 5])})
-    with refuses(LocantError, "says no positions"):
+    with refuses(LocantError, "has no positions"):
         Positions.from_batch({"input_ids": torch.ones(1, 3)})
-    with refuses(LocantError, "padding beside several documents"):
+    with refuses(LocantError, "padding and several documents"):
         Positions.packed([[3, 2], [1, 1]]).to_batch()
-    with refuses(LocantError, "count on"):
+    with refuses(LocantError, "grow by one"):
         Positions.of([[0, 2, 0, 1]], document=[[0, 0, 1, 1]]).to_batch()
     with refuses(ShapeError, "position_ids of shape"):
         Positions.from_batch({"position_ids": torch.zeros(1, 2, 3, 4, dtype=torch.int64)})

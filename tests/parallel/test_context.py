@@ -73,7 +73,7 @@ class TestOneProcess:
         fox, x = Fox(2, 16), torch.randn(1, 4, 16)
         with refuses(LocantError, "method='ulysses'", "method='ring'"):
             attend(q, q, q, positions=fox.read(x, positions), encoding=fox, method="ulysses")
-        with refuses(LocantError, "encoding has read", "encoding.read(x[:, slots]"):
+        with refuses(LocantError, "features of hidden states", "encoding.read(x[:, slots]"):
             fox.read(x, positions).shard(0, 1)
         with refuses(LocantError, "Cope", "method='ring'", "method='gather'"):
             attend(q, q, q, positions=positions, encoding=Cope(8), method="ring")
@@ -106,7 +106,7 @@ class TestOneProcess:
         assert torch.equal(HeadsOf(ALiBi(4), slice(2, 4)).score_bias(q, q, where, where).dense(), whole[:, 2:])
         encoding = ALiBi(4)
         encoding.bias = lambda *_: 2 * whole  # type: ignore[method-assign]
-        with refuses(LocantError, "ALiBi", "writes all of its heads", "method='gather'"):
+        with refuses(LocantError, "ALiBi", "returns all heads", "method='gather'"):
             HeadsOf(encoding, slice(2, 4)).score_bias(q, q, where, where)
 
     def test_no_heads_have_no_slice(self) -> None:

@@ -1,7 +1,7 @@
-"""The one rule: a row padded, packed, cached, chunked or sharded gets bit for bit what the same row gets alone.
+"""The main rule: a padded, packed, cached, chunked or sharded row gets the same result as alone, bit for bit.
 
-Each arrangement says which tokens of which row stand in which slots, for queries and for keys; `check` puts the tokens
-there, asks the three doors of the encoding, and compares every entry with that of the row on its own.
+Each arrangement maps tokens of rows to slots, for queries and for keys. `check` puts the tokens there, calls `embed`,
+`rotate` and `bias` of the encoding, and compares every entry with the result of the row alone.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from locant import ALiBi, Learned, PositionEncoding, Positions, Rotary, Sinusoid
 
 HEADS, KV_HEADS, HEAD_DIM, D_MODEL = 6, 2, 14, 11
 LENGTHS = [8, 1, 16]
-"""Of the three rows; those that are cut for four ranks are multiples of 8."""
+"""The lengths of the three rows. Lengths that are split over four ranks are multiples of 8."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens `places` of row `row` stand in slots `slots` of batch row `batch`."""
+    """Tokens `places` of row `row` are in slots `slots` of batch row `batch`."""
 
     batch: int
     slots: Tensor
@@ -37,7 +37,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The three rows: what goes through each door."""
+    """The embeddings, queries and keys of the three rows."""
 
     x: list[Tensor]
     q: list[Tensor]
@@ -73,7 +73,7 @@ def packed() -> Iterator[tuple[Side, Side]]:
 
 
 def cached() -> Iterator[tuple[Side, Side]]:
-    """One query after another, behind all keys so far."""
+    """One query after another, with all keys so far."""
     for row, n in enumerate(LENGTHS):
         for p in range(n):
             seen = torch.arange(p + 1)
@@ -82,7 +82,7 @@ def cached() -> Iterator[tuple[Side, Side]]:
 
 
 def cached_together() -> Iterator[tuple[Side, Side]]:
-    """Rows 0 and 2 side by side behind caches of different lengths."""
+    """Rows 0 and 2 in one batch, with caches of different lengths."""
     for step in range(0, LENGTHS[0], 3):
         starts = [step, step + LENGTHS[2] - LENGTHS[0]]
         pieces = [Piece(b, torch.tensor([0]), row, torch.tensor([starts[b]])) for b, row in enumerate((0, 2))]
@@ -122,7 +122,7 @@ ARRANGEMENTS: dict[str, Callable[[], Iterator[tuple[Side, Side]]]] = {
 
 
 def encodings_of(heads: int, head_dim: int, d_model: int, rows: int) -> dict[str, Callable[[], PositionEncoding]]:
-    """One of each kind, for these sizes; a learned table has so many rows."""
+    """One encoding of each kind, for these sizes. A learned table has `rows` rows."""
     return {
         "nope": PositionEncoding,
         "learned": lambda: Learned(rows, d_model),
@@ -215,7 +215,7 @@ def three_rows(dtype: torch.dtype) -> Tokens:
 
 
 class CountsSlots(Rotary):
-    """The twin: what most code does, positions from the shape of the tensor."""
+    """A wrong encoding that, like much code, takes positions from the shape of the tensor."""
 
     def rotate(self, q, k, positions, k_positions=None, *, inplace=False):
         keys = positions if k_positions is None else k_positions

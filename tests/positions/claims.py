@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from locant import ALiBi, PositionEncoding, Positions, RangeError, ShapeError
-from tests.positions import alone, doors
+from tests.positions import all_methods, alone
 from tests.positions.oracles_of_biases import numerical_gradients
 from tests.refusal import refuses
 from tests.tolerances import assert_close
@@ -160,13 +160,13 @@ def compiles_at_most_twice(build: Build) -> None:
     `tests/known_bugs/test_compilation.py` compiles every encoding elsewhere too, among its slow tests.
     """
     torch._dynamo.reset()
-    counter, place = CompileCounter(), doors.PLACES["behind a cache"]
-    subject = doors.Doors(shaken(build(doors.HEADS, doors.HEAD_DIM)))
+    counter, place = CompileCounter(), all_methods.PLACES["behind a cache"]
+    subject = all_methods.AllMethods(shaken(build(all_methods.HEADS, all_methods.HEAD_DIM)))
     compiled = torch.compile(subject, fullgraph=True, backend=counter)
     with torch.no_grad():
-        for n in doors.LENGTHS:
-            x, q, k = doors.tokens(n)
-            doors.require_same(compiled(x, q, k, place(n)), subject(x, q, k, place(n)))
+        for n in all_methods.LENGTHS:
+            x, q, k = all_methods.tokens(n)
+            all_methods.require_same(compiled(x, q, k, place(n)), subject(x, q, k, place(n)))
     assert 1 <= counter.frame_count <= 2
     torch._dynamo.reset()
 

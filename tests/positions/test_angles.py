@@ -85,7 +85,7 @@ def test_very_many_positions_of_wide_heads_have_exact_angles(base: float) -> Non
 
 
 @pytest.mark.parametrize("last", [2**k + step for k in (8, 16, 17, 24, 25) for step in (-1, 0, 1)])
-def test_angles_are_exact_whatever_the_largest_position_is(last: int) -> None:
+def test_angles_are_exact_for_every_largest_position(last: int) -> None:
     """How much of a position is read depends on the largest of them."""
     positions = np.array([p for p in EDGES if p < last] + [last])
     assert Positions.of(torch.from_numpy(positions)).max_index == last
@@ -100,14 +100,14 @@ def test_angles_in_float64_are_exact_to_fifteen_digits() -> None:
     assert np.abs(ours[1][0].numpy() - sin).max() < ANGLE_IN_DOUBLE
 
 
-def test_negative_positions_turn_the_other_way() -> None:
+def test_negative_positions_rotate_the_other_way() -> None:
     there, back = Positions.of(EDGES), Positions.of([-p for p in EDGES])
     (cos, sin), (cos_back, sin_back) = (Rotary(64, base=5e5).cos_sin(where, torch.float64) for where in (there, back))
     assert float((cos - cos_back).abs().max()) < ANGLE_IN_DOUBLE
     assert float((sin + sin_back).abs().max()) < ANGLE_IN_DOUBLE
 
 
-def test_what_the_host_knows_of_the_positions_changes_no_bit() -> None:
+def test_known_bounds_change_no_bit() -> None:
     """Bytes of the index that are known to be zero are skipped; not knowing must cost time only."""
     index = torch.tensor([[0, 1, 255, 256, 65_535]])
     known, unknown = Positions.of(index), Positions(index)
@@ -119,7 +119,7 @@ def test_what_the_host_knows_of_the_positions_changes_no_bit() -> None:
             assert torch.equal(ours, third[:, :-1])
 
 
-def test_layers_share_the_tables_of_the_same_frequencies_wherever_the_first_was_built() -> None:
+def test_layers_with_the_same_frequencies_share_tables() -> None:
     with torch.inference_mode():
         first = Rotary(36, base=321.0)  # of no other test, so that the tables are made here
     with FakeTensorMode():

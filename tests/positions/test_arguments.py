@@ -153,7 +153,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("build", "required", "owner", "name"), CASES)
-def test_an_odd_argument_is_refused_by_name(build: Build, required: dict[str, Any], owner: str, name: str) -> None:
+def test_an_invalid_argument_raises_an_error_with_its_name(
+    build: Build, required: dict[str, Any], owner: str, name: str
+) -> None:
     default = inspect.signature(build).parameters[name].default
     flag = FLAG if isinstance(default, bool) else frozenset()
     accepted = {*ACCEPTED.get(f"{owner}.{name}", ACCEPTED.get(name, flag)), *(NONE if default is None else ())}
@@ -180,7 +182,7 @@ def test_an_odd_argument_is_refused_by_name(build: Build, required: dict[str, An
         lambda: Rotary(8, base=1.0, scaling=YaRN(factor=2, original_max_seq_len=8)),
     ],
 )
-def test_what_would_never_end_or_divide_by_zero_is_refused(build: Build) -> None:
+def test_values_that_never_end_or_divide_by_zero_raise_an_error(build: Build) -> None:
     with refuses(RangeError):
         build()
 
@@ -220,7 +222,7 @@ def test_real_numbers_of_other_kinds_become_plain_ones(number: Any) -> None:
 
 
 @typed
-def test_what_was_written_is_shown() -> None:
+def test_errors_show_the_argument() -> None:
     assert repr(LongRoPE(short_factor=[1, 2.0], long_factor=(3, 4), original_max_seq_len=8, factor=2)) == (
         "LongRoPE(short_factor=(1, 2.0), long_factor=(3, 4), original_max_seq_len=8, factor=2, attention_factor=None)"
     )
@@ -228,18 +230,18 @@ def test_what_was_written_is_shown() -> None:
 
 @pytest.mark.parametrize("part", ["0:2", 0, (0, 2), slice("a", None), slice(1.5), slice(0, 2, 0), slice(0, 2**70), []])
 @pytest.mark.parametrize("build", [ALiBi, T5Bias, Sandwich, Kerple, Fire])
-def test_a_slice_that_is_none_is_refused(build: Build, part: Any) -> None:
+def test_an_invalid_head_slice_raises_an_error(build: Build, part: Any) -> None:
     with refuses(RangeError, "head_slice", "2 heads"):
         build(2, head_slice=part)
 
 
 @pytest.mark.parametrize("sections", [(1.0, 1.0), ("1", "1"), (3, -1), (True, 1), (1, None), 2])
-def test_sections_that_are_no_counts_are_refused(sections: Any) -> None:
+def test_invalid_sections_raise_an_error(sections: Any) -> None:
     with pytest.raises((LocantError, jaxtyping.TypeCheckError), match="sections"):
         Rotary(4, sections=sections)
 
 
-def test_the_doors_by_name_pass_errors_on() -> None:
+def test_methods_called_by_name_pass_errors_on() -> None:
     with refuses(RangeError, "'8'", "num_heads"):
         encoding("alibi", num_heads="8")
     with refuses(RangeError, "[8]"):

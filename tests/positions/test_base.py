@@ -29,7 +29,7 @@ WITH_BIAS = [name for name, kind in encodings().items() if "bias" in kind.doors(
 
 
 @pytest.mark.parametrize("name", WITH_BIAS)
-def test_a_bias_of_some_keys_is_that_of_all_unless_its_class_says_otherwise(name: str) -> None:
+def test_the_bias_of_some_keys_equals_the_bias_of_all_unless_it_needs_all_keys(name: str) -> None:
     """What parts of the keys are merged by, and a ring goes round with; the last of the keys are left out."""
     encoding, whole = encodings()[name].for_model(SHAPE), Positions.arange(8)
     with torch.no_grad():
@@ -43,7 +43,7 @@ def test_a_bias_of_some_keys_is_that_of_all_unless_its_class_says_otherwise(name
 
 
 @pytest.mark.parametrize("encoding", [Learned(8, 12), Sinusoidal(12), PositionEncoding()])
-def test_what_only_embeds_can_be_called(encoding: PositionEncoding) -> None:
+def test_encodings_that_only_embed_can_be_called(encoding: PositionEncoding) -> None:
     x = torch.randn(2, 5, 12)
     assert torch.equal(encoding(x), encoding.embed(x, Positions.arange(5)))
     where = Positions.after(2, 5)
@@ -51,7 +51,7 @@ def test_what_only_embeds_can_be_called(encoding: PositionEncoding) -> None:
 
 
 @pytest.mark.parametrize("name", encodings())
-def test_what_does_more_than_embed_names_the_method_to_call(name: str) -> None:
+def test_calling_other_encodings_raises_an_error_with_the_right_method(name: str) -> None:
     encoding = encodings()[name].for_model(SHAPE)
     elsewhere = [door for door in encoding.doors() if door != "embed"]
     if elsewhere:
@@ -62,7 +62,7 @@ def test_what_does_more_than_embed_names_the_method_to_call(name: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_one_tensor_is_rotated_as_it_is_among_two(layout: str) -> None:
+def test_rotate_one_equals_rotate(layout: str) -> None:
     rotary = Rotary(8, layout=layout, rotary_dim=6)
     q, k, where = torch.randn(2, 3, 5, 8), torch.randn(2, 1, 5, 8), Positions.after(7, 5)
     rotated_q, rotated_k = rotary.rotate(q, k, where)
@@ -70,7 +70,7 @@ def test_one_tensor_is_rotated_as_it_is_among_two(layout: str) -> None:
     assert torch.equal(rotary.rotate_one(k, where), rotated_k)
 
 
-def test_nothing_in_the_place_of_a_tensor_is_answered_with_rotate_one() -> None:
+def test_none_instead_of_a_tensor_suggests_rotate_one() -> None:
     q, where = torch.randn(1, 2, 5, 8), Positions.arange(5)
     for q_or_none, k_or_none in ((q, None), (None, q)):
         with refuses(ShapeError, "got None for", "rotate_one"):
@@ -86,14 +86,14 @@ def test_inverse_frequencies_are_numbers() -> None:
     assert torch.equal(halved, Rotary(8).inv_freq / 2)
 
 
-def test_those_of_vectors_are_the_same_numbers() -> None:
+def test_inverse_frequencies_of_sinusoidal_are_the_same_numbers() -> None:
     assert Sinusoidal(8).inv_freq.tolist() == Rotary(8).inv_freq.tolist()
     expected = [16 ** (-2 * i / 7) for i in range(4)]
     assert Sinusoidal(7, base=16.0).inv_freq.tolist() == pytest.approx(expected, rel=FORMULA, abs=0)
 
 
 @pytest.mark.parametrize("name", WITH_BIAS)
-def test_a_bias_that_is_called_with_a_length_names_its_matrix(name: str) -> None:
+def test_a_bias_called_with_a_length_suggests_matrix(name: str) -> None:
     """``ALiBi(4)(6)`` is how one looks at other people's; one that depends on the tokens has no matrix."""
     has_one = encodings()[name].matrix is not PositionEncoding.matrix
     with refuses(LocantError, "called like a function", "try: encoding.matrix(6)" if has_one else "encoding."):

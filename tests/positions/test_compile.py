@@ -11,8 +11,8 @@ from torch._dynamo.testing import CompileCounter
 
 from locant import InputEmbedding, PositionEncoding, Positions, Rotary, attend
 from tests.known_bugs.subjects import EVERY, differences, queries, use
+from tests.positions.all_methods import D_MODEL, HEAD_DIM, HEADS, LENGTHS, PLACES, AllMethods, require_same, tokens
 from tests.positions.alone import encodings_of
-from tests.positions.doors import D_MODEL, HEAD_DIM, HEADS, LENGTHS, PLACES, Doors, require_same, tokens
 from tests.tolerances import ANGLE
 
 ENCODINGS = encodings_of(HEADS, HEAD_DIM, D_MODEL, rows=256)
@@ -34,12 +34,12 @@ USED += [("rotary", place) for place in PLACES if place not in ("arange", "packe
 @pytest.mark.parametrize(("name", "place"), USED)
 def test_all_lengths_take_two_compilations_and_no_graph_break(name: str, place: str) -> None:
     """One for the first length, one for all lengths."""
-    counter, doors = CompileCounter(), Doors(ENCODINGS[name]())
-    compiled = torch.compile(doors, fullgraph=True, backend=counter)
+    counter, subject = CompileCounter(), AllMethods(ENCODINGS[name]())
+    compiled = torch.compile(subject, fullgraph=True, backend=counter)
     with torch.no_grad():
         for n in LENGTHS:
             x, q, k = tokens(n)
-            require_same(compiled(x, q, k, PLACES[place](n)), doors(x, q, k, PLACES[place](n)))
+            require_same(compiled(x, q, k, PLACES[place](n)), subject(x, q, k, PLACES[place](n)))
     assert 1 <= counter.frame_count <= 2
 
 
@@ -80,26 +80,26 @@ def test_float32_angles_compiled_differ_in_the_last_bit_only() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["learned", "rotary partial", "alibi", "t5 both ways"])
 def test_encodings_compiled_give_the_same_bits_at_padded_rows_of_any_length(name: str) -> None:
-    doors = Doors(ENCODINGS[name]())
-    compiled = torch.compile(doors, fullgraph=True)
+    subject = AllMethods(ENCODINGS[name]())
+    compiled = torch.compile(subject, fullgraph=True)
     with torch.no_grad():
         for n in (5, 6, 31):
             x, q, k = tokens(n)
             positions = Positions.from_mask(torch.arange(n)[None] >= torch.tensor([[0], [n // 3]]))
-            require_same(compiled(x, q, k, positions), doors(x, q, k, positions))
+            require_same(compiled(x, q, k, positions), subject(x, q, k, positions))
 
 
 @pytest.mark.parametrize("name", ["learned", "rotary", "t5"])
 def test_gradients_of_compiled_code_are_the_same(name: str) -> None:
-    doors = Doors(ENCODINGS[name]())
-    compiled = torch.compile(doors, fullgraph=True, backend="aot_eager")
+    subject = AllMethods(ENCODINGS[name]())
+    compiled = torch.compile(subject, fullgraph=True, backend="aot_eager")
     x, q, k = (t.requires_grad_() for t in tokens(5))
-    leaves = [x, q, k, *doors.parameters()]
+    leaves = [x, q, k, *subject.parameters()]
     results: list[tuple[Tensor | None, ...]] = []
     generator = torch.Generator().manual_seed(1)
-    outputs = [o for o in doors(x, q, k) if o is not None]
+    outputs = [o for o in subject(x, q, k) if o is not None]
     cotangents = [torch.randn(o.shape, generator=generator) for o in outputs]
-    for run in (doors, compiled):
+    for run in (subject, compiled):
         outputs = [o for o in run(x, q, k) if o is not None]
         pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
         results.append(torch.autograd.grad([o for o, _ in pairs], leaves, [c for _, c in pairs]))

@@ -80,7 +80,7 @@ def test_a_graph_compiled_before_any_other_call_has_its_constants_on_the_device(
 
 
 @pytest.mark.unchecked
-def test_layers_that_have_their_own_share_one_graph() -> None:
+def test_layers_with_separate_encodings_share_one_graph() -> None:
     graphs = Graphs()
     layers = [ALiBi(2) for _ in range(12)]
     run = graphs.compiled()
@@ -107,20 +107,20 @@ def test_an_exported_graph_leaves_no_fake_tensor_behind() -> None:
     assert not any(isinstance(copied, FakeTensor) for copied in copies.values())
 
 
-def test_it_is_copied_once() -> None:
+def test_a_constant_is_copied_once() -> None:
     constant = Constant(torch.arange(3))
     assert constant.on(ELSEWHERE) is constant.on(ELSEWHERE)
     assert constant.on(HOST) is constant.on(HOST)
 
 
-def test_it_is_only_a_shape_among_fake_tensors_and_nothing_of_that_stays() -> None:
+def test_a_constant_stores_no_fake_tensor() -> None:
     constant = Constant(torch.arange(3))
     with FakeTensorMode():
         assert isinstance(constant.on(ELSEWHERE), FakeTensor)
     assert not constant._copies
 
 
-def test_what_inference_mode_copied_serves_training() -> None:
+def test_a_copy_from_inference_mode_works_in_training() -> None:
     constant = Constant(torch.ones(3))
     with torch.inference_mode():
         constant.on(ELSEWHERE)
@@ -130,7 +130,7 @@ def test_what_inference_mode_copied_serves_training() -> None:
 
 
 @pytest.mark.parametrize("transform", [grad, lambda f: grad(lambda x: grad(f)(x).sum()), functionalize])
-def test_what_a_transform_made_or_copied_serves_others(transform: Callable[..., Callable[..., object]]) -> None:
+def test_a_copy_from_a_transform_works_outside_of_it(transform: Callable[..., Callable[..., object]]) -> None:
     made: list[Constant] = []
 
     def scaled(x: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ def test_what_a_transform_made_or_copied_serves_others(transform: Callable[..., 
     assert made[0].on(ELSEWHERE) is made[0].on(ELSEWHERE)
 
 
-def test_copies_stay_behind_where_it_is_pickled() -> None:
+def test_pickling_drops_copies() -> None:
     constant = Constant(torch.arange(3))
     constant.on(ELSEWHERE)
     other = pickle.loads(pickle.dumps(constant))  # noqa: S301
@@ -152,6 +152,6 @@ def test_copies_stay_behind_where_it_is_pickled() -> None:
     assert not other._copies
 
 
-def test_layers_that_are_copied_from_one_share_it() -> None:
+def test_copied_layers_share_the_constant() -> None:
     constant = Constant(torch.arange(3))
     assert copy.deepcopy([constant])[0] is constant

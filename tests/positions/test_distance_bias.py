@@ -86,7 +86,7 @@ def test_bias_score_function_table_and_matrix_have_the_same_bits(kind: str, dtyp
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_table_that_is_made_in_parts_has_the_same_bits(kind: str) -> None:
+def test_a_table_computed_in_parts_has_the_same_bits(kind: str) -> None:
     """As decoding asks for it on a CPU: without gradients, of more entries than one thread gets at a time."""
     encoding = shaken(KINDS[kind](HEADS))
     q, k = torch.randn(1, HEADS, 1, 4), torch.randn(1, 1, 20_001, 4)
@@ -97,7 +97,7 @@ def test_a_table_that_is_made_in_parts_has_the_same_bits(kind: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "tiled", "auto"])
-def test_somebody_elses_formula_is_attended_with_in_every_backend(backend: str) -> None:
+def test_every_backend_supports_a_new_distance_bias(backend: str) -> None:
     q, k, v = torch.randn(3, 1, HEADS, 300, 8).double().unbind()
     i, j, h = torch.arange(300)[:, None], torch.arange(300), torch.arange(HEADS)[:, None, None]
     scores = q @ k.mT * 8**-0.5 - torch.log1p((i - j).abs().double()) / (h + 1)
@@ -165,7 +165,7 @@ def test_slopes_can_be_given(learned: bool) -> None:
 
 
 @pytest.mark.parametrize("name", encodings())
-def test_every_encoding_has_a_matrix_or_says_what_to_call(name: str) -> None:
+def test_every_encoding_has_a_matrix_or_suggests_a_call(name: str) -> None:
     encoding = encodings()[name].for_model(ModelShape(d_model=12, num_heads=3, max_seq_len=8))
     q, k = torch.randn(1, 3, 2, 4), torch.randn(1, 3, 5, 4)
     keys = encoding.read(torch.randn(1, 5, 12), Positions.arange(5))

@@ -68,7 +68,7 @@ def test_coupled_digits_share_an_index_by_their_significance() -> None:
     rows = coupled([[3, 2, 4], [1, 1, 1]])
     assert rows.document[1].tolist() == [0] * 5 + [-1] * 6
     assert torch.equal(rows.mask(window=4), Positions.packed([[11], [5]]).mask(window=4))
-    with refuses(RangeError, "start=0", "below 0"):
+    with refuses(RangeError, "start=0", "too low"):
         coupled([1, 5], start=0)
 
 
@@ -105,7 +105,7 @@ def test_centred_grids_rotate_as_dinov3_does_at_any_size_of_image() -> None:
         assert_close(rotary.rotate_one(q, Positions.grid(rows, columns, centred=True)), expected)
 
 
-def test_what_counts_whole_tokens_refuses_parts() -> None:
+def test_encodings_that_count_whole_tokens_reject_denominators() -> None:
     x, q = torch.zeros(1, 4, 8), torch.zeros(1, 2, 4, 8)
     for call in (
         lambda: Sinusoidal(8).embed(x, HALVES),
@@ -121,7 +121,7 @@ def test_what_counts_whole_tokens_refuses_parts() -> None:
     assert torch.equal(HALVES.mask(window=2), Positions.arange(4).mask(window=2))
 
 
-def test_a_length_that_matters_is_counted_in_whole_positions() -> None:
+def test_the_length_threshold_counts_whole_positions() -> None:
     rotary = Rotary(8, scaling=DynamicNTK(factor=2.0, original_max_seq_len=4))
     rotary.cos_sin(Positions.of([7], denominator=2))
     with refuses(RangeError, "4 tokens"):
@@ -138,7 +138,7 @@ ENCODINGS: dict[str, Rotary] = {
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
-def test_moved_keys_are_as_if_they_had_been_rotated_there(name: str) -> None:
+def test_moved_keys_equal_keys_rotated_at_the_new_positions(name: str) -> None:
     rotary = ENCODINGS[name]
     axes = rotary.pairs.num_axes or 1
     here, there = (torch.randint(0, high, (2, 5, axes)) for high in (100, 1_000_000))
@@ -153,6 +153,6 @@ def test_moved_keys_are_as_if_they_had_been_rotated_there(name: str) -> None:
     assert narrow.dtype == torch.bfloat16
 
 
-def test_what_is_moved_elsewhere_has_a_place_for_every_key() -> None:
+def test_moving_keys_needs_a_position_for_every_key() -> None:
     with refuses(ShapeError, "4 tokens"):
         ENCODINGS["half"].move(torch.zeros(1, 1, 5, 8), Positions.arange(5), Positions.arange(4))

@@ -75,7 +75,7 @@ def test_grids_of_other_sizes_are_joined() -> None:
     assert torch.equal(coordinates(joined), expected)
 
 
-def test_beside_tokens_outside_of_grids_no_place_is_known() -> None:
+def test_joining_with_tokens_outside_of_grids_drops_places() -> None:
     joined = Positions.cat([Positions.grid(2, 2), Positions.of([[[2, 2]]])])
     assert (joined.grids, joined.place_or_none) == ((), None)
     assert Positions.packed_grids([[2, 3], [4, 1]]) == Positions.packed_grids([(2, 3), (4, 1)]), "as processors give it"
@@ -88,6 +88,6 @@ def test_sides_without_a_common_multiple_that_fits_are_refused_by_name() -> None
 
 @pytest.mark.parametrize("grids", [[], [[]], [(2, 2), [(2, 2)]], [(2, 2), (2,)], [(2, 2), 2], (2, 2), [()]], ids=repr)
 @pytest.mark.unchecked
-def test_what_are_no_sizes_of_images_is_refused(grids: object) -> None:
+def test_invalid_sizes_of_images_raise_an_error(grids: object) -> None:
     with refuses(ShapeError, "grid"):
         Positions.packed_grids(grids)  # type: ignore[arg-type]

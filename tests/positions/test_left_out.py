@@ -78,7 +78,7 @@ def test_every_method_of_every_encoding_counts_from_0(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BLIND)
-def test_a_token_alone_could_be_any_token(name: str) -> None:
+def test_a_single_token_needs_positions(name: str) -> None:
     """Every method that looks at positions refuses it, in the same words."""
     encoding, q = built(name), queries(1)
     doors = {
@@ -88,23 +88,23 @@ def test_a_token_alone_could_be_any_token(name: str) -> None:
         "unrotate": lambda: encoding.unrotate(q),
     }
     for door in encoding.doors():
-        with refuses(LocantError, "where does it stand?", "Positions.after(cache_len, 1)"):
+        with refuses(LocantError, "it may be anywhere", "Positions.after(cache_len, 1)"):
             doors[door]()
-    with refuses(LocantError, "where does it stand?"):
+    with refuses(LocantError, "it may be anywhere"):
         attend(q, q, q, encoding=encoding)
 
 
 @pytest.mark.parametrize("name", [name for name in BLIND if {"rotate", "bias"} & {*encodings()[name].doors()}])
 @pytest.mark.parametrize("lengths", [(1, 5), (4, 5), (6, 5)])
-def test_queries_beside_other_keys_could_be_any_of_them(name: str, lengths: tuple[int, int]) -> None:
+def test_unequal_numbers_of_queries_and_keys_need_positions(name: str, lengths: tuple[int, int]) -> None:
     encoding, (q, k) = built(name), map(queries, lengths)
     (door,) = {"rotate", "bias"} & {*encoding.doors()} or {"bias"}
     for call in (getattr(encoding, door), lambda q, k: attend(q, k, k, encoding=encoding)):
-        with refuses(LocantError, f"{lengths[0]} queries and {lengths[1]} keys", "where do the queries stand?"):
+        with refuses(LocantError, f"{lengths[0]} queries and {lengths[1]} keys", "queries may be anywhere"):
             call(q, k)
 
 
-def test_positions_of_keys_alone_say_nothing_of_the_queries() -> None:
+def test_positions_of_keys_alone_are_not_enough() -> None:
     q, where = queries(), Positions.after(2, LENGTH)
     for call in (Rotary(4).rotate, ALiBi(3).bias, ALiBi(3).score_mod):
         with refuses(LocantError, "k_positions without positions"):
@@ -125,17 +125,17 @@ def test_positions_of_keys_alone_say_nothing_of_the_queries() -> None:
         lambda x: encodings()["rope_mixed"](4, 3, num_axes=2).rotate_one(x),
     ],
 )
-def test_on_a_grid_nothing_says_where_a_token_is(call: Callable[[Tensor], Any]) -> None:
+def test_encodings_with_several_axes_need_positions(call: Callable[[Tensor], Any]) -> None:
     with refuses(LocantError, "axes", "Positions.grid("):
         call(queries())
 
 
 def test_a_table_of_cells_asks_for_its_grid() -> None:
-    with refuses(ShapeError, "know no grid", "Positions.grid("):
+    with refuses(ShapeError, "without a grid", "Positions.grid("):
         LearnedGrid(2, 3, 12).embed(torch.zeros(1, 6, 12))
 
 
-def test_what_is_no_tensor_is_told_as_ever() -> None:
+def test_errors_for_wrong_tensors_without_positions() -> None:
     for call in (Rotary(4).rotate, ALiBi(3).bias):
         with refuses(ShapeError, "q of type list", "expected a tensor"):
             call([1.0], queries())  # type: ignore[arg-type]
@@ -150,7 +150,7 @@ def test_what_is_no_tensor_is_told_as_ever() -> None:
 
 
 @pytest.mark.parametrize("positions", [5, torch.arange(5), [0, 1, 2, 3, 4]])
-def test_where_the_length_is_known_a_number_says_nothing(positions: Any) -> None:
+def test_a_number_of_positions_is_not_accepted_with_tensors(positions: Any) -> None:
     with refuses(LocantError, "expected Positions"):
         Rotary(4).rotate(queries(), queries(), positions)
 
@@ -166,7 +166,7 @@ def test_rotations_are_those_of_the_paper_forward_and_backward(layout: str, head
     q, k, of_q, of_k = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(4))
     rotary, (cos, sin) = Rotary(6, layout=layout), oracles.angles(np.arange(LENGTH), 6, 10_000.0)
     rotated = rotary.rotate(q, k)
-    expected = functools.partial(_rotated, cos=cos, sin=sin, layout=layout)
+    expected = functools.partial(_rotate_tensor, cos=cos, sin=sin, layout=layout)
     for ours, x in zip((*rotated, rotary.rotate_one(q)), (q, k, q), strict=True):
         assert ours.shape == x.shape
         assert_close(ours, expected(x))
@@ -174,15 +174,15 @@ def test_rotations_are_those_of_the_paper_forward_and_backward(layout: str, head
     # The matrix is orthogonal, so the gradient is the cotangent turned back.
     gradients = torch.autograd.grad(rotated, (q, k), (of_q, of_k))
     for ours, cotangent in zip(gradients, (of_q, of_k), strict=True):
-        assert_close(ours, _rotated(cotangent, cos, -sin, layout))
+        assert_close(ours, _rotate_tensor(cotangent, cos, -sin, layout))
 
 
-def _rotated(x: Tensor, cos: np.ndarray, sin: np.ndarray, layout: str) -> Tensor:
+def _rotate_tensor(x: Tensor, cos: np.ndarray, sin: np.ndarray, layout: str) -> Tensor:
     four = x.detach().numpy().reshape(2, -1, LENGTH, 6)
     return torch.from_numpy(oracles.rotate(four, cos, sin, layout)).view(x.shape)
 
 
-def test_without_heads_every_option_is_that_of_one_head() -> None:
+def test_tensors_without_heads_equal_one_head() -> None:
     where, encoding = Positions.packed([[2, 3], [5]]), Rotary(8, rotary_dim=4, scaling="yarn:4")
     q, k = torch.randn(2, LENGTH, 8), torch.randn(2, LENGTH, 8)
     expected = [x[:, 0] for x in encoding.rotate(q[:, None], k[:, None], where)]
@@ -192,7 +192,7 @@ def test_without_heads_every_option_is_that_of_one_head() -> None:
     same(memory, tuple(expected))
     with refuses(ShapeError, "(batch, heads, seq, head_dim=8)"):
         encoding.rotate(q, k[:, None], where)
-    with refuses(LocantError, "where does it stand?"):
+    with refuses(LocantError, "it may be anywhere"):
         encoding.rotate_one(q[:, :1])
 
 
@@ -206,7 +206,7 @@ def test_attention_is_that_of_the_formula() -> None:
 
 
 @pytest.mark.parametrize("lengths", [(1, 5), (4, 5), (5, 5), (6, 5), (1, 1)])
-def test_where_nothing_depends_on_positions_none_are_asked_for(lengths: tuple[int, int]) -> None:
+def test_cross_attention_without_a_bias_needs_no_positions(lengths: tuple[int, int]) -> None:
     """Cross-attention: every query sees every key."""
     q, k = (torch.randn(2, 3, length, 4, dtype=torch.float64, requires_grad=True) for length in lengths)
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, k)
@@ -216,11 +216,11 @@ def test_where_nothing_depends_on_positions_none_are_asked_for(lengths: tuple[in
         assert_close(mine, theirs)
     if lengths[0] != lengths[1]:
         for option in ({}, {"causal": False, "window": 9}, {"causal": False, "encoding": ALiBi(3)}):
-            with refuses(LocantError, "where do the queries stand?"):
+            with refuses(LocantError, "queries may be anywhere"):
                 attend(q, k, k, **option)
 
 
-def test_a_number_is_a_length_where_there_are_no_tokens() -> None:
+def test_a_number_is_a_length_in_methods_without_tokens() -> None:
     vectors = Sinusoidal(6).vectors(10, torch.float64)[0]
     assert_close(vectors, torch.from_numpy(oracles.sinusoidal(range(10), 6)))
     angles = Rotary(6).cos_sin(10, torch.float64), oracles.angles(np.arange(10), 6, 10_000.0)
@@ -245,12 +245,12 @@ class Even(PositionEncoding):
         return x + (positions.index % 2)[..., None]
 
 
-def test_who_writes_an_encoding_gets_positions() -> None:
+def test_a_new_encoding_receives_positions() -> None:
     x = torch.zeros(1, 3, 2)
     assert Even()(x)[0, :, 0].tolist() == [0, 1, 0]
     embedding = InputEmbedding(7, 2, encoding=Even())
     same(embedding([1, 1, 1])[0, 1], embedding.token.weight[1] + 1)
-    with refuses(LocantError, "where does it stand?"):
+    with refuses(LocantError, "it may be anywhere"):
         Even()(x[:, :1])
 
 

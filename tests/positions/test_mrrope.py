@@ -35,13 +35,13 @@ def by_radices(dim: int, base: float, form: str) -> list[mpf]:
 
 
 @pytest.mark.parametrize("form", ["progressive", "uniform"])
-def test_it_is_the_products_of_radices(form: str) -> None:
+def test_mrrope_is_the_product_of_radices(form: str) -> None:
     scaling = MrRoPE(factor=FACTOR, original_max_seq_len=TRAINED, form=form)
     for claim in (frequencies_are_the_formulas, cosines_are_exact):
         claim(lambda dim: scaling, partial(by_radices, form=form))
 
 
-def test_its_ends_and_its_temperature_are_those_of_yarn() -> None:
+def test_the_ramp_and_the_temperature_of_mrrope_equal_yarn() -> None:
     yarn = YaRN(factor=8.0, original_max_seq_len=TRAINED)
     for form in ("progressive", "uniform"):
         scaling = MrRoPE(factor=8.0, original_max_seq_len=TRAINED, form=form)

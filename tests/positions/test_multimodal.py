@@ -91,7 +91,7 @@ def test_positions_are_those_of_published_models(name: str, padding: str) -> Non
     assert torch.equal(cache.next_positions(2).index, (behind[:, None] + torch.arange(2))[..., None].expand(-1, -1, 3))
 
 
-def test_times_of_qwen_3_omni_are_fractions_and_text_goes_on_behind_the_largest() -> None:
+def test_times_of_qwen_3_omni_are_fractions_and_text_continues_after_the_largest() -> None:
     code = importlib.import_module("transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe")
     model = code.Qwen3OmniMoePreTrainedModelForConditionalGeneration
     config = SimpleNamespace(
@@ -125,7 +125,7 @@ def alone(parts: list[Any], **options: Any) -> tuple[Positions, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("denominator", [1, 2])
-def test_packed_padded_sharded_and_cached_they_are_as_alone(denominator: int) -> None:
+def test_packed_padded_sharded_and_cached_rows_equal_rows_alone(denominator: int) -> None:
     each = [alone(parts, denominator=denominator) for parts in DOCUMENTS]
     expected = torch.cat([rotated for _, _, rotated in each], dim=2)
     q = torch.cat([q for _, q, _ in each], dim=2)
@@ -148,7 +148,7 @@ def test_packed_padded_sharded_and_cached_they_are_as_alone(denominator: int) ->
     assert torch.equal(torch.cat(of_ranks, dim=2)[:, :, back], ROTARY.rotate_one(x, eight))
 
 
-def test_a_grid_of_nothing_and_a_row_of_nothing_take_no_room() -> None:
+def test_an_empty_grid_and_an_empty_row_have_no_tokens() -> None:
     assert Positions.multimodal([2, (0, 4, 4), 1]) == Positions.multimodal([3])
     assert Positions.multimodal([]).seq_len == 0
     assert Positions.multimodal([[[2], []], [[]]]).document.tolist() == [[0, 0], [-1, -1]]
@@ -156,7 +156,7 @@ def test_a_grid_of_nothing_and_a_row_of_nothing_take_no_room() -> None:
 
 REFUSED: dict[str, tuple[Any, type[LocantError], str]] = {
     "no list": ((5,), ShapeError, "parts"),
-    "numbers beside lists": ([5, [2]], ShapeError, "lists stand beside"),
+    "numbers beside lists": ([5, [2]], ShapeError, "mixes lists"),
     "two sizes": ([(1, 2)], ShapeError, "frames, rows, columns"),
     "no multiple": ([(1, 3, 2)], RangeError, "blocks of 2 x 2"),
     "half a token": ([2.5], RangeError, "parts"),
@@ -169,7 +169,7 @@ REFUSED: dict[str, tuple[Any, type[LocantError], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_row_is_refused(name: str) -> None:
+def test_invalid_parts_raise_an_error(name: str) -> None:
     parts, kind, word = REFUSED[name]
     with refuses(kind, word):
         Positions.multimodal(parts, merge=2)

@@ -95,7 +95,7 @@ SHORT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("angles", ["exact", "float32"])
 @pytest.mark.parametrize("name", SHORT)
-def test_a_short_way_is_the_table_that_it_writes(name: str, angles: Any) -> None:
+def test_shorthand_options_equal_the_table_that_they_build(name: str, angles: Any) -> None:
     short = {"layout": "half", "rotary_dim": HEAD_DIM, "sections": None, "axial": False, **SHORT[name]}
     written = Pairs.of(short["rotary_dim"], **{key: value for key, value in short.items() if key != "rotary_dim"})
     one = Rotary(HEAD_DIM, angles=angles, **SHORT[name])
@@ -133,7 +133,7 @@ def test_in_place_is_the_same_in_the_same_memory(name: str) -> None:
 
 
 @cases
-def test_one_token_is_rotated_as_among_others_and_a_copy_rotates_alike(name: str) -> None:
+def test_one_token_alone_and_a_copy_of_the_encoding_give_the_same_rotation(name: str) -> None:
     rotary, positions = Rotary(HEAD_DIM, pairs=TABLES[name], angles="float32"), at(TABLES[name])
     x = heads(dtype=torch.float32)
     whole = rotary.rotate_one(x, positions)
@@ -188,7 +188,7 @@ def test_the_default_dtype_does_not_reach_the_frequencies(name: str, default: to
     assert torch.equal(rounded, expected)
 
 
-def test_what_a_table_is() -> None:
+def test_properties_of_a_table() -> None:
     assert TABLES["backwards"].layout == "interleaved"
     assert TABLES["axes in turns"].layout == "half"
     assert TABLES["scattered"].layout is None

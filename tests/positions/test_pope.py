@@ -25,7 +25,7 @@ def softplus(x: np.ndarray) -> np.ndarray:
     return np.log1p(np.exp(x))
 
 
-def test_scores_are_the_formula_at_the_scale_of_the_old_width() -> None:
+def test_scores_are_the_formula_at_the_scale_of_head_dim() -> None:
     pope = encoding().double()
     q, k = (torch.randn(2, heads, 9, WIDTH, dtype=torch.float64) for heads in (HEADS, KV_HEADS))
     where = Positions.of([[0, 1, 2, 5, 9, 30, 31, 400, 5000]])
@@ -41,7 +41,7 @@ def test_scores_are_the_formula_at_the_scale_of_the_old_width() -> None:
         assert_close(ours[:, head].detach(), torch.from_numpy(expected), torch.float32)
 
 
-def test_what_has_no_room_or_other_heads_is_refused() -> None:
+def test_in_place_rotation_and_wrong_heads_raise_an_error() -> None:
     q, where = torch.zeros(1, HEADS, 3, WIDTH), Positions.arange(3)
     with refuses(LocantError, "inplace", "twice the width"):
         encoding().rotate(q, q[:, :2], where, inplace=True)

@@ -155,7 +155,7 @@ def test_a_layer_is_exported_with_its_positions(place: str, strict: bool) -> Non
 
 @pytest.mark.unchecked
 @pytest.mark.parametrize("strict", [False, True])
-def test_so_is_one_on_a_grid(strict: bool) -> None:
+def test_a_layer_on_a_grid_is_exported_with_its_positions(strict: bool) -> None:
     require_exportable(OnAGrid(), torch.randn(1, HEADS, SEQ, HEAD_DIM), Positions.grid(2, 3), strict)
 
 

@@ -15,7 +15,7 @@ from locant.embedding import InputEmbedding
 from tests.refusal import refuses
 
 
-def test_every_row_counts_from_zero_or_goes_on() -> None:
+def test_every_row_counts_from_zero_or_continues() -> None:
     positions = Positions.arange(5, batch=3)
     assert positions.index.tolist() == [[0, 1, 2, 3, 4]] * 3
     assert positions.document.tolist() == [[0] * 5] * 3
@@ -140,7 +140,7 @@ def test_an_image_between_two_texts_is_seen_by_the_text_after_it_only() -> None:
     assert torch.equal(joined.mask()[0, 0], torch.ones(9, 9).tril().bool())
 
 
-def test_an_order_that_goes_on_by_itself_is_left_as_it_is() -> None:
+def test_an_order_that_already_continues_does_not_change() -> None:
     first = Positions.of([[7, 7]], order=[[0, 1]])
     rest = Positions.of([[7, 7]], order=[[2, 3]])
     assert torch.equal(Positions.cat([first, rest]).order, torch.arange(4)[None])
@@ -173,7 +173,7 @@ def test_writing_into_a_tensor_does_not_move_positions_made_of_it() -> None:
     assert positions == Positions.of([[5, 6]])
 
 
-def test_a_cache_goes_on_past_the_bytes_it_has_seen() -> None:
+def test_a_cache_continues_past_a_byte_of_the_index() -> None:
     """The bound has to grow with the positions, or the byte that begins at 65 536 would be skipped."""
     cache, k = KVCache(), torch.zeros(1, 1, 1, 8)
     cache.append(k, k, Positions.of([[65_535]], [[0]]))
@@ -189,7 +189,7 @@ def test_a_given_bound_says_nothing_about_negative_positions() -> None:
         assert torch.equal(mine, reference)
 
 
-def test_position_ids_in_place_of_positions_are_refused_with_the_way_to_make_them() -> None:
+def test_position_ids_instead_of_positions_suggest_positions_of() -> None:
     ids, x = torch.arange(3)[None], torch.randn(1, 1, 3, 8)
     calls = [
         lambda: attend(x, x, x, positions=ids),

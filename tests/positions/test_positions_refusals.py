@@ -47,13 +47,13 @@ REFUSED: list[tuple[Call, type[LocantError], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("call", "kind", "words"), REFUSED)
-def test_what_are_no_positions_is_refused(call: Call, kind: type[LocantError], words: tuple[str, ...]) -> None:
+def test_invalid_positions_raise_an_error(call: Call, kind: type[LocantError], words: tuple[str, ...]) -> None:
     with refuses(kind, *words):
         call()
 
 
 @pytest.mark.parametrize("index", [[0.5, 1.0], [1.0], [True, False], [1j]])
-def test_an_index_that_is_no_integer_is_refused(index: list[object]) -> None:
+def test_an_index_that_is_not_an_integer_raises_an_error(index: list[object]) -> None:
     with refuses(ShapeError, "index", "dtype", "expected integers"):
         Positions.of(index)
     with refuses(ShapeError, "cache_len", "dtype"):
@@ -94,7 +94,7 @@ def test_unsigned_indices_do_not_wrap() -> None:
 @pytest.mark.parametrize(
     "index", [10, [0, 1], (0, 1), range(3), np.arange(3), 2.5, "a", torch.tensor(3), torch.arange(3)], ids=str
 )
-def test_what_is_no_index_of_rows_is_refused_at_once(index: Any) -> None:
+def test_an_invalid_index_raises_an_error_at_once(index: Any) -> None:
     """It was taken, and failed in its repr."""
     with refuses(
         ShapeError if isinstance(index, torch.Tensor) else LocantError,

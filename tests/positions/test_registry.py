@@ -17,7 +17,7 @@ import locant
 from locant import ALiBi, InputError, LocantError, PositionEncoding, Positions, RangeError, Rotary, encoding
 from locant.positions import EncodingInfo, ModelShape, registry
 from locant.positions.base import build
-from locant.positions.registry import FIRST, SCALINGS, broken_encodings, encodings, find
+from locant.positions.registry import LISTING_ORDER, SCALINGS, broken_encodings, encodings, find
 from locant.registry import Registry
 from tests.refusal import refuses
 
@@ -28,7 +28,7 @@ SHAPE = ModelShape(d_model=24, num_heads=3, max_seq_len=17)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A registry that the other tests do not see."""
     old = registry.ENCODINGS
-    fresh = Registry(old.kind, old.group, old._check, registry._register_own, old._aliases_of)
+    fresh = Registry(old.kind, old.group, old._check, registry._register_built_in, old._aliases_of)
     monkeypatch.setattr(registry, "ENCODINGS", fresh)
     return
 
@@ -56,13 +56,13 @@ class WideForAModel(Wide):
 
 
 def test_every_file_of_the_package_holds_encodings_that_are_found() -> None:
-    files = {path.stem for path in Path(registry.own.__file__).parent.glob("*.py")} - {"__init__"}
+    files = {path.stem for path in Path(registry.package.__file__).parent.glob("*.py")} - {"__init__"}
     assert {kind.__module__.rsplit(".", 1)[-1] for kind in encodings().values()} == files | {"base"}
-    assert list(encodings())[: len(FIRST)] == list(FIRST)
+    assert list(encodings())[: len(LISTING_ORDER)] == list(LISTING_ORDER)
 
 
 @pytest.mark.parametrize("name", encodings())
-def test_every_encoding_says_everything_of_itself_and_is_built_for_a_model(name: str) -> None:
+def test_every_encoding_has_complete_info_and_is_built_for_a_model(name: str) -> None:
     kind = find(name)
     info = kind.info
     said = (info.kind, info.parameters, info.cost_of_tokens, info.cost_of_pairs, info.extrapolation, info.used_by)
@@ -77,7 +77,7 @@ def test_every_encoding_says_everything_of_itself_and_is_built_for_a_model(name:
         assert find(alias) is kind
 
 
-def test_what_is_told_of_a_class_is_not_inherited() -> None:
+def test_info_is_not_inherited() -> None:
     class Steep(ALiBi):
         pass
 
@@ -136,7 +136,9 @@ def test_a_title_finds_its_encoding(phrase: str, name: str) -> None:
         ("OPTLearnedPositionalEmbedding", ("a model whose positions are learned", "encoding('learned'")),
         ("M-RoPE", ("several position axes", "sections=(16, 24, 24)")),
         ("2D RoPE", ("several position axes", "axial=True")),
-        ("2D sinusoidal", ("expected one of",)),
+        ("2D sinusoidal", ("sinusoidal with '2d'", "encoding('sinusoidal', ...) if the plain form is meant")),
+        ("ScaledSinusoidalEmbedding", ("sinusoidal with 'scaled'",)),
+        ("TimestepSinusoidal", ("sinusoidal with 'timestep'",)),
         ("BERT", ("a model whose positions are learned", "encoding('learned'")),
         ("GPT-2", ("a model whose positions are learned", "encoding('learned'")),
         ("LLaMA", ("a model whose positions are rotary", "encoding('rotary'")),
@@ -144,7 +146,7 @@ def test_a_title_finds_its_encoding(phrase: str, name: str) -> None:
         ("Gemma 3", ("a model whose positions are rotary", "encoding('rotary'")),
     ],
 )
-def test_what_names_no_single_encoding_is_answered_with_those_it_may_mean(phrase: str, words: tuple[str, ...]) -> None:
+def test_an_ambiguous_name_lists_the_possible_encodings(phrase: str, words: tuple[str, ...]) -> None:
     with refuses(RangeError, repr(phrase), *words):
         encoding(phrase)
 
@@ -158,7 +160,7 @@ def test_what_names_no_single_encoding_is_answered_with_those_it_may_mean(phrase
         ("PositionalEncoding", "locant.Sinusoidal or locant.Learned"),
     ],
 )
-def test_a_class_that_is_called_otherwise_elsewhere_is_answered_with_its_name_here(name: str, meant: str) -> None:
+def test_a_class_name_of_another_package_suggests_ours(name: str, meant: str) -> None:
     with pytest.raises(AttributeError, match=f"no {name}; use {meant}"):
         getattr(locant, name)
     with pytest.raises(AttributeError):
@@ -169,7 +171,7 @@ def test_a_class_that_is_called_otherwise_elsewhere_is_answered_with_its_name_he
     ("name", "meant"),
     [("Yarn", "locant.scaling.YaRN"), ("NTKAware", "locant.scaling.NTK"), ("RoPE", "locant.Rotary")],
 )
-def test_a_scaling_that_is_called_otherwise_elsewhere_is_answered_with_its_name_here(name: str, meant: str) -> None:
+def test_a_scaling_name_of_another_package_suggests_ours(name: str, meant: str) -> None:
     with pytest.raises(AttributeError, match=f"^locant.scaling has no {name}; use {meant}$"):
         getattr(locant.scaling, name)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
@@ -201,7 +203,7 @@ def test_an_unknown_name_gets_the_list(name: object) -> None:
 
 
 @pytest.mark.parametrize("name", SCALINGS)
-def test_a_scaling_is_answered_with_how_to_get_it(name: str) -> None:
+def test_the_name_of_a_scaling_suggests_a_rotary_encoding_with_it(name: str) -> None:
     with pytest.raises(RangeError, match=f"'{name}', which is a scaling of rotary") as caught:
         encoding(name)
     if "..." not in caught.value.remedy:
@@ -232,7 +234,7 @@ def test_a_constructor_with_too_few_sizes_names_those_that_are_missing(name: str
         kind(**dict.fromkeys(others, 64))
 
 
-def test_what_a_subclass_takes_is_checked_and_a_copy_is_made_without_arguments() -> None:
+def test_options_of_a_subclass_are_checked_and_copying_needs_none() -> None:
     with refuses(RangeError, "got no head_dim for Wide, which takes num_widgets, head_dim", "Wide(num_widgets=..."):
         Wide(3)  # type: ignore[call-arg]
     whole = locant.Learned(max_seq_len=4, d_model=8)
@@ -256,7 +258,7 @@ def test_no_number_is_taken_for_a_base(name: str) -> None:
     assert "base" not in [each.name for each in in_order]
 
 
-def test_arguments_as_other_packages_have_them_are_answered_with_what_to_write() -> None:
+def test_argument_names_of_other_packages_suggest_ours() -> None:
     with refuses(RangeError, "got 512 without a name for Rotary", "Rotary(64), which needs no length"):
         Rotary(64, 512)
     with refuses(RangeError, "got max_seq_len=512 for Rotary", "needs no length"):
@@ -285,7 +287,7 @@ def test_a_registered_encoding_is_found_and_listed_after_this_packages_own() -> 
 
 @pytest.mark.usefixtures("_fresh")
 @pytest.mark.parametrize("value", [3, Even(), object, "alibi"])
-def test_what_is_no_encoding_is_not_registered(value: object) -> None:
+def test_only_encoding_classes_can_be_registered(value: object) -> None:
     with refuses(RangeError, "'mine'", "PositionEncoding"):
         locant.register_encoding("mine", value)
     assert "mine" not in encodings()
@@ -311,7 +313,7 @@ def test_a_broken_plug_in_is_reported_by_name_and_the_others_work(monkeypatch: p
     offers = [
         EntryPoint("even", f"{__name__}:Even", "locant.encodings"),
         EntryPoint("lost", "no_such_package:Lost", "locant.encodings"),
-        EntryPoint("number", f"{__name__}:FIRST", "locant.encodings"),
+        EntryPoint("number", f"{__name__}:LISTING_ORDER", "locant.encodings"),
     ]
     monkeypatch.setattr("locant.registry.entry_points", lambda group: offers if group == "locant.encodings" else [])
     before = [*encodings()][:-1]

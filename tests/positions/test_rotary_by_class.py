@@ -94,7 +94,7 @@ def test_attention_is_that_of_a_matrix_of_distances_forward_and_by_every_gradien
 
 @pytest.mark.parametrize("name", ENCODINGS)
 @torch.no_grad()
-def test_a_cache_goes_on_token_by_token_and_behind_padding(name: str) -> None:
+def test_a_cache_works_token_by_token_and_after_padding(name: str) -> None:
     encoding = ENCODINGS[name]
     q, k, v = tokens()
     for row in ("alone", "padded left"):
@@ -108,7 +108,7 @@ def test_a_cache_goes_on_token_by_token_and_behind_padding(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
-def test_what_stands_beside_the_softmax_is_that_of_all_classes_together(name: str) -> None:
+def test_softmax_options_apply_to_all_classes_together(name: str) -> None:
     """Sinks, a soft cap, weights and the log-sum-exp, against one softmax over the matrix of products."""
     encoding, where = ENCODINGS[name], ROWS["packed"]
     q, k, v = tokens()
@@ -125,7 +125,7 @@ def test_what_stands_beside_the_softmax_is_that_of_all_classes_together(name: st
     assert_close(y, expected @ v.repeat_interleave(HEADS // KV_HEADS, dim=1))
 
 
-def test_a_short_row_is_that_of_its_rotary_encoding_temperature_and_factor_included() -> None:
+def test_a_short_row_equals_its_rotary_encoding_with_temperature_and_factor() -> None:
     scaling = YaRN(factor=4.0, original_max_seq_len=16)
     rotary = Rotary(WIDTH, scaling=scaling, temperature=Temperature(step=3, weight=0.5))
     where, (q, k, v) = Positions.arange(6), tokens(6)
@@ -175,7 +175,7 @@ def test_two_graphs_serve_short_rows_and_long_ones_backward_included(name: str) 
     torch.compiler.reset()
 
 
-def test_what_is_no_causal_row_in_order_is_refused() -> None:
+def test_rows_that_are_not_causal_and_in_order_raise_an_error() -> None:
     encoding, where, (q, k, v) = ENCODINGS["rerope"], Positions.arange(LENGTH), tokens()
     with refuses(LocantError, "window=5", "ReRoPE", "encoding.rotary"):
         attend(q, k, v, encoding=encoding, positions=where, window=5)

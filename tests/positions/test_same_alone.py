@@ -13,6 +13,6 @@ from tests.positions.alone import ARRANGEMENTS, ENCODINGS, require_same_alone, t
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ENCODINGS)
-def test_every_row_gets_what_it_gets_alone(name: str, dtype: torch.dtype) -> None:
+def test_every_row_gets_the_same_result_as_alone(name: str, dtype: torch.dtype) -> None:
     for arrangement in ARRANGEMENTS:
         require_same_alone(ENCODINGS[name]().to(dtype), arrangement, three_rows(dtype))

@@ -257,7 +257,7 @@ def test_a_trained_length_without_a_factor_is_refused() -> None:
         Rotary(32, scaling="yarn::64")
 
 
-def test_the_entry_of_a_configuration_is_sent_to_the_whole_of_it() -> None:
+def test_a_rope_scaling_entry_suggests_from_config() -> None:
     with refuses(RangeError, "Rotary.from_config(config)"):
         Rotary(32, scaling={"rope_type": "yarn", "factor": 8.0})  # type: ignore[arg-type]
 

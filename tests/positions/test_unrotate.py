@@ -25,7 +25,7 @@ LEFT_ALONE = ("dual_chunk", "inkling", "rerope", "self_extend", "fope", "pope")
 
 
 @pytest.mark.parametrize("name", encodings())
-def test_it_is_the_identity_but_for_those_that_rotate_keys(name: str) -> None:
+def test_unrotate_is_the_identity_unless_keys_are_rotated(name: str) -> None:
     encoding, y = encodings()[name].for_model(SHAPE), torch.randn(1, 3, 5, 4)
     positions = encoding.read(torch.randn(1, 5, 12), Positions.arange(5))
     turns = "rotate" in encoding.doors() and name not in LEFT_ALONE
@@ -33,7 +33,7 @@ def test_it_is_the_identity_but_for_those_that_rotate_keys(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ROTARY)
-def test_it_is_the_inverse_rotation_forward_and_gradient(name: str) -> None:
+def test_unrotate_is_the_inverse_rotation_forward_and_gradient(name: str) -> None:
     rotary, where = ROTARY[name], Positions.of([[5, 0, 70_001], [2, 3, -4]])
     y = torch.randn(2, 3, 3, 10, dtype=torch.float64, requires_grad=True)
     back = rotary.unrotate(y, where)
@@ -45,7 +45,7 @@ def test_it_is_the_inverse_rotation_forward_and_gradient(name: str) -> None:
     assert_close(gradient, rotary.rotate_one(cotangent, where) / factor**2, held)  # of R^-1 / m: R / m
 
 
-def test_it_is_the_attention_of_deepseek_v4() -> None:
+def test_unrotate_gives_the_attention_of_deepseek_v4() -> None:
     """Their layer of sliding attention, run and differentiated beside ours with its own weights."""
     code = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4")
     config = code.DeepseekV4Config(

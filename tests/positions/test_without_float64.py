@@ -53,7 +53,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[], WithoutFloat64]:
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
-def test_everything_has_the_bits_that_it_has_with_float64(name: str, without: Callable[[], WithoutFloat64]) -> None:
+def test_results_without_float64_have_the_same_bits(name: str, without: Callable[[], WithoutFloat64]) -> None:
     torch.manual_seed(0)
     encoding, where = ENCODINGS[name]
     q, k, cotangent = (torch.randn(1, heads, 12, 64) for heads in (2, 1, 2))

@@ -1,7 +1,7 @@
-"""Positions of tokens, and every encoding of them.
+"""Positions of tokens, and all position encodings.
 
-`positions` holds `Positions`, `base` the class of all encodings, `encodings` a file for each, `registry` finds them by
-name; `angles` has the exact cosines, `scaling` the scaled frequencies.
+`positions` holds `Positions`, `base` the base class of encodings, `encodings` a file for each encoding, and `registry`
+finds them by name. `angles` computes exact cosines and sines, `scaling` the scaled frequencies.
 """
 
 import lazy_loader

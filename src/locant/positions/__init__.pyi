@@ -1,4 +1,4 @@
-"""The names of this room. At run time each is imported when it is first used: see ``locant/__init__.py``."""
+"""The names of this package. Each is imported when it is first used: see ``locant/__init__.py``."""
 
 from . import scaling as scaling
 from .base import EncodingInfo as EncodingInfo

@@ -1,16 +1,16 @@
 """cos and sin of position times frequency, exact at every position.
 
-The usual code multiplies a float32 position by a float32 frequency; at position one million the cosine is then off
-by 0.03, and in bfloat16 from the start. Here a position is read as four bytes, and each byte has a table::
+The usual code multiplies a float32 position by a float32 frequency. At position one million the cosine is then off
+by 0.03, and in bfloat16 from the start. Here a position is split into four bytes, and each byte has a table::
 
     e^(i p f) = T0[p & 255] * T1[p >> 8 & 255] * T2[p >> 16 & 255] * T3[p >> 24 & 255]
 
-The tables hold float64 values whose angles were reduced in 96-bit fixed point, so the error is that of rounding the
-float32 result (3e-8). The last byte is signed. Bytes known to be zero are skipped: T[0] is exactly 1. Where a device
-has no float64, each number is the sum of two of float32: of four million results one had another last bit.
+The tables hold float64 values whose angles were reduced in 96-bit fixed point, so the only error is the rounding of the
+float32 result (3e-8). The last byte is signed. Bytes known to be zero are skipped, because T[0] is exactly 1. If a
+device has no float64, each number is the sum of two float32 numbers: one of four million results had another last bit.
 
-Cost: 16 KiB of tables per pair, made in a few milliseconds, once for all layers with the same frequencies; two row
-look-ups and four products per angle below 65 536, up to twice that above. Nothing grows with the sequence.
+Cost: 16 KiB of tables per pair, computed in a few milliseconds, once for all layers with the same frequencies. An angle
+below 65 536 takes two row look-ups and four products, above it up to twice as many. No cost grows with the sequence.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Angles:
 
     Args:
         frequencies: radians per position, one per pair.
-        mode: ``"exact"``, or ``"float32"``: position and frequency are rounded to float32 and multiplied, as
-            `transformers` does, bit for bit but for models with `torch.polar` (DeepSeek-V2, Llama 4).
-        rounded: the frequencies as a reference implementation rounds them, for the float32 mode.
+        mode: ``"exact"``, or ``"float32"``, which rounds position and frequency to float32 and multiplies them. That
+            equals `transformers` bit for bit, except models that use `torch.polar` (DeepSeek-V2, Llama 4).
+        rounded: the frequencies with the rounding of a reference implementation, for the float32 mode.
         attention_factor: a factor on every cosine and sine.
 
     >>> cos, sin = Angles([Decimal(1)]).cos_sin(torch.tensor([0, 1_000_000]), 2**20)
@@ -81,7 +81,7 @@ class Angles:
         min_index: int | None = 0,
         dtype: torch.dtype = torch.float32,
     ) -> tuple[Float[Tensor, "*tokens pairs"], Float[Tensor, "*tokens pairs"]]:
-        """The cosine and sine of every index times every frequency; bounds save work and change no bit."""
+        """Return the cosine and sine of every index times every frequency. Bounds save work and change no bit."""
         return cos_sin(index, self.tables(index.device, max_index, min_index), dtype)
 
     def tables(
@@ -91,21 +91,21 @@ class Angles:
         min_index: int | None = 0,
         axis_of_pair: Int[Tensor, " pairs"] | None = None,
     ) -> Tables:
-        """What kernels make the angles from, for positions within these bounds."""
+        """Return the tables from which kernels compute angles, for positions within these bounds."""
         levels = _num_bytes(min_index, max_index)
         table = self._table if self.mode == "float32" or has_float64(device) else self._in_two_floats
         return Tables(table.on(device), levels, self.attention_factor, axis_of_pair)
 
     @cached_property
     def _in_two_floats(self) -> Constant:
-        """Cosines and sines of the tables, and what float32 leaves out of them."""
+        """The tables as pairs of float32 numbers: the rounded value and the remainder."""
         return Constant(torch.cat(two_floats(self._table.on(torch.device("cpu"))), dim=-1))
 
 
 def _num_bytes(min_index: int | None, max_index: int | None) -> int:
-    """How many bytes of the index can differ from zero: at least two, so that compiled code has few variants."""
+    """Return how many bytes of the index can be nonzero: at least two, so that compiled code has few variants."""
     if min_index is None or max_index is None or min_index < 0 or torch.compiler.is_exporting():
-        return 4  # an exported program is for every length
+        return 4  # an exported program works for every length
     return 2 if max_index < 2**16 else 3 if max_index < 2**24 else 4
 
 
@@ -113,18 +113,18 @@ _TABLES: WeakValueDictionary[tuple[Decimal, ...], Constant] = WeakValueDictionar
 
 
 def _exact_table(frequencies: tuple[Decimal, ...]) -> Constant:
-    """The tables of these frequencies, which layers share; not where tensors may be other than they seem."""
+    """Return the tables of these frequencies. Layers share them, except under modes that intercept tensors."""
     if is_watched():
         return Constant(_byte_tables(frequencies))
     table = _TABLES.get(frequencies)
     if table is None:
-        with torch.inference_mode(mode=False):  # or no other layer could be trained
-            table = _TABLES.setdefault(frequencies, Constant(_byte_tables(frequencies)))  # another thread's, if first
+        with torch.inference_mode(mode=False):  # training cannot use inference tensors
+            table = _TABLES.setdefault(frequencies, Constant(_byte_tables(frequencies)))  # a thread may be faster
     return table
 
 
 def _byte_tables(frequencies: Sequence[Decimal]) -> Float[Tensor, "4 256 pairs 2"]:
-    """e^(i n f) for n = byte * 256**level, as float64; the last level's bytes are signed."""
+    """Return e^(i n f) for n = byte * 256**level, in float64. The bytes of the last level are signed."""
     byte = torch.arange(256, device="cpu")
     signed = torch.where(byte < 128, byte, byte - 256)
     steps = torch.stack([byte, byte << 8, byte << 16, signed << 24])
@@ -133,10 +133,10 @@ def _byte_tables(frequencies: Sequence[Decimal]) -> Float[Tensor, "4 256 pairs 2
 
 
 def _rotations(steps: Int[Tensor, "*shape"], frequencies: Sequence[Decimal]) -> Float[Tensor, "*shape pairs"]:
-    """``steps * frequency`` in whole rotations, reduced to -1/2 .. 1/2.
+    """Return ``steps * frequency`` as a fraction of a rotation, reduced to -1/2 .. 1/2.
 
-    The fraction of a rotation per step is held in three limbs of 32 bits. int64 products overflow by whole rotations
-    only, so the reduction loses nothing.
+    The fraction of a rotation per step is stored in three limbs of 32 bits. int64 products overflow by whole rotations
+    only, so the reduction is exact.
     """
     per_step = [PRECISION.divide(frequency, TWO_PI) for frequency in frequencies]
     fixed = [int(PRECISION.multiply(each, 2**96).to_integral_value(context=PRECISION)) for each in per_step]

@@ -1,4 +1,4 @@
-"""What the constructors of `Positions` accept, checked before anything is made of it."""
+"""Checks and conversions of the arguments of `Positions`' constructors."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from locant.tensors import has_values, readable
 AXES = "(batch, seq) or (batch, seq, axes)"
 
 
-def token_count(name: str, value: Any, remedy: str = "a length in tokens") -> int:
-    """A number of tokens or rows. In a graph without upper end, which would become one of its conditions."""
+def token_count(name: str, value: Any, remedy: str = "pass a length in tokens") -> int:
+    """Return a checked number of tokens or rows. A graph has no upper limit, which would become a guard."""
     return whole(name, value, 0, None if torch.compiler.is_compiling() else MAX_INT32 + 1, remedy=remedy)
 
 
-def index_bound(value: Any) -> int | None:
-    """The largest index, where the caller gives it."""
-    remedy = "a bound of 2**31 - 1 or less, or None"
+def check_max_index(value: Any) -> int | None:
+    """Return a checked bound of the index, or ``None``."""
+    remedy = "use a bound of 2**31 - 1 or less, or None"
     return None if value is None else whole("max_index", value, -MAX_INT32, remedy=remedy)
 
 
-def known_device(value: Any) -> torch.device | None:
-    """The device of this name."""
+def to_device(value: Any) -> torch.device | None:
+    """Return the device of this name."""
     if value is None or isinstance(value, torch.device):
         return value
     try:
@@ -39,13 +39,13 @@ def known_device(value: Any) -> torch.device | None:
         raise RangeError(f"got {shown(value)} for device, expected a device of torch", "device='cpu'") from error
 
 
-def on_device(device: Any, *arrays: np.ndarray) -> tuple[Tensor, ...]:
-    """Arrays as tensors on this device."""
-    return tuple(torch.from_numpy(array).to(known_device(device) or "cpu") for array in arrays)
+def to_tensors(device: Any, *arrays: np.ndarray) -> tuple[Tensor, ...]:
+    """Convert arrays to tensors on this device."""
+    return tuple(torch.from_numpy(array).to(to_device(device) or "cpu") for array in arrays)
 
 
 def require_bounds(*bounds: int | None) -> None:
-    """Raise where positions with these bounds do not fit 32 bits."""
+    """Raise `RangeError` if positions with these bounds do not fit 32 bits."""
     for bound in bounds:
         if bound is not None and abs(bound) > MAX_INT32:
             got = f"got position {bound}, expected at most 2**31 - 1 = {MAX_INT32} in size"
@@ -53,7 +53,7 @@ def require_bounds(*bounds: int | None) -> None:
 
 
 def require_index(index: object) -> None:
-    """Raise where what a caller gave to `Positions` itself is no index of tokens."""
+    """Raise an error if the index that a caller passed to `Positions` itself has the wrong type or shape."""
     if isinstance(index, Tensor):
         if index.ndim not in (2, 3) and has_values(index):
             raise shape_error("index", index, AXES, "Positions.of(index)")
@@ -62,8 +62,8 @@ def require_index(index: object) -> None:
         raise LocantError(f"got {shown(index)} for the index of Positions, expected a tensor", remedy)
 
 
-def rows_of(name: str, lengths: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
-    """One list per row, from a list per row or the list of the only row."""
+def to_rows(name: str, lengths: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return one list per row, from a list per row or from the list of a single row."""
     rows = entries(name, lengths, "[5, 3], or [[5, 3], [8]]")
     nested = [[*row] for row in rows if isinstance(row, Sequence)]
     flat = [number for number in rows if not isinstance(number, Sequence)]
@@ -74,17 +74,17 @@ def rows_of(name: str, lengths: Sequence[int] | Sequence[Sequence[int]]) -> list
 
 
 def integers(name: str, value: object, device: torch.device | str | None = None) -> Int[Tensor, "*shape"]:
-    """`value` as int64; floats and booleans are refused rather than rounded."""
+    """Convert `value` to int64. Raise an error for floats and booleans instead of rounding them."""
     tensor = _as_tensor(name, value, device)
     if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool):
         raise ShapeError(f"got {name} of dtype {dtype_name(tensor.dtype)}, expected integers", f"{name}.long()")
     if tensor.dtype == torch.uint64 and readable(tensor) and bool((tensor.long() < 0).any()):
-        raise RangeError(f"got {name} of 2**63 or more, expected {MAX_INT32} at most", "counting from 0")
+        raise RangeError(f"got {name} of 2**63 or more, expected {MAX_INT32} at most", "count from 0")
     return tensor.long()
 
 
-def index_of(value: object) -> Int[Tensor, "batch seq"] | Int[Tensor, "batch seq axes"]:
-    """An index in memory of its own: the caller may write into its tensor later. One axis is never written."""
+def to_index(value: object) -> Int[Tensor, "batch seq"] | Int[Tensor, "batch seq axes"]:
+    """Return an index in new memory, because the caller may later write into its tensor. A single axis is dropped."""
     index = integers("index", value).clone()
     index = index[None] if index.ndim == 1 else index
     if index.ndim not in (2, 3):
@@ -92,31 +92,31 @@ def index_of(value: object) -> Int[Tensor, "batch seq"] | Int[Tensor, "batch seq
     return index.squeeze(2) if index.ndim == 3 and index.shape[2] == 1 else index
 
 
-def lengths_of(name: str, value: object, device: torch.device | None) -> Int[Tensor, " batch"]:
-    """A length for every row."""
+def to_lengths(name: str, value: object, device: torch.device | None) -> Int[Tensor, " batch"]:
+    """Convert `value` to one length per row."""
     lengths = integers(name, value, device)
     if lengths.ndim != 1:
         raise shape_error(name, lengths, "(batch,), one number per row", f"{name}[:, 0]")
     return lengths
 
 
-def row_of(name: str, value: object, index: Tensor) -> Int[Tensor, "batch seq"] | None:
-    """An integer for every token of `index`, in memory of its own; or ``None``."""
+def to_row(name: str, value: object, index: Tensor) -> Int[Tensor, "batch seq"] | None:
+    """Return an integer for every token of `index`, in new memory, or ``None``."""
     if value is None:
         return None
     row = torch.atleast_2d(integers(name, value, index.device)).clone()
     if row.shape != index.shape[:2]:
-        raise shape_error(name, row, f"{tuple(index.shape[:2])}, as the index has", f"one {name} for every token")
+        raise shape_error(name, row, f"{tuple(index.shape[:2])}, as the index has", f"pass one {name} for every token")
     return row
 
 
 def padding_mask(value: object) -> Bool[Tensor, "batch seq"]:
-    """A padding mask of ones and zeros as booleans."""
+    """Convert a padding mask of ones and zeros to booleans."""
     mask = torch.atleast_2d(_as_tensor("attention_mask", value))
     if mask.ndim != 2:
-        raise shape_error("attention_mask", mask, "(batch, seq)", "the 2-D padding mask of the tokenizer")
+        raise shape_error("attention_mask", mask, "(batch, seq)", "pass the 2-D padding mask of the tokenizer")
     if readable(mask) and mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
-        remedy = "attention_mask == 0 for an additive mask, or tokenizer(...).attention_mask"
+        remedy = "use attention_mask == 0 for an additive mask, or tokenizer(...).attention_mask"
         raise RangeError("got an attention_mask with values other than 0 and 1", remedy)
     return mask.bool()
 
@@ -124,21 +124,21 @@ def padding_mask(value: object) -> Bool[Tensor, "batch seq"]:
 def _as_tensor(name: str, value: Any, device: torch.device | str | None = None) -> Tensor:
     try:
         if isinstance(value, (list, tuple)) and any(isinstance(row, np.ndarray) for row in value):
-            value = np.array(value)  # row by row, torch would warn that it is slow
+            value = np.array(value)  # torch warns that converting a list of arrays is slow
         if isinstance(value, np.ndarray) and (not value.flags.writeable or min(value.strides, default=0) < 0):
-            value = value.copy()  # torch warns of what it may not write to, as a mapped file, and takes no reversed one
+            value = value.copy()  # torch warns of read-only arrays, as of a mapped file, and rejects reversed ones
         return torch.as_tensor(value, device=device)
-    except (TypeError, ValueError, RuntimeError) as error:  # texts, rows of several lengths, more than 64 bits
+    except (TypeError, ValueError, RuntimeError) as error:  # strings, rows of different lengths, more than 64 bits
         got = f"got {shown(value)} for {name}, expected integers in rows of one length"
         raise ShapeError(got, _remedy(value)) from error
 
 
 def _remedy(value: Any) -> str:
-    """What to do with what is no tensor of integers."""
+    """Return the remedy for a value that torch cannot convert to a tensor of integers."""
     entries = value if isinstance(value, (list, tuple)) else [value]
     if any(isinstance(entry, str) for entry in entries):
         return "Tokenizer.encode(text)"
     if all(isinstance(entry, (list, tuple, np.ndarray, Tensor)) and np.ndim(entry) for entry in entries) and entries:
         lengths = shown([[len(row)] for row in entries])
-        return f"torch.nn.utils.rnn.pad_sequence, and beside it positions=Positions.packed({lengths})"
-    return "a tensor of integers"
+        return f"torch.nn.utils.rnn.pad_sequence, with positions=Positions.packed({lengths})"
+    return "pass a tensor of integers"

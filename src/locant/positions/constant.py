@@ -1,9 +1,9 @@
 """Tensors that belong to a formula, not to a model's state.
 
 Angle tables, ALiBi's slopes and T5's buckets follow from the configuration alone. As buffers they would be cast by
-``.half()``, shared by DDP, sharded by FSDP, left uninitialised by ``to_empty`` and expected in checkpoints; each of
-these has broken released models. A `Constant` is a CPU tensor made once, and a copy per device, which a compiled graph
-takes as an input: made inside of the graph, every call would copy it again, and CUDA graphs would be skipped.
+``.half()``, shared by DDP, sharded by FSDP, left uninitialised by ``to_empty`` and expected in checkpoints. Each of
+these has broken released models. A `Constant` is a CPU tensor with one copy per device. A compiled graph takes the
+copy as an input. If the graph made the copy itself, every call would copy again, and CUDA graphs would be skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONSTANTS: WeakSet[Constant] = WeakSet()
 
 
 class Constant:
-    """A tensor whose values and dtype nothing outside can change.
+    """A tensor whose values and dtype no other code can change.
 
     >>> Constant(torch.tensor([1.0, 2.0])).on(torch.device("cpu"))
     tensor([1., 2.])
@@ -33,7 +33,7 @@ class Constant:
         CONSTANTS.add(self)
 
     def __deepcopy__(self, memo: object) -> Constant:
-        return self  # layers are made by copying one, and nothing can change a constant
+        return self  # models copy layers, and a constant cannot change
 
     def __reduce__(self) -> tuple[type[Constant], tuple[Tensor]]:
         return Constant, (self._value,)
@@ -43,13 +43,13 @@ class Constant:
         return self._value.dtype
 
     def on(self, device: torch.device) -> Tensor:
-        """The tensor on this device; copied there once, and kept."""
+        """Return the tensor on this device. The first call copies it, later calls reuse the copy."""
         is_here = device == self._value.device
         if torch.compiler.is_compiling():
             if not is_here:
                 copy_all(device)
         elif is_watched() and isinstance(fake := torch.empty(0, device=device), FakeTensor):
-            return fake.fake_mode.from_tensor(self._value).to(device)  # only shapes are computed there
+            return fake.fake_mode.from_tensor(self._value).to(device)  # fake tensors have shapes only
         elif not is_here:
             self._copy(device)
         if is_here:
@@ -59,9 +59,9 @@ class Constant:
     def _copy(self, device: torch.device) -> None:
         if device == self._value.device or device in self._copies:
             return
-        with torch.inference_mode(mode=False):  # or training could not use it later
+        with torch.inference_mode(mode=False):  # training cannot use an inference tensor later
             copy = untransformed(self._value.to(device))
-        if not isinstance(copy, FakeTensor):  # as in `torch.export`, whose graph keeps what it needs
+        if not isinstance(copy, FakeTensor):  # `torch.export` makes fake ones, and its graph stores the values
             self._copies[device] = copy
 
 
@@ -74,6 +74,6 @@ def copy_all(device: torch.device) -> bool:
     return True
 
 
-# What `torch.compiler.assume_constant_result` sets, which would import the whole compiler: it is called while a graph
-# is traced, and is no part of it.
+# `torch.compiler.assume_constant_result` sets this attribute, but imports the whole compiler. The function is called
+# while a graph is traced and is not part of the graph.
 copy_all._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""Bases of encodings whose bias follows from the distance.
+"""Base classes of encodings whose bias depends on the distance.
 
-`DistanceBias`: a number for each head and distance. `RowBias`: the product of the query, or the key, with a row.
+`DistanceBias`: a number for each head and distance. `RowBias`: the product of the query or the key with a table row.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from torch import Tensor
 from locant.errors import LocantError
 from locant.positions.base import Keys, PositionEncoding, Queries, bias_matrix, require_tokens
 from locant.positions.constant import Constant
+from locant.positions.distances import bias_dtype
 from locant.positions.heads import Heads, for_query_heads
-from locant.positions.pairs import bias_dtype
 from locant.positions.positions import Positions
 from locant.positions.score_bias import ByDistance, Entries, Lookup
 
 
 class DistanceBias(PositionEncoding):
-    """A bias that a subclass writes once, as a function of distance and head, and every backend of attention uses.
+    """A bias that is a function of distance and head. A subclass writes it once, for every attention backend.
 
-    From `of_distance` follow `bias`, `score_mod` for FlexAttention, and the table of one number per head and distance
-    that attention on a CPU keeps instead of a matrix.
+    `bias`, `score_mod` for FlexAttention, and the table of one number per head and distance that attention on a CPU
+    uses instead of a matrix follow from `of_distance`.
 
     Args:
         num_heads: the number of query heads.
-        head_slice: the heads of this rank under tensor parallelism; default: all.
+        head_slice: the heads of this rank under tensor parallelism. Default: all.
 
     >>> class Gentle(DistanceBias):
     ...     '''Each head subtracts the logarithm of the distance, the later ones less of it.'''
@@ -42,9 +42,9 @@ class DistanceBias(PositionEncoding):
     """
 
     is_arithmetic: ClassVar[bool] = False
-    """Whether `of_distance` costs less than a look-up in a table: a multiplication or two."""
+    """Whether `of_distance` costs less than a table look-up: a multiplication or two."""
     is_for_pairs: ClassVar[bool] = True
-    """Whether `of_distance` is made of what a score function may do with one pair."""
+    """Whether `of_distance` uses only operations that a score function of FlexAttention supports for one pair."""
 
     def __init__(self, num_heads: int, *, head_slice: slice | None = None) -> None:
         super().__init__()
@@ -55,48 +55,49 @@ class DistanceBias(PositionEncoding):
     def of_distance(
         self, distance: Int[Tensor, "*#pairs"], head: Int[Tensor, "*#pairs"], *args: Any, **operands: Any
     ) -> Float[Tensor, "*#pairs"]:
-        """What is added to the score of a query and a key: a subclass writes this, with plain operations of torch.
+        """Return the bias of a query and a key. Subclasses implement this with plain torch operations.
 
         Args:
-            distance: query index minus key index; positive where the key came earlier, negative where it comes later.
-            head: the number of the head in the model, from 0, also where this rank holds a slice of them. What is
-                stored for the heads of this rank alone is read at ``self.heads.here(head)``.
-            operands: those of `operands`, by name.
+            distance: query index minus key index, positive for an earlier key and negative for a later one.
+            head: the index of the head in the model, from 0, even if this rank holds a slice of the heads. To index
+                values of this rank's heads alone, use ``self.heads.here(head)``.
+            operands: the values that `operands` returned, by name.
         """
         raise LocantError(f"{type(self).__name__} does not define of_distance", "def of_distance(self, distance, head)")
 
     def operands(self, q: Tensor, largest: int | None) -> dict[str, Any]:
-        """What `of_distance` gets by name, made once per call: constants on the device of `q`, parameters in float32.
+        """Return keyword arguments for `of_distance`: constants on the device of `q`, parameters in float32.
 
-        A copy from another device inside the score function would end a CUDA graph. No two tokens are farther apart
-        than `largest`; ``None`` where that is unknown, or where there are more such distances than pairs.
+        It is called once per attention call, because a copy from another device inside the score function would break a
+        CUDA graph. `largest` is the largest distance of two tokens, or ``None`` if it is unknown or if there are more
+        distances than pairs.
         """
         return {}
 
     def score_bias(
         self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
     ) -> ByDistance:
-        """`of_distance` of every pair of tokens."""
-        some, of_all = self.heads.some(heads), self._numbers.on
-        some.require(self, q)
+        """Return `of_distance` of every pair of tokens as a `ByDistance` value."""
+        subset, numbers_on = self.heads.subset(heads), self._numbers.on
+        subset.require(self, q)
         require_tokens(self, q, k, queries, keys)
         return ByDistance(
-            q=q, queries=queries, keys=keys, sources=(*self.parameters(), *self.buffers()), heads=some,
+            q=q, queries=queries, keys=keys, sources=(*self.parameters(), *self.buffers()), heads=subset,
             of_distance=self.of_distance, operands=self.operands,
-            numbers=of_all if heads is None else lambda device: of_all(device)[heads],
-            along=getattr(self, "along", None) if heads is None else None,  # quicker on one thread, for all heads
+            numbers=numbers_on if heads is None else lambda device: numbers_on(device)[heads],
+            along=getattr(self, "along", None) if heads is None else None,  # faster on one thread, for all heads
             is_arithmetic=self.is_arithmetic, is_for_pairs=self.is_for_pairs,
         )  # fmt: skip
 
     def distance_table(self, q: Queries, first: int, last: int) -> Float[Tensor, "heads distances"]:
-        """What is added at the distances from `first` to `last`, for every head that is here; the bits of `bias`.
+        """Return the bias at the distances from `first` to `last` for every held head, bit for bit as in `bias`.
 
         >>> from locant import ALiBi
         >>> ALiBi(2).distance_table(torch.zeros(1, 2, 5, 8), -1, 2)[0]
         tensor([-0.0625, -0.0000, -0.0625, -0.1250])
         """
-        where = Positions.arange(0, device=q.device)
-        return self.score_bias(q[:, :, :0], q[:, :, :0], where, where).table(first, last)
+        no_tokens = Positions.arange(0, device=q.device)
+        return self.score_bias(q[:, :, :0], q[:, :, :0], no_tokens, no_tokens).table(first, last)
 
     def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
         return bias_matrix(self, len(self.heads), query_len, key_len)
@@ -106,10 +107,10 @@ class DistanceBias(PositionEncoding):
 
 
 class RowBias(PositionEncoding):
-    """A bias made of products of tokens with the rows of a table; every distance has a row.
+    """A bias made of products of tokens with the rows of a table. Every distance has a row.
 
-    A subclass writes `row_of` and `vectors`, and sets in its constructor what is declared here: the scale of the
-    products, whether queries, and keys, have any, and `ends`, the distances beyond which all have the row of these.
+    A subclass writes `row_of` and `vectors`. Its constructor sets the attributes below: the scale of the products,
+    whether queries and whether keys have products, and `ends`, the distances whose rows all farther ones share.
     """
 
     head_dim: int
@@ -119,21 +120,21 @@ class RowBias(PositionEncoding):
     of_keys: bool = False
 
     def rows(self, distance: Int[Tensor, "*pairs"]) -> Int[Tensor, "*pairs"]:
-        """The table's row for every distance (query index minus key index)."""
+        """Return the table's row for every distance (query index minus key index)."""
         return self.row_of(distance.device)(distance)
 
     def row_of(self, device: torch.device) -> Callable[[Tensor], Tensor]:
-        """`rows` as a function that copies nothing to this device. They never turn back as the distance grows."""
+        """Return `rows` as a function that copies nothing to this device. Rows are monotonic in the distance."""
         raise LocantError(f"{type(self).__name__} does not define row_of", "def row_of(self, device)")
 
     def vectors(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-        """What queries, and what keys, are multiplied with: ``rows head_dim``, or so for each head; or ``None``."""
+        """Return the factors of queries and of keys: ``rows head_dim`` or ``heads rows head_dim``, or ``None``."""
         raise LocantError(f"{type(self).__name__} does not define vectors", "def vectors(self, dtype)")
 
     def score_bias(
         self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
     ) -> Lookup:
-        """The products of every pair of tokens with the row of their distance."""
+        """Return the products of every pair of tokens with the row of their distance, as a `Lookup` value."""
         require_tokens(self, q, k, queries, keys, self.head_dim)
 
         def make() -> tuple[Entries, ...]:

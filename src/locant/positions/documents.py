@@ -1,4 +1,4 @@
-"""The documents of a row: which token may attend to which, how documents are packed, and cut for several devices."""
+"""The documents of a row: the rule of attention masks, packing, and sharding over devices."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 def is_allowed(
     q_document: Tensor, k_document: Tensor, q_order: Tensor, k_order: Tensor, causal: bool, window: int | None
 ) -> Bool[Tensor, "*pairs"]:
-    """Whether a query may attend to a key, for pairs that broadcast: the rule that every attention mask is made from.
+    """Return whether a query may attend to a key, for pairs that broadcast. Every attention mask uses this rule.
 
-    Both belong to one document, and neither is padding; if `causal`, the key is not later in order; if there is a
+    Both belong to one document, and neither is padding. If `causal`, the key is not later in order. If there is a
     sliding `window`, the two are fewer than `window` positions apart.
     """
     allowed = (q_document == k_document) & (q_document != PADDING)
@@ -40,19 +40,19 @@ def is_allowed(
 
 
 def window_of(window: Any) -> int | None:
-    """The width of a sliding window, or ``None``."""
-    return None if window is None else whole("window", window, 1, remedy="window=None for no limit")
+    """Return the checked width of a sliding window, or ``None``."""
+    return None if window is None else whole("window", window, 1, remedy="use window=None for no limit")
 
 
 def require_documents(document: Int[Tensor, "batch seq"]) -> None:
-    """Raise where a number is neither -1 (padding) nor that of a document, as far as the host can read them."""
+    """Raise `RangeError` for a number other than -1 (padding) and document numbers, if the host can read them."""
     for number in bounds(document):
         if number is not None and not PADDING <= number <= MAX_INT32:
             raise RangeError(f"got document {number}, expected 0 to {MAX_INT32}, or -1 for padding", "0, 1, 2, ...")
 
 
 def row_width(what: str, lengths: Sequence[int], length: Any) -> int:
-    """How long rows that hold so many tokens are; `length` is what the caller wants."""
+    """Return the width of rows that hold these numbers of tokens: the caller's `length`, or the longest row."""
     longest = max([0, *lengths])
     width = longest if length is None else token_count("length", length)
     if width < longest:
@@ -63,7 +63,7 @@ def row_width(what: str, lengths: Sequence[int], length: Any) -> int:
 def pack(
     rows: Sequence[Sequence[int]], length: Any
 ) -> tuple[Int[np.ndarray, "rows width"], Int[np.ndarray, "rows width"]]:
-    """The index and document of every slot of rows made of documents of these lengths, padded to `length`."""
+    """Return the index and document of every slot, for rows of documents of these lengths, padded to `length`."""
     width = row_width("documents", [sum(row) for row in rows], length)
     index = np.zeros((len(rows), width), dtype=np.int64)
     document = np.full((len(rows), width), PADDING, dtype=np.int64)
@@ -76,32 +76,32 @@ def pack(
 
 
 def document_or_none(document: Int[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"] | None:
-    """``None`` where all tokens belong to the first document."""
+    """Return `document`, or ``None`` if all tokens belong to the first document."""
     return document if bool((document != 0).any()) else None
 
 
 def cu_seqlens(document: Int[Tensor, "batch seq"]) -> Int[Tensor, " documents_plus_1"]:
-    """Where each document begins, and the end, among the tokens that are no padding."""
+    """Return the start of each document, and the end, among the tokens that are not padding."""
     real = document != PADDING
     row = torch.arange(len(document), device=document.device)[:, None].expand_as(document)
-    tokens = torch.stack([row[real], document[real]])  # without padding, whose holes end no document
+    tokens = torch.stack([row[real], document[real]])  # padding within a document does not end it
     first = torch.ones_like(tokens[0], dtype=torch.bool)
     first[1:] = (tokens[:, 1:] != tokens[:, :-1]).any(0)
     return torch.cat([first.nonzero().flatten(), real.sum()[None]]).to(torch.int32)
 
 
 def shard_slots(document: Int[Tensor, "batch seq"], rank: int, world: int, zigzag: bool) -> Int[Tensor, " n"]:
-    """The slots of a row that belong to `rank`: an equal part of every document, and of every stretch of padding."""
+    """Return the slots of a row that belong to `rank`: an equal part of every document and stretch of padding."""
     first = torch.ones_like(document, dtype=torch.bool, device="cpu")
     first[:, 1:] = document.diff().cpu() != 0
     if not bool((first == first[:1]).all()):
         got = "got rows whose documents begin at different slots, expected the same slots in all rows"
-        raise ShapeError(got, "Positions.packed(lengths_of_row).shard(rank, world), for each row")
+        raise ShapeError(got, "call Positions.packed(lengths_of_row).shard(rank, world) for each row")
     parts, of_rank = (2 * world, [rank, 2 * world - 1 - rank]) if zigzag else (world, [rank])
     slots: list[Tensor] = []
     for start, stop in itertools.pairwise([*first[:1].nonzero()[:, 1].tolist(), document.shape[1]]):
         if (stop - start) % parts:
             got = f"got a document of {stop - start} tokens at slot {start} for {parts} equal parts"
-            raise ShapeError(got, f"documents padded to a multiple of {parts} tokens before Positions.packed")
+            raise ShapeError(got, f"pad documents to a multiple of {parts} tokens before Positions.packed")
         slots.append(torch.arange(start, stop).view(parts, -1)[of_rank].flatten())
     return torch.cat([torch.arange(0), *slots])

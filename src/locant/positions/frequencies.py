@@ -1,4 +1,4 @@
-"""Inverse frequencies, made in decimals of 50 digits: a rounded one, times a far position, is a wrong angle."""
+"""Inverse frequencies, in decimals of 50 digits: a rounded frequency times a far position is a wrong angle."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from locant.arguments import Real, real, whole
 from locant.errors import Remedy
 
 MAX_DIM = 2**18
-"""The most dimensions that have angles: their tables take 2 GiB, and several times that while they are made."""
+"""The largest number of rotated dimensions: their tables take 2 GiB, and several times as much to compute."""
 
 PRECISION = decimal.Context(prec=50)
 TWO_PI = Decimal("6.28318530717958647692528676655900576839433879875021164195")
 
 
-def base_of(base: Any) -> Real:
-    """The base of frequencies, as a constructor was given it."""
+def check_base(base: Any) -> Real:
+    """Return the base of frequencies that a constructor received, checked."""
     return real("base", base, above=0, remedy=Remedy("{}, the usual one", base=10_000.0))
 
 
-def width_of(name: str, dim: Any, low: int = 2, *, even: bool = True, remedy: str) -> int:
-    """A number of dimensions that are rotated, as a constructor was given it."""
+def check_width(name: str, dim: Any, low: int = 2, *, even: bool = True, remedy: str) -> int:
+    """Return the number of rotated dimensions that a constructor received, checked."""
     return whole(name, dim, low, MAX_DIM, even=even, remedy=remedy)
 
 
 def inverse_frequencies(dim: int, base: float | Decimal) -> tuple[Decimal, ...]:
-    """``base ** (-2 i / dim)`` for every pair i: the angle, in radians, by which a pair is rotated per position.
+    """Return ``base ** (-2 i / dim)`` for every pair i: the radians by which a pair is rotated per position.
 
     Args:
-        dim: how many dimensions the pairs fill; an odd one leaves the last pair half empty.
-        base: wavelengths grow from 2 pi to about 2 pi times this.
+        dim: the number of dimensions in the pairs. If it is odd, the last pair is half empty.
+        base: the ratio of the longest to the shortest wavelength, about. The shortest is 2 pi.
 
     >>> [round(float(frequency), 4) for frequency in inverse_frequencies(64, 10_000.0)[:4]]
     [1.0, 0.7499, 0.5623, 0.4217]
     """
-    return _ladder(int(dim), base if isinstance(base, Decimal) else Decimal(base_of(base)))
+    return _ladder(int(dim), base if isinstance(base, Decimal) else Decimal(check_base(base)))
 
 
 @lru_cache(maxsize=64)

@@ -1,4 +1,4 @@
-"""`GridWindows`: a grid cut into windows whose tokens attend to each other, also shifted ones, as in Swin."""
+"""`GridWindows`: a grid that is split into windows, which may be shifted, as in Swin. Attention stays in a window."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from locant.positions.positions import Positions
 
 
 class GridWindows:
-    """The windows of a grid, as rows of tokens, and where these tokens stand: Liu et al. 2021, section 3.2.
+    """The windows of a grid as rows of tokens, with their positions: Liu et al. 2021, section 3.2.
 
-    With a `shift` the tokens move up and to the left by as many rows and columns, those at the edge to the other side
-    of the grid. There a window holds tokens from both sides: each side is a document, so that they do not see each
-    other (https://arxiv.org/abs/2103.14030).
+    With a `shift` the tokens move up and to the left by that many rows and columns, and tokens at the edge wrap to the
+    other side of the grid. A window there holds tokens from both sides. Each side is a document, so they do not attend
+    to each other (https://arxiv.org/abs/2103.14030).
 
     Args:
-        height, width: of the grid in tokens: multiples of `window`. Published models fill up with zeros
-            (``F.pad``), which their windows attend to.
+        height, width: the size of the grid in tokens, multiples of `window`. Published models pad with zeros
+            (``F.pad``), and their windows attend to this padding.
         window: the rows and the columns of a window.
-        shift: less than `window`; 0: windows as they are.
+        shift: a number below `window`. 0 does not shift.
 
     >>> windows = GridWindows(4, 6, 2, shift=1)
     >>> rows = windows.cut(torch.arange(4.0 * 6).view(1, 24, 1))
@@ -41,15 +41,15 @@ class GridWindows:
         self.window = whole("window", window, 1, remedy="window=7")
         self.shift = whole("shift", shift, 0, self.window - 1, remedy=f"shift={self.window // 2}, half a window")
         self.height, self.width = (
-            _in_windows(name, size, self.window) for name, size in (("height", height), ("width", width))
+            _check_side(name, size, self.window) for name, size in (("height", height), ("width", width))
         )
         slots = torch.arange(self.height * self.width, device="cpu").view(self.height, self.width)
-        slots = self._rows_of(slots.roll((-self.shift, -self.shift), (0, 1)))
+        slots = self._to_windows(slots.roll((-self.shift, -self.shift), (0, 1)))
         row, column = (torch.arange(size, device="cpu") >= size - self.shift for size in (self.height, self.width))
-        self._document = Constant(self._rows_of(2 * row.long()[:, None] + column.long()))
-        self._slots, self._back = Constant(slots.flatten()), Constant(slots.flatten().argsort())
+        self._document = Constant(self._to_windows(2 * row.long()[:, None] + column.long()))
+        self._slots, self._inverse = Constant(slots.flatten()), Constant(slots.flatten().argsort())
 
-    def _rows_of(self, grid: Int[Tensor, "height width"]) -> Int[Tensor, "windows tokens"]:
+    def _to_windows(self, grid: Int[Tensor, "height width"]) -> Int[Tensor, "windows tokens"]:
         cells = grid.unflatten(1, (-1, self.window)).unflatten(0, (-1, self.window))
         return cells.transpose(1, 2).flatten(2).flatten(0, 1)
 
@@ -58,8 +58,8 @@ class GridWindows:
         return self.height * self.width // self.window**2
 
     def positions(self, batch: int = 1, *, device: torch.device | str | None = None) -> Positions:
-        """Of the rows that `cut` makes of so many images; one row where all are the same."""
-        batch = whole("batch", batch, 0, remedy="the number of images")
+        """Return the positions of the rows that `cut` makes of `batch` images, or one row if all rows are equal."""
+        batch = whole("batch", batch, 0, remedy="pass the number of images")
         row = Positions.grid(self.window, self.window, device=device)
         if not self.shift:
             return row
@@ -67,7 +67,7 @@ class GridWindows:
         return dataclasses.replace(row.expand(len(document)), document_or_none=document)
 
     def cut(self, x: Float[Tensor, "batch cells d_model"]) -> Float[Tensor, "rows tokens d_model"]:
-        """The tokens of the grid, row by row, as those of its windows: a row for each window of each image."""
+        """Reorder the tokens of grids, which are row by row, into one row of tokens per window of each image."""
         cells = self.height * self.width
         if x.ndim != 3 or x.shape[1] != cells:
             raise shape_error(
@@ -76,21 +76,21 @@ class GridWindows:
         return x[:, self._slots.on(x.device)].unflatten(1, (self.num_windows, -1)).flatten(0, 1)
 
     def join(self, rows: Float[Tensor, "rows tokens d_model"]) -> Float[Tensor, "batch cells d_model"]:
-        """`cut` undone."""
+        """Undo `cut`."""
         if rows.ndim != 3 or rows.shape[1] != self.window**2 or rows.shape[0] % self.num_windows:
             expected = f"(batch * {self.num_windows}, {self.window**2}, d_model)"
-            raise shape_error("rows", rows, expected, "the rows of windows.cut(x)")
-        return rows.unflatten(0, (-1, self.num_windows)).flatten(1, 2)[:, self._back.on(rows.device)]
+            raise shape_error("rows", rows, expected, "pass the rows of windows.cut(x)")
+        return rows.unflatten(0, (-1, self.num_windows)).flatten(1, 2)[:, self._inverse.on(rows.device)]
 
     def __repr__(self) -> str:
         return f"GridWindows({self.height}, {self.width}, {self.window}, shift={self.shift})"
 
 
-def _in_windows(name: str, size: int, window: int) -> int:
-    size = whole(name, size, 1, remedy="the tokens of a side of the grid")
+def _check_side(name: str, size: int, window: int) -> int:
+    size = whole(name, size, 1, remedy="pass the tokens of a side of the grid")
     if size % window:
         more = size + -size % window
         raise RangeError(
-            f"got {size} for {name}, expected a multiple of {window}", f"{name}={more}, filled up by F.pad"
+            f"got {size} for {name}, expected a multiple of {window}", f"pad with F.pad and use {name}={more}"
         )
     return size

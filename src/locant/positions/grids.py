@@ -1,8 +1,8 @@
-"""Images as grids of tokens: their sizes, which the host knows, and where in its grid each token is.
+"""Images as grids of tokens: the sizes, which the host knows, and the place of each token in its grid.
 
-A token has a *place*: how far it is into its grid, prefix tokens first and the cells row by row after them. Where
-positions know grids of several sizes, places go on from one to the next, so that ``torch.cat(tables)[place]`` looks up
-what there is for each token of each grid. Nothing here asks a device.
+A token's *place* is its offset in its grid: prefix tokens first, then the cells row by row. With several grids,
+places continue from one grid to the next, so that ``torch.cat(tables)[place]`` looks up the entry of each token.
+Nothing here waits for a device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Slots = Int[np.ndarray, "rows width"]
 
 
 class Grid(NamedTuple):
-    """The sizes of a grid, and how many prefix tokens (class token, registers) stand before its cells.
+    """The sizes of a grid, and the number of prefix tokens (class token, registers) before its cells.
 
     >>> Grid((2, 3), prefix=1).num_tokens
     7
@@ -44,18 +44,18 @@ class Grid(NamedTuple):
         return "x".join(map(str, self.sizes)) + (f" after {self.prefix}" if self.prefix else "")
 
 
-def grid_of(sizes: Sequence[Any], prefix: Any) -> Grid:
-    """A grid of these sizes, checked."""
+def to_grid(sizes: Sequence[Any], prefix: Any) -> Grid:
+    """Return a grid of these sizes, checked."""
     if not sizes:
         raise ShapeError("got a grid without sizes, expected one per axis", "Positions.grid(height, width)")
     counts = tuple(token_count("a grid's size", size) for size in sizes)
-    return Grid(counts, whole("prefix", prefix, 0, remedy="prefix=1 for a class token"))
+    return Grid(counts, whole("prefix", prefix, 0, remedy="use prefix=1 for a class token"))
 
 
-def rows_of_grids(grids: Any, prefix: Any) -> list[list[Grid]]:
-    """The grids of every row, from a list per row or the list of the only row; a tuple holds the sizes of a grid.
+def to_rows_of_grids(grids: Any, prefix: Any) -> list[list[Grid]]:
+    """Return the grids of every row, from a list per row or from the list of a single row.
 
-    So does a list of integers, as processors of `transformers` give them.
+    A tuple holds the sizes of a grid, and so does a list of integers, as processors of `transformers` return them.
     """
     remedy = "[(16, 24), (8, 8)], or [[(16, 24), (8, 8)], [(20, 20)]]"
     rows = entries("grids", grids, remedy)
@@ -63,63 +63,65 @@ def rows_of_grids(grids: Any, prefix: Any) -> list[list[Grid]]:
     rows = rows if nested else [rows]
     if not any(rows) or (nested and len(nested) < len(rows)):
         raise ShapeError(f"got {shown(grids)} for grids, expected (height, width) of each, or a list per row", remedy)
-    checked = [[grid_of(entries("one of grids", sizes, remedy), prefix) for sizes in row] for row in rows]
+    checked = [[to_grid(entries("one of grids", sizes, remedy), prefix) for sizes in row] for row in rows]
     if len(numbers := {len(grid.sizes) for grid in itertools.chain(*checked)}) > 1:
         raise ShapeError(f"got grids of {sorted(numbers)} axes, expected the same number", remedy)
     return checked
 
 
 def cells(grids: Sequence[Grid], device: Device = None) -> Int[Tensor, "places axes"]:
-    """The coordinates of the cell at each place of these grids, one after another; -1 on all axes of a prefix token.
+    """Return the coordinates of the cell at each place of these grids. Prefix tokens have -1 on all axes.
 
     >>> cells([Grid((1, 2), prefix=1)]).tolist()
     [[-1, -1], [0, 0], [0, 1]]
     """
-    return torch.cat([_laid_out(grid, device, of_prefix=-1) for grid in grids])
+    return torch.cat([_coordinates(grid, device, prefix_value=-1) for grid in grids])
 
 
 def _indices(grids: Sequence[Grid], centred: bool, device: Device) -> tuple[Int[Tensor, "places axes"], int]:
-    """The index at each place, 0 on all axes of a prefix token, and the denominator that it is over."""
+    """Return the index at each place, 0 on all axes of a prefix token, and its denominator."""
     if not centred:
-        return torch.cat([_laid_out(grid, device) for grid in grids]), 1
+        return torch.cat([_coordinates(grid, device) for grid in grids]), 1
     sides = {max(size, 1) for grid in grids for size in grid.sizes}
     if (over := math.lcm(*sides)) > MAX_INT32:
         got = f"got centred grids of sides {shown(sorted(sides))}, whose least common multiple is past {MAX_INT32}"
-        raise RangeError(got, "Positions.grid(height, width, centred=True) for one image at a time")
-    return torch.cat([_laid_out(grid, device, over) for grid in grids]), over
+        raise RangeError(got, "use Positions.grid(height, width, centred=True) for one image at a time")
+    return torch.cat([_coordinates(grid, device, over) for grid in grids]), over
 
 
-def _laid_out(grid: Grid, device: Device, over: int | None = None, of_prefix: int = 0) -> Int[Tensor, "places axes"]:
-    """The coordinates at each place: of the first corner of a cell, or in parts `over` of its middle, -1 .. 1."""
+def _coordinates(
+    grid: Grid, device: Device, over: int | None = None, prefix_value: int = 0
+) -> Int[Tensor, "places axes"]:
+    """Return the coordinates at each place: of a cell's first corner, or of its centre in -1 .. 1, times `over`."""
     axes = [torch.arange(size, device=device) for size in grid.sizes]
     if over is not None:
         axes = [(2 * axis + 1 - len(axis)) * (over // max(len(axis), 1)) for axis in axes]
     inside = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).reshape(-1, len(axes))
-    return torch.cat([inside.new_full((grid.prefix, len(axes)), of_prefix), inside]) if grid.prefix else inside
+    return torch.cat([inside.new_full((grid.prefix, len(axes)), prefix_value), inside]) if grid.prefix else inside
 
 
 def pack_grids(rows: Sequence[Sequence[Grid]], length: Any) -> tuple[tuple[Grid, ...], Slots, Slots, Slots]:
-    """The different grids in these rows, and the place, order and document of every slot.
+    """Return the distinct grids in these rows, and the place, order and document of every slot.
 
-    Each grid is a document; padding is at place 0.
+    Each grid is a document. Padding is at place 0.
     """
     grids = tuple(dict.fromkeys(itertools.chain(*rows)))
     begins = dict(zip(grids, itertools.accumulate((grid.num_tokens for grid in grids), initial=0), strict=False))
     order, document = pack([[grid.num_tokens for grid in row] for row in rows], length)
     place = order.copy()
     for number, row in enumerate(rows):
-        place[number] += np.array([*(begins[grid] for grid in row), 0])[document[number]]  # the last is that of -1
+        place[number] += np.array([*(begins[grid] for grid in row), 0])[document[number]]  # index -1: padding
     return grids, place, order, document
 
 
-def fields_of_grids(
+def fields_from_grids(
     grids: tuple[Grid, ...],
     centred: bool,
     place: Int[Tensor, "rows width"],
     order: Int[Tensor, "rows width"],
     document: Int[Tensor, "rows width"] | None,
 ) -> dict[str, Any]:
-    """The fields of `Positions` of tokens at these places, in their order."""
+    """Return the fields of `Positions` for tokens at these places, in their order."""
     index, denominator = _indices(grids, centred, place.device)
     index = index[place]
     largest = max([0, *(size - 1 for grid in grids for size in grid.sizes)])
@@ -137,18 +139,18 @@ def fields_of_grids(
     }
 
 
-def joined_places(
+def join_places(
     grids: Sequence[tuple[Grid, ...]], places: Sequence[Int[Tensor, "batch _"] | None]
 ) -> tuple[tuple[Grid, ...], Int[Tensor, "batch seq"] | None]:
-    """The grids of parts that are joined along the sequence, and the places; none where a part has none.
+    """Join the grids and the places of parts along the sequence. Return no grids if a part has no grids.
 
-    Parts of the same grids are parts of the same images, or others of the same sizes: their places stay.
+    Parts with the same grids keep their places: they belong to the same images, or to others of the same sizes.
     """
-    shifted = [place for place in places if place is not None]
-    if not shifted or len(shifted) < len(places):
+    present = [place for place in places if place is not None]
+    if not present or len(present) < len(places):
         return (), None
     if len({*grids}) == 1:
-        return grids[0], torch.cat(shifted, dim=1)
+        return grids[0], torch.cat(present, dim=1)
     before = itertools.accumulate((sum(grid.num_tokens for grid in each) for each in grids), initial=0)
-    shifted = [place + first for place, first in zip(shifted, before, strict=False)]
-    return tuple(itertools.chain(*grids)), torch.cat(shifted, dim=1)
+    present = [place + first for place, first in zip(present, before, strict=False)]
+    return tuple(itertools.chain(*grids)), torch.cat(present, dim=1)

@@ -1,6 +1,6 @@
-"""Which heads a module holds: all of them, or the share of one rank under tensor parallelism.
+"""The heads that a module holds: all of them, or the share of one rank under tensor parallelism.
 
-Parameters are drawn for all heads, and kept of those that it holds: ranks with one seed hold slices of one model.
+Parameters are drawn for all heads, and the module keeps its own. So ranks with the same seed hold slices of one model.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from torch import Tensor, nn
 from locant.arguments import shape_error, shown, whole
 from locant.errors import RangeError
 
-MAX_HEADS = 2**20  # slopes and slices are made head by head
+MAX_HEADS = 2**20  # slopes and slices are computed head by head
 
 
-def heads_of(num_heads: Any) -> int:
-    """The number of query heads, as a constructor was given it."""
-    return whole("num_heads", num_heads, 1, MAX_HEADS, remedy="the number of query heads")
+def check_num_heads(num_heads: Any) -> int:
+    """Return the number of query heads that a constructor received, checked."""
+    return whole("num_heads", num_heads, 1, MAX_HEADS, remedy="pass the number of query heads")
 
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of a model, and those that live here."""
+    """The heads of a model, and the part of them that this module holds."""
 
     num_heads: int
     mine: range
 
     @classmethod
     def of(cls, num_heads: int, head_slice: slice | None = None) -> Heads:
-        """`head_slice` as for a list of all heads; ``None``: all of them."""
-        num_heads = heads_of(num_heads)
-        mine = range(num_heads) if head_slice is None else _cut(num_heads, head_slice)
+        """Return the heads that `head_slice` takes from a list of all heads, or all of them for ``None``."""
+        num_heads = check_num_heads(num_heads)
+        mine = range(num_heads) if head_slice is None else _slice_heads(num_heads, head_slice)
         if not mine:
             got = f"got {shown(head_slice)} for head_slice, expected a slice of some of {num_heads} heads"
             raise RangeError(got, f"slice(rank * n, (rank + 1) * n) with n = {num_heads} // number of ranks")
@@ -43,36 +43,36 @@ class Heads:
     def __len__(self) -> int:
         return len(self.mine)
 
-    def some(self, heads: slice | None) -> Heads:
-        """Those of the heads here that a slice of them leaves; ``None``: all of them."""
+    def subset(self, heads: slice | None) -> Heads:
+        """Return a slice of the held heads, or all of them for ``None``."""
         return self if heads is None else Heads(self.num_heads, self.mine[heads])
 
-    def number(self, here: Any) -> Any:
-        """The number in the model of a head that is here, which counts from 0; of one, or of a tensor of them."""
-        return here if self._are_all() else here * self.mine.step + self.mine.start
+    def number(self, held: Any) -> Any:
+        """Return the index in the model for a held head's index, which counts from 0. Tensors work, too."""
+        return held if self._are_all() else held * self.mine.step + self.mine.start
 
     def here(self, number: Any) -> Any:
-        """The index of a head of the model among those held here: the inverse of `number`."""
+        """Return the index among the held heads for a head's index in the model: the inverse of `number`."""
         return number if self._are_all() else (number - self.mine.start) // self.mine.step
 
-    def own(self, full: Tensor, dim: int = 0) -> Tensor:
-        """The part of a tensor over all heads that belongs to the heads here."""
+    def select(self, full: Tensor, dim: int = 0) -> Tensor:
+        """Return the part of a tensor over all heads that belongs to the held heads."""
         return full.index_select(dim, torch.tensor(list(self.mine), device=full.device))
 
     def fill(self, parameter: Tensor, full: Tensor, dim: int = 0) -> None:
-        """Set a parameter of the heads here from its values for all heads; the parameter may merge dimensions."""
+        """Set a parameter of the held heads from its values for all heads. The parameter may merge dimensions."""
         with torch.no_grad():
-            parameter.copy_(self.own(full, dim).reshape(parameter.shape))
+            parameter.copy_(self.select(full, dim).reshape(parameter.shape))
 
     def require(self, owner: nn.Module, q: Tensor) -> None:
-        """Raise unless `q` has the heads that are here."""
+        """Raise `ShapeError` unless `q` has the held heads."""
         if q.ndim != 4 or q.shape[1] != len(self):
             name, part = type(owner).__name__, "" if self._are_all() else ", and the head_slice of this rank"
             expected = f"(batch, {len(self)}, query, head_dim) by {name}({self})"
-            raise shape_error("q", q, expected, f"{name} built with the number of query heads{part}")
+            raise shape_error("q", q, expected, f"build {name} with the number of query heads{part}")
 
     def _are_all(self) -> bool:
-        # As many, from the first on. Two ranges are not compared: the compiler of torch 2.9 cannot do that.
+        # The compiler of torch 2.9 cannot compare two ranges.
         return len(self.mine) == self.num_heads and self.mine[0] == 0
 
     def __str__(self) -> str:
@@ -82,25 +82,25 @@ class Heads:
         return f"num_heads={self.num_heads}, head_slice=slice({self.mine.start}, {self.mine.stop}{step})"
 
 
-def _cut(num_heads: int, part: Any) -> range:
-    """The heads of a slice; none where it is no slice, or goes past the last, which Python cuts short."""
+def _slice_heads(num_heads: int, part: Any) -> range:
+    """Return the heads in a slice, or no heads if it is not a slice or exceeds the last head, which Python allows."""
     try:
         mine = range(num_heads)[part]
         return mine if max(part.start or 0, part.stop or 0) <= num_heads else range(0)
-    except (TypeError, ValueError, IndexError, AttributeError):  # AttributeError: a single number, which has no start
+    except (TypeError, ValueError, IndexError, AttributeError):  # AttributeError: a number has no start
         return range(0)
 
 
 def for_query_heads(
     k: Float[Tensor, "batch kv_heads key head_dim"], num_heads: int
 ) -> Float[Tensor, "batch heads key head_dim"]:
-    """The keys that each query head attends to: under grouped-query attention, neighbouring heads share them."""
+    """Return the keys that each query head attends to. Under grouped-query attention, neighbouring heads share them."""
     if k.ndim != 4 or k.shape[1] == 0 or num_heads % k.shape[1]:
         expected = f"a number of heads that divides the {num_heads} query heads"
-        raise shape_error("k", k, expected, "num_heads % k.shape[1] == 0")
+        raise shape_error("k", k, expected, f"use a number of key heads that divides {num_heads}")
     return k if k.shape[1] == num_heads else k.repeat_interleave(num_heads // k.shape[1], dim=1)
 
 
-def blank_linear(width: int, out: int) -> nn.Linear:
-    """A linear layer that draws no random numbers: its caller draws those of all heads, and fills it."""
+def empty_linear(width: int, out: int) -> nn.Linear:
+    """Return a linear layer without drawing random numbers: the caller draws weights for all heads and fills it."""
     return nn.Linear(width, out, device="meta").to_empty(device=torch.get_default_device())

@@ -1,7 +1,7 @@
-"""`HiddenBias`: the base of encodings whose bias follows from the hidden states of the tokens.
+"""`HiddenBias`: the base of encodings whose bias depends on the hidden states of the tokens.
 
-What such an encoding has to know of a token is read once, by `read`, and goes with its position: into the cache, into
-a slice, to another rank. So nothing the size of ``query x key`` is kept.
+`read` computes the features of each token once and stores them with its position. They follow the position into a
+cache, into a slice and to another rank. So no ``query x key`` matrix is stored.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from locant.arguments import MAX_WIDTH, whole
 from locant.errors import LocantError
 from locant.kernels.transforms import is_transforming
 from locant.positions.base import Embeddings, Keys, PositionEncoding, Queries, require_embeddings, require_tokens
+from locant.positions.distances import bias_dtype, exact_dot
 from locant.positions.documents import PADDING
 from locant.positions.fields import Read
 from locant.positions.heads import Heads
-from locant.positions.pairs import bias_dtype, exact_dot
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Pairwise, ScoreBias
 
-AT_ONCE = 2**17
-"""Numbers of the hidden states that are held in float64 at a time."""
+CHUNK_ELEMENTS = 2**17
+"""The number of elements of the hidden states that are converted to float64 at a time."""
 
-OfTokens = tuple[Float[Tensor, "_ query heads *_"] | None, Float[Tensor, "_ key heads *_"] | None]
-"""Of every token, for every head: what a query has to know of itself, and what keys are known by; or ``None``."""
+QueryAndKeyFeatures = tuple[Float[Tensor, "_ query heads *_"] | None, Float[Tensor, "_ key heads *_"] | None]
+"""The features of every token for every head: as a query, and as a key, or ``None``."""
 
 REMEDY = "positions = encoding.read(x, positions), and cache.append(k, v, positions) after it"
 
 
 class HiddenBias(PositionEncoding):
-    """A bias that depends on what tokens are, by numbers that a subclass reads of their hidden states.
+    """A bias that depends on token content, by features that a subclass computes from the hidden states.
 
-    A model calls `read` in every layer, with what queries and keys are made from, and then goes on with the positions
-    that come back::
+    A model calls `read` in every layer, with the hidden states from which queries and keys are projected, and uses the
+    returned positions::
 
         positions = encoding.read(x, positions, None if cache is None else cache.positions)
         q, k = encoding.rotate(q, k, positions)
@@ -48,7 +48,7 @@ class HiddenBias(PositionEncoding):
     Args:
         num_heads: the number of query heads.
         d_model: the width of the hidden states.
-        head_slice: the heads of this rank under tensor parallelism; default: all.
+        head_slice: the heads of this rank under tensor parallelism. Default: all.
 
     >>> class Loud(HiddenBias):
     ...     '''Every head attends more to tokens whose hidden states have a large mean.'''
@@ -65,35 +65,35 @@ class HiddenBias(PositionEncoding):
         super().__init__()
         self.heads = Heads.of(num_heads, head_slice)
         self.num_heads = self.heads.num_heads
-        self.d_model = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the hidden states")
+        self.d_model = whole("d_model", d_model, 1, MAX_WIDTH, remedy="pass the width of the hidden states")
 
     def of_hidden(
         self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None
-    ) -> OfTokens:
-        """What is read of every token, as a query and as a key: a subclass writes this.
+    ) -> QueryAndKeyFeatures:
+        """Return the features of every token, as a query and as a key. Subclasses implement this.
 
-        What is read for keys is kept in the cache beside them, and has to be all that `past` is asked for: the cached
-        tokens, with what was read of them, or ``None``. `x` is zero at padding, and has as many rows as `positions`.
+        `past` holds the cached tokens with the features of their keys, or is ``None``. The cache stores no other
+        features. `x` is zero at padding and has the same number of rows as `positions`.
         """
         raise LocantError(f"{type(self).__name__} does not define of_hidden", "def of_hidden(self, x, positions, past)")
 
     def of_pair(self, queries: Tensor | None, keys: Tensor | None, head: Tensor) -> Tensor:
-        """What is added to the score of every query and key: a subclass writes this, with plain operations of torch.
+        """Return the bias of every query and key. Subclasses implement this with plain torch operations.
 
-        Attention asks for some heads, of some queries and keys, at a time: what was read of queries is ``#batch heads
-        query 1 *``, of keys ``#batch heads 1 key *``, and `head`, which of those that are here, ``heads 1 1``.
+        Attention calls it for some heads, queries and keys at a time. The features of queries have the shape ``#batch
+        heads query 1 *``, the features of keys ``#batch heads 1 key *``. `head` indexes the held heads, ``heads 1 1``.
         """
         raise LocantError(f"{type(self).__name__} does not define of_pair", "def of_pair(self, queries, keys, head)")
 
     def of_far(self, queries: Tensor | None, keys: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Of the distance `far` on: a number of every query and one of every key, ``#batch heads token``."""
+        """Return a number per query and one per key, ``#batch heads token``, whose sum is the bias from `far` on."""
         return None, None
 
     far: int | None = None
     is_for_pairs: ClassVar[bool] = True
 
     def read(self, x: Embeddings, positions: Positions, past: Positions | None = None) -> Positions:
-        """The positions of `x`, with what is read of it."""
+        """Return the positions of `x` with its features."""
         require_embeddings(self, x, positions, self.d_model)
         rows = positions.expand(x.shape[0])
         if rows.document_or_none is not None:
@@ -104,32 +104,32 @@ class HiddenBias(PositionEncoding):
     def score_bias(
         self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
     ) -> ScoreBias:
-        """`of_pair` of what was read."""
-        of_query, of_key = self.read_of(q, k, queries, keys, heads)
+        """Return `of_pair` of the features as a `Pairwise` value."""
+        of_query, of_key = self.features_of_heads(q, k, queries, keys, heads)
         return Pairwise(
             q=q, queries=queries, keys=keys, sources=(of_query, of_key), of_query=of_query, of_key=of_key,
             of_pair=self.of_pair, heads=range(len(self.heads))[heads or slice(None)], far=self.far,
             separate=self.of_far, is_for_pairs=self.is_for_pairs,
         )  # fmt: skip
 
-    def read_of(
+    def features_of_heads(
         self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None
     ) -> tuple[Float[Tensor, "_ heads query *_"] | None, Float[Tensor, "_ heads key *_"] | None]:
-        """What was read of queries, and of keys, of these heads; raises where that was for other heads."""
-        self.heads.some(heads).require(self, q)
+        """Return the features of queries and of keys for these heads. Raise if they were read for other heads."""
+        self.heads.subset(heads).require(self, q)
         require_tokens(self, q, k, queries, keys)
         read = queries.read.of_query, keys.read.of_key
         for x in read:
             if x is not None and x.shape[2] != len(self.heads):
-                had = f"{type(self).__name__} has {len(self.heads)}"
-                raise LocantError(f"got positions of which {x.shape[2]} heads were read, {had}", REMEDY)
+                expected = f"{type(self).__name__} has {len(self.heads)}"
+                raise LocantError(f"got positions with features of {x.shape[2]} heads, {expected}", REMEDY)
         of_query, of_key = (None if x is None else x.transpose(1, 2)[:, heads or slice(None)] for x in read)
         return of_query, of_key
 
-    def require_read(self, name: str, read: Tensor | None) -> Tensor:
-        """What was read of queries, or of keys; raises where nothing was."""
+    def require_features(self, name: str, read: Tensor | None) -> Tensor:
+        """Return the features of queries or of keys. Raise `LocantError` if there are none."""
         if read is None:
-            got = f"got {name} without what {type(self).__name__} reads of hidden states"
+            got = f"got {name} without the features that {type(self).__name__} reads from hidden states"
             raise LocantError(got, REMEDY)
         return read
 
@@ -137,16 +137,17 @@ class HiddenBias(PositionEncoding):
         return f"{self.heads}, d_model={self.d_model}"
 
 
-def projected(
+def project(
     x: Float[Tensor, "batch seq d_model"], weight: Float[Tensor, "out d_model"], dtype: torch.dtype
 ) -> Float[Tensor, "batch seq out"]:
-    """`exact_dot` of every token with every row: for some tokens at a time, and anew in the backward pass.
+    """Return `exact_dot` of every token with every row.
 
-    What is held is small beside the hidden states.
+    It works on some tokens at a time and recomputes them in the backward pass, so it needs little memory compared with
+    the hidden states.
     """
-    if torch.compiler.is_compiling() or is_transforming() or x.numel() <= AT_ONCE:
+    if torch.compiler.is_compiling() or is_transforming() or x.numel() <= CHUNK_ELEMENTS:
         return _product(x, weight, dtype)
-    parts = x.split(max(1, AT_ONCE // x[:, :1].numel()), dim=1)
+    parts = x.split(max(1, CHUNK_ELEMENTS // x[:, :1].numel()), dim=1)
     if not torch.is_grad_enabled():
         return torch.cat([_product(part, weight, dtype) for part in parts], dim=1)
     return torch.cat([checkpoint(_product, part, weight, dtype, use_reentrant=False) for part in parts], dim=1)

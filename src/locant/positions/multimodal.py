@@ -1,7 +1,7 @@
-"""Where the tokens of text, images and videos stand: ``(time, row, column)``, as vision-language models count them.
+"""The positions of text, images and videos: ``(time, row, column)``, as vision-language models count.
 
 Text has the same index on all three axes. An image or a video is a grid that begins where the text before it ended, and
-text goes on after it. A model looks at merged blocks of patches, and its clock may be faster than one frame a step.
+text continues after it. A model sees merged blocks of patches, and its time may not grow by exactly one per frame.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jaxtyping import Int
 
 from locant.arguments import MAX_INT32, Real, one_of, real, shown, whole
 from locant.errors import RangeError, ShapeError
-from locant.positions.checks import on_device, token_count
+from locant.positions.checks import to_tensors, token_count
 from locant.positions.documents import PADDING, document_or_none, row_width
 
 Part = int | tuple[Real, ...]
@@ -28,7 +28,7 @@ EXAMPLE = "Positions.multimodal([5, (1, 4, 6), 3])"
 
 @dataclass(frozen=True, kw_only=True)
 class Counting:
-    """How a model counts: see `Positions.multimodal`."""
+    """The counting rules of a model: see `Positions.multimodal`."""
 
     merge: int
     merge_frames: int
@@ -41,14 +41,14 @@ class Counting:
         one_of("goes_on", self.goes_on, ("largest", "sides"))
 
     def document(self, parts: Sequence[Any]) -> Int[np.ndarray, "tokens 3"]:
-        """The index of every token of one document."""
+        """Return the index of every token of one document."""
         sizes = [self._sizes(part) for part in parts]
-        starts = self._starts(sizes)  # which refuses what no array could hold
+        starts = self._starts(sizes)  # raises before an array gets too large
         indices = [self._indices(size) + start for size, start in zip(sizes, starts, strict=True)]
         return np.concatenate([np.zeros((0, 3), dtype=np.int64), *indices])
 
     def _starts(self, sizes: Sequence[Sizes]) -> list[int]:
-        """The index at which each part begins; raises where there are more tokens, or larger indices, than allowed."""
+        """Return the index at which each part begins. Raise if there are too many tokens or too large indices."""
         starts, start, end, tokens = [], 0, 0, 0
         for size in sizes:
             frames, rows, columns, tick = size if isinstance(size, tuple) else (1, size, 1, 1)
@@ -61,25 +61,27 @@ class Counting:
             start += sides if self.goes_on == "sides" else max(sides, times)
         for got, number in ((f"that reach position {end}", end), (f"of {tokens} tokens", tokens)):
             if number > MAX_INT32:
-                raise RangeError(f"got parts {got}, expected 2**31 - 1 at most", "fewer parts")
+                raise RangeError(f"got parts {got}, expected 2**31 - 1 at most", "pass fewer parts")
         return starts
 
     def _sizes(self, part: Part) -> Sizes:
-        """The number of tokens of a text, or merged frames, rows and columns of a grid and the tick of its frames."""
+        """Return the number of tokens of a text, or a grid's merged frames, rows and columns and its frame step."""
         if not isinstance(part, tuple):
             return token_count("a number of tokens in parts", part, EXAMPLE)
         if len(part) not in (3, 4):
-            got = f"got {shown(part)} in parts, expected (frames, rows, columns), or a step from frame to frame besides"
+            got = f"got {shown(part)} in parts, expected (frames, rows, columns) or (frames, rows, columns, step)"
             raise ShapeError(got, EXAMPLE)
         frames, rows, columns = (token_count("a grid's size in parts", size, EXAMPLE) for size in part[:3])
         frames = frames // self.merge_frames if frames > 1 else frames
-        rows, columns = (self._merged(size, part) for size in (rows, columns))
+        rows, columns = (self._merge_side(size, part) for size in (rows, columns))
         step = part[3] if len(part) == 4 else 1
-        step = real("the step of a grid in parts", step, low=0, high=MAX_INT32, remedy="positions per frame, such as 2")
+        step = real(
+            "the step of a grid in parts", step, low=0, high=MAX_INT32, remedy="pass positions per frame, such as 2"
+        )
         return (frames, rows, columns, self._tick(step)) if frames and rows and columns else 0
 
     def _indices(self, size: Sizes) -> Int[np.ndarray, "tokens 3"]:
-        """Those of a part that begins at 0."""
+        """Return the indices of a part that begins at 0."""
         if not isinstance(size, tuple):
             return np.repeat(np.arange(size)[:, None] * self.denominator, 3, axis=1)
         frames, rows, columns, tick = size
@@ -87,40 +89,41 @@ class Counting:
         axes = [times, *(np.arange(side) * self.denominator for side in (rows, columns))]
         return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)
 
-    def _merged(self, size: int, part: tuple[Any, ...]) -> int:
+    def _merge_side(self, size: int, part: tuple[Any, ...]) -> int:
         if size % self.merge:
             got = f"got a grid {shown(part)} in parts for blocks of {self.merge} x {self.merge} patches"
-            raise RangeError(got, f"rows and columns in multiples of {self.merge}, or another merge")
+            raise RangeError(got, f"use rows and columns in multiples of {self.merge}, or another merge")
         return size // self.merge
 
     def _tick(self, step: Real) -> np.float32 | int:
-        """From frame to frame: in float32 where positions are integers, to which models cut it off in that."""
+        """Return the step between frames, in parts of a position. For whole positions it is float32, as in models."""
         if self.denominator == 1:
             return np.float32(step)
         ticks = step * self.denominator
         if not math.isclose(ticks, round(ticks), rel_tol=1e-9):
-            got = f"got a step of {step:g} positions per frame in parts, no multiple of 1/{self.denominator}"
-            raise RangeError(got, "another denominator")
+            got = f"got a step of {step:g} positions per frame in parts, expected a multiple of 1/{self.denominator}"
+            raise RangeError(got, "use another denominator")
         return round(ticks)
 
 
-def fields_of_parts(parts: Any, counting: Counting, length: Any, padding: str, device: Any) -> dict[str, Any]:
-    """The fields of `Positions` of one document, of several in one row, or of several rows of them."""
+def fields_from_parts(parts: Any, counting: Counting, length: Any, padding: str, device: Any) -> dict[str, Any]:
+    """Return the fields of `Positions` for one document, for several in one row, or for several rows."""
     one_of("padding", padding, ("right", "left"))
-    rows = [[counting.document(document) for document in row] for row in _nested(parts)]
+    rows = [[counting.document(document) for document in row] for row in _to_rows(parts)]
     width = row_width("parts", [sum(map(len, row)) for row in rows], length)
     index = np.zeros((len(rows), width, 3), dtype=np.int64)
     document = np.full((len(rows), width), PADDING, dtype=np.int64)
     order = np.zeros((len(rows), width), dtype=np.int64)
-    for place, row in enumerate(rows):
+    for number, row in enumerate(rows):
         first = 0 if padding == "right" else width - sum(map(len, row))
-        for number, one in enumerate(row):
-            slots = slice(first, first + len(one))
-            index[place, slots], document[place, slots], order[place, slots] = one, number, np.arange(len(one))
-            first += len(one)
-    where, documents, orders = on_device(device, index, document, order)
+        for document_number, tokens in enumerate(row):
+            slots = slice(first, first + len(tokens))
+            index[number, slots], document[number, slots] = tokens, document_number
+            order[number, slots] = np.arange(len(tokens))
+            first += len(tokens)
+    index_tensor, documents, orders = to_tensors(device, index, document, order)
     return {
-        "index": where,
+        "index": index_tensor,
         "document_or_none": document_or_none(documents),
         "order_or_none": orders,
         "min_index": 0,
@@ -129,9 +132,9 @@ def fields_of_parts(parts: Any, counting: Counting, length: Any, padding: str, d
     }
 
 
-def _nested(parts: Any) -> Iterator[list[Any]]:
-    """Rows of documents. Lists are nested, a tuple is a grid."""
-    depth = _depth(parts)
+def _to_rows(parts: Any) -> Iterator[list[Any]]:
+    """Yield rows of documents. Lists are nested, a tuple is a grid."""
+    depth = _list_depth(parts)
     if depth is None:
         depth, parts = 1, []
     if depth not in (1, 2, 3):
@@ -139,12 +142,12 @@ def _nested(parts: Any) -> Iterator[list[Any]]:
     yield from [[parts]] if depth == 1 else [parts] if depth == 2 else parts
 
 
-def _depth(parts: Any) -> int | None:
-    """How deep lists are nested, the same everywhere; ``None`` where they hold nothing."""
+def _list_depth(parts: Any) -> int | None:
+    """Return the depth of nested lists, the same everywhere, or ``None`` if they are empty."""
     if not isinstance(parts, list):
         return 0
-    depths = {depth for one in parts if (depth := _depth(one)) is not None}
+    depths = {depth for part in parts if (depth := _list_depth(part)) is not None}
     if len(depths) > 1:
-        got = f"got {shown(parts)} for parts, in which lists stand beside numbers or grids"
-        raise ShapeError(got, "lists for documents and rows, tuples for grids: " + EXAMPLE)
+        got = f"got {shown(parts)} for parts, which mixes lists with numbers or grids"
+        raise ShapeError(got, "use lists for documents and rows, tuples for grids: " + EXAMPLE)
     return 1 + depths.pop() if depths else None

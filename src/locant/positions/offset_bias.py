@@ -1,4 +1,4 @@
-"""`OffsetBias`: the base of encodings whose bias depends on how many rows and columns a key is from its query."""
+"""`OffsetBias`: the base of encodings whose bias depends on the rows and columns between a query and a key."""
 
 from __future__ import annotations
 
@@ -14,72 +14,71 @@ from torch.nn import functional as F
 from locant.arguments import whole
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions.base import Keys, ModelShape, PositionEncoding, Queries, build, require_heads
+from locant.positions.distances import bias_dtype
 from locant.positions.grids import cells
 from locant.positions.heads import Heads
-from locant.positions.pairs import bias_dtype
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Entries, Lookup
 from locant.tensors import has_values
 
 MAX_SIDE = 2**14
-"""Rows or columns of a grid: the number of its offsets, four times that of its cells, then fits 32 bits."""
+"""The most rows or columns of a grid. The number of its offsets, four times the cells, then fits 32 bits."""
 
 E = TypeVar("E", bound="OffsetBias")
 
 
 class Table(NamedTuple):
-    """What is held for every offset of a query from a key; the entry in the middle is that of no offset."""
+    """Entries for every offset of a query from a key. The middle entry belongs to offset zero."""
 
     per_row: int
-    """How many entries farther the next row is."""
+    """The number of entries between one row and the next."""
     per_column: int
     of_head: Float[Tensor, "heads entries"] | None = None
     of_query: Float[Tensor, "entries head_dim"] | None = None
-    """What queries are multiplied with."""
+    """The vectors that queries are multiplied with."""
     of_prefix: Float[Tensor, "heads 3"] | None = None
-    """From a prefix token to a cell, from a cell to a prefix token, and among prefix tokens; ``None``: nothing."""
+    """The bias from prefix tokens to cells, from cells to prefix tokens, and among prefix tokens. ``None`` is zero."""
 
 
 class OffsetBias(PositionEncoding):
-    """A bias by the rows and the columns between query and key, looked up in what a subclass gives as `tables`.
+    """A bias that depends on the rows and columns between query and key. A subclass returns its `tables`.
 
-    Positions have two axes, as those of `Positions.grid`, or one, for tokens in one row of the grid. Offsets that the
-    grid does not have are refused, as far as the host knows them. Nothing is added for prefix tokens, which have no
-    offset, unless a subclass says otherwise.
+    Positions have two axes, as in `Positions.grid`, or one, for tokens in one row of the grid. Offsets beyond the grid
+    raise `RangeError` if the host knows them. Prefix tokens have no offset and get no bias, unless a subclass adds one.
 
     Args:
-        height, width: of the grid, or of a window of it, in tokens.
+        height, width: the size of the grid, or of a window of it, in tokens.
     """
 
     of_products: ClassVar[bool] = False
-    """Whether tables hold what queries are multiplied with."""
+    """Whether the tables hold vectors that queries are multiplied with."""
 
     def __init__(self, height: int, width: int) -> None:
         super().__init__()
         self._resize(height, width)
 
     def _resize(self, height: int, width: int) -> None:
-        self.height = whole("height", height, 1, MAX_SIDE, remedy="height=14, the rows of the grid")
+        self.height = whole("height", height, 1, MAX_SIDE, remedy="pass the rows of the grid, such as height=14")
         self.num_axes = 2 if self.height > 1 else 1
-        self.width = whole("width", width, 1, MAX_SIDE, remedy="width=14, the columns of the grid")
+        self.width = whole("width", width, 1, MAX_SIDE, remedy="pass the columns of the grid, such as width=14")
 
     @classmethod
     def for_model(cls, shape: ModelShape, **options: object) -> PositionEncoding:
-        """For tokens in one row, unless `height` and `width` are given: sizes of a model say nothing of a grid."""
+        """Build it for tokens in one row, unless `height` and `width` are given: a `ModelShape` has no grid."""
         if "width" not in options and shape.max_seq_len > MAX_SIDE:
-            got = f"got {cls.__name__} for a text of {shape.max_seq_len} tokens, and its tables have {MAX_SIDE} places"
-            raise RangeError(got, "an encoding of texts, such as alibi")
+            got = f"got {cls.__name__} for a text of {shape.max_seq_len} tokens, expected {MAX_SIDE} at most"
+            raise RangeError(got, "use an encoding for text, such as alibi")
         sizes = {size: getattr(shape, size) for size in cls.sizes() if hasattr(shape, size)}
         return build(cls, {**sizes, "height": 1, "width": shape.max_seq_len} | options)
 
     def tables(self, dtype: torch.dtype) -> Sequence[Table]:
-        """What is added up for the offset of each query from each key, in this dtype: a subclass writes this."""
+        """Return the tables, in this dtype. The bias is the sum of their entries. Subclasses implement this."""
         raise LocantError(f"{type(self).__name__} does not define tables", "def tables(self, dtype)")
 
     def at(self: E, height: int, width: int) -> E:
-        """The same encoding for grids of another size. It shares its parameters: what one learns, the other knows.
+        """Return this encoding for grids of another size. Both share their parameters, also in training.
 
-        Where one of them is resized for good, it has parameters of its own from then on.
+        If one of them is later resized for good, it gets its own parameters.
         """
         other = copy.copy(self)
         other._parameters, other._modules = {**self._parameters}, {**self._modules}
@@ -89,9 +88,9 @@ class OffsetBias(PositionEncoding):
     def score_bias(
         self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
     ) -> Lookup:
-        """What the tables have for every pair of tokens."""
-        if isinstance(of_tables := getattr(self, "heads", None), Heads):  # those with a number for each head
-            of_tables.some(heads).require(self, q)
+        """Return the table entries of every pair of tokens as a `Lookup` value."""
+        if isinstance(held_heads := getattr(self, "heads", None), Heads):  # only a `HeadTable` has heads
+            held_heads.subset(heads).require(self, q)
         self._require(q, k, queries, keys)
 
         def make() -> tuple[Entries, ...]:
@@ -102,19 +101,19 @@ class OffsetBias(PositionEncoding):
         return Lookup(q=q, queries=queries, keys=keys, sources=sources, make=make, of_query=of_query)
 
     def _require(self, q: Tensor, k: Tensor, positions: Positions, keys: Positions) -> None:
-        """Raise unless queries, keys and positions fit each other and the grid."""
+        """Raise an error unless queries, keys and positions match each other and the grid."""
         name = type(self).__name__
-        for what, x, where in (("q", q, positions), ("k", k, keys)):
-            require_heads(what, x, where, getattr(self, "head_dim", None))
-            if where.axes > 2 or where.denominator != 1 or where.axes != keys.axes:
-                parts = "" if where.denominator == 1 else f", in parts of 1/{where.denominator}"
-                got = f"got positions with {where.axes} axes{parts}, {name} counts the rows and columns between tokens"
-                raise ShapeError(got, "Positions.grid(height, width), for queries and keys")
-        if not self._surely_holds(positions, keys) and has_values(positions.index) and has_values(keys.index):
+        for argument, x, tokens in (("q", q, positions), ("k", k, keys)):
+            require_heads(argument, x, tokens, getattr(self, "head_dim", None))
+            if tokens.axes > 2 or tokens.denominator != 1 or tokens.axes != keys.axes:
+                parts = "" if tokens.denominator == 1 else f", in parts of 1/{tokens.denominator}"
+                got = f"got positions with {tokens.axes} axes{parts}, {name} counts the rows and columns between tokens"
+                raise ShapeError(got, "use Positions.grid(height, width) for queries and keys")
+        if not self._is_known_to_fit(positions, keys) and has_values(positions.index) and has_values(keys.index):
             self._require_offsets(positions, keys)
 
-    def _surely_holds(self, positions: Positions, keys: Positions) -> bool:
-        """Whether the host knows that the grid has every offset."""
+    def _is_known_to_fit(self, positions: Positions, keys: Positions) -> bool:
+        """Return whether the host knows that the grid has every offset."""
         sides = (self.height, self.width)[-positions.axes :]
         if positions.grids and keys.grids:
             grids = (*positions.grids, *keys.grids)
@@ -134,19 +133,19 @@ class OffsetBias(PositionEncoding):
             torch.stack([extreme(each.index.reshape(-1, len(sizes)), 0) for each in (positions, keys)])
             for extreme in (torch.amin, torch.amax)
         )
-        for (what, size), reach in zip(sizes.items(), (high - low.flip(0)).amax(0).tolist(), strict=True):
+        for (axis, size), reach in zip(sizes.items(), (high - low.flip(0)).amax(0).tolist(), strict=True):
             if reach >= size:
                 name = f"{type(self).__name__}(height={self.height}, width={self.width})"
-                got = f"got tokens that are {reach} {what} apart, {name} has offsets of up to {size - 1}"
-                raise RangeError(got, "encoding.at(height, width) for grids of another size")
+                got = f"got tokens that are {reach} {axis} apart, {name} has offsets of up to {size - 1}"
+                raise RangeError(got, "use encoding.at(height, width) for grids of another size")
 
 
 class HeadTable(OffsetBias):
-    """A bias with a number for each head and offset, whatever the tokens are.
+    """A bias with a number for each head and offset, independent of the tokens.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
-        height, width: of the grid, or of a window of it, in tokens.
+        height, width: the size of the grid, or of a window of it, in tokens.
     """
 
     def __init__(self, num_heads: int, height: int, width: int, *, head_slice: slice | None = None) -> None:
@@ -155,27 +154,30 @@ class HeadTable(OffsetBias):
         self.num_heads = self.heads.num_heads
 
     def of_offsets(self, dtype: torch.dtype) -> Float[Tensor, "heads offsets"]:
-        """The number of each head for every offset, row by row, from the farthest before: a subclass writes this."""
+        """Return the bias of each head for every offset, row by row from the most negative. Subclasses implement it."""
         raise LocantError(f"{type(self).__name__} does not define of_offsets", "def of_offsets(self, dtype)")
 
     def of_prefix(self, dtype: torch.dtype) -> Float[Tensor, "heads 3"] | None:
-        """From a prefix token to a cell, from a cell to a prefix token, and among prefix tokens; ``None``: nothing."""
+        """Return the bias from prefix tokens to cells, from cells to prefix tokens, and among prefix tokens.
+
+        ``None`` means zero.
+        """
         return None
 
     def tables(self, dtype: torch.dtype) -> Sequence[Table]:
         return [Table(2 * self.width - 1, 1, self.of_offsets(dtype), None, self.of_prefix(dtype))]
 
     def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
-        """What `bias` adds among the cells of the grid, row by row: keys are the first, and queries the last of them.
+        """Return the bias among the cells of the grid, row by row. Keys are the first cells, queries the last keys.
 
         >>> from locant import GridBias
         >>> GridBias(3, 2, 4).matrix(2 * 4).shape
         torch.Size([3, 8, 8])
         """
         cells = self.height * self.width
-        query_len = whole("query_len", query_len, 0, cells, remedy=f"query_len={cells}, the whole grid")
+        query_len = whole("query_len", query_len, 0, cells, remedy=f"use query_len={cells} for the whole grid")
         key_len = query_len if key_len is None else key_len
-        key_len = whole("key_len", key_len, query_len, cells, remedy=f"key_len={cells}, the whole grid")
+        key_len = whole("key_len", key_len, query_len, cells, remedy=f"use key_len={cells} for the whole grid")
         device = next(self.parameters()).device
         keys = Positions.grid(self.height, self.width, device=device).slice(0, key_len)
         q, k = (torch.empty(1, len(self.heads), length, 0, device=device) for length in (query_len, key_len))
@@ -186,7 +188,7 @@ class HeadTable(OffsetBias):
 
 
 def _entries(table: Table, queries: Positions, keys: Positions) -> Entries:
-    """Entries by a code of each token; those of prefix tokens are farther off than any two cells are apart."""
+    """Return entries by a code of each token. The codes of prefix tokens are farther away than any two cells."""
     values = table.of_head if table.of_head is not None else table.of_query.T  # type: ignore[union-attr]
     last = values.shape[-1]
     middle = last // 2
@@ -201,9 +203,9 @@ def _entries(table: Table, queries: Positions, keys: Positions) -> Entries:
         k_code = torch.where(_is_prefix(keys), -(2 * beyond + 1), k_code)
         values = F.pad(values, (0, 3)) if table.of_prefix is None else torch.cat([values, table.of_prefix], -1)
 
-        def entry_of(offset: Tensor) -> Tensor:  # a prefix token is farther than cells are
-            of_one = torch.where(offset > beyond, last + 1, last)
-            of_prefix = torch.where(offset > 2 * beyond + middle + 1, last + 2, of_one)
+        def entry_of(offset: Tensor) -> Tensor:  # prefix tokens are farther away than any cell
+            mixed = torch.where(offset > beyond, last + 1, last)
+            of_prefix = torch.where(offset > 2 * beyond + middle + 1, last + 2, mixed)
             return torch.where(offset > middle, of_prefix, offset + middle)
 
     q_at, k_at = (Positions(code.to(torch.int32)) for code in (q_code, k_code))
@@ -212,7 +214,7 @@ def _entries(table: Table, queries: Positions, keys: Positions) -> Entries:
 
 
 def _code(table: Table, positions: Positions) -> Int[Tensor, "batch seq"]:
-    """A number for each token, so that the entry of a pair follows from their difference."""
+    """Return a code for each token. The difference of two codes determines the entry of the pair."""
     if positions.axes == 1:
         return positions.index * table.per_column
     row, column = positions.index.unbind(-1)

@@ -1,7 +1,8 @@
-"""Encodings by name: this package's own, those that are registered, and those of installed packages.
+"""Encodings by name: the encodings of this package, registered ones, and the encodings of installed packages.
 
-This package's own are the classes in `locant.positions.encodings` whose `info` has a name: a new one is a file there.
-An installed package offers one by an entry point in the group ``locant.encodings``, from the name to the class.
+The encodings of this package are the classes in `locant.positions.encodings` whose `info` has a name. To add one, add
+a file there. An installed package adds an encoding by an entry point in the group ``locant.encodings``, from the name
+to the class.
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ from typing import Any
 
 from locant.arguments import shown
 from locant.errors import LocantError, RangeError
-from locant.positions import encodings as own
+from locant.positions import encodings as package
 from locant.positions.base import PositionEncoding, build
 from locant.positions.scaling import SCALINGS, Scaling
 from locant.registry import Registry
 
 Kind = type[PositionEncoding]
 
-FIRST = (
+LISTING_ORDER = (
     "nope", "learned", "sinusoidal", "rotary", "xpos", "alibi", "t5", "kerple", "fire", "sandwich", "cope", "shaw",
     "transformer_xl", "deberta",
 )  # fmt: skip
-"""The order of `locant list`; what is not named here comes after, by name."""
+"""The order of `locant list`. Other encodings follow, sorted by name."""
 
 
 def encodings() -> dict[str, Kind]:
-    """Every encoding by its name, this package's own first; those that cannot be loaded are in `broken_encodings`.
+    """Return every encoding by its name, built-in ones first. `broken_encodings` has those that cannot be loaded.
 
     >>> list(encodings())[:4]
     ['nope', 'learned', 'sinusoidal', 'rotary']
@@ -39,7 +40,7 @@ def encodings() -> dict[str, Kind]:
 
 
 def broken_encodings() -> dict[str, str]:
-    """The encodings of installed packages that cannot be used, with what is wrong with each."""
+    """Return the encodings of installed packages that cannot be used, each with the reason."""
     encodings()
     return dict(ENCODINGS.broken)
 
@@ -47,8 +48,8 @@ def broken_encodings() -> dict[str, str]:
 def find(name: str) -> Kind:
     """Return the class of this name, alias or phrase.
 
-    A phrase is a name with the words of a title around it. A name that means several encodings, a scaling or a model is
-    refused with what it may mean.
+    A phrase is a name with the words of a title around it. For a name of several encodings, of a scaling or of a model,
+    raise `RangeError` with the possible calls.
 
     >>> find("RoPE").__name__, find("sinusoidal positional encoding").__name__
     ('Rotary', 'Sinusoidal')
@@ -64,7 +65,7 @@ def find(name: str) -> Kind:
         if not isinstance(name, str):
             raise
         known = {_squeezed(alias): each for each, _ in ENCODINGS.items() for alias in (each, *ENCODINGS.aliases(each))}
-        known |= IN_TITLES
+        known |= NAME_BY_TITLE
         whole, stem = _squeezed(name), _stem(name)
         if whole and whole in known:
             return ENCODINGS.find(known[whole])
@@ -73,22 +74,27 @@ def find(name: str) -> Kind:
             raise RangeError(f"got encoding {name!r}, which is a name of several", meant) from None
         if (made := next((each for words, each in OF_GRIDS.items() if words in whole), None)) is not None:
             raise RangeError(f"got encoding {name!r}, which is rotary with several position axes", made) from None
-        if "bias" not in whole and (kind := _scaling(stem)) is not None:
-            raise _is_scaling(name, kind) from None
-        by_stem = {_stem(alias): each for alias, each in known.items()} | IN_TITLES
+        if "bias" not in whole and (kind := _find_scaling(stem)) is not None:
+            raise _scaling_error(name, kind) from None
+        by_stem = {_stem(alias): each for alias, each in known.items()} | NAME_BY_TITLE
         if stem and stem in by_stem:
             return ENCODINGS.find(by_stem[stem])
-        inside, scaling = _names_inside(stem, known)
-        of_model = _encoding_of_model(stem, {*inside, *filter(None, [scaling])})
+        inside, scaling, rest = _names_inside(stem, known)
+        model_encoding = _encoding_for_model(stem, {*inside, *filter(None, [scaling])})
         if scaling is not None and inside <= {"rotary"}:
-            raise _is_scaling(name, SCALINGS[scaling]) from None
-        if of_model is None:
-            if len(inside) == 1 and not any(word in whole for word in OTHERWISE):
+            raise _scaling_error(name, SCALINGS[scaling]) from None
+        if model_encoding is None:
+            if len(inside) != 1:
+                raise
+            if not rest:
                 return ENCODINGS.find(inside.pop())
-            raise
-    sizes = ", ".join(f"{size}=..." for size in find(of_model).sizes())
-    got = f"got encoding {name!r}, which is a model whose positions are {of_model}"
-    raise RangeError(got, f"locant.encoding({of_model!r}, {sizes}), or locant.encoding_from_config of its config.json")
+            plain = inside.pop()
+            got = f"got encoding {name!r}, which is {plain} with {rest!r}, expected a name of locant list"
+            raise RangeError(got, f"locant.encoding({plain!r}, ...) if the plain form is meant") from None
+    sizes = ", ".join(f"{size}=..." for size in find(model_encoding).sizes())
+    got = f"got encoding {name!r}, which is a model whose positions are {model_encoding}"
+    remedy = f"locant.encoding({model_encoding!r}, {sizes}), or locant.encoding_from_config of its config.json"
+    raise RangeError(got, remedy)
 
 
 def name_of(encoding: str) -> str:
@@ -106,13 +112,13 @@ def name_of_class(kind: Kind) -> str | None:
 
 
 AMBIGUOUS = {"": ("sinusoidal", "learned"), "relative": ("t5", "shaw", "transformer_xl")}
-"""What remains of titles that several encodings have: the positional encoding, relative position embeddings."""
+"""Stems of titles that several encodings share: the positional encoding, relative position embeddings."""
 
-IN_TITLES = {
+NAME_BY_TITLE = {
     "learnable": "learned", "trainable": "learned", "sine": "sinusoidal", "sinecosine": "sinusoidal", "no": "nope",
     "roformer": "rotary", "extrapolatable": "xpos", "kernelized": "kerple", "selfattentionwith": "shaw",
 }  # fmt: skip
-"""What remains of titles that have no name in them."""
+"""Names by the stems of titles that contain no name."""
 
 OF_GRIDS = {
     "mrope": "locant.encoding('rotary', head_dim=128, sections=(16, 24, 24))",
@@ -123,8 +129,14 @@ OF_GRIDS = {
 }
 """Titles of rotary encodings for images and videos, which have no name of their own."""
 
-OTHERWISE = ("2d", "3d", "axial", "vision", "grid", "multimodal", "fourier", "mixed")
-"""Words in titles of encodings that are not what the name beside them means."""
+COMMON_WORDS = ("linear", "dynamic", "relative", "contextual", "polar", "conv")
+"""Names that titles of other encodings contain as ordinary words."""
+
+FILLER = re.compile(
+    "apply|build|compute|create|get|make|precompute|embeddings?|encodings?|embed|emb|freqs|cache|cis|cos|sin|bias|positional"
+    "|positions?|pos|type|tensor|torch|layer|module|py|conv|length|m2m100|wav2vec2|fast|flash|fused|simple|[ +]"
+)
+"""Words of titles beside the name of an encoding that do not change its meaning. Any other word may change it."""
 
 SHORTEST = 4
 """Letters of a name that is looked for inside of titles; shorter ones are in other words, too."""
@@ -132,11 +144,11 @@ SHORTEST = 4
 GENERIC = re.compile(
     "(embeddings?|encodings?|representations?|positional|positions?|pos|relative|bias(es)?|slopes?|scaling|attention|for|pe)$"
 )
-"""Words at the end of titles that do not tell encodings apart."""
+"""Words at the end of titles that do not distinguish encodings."""
 
 
 def _stem(name: str) -> str:
-    """Return the letters and digits of a name, without what is in parentheses and without generic words at its end.
+    """Return the letters and digits of a name, without parentheses and their text, and without generic last words.
 
     >>> _stem("ALiBiPositionalBias"), _stem("T5 relative position bias"), _stem("relative position"), _stem("position")
     ('alibi', 't5', 'relative', '')
@@ -153,32 +165,26 @@ def _squeezed(name: str) -> str:
     return re.sub(r"[(].*?[)]|[^a-z0-9+]", "", name.lower().removesuffix(".py"))
 
 
-def _names_inside(stem: str, known: Mapping[str, str]) -> tuple[set[str], str | None]:
-    """Return the encodings and the scaling whose names are in a title, the longest first.
+def _names_inside(stem: str, known: Mapping[str, str]) -> tuple[set[str], str | None, str]:
+    """Return the encodings and the scaling whose names are in a title, the longest first, and the rest of the title.
 
     >>> _names_inside("llamalinearscalingrotary", {"rotary": "rotary"})
-    ({'rotary'}, 'linear')
+    ({'rotary'}, 'linear', 'llama')
     """
     scalings = {_squeezed(alias): each for each, kind in SCALINGS.items() for alias in (each, *kind.info.aliases)}
-    scalings |= {f"{each}scal": each for each in SCALINGS} | {"dynamicntk": "dynamic", "ntk": "ntk"}
+    scalings |= {f"{each}scal{end}": each for each in SCALINGS for end in ("ing", "ed", "")}
+    scalings |= {"dynamicntk": "dynamic", "ntk": "ntk"}
     found = set[str]()
     scaling = None
     for words in sorted({*known, *scalings}, key=len, reverse=True):
-        is_name = len(words) >= SHORTEST and words not in (
-            "linear",
-            "dynamic",
-            "relative",
-            "contextual",
-            "polar",
-            "conv",
-        )
+        is_name = len(words) >= SHORTEST and words not in COMMON_WORDS
         if words in stem and (is_name or words == "ntk"):
             stem = stem.replace(words, " ")
             if words in known:
                 found.add(known[words])
             else:
                 scaling = scaling or scalings[words]
-    return found, scaling
+    return found, scaling, FILLER.sub("", stem).strip()
 
 
 def class_named(name: str) -> Kind | type[Scaling] | None:
@@ -188,13 +194,13 @@ def class_named(name: str) -> Kind | type[Scaling] | None:
     ('Rotary', 'YaRN', None)
     """
     try:
-        return _scaling(_stem(name)) or find(name)
+        return _find_scaling(_stem(name)) or find(name)
     except LocantError:
         return None
 
 
 def meanings(name: str) -> list[Kind]:
-    """Return the classes that a title of positions may mean, where several have it.
+    """Return the classes that a title of positions may mean if several have it.
 
     >>> [kind.__name__ for kind in meanings("PositionalEncoding")], meanings("Embedding")
     (['Sinusoidal', 'Learned'], [])
@@ -204,29 +210,30 @@ def meanings(name: str) -> list[Kind]:
     return [find(each) for each in AMBIGUOUS.get(_stem(name), ())]
 
 
-def _scaling(stem: str) -> type[Scaling] | None:
-    """Return the scaling of this name, which may stand behind ``rotary+``."""
+def _find_scaling(stem: str) -> type[Scaling] | None:
+    """Return the scaling of this name, which may follow ``rotary+``, or ``None``."""
     name = stem.rpartition("+")[2]
-    return next((kind for own, kind in SCALINGS.items() if name in map(_stem, (own, *kind.info.aliases))), None)
+    stems = {key: map(_stem, (key, *kind.info.aliases)) for key, kind in SCALINGS.items()}
+    return next((kind for key, kind in SCALINGS.items() if name in stems[key]), None)
 
 
-def _is_scaling(name: str, kind: type[Scaling]) -> RangeError:
-    """The error for a scaling in the place of an encoding, with the call that makes one."""
+def _scaling_error(name: str, kind: type[Scaling]) -> RangeError:
+    """Return the error for a scaling instead of an encoding, with the call of a rotary encoding that has it."""
     example = kind.by_factor(4.0, trained=4096, dim=64, base=10_000.0)
     required = [field.name for field in fields(example) if field.default is MISSING]  # type: ignore[arg-type]  # all are dataclasses
     values = [(name, getattr(example, name)) for name in required]
-    given = ", ".join(f"{name}={'...' if isinstance(value, tuple) else value}" for name, value in values)
+    arguments = ", ".join(f"{name}={'...' if isinstance(value, tuple) else value}" for name, value in values)
     return RangeError(
         f"got encoding {name!r}, which is a scaling of rotary",
-        f"locant.encoding('rotary', head_dim=64, scaling=locant.scaling.{type(example).__name__}({given}))",
+        f"locant.encoding('rotary', head_dim=64, scaling=locant.scaling.{type(example).__name__}({arguments}))",
     )
 
 
-def _encoding_of_model(stem: str, inside: Collection[str]) -> str | None:
-    """Return the name of the encoding that models of this name have, or ``None`` if no published model is called so.
+def _encoding_for_model(stem: str, inside: Collection[str]) -> str | None:
+    """Return the name of the encoding in models of this name, or ``None`` if no published model has the name.
 
     Args:
-        inside: names of encodings and scalings in the title, which a model's name may stand before.
+        inside: names of encodings and scalings in the title, which may follow the name of a model.
     """
     from locant.models.encodings import encoding_from_config, layer_types
     from locant.models.registry import presets
@@ -247,12 +254,12 @@ def _encoding_of_model(stem: str, inside: Collection[str]) -> str | None:
 
 
 def _family(stem: str) -> str:
-    """The letters before the version of a model."""
+    """Return the letters before the version in a model's name."""
     return re.split(r"v?[0-9]", stem, maxsplit=1)[0]
 
 
 def encoding(name: str, *unnamed: Any, **options: Any) -> PositionEncoding:
-    """Return the encoding of this name, built with these options, all by their names.
+    """Build the encoding of this name with these options, all given by name.
 
     >>> encoding("alibi", num_heads=8)
     ALiBi(num_heads=8)
@@ -271,10 +278,10 @@ def register_encoding(name: str, cls: Kind, aliases: Iterable[str] = ()) -> None
     An installed package needs no call: it names the class in an entry point of the group ``locant.encodings``.
 
     Args:
-        name: by which it is found.
-        cls: the class. Where its constructor requires more than ``d_model``, ``num_heads``, ``head_dim`` and
+        name: the name of the encoding.
+        cls: the class. If its constructor requires more than ``d_model``, ``num_heads``, ``head_dim`` and
             ``max_seq_len``, it overrides ``for_model``.
-        aliases: other names, beside those in its `info`.
+        aliases: other names, in addition to the aliases in its `info`.
 
     >>> class Even(PositionEncoding):
     ...     '''Adds one to every other token.'''
@@ -286,26 +293,26 @@ def register_encoding(name: str, cls: Kind, aliases: Iterable[str] = ()) -> None
 
 
 def require_encoding(name: str, value: Any) -> None:
-    """A `RangeError` unless a value from outside is a class of encodings, with a name that no scaling has."""
+    """Raise `RangeError` unless a registered value is an encoding class, under a name that no scaling has."""
     if not (isinstance(value, type) and issubclass(value, PositionEncoding)):
         got = f"got {shown(value)} as encoding {name!r}, expected a class"
-        raise RangeError(got, "a subclass of locant.PositionEncoding")
+        raise RangeError(got, "register a subclass of locant.PositionEncoding")
     if name in SCALINGS:
-        raise RangeError(f"got {name!r} as the name of an encoding, which is that of a scaling", f"'my_{name}'")
+        raise RangeError(f"got {name!r} as the name of an encoding, which is the name of a scaling", f"'my_{name}'")
 
 
-def _register_own(registry: Registry[Kind]) -> None:
+def _register_built_in(registry: Registry[Kind]) -> None:
     by_name = {PositionEncoding.info.name: PositionEncoding}
-    for file in pkgutil.iter_modules(own.__path__):
-        module = importlib.import_module(f"{own.__name__}.{file.name}")
+    for file in pkgutil.iter_modules(package.__path__):
+        module = importlib.import_module(f"{package.__name__}.{file.name}")
         kinds = [
             kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, PositionEncoding)
         ]
         by_name |= {kind.info.name: kind for kind in kinds if kind.info.name}
-    for name in (*FIRST, *sorted({*by_name} - {*FIRST})):
+    for name in (*LISTING_ORDER, *sorted({*by_name} - {*LISTING_ORDER})):
         registry.register(name, by_name[name])
 
 
 ENCODINGS: Registry[Kind] = Registry(
-    "encoding", "locant.encodings", require_encoding, _register_own, lambda kind: kind.info.aliases
+    "encoding", "locant.encodings", require_encoding, _register_built_in, lambda kind: kind.info.aliases
 )

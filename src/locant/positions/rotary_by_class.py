@@ -1,14 +1,14 @@
-"""`RotaryByClass`: rotations that differ by the class of a pair, near or far, of one chunk or of two.
+"""`RotaryByClass`: rotations that depend on the class of a pair, such as near or far, or within or between chunks.
 
 The same query meets near keys under one rotation and far keys under another, so no single rotation of keys can be
-stored. Queries and keys stay as they are, and `attend` asks for the classes: each says which pairs belong to it, as an
-attention mask does, and where queries and keys stand for its rotation. Every class is attended to by itself, and the
-outputs are joined by their log-sum-exps.
+stored. `rotate` leaves queries and keys unchanged, and `attend` calls `pair_classes`. Each class has the pairs that
+belong to it, like an attention mask, and the positions of its queries and keys for the rotation. Attention runs once
+per class, and the outputs are merged by their log-sum-exps.
 
-Costs one rotation of queries and keys per class. With a cache, whose keys are not rotated, that is a rotation of all
-of them in every step. Measured on one core, 8 heads of 64 over 4 key heads, 8 192 tokens, beside plain causal attention
-(0.92 s, 40 MB more): 1.15 to 1.3 times the time and 90 to 100 MB; one step of decoding takes 5 ms instead of 1.1; and
-forward and backward of 4 096 tokens 2.8 to 3.2 times the time: no fused kernel has the gradient of a log-sum-exp.
+It costs one rotation of queries and keys per class. A cache holds keys without rotation, so every step rotates all of
+them. Measured on one core, 8 heads of 64 over 4 key heads, 8 192 tokens, compared with plain causal attention (0.92 s,
+40 MB more): 1.15 to 1.3 times the time and 90 to 100 MB. A decoding step takes 5 ms instead of 1.1. Forward and
+backward of 4 096 tokens take 2.8 to 3.2 times the time, because no fused kernel has the gradient of a log-sum-exp.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from torch import Tensor
 from locant.arguments import shown
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions.base import Keys, PositionEncoding, Queries, require_heads, standing
+from locant.positions.distances import bias_dtype
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.heads import for_query_heads
-from locant.positions.pairs import bias_dtype
 from locant.positions.positions import Positions, Where
 
 
 class PairClass(NamedTuple):
-    """Pairs of a query and a key that are rotated alike.
+    """Pairs of a query and a key that share a rotation.
 
     Args:
-        rows, columns: the slots of the queries and of the keys among which they are, the first and behind the last;
-            classes have the same rows, or none in common. No slices, whose ends a compiled graph takes for constants.
-        queries, keys, causal, window: which pairs of these they are, as in an attention mask; `keys` may be ``None``,
-            for the tokens of the queries.
-        q_at, k_at: where they stand for the rotation.
+        rows, columns: the slots of the queries and of the keys: the first, and the one after the last. Two classes have
+            the same rows or no common rows. They are not slices, whose ends a compiled graph treats as constants.
+        queries, keys, causal, window: the pairs within these slots, as in an attention mask. `keys` of ``None`` means
+            the tokens of the queries.
+        q_at, k_at: the positions of queries and keys for the rotation.
     """
 
     queries: Positions
@@ -52,16 +52,16 @@ class PairClass(NamedTuple):
     rotary: Rotary | None = None
 
     def rotated(self, q: Queries, k: Keys) -> tuple[Tensor, Tensor]:
-        """The queries and keys of this class, out of all of them, as they are for it."""
+        """Return the queries and keys of this class, rotated."""
         part = q[:, :, slice(*self.rows)], k[:, :, slice(*self.columns)]
         return part if self.rotary is None else self.rotary.rotate(*part, self.q_at, self.k_at)
 
 
 class RotaryByClass(PositionEncoding):
-    """The base of encodings that rotate a pair by its class; a subclass writes `classes`.
+    """The base of encodings that rotate a pair by its class. A subclass writes `classes`.
 
     Args:
-        rotary: how tokens are rotated, wherever they stand.
+        rotary: the rotation, which is the same in all classes. Only the positions differ.
     """
 
     def __init__(self, rotary: Rotary) -> None:
@@ -71,25 +71,25 @@ class RotaryByClass(PositionEncoding):
             raise RangeError(got, f"{type(self).__name__}(locant.Rotary(head_dim=64))")
         self.rotary = rotary
         self.head_dim, self.num_axes = rotary.head_dim, rotary.num_axes
-        self._turning = rotary.alike(temperature=None)
+        self._rotary_without_temperature = rotary.alike(temperature=None)
 
     def classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass]:
-        """The classes of pairs, which together are all that a causal mask allows; each pair is in one of them."""
+        """Return the classes of pairs. Together they hold every pair that a causal mask allows, each exactly once."""
         raise LocantError(f"{type(self).__name__} does not define classes", "def classes(self, positions, k_positions)")
 
     def pair_classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass]:
-        """`classes`, of positions that count tokens."""
+        """Return `classes`. Raise `ShapeError` unless the positions count tokens."""
         for each in (positions, *(() if k_positions is None else (k_positions,))):
             each.require_single_axis(type(self).__name__)
             if each.order_or_none is not None:
-                got = f"got positions in an order of their own for {type(self).__name__}, which goes by distance"
-                raise ShapeError(got, "positions whose index is their order, such as Positions.packed(lengths)")
-        return [each._replace(rotary=self._turning) for each in self.classes(positions, k_positions)]
+                got = f"got positions with an order for {type(self).__name__}, which depends on the distance"
+                raise ShapeError(got, "use positions whose index is their order, such as Positions.packed(lengths)")
+        return [each._replace(rotary=self._rotary_without_temperature) for each in self.classes(positions, k_positions)]
 
     def rotate(
         self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None, *, inplace: bool = False
     ) -> tuple[Queries, Keys]:
-        """Queries and keys as they are, but for a temperature of queries: `attend` rotates them, class by class."""
+        """Return queries and keys unchanged, except for a temperature of queries: `attend` rotates each class."""
         positions, keys = standing(self, q, k, positions, k_positions)
         require_heads("q", q, positions, self.head_dim)
         require_heads("k", k, keys, self.head_dim)
@@ -101,16 +101,16 @@ class RotaryByClass(PositionEncoding):
 
 
 def products(classes: Sequence[PairClass], q: Queries, k: Keys) -> Float[Tensor, "batch heads query key"]:
-    """``q . k`` of every pair, each rotated as its class is, and 0 where a causal mask hides the key.
+    """Return ``q . k`` of every pair under the rotation of its class, and 0 if a causal mask hides the key.
 
-    A matrix, float32 at least: to look at, and for attention that knows masks by a matrix alone.
+    The result is a matrix in float32 or wider, to look at, and for attention that supports only matrices as masks.
     """
     total = torch.zeros(*q.shape[:3], k.shape[2], dtype=bias_dtype(q), device=q.device)
     for each in classes:
         rotated_q, rotated_k = (x.to(total.dtype) for x in each.rotated(q, k))
-        of_class = rotated_q @ for_query_heads(rotated_k, q.shape[1]).mT
+        scores = rotated_q @ for_query_heads(rotated_k, q.shape[1]).mT
         allowed = each.queries.mask(each.keys, causal=each.causal, window=each.window)
-        total[:, :, slice(*each.rows), slice(*each.columns)] += of_class.masked_fill(~allowed, 0.0)
+        total[:, :, slice(*each.rows), slice(*each.columns)] += scores.masked_fill(~allowed, 0.0)
     return total
 
 
@@ -121,39 +121,39 @@ def near_and_far(
     far: Callable[[Any], Any],
     far_keys: Callable[[Any], Any],
 ) -> list[PairClass]:
-    """Keys fewer than `window` tokens before the query, which stand where they are, and all others.
+    """Return two classes: keys fewer than `window` tokens before the query, at their own positions, and all others.
 
     Args:
-        far, far_keys: where a query, and a key, of the others stands: of its index, functions that never fall.
+        far, far_keys: non-decreasing functions from an index to its position in the far class, for queries and keys.
     """
     keys = positions if k_positions is None else k_positions
     first, last = 0, keys.seq_len
     if positions.start is not None and keys.start is not None:
-        first = min(max(positions.start - window + 1 - keys.start, 0), last)  # that is near the first query
-        # 0 and 1 would make graphs of their own: where no key is far, two hidden ones are.
+        first = min(max(positions.start - window + 1 - keys.start, 0), last)  # the first near key
+        # Sizes 0 and 1 would make separate graphs: without far keys, the far class has two hidden ones.
         fewest = min(2, last) if torch.compiler.is_compiling() else 0
         last = min(max(positions.start + positions.seq_len - window - keys.start, fewest), last)
-    close, others = keys.slice(first, keys.seq_len), keys.slice(0, last)
+    near_keys, far_candidates = keys.slice(first, keys.seq_len), keys.slice(0, last)
     near = PairClass(
-        columns=(first, None), queries=positions, keys=None if k_positions is None else close, window=window,
-        q_at=positions, k_at=positions if k_positions is None else close,
+        columns=(first, None), queries=positions, keys=None if k_positions is None else near_keys, window=window,
+        q_at=positions, k_at=positions if k_positions is None else near_keys,
     )  # fmt: skip
     if last == 0:
         return [near]
-    earlier = _standing(positions, lambda index: index - window)  # see what is `window` tokens before, or more
+    earlier = _map_index(positions, lambda index: index - window)  # these queries see keys `window` or more before
     queries = replace(
         positions, index=earlier.index, min_index=earlier.min_index, max_index=earlier.max_index,
         start=None if positions.start is None else positions.start - window,
     )  # fmt: skip
-    q_at, k_at = _standing(positions, far), _standing(others, far_keys)
-    return [near, PairClass(columns=(0, last), queries=queries, keys=others, q_at=q_at, k_at=k_at)]
+    q_at, k_at = _map_index(positions, far), _map_index(far_candidates, far_keys)
+    return [near, PairClass(columns=(0, last), queries=queries, keys=far_candidates, q_at=q_at, k_at=k_at)]
 
 
-def _standing(positions: Positions, where: Callable[[Any], Any]) -> Positions:
-    """Where tokens stand for a rotation: `where` of their index, a function that never falls."""
+def _map_index(positions: Positions, function: Callable[[Any], Any]) -> Positions:
+    """Return positions whose index is a non-decreasing `function` of the index."""
     low, high = positions.min_index, positions.max_index
     return Positions(
-        where(positions.index),
-        min_index=None if low is None else where(low),
-        max_index=None if high is None else where(high),
+        function(positions.index),
+        min_index=None if low is None else function(low),
+        max_index=None if high is None else function(high),
     )

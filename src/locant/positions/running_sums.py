@@ -1,4 +1,4 @@
-"""`RunningSums`: the base of biases that fall by a number of every token between the key and the query (FoX, CABLE)."""
+"""`RunningSums`: the base of biases that sum a number of every token between the key and the query (FoX, CABLE)."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.errors import LocantError
+from locant.positions.distances import bias_dtype
 from locant.positions.documents import PADDING
-from locant.positions.hidden_bias import HiddenBias, projected
-from locant.positions.pairs import bias_dtype
+from locant.positions.hidden_bias import HiddenBias, project
 from locant.positions.positions import Positions
 
 GRID = 2.0**-30
-"""Numbers are rounded to this: sums down to minus eight million then have no rounding, and so no order."""
-AT_ONCE = 2**22
-"""Numbers of cached tokens that are compared with new ones at a time."""
+"""The unit to which numbers are rounded. Sums down to minus eight million are then exact, in any order."""
+CHUNK_ELEMENTS = 2**22
+"""The number of elements of cached tokens that are compared with new ones at a time."""
 
 
 class RunningSums(HiddenBias):
-    """A bias that falls, from a token to the next, by what the product of its hidden state with a vector says.
+    """A bias that falls from each token to the next by a function of a product of its hidden state with a vector.
 
-    A token needs one number per head, its running sum within its document. It is kept in float64 and without rounding,
-    so that neighbours far down a long row still differ by what they should, and rows that are padded, packed or
-    cached have the same bits as alone. Each number has an error of at most 2**-31, also summed: 3e-5 in 65 536 tokens.
+    A token needs one number per head, its running sum within its document. The sum is exact, in float64, so that
+    neighbours far down a long row still have the right difference, and rows that are padded, packed or cached have the
+    same bits as alone. Each number has an error of at most 2**-31, which adds up to 3e-5 in 65 536 tokens.
 
     Args:
         num_heads, d_model, head_slice: as in `HiddenBias`.
@@ -50,56 +50,56 @@ class RunningSums(HiddenBias):
         self.heads.fill(self.weight, nn.init.normal_(full, std=self.d_model**-0.5))
 
     def of_product(self, product: Float[Tensor, "batch seq heads"]) -> Float[Tensor, "batch seq heads"]:
-        """By how much a token moves all before it, 0 or less, in float64: a subclass writes this."""
+        """Return the bias that a token adds for all earlier tokens, 0 or less, in float64. Subclasses implement it."""
         raise LocantError(f"{type(self).__name__} does not define of_product", "def of_product(self, product)")
 
-    def of_token(self, x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq heads"]:
-        """`of_product` of every token, in float64; on a grid, unless `x` is in float64, too."""
-        steps = self.of_product(projected(x, self.weight, torch.float64))
+    def rounded_product(self, x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq heads"]:
+        """Return `of_product` of every token, in float64, rounded to `GRID` unless `x` is in float64, too."""
+        steps = self.of_product(project(x, self.weight, torch.float64))
         return steps if bias_dtype(x) == torch.float64 else steps + ((steps / GRID).round() * GRID - steps).detach()
 
     def of_hidden(
         self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None
     ) -> tuple[Tensor, Tensor]:
-        """The running sums within documents, which go on from those of the cached tokens."""
-        steps = self.of_token(x)
+        """Return the running sums within documents, which continue from the sums of the cached tokens."""
+        steps = self.rounded_product(x)
         if positions.document_or_none is not None:
             steps = steps.masked_fill((positions.document_or_none == PADDING)[..., None], 0.0)
-        sums = steps.cumsum(1) if positions.start is not None else _within_documents(steps, positions)
+        sums = steps.cumsum(1) if positions.start is not None else _sum_within_documents(steps, positions)
         if past is not None:
-            sums = sums + _last(positions, past, self.require_read("past", past.read.of_key))
+            sums = sums + _last_sums(positions, past, self.require_features("past", past.read.of_key))
         return sums, sums
 
     def of_row(
-        self, queries: Tensor | None, keys: Tensor, everyone: Positions, rank: int, ranks: int
+        self, queries: Tensor | None, keys: Tensor, row: Positions, rank: int, ranks: int
     ) -> tuple[Tensor, Tensor]:
-        """The sums of each rank's part are taken apart, without rounding, and summed over the row."""
-        own = [everyone.slice(i * everyone.seq_len // ranks, (i + 1) * everyone.seq_len // ranks) for i in range(ranks)]
-        steps = [_steps(sums, where) for sums, where in zip(keys.chunk(ranks, dim=1), own, strict=True)]
-        sums = _within_documents(torch.cat(steps, dim=1), everyone)
+        """Undo the sums of each rank's part, without rounding, and sum over the row."""
+        parts = [row.slice(i * row.seq_len // ranks, (i + 1) * row.seq_len // ranks) for i in range(ranks)]
+        steps = [_steps_from_sums(sums, part) for sums, part in zip(keys.chunk(ranks, dim=1), parts, strict=True)]
+        sums = _sum_within_documents(torch.cat(steps, dim=1), row)
         return sums.chunk(ranks, dim=1)[rank], sums
 
     def of_pair(self, queries: Tensor | None, keys: Tensor | None, head: Tensor) -> Tensor:
-        """The difference in float64, rounded once."""
-        queries, keys = self._read(queries, keys)
+        """Return the difference in float64, rounded once."""
+        queries, keys = self._require_both(queries, keys)
         return -(queries - keys).to(bias_dtype(self.weight)).abs()
 
     far = 0
 
     def of_far(self, queries: Tensor | None, keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Both from the first of the queries, in float64: a float32 of the whole sums could not tell neighbours."""
-        queries, keys = self._read(queries, keys)
+        """Return both sums relative to the first query, because float32 rounds the sums of neighbours to one number."""
+        queries, keys = self._require_both(queries, keys)
         first = queries[:, :, :1]
         of_query, of_key = (x.to(bias_dtype(self.weight)) for x in (queries - first, first - keys))
         return of_query, of_key.contiguous()
 
-    def _read(self, queries: Tensor | None, keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self.require_read("positions", queries), self.require_read("k_positions", keys)
+    def _require_both(self, queries: Tensor | None, keys: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self.require_features("positions", queries), self.require_features("k_positions", keys)
 
 
-def _within_documents(steps: Float[Tensor, "batch seq heads"], positions: Positions) -> Tensor:
-    """Running sums that begin anew with every document, in the order of its tokens, wherever these stand."""
-    slots, begins = _in_order(positions)
+def _sum_within_documents(steps: Float[Tensor, "batch seq heads"], positions: Positions) -> Tensor:
+    """Return running sums that restart with every document, in the order of its tokens, whatever their slots."""
+    slots, begins = _document_order(positions)
     ordered = steps.gather(1, slots[..., None].expand_as(steps))
     first = torch.where(begins, torch.arange(slots.shape[1], device=slots.device), 0).cummax(1).values
     sums = ordered.cumsum(1)
@@ -107,16 +107,16 @@ def _within_documents(steps: Float[Tensor, "batch seq heads"], positions: Positi
     return (sums - before).gather(1, slots.argsort(dim=1)[..., None].expand_as(sums))
 
 
-def _steps(sums: Float[Tensor, "batch seq heads"], positions: Positions) -> Tensor:
-    """What `_within_documents` makes these sums of."""
-    slots, begins = _in_order(positions)
+def _steps_from_sums(sums: Float[Tensor, "batch seq heads"], positions: Positions) -> Tensor:
+    """Undo `_sum_within_documents`."""
+    slots, begins = _document_order(positions)
     ordered = sums.gather(1, slots[..., None].expand_as(sums))
     before = F.pad(ordered[:, :-1], (0, 0, 1, 0)).masked_fill(begins[..., None], 0.0)
     return (ordered - before).gather(1, slots.argsort(dim=1)[..., None].expand_as(sums))
 
 
-def _in_order(positions: Positions) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
-    """The slots of tokens document by document, each in its order, and where a document begins."""
+def _document_order(positions: Positions) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
+    """Return the slots of tokens sorted by document and order, and whether each begins a document."""
     by_order = positions.order.argsort(dim=1, stable=True)
     document, back = positions.document.gather(1, by_order).sort(dim=1, stable=True)
     begins = torch.ones_like(document, dtype=torch.bool)
@@ -124,14 +124,14 @@ def _in_order(positions: Positions) -> tuple[Int[Tensor, "batch seq"], Bool[Tens
     return by_order.gather(1, back), begins
 
 
-def _last(
+def _last_sums(
     positions: Positions, past: Positions, sums: Float[Tensor, "batch cached heads"]
 ) -> Float[Tensor, "batch some heads"]:
-    """The sum that the cached tokens of each new token's document have come to: sums only fall, so it is the least."""
+    """Return the last sum in the cache for each new token's document. Sums only fall, so it is the minimum."""
     if positions.document_or_none is None and past.document_or_none is None:
         return sums.amin(1, keepdim=True)
     cached = past.document[:, None, :, None]
-    at_once = max(1, AT_ONCE // max(sums.numel(), 1))
+    at_once = max(1, CHUNK_ELEMENTS // max(sums.numel(), 1))
     return torch.cat(
         [
             sums[:, None].where(part[:, :, None, None] == cached, 0.0).amin(2)

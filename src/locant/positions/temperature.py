@@ -1,7 +1,6 @@
 """Queries that grow with their position, so that softmax stays sharp over more and more keys.
 
-Nakanishi 2025, arXiv 2501.19399. It acts on queries alone, after any rotation, and is no part of it: keys in a cache
-know nothing of it.
+Nakanishi 2025, arXiv 2501.19399. It scales queries alone, after any rotation. Cached keys do not depend on it.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ class Temperature:
     """A query at position n is multiplied by ``1 + weight * log(1 + floor((n + shift) / step))``.
 
     Args:
-        step: up to so many tokens nothing changes.
+        step: the number of tokens before queries begin to grow.
         weight: how fast queries grow.
-        shift: 0 (Ministral 3, Mistral 4), or 1 where the first token counts as 1 (Llama 4).
+        shift: 0 (Ministral 3, Mistral 4), or 1 if the first token counts as 1 (Llama 4).
 
     >>> Temperature(step=8192).of(Positions.of([8191, 8192]))
     tensor([[1.0000, 1.0693]])
@@ -44,22 +43,22 @@ class Temperature:
             object.__setattr__(self, name, value)
 
     def of(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "batch seq"]:
-        """The factor of every token."""
+        """Return the factor of every token."""
         positions.require_single_axis("Temperature")
         steps = (positions.index.clamp(min=0) + self.shift) // self.step
         return torch.log1p(steps.to(dtype)) * self.weight + 1.0
 
     def grown(self, q: Queries, positions: Positions, *, inplace: bool = False) -> Queries:
-        """The queries in the dtype they came in; the factor, and the product, are float32 at least."""
+        """Scale the queries and keep their dtype. The factor and the product are float32 or wider."""
         factor = self.of(positions, torch.promote_types(q.dtype, torch.float32))
-        grown = (q * factor[:, None, :, None]).to(q.dtype)
-        return q.copy_(grown) if inplace else grown
+        scaled = (q * factor[:, None, :, None]).to(q.dtype)
+        return q.copy_(scaled) if inplace else scaled
 
 
 class Tempered(PositionEncoding):
-    """Queries that grow with their position, without any rotation: the other layers of Llama 4.
+    """Queries that grow with their position, without rotation: the layers of Llama 4 that have no RoPE.
 
-    The query at position n is multiplied by ``1 + weight * log(1 + floor((n + 1) / step))``; keys stay as they are.
+    The query at position n is multiplied by ``1 + weight * log(1 + floor((n + 1) / step))``. Keys do not change.
 
     >>> q = k = torch.ones(1, 1, 2, 4)
     >>> q_grown, _ = Tempered().rotate(q, k, Positions.of([0, 8191]))
@@ -74,7 +73,7 @@ class Tempered(PositionEncoding):
     def rotate(
         self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None, *, inplace: bool = False
     ) -> tuple[Queries, Keys]:
-        """Scaled queries in the dtype they came in, and the keys unchanged."""
+        """Scale the queries in their dtype, and return the keys unchanged."""
         positions, _ = standing(self, q, k, positions, k_positions)
         require_heads("q", q, positions)
         return self.temperature.grown(q, positions, inplace=inplace), k

@@ -36,12 +36,12 @@ def test_values_and_gradients_are_those_of_the_formula(queries: list[int], weigh
     agrees_with_formula(encoding, queries, partial(cable, queries, list(range(12))))
 
 
-def test_without_slopes_it_goes_in_blocks_of_far_keys_as_forget_gates_do() -> None:
+def test_without_slopes_attention_works_in_blocks_of_far_keys_as_in_fox() -> None:
     assert Cable(2, 4, weighted=False).far == Fox(2, 4).far == 0
     assert Cable(2, 4).far is None  # the slope of a query is no summand
 
 
-def test_what_is_read_as_a_vector_is_for_no_score_function() -> None:
+def test_vector_features_have_no_score_function() -> None:
     """Compiled for a CPU, FlexAttention reads other numbers than those of the token."""
     x, q = torch.randn(1, 3, D_MODEL), torch.zeros(1, HEADS, 3, HEAD_DIM)
     encoding, plain = Cable(HEADS, D_MODEL), Cable(HEADS, D_MODEL, weighted=False)

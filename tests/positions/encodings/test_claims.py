@@ -103,7 +103,7 @@ def each(builds: Builds, *, slow: bool = True) -> pytest.MarkDecorator:
 
 @pytest.mark.parametrize("dtype", claims.DTYPES, ids=str)
 @each(OTHERS | OF_SOME_HEADS, slow=False)
-def test_every_row_gets_what_it_gets_alone(name: str, build: claims.Build, dtype: torch.dtype) -> None:
+def test_every_row_gets_the_same_result_as_alone(name: str, build: claims.Build, dtype: torch.dtype) -> None:
     claims.agrees_with_itself_alone(build, dtype)
 
 

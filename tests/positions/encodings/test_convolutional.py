@@ -91,7 +91,7 @@ def test_values_and_gradients_are_those_of_data2vec(kernel_size: int) -> None:
     require_same(loaded(read(config), convolutions), theirs, convolutions)
 
 
-def test_it_begins_as_wav2vec2_does() -> None:
+def test_initial_weights_are_drawn_as_in_wav2vec2() -> None:
     fresh = Convolutional(96, kernel_size=64, groups=2)
     assert float(fresh.weight.detach().std()) == pytest.approx(2 * (64 * 96) ** -0.5, rel=DRAWN, abs=0)
     assert_close(fresh._kernels(), fresh.weight)
@@ -110,7 +110,7 @@ ROWS: dict[str, tuple[Positions, list[list[int]]]] = {
 @pytest.mark.parametrize(
     "options", [{"kernel_size": 8}, {"kernel_size": 7}, {"kernel_size": 6, "causal": True}, LAYERS], ids=str
 )
-def test_rows_that_are_packed_or_padded_get_what_each_gets_alone(name: str, options: dict[str, Any]) -> None:
+def test_packed_or_padded_documents_get_the_same_result_as_alone(name: str, options: dict[str, Any]) -> None:
     encoding = shaken(Convolutional(WIDTH, groups=GROUPS, **options))
     positions, rows = ROWS[name]
     documents = [torch.randn(1, n, WIDTH, dtype=torch.float64, requires_grad=True) for n in LENGTHS]
@@ -133,7 +133,7 @@ def test_rows_that_are_packed_or_padded_get_what_each_gets_alone(name: str, opti
             assert_close(mine, other)
 
 
-def test_a_causal_one_sees_nothing_later() -> None:
+def test_a_causal_convolution_sees_no_later_tokens() -> None:
     encoding = shaken(Convolutional(WIDTH, kernel_size=5, groups=GROUPS, causal=True))
     x = torch.randn(1, 9, WIDTH).double()
     whole = encoding.embed(x, Positions.arange(9))

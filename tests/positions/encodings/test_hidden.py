@@ -123,7 +123,7 @@ def test_trained_in_float32_as_in_float64() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_is_held_for_pairs(name: str) -> None:
+def test_no_memory_is_used_per_pair(name: str) -> None:
     """Forward and backward of 1 024 tokens: no tensor beyond those of a few blocks, or of the tokens."""
     encoding = made(name, 1, extent=300) if name == "inkling" else made(name, 1)
     n, x = 1024, torch.randn(1, 1024, D_MODEL, requires_grad=True)
@@ -212,7 +212,7 @@ def test_it_runs_in_the_decoder_with_its_cache() -> None:
 
 def test_mistakes_are_named() -> None:
     fox, q = made("fox"), torch.zeros(1, HEADS, 3, HEAD_DIM)
-    with refuses(LocantError, "positions = encoding.read(x, positions)", "without what Fox reads"):
+    with refuses(LocantError, "positions = encoding.read(x, positions)", "without the features that Fox reads"):
         fox.bias(q, q, Positions.arange(3))
     with refuses(ShapeError, f"d_model={D_MODEL}", "x of shape"):
         fox.read(torch.zeros(1, 3, D_MODEL + 1), Positions.arange(3))

@@ -92,7 +92,7 @@ def test_a_grid_of_its_own_size_gets_the_table_itself() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_images_packed_padded_or_cut_get_what_each_gets_alone(dtype: torch.dtype) -> None:
+def test_packed_padded_or_sliced_images_get_the_same_result_as_alone(dtype: torch.dtype) -> None:
     encoding = LearnedGrid(TABLE, TABLE, WIDTH, prefix=1, antialias=True).to(dtype)
     images = {sizes: torch.randn(1, 3 + sizes[0] * sizes[1], WIDTH).to(dtype) for sizes in SIZES}
     alone = {sizes: encoding.embed(x, Positions.grid(*sizes, prefix=3)) for sizes, x in images.items()}
@@ -164,6 +164,6 @@ WRONG: dict[str, Callable[[], Positions]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_positions_without_the_grid_it_needs_are_refused(name: str) -> None:
+def test_positions_without_a_grid_raise_an_error(name: str) -> None:
     with refuses(ShapeError, "Positions.grid(height, width, prefix=1)"):
         LearnedGrid(4, 4, WIDTH, prefix=1).embed(torch.zeros(1, 6, WIDTH), WRONG[name]())

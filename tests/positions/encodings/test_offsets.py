@@ -178,7 +178,7 @@ def test_every_backend_computes_attention_with_the_bias_written_out(name: str, a
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
-def test_no_matrix_is_held(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_matrix_is_stored(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward of 256 tokens, 64 queries at a time: no tensor larger than a tile of the bias."""
     encoding, side, heads, rows = ENCODINGS[name]().at(16, 16), 16, HEADS, 64
     n = side * side
@@ -217,7 +217,7 @@ def test_resizing_one_of_two_that_share_their_parameters_leaves_the_other_as_it_
     assert torch.equal(other.matrix(15), before)
 
 
-def test_offsets_that_the_grid_does_not_have_are_refused() -> None:
+def test_offsets_beyond_the_grid_raise_an_error() -> None:
     bias = GridBias(HEADS, 3, 5)
     bias.bias(zeros(15), zeros(15), Positions.grid(3, 5))
     for size, what in (((4, 5), "3 rows"), ((3, 6), "5 columns")):

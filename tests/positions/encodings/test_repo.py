@@ -49,7 +49,7 @@ def test_values_and_gradients_are_those_of_the_formula() -> None:
         assert_close(ours[0] if name in "xq" else ours, torch.from_numpy(truth[name]))
 
 
-def test_it_is_turned_back_and_in_place() -> None:
+def test_repo_unrotates_and_rotates_in_place() -> None:
     repo = made(torch.float64)
     x, y = torch.randn(2, 7, D_MODEL, dtype=torch.float64), torch.randn(2, HEADS, 7, HEAD_DIM, dtype=torch.float64)
     positions = repo.read(x, Positions.arange(7))
@@ -81,7 +81,7 @@ def test_packed_padded_and_token_by_token_are_alone(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "tiled"])
-def test_attention_has_it_forward_and_every_gradient(backend: Any) -> None:
+def test_attention_with_repo_is_right_forward_and_every_gradient(backend: Any) -> None:
     """Against float64 attention through the eager backend, of rows that are padded and packed."""
     places = Positions.packed([[7, 1, 9], [4, 11]], length=17)
     shapes = [(2, 17, D_MODEL), (2, HEADS, 17, HEAD_DIM), *[(2, KV_HEADS, 17, HEAD_DIM)] * 2]
@@ -100,7 +100,7 @@ def test_attention_has_it_forward_and_every_gradient(backend: Any) -> None:
 
 def test_mistakes_are_named() -> None:
     repo, q = made(), torch.zeros(1, HEADS, 3, HEAD_DIM)
-    with refuses(LocantError, "positions = encoding.read(x, positions)", "without what RePo reads"):
+    with refuses(LocantError, "positions = encoding.read(x, positions)", "without the features that RePo reads"):
         repo.rotate(q, q, Positions.arange(3))
     with refuses(ShapeError, f"d_model={D_MODEL}", "x of shape"):
         repo.read(torch.zeros(1, 3, D_MODEL + 1), Positions.arange(3))

@@ -54,7 +54,7 @@ def test_in_place_keys_have_places_of_their_own_and_nothing_is_written_where_the
     expected = rotary.rotate(x, x, here)[0]
     for out in rotary.rotate(x, x.view(x.shape), here, Positions.arange(16), inplace=True):
         assert torch.equal(out, expected)
-    with refuses(ShapeError, "two sets of positions", "clone"):
+    with refuses(ShapeError, "different positions", "clone"):
         rotary.rotate(x, x, here, Positions.after(1, 16), inplace=True)
     with refuses(RangeError, "for_length"):
         Rotary(8, scaling=DynamicNTK(factor=4.0, original_max_seq_len=8)).rotate(x, x.clone(), here, inplace=True)
@@ -69,7 +69,7 @@ def test_dtypes_without_arithmetic_are_refused(dtype: torch.dtype) -> None:
             Rotary(8).rotate(given_q, given_k, Positions.arange(5))
 
 
-def test_sections_turn_each_pair_by_its_own_axis() -> None:
+def test_sections_rotate_each_pair_by_its_axis() -> None:
     rotary, positions = Rotary(14, sections=(2, 4, 1)), Positions.grid(2, 3, 5)
     cos, sin = rotary.cos_sin(positions, torch.float64)
     assert cos.shape == sin.shape == (1, 30, 7)
@@ -221,7 +221,7 @@ def test_rerotated_keys_are_those_rotated_for_the_other_length(scaling, layout, 
 
 
 @pytest.mark.parametrize("scaling", scalings(), ids=lambda scaling: type(scaling).__name__)
-def test_past_the_trained_length_the_length_has_to_be_said(scaling):
+def test_past_the_trained_length_the_sequence_length_is_required(scaling):
     rotary = Rotary(64, scaling=scaling)
     assert rotary.cos_sin(Positions.arange(16))[0].shape == (1, 16, 32)
     with pytest.raises(RangeError, match="for_length"):

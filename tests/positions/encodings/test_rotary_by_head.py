@@ -48,7 +48,7 @@ def test_string_rotates_in_planes_of_an_orthogonal_matrix() -> None:
     assert_close(encoding.unrotate(encoding.rotate_one(x, Positions.of(index)), Positions.of(index)), x)
 
 
-def test_what_starts_as_rotary_is_rotary() -> None:
+def test_encodings_that_start_as_rotary_equal_rotary() -> None:
     q, where = torch.randn(2, 4, 5, 8), Positions.after(3, 5)
     expected = Rotary(8).rotate_one(q, where)
     assert_close(StringRotary(8).rotate_one(q, where).detach(), expected)
@@ -71,7 +71,7 @@ def test_each_group_of_heads_has_its_own_rotation() -> None:
     assert torch.equal(q, expected)
 
 
-def test_each_head_mixes_the_frequencies_that_come_round_within_the_trained_length() -> None:
+def test_each_head_mixes_the_frequencies_that_complete_a_turn_in_the_trained_length() -> None:
     encoding = claims.shaken(FoPE(10, 2, base=100.0, original_max_seq_len=64)).double()
     frequencies = 100.0 ** (-np.arange(5) / 5)
     heard = frequencies[frequencies * 64 >= 2 * np.pi]
@@ -90,7 +90,7 @@ def test_each_head_mixes_the_frequencies_that_come_round_within_the_trained_leng
             assert_close(got[:, head].detach(), torch.from_numpy(expected), torch.float32)
 
 
-def test_without_noise_it_is_rotary_but_for_slow_pairs() -> None:
+def test_without_noise_fope_is_rotary_except_for_slow_pairs() -> None:
     q, where = torch.randn(1, 2, 6, 8), Positions.after(3, 6)
     whole = FoPE(8, 2, original_max_seq_len=100_000, noise=0.0)
     assert_close(whole.rotate(q, q, where)[0].detach(), Rotary(8).rotate_one(q, where))

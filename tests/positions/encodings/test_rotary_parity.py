@@ -71,7 +71,7 @@ ELSEWHERE = ("gptj", "deepseek_v2", "llama4_text")
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if PUBLISHED[name]["model_type"] not in ELSEWHERE])
-def test_published_configurations_turn_as_in_transformers_bit_for_bit(name: str) -> None:
+def test_published_configurations_rotate_as_in_transformers_bit_for_bit(name: str) -> None:
     facts = PUBLISHED[name]
     config = as_object(facts)
     for length in lengths_of(name):
@@ -80,7 +80,7 @@ def test_published_configurations_turn_as_in_transformers_bit_for_bit(name: str)
 
 @pytest.mark.filterwarnings("ignore:.*is not the encoding of all layers:UserWarning")
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_dictionary_and_the_object_made_of_it_say_the_same(name: str) -> None:
+def test_a_configuration_and_its_dictionary_give_the_same_encoding(name: str) -> None:
     facts = PUBLISHED[name]
     from_dict = Rotary.from_config(facts, layer_type=layer_type_of(facts), angles="float32")
     from_object = Rotary.from_config(as_object(facts), layer_type=layer_type_of(facts), angles="float32")
@@ -127,7 +127,7 @@ ROPE_TYPES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("base", [10_000.0, 500_000.0])
 @pytest.mark.parametrize("name", ROPE_TYPES)
-def test_every_rope_type_turns_as_in_transformers_bit_for_bit(name: str, base: float) -> None:
+def test_every_rope_type_rotates_as_in_transformers_bit_for_bit(name: str, base: float) -> None:
     config = llama({**ROPE_TYPES[name], "rope_theta": base})
     for length in (1024, 2048, 4096, 8192):
         assert_same_bits(config, around(length))

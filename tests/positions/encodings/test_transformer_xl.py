@@ -63,7 +63,7 @@ def test_a_memory_is_keys_with_positions() -> None:
     assert_close(shifted, segment)
 
 
-def test_the_scale_is_that_of_attend_unless_told() -> None:
+def test_the_default_scale_is_the_scale_of_attend() -> None:
     q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)
     told = partial(TransformerXL, 2, 8)
     one, two = told(scale=1.0), told()

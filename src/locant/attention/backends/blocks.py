@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from locant.arguments import Real
 from locant.attention.inputs import Attended, AttentionInputs
 from locant.attention.mask import AttentionMask
-from locant.positions.pairs import bias_dtype
+from locant.positions.distances import bias_dtype
 from locant.positions.score_bias import Lookup, Pairwise
 
 BLOCK = 256

@@ -28,7 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from locant.attention.inputs import Attended, AttentionInputs
 from locant.attention.mask import Dense
 from locant.kernels.transforms import hides_gradient, is_differentiated
-from locant.positions.pairs import bias_dtype
+from locant.positions.distances import bias_dtype
 
 
 def eager_attention(inputs: AttentionInputs) -> Attended:

@@ -30,9 +30,9 @@ from locant.attention.mask import BLOCK, AttentionMask
 from locant.errors import LocantError
 from locant.kernels.distance_gradient import Biases, Pairs, with_gradients
 from locant.positions import Positions
+from locant.positions.distances import ScoreMod, distance_mod
 from locant.positions.documents import PADDING
 from locant.positions.fields import NOT_READ, Read
-from locant.positions.pairs import ScoreMod, distance_mod
 from locant.positions.score_bias import ByDistance, Lookup
 from locant.positions.score_bias.by_distance import look_up
 from locant.positions.score_bias.lookup import sum_of

@@ -29,7 +29,7 @@ from locant.attention.inputs import Attended, AttentionInputs, joined
 from locant.attention.mask import Segment, distance_bounds
 from locant.kernels.distance_attention import distance_attention
 from locant.kernels.transforms import is_mapping, wants_result_alone
-from locant.positions.pairs import bias_dtype
+from locant.positions.distances import bias_dtype
 from locant.positions.score_bias import ByDistance, Lookup, Pairwise
 
 TILE_BYTES = 2**24

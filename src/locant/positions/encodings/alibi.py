@@ -14,19 +14,19 @@ from locant.errors import ShapeError
 from locant.positions.base import EncodingInfo
 from locant.positions.constant import Constant
 from locant.positions.distance_bias import DistanceBias
-from locant.positions.heads import heads_of
-from locant.positions.pairs import bias_dtype
+from locant.positions.distances import bias_dtype
+from locant.positions.heads import check_num_heads
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
-    """The paper's slope for every head: ``2 ** (-8 (h + 1) / H)`` where H is a power of two.
+    """Return the paper's slope for every head: ``2 ** (-8 (h + 1) / H)`` if H is a power of two.
 
-    For other H, the slopes of the next smaller power of two, then every other slope of the next larger one.
+    For other H, return the slopes of the next smaller power of two, then every other slope of the next larger one.
 
     >>> alibi_slopes(4)
     [0.25, 0.0625, 0.015625, 0.00390625]
     """
-    num_heads = heads_of(num_heads)
+    num_heads = check_num_heads(num_heads)
     power = 2 ** int(math.log2(num_heads))
     slopes = [2.0 ** (-8.0 * (head + 1) / power) for head in range(power)]
     between = [2.0 ** (-4.0 * (head + 1) / power) for head in range(0, 2 * power, 2)]
@@ -34,21 +34,21 @@ def alibi_slopes(num_heads: int) -> list[float]:
 
 
 class ALiBi(DistanceBias):
-    r"""Subtracts slope x distance from every score: nearer tokens count more, and each head has its own reach.
+    r"""Subtracts slope x distance from every score, so that nearer tokens count more. Each head has its own slope.
 
     .. math:: b_{hij} = -m_h \, |i - j|, \qquad m_h = 2^{-8 h / H} \text{ for } h = 1, \ldots, H
 
-    i and j are the positions of the query and of the key. Where H is no power of two, the slopes of two powers of two
+    i and j are the positions of the query and of the key. If H is not a power of two, the slopes of two powers of two
     are mixed, as in the paper's code.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
-        learned: make the slopes a parameter that begins with these; their signs are left free.
-        slopes: one per head of the model; default: the paper's, `alibi_slopes`.
+        learned: whether the slopes are a parameter, which begins with these values. Learned slopes may change sign.
+        slopes: one per head of the model. Default: the paper's, `alibi_slopes`.
 
     Limits:
-        Steep heads see next to nothing of far tokens, whatever these say. The bias is symmetric, so without a
-        causal mask it cannot tell earlier keys from later ones.
+        Steep heads almost ignore far tokens, whatever their content. The bias is symmetric, so without a causal mask it
+        does not distinguish earlier keys from later ones.
 
     Tested against:
         `transformers`' BLOOM, the paper's slopes in NumPy, and 50-digit arithmetic (mpmath) at 131 072 distances.
@@ -83,11 +83,11 @@ class ALiBi(DistanceBias):
     ) -> None:
         super().__init__(num_heads, head_slice=head_slice)
         self.learned = flag("learned", learned)
-        self._given = None if slopes is None else _slopes(slopes, self.num_heads)
-        all_heads = torch.tensor(self._given or alibi_slopes(self.num_heads), dtype=torch.float64, device="cpu")
-        self._initial = Constant(self.heads.own(all_heads))
-        self.slopes = nn.Parameter(torch.empty(len(self.heads))) if self.learned else self.heads.own(all_heads)
-        """One per head that is here: a parameter if learned, otherwise float64 on the CPU."""
+        self._custom_slopes = None if slopes is None else _check_slopes(slopes, self.num_heads)
+        all_heads = torch.tensor(self._custom_slopes or alibi_slopes(self.num_heads), dtype=torch.float64, device="cpu")
+        self._initial = Constant(self.heads.select(all_heads))
+        self.slopes = nn.Parameter(torch.empty(len(self.heads))) if self.learned else self.heads.select(all_heads)
+        """One slope per held head: a parameter if learned, otherwise float64 on the CPU."""
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -103,13 +103,13 @@ class ALiBi(DistanceBias):
         return -slopes[self.heads.here(head)] * distance.abs()
 
     def extra_repr(self) -> str:
-        given = "" if self._given is None else f", slopes={shown(self._given)}"
-        return str(self.heads) + (", learned=True" if self.learned else "") + given
+        custom = "" if self._custom_slopes is None else f", slopes={shown(self._custom_slopes)}"
+        return str(self.heads) + (", learned=True" if self.learned else "") + custom
 
 
-def _slopes(slopes: Any, num_heads: int) -> list[float]:
-    remedy = f"{num_heads} numbers, one per head of the model"
-    given = [real("an entry of slopes", slope, remedy=remedy) for slope in entries("slopes", slopes, remedy)]
-    if len(given) != num_heads:
-        raise ShapeError(f"got {len(given)} slopes for {num_heads} heads", remedy)
-    return given
+def _check_slopes(slopes: Any, num_heads: int) -> list[float]:
+    remedy = f"pass {num_heads} numbers, one per head of the model"
+    checked = [real("an entry of slopes", slope, remedy=remedy) for slope in entries("slopes", slopes, remedy)]
+    if len(checked) != num_heads:
+        raise ShapeError(f"got {len(checked)} slopes for {num_heads} heads", remedy)
+    return checked

@@ -9,34 +9,35 @@ from torch.nn import functional as F
 
 from locant.arguments import flag
 from locant.positions.base import EncodingInfo
-from locant.positions.hidden_bias import projected
-from locant.positions.pairs import bias_dtype
+from locant.positions.distances import bias_dtype
+from locant.positions.hidden_bias import project
 from locant.positions.positions import Positions
 from locant.positions.running_sums import RunningSums
 
 
 class Cable(RunningSums):
-    r"""ALiBi with steps and slopes that tokens choose: each says how far it is from the next, and how much that counts.
+    r"""ALiBi with steps and slopes that depend on tokens: a step is the distance to the next token, a slope its weight.
 
     .. math:: b_{ij} = - g_i \left| S_i - S_j \right|, \qquad S_i = \sum_{l \le i} \mathrm{ReLU}(w_h \cdot x_l), \qquad
         g_i = \mathrm{softplus}(u_h \cdot x_i)
 
-    With steps of 1 and slopes that do not depend on the query it is `ALiBi`. As in the authors' code the distance is
-    taken away, which the paper's equations leave to the sign of the steps. The paper is causal; here a later key is as
-    far away as an earlier one. In the paper every layer has steps and slopes of its own: an encoding for each layer.
+    With steps of 1 and slopes that do not depend on the query it is `ALiBi`. The distance is subtracted, as in the
+    authors' code. In the paper's equations the sign of the steps does that. The paper is causal. Here a later key is as
+    far away as an earlier one. In the paper every layer has its own steps and slopes, so build an encoding for each
+    layer.
 
     Args:
         num_heads, d_model, head_slice: as in `HiddenBias`.
-        weighted: whether queries choose a slope; without, all slopes are 1 (the paper's CABLE-NW).
+        weighted: whether the slopes depend on queries. Otherwise all slopes are 1 (the paper's CABLE-NW).
 
     Limits:
-        A token whose step is 0 in a head has no gradient there. With slopes it has no score function, so none of
-        FlexAttention's kernels. `KVCache` carries the running sums, and `StaticKVCache`
-        and `PagedKVCache` where they are given the encoding. The authors' first code has a softplus and an offset for
-        the steps, and no slopes: that is `Fox`, with the other sign of its weights.
+        A token whose step is 0 in a head has no gradient there. With slopes it has no score function, so it cannot use
+        FlexAttention's kernels. `KVCache` stores the running sums, and so do `StaticKVCache` and `PagedKVCache` if they
+        get the encoding. The authors' first code has a softplus and an offset for the steps, and no slopes. That is
+        `Fox` with the opposite sign of its weights.
 
     Tested against:
-        The paper's formula in NumPy, forward and every gradient; attention in float64 with the matrix written out.
+        The paper's formula in NumPy, forward and every gradient, and attention in float64 with the full matrix.
 
     >>> cable, x, q = Cable(8, 512), torch.randn(2, 5, 512), torch.randn(2, 8, 5, 64)
     >>> positions = cable.read(x, Positions.arange(5))
@@ -75,25 +76,25 @@ class Cable(RunningSums):
     def of_hidden(
         self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None
     ) -> tuple[Tensor, Tensor]:
-        """The running sums; and of queries the slope, too."""
+        """Return the running sums, with the slope for queries."""
         queries, sums = super().of_hidden(x, positions, past)
         if self.slope is None:
             return queries, sums
-        return torch.stack([queries, F.softplus(projected(x, self.slope, torch.float64))], -1), sums
+        return torch.stack([queries, F.softplus(project(x, self.slope, torch.float64))], -1), sums
 
     def of_row(
-        self, queries: Tensor | None, keys: Tensor, everyone: Positions, rank: int, ranks: int
+        self, queries: Tensor | None, keys: Tensor, row: Positions, rank: int, ranks: int
     ) -> tuple[Tensor, Tensor]:
-        sums, keys = super().of_row(queries, keys, everyone, rank, ranks)
+        sums, keys = super().of_row(queries, keys, row, rank, ranks)
         if self.slope is not None:
-            sums = torch.stack([sums, self.require_read("positions", queries)[..., 1]], -1)
+            sums = torch.stack([sums, self.require_features("positions", queries)[..., 1]], -1)
         return sums, keys
 
     def of_pair(self, queries: Tensor | None, keys: Tensor | None, head: Tensor) -> Tensor:
-        """The difference in float64, rounded once, times the slope."""
+        """Return the difference in float64, rounded once, times the slope."""
         if self.slope is None:
             return super().of_pair(queries, keys, head)
-        queries = self.require_read("positions", queries)
+        queries = self.require_features("positions", queries)
         slope = queries[..., 1].to(bias_dtype(self.weight))
         return slope * super().of_pair(queries[..., 0], keys, head)
 

@@ -1,4 +1,4 @@
-"""Positions by convolution, as wav2vec 2 has them (Baevski et al. 2020, after Mohamed et al. 2019)."""
+"""Positions by convolution, as in wav2vec 2 (Baevski et al. 2020, after Mohamed et al. 2019)."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ Norm = Literal["weight", "layer"]
 
 
 class Convolutional(PositionEncoding):
-    r"""Adds to every token what a wide grouped convolution makes of the tokens around it.
+    r"""Adds the output of a wide grouped convolution over its neighbours to every token.
 
     .. math:: x \leftarrow x + \mathrm{GELU}(W * x + b), \qquad
         W_{\cdot \cdot j} = g_j \, \frac{V_{\cdot \cdot j}}{\lVert V_{\cdot \cdot j} \rVert}
 
-    There are no indices: a token learns where it stands from its neighbours, and from the zeros beyond both ends of its
-    document. A document that is packed or padded gets what it gets alone. (Published code convolves whole rows, in
-    which packed documents would leak into each other; that of data2vec takes up padding from its second layer on.)
+    There are no indices: a token learns its position from its neighbours, and from the zeros beyond both ends of its
+    document. A packed or padded document gets the same result as alone. (Published code convolves whole rows, so packed
+    documents would leak into each other. data2vec's code includes padding from its second layer on.)
 
     - wav2vec 2, HuBERT, WavLM, UniSpeech: ``Convolutional(768)``
     - data2vec-audio: ``Convolutional(768, kernel_size=19, depth=5, norm="layer")``
 
     Args:
         d_model: the width of the token embeddings.
-        kernel_size: how many tokens are looked at: as many before as after, of an even number one more before.
-        groups: the channels are convolved in so many groups; default: 16, or fewer where the width is no multiple.
-        depth: how many convolutions follow each other.
-        norm: ``"weight"`` learns the size of each tap of the kernel on its own; ``"layer"`` norms each token after
+        kernel_size: the number of tokens in the kernel, equally before and after. An even number has one more before.
+        groups: the number of groups of channels. Default: 16, or fewer if the width is not a multiple.
+        depth: the number of convolutions, one after another.
+        norm: ``"weight"`` learns the size of each tap of the kernel separately. ``"layer"`` normalises each token after
             each convolution, without parameters.
-        causal: whether a token sees no later ones.
+        causal: whether to hide later tokens.
 
     Limits:
-        Documents have to be whole: tokens after a cache, shards and slices are refused, but for the first tokens of a
-        document, which look like a shorter one. In a graph, rows that are padded or packed are refused: the host has to
-        read where their documents begin.
+        Documents have to be complete: tokens after a cache, shards and slices raise an error, except the first tokens
+        of a document, which look like a shorter one. In a graph, padded or packed rows raise an error, because the host
+        has to read where their documents begin.
 
     Tested against:
         `transformers`' wav2vec 2 and data2vec-audio, a row alone, forward and every gradient.
@@ -61,7 +61,7 @@ class Convolutional(PositionEncoding):
         parameters="kernel_size x d_model x d_model / groups, for each convolution",
         cost_of_tokens="kernel_size x d_model / groups multiplications for each dimension",
         cost_of_pairs="nothing",
-        extrapolation="good: a token sees only its neighbourhood, whatever the length",
+        extrapolation="good: a token sees only its neighbourhood at every length",
         used_by="wav2vec 2, HuBERT, WavLM, data2vec-audio",
         paper="Baevski 2020, arXiv 2006.11477",
     )
@@ -77,7 +77,7 @@ class Convolutional(PositionEncoding):
         causal: bool = False,
     ) -> None:
         super().__init__()
-        self.d_model = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the token embeddings")
+        self.d_model = whole("d_model", d_model, 1, MAX_WIDTH, remedy="pass the width of the token embeddings")
         self.kernel_size = whole("kernel_size", kernel_size, 1, remedy="kernel_size=128")
         usual = math.gcd(self.d_model, 16)
         self.groups = usual if groups is None else whole("groups", groups, 1, remedy=f"groups={usual}")
@@ -95,7 +95,7 @@ class Convolutional(PositionEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As wav2vec 2 begins."""
+        """Draw the weights as in wav2vec 2."""
         nn.init.normal_(self.weight, std=2 * (self.kernel_size * self.d_model) ** -0.5)
         nn.init.zeros_(self.shift)
         if self.gain is not None:
@@ -104,26 +104,26 @@ class Convolutional(PositionEncoding):
 
     @property
     def reach(self) -> int:
-        """How far before a token its farthest neighbour is."""
+        """The distance of a token's farthest earlier neighbour."""
         return self.kernel_size - 1 if self.causal else self.kernel_size // 2
 
     def embed(self, x: Embeddings, positions: Where = None) -> Embeddings:
-        """`x` with what its neighbours make of each token added; padding stays as it is."""
+        """Add the convolution over its neighbours to each token of `x`. Padding does not change."""
         positions = require_embeddings(self, x, positions, self.d_model)
         if positions.document_or_none is None and positions.start == 0:
-            return x + self._convolved(x)
-        slots, places = self._one_behind_another(positions.expand(len(x)))
+            return x + self._convolve(x)
+        slots, places = self._lay_out(positions.expand(len(x)))
         if not len(slots):
             return x
         row = x.new_zeros(int(places[-1]) + 1, self.d_model).index_copy(0, places, x.flatten(0, 1)[slots])
         inside = row.new_zeros(len(row), 1).index_fill(0, places, 1)
-        added = self._convolved(row[None], inside)[0, places]
+        added = self._convolve(row[None], inside)[0, places]
         return x + added.new_zeros(x.flatten(0, 1).shape).index_copy(0, slots, added).view_as(x)
 
-    def _convolved(
+    def _convolve(
         self, x: Float[Tensor, "batch seq d_model"], inside: Float[Tensor, "seq 1"] | None = None
     ) -> Float[Tensor, "batch seq d_model"]:
-        """What is made of rows of documents; all is zero again where a token is not `inside` of one."""
+        """Convolve rows of documents. Reset tokens that are not `inside` a document to zero after each convolution."""
         dtype = torch.promote_types(x.dtype, self.weight.dtype)
         x, seq_len = x.to(dtype), x.shape[1]
         if not seq_len:
@@ -141,29 +141,30 @@ class Convolutional(PositionEncoding):
             return self.weight
         return self.weight * (self.gain / self.weight.norm(dim=(1, 2)))[:, None, None]
 
-    def _one_behind_another(self, positions: Positions) -> tuple[Int[Tensor, " tokens"], Int[Tensor, " tokens"]]:
-        """The slots of all tokens, and their places in one long row, where documents are too far apart to meet.
+    def _lay_out(self, positions: Positions) -> tuple[Int[Tensor, " tokens"], Int[Tensor, " tokens"]]:
+        """Return the slots of all tokens, and their places in one long row with gaps between documents.
 
-        Asks the device for the documents and whether they are whole.
+        The gaps are as long as the kernel reaches. This reads the documents from the device, and raises `LocantError`
+        unless they are complete.
         """
         name = type(self).__name__
         if not has_values(positions.index):
             got = f"got packed or padded positions in a graph, {name} reads their documents"
-            raise LocantError(got, "encoding.embed(x, positions) before what is compiled")
+            raise LocantError(got, "call encoding.embed(x, positions) outside of the compiled code")
         document, order = positions.document.flatten(), positions.order.flatten()
         slots = (document != PADDING).nonzero()[:, 0]
         rows, document, order = slots // max(positions.seq_len, 1), document[slots], order[slots]
         begins = torch.ones_like(slots, dtype=torch.bool)
         begins[1:] = (rows.diff() != 0) | (document.diff() != 0)
         places = torch.arange(len(slots), device=slots.device)
-        counted = places - torch.where(begins, places, 0).cummax(0).values
-        if wrong := (order != counted).nonzero()[:1].flatten().tolist():
-            number, slot = (int(each[wrong[0]]) for each in (order, counted))
+        expected = places - torch.where(begins, places, 0).cummax(0).values
+        if wrong := (order != expected).nonzero()[:1].flatten().tolist():
+            number, slot = (int(each[wrong[0]]) for each in (order, expected))
             got = f"got a document whose token {slot} has the order {number}, {name} needs whole documents"
-            raise LocantError(got, "all tokens at once, without a cache, Positions.slice or Positions.shard")
+            raise LocantError(got, "pass all tokens at once, without a cache, Positions.slice or Positions.shard")
         return slots, places + (begins.cumsum(0) - 1) * self.reach
 
     def extra_repr(self) -> str:
         options = {"depth": self.depth if self.depth > 1 else 0, "causal": self.causal}
-        given = "".join(f", {name}={value}" for name, value in options.items() if value)
-        return f"{self.d_model}, kernel_size={self.kernel_size}, groups={self.groups}, norm={self.norm!r}{given}"
+        changed = "".join(f", {name}={value}" for name, value in options.items() if value)
+        return f"{self.d_model}, kernel_size={self.kernel_size}, groups={self.groups}, norm={self.norm!r}{changed}"

@@ -8,36 +8,37 @@ from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, scale_of, whole
 from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, require_tokens, standing
+from locant.positions.distances import bias_dtype, exact_dot
 from locant.positions.heads import for_query_heads
-from locant.positions.pairs import bias_dtype, exact_dot
 from locant.positions.positions import Positions, Where
 from locant.spelling import literal
 
 GRID = 2.0**-30
-"""Gates are rounded to this: sums of up to eight million then have no rounding, and so no order."""
+"""The unit to which gates are rounded. Sums of up to eight million are then exact, in any order."""
 
 
 class Cope(PositionEncoding):
-    r"""Counts tokens that matter instead of all: a key's position is the sum of gates from it to the query.
+    r"""Counts the tokens that matter instead of all: a key's position is the sum of gates from it to the query.
 
     .. math:: g_{ij} = \sigma(s \, q_i \cdot k_j), \qquad p_{ij} = \sum_{t=j}^{i} g_{it}, \qquad
         b_{ij} = q_i \cdot e[p_{ij}]
 
-    s is `scale`, and e is interpolated between the two nearest of `max_positions` learned vectors. As in the
-    authors' code the gates see the scaled product, the embeddings the plain query, all heads share the embeddings,
-    and these begin as zeros.
+    s is `scale`, and e is interpolated between the two nearest of `max_positions` learned vectors. As in the authors'
+    code, the gates use the scaled product and the embeddings the plain query. All heads share the embeddings, which
+    begin as zeros.
 
-    Gates count what a causal mask lets the query see; a window of `attend` does not shorten the count. Keys may come
-    in any order, but all keys between a key and the query have to be given at once: `attend` refuses others where
-    positions tell, and over ranks there is no ring. The oldest keys may be left out. A later key is at position 0.
+    Gates count the tokens that a causal mask shows to the query. A sliding window of `attend` does not shorten the
+    count. Keys may be in any order, but attention needs all keys between a key and the query at once. `attend` raises
+    an error if positions show that some are missing, and ranks cannot use ring attention. The oldest keys may be
+    missing. A later key is at position 0.
 
-    Costs ``batch x heads x query x key`` numbers in float64 several times over: it is the heaviest bias here, and has
-    no score function.
+    It costs several matrices of ``batch x heads x query x key`` numbers in float64. It is the most expensive bias here
+    and has no score function.
 
     Args:
         head_dim: dimensions per head.
-        max_positions: how many position embeddings there are.
-        scale: of the product in the gates; default ``head_dim ** -0.5``, that of `attend`.
+        max_positions: the number of position embeddings.
+        scale: the factor of the product in the gates. Default: ``head_dim ** -0.5``, as in `attend`.
 
     Limits:
         Counts beyond `max_positions` share one vector.
@@ -56,8 +57,8 @@ class Cope(PositionEncoding):
         kind="relative",
         parameters="max_positions x head_dim",
         cost_of_tokens="max_positions x head_dim operations per head",
-        cost_of_pairs="a product of head_dim, a sum and two look-ups, all held in float64",
-        extrapolation="good where what is counted is rare; counts beyond max_positions are one",
+        cost_of_pairs="a product of head_dim, a sum and two look-ups, all stored in float64",
+        extrapolation="good if counted tokens are rare; counts beyond max_positions share one vector",
         used_by="its paper's models",
         paper="Golovneva 2024, arXiv 2405.18719",
     )
@@ -65,7 +66,7 @@ class Cope(PositionEncoding):
 
     def __init__(self, head_dim: int, max_positions: int = 64, *, scale: float | None = None) -> None:
         super().__init__()
-        self.head_dim = whole("head_dim", head_dim, 1, MAX_WIDTH, remedy="the width of a head")
+        self.head_dim = whole("head_dim", head_dim, 1, MAX_WIDTH, remedy="pass the width of a head")
         self.max_positions = whole("max_positions", max_positions, 1, remedy="max_positions=64")
         self.scale = scale_of(scale, self.head_dim**-0.5)
         self.weight = nn.Parameter(torch.empty(self.max_positions, self.head_dim))
@@ -77,23 +78,23 @@ class Cope(PositionEncoding):
     def counts(
         self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None
     ) -> Float[Tensor, "batch heads query key"]:
-        """The contextual position of every key as seen from every query, in float64."""
+        """Return the contextual position of every key relative to every query, in float64."""
         positions, keys = standing(self, q, k, positions, k_positions)
         require_tokens(self, q, k, positions, keys, self.head_dim)
         dtype = bias_dtype(q)
         product = exact_dot(q, for_query_heads(k, q.shape[1]), dtype) * self.scale
-        gates = 1 / (1 + torch.exp(-product))  # torch.sigmoid's rounding depends on an entry's place in memory
+        gates = 1 / (1 + torch.exp(-product))  # the rounding of torch.sigmoid depends on the memory layout
         if dtype != torch.float64:
             gates = gates + ((gates / GRID).round() * GRID - gates).detach()
         return _sums_from_key(gates.masked_fill(~positions.mask(k_positions), 0.0), keys)
 
     def bias(self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None) -> Bias:
-        """The query's product with the interpolated embedding of every count, float32 at least."""
+        """Return the query's product with the interpolated embedding of every count, in float32 or wider."""
         count = self.counts(q, k, positions, k_positions).clamp(max=self.max_positions - 1)
         products = exact_dot(q, self.weight, bias_dtype(q))
         below, above = count.detach().floor(), count.detach().ceil()
         share = count - below
-        upper, lower = (place.nan_to_num().long() for place in (above, below))  # NaN stays NaN, by the share
+        upper, lower = (place.nan_to_num().long() for place in (above, below))  # the share keeps NaN
         bias = products.gather(3, upper) * share + products.gather(3, lower) * (1 - share)
         return bias.to(bias_dtype(q))
 
@@ -102,7 +103,7 @@ class Cope(PositionEncoding):
 
 
 def _sums_from_key(gates: Float[Tensor, "batch heads query key"], keys: Positions) -> Tensor:
-    """For every key, the sum of its gate and those of all keys after it, in the order of tokens, not of slots."""
+    """Return, for every key, the sum of its gate and all later keys' gates, in the order of tokens, not of slots."""
     if keys.start is not None:
         return gates.flip(-1).cumsum(-1).flip(-1)
     last_first = keys.order.argsort(dim=-1, descending=True, stable=True)

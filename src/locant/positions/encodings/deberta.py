@@ -15,9 +15,9 @@ from locant.errors import RangeError
 from locant.positions.base import EncodingInfo, Keys, Queries
 from locant.positions.constant import Constant
 from locant.positions.distance_bias import RowBias
+from locant.positions.distances import MAX_DISTANCE
 from locant.positions.encodings import INIT_STD
-from locant.positions.heads import Heads, blank_linear
-from locant.positions.pairs import MAX_DISTANCE
+from locant.positions.heads import Heads, empty_linear
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Lookup
 from locant.spelling import literal
@@ -30,31 +30,31 @@ class Deberta(RowBias):
 
     .. math:: b_{ij} = s \, \left( q_i \cdot K[\delta(i - j)] + k_j \cdot Q[\delta(i - j)] \right)
 
-    K and Q are a table of relative embeddings, projected per head like keys and like queries; δ is the bucket of
-    a distance, exact up to half of `num_buckets`, logarithmic to `max_distance`, both ways. Which row a pair takes is
-    that of released checkpoints (the paper writes δ(j - i) in the second term).
+    K and Q are a table of relative embeddings, projected per head like keys and like queries. δ is the bucket of a
+    distance, exact up to half of `num_buckets` and logarithmic to `max_distance`, in both directions. A pair uses the
+    same row as in released checkpoints (the paper writes δ(j - i) in the second term).
 
-    Content and positions share one scale, ``1 / sqrt(3 head_dim)`` with both terms, which attention has to be given
-    too: ``attend(q, k, v, encoding=deberta, scale=deberta.scale, causal=False, positions=positions)``.
+    Content and positions share one scale, ``1 / sqrt(3 head_dim)`` with both terms. Pass it to attention, too:
+    ``attend(q, k, v, encoding=deberta, scale=deberta.scale, causal=False, positions=positions)``.
 
-    In DeBERTa-v2 all layers share the table, and the projections are those of each layer's own keys and queries
-    (``share_att_key``): set `weight`, `key_projection` and `query_projection` of each layer's `Deberta` to these.
+    In DeBERTa-v2 all layers share the table, and each layer projects it with its own key and query projections
+    (``share_att_key``). Set `weight`, `key_projection` and `query_projection` of each layer's `Deberta` to these.
 
-    Costs two projections of the table, one row of scores per token over it (float64 while it is computed), and
+    It costs two projections of the table, one row of scores per token over it (in float64 during the computation), and
     two look-ups per pair of tokens and head.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
         head_dim: dimensions per head.
-        d_model: the width of the table; default: ``num_heads * head_dim``.
-        num_buckets: half the rows of the table; ``None``: one row per distance up to `max_distance` (DeBERTa v1).
-        max_distance: from here on, about, all distances are one.
+        d_model: the width of the table. Default: ``num_heads * head_dim``.
+        num_buckets: half the rows of the table. ``None``: one row per distance up to `max_distance` (DeBERTa v1).
+        max_distance: the distance from which, about, all distances share a bucket.
         terms: ``"c2p"``, ``"p2c"`` or both.
         norm: whether the table goes through a LayerNorm first (``norm_rel_ebd``, DeBERTa-v2 and v3).
-        scale: default ``(head_dim * (1 + number of terms)) ** -0.5``.
+        scale: the factor of the sum. Default: ``(head_dim * (1 + number of terms)) ** -0.5``.
 
     Limits:
-        The scale of attention has to be the encoding's own.
+        Attention has to use the encoding's `scale`.
 
     Tested against:
         `transformers`' DeBERTa-v2: its bucket tables, the bias, and whole attention layers, with every gradient.
@@ -71,7 +71,7 @@ class Deberta(RowBias):
         kind="relative",
         parameters="a table and two projections",
         cost_of_tokens="4 num_buckets x head_dim operations per head",
-        cost_of_pairs="two look-ups, held as a number",
+        cost_of_pairs="two look-ups, and one stored number",
         extrapolation="fair: all distances beyond max_distance share one bucket",
         used_by="DeBERTa, DeBERTa-v2 and v3",
         paper="He 2021, arXiv 2006.03654",
@@ -93,13 +93,15 @@ class Deberta(RowBias):
         super().__init__()
         self.heads = Heads.of(num_heads, head_slice)
         self.num_heads = self.heads.num_heads
-        self.head_dim = whole("head_dim", head_dim, 1, MAX_WIDTH, remedy="the width of a head")
+        self.head_dim = whole("head_dim", head_dim, 1, MAX_WIDTH, remedy="pass the width of a head")
         d_model = self.num_heads * self.head_dim if d_model is None else d_model
-        self.d_model = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the table, num_heads * head_dim")
+        self.d_model = whole(
+            "d_model", d_model, 1, MAX_WIDTH, remedy="pass the width of the table, num_heads * head_dim"
+        )
         remedy = "num_buckets=256, or None for one row per distance"
         self.num_buckets = None if num_buckets is None else whole("num_buckets", num_buckets, 4, remedy=remedy)
-        self.max_distance = _farthest(max_distance, self.num_buckets)
-        self.terms: tuple[DebertaTerm, ...] = _terms(terms)
+        self.max_distance = _check_max_distance(max_distance, self.num_buckets)
+        self.terms: tuple[DebertaTerm, ...] = _check_terms(terms)
         self.of_queries, self.of_keys = "c2p" in self.terms, "p2c" in self.terms
         self.scale = scale_of(scale, (self.head_dim * (1 + len(self.terms))) ** -0.5)
         self.span = self.max_distance if self.num_buckets is None else self.num_buckets
@@ -109,8 +111,8 @@ class Deberta(RowBias):
         self.weight = nn.Parameter(torch.empty(2 * self.span, self.d_model))
         self.norm = nn.LayerNorm(self.d_model, eps=1e-7) if flag("norm", norm) else None
         width = len(self.heads) * self.head_dim
-        self.key_projection = blank_linear(self.d_model, width) if "c2p" in self.terms else None
-        self.query_projection = blank_linear(self.d_model, width) if "p2c" in self.terms else None
+        self.key_projection = empty_linear(self.d_model, width) if "c2p" in self.terms else None
+        self.query_projection = empty_linear(self.d_model, width) if "p2c" in self.terms else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -123,7 +125,7 @@ class Deberta(RowBias):
             nn.init.zeros_(projection.bias)
 
     def buckets(self, distance: Int[Tensor, "*pairs"]) -> Int[Tensor, "*pairs"]:
-        """The bucket of every distance (query index minus key index), negative for later keys."""
+        """Return the bucket of every distance (query index minus key index), negative for later keys."""
         return _bucket(distance, self._bucket_of.on(distance.device))
 
     def row_of(self, device: torch.device) -> Callable[[Tensor], Tensor]:
@@ -131,16 +133,16 @@ class Deberta(RowBias):
         return lambda distance: (_bucket(distance, bucket_of) + self.span).clamp(0, 2 * self.span - 1)
 
     def vectors(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-        """The table as keys, for queries, and as queries, for keys."""
-        return self._projected(self.key_projection, dtype), self._projected(self.query_projection, dtype)
+        """Return the table projected as keys, for queries, and projected as queries, for keys."""
+        return self._project_table(self.key_projection, dtype), self._project_table(self.query_projection, dtype)
 
     def score_bias(
         self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
     ) -> Lookup:
-        self.heads.some(heads).require(self, q)
+        self.heads.subset(heads).require(self, q)
         return super().score_bias(q, k, queries, keys, heads)
 
-    def _projected(self, projection: nn.Linear | None, dtype: torch.dtype) -> Tensor | None:
+    def _project_table(self, projection: nn.Linear | None, dtype: torch.dtype) -> Tensor | None:
         if projection is None:
             return None
         table = self.weight.to(dtype)
@@ -159,17 +161,17 @@ def _bucket(distance: Int[Tensor, "*pairs"], bucket_of: Int[Tensor, " distances"
     return bucket_of[distance.abs().clamp(max=len(bucket_of) - 1)] * distance.sign()
 
 
-def _terms(terms: Any) -> tuple[DebertaTerm, ...]:
+def _check_terms(terms: Any) -> tuple[DebertaTerm, ...]:
     remedy = "terms=('c2p', 'p2c')"
-    given = entries("terms", terms, remedy)
-    if given not in (("c2p",), ("p2c",), ("c2p", "p2c"), ("p2c", "c2p")):
-        raise RangeError(f"got {shown(given)} for terms, expected 'c2p', 'p2c' or both", remedy)
-    return given
+    checked = entries("terms", terms, remedy)
+    if checked not in (("c2p",), ("p2c",), ("c2p", "p2c"), ("p2c", "c2p")):
+        raise RangeError(f"got {shown(checked)} for terms, expected 'c2p', 'p2c' or both", remedy)
+    return checked
 
 
-def _farthest(max_distance: Any, num_buckets: int | None) -> int:
+def _check_max_distance(max_distance: Any, num_buckets: int | None) -> int:
     least = 1 if num_buckets is None else num_buckets // 2 + 2
-    remedy = f"num_buckets=256, max_distance=512: from {least} to {MAX_DISTANCE} for num_buckets={num_buckets}"
+    remedy = f"use {least} to {MAX_DISTANCE} for num_buckets={num_buckets}, or num_buckets=256, max_distance=512"
     farthest = whole("max_distance", max_distance, least, MAX_DISTANCE, remedy=remedy)
     if num_buckets is not None and _first_out_of_table(num_buckets, farthest) > MAX_DISTANCE:
         got = f"got {farthest} for max_distance, whose {num_buckets} buckets reach farther than {MAX_DISTANCE}"
@@ -178,13 +180,16 @@ def _farthest(max_distance: Any, num_buckets: int | None) -> int:
 
 
 def _first_out_of_table(num_buckets: int, max_distance: int) -> float:
-    """Where the logarithm has used up the buckets: `max_distance`, about, but much farther for a small odd number."""
+    """Return the distance at which the logarithm has used all buckets.
+
+    That is about `max_distance`, but much farther for a small odd number of buckets.
+    """
     exact = num_buckets // 2
     return exact * ((max_distance - 1) / exact) ** ((num_buckets - exact - 1) / (exact - 1))
 
 
 def _bucket_table(num_buckets: int | None, max_distance: int) -> Int[Tensor, " distances"]:
-    """The bucket of each distance up to a few past the table, in float32, as the reference computes the logarithm."""
+    """Return the bucket of each distance up to a few past the table, in float32 like the reference's logarithm."""
     if num_buckets is None:
         return torch.arange(max_distance + 1, device="cpu")
     exact = num_buckets // 2

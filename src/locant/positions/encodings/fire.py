@@ -11,39 +11,39 @@ from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, real, whole
 from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, bias_matrix, require_tokens
-from locant.positions.heads import Heads, blank_linear
-from locant.positions.pairs import bias_dtype
+from locant.positions.distances import bias_dtype
+from locant.positions.heads import Heads, empty_linear
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Pairwise
 from locant.spelling import literal
 
-EPS = 1e-6  # added to the denominator, as the authors do
+EPS = 1e-6  # added to the denominator, as in the authors' code
 
 
 class Fire(PositionEncoding):
-    r"""A learned function of the distance, as a share of the length so far.
+    r"""A learned function of the distance as a fraction of the length so far.
 
     .. math:: b_{ij} = \mathrm{MLP}\left( \frac{\psi(|i - j|)}{\psi(\max(L, i, j))} \right), \qquad
         \psi(x) = \log(1 + c \, x)
 
-    The ratio runs from 0 at the query to 1 at the beginning of its document, so a longer context than any trained on
-    asks the function nothing new. Up to the threshold L the denominator is constant. c and L are learned. The paper's
-    ``max(L, i)`` is the same for keys up to the query; with j, the bias is symmetric where attention is not causal.
+    The ratio runs from 0 at the query to 1 at the beginning of its document, so the function gets no new inputs in
+    contexts longer than the trained ones. Up to the threshold L the denominator is constant. c and L are learned. The
+    paper's ``max(L, i)`` is the same for keys up to the query. With j, the bias is symmetric without a causal mask.
 
-    An MLP of one ReLU layer over one number is a function of straight pieces: they are worked out once per call
-    (``hidden + 1`` per head), and a pair of tokens costs one search among the ``hidden`` kinks, one look-up and one
-    line per head. On a CPU 4.4 times the time of plain causal attention forward (8 192 tokens), and 3.3 times forward
-    and backward (4 096).
+    An MLP with one ReLU layer over one number is piecewise linear. Its ``hidden + 1`` pieces per head are computed once
+    per call. Then a pair of tokens costs one search among the ``hidden`` kinks, one look-up and one line per head. On a
+    CPU this takes 4.4 times the time of plain causal attention forward (8 192 tokens), and 3.3 times forward and
+    backward (4 096).
 
     Args:
-        num_heads, head_slice: as in `DistanceBias`. The hidden layer, c and L are shared by all heads, so ranks have to
-            add up their gradients.
+        num_heads, head_slice: as in `DistanceBias`. All heads share the hidden layer, c and L, so ranks have to sum
+            their gradients.
         hidden: the width of the MLP.
-        c: what c begins with.
-        threshold: what L begins with; it is learned as a multiple of this.
+        c: the initial value of c.
+        threshold: the initial value of L, which is learned as a multiple of it.
 
     Limits:
-        The bias depends on both positions, not on their distance alone, so a table of distances cannot hold it.
+        The bias depends on both positions, not on their distance alone, so a table of distances cannot represent it.
 
     Tested against:
         The paper's MLP in NumPy, pair by pair, forward and every gradient.
@@ -58,8 +58,8 @@ class Fire(PositionEncoding):
         kind="relative",
         parameters="a small MLP, c and L",
         cost_of_tokens="nothing",
-        cost_of_pairs="two logarithms for all heads, then one look-up and line",
-        extrapolation="good: distances are divided by the length, so the function sees nothing new",
+        cost_of_pairs="two logarithms shared by all heads, then one table look-up and an interpolation",
+        extrapolation="good: distances are divided by the length, so the function gets no new inputs",
         used_by="its paper's models",
         paper="Li 2023, arXiv 2310.04418",
     )
@@ -79,10 +79,10 @@ class Fire(PositionEncoding):
         self.hidden_width = whole("hidden", hidden, 1, MAX_WIDTH, remedy="hidden=32, the width of the MLP")
         self.initial_c = real("c", c, above=0, remedy="c=0.1")
         self.initial_threshold = real("threshold", threshold, above=0, remedy="threshold=512.0")
-        self.c = nn.Parameter(torch.empty(1))  # of one dimension: FSDP has no way to shard fewer
+        self.c = nn.Parameter(torch.empty(1))  # one dimension, because FSDP cannot shard scalars
         self.threshold_multiple = nn.Parameter(torch.empty(1))
-        self.hidden = blank_linear(1, self.hidden_width)
-        self.output = blank_linear(self.hidden_width, len(self.heads))
+        self.hidden = empty_linear(1, self.hidden_width)
+        self.output = empty_linear(self.hidden_width, len(self.heads))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -95,7 +95,7 @@ class Fire(PositionEncoding):
             self.heads.fill(parameter, full)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **options: Any) -> None:
-        """Where c and L were saved without a dimension, as they were once, they are given one."""
+        """Add a dimension to c and L of old checkpoints, which saved them as scalars."""
         for name in (prefix + "c", prefix + "threshold_multiple"):
             if name in state_dict:
                 state_dict[name] = torch.atleast_1d(state_dict[name])
@@ -104,8 +104,8 @@ class Fire(PositionEncoding):
     def score_bias(
         self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
     ) -> Pairwise:
-        """The function of every pair."""
-        self.heads.some(heads).require(self, q)
+        """Return the function of every pair as a `Pairwise` value."""
+        self.heads.subset(heads).require(self, q)
         require_tokens(self, q, k, queries, keys)
         dtype = bias_dtype(q)
 
@@ -117,20 +117,20 @@ class Fire(PositionEncoding):
 
         return Pairwise(
             q=q, queries=queries, keys=keys, of_query=queries.index.unsqueeze(1), of_key=keys.index.unsqueeze(1),
-            shared=_ratio, of_pair=_of_pairs, of_one_pair=_of_one_pair, operands=operands,
+            shared=_ratio, of_pair=_bias_of_pairs, of_one_pair=_bias_of_one_pair, operands=operands,
             heads=range(len(self.heads))[heads or slice(None)], sources=tuple(self.parameters()),
-            is_for_pairs=q.device.type != "cuda",  # it would compile for minutes, and every pair add to c's gradient
+            is_for_pairs=q.device.type != "cuda",  # it compiles for minutes, and every pair adds to c's gradient
         )  # fmt: skip
 
     def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
         return bias_matrix(self, len(self.heads), query_len, key_len)
 
     def _pieces(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """Where the MLP has its kinks, and slope and offset before, between and after them (``pieces heads``).
+        """Return the kinks of the MLP, and slope and offset before, between and after them (``pieces heads``).
 
-        A hidden unit is on above its kink where its weight is positive, below where negative, and off at the kink, as
-        torch's ReLU is: a piece ends with its kink, so that of a negative weight stands one number before. Ratios are
-        not negative: below them is as good as anywhere. Added up in float64.
+        A hidden unit with a positive weight is on above its kink, with a negative weight below it. It is off at the
+        kink, like torch's ReLU. A piece includes its right end, so the kink of a negative weight moves to the previous
+        number. Kinks below 0 may be anywhere there, because ratios are not negative. Sums are in float64.
         """
         weight, shift = self.hidden.weight[:, 0].double(), self.hidden.bias.double()
         fixed = weight == 0
@@ -155,23 +155,26 @@ def _ratio(query: Tensor, key: Tensor, c: Tensor, threshold: Tensor, **_: Tensor
     return torch.log1p(c * distance) / (torch.log1p(c * torch.maximum(later, threshold)) + EPS)
 
 
-def _of_pairs(ratio: Tensor, head: Tensor, kinks: Tensor, slopes: Tensor, offsets: Tensor, **_: Tensor) -> Bias:
+def _bias_of_pairs(ratio: Tensor, head: Tensor, kinks: Tensor, slopes: Tensor, offsets: Tensor, **_: Tensor) -> Bias:
     piece = torch.bucketize(ratio[:, 0].detach(), kinks)
     slope, offset = (_by_head(table[:, head.flatten()], piece) for table in (slopes, offsets))
     return slope * ratio + offset
 
 
-def _of_one_pair(ratio: Tensor, head: Tensor, kinks: Tensor, slopes: Tensor, offsets: Tensor, **_: Tensor) -> Tensor:
+def _bias_of_one_pair(
+    ratio: Tensor, head: Tensor, kinks: Tensor, slopes: Tensor, offsets: Tensor, **_: Tensor
+) -> Tensor:
     piece = torch.zeros_like(ratio, dtype=torch.int32)
-    for unit in range(kinks.shape[0]):  # one by one: a score function may not reduce over a dimension
-        piece = piece + (ratio > kinks.select(0, unit))  # not kinks[unit], which makes a tensor of the number
+    for unit in range(kinks.shape[0]):  # a loop, because a score function cannot reduce over a dimension
+        piece = piece + (ratio > kinks.select(0, unit))  # kinks[unit] would make a tensor of the number
     return slopes[piece, head] * ratio + offsets[piece, head]
 
 
 def _by_head(table: Float[Tensor, "pieces heads"], piece: Int[Tensor, "#batch query key"]) -> Bias:
-    """Each head's entry for every pair. On a CPU heads come first, which takes half the time where there are gradients.
+    """Return each head's entry for every pair.
 
-    Elsewhere those would be atomic additions of all pairs to a few numbers.
+    On a CPU heads come first, which halves the time with gradients. On other devices the gradients would be atomic
+    additions of all pairs to a few numbers.
     """
     if piece.device.type != "cpu":
         return F.embedding(piece, table).permute(0, 3, 1, 2)

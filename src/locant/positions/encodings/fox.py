@@ -13,32 +13,33 @@ from locant.positions.running_sums import RunningSums
 
 
 class Fox(RunningSums):
-    r"""Each token may forget what came before it: the scores of earlier keys fall by the logarithm of its gate.
+    r"""Adds the logarithm of each token's gate to the scores of earlier keys, so that the token can forget them.
 
     .. math:: b_{ij} = - \left| c_i - c_j \right|, \qquad c_i = \sum_{l \le i} \log \sigma(w_h \cdot x_l + \beta_h)
 
-    For a key before the query that is the paper's sum of logarithms from the key, which does not count, to the query,
-    which does. It is ALiBi with distances that depend on the data: where every gate is the same, the bias falls by the
-    same for every token. The paper is causal; here a later key is as far away as an earlier one.
+    For a key before the query that is the paper's sum of logarithms from the key, exclusive, to the query, inclusive.
+    It is ALiBi with distances that depend on the data: if all gates are equal, the bias falls by the same amount per
+    token. The paper is causal. Here a later key is as far away as an earlier one.
 
-    In the paper every layer has gates of its own: an encoding for each layer. A token needs one number per head, its
-    running sum within its document: see `RunningSums`.
+    In the paper every layer has its own gates, so build an encoding for each layer. A token needs one number per head,
+    its running sum within its document: see `RunningSums`.
 
     Args:
         num_heads, d_model, head_slice: as in `HiddenBias`.
-        initial: of the bias of the gates; 0, as in the paper's models: gates begin near one half. With 5 a thousandth
-            of the weight of a key is forgotten with every seven tokens.
+        initial: the initial bias of the gates. With 0, as in the paper's models, gates begin near one half. With 5 a
+            thousandth of the weight of a key is forgotten every seven tokens.
 
-    Measured on a CPU, with two threads, for 8 192 tokens of 8 heads of 64, against plain causal attention: 1.3 times
-    its time and 1.06 times its memory beyond queries, keys and values; with the backward pass 2.0 times its time.
+    Measured on a CPU, with two threads, for 8 192 tokens of 8 heads of 64, it takes 1.3 times the time of plain causal
+    attention and 1.06 times its memory beyond queries, keys and values. With the backward pass it takes 2.0 times the
+    time.
 
     Limits:
-        What is forgotten stays so: a sum only falls. `KVCache` carries the running sums, and `StaticKVCache` and
-        `PagedKVCache` where they are given the encoding. A static graph of `torch.compile` holds the matrix. It goes
-        with the causal mask: without one, torch's fused kernel has no part in it.
+        Forgotten tokens stay forgotten, because a sum only falls. `KVCache` stores the running sums, and so do
+        `StaticKVCache` and `PagedKVCache` if they get the encoding. A static graph of `torch.compile` stores a matrix.
+        Use it with a causal mask: without one, torch's fused kernel cannot compute it.
 
     Tested against:
-        The paper's formula in NumPy, forward and every gradient; attention in float64 with the matrix written out.
+        The paper's formula in NumPy, forward and every gradient, and attention in float64 with the full matrix.
 
     >>> from locant import Positions
     >>> fox, x, q = Fox(8, 512), torch.randn(2, 5, 512), torch.randn(2, 8, 5, 64)
@@ -54,14 +55,14 @@ class Fox(RunningSums):
         parameters="num_heads x (d_model + 1)",
         cost_of_tokens="a product per head",
         cost_of_pairs="one difference",
-        extrapolation="good: what is forgotten stays so",
+        extrapolation="good: forgotten tokens stay forgotten",
         used_by="its paper's models",
         paper="Lin 2025, arXiv 2503.02130",
     )
 
     def __init__(self, num_heads: int, d_model: int, *, initial: Real = 0.0, head_slice: slice | None = None) -> None:
         super().__init__(num_heads, d_model, head_slice=head_slice)
-        self.initial = real("initial", initial, remedy="initial=0.0, gates that begin at one half")
+        self.initial = real("initial", initial, remedy="initial=0.0, so that gates begin at one half")
         self.offset = nn.Parameter(torch.empty(len(self.heads)))
         nn.init.constant_(self.offset, self.initial)
 
@@ -70,8 +71,8 @@ class Fox(RunningSums):
         nn.init.constant_(self.offset, self.initial)
 
     def gates(self, x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq heads"]:
-        """The logarithm of every token's gate, in float64."""
-        return self.of_token(x)
+        """Return the logarithm of every token's gate, in float64."""
+        return self.rounded_product(x)
 
     def of_product(self, product: Float[Tensor, "batch seq heads"]) -> Float[Tensor, "batch seq heads"]:
         return F.logsigmoid(product + self.offset.double())

@@ -13,12 +13,12 @@ from torch.nn import functional as F
 from locant.arguments import MAX_WIDTH, Real, flag, real, whole
 from locant.positions.base import EncodingInfo
 from locant.positions.encodings import INIT_STD
-from locant.positions.heads import blank_linear
+from locant.positions.heads import empty_linear
 from locant.positions.offset_bias import HeadTable, OffsetBias, Table
 from locant.spelling import literal
 
 SPREAD = 8.0
-"""Offsets within the grid go from minus this to this, before their logarithm to this base is taken."""
+"""The range of offsets within the grid, from minus this number to this number, and the base of their logarithm."""
 
 
 class GridBias(HeadTable):
@@ -26,17 +26,18 @@ class GridBias(HeadTable):
 
     .. math:: b_{hij} = W_{h,\, y_i - y_j,\, x_i - x_j}
 
-    y and x are a token's row and column; tokens with one index stand in one row of the grid. The table has
-    ``(2 height - 1) (2 width - 1)`` rows, in the order of Swin's and BEiT's, so that those of a checkpoint fit.
+    y and x are a token's row and column. Tokens with one index are in one row of the grid. The table has
+    ``(2 height - 1) (2 width - 1)`` rows, in the order of Swin and BEiT, so that tables of checkpoints fit.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
-        height, width: of the grid, or of a window of it (`locant.positions.GridWindows`), in tokens.
-        prefix: whether three more rows of the table are for pairs with a prefix token, ``Positions.grid(prefix=1)``:
-            from it to a cell, from a cell to it, and among such tokens (BEiT). Without them nothing is added there.
+        height, width: the size of the grid, or of a window of it (`locant.positions.GridWindows`), in tokens.
+        prefix: whether the table has three more rows for pairs with a prefix token, ``Positions.grid(prefix=1)``:
+            from it to a cell, from a cell to it, and among such tokens (BEiT). Without them these pairs get no bias.
 
     Limits:
-        No offset beyond the table: for grids of another size it is interpolated, by `at` or for good by `resize`.
+        Offsets beyond the table raise `RangeError`. `at` interpolates it for grids of another size, and `resize` does
+        so permanently.
 
     Tested against:
         `transformers`' Swin and BEiT: the bias, grids of other sizes, and gradients.
@@ -67,7 +68,7 @@ class GridBias(HeadTable):
     ) -> None:
         super().__init__(num_heads, height, width, head_slice=head_slice)
         self.prefix = flag("prefix", prefix)
-        self.learned = (self.height, self.width)  # whose offsets the table has
+        self.learned = (self.height, self.width)  # the grid whose offsets the table has
         offsets = (2 * self.height - 1) * (2 * self.width - 1)
         self.weight = nn.Parameter(torch.empty(offsets + 3 * self.prefix, len(self.heads)))
         self.reset_parameters()
@@ -77,7 +78,7 @@ class GridBias(HeadTable):
         self.heads.fill(self.weight, full, dim=1)
 
     def of_offsets(self, dtype: torch.dtype) -> Float[Tensor, "heads offsets"]:
-        """Bilinear between the entries that were learned where the grid has another size, as BEiT interpolates."""
+        """Return the table, with bilinear interpolation as in BEiT if the grid has another size."""
         table = self.weight[: len(self.weight) - 3 * self.prefix].to(dtype).T
         if (self.height, self.width) == self.learned:
             return table.contiguous()
@@ -90,7 +91,7 @@ class GridBias(HeadTable):
     def resize(self, height: int, width: int) -> None:
         """Interpolate the table for grids of this size, in place, as `at` does.
 
-        The weight is a new parameter afterwards: build the optimizer after resizing.
+        The weight becomes a new parameter, so build the optimizer after resizing.
 
         >>> bias = GridBias(3, 4, 5)
         >>> bias.resize(7, 7)
@@ -108,25 +109,25 @@ class GridBias(HeadTable):
 
 
 class ContinuousGridBias(HeadTable):
-    r"""Adds what a small MLP makes of the rows and columns between a query and a key, on a logarithmic scale.
+    r"""Adds the output of a small MLP for the rows and columns between a query and a key, on a logarithmic scale.
 
     .. math:: b_{ij} = 16 \, \sigma\left( W_2 \max(W_1 [\delta_y, \delta_x] + \beta, 0) \right), \qquad
         \delta = \mathrm{sign}(n) \log_8 \left( 1 + \frac{8 |n|}{\text{size} - 1} \right)
 
-    n is the number of rows (for the height) or columns (for the width) between them. So it has a number for offsets of
-    any size, also of grids larger than those it was trained on: `at` keeps the sizes by which offsets are divided,
-    ``pretrained_window_size`` in the published models. These normalise queries and keys, and multiply scores by a
-    number that each head learned: attend to ``F.normalize(q, dim=-1) * factor`` and ``F.normalize(k, dim=-1)`` with
-    ``scale=1.0``. The MLP is run once per call for every offset of the grid, and not for pairs.
+    n is the number of rows (for the height) or columns (for the width) between them. So offsets of any size have a
+    bias, even in grids larger than the trained ones. `at` keeps the sizes by which offsets are divided,
+    ``pretrained_window_size`` in the published models. These models normalise queries and keys, and multiply scores by
+    a learned number per head: attend to ``F.normalize(q, dim=-1) * factor`` and ``F.normalize(k, dim=-1)`` with
+    ``scale=1.0``. The MLP runs once per call for every offset of the grid, not for every pair.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
-        height, width: of the grid, or of a window of it (`locant.positions.GridWindows`), in tokens.
+        height, width: the size of the grid, or of a window of it (`locant.positions.GridWindows`), in tokens.
         hidden: the width of the MLP.
-        largest: what is multiplied by the sigmoid.
+        largest: the factor of the sigmoid.
 
     Limits:
-        Far beyond the trained size it says what its MLP makes of it.
+        Far beyond the trained size the bias is the untrained extrapolation of its MLP.
 
     Tested against:
         `transformers`' Swin v2: the bias, windows larger than the trained ones, and gradients.
@@ -143,7 +144,7 @@ class ContinuousGridBias(HeadTable):
         parameters="hidden x (num_heads + 3)",
         cost_of_tokens="an MLP for each of four offsets",
         cost_of_pairs="one look-up",
-        extrapolation="good to grids of twice the size and more, which it was made for",
+        extrapolation="good for grids of twice the size and more, for which it was designed",
         used_by="Swin v2, Swin2SR",
         paper="Liu 2022, arXiv 2111.09883",
     )
@@ -159,10 +160,10 @@ class ContinuousGridBias(HeadTable):
         head_slice: slice | None = None,
     ) -> None:
         super().__init__(num_heads, height, width, head_slice=head_slice)
-        self.learned = (self.height, self.width)  # by which offsets are divided
+        self.learned = (self.height, self.width)  # the sizes that divide offsets
         self.hidden_width = whole("hidden", hidden, 1, MAX_WIDTH, remedy="hidden=512, the width of the MLP")
         self.largest = real("largest", largest, above=0, remedy="largest=16.0")
-        self.hidden = blank_linear(2, self.hidden_width)
+        self.hidden = empty_linear(2, self.hidden_width)
         self.weight = nn.Parameter(torch.empty(len(self.heads), self.hidden_width))
         self.reset_parameters()
 
@@ -184,28 +185,28 @@ class ContinuousGridBias(HeadTable):
 
     def extra_repr(self) -> str:
         height, width = self.learned
-        elsewhere = "" if (self.height, self.width) == self.learned else f", learned on {height} x {width}"
-        return f"{super().extra_repr()}, hidden={self.hidden_width}, largest={literal(self.largest)}{elsewhere}"
+        other_grid = "" if (self.height, self.width) == self.learned else f", learned on {height} x {width}"
+        return f"{super().extra_repr()}, hidden={self.hidden_width}, largest={literal(self.largest)}{other_grid}"
 
 
 class DecomposedBias(OffsetBias):
-    r"""Adds the products of the query with a learned vector for the rows to a key and one for the columns.
+    r"""Adds the products of the query with two learned vectors, one for the rows to a key and one for the columns.
 
     .. math:: b_{ij} = q_i \cdot R_{y_i - y_j} + q_i \cdot C_{x_i - x_j}
 
-    y and x are a token's row and column. All heads share the two tables, and the query is not scaled, as published:
-    scores are scaled before a bias is added to them.
+    y and x are a token's row and column. All heads share the two tables. As in the published models, the query is not
+    scaled: the bias is added to scores that are already scaled.
 
-    A query has ``2 height - 1`` and ``2 width - 1`` products (float64 while they are computed) and no number for each
-    key, until attention adds two of them to a score.
+    A query has ``2 height - 1`` and ``2 width - 1`` products (in float64 during the computation). Only attention
+    expands them to a number per key, when it adds two of them to a score.
 
     Args:
         head_dim: dimensions per head.
-        height, width: of the grid, or of a window of it (`locant.positions.GridWindows`), in tokens.
+        height, width: the size of the grid, or of a window of it (`locant.positions.GridWindows`), in tokens.
 
     Limits:
-        No offset beyond the tables: for grids of another size they are interpolated, by `at` or for good by `resize`.
-        Queries and keys stand on one grid; MViTv2's pooled keys do not.
+        Offsets beyond the tables raise `RangeError`. `at` interpolates them for grids of another size, and `resize`
+        does so permanently. Queries and keys have to be on one grid, unlike MViTv2's pooled keys.
 
     Tested against:
         `transformers`' SAM and ViTDet: the bias, grids of other sizes, whole attention layers, and gradients.
@@ -232,7 +233,7 @@ class DecomposedBias(OffsetBias):
 
     def __init__(self, head_dim: int, height: int, width: int) -> None:
         super().__init__(height, width)
-        self.head_dim = whole("head_dim", head_dim, 1, MAX_WIDTH, remedy="the width of a head")
+        self.head_dim = whole("head_dim", head_dim, 1, MAX_WIDTH, remedy="pass the width of a head")
         self.rows = nn.Parameter(torch.empty(2 * self.height - 1, self.head_dim))
         self.columns = nn.Parameter(torch.empty(2 * self.width - 1, self.head_dim))
         self.reset_parameters()
@@ -242,14 +243,14 @@ class DecomposedBias(OffsetBias):
             nn.init.normal_(table, std=INIT_STD)
 
     def tables(self, dtype: torch.dtype) -> Sequence[Table]:
-        """The rows that every query is multiplied with, of both tables."""
-        of_rows, of_columns = self._interpolated(dtype)
+        """Return both tables, whose rows multiply every query."""
+        of_rows, of_columns = self._interpolate_tables(dtype)
         return [Table(1, 0, of_query=of_rows), Table(0, 1, of_query=of_columns)]
 
     def resize(self, height: int, width: int) -> None:
         """Interpolate the tables for grids of this size, in place, as `at` does.
 
-        They are new parameters afterwards: build the optimizer after resizing.
+        They become new parameters, so build the optimizer after resizing.
 
         >>> bias = DecomposedBias(8, 4, 5)
         >>> bias.resize(7, 7)
@@ -258,15 +259,15 @@ class DecomposedBias(OffsetBias):
         """
         other = self.at(height, width)
         with torch.no_grad():
-            for name, table in zip(("rows", "columns"), other._interpolated(torch.float64), strict=True):
+            for name, table in zip(("rows", "columns"), other._interpolate_tables(torch.float64), strict=True):
                 old = getattr(self, name)
                 setattr(self, name, nn.Parameter(table.to(old.dtype), requires_grad=old.requires_grad))
         self.height, self.width = other.height, other.width
 
-    def _interpolated(
+    def _interpolate_tables(
         self, dtype: torch.dtype
     ) -> tuple[Float[Tensor, "rows head_dim"], Float[Tensor, "columns head_dim"]]:
-        """Both tables, linear between the vectors that were learned where the grid has another size."""
+        """Return both tables, with linear interpolation if the grid has another size."""
         rows, columns = (
             table.to(dtype)
             if len(table) == 2 * size - 1

@@ -1,4 +1,4 @@
-"""Inkling's projected relative bias: of that model in `transformers` 5, whose code is the only description there is."""
+"""Inkling's projected relative bias, from the model in `transformers` 5, whose code is the only description."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, Real, real, whole
 from locant.positions.base import EncodingInfo, Keys, Queries, require_heads, standing
+from locant.positions.distances import bias_dtype
 from locant.positions.encodings import INIT_STD
-from locant.positions.hidden_bias import HiddenBias, OfTokens, projected
-from locant.positions.pairs import bias_dtype
+from locant.positions.hidden_bias import HiddenBias, QueryAndKeyFeatures, project
 from locant.positions.positions import Positions, Where
 from locant.positions.score_bias import Entries, Lookup
 from locant.spelling import literal
 
 
 class Inkling(HiddenBias):
-    r"""Every query mixes its own curve of distance from a few that all heads share.
+    r"""A bias in which every query mixes its curve over distances from a few curves that all heads share.
 
     .. math:: b_{ij} = \tau_i \; r_i \cdot B[i - j], \qquad r_i = W_h x_i, \qquad
         \tau_i = 1 + \alpha \log \max\left(1, \frac{i + 1}{n_0}\right)
 
-    B has a vector of `d_rel` for each of the distances 0 to `extent` - 1; farther keys, and later ones, get nothing. It
-    is Shaw's product of a query and a vector of the distance (2018, https://arxiv.org/abs/1803.02155), with a
-    projection of its own in the query's place. The temperature, if there is one, multiplies the query as well (by
-    `rotate`), so that softmax stays sharp over more and more keys.
+    B has a vector of `d_rel` numbers for each of the distances 0 to `extent` - 1. Farther and later keys get no bias.
+    It is Shaw's product of a query and a vector of the distance (2018, https://arxiv.org/abs/1803.02155), with a
+    separate projection of the hidden state instead of the query. The temperature, if there is one, also multiplies the
+    query (in `rotate`), so that softmax stays sharp over more and more keys.
 
-    Costs a product over `d_rel` for every query and distance, ``query x extent`` numbers per head; attention on a CPU
-    holds those of one head and of some queries at a time. There, with two threads, for 8 192 tokens of 8 heads of 64:
-    1.9 times the time of plain causal attention, 2.4 with the backward pass, and 1.29 times its memory beyond queries,
-    keys and values.
+    It costs a product over `d_rel` for every query and distance, ``query x extent`` numbers per head. Attention on a
+    CPU stores the numbers of one head and of some queries at a time. There, with two threads, for 8 192 tokens of 8
+    heads of 64, it takes 1.9 times the time of plain causal attention, 2.4 times with the backward pass, and 1.29 times
+    its memory beyond queries, keys and values.
 
     Args:
         num_heads, d_model, head_slice: as in `HiddenBias`.
-        d_rel: how many curves are mixed.
-        extent: from this distance on nothing is added.
-        floor: n_0, the position from which scores grow; default: none.
-        alpha: how fast they grow.
+        d_rel: the number of curves.
+        extent: the distance from which there is no bias.
+        floor: n_0, the position from which scores grow. Default: no temperature.
+        alpha: how fast scores grow.
 
     Limits:
-        Beyond `extent` tokens are without order. The temperature is for layers that attend to everything: sliding
-        windows have none. The short convolutions of the model's keys and values are no part of this.
+        Tokens beyond `extent` have no order. The temperature is for layers with full attention, not for sliding
+        windows. The short convolutions of the model's keys and values are not included.
 
     Tested against:
         The attention of Inkling in `transformers` with its weights, and the formula in NumPy, forward and every
@@ -60,7 +60,7 @@ class Inkling(HiddenBias):
         parameters="num_heads x d_model x d_rel, curves",
         cost_of_tokens="d_rel x (d_model + extent)",
         cost_of_pairs="one look-up",
-        extrapolation="nothing beyond extent; a temperature",
+        extrapolation="no bias beyond extent; a temperature scales far positions",
         used_by="Inkling",
         paper="after Shaw 2018, arXiv 1803.02155",
     )
@@ -91,7 +91,7 @@ class Inkling(HiddenBias):
         nn.init.normal_(self.curves, std=INIT_STD)
 
     def temperature(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "batch seq"]:
-        """The factor of every query."""
+        """Return the factor of every query."""
         if self.floor is None:
             return torch.ones_like(positions.index, dtype=dtype)
         return 1.0 + self.alpha * ((positions.index + 1).to(dtype) / self.floor).clamp(min=1.0).log()
@@ -99,30 +99,30 @@ class Inkling(HiddenBias):
     def rotate(
         self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None, *, inplace: bool = False
     ) -> tuple[Queries, Keys]:
-        """Queries times their temperature, in the dtype they came in, and the keys unchanged."""
+        """Multiply queries by their temperature, in their own dtype, and return the keys unchanged."""
         positions, _ = standing(self, q, k, positions, k_positions)
         require_heads("q", q, positions)
         positions.require_single_axis("Inkling")
         if self.floor is None:
             return q, k
-        grown = (q * self.temperature(positions, bias_dtype(q))[:, None, :, None]).to(q.dtype)
-        return (q.copy_(grown) if inplace else grown), k
+        scaled = (q * self.temperature(positions, bias_dtype(q))[:, None, :, None]).to(q.dtype)
+        return (q.copy_(scaled) if inplace else scaled), k
 
     def of_hidden(
         self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None
-    ) -> OfTokens:
-        """r, times the temperature of the token; nothing of keys."""
+    ) -> QueryAndKeyFeatures:
+        """Return r times the temperature of the token for queries, and ``None`` for keys."""
         dtype = bias_dtype(x)
-        mixed = projected(x, self.weight, dtype)
+        mixed = project(x, self.weight, dtype)
         mixed = mixed if self.floor is None else mixed * self.temperature(positions, dtype)[..., None]
         return mixed.unflatten(-1, (-1, self.d_rel)), None
 
     def score_bias(
         self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
     ) -> Lookup:
-        """The products of what was read with the columns of B, between two rows of zeros."""
-        mixed, _ = self.read_of(q, k, queries, keys, heads)
-        mixed, end = self.require_read("positions", mixed), self.extent
+        """Return the products of the queries' features with the columns of B, between two rows of zeros."""
+        mixed, _ = self.features_of_heads(q, k, queries, keys, heads)
+        mixed, end = self.require_features("positions", mixed), self.extent
 
         def make() -> tuple[Entries, ...]:
             rows = F.pad(self.curves.T, (0, 0, 1, 1))

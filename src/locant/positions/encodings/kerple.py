@@ -10,31 +10,31 @@ from torch import Tensor, nn
 from locant.arguments import one_of
 from locant.positions.base import EncodingInfo
 from locant.positions.distance_bias import DistanceBias
-from locant.positions.pairs import bias_dtype
+from locant.positions.distances import bias_dtype
 
 KerpleKind = Literal["log", "power"]
 
-SMALLEST = 1e-2  # of both parameters, as in the authors' code
+SMALLEST = 1e-2  # the minimum of both parameters, as in the authors' code
 LARGEST_POWER = 2.0  # beyond it the kernel is no longer conditionally positive definite (the paper's theorem)
 INITIAL = {"log": (2.0, 1.0), "power": (1.0, 2.0)}
-"""The authors draw r1 and r2 uniformly from 0 to these."""
+"""The upper ends of the authors' uniform initial distributions of r1 and r2, which begin at 0."""
 
 
 class Kerple(DistanceBias):
-    r"""Lets every head learn how fast distance fades.
+    r"""Lets every head learn how fast attention fades with distance.
 
     .. math:: b_{ij} = -r_1 \log(1 + r_2 \, |i - j|) \qquad \text{or} \qquad b_{ij} = -r_1 \, |i - j|^{r_2}
 
-    Where training pushes a parameter below 0.01 (or an exponent above 2) it acts as that bound, and its gradient still
-    passes, so that it can come back. The logarithmic form is computed in float32, the power in float64: float32 would
-    lose the difference between neighbours a hundred thousand tokens away.
+    If training pushes a parameter below 0.01 (or an exponent above 2), the bias uses that bound. The gradient still
+    passes, so the parameter can return. The logarithmic form is computed in float32, the power in float64, because
+    float32 would lose the difference between neighbours a hundred thousand tokens away.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
-        kind: ``"log"``, the paper's best, or ``"power"`` (with r2 = 1 ALiBi with a learned slope).
+        kind: ``"log"``, the best in the paper, or ``"power"``, which with r2 = 1 is ALiBi with a learned slope.
 
     Limits:
-        The bias is symmetric, so without a causal mask it cannot tell earlier keys from later ones.
+        The bias is symmetric, so without a causal mask it does not distinguish earlier keys from later ones.
 
     Tested against:
         The paper's formulas (equations 5 and 6) in NumPy, forward and every gradient.
@@ -70,14 +70,17 @@ class Kerple(DistanceBias):
     def operands(self, q: Tensor, largest: int | None) -> dict[str, Tensor]:
         dtype = torch.float64 if self.kind == "power" else bias_dtype(q)
         bound = LARGEST_POWER if self.kind == "power" else None
-        return {"r1": _held(self.r1, None).to(dtype), "r2": _held(self.r2, bound).to(dtype)}
+        return {
+            "r1": _clamp_keeping_gradient(self.r1, None).to(dtype),
+            "r2": _clamp_keeping_gradient(self.r2, bound).to(dtype),
+        }
 
     def of_distance(self, distance: Tensor, head: Tensor, *, r1: Tensor, r2: Tensor) -> Tensor:
-        here = self.heads.here(head)
-        r1, r2, far = r1[here], r2[here], distance.abs().to(r1.dtype)
+        index = self.heads.here(head)
+        r1, r2, far = r1[index], r2[index], distance.abs().to(r1.dtype)
         if self.kind == "log":
             return -r1 * torch.log1p(r2 * far)
-        # exp and log round the same at any place in memory; pow does not.
+        # The rounding of pow depends on the memory layout, unlike exp and log.
         power = torch.exp(r2 * torch.log(far.clamp(min=1)))
         return -r1 * torch.where(far == 0, 0.0, power)
 
@@ -85,6 +88,6 @@ class Kerple(DistanceBias):
         return f"{self.heads}, kind={self.kind!r}"
 
 
-def _held(parameter: Tensor, largest: float | None) -> Tensor:
-    """The parameter within its bounds, with a gradient as if it had none."""
+def _clamp_keeping_gradient(parameter: Tensor, largest: float | None) -> Tensor:
+    """Clamp the parameter, with a gradient as if it were not clamped."""
     return parameter + (parameter.clamp(SMALLEST, largest) - parameter).detach()

@@ -28,17 +28,17 @@ class Learned(PositionEncoding):
     .. math:: x_p \leftarrow x_p + W_{p + \text{offset}}
 
     Args:
-        max_seq_len: how many positions there are.
+        max_seq_len: the number of positions.
         d_model: the width of the token embeddings.
-        offset: rows before position 0, which some checkpoints have (RoBERTa and OPT: 2).
-        init_std: rows start as N(0, init_std**2); rows much smaller than those of tokens are learned slowly.
+        offset: the number of rows before position 0, which some checkpoints have (RoBERTa and OPT: 2).
+        init_std: rows start as N(0, init_std**2). If they are much smaller than token vectors, they are learned slowly.
 
     Limits:
-        A position past the end of the table is refused. Rows that no training text reached mean nothing. `resize` makes
-        a table longer.
+        A position past the end of the table raises `RangeError`. Rows that no training text reached are meaningless.
+        `resize` makes a table longer.
 
     Tested against:
-        `transformers`' OPT, and rows looked up by hand.
+        `transformers`' OPT, and an explicit look-up of rows.
 
     >>> Learned(512, 256).embed(torch.zeros(8, 4, 256)).shape
     torch.Size([8, 4, 256])
@@ -51,15 +51,15 @@ class Learned(PositionEncoding):
         parameters="max_seq_len x d_model",
         cost_of_tokens="one row looked up, d_model additions",
         cost_of_pairs="nothing",
-        extrapolation="none: there is no row past the table, and rows never trained mean nothing",
+        extrapolation="none: the table ends, and rows that were never trained are meaningless",
         used_by="BERT, GPT-2, GPT-3, OPT, RoBERTa",
         paper="Devlin 2018, arXiv 1810.04805",
     )
 
     def __init__(self, max_seq_len: int, d_model: int, *, offset: int = 0, init_std: float = INIT_STD) -> None:
         super().__init__()
-        self.max_seq_len = whole("max_seq_len", max_seq_len, 1, remedy="the number of positions")
-        width = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the token embeddings")
+        self.max_seq_len = whole("max_seq_len", max_seq_len, 1, remedy="pass the number of positions")
+        width = whole("d_model", d_model, 1, MAX_WIDTH, remedy="pass the width of the token embeddings")
         self.offset = whole("offset", offset, 0, remedy="offset=0, or 2 for tables of RoBERTa and OPT")
         self.init_std = real("init_std", init_std, low=0, remedy="init_std=0.02")
         self.weight = nn.Parameter(torch.empty(self.max_seq_len + self.offset, width))
@@ -73,32 +73,32 @@ class Learned(PositionEncoding):
         return self.weight.shape[1]
 
     def embed(self, x: Embeddings, positions: Where = None) -> Embeddings:
-        """`x` with each token's row added; a `RangeError` names the first position that has no row."""
+        """Add each token's row to `x`. Raise a `RangeError` that names the first position without a row."""
         positions = require_embeddings(self, x, positions, self.d_model)
         self.require_rows(positions)
         return x + look_up(self.row_of(positions), self.weight)
 
     def require_rows(self, positions: Positions) -> None:
-        """Raise unless every position has a row; see `Positions.require_within`."""
-        name, remedy = f"Learned(max_seq_len={self.max_seq_len})", "shorter windows, or a larger max_seq_len"
+        """Raise `RangeError` unless every position has a row. See `Positions.require_within`."""
+        name, remedy = f"Learned(max_seq_len={self.max_seq_len})", "use shorter windows, or a larger max_seq_len"
         positions.require_within(0, self.max_seq_len - 1, name, remedy)
 
     def row_of(self, positions: Positions) -> Int[Tensor, "batch seq"]:
-        """Which row of the table each position has; in a graph, one before 0 may come, and gets -1, which has none."""
+        """Return the table row of each position. A graph cannot check positions, so it maps negative ones to -1."""
         if not self.offset:
             return positions.index
         rows = positions.index + self.offset
-        bounds_known = positions.min_index is not None and positions.max_index is not None
-        return rows if bounds_known else rows.masked_fill(positions.index < 0, -1)  # not one of those before the offset
+        has_bounds = positions.min_index is not None and positions.max_index is not None
+        return rows if has_bounds else rows.masked_fill(positions.index < 0, -1)  # not a row before the offset
 
     def resize(self, max_seq_len: int, *, method: ResizeMethod = "extend") -> None:
-        """Grow the table in place to `max_seq_len` positions; it never shrinks, and offset rows are kept as they are.
+        """Grow the table in place to `max_seq_len` positions. It never shrinks, and offset rows do not change.
 
-        The weight is a new parameter afterwards: build the optimizer after resizing.
+        The weight becomes a new parameter, so build the optimizer after resizing.
 
         Args:
-            max_seq_len: how many positions there shall be.
-            method: ``"extend"`` keeps every old row byte for byte and starts the new ones like fresh ones.
+            max_seq_len: the new number of positions.
+            method: ``"extend"`` keeps every old row byte for byte and initialises the new rows as in the constructor.
                 ``"interpolate"`` stretches the table: row p is interpolated at ``p (old - 1) / (new - 1)``.
 
         >>> learned = Learned(2, 1)
@@ -108,15 +108,17 @@ class Learned(PositionEncoding):
         [0.0, 0.25, 0.5, 0.75, 1.0]
         """
         one_of("method", method, get_args(ResizeMethod))
-        has = self.max_seq_len
-        max_seq_len = whole("max_seq_len", max_seq_len, has, remedy=f"resize({has}) or more; rows are never dropped")
-        if max_seq_len == has:
+        old = self.max_seq_len
+        max_seq_len = whole(
+            "max_seq_len", max_seq_len, old, remedy=f"use resize({old}) or more; rows are never dropped"
+        )
+        if max_seq_len == old:
             return
         with torch.no_grad():
             if method == "interpolate":
-                parts = [self.weight[: self.offset], _stretched(self.weight[self.offset :], max_seq_len)]
+                parts = [self.weight[: self.offset], _interpolate(self.weight[self.offset :], max_seq_len)]
             else:
-                fresh = self.weight.new_empty(max_seq_len - has, self.d_model).normal_(std=self.init_std)
+                fresh = self.weight.new_empty(max_seq_len - old, self.d_model).normal_(std=self.init_std)
                 parts = [self.weight, fresh]
             self.weight = nn.Parameter(torch.cat(parts), requires_grad=self.weight.requires_grad)
         self.max_seq_len = max_seq_len
@@ -126,8 +128,8 @@ class Learned(PositionEncoding):
         return f"max_seq_len={self.max_seq_len}, d_model={self.d_model}{offset}"
 
 
-def _stretched(rows: Float[Tensor, "old d_model"], new: int) -> Float[Tensor, "new d_model"]:
-    """Linear interpolation with both ends kept; in float64, rounded once. Whole-number places copy their row."""
+def _interpolate(rows: Float[Tensor, "old d_model"], new: int) -> Float[Tensor, "new d_model"]:
+    """Interpolate linearly and keep both ends, in float64 with one rounding. Whole-number places copy their row."""
     place = torch.arange(new, dtype=torch.float64, device=rows.device) * (len(rows) - 1) / (new - 1)
     below = place.floor().long()
     above = (below + 1).clamp(max=len(rows) - 1)
@@ -141,8 +143,8 @@ class LearnedGrid(PositionEncoding):
 
     .. math:: x_{p} \leftarrow x_{p} + \mathrm{resize}(W, h \times w)_{\text{row}(p), \text{column}(p)}
 
-    A grid of the table's own size gets its own bits. Others are interpolated in float32 at least, and rounded to the
-    dtype of the table, once for each size and call.
+    A grid of the table's size gets the table bit for bit. For other sizes the table is interpolated in float32 or wider
+    and rounded to its dtype, once for each size and call.
 
     - ViT, CLIP, DINOv2: ``LearnedGrid(14, 14, 768, prefix=1)``
     - DINOv2 with registers: ``LearnedGrid(37, 37, 768, prefix=1, antialias=True)``
@@ -150,21 +152,21 @@ class LearnedGrid(PositionEncoding):
     - SigLIP: ``LearnedGrid(14, 14, 768)``
     - SigLIP 2 (NaFlex): ``LearnedGrid(16, 16, 768, mode="bilinear", antialias=True)``
 
-    Positions are those of `Positions.grid`, or of `Positions.packed_grids` for images of several sizes in one row; for
-    a table of height 1 without prefix also those of text.
+    Use positions from `Positions.grid`, or from `Positions.packed_grids` for images of several sizes in one row. A
+    table of height 1 without prefix also accepts positions of text.
 
     Args:
-        height, width: of the table, in patches.
+        height, width: the size of the table in patches.
         d_model: the width of the patch embeddings.
-        prefix: rows before the cells, for the first prefix tokens of a grid: 1 for a class token, 2 with one for
-            distillation. Further prefix tokens, such as registers, get nothing.
-        mode: how the table is interpolated, ``"bicubic"`` or ``"bilinear"``.
-        antialias: whether a smaller grid averages over the cells it covers.
-        align_corners: whether the corner cells of table and grid are at the same place, or their outer corners.
+        prefix: the number of rows before the cells, for the first prefix tokens of a grid: 1 for a class token, 2 with
+            a distillation token. Further prefix tokens, such as registers, have no vector.
+        mode: the interpolation, ``"bicubic"`` or ``"bilinear"``.
+        antialias: whether a smaller grid averages over the cells that it covers.
+        align_corners: whether interpolation aligns the centres of the corner cells, instead of their outer corners.
         init_std: rows start as N(0, init_std**2).
 
     Limits:
-        Interpolated tables work near to the sizes of training, and need some training for larger ones.
+        Interpolated tables work near the training sizes, and need some training for larger ones.
 
     Tested against:
         `transformers`' ViT, DINOv2 with and without registers, and SigLIP 2, forward and gradients.
@@ -181,7 +183,7 @@ class LearnedGrid(PositionEncoding):
         parameters="(prefix + height x width) x d_model",
         cost_of_tokens="the table resized once per size, one row looked up, d_model additions",
         cost_of_pairs="nothing",
-        extrapolation="the table is interpolated to grids of other sizes; quality falls with the distance from them",
+        extrapolation="the table is interpolated for other grid sizes; quality falls with the difference in size",
         used_by="ViT, DeiT, CLIP, DINOv2, SigLIP 2",
         paper="Dosovitskiy 2020, arXiv 2010.11929",
     )
@@ -199,10 +201,10 @@ class LearnedGrid(PositionEncoding):
         init_std: float = INIT_STD,
     ) -> None:
         super().__init__()
-        self.height = whole("height", height, 1, remedy="height=14, the rows of the grid")
-        self.width = whole("width", width, 1, remedy="width=14, the columns of the grid")
-        d_model = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the patch embeddings")
-        self.prefix = whole("prefix", prefix, 0, remedy="prefix=1 for a class token")
+        self.height = whole("height", height, 1, remedy="pass the rows of the grid, such as height=14")
+        self.width = whole("width", width, 1, remedy="pass the columns of the grid, such as width=14")
+        d_model = whole("d_model", d_model, 1, MAX_WIDTH, remedy="pass the width of the patch embeddings")
+        self.prefix = whole("prefix", prefix, 0, remedy="use prefix=1 for a class token")
         one_of("mode", mode, get_args(Interpolation))
         self.mode: Interpolation = mode
         self.antialias, self.align_corners = flag("antialias", antialias), flag("align_corners", align_corners)
@@ -215,12 +217,12 @@ class LearnedGrid(PositionEncoding):
 
     @classmethod
     def for_model(cls, shape: ModelShape, **options: object) -> PositionEncoding:
-        """For tokens in one row, unless `height` and `width` are given: sizes of a model say nothing of a grid."""
+        """Build it for tokens in one row, unless `height` and `width` are given: a `ModelShape` has no grid."""
         return build(cls, {"d_model": shape.d_model, "height": 1, "width": shape.max_seq_len} | options)
 
     @property
     def grid(self) -> Grid:
-        """What the table has a row for."""
+        """The grid of the table's rows."""
         return Grid((self.height, self.width), self.prefix)
 
     @property
@@ -228,7 +230,7 @@ class LearnedGrid(PositionEncoding):
         return self.weight.shape[1]
 
     def embed(self, x: Embeddings, positions: Where = None) -> Embeddings:
-        """`x` with the vector of each token's cell added."""
+        """Add the vector of each token's cell to `x`."""
         positions = require_embeddings(self, x, positions, self.d_model, single_axis=False)
         if positions.place_or_none is None:
             self._require_row(positions)
@@ -236,43 +238,43 @@ class LearnedGrid(PositionEncoding):
         return x + look_up(positions.place_or_none, self.table(positions.grids))
 
     def table(self, grids: Sequence[Grid]) -> Float[Tensor, "places d_model"]:
-        """The vectors of all tokens of these grids, one after another.
+        """Return the vectors of all tokens of these grids, one grid after another.
 
         >>> from locant.positions.grids import Grid
         >>> LearnedGrid(14, 14, 8).table([Grid((7, 7)), Grid((10, 20))]).shape
         torch.Size([249, 8])
         """
-        parts = [part for grid in grids for part in self._rows_of(grid)]
+        parts = [part for grid in grids for part in self._rows_for(grid)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _rows_of(self, grid: Grid) -> list[Float[Tensor, "_ d_model"]]:
+    def _rows_for(self, grid: Grid) -> list[Float[Tensor, "_ d_model"]]:
         if len(grid.sizes) != 2 or grid.prefix < self.prefix:
             got = f"got a grid of {grid}, expected height x width after {self.prefix} prefix tokens or more"
             raise ShapeError(got, f"Positions.grid(height, width, prefix={self.prefix})")
         if grid == self.grid:
             return [self.weight]
         without_rows = self.weight.new_zeros(grid.prefix - self.prefix, self.d_model)
-        return [self.weight[: self.prefix], without_rows, self._resized(grid.sizes)]
+        return [self.weight[: self.prefix], without_rows, self._resize_cells(grid.sizes)]
 
-    def _resized(self, sizes: tuple[int, ...]) -> Float[Tensor, "cells d_model"]:
-        own = self.weight[self.prefix :]
+    def _resize_cells(self, sizes: tuple[int, ...]) -> Float[Tensor, "cells d_model"]:
+        cells = self.weight[self.prefix :]
         if sizes == (self.height, self.width):
-            return own
-        image = own.to(torch.promote_types(own.dtype, torch.float32)).T.unflatten(1, (self.height, self.width))
+            return cells
+        image = cells.to(torch.promote_types(cells.dtype, torch.float32)).T.unflatten(1, (self.height, self.width))
         resized = F.interpolate(
             image[None], list(sizes), mode=self.mode, align_corners=self.align_corners, antialias=self.antialias
         )
-        return resized[0].flatten(1).T.to(own.dtype)
+        return resized[0].flatten(1).T.to(cells.dtype)
 
     def _require_row(self, positions: Positions) -> None:
-        """Raise unless these are positions of text, and the table one row of cells."""
+        """Raise unless these are positions of text, and the table is one row of cells."""
         if positions.axes != 1 or positions.denominator != 1 or self.height != 1 or self.prefix:
-            got = f"got positions that know no grid, {type(self).__name__}({self.extra_repr()}) needs its sizes"
+            got = f"got positions without a grid, {type(self).__name__}({self.extra_repr()}) needs its sizes"
             raise ShapeError(got, f"Positions.grid(height, width, prefix={self.prefix})")
-        name, remedy = f"LearnedGrid(1, {self.width})", "shorter windows, or Positions.grid(1, length)"
+        name, remedy = f"LearnedGrid(1, {self.width})", "use shorter windows, or Positions.grid(1, length)"
         positions.require_within(0, self.width - 1, name, remedy)
 
     def extra_repr(self) -> str:
         options = {"prefix": self.prefix, "antialias": self.antialias, "align_corners": self.align_corners}
-        given = "".join(f", {name}={value}" for name, value in options.items() if value)
-        return f"{self.height}, {self.width}, d_model={self.d_model}{given}, mode={self.mode!r}"
+        changed = "".join(f", {name}={value}" for name, value in options.items() if value)
+        return f"{self.height}, {self.width}, d_model={self.d_model}{changed}, mode={self.mode!r}"

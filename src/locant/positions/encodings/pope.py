@@ -13,29 +13,29 @@ from locant.arguments import MAX_WIDTH, shape_error, whole
 from locant.errors import LocantError, Remedy
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads, standing
-from locant.positions.frequencies import base_of, inverse_frequencies, width_of
+from locant.positions.frequencies import check_base, check_width, inverse_frequencies
 from locant.positions.positions import Positions, Where
 from locant.spelling import literal
 
 
 class PoPE(PositionEncoding):
-    r"""Every dimension is a length, and the position alone its angle: what a token is, and where, are kept apart.
+    r"""Separates content and position: token content sets the length of every dimension, position alone its angle.
 
     .. math:: q_c \to \mathrm{softplus}(q_c) \, e^{i n \theta_c}, \qquad
         k_c \to \mathrm{softplus}(k_c) \, e^{i (m \theta_c + \delta_{h,c})}, \qquad \theta_c = \text{base}^{-c/d}
 
-    A complex number is two real ones, so `rotate` gives queries and keys of twice the width, and the cache of keys is
-    twice as wide. Queries come out multiplied by the square root of 2, so that the usual scale of attention is that of
-    the old width. The shift of each head and dimension, between -2 pi and 0, is learned.
+    A complex number is two real ones, so `rotate` returns queries and keys of twice the width, and the cache of keys is
+    twice as wide. Queries are multiplied by the square root of 2, so that attention's default scale for the new width
+    equals the scale for `head_dim`. The shift of each head and dimension, between -2 pi and 0, is learned.
 
     Args:
         head_dim: dimensions per head.
-        num_heads: of keys and values; query heads are a multiple.
+        num_heads: the number of key/value heads. The number of query heads is a multiple.
         base: the frequencies fall from 1 towards 1 / base, one for each dimension.
         angles: as in `Rotary`.
 
     Limits:
-        Weights that were trained with `Rotary` mean nothing under it. Rotating in place has no room.
+        It does not work with weights that were trained with `Rotary`. It cannot rotate in place.
 
     Tested against:
         The formula in NumPy, scores included, and gradients in float64.
@@ -52,37 +52,37 @@ class PoPE(PositionEncoding):
         parameters="num_heads x head_dim shifts",
         cost_of_tokens="in every layer, 6 head_dim operations per head of q and k, and cached keys of twice the width",
         cost_of_pairs="a product of twice the width",
-        extrapolation="better than rotary: what a token is turns nothing",
+        extrapolation="better than rotary: token content does not affect the angle",
         used_by="its paper's models",
         paper="Gopalakrishnan 2025, arXiv 2509.10534",
     )
 
     def __init__(self, head_dim: int, num_heads: int, *, base: float = 10_000.0, angles: AngleMode = "exact") -> None:
         super().__init__()
-        self.head_dim = width_of("head_dim", head_dim, 1, even=False, remedy=Remedy(head_dim=64))
+        self.head_dim = check_width("head_dim", head_dim, 1, even=False, remedy=Remedy(head_dim=64))
         self.num_heads = whole("num_heads", num_heads, 1, MAX_WIDTH, remedy=Remedy(num_heads=8))
-        self.base = base_of(base)
+        self.base = check_base(base)
         self.angles = Angles(inverse_frequencies(2 * self.head_dim, self.base), angles)
         self.shift = nn.Parameter(torch.empty(self.num_heads, self.head_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """No shift: the score of two tokens is largest where they stand together."""
+        """Set the shift to zero, so that the score of two tokens is largest at distance 0."""
         nn.init.zeros_(self.shift)
 
     def rotate(
         self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None, *, inplace: bool = False
     ) -> tuple[Float[Tensor, "batch heads query twice"], Float[Tensor, "batch kv_heads key twice"]]:
-        """Queries and keys of twice the width, in the dtype they came in; the arithmetic is float32 at least."""
+        """Return queries and keys of twice the width in their own dtype, with arithmetic in float32 or wider."""
         if inplace:
-            got = "got inplace=True for PoPE, which makes queries and keys of twice the width"
+            got = "got inplace=True for PoPE, whose queries and keys have twice the width"
             raise LocantError(got, "rotate(q, k, positions)")
         positions, keys = standing(self, q, k, positions, k_positions)
         polar_q = self._polar("q", q, positions, None) * math.sqrt(2)
         return polar_q.to(q.dtype), self._polar("k", k, keys, self.shift).to(k.dtype)
 
     def _polar(self, name: str, x: Tensor, positions: Positions, shift: Tensor | None) -> Tensor:
-        """Lengths times the cosines, then lengths times the sines."""
+        """Return lengths times cosines, then lengths times sines."""
         require_heads(name, x, positions, self.head_dim)
         positions.require_single_axis("PoPE")
         if x.shape[1] % self.num_heads or (shift is not None and x.shape[1] != self.num_heads):
@@ -95,7 +95,7 @@ class PoPE(PositionEncoding):
         if shift is not None:
             turn = shift.to(dtype).clamp(-2 * math.pi, 0)[:, None]
             cos, sin = cos * turn.cos() - sin * turn.sin(), sin * turn.cos() + cos * turn.sin()
-        length = F.softplus(x.double()).to(dtype)  # in float32 its bits depend on the place in memory
+        length = F.softplus(x.double()).to(dtype)  # in float32 its bits depend on the memory layout
         return torch.cat([length * cos, length * sin], dim=-1)
 
     def extra_repr(self) -> str:

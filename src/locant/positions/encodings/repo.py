@@ -12,40 +12,40 @@ from locant.arguments import MAX_WIDTH, whole
 from locant.errors import LocantError
 from locant.positions.base import Embeddings, EncodingInfo, Output, require_embeddings
 from locant.positions.constant import Constant
-from locant.positions.encodings.rotary_by_head import RotaryOfHeads
+from locant.positions.encodings.rotary_by_head import PerHeadRotation
 from locant.positions.fields import Read
 from locant.positions.frequencies import inverse_frequencies
-from locant.positions.hidden_bias import REMEDY, projected
+from locant.positions.hidden_bias import REMEDY, project
 from locant.positions.positions import Positions, Where
 from locant.spelling import literal
 
 
-class RePo(RotaryOfHeads):
-    r"""RoPE at positions that are no numbers of tokens: every head reads, of its hidden state, where a token stands.
+class RePo(PerHeadRotation):
+    r"""RoPE with learned positions: every head computes a token's position from its hidden state.
 
     .. math:: r_i = \mathrm{silu}(W_g x_i) \odot W_c x_i, \qquad z_{h,i} = w_h \cdot r_i, \qquad
         \text{angle}_{h,i,p} = z_{h,i} \, \text{base}^{-2p/d}
 
-    The positions z are real numbers, and nothing orders them: what came first is for the causal mask to tell, and in
-    the paper for the layers below, which have plain RoPE. A model calls `read` in every layer, with what queries and
-    keys are made from, and gives `rotate` the positions that come back; a cache needs nothing beside the rotated keys.
-    Queries of one key/value head share its positions. Angles are formed in float64.
+    The positions z are real numbers in any order. The order of tokens comes from the causal mask and, in the paper,
+    from the lower layers, which have plain RoPE. A model calls `read` in every layer, with the hidden states from which
+    queries and keys are projected, and passes the returned positions to `rotate`. A cache needs only the rotated keys.
+    Query heads share the positions of their key/value head. Angles are computed in float64.
 
-    In the paper every layer has positions of its own: an encoding for each layer.
+    In the paper every layer has its own positions, so build an encoding for each layer.
 
     Args:
         head_dim: dimensions per head.
-        num_heads: of keys and values; query heads are a multiple.
+        num_heads: the number of key/value heads. The number of query heads is a multiple.
         d_model: the width of the hidden states.
-        width: of r; default: an eighth of `d_model`, as in the paper.
-        base: of the frequencies.
+        width: the width of r. Default: an eighth of `d_model`, as in the paper.
+        base: the base of the frequencies.
 
     Limits:
-        It looks at no index: tokens with equal hidden states stand at one place, wherever they are. Cached keys cannot
-        be moved. `locant.swap` has no hidden states for it.
+        It ignores the index: tokens with equal hidden states have the same position. Cached keys cannot be moved.
+        `locant.swap` does not support it, because it has no hidden states there.
 
     Tested against:
-        The paper's formula in NumPy, forward and every gradient; `Rotary`, where what is read is the index.
+        The paper's formula in NumPy, forward and every gradient, and `Rotary` at positions equal to the index.
 
     >>> repo, x, q = RePo(64, 8, 512), torch.randn(2, 5, 512), torch.randn(2, 8, 5, 64)
     >>> positions = repo.read(x, Positions.arange(5))
@@ -69,7 +69,7 @@ class RePo(RotaryOfHeads):
         self, head_dim: int, num_heads: int, d_model: int, *, width: int | None = None, base: float = 10_000.0
     ) -> None:
         super().__init__(head_dim, num_heads, base)
-        self.d_model = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the hidden states")
+        self.d_model = whole("d_model", d_model, 1, MAX_WIDTH, remedy="pass the width of the hidden states")
         eighth = max(self.d_model // 8, 1)
         self.width = eighth if width is None else whole("width", width, 1, MAX_WIDTH, remedy=f"width={eighth}")
         frequencies = [*map(float, inverse_frequencies(self.head_dim, self.base))]
@@ -84,20 +84,20 @@ class RePo(RotaryOfHeads):
             nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
 
     def read(self, x: Embeddings, positions: Positions, past: Positions | None = None) -> Positions:
-        """The positions of `x`, with where every head has its token."""
+        """Return the positions of `x` with every head's position of each token."""
         require_embeddings(self, x, positions, self.d_model)
-        gate, content = (projected(x, weight, torch.float64) for weight in (self.gate, self.content))
-        places = projected(F.silu(gate) * content, self.weight, torch.float64)
+        gate, content = (project(x, weight, torch.float64) for weight in (self.gate, self.content))
+        places = project(F.silu(gate) * content, self.weight, torch.float64)
         return dataclasses.replace(positions.expand(x.shape[0]), read=Read(of_query=places))
 
     def unrotate(self, y: Output, positions: Where = None) -> Output:
-        """The inverse rotation, of values that were rotated as the keys are."""
-        return self._rotated("y", y, positions, inverse=True)
+        """Undo the rotation, for values with the same rotation as the keys."""
+        return self._rotate_tensor("y", y, positions, inverse=True)
 
-    def cos_sin_of_heads(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def cos_sin_per_head(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         places = positions.read.of_query
         if places is None:
-            raise LocantError("got positions without what RePo reads of hidden states", REMEDY)
+            raise LocantError("got positions without the features that RePo reads from hidden states", REMEDY)
         angle = places.mT[..., None] * self._frequencies.on(places.device)
         return angle.cos().to(dtype), angle.sin().to(dtype)
 

@@ -17,20 +17,21 @@ from locant.positions.positions import Where
 
 
 class RoPEPlusPlus(PositionEncoding):
-    r"""Rotary positions, and beside each head of queries a second one that reads the imaginary part of its scores.
+    r"""RoPE with a second head for each query head, whose scores are the imaginary part of the first one's product.
 
     .. math:: A_h(n, m) = \mathrm{Re} \sum_i q_i \bar{k}_i \, e^{i \theta_i (n - m)}, \qquad
         A_h'(n, m) = \mathrm{Im} \sum_i q_i \bar{k}_i \, e^{i \theta_i (n - m)}
 
-    The second is the first with queries that are turned back by a quarter of a rotation. So `rotate` gives twice as
-    many heads of queries, a head and its second side by side, over the same keys and values: the projection after
-    attention has twice as many inputs (the authors' RoPE++ EC), or the one before it half as many outputs (EH).
+    The second equals the first with queries that are rotated back by a quarter turn. So `rotate` returns twice the
+    number of query heads, each head next to its second, over the same keys and values. Either the projection after
+    attention has twice the number of inputs (the authors' RoPE++ EC), or the projection before it half the outputs
+    (EH).
 
     Args:
-        rotary: how tokens are rotated.
+        rotary: the rotation of tokens.
 
     Limits:
-        A model is trained with it from the start. Rotating in place has no room.
+        A model has to be trained with it from the start. It cannot rotate in place.
 
     Tested against:
         The formula in NumPy's complex numbers, scores and gradients.
@@ -45,9 +46,9 @@ class RoPEPlusPlus(PositionEncoding):
         aliases=("rope++",),
         kind="relative",
         parameters="none",
-        cost_of_tokens="in every layer, what rotary costs, for twice as many heads of queries",
+        cost_of_tokens="in every layer, the cost of rotary, for twice the number of query heads",
         cost_of_pairs="a second score and a second sum of values",
-        extrapolation="poor beyond the trained length, as of rotary",
+        extrapolation="poor beyond the trained length, as for rotary",
         used_by="its paper's models",
         paper="Liu 2025, arXiv 2512.07525",
     )
@@ -60,25 +61,26 @@ class RoPEPlusPlus(PositionEncoding):
         self.rotary = rotary
         self.head_dim = rotary.head_dim
         other, sign = torch.arange(rotary.head_dim, device="cpu"), torch.ones(rotary.head_dim, device="cpu")
-        for first, second in rotary.pairs.dims:  # other dimensions have no imaginary part, and stay
+        for first, second in rotary.pairs.dims:  # other dimensions have no imaginary part and do not change
             other[first], other[second], sign[second] = second, first, -1.0
         self._other, self._sign = Constant(other), Constant(sign)
 
     @classmethod
     def for_model(cls, shape: ModelShape, **options: Any) -> RoPEPlusPlus:
-        """Over plain rotary positions."""
+        """Build it with plain RoPE."""
         return build(cls, {"rotary": Rotary(shape.head_dim)} | options)
 
     def rotate(
         self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None, *, inplace: bool = False
     ) -> tuple[Float[Tensor, "batch twice query head_dim"], Keys]:
-        """Twice as many heads of queries, and the keys, in the dtype they came in."""
+        """Return twice the number of query heads, and the keys, in their own dtype."""
         if inplace:
-            raise LocantError("got inplace=True for RoPE++, which makes twice as many heads", "rotate(q, k, positions)")
+            got = "got inplace=True for RoPE++, which doubles the number of query heads"
+            raise LocantError(got, "rotate(q, k, positions)")
         rotated, keys = self.rotary.rotate(q, k, positions, k_positions)
         turned = rotated.index_select(-1, self._other.on(q.device)) * self._sign.on(q.device).to(q.dtype)
         return torch.stack([rotated, turned], dim=2).flatten(1, 2), keys
 
     def unrotate(self, y: Output, positions: Where = None) -> Output:
-        """As its rotary encoding does, whose rotated keys are the values."""
+        """Return `unrotate` of its rotary encoding, for values that are the rotated keys."""
         return self.rotary.unrotate(y, positions)

@@ -10,12 +10,12 @@ from locant.positions.angles import Angles
 from locant.positions.base import EncodingInfo
 from locant.positions.constant import Constant
 from locant.positions.distance_bias import DistanceBias
-from locant.positions.frequencies import base_of, inverse_frequencies, width_of
-from locant.positions.pairs import bias_dtype
+from locant.positions.distances import bias_dtype
+from locant.positions.frequencies import check_base, check_width, inverse_frequencies
 from locant.spelling import literal
 
 GRID = 2.0**-40
-"""Cosines are rounded to this before they are added up: a sum without further rounding is the same in any order."""
+"""The unit to which cosines are rounded before they are added. Their sums are then exact, in any order."""
 
 
 class Sandwich(DistanceBias):
@@ -23,19 +23,19 @@ class Sandwich(DistanceBias):
 
     .. math:: b_{hij} = \frac{\mathrm{PE}(i) \cdot \mathrm{PE}(j) - d/2}{c_h}, \qquad c_h = \frac{8 (h + 1)}{H}
 
-    The paper leaves out ``- d/2``, which softmax cannot see; with it near distances keep their bits.
+    The paper omits ``- d/2``, which does not change the softmax. It keeps more bits of near distances.
 
-    Costs one value per distance and pair of the sinusoid, then one look-up per pair of tokens. Where the positions'
-    bounds are unknown (`Positions.of` on an accelerator) the values are computed for every pair of tokens instead.
+    It costs one value per distance and pair of the sinusoid, then one look-up per pair of tokens. If the bounds of
+    positions are unknown (`Positions.of` on an accelerator), the values are computed for every pair of tokens instead.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
-        dim: the width of the sinusoidal vectors, the paper's one hyperparameter.
+        dim: the width of the sinusoidal vectors, the only hyperparameter in the paper.
         base: as in `Sinusoidal`.
 
     Limits:
-        The bias is symmetric, so without a causal mask it cannot tell earlier keys from later ones. Nothing is
-        learned: a head cannot choose its reach.
+        The bias is symmetric, so without a causal mask it does not distinguish earlier keys from later ones. Nothing is
+        learned, so a head cannot adapt how fast its bias decays.
 
     Tested against:
         Inner products of the paper's sinusoidal vectors in NumPy.
@@ -61,16 +61,16 @@ class Sandwich(DistanceBias):
         self, num_heads: int, *, dim: int = 128, base: float = 10_000.0, head_slice: slice | None = None
     ) -> None:
         super().__init__(num_heads, head_slice=head_slice)
-        self.dim = width_of("dim", dim, remedy="dim=128, the paper's")
-        self.base = base_of(base)
+        self.dim = check_width("dim", dim, remedy="use dim=128, as in the paper")
+        self.base = check_base(base)
         self.angles = Angles(inverse_frequencies(self.dim, self.base))
         ratios = torch.arange(1, self.num_heads + 1, dtype=torch.float64, device="cpu") * 8 / self.num_heads
-        self.ratios = Constant(self.heads.own(ratios))
+        self.ratios = Constant(self.heads.select(ratios))
 
     def decay(
         self, distance: Int[Tensor, "*shape"], largest: int | None = None, dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*shape"]:
-        """``PE(i) . PE(j) - d/2`` for every distance; `largest` as `max_index` in `Angles.cos_sin`."""
+        """Return ``PE(i) . PE(j) - d/2`` for every distance. `largest` is `max_index` of `Angles.cos_sin`."""
         cos, _ = self.angles.cos_sin(distance.abs(), largest, 0, torch.float64)
         return (((cos - 1) / GRID).round() * GRID).sum(-1).to(dtype)
 

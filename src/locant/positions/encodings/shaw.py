@@ -15,27 +15,27 @@ from locant.spelling import literal
 
 
 class Shaw(RowBias):
-    r"""Adds the product of the query and a learned vector for each distance, in either direction.
+    r"""Adds the product of the query with a learned vector for each distance, in either direction.
 
     .. math:: b_{ij} = s \; q_i \cdot a_{\mathrm{clip}(j - i, -D, D)}
 
-    s is `scale` and D is `max_distance`. Keys farther away than that share the vector at the end; all heads share the
-    table, as in the paper. With `key_term` also ``k_j . a`` is added (BERT's ``relative_key_query``). The paper's
-    second table, added to the values, is not a bias and not part of this; by its own ablation (table 3) the keys' table
-    is enough.
+    s is `scale` and D is `max_distance`. Keys farther away share the vector at the end. All heads share the table, as
+    in the paper. `key_term` also adds ``k_j . a`` (BERT's ``relative_key_query``). The paper's second table, which is
+    added to the values, is not a bias and not included. By the paper's ablation (table 3) the keys' table is enough.
 
-    `scale` has to be that of `attend`, which adds a bias to scaled scores. Costs one row of scores per token over the
-    table (``2 max_distance + 1`` wide, float64 while it is computed) and a look-up per pair of tokens and head.
+    `scale` has to equal the scale of `attend`, which adds a bias to scaled scores. It costs one row of scores per token
+    over the table (``2 max_distance + 1`` wide, in float64 during the computation) and a look-up per pair of tokens and
+    head.
 
     Args:
         head_dim: dimensions per head.
-        max_distance: the farthest key before a query that has a vector of its own.
-        max_later: the same for keys after it; default: `max_distance`.
-        key_term: also add the keys' products.
-        scale: default ``head_dim ** -0.5``, that of `attend`.
+        max_distance: the largest distance of an earlier key with its own vector.
+        max_later: the largest distance of a later key with its own vector. Default: `max_distance`.
+        key_term: whether to add the keys' products, too.
+        scale: the factor of the products. Default: ``head_dim ** -0.5``, as in `attend`.
 
     Limits:
-        All distances beyond `max_distance` are one.
+        It does not distinguish distances beyond `max_distance`.
 
     Tested against:
         `transformers`' Wav2Vec2-BERT, and the paper's formula in NumPy, forward and every gradient.
@@ -53,7 +53,7 @@ class Shaw(RowBias):
         kind="relative",
         parameters="(2 max_distance + 1) x head_dim",
         cost_of_tokens="(2 max_distance + 1) x head_dim operations per head",
-        cost_of_pairs="one look-up, held as a number",
+        cost_of_pairs="one look-up, and one stored number",
         extrapolation="fair: all distances beyond max_distance share one vector",
         used_by="Music Transformer, Wav2Vec2-BERT, SeamlessM4T-v2",
         paper="Shaw 2018, arXiv 1803.02155",
@@ -69,10 +69,10 @@ class Shaw(RowBias):
         scale: float | None = None,
     ) -> None:
         super().__init__()
-        self.head_dim = whole("head_dim", head_dim, 1, MAX_WIDTH, remedy="the width of a head")
-        self.max_distance = whole("max_distance", max_distance, 0, remedy="a number of tokens")
+        self.head_dim = whole("head_dim", head_dim, 1, MAX_WIDTH, remedy="pass the width of a head")
+        self.max_distance = whole("max_distance", max_distance, 0, remedy="pass a number of tokens")
         max_later = self.max_distance if max_later is None else max_later
-        self.max_later = whole("max_later", max_later, 0, remedy="a number of tokens")
+        self.max_later = whole("max_later", max_later, 0, remedy="pass a number of tokens")
         self.ends = -self.max_later, self.max_distance
         self.key_term = self.of_keys = flag("key_term", key_term)
         self.scale = scale_of(scale, self.head_dim**-0.5)
@@ -83,11 +83,11 @@ class Shaw(RowBias):
         nn.init.normal_(self.weight, std=INIT_STD)
 
     def row_of(self, device: torch.device) -> Callable[[Tensor], Tensor]:
-        """Row 0 belongs to the farthest key before."""
+        """Return a function from the distance to the row. Row 0 belongs to the farthest earlier key."""
         return lambda distance: (-distance).clamp(-self.max_distance, self.max_later) + self.max_distance
 
     def vectors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """Queries, and with `key_term` keys, are multiplied with one table."""
+        """Return the table for queries, and with `key_term` the same table for keys."""
         return self.weight, self.weight if self.key_term else None
 
     def extra_repr(self) -> str:

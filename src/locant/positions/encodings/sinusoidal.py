@@ -12,7 +12,7 @@ from locant.arguments import one_of, real, whole
 from locant.kernels.rotary import Layout
 from locant.positions.angles import Angles
 from locant.positions.base import Embeddings, EncodingInfo, PositionEncoding, require_embeddings
-from locant.positions.frequencies import base_of, inverse_frequencies, width_of
+from locant.positions.frequencies import check_base, check_width, inverse_frequencies
 from locant.positions.positions import Positions, Where, positions_or_length
 from locant.spelling import literal
 from locant.tensors import as_dtype
@@ -26,9 +26,10 @@ class Sinusoidal(PositionEncoding):
     .. math:: \mathrm{PE}(p, 2i) = \sin \frac{p}{\text{base}^{2i/d}}, \qquad
         \mathrm{PE}(p, 2i + 1) = \cos \frac{p}{\text{base}^{2i/d}}
 
-    No parameters, no maximal length, exact at every position. An odd `d_model` has one sine more than cosines.
+    It has no parameters and no maximal length, and it is exact at every position. An odd `d_model` has one more sine
+    than cosines.
 
-    Published models order the vector in other ways, and count positions from another number:
+    Some published models order the vector in another way, or count positions from another number:
 
     - the paper, XLM: ``Sinusoidal(512)``
     - CTRL, Marian, Pegasus: ``Sinusoidal(512, layout="half")``
@@ -39,13 +40,13 @@ class Sinusoidal(PositionEncoding):
     Args:
         d_model: the width of the token embeddings.
         base: the longest wavelength is about 2 pi times this.
-        layout: whether sines and cosines take turns, or all of one kind come before all of the other.
-        first: which of the two comes first.
-        offset: position 0 gets the vector of this position.
-        scale: the vectors are multiplied by this number.
+        layout: ``"interleaved"``, in which sines and cosines alternate, or ``"half"``, in which one kind comes first.
+        first: the kind that comes first.
+        offset: the position whose vector position 0 gets.
+        scale: a factor of the vectors.
 
     Limits:
-        Vectors exist at every position, but a model has not learned to read those it never saw.
+        Vectors exist at every position, but a model has not learned the vectors that it never saw.
 
     Tested against:
         The paper's formula in NumPy, 50-digit arithmetic (mpmath) up to position 2^31 - 1, and the vectors that 16
@@ -62,7 +63,7 @@ class Sinusoidal(PositionEncoding):
         parameters="none",
         cost_of_tokens="d_model sines and cosines, d_model additions",
         cost_of_pairs="nothing",
-        extrapolation="defined everywhere, but models do not understand positions they never saw",
+        extrapolation="defined everywhere, but models do not understand positions that they never saw",
         used_by="the original Transformer, Marian, Pegasus, M2M100, XGLM, Whisper's encoder",
         paper="Vaswani 2017, arXiv 1706.03762",
     )
@@ -78,8 +79,8 @@ class Sinusoidal(PositionEncoding):
         scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.d_model = width_of("d_model", d_model, 1, even=False, remedy="the width of the token embeddings")
-        self.base = base_of(base)
+        self.d_model = check_width("d_model", d_model, 1, even=False, remedy="pass the width of the token embeddings")
+        self.base = check_base(base)
         one_of("layout", layout, get_args(Layout))
         one_of("first", first, get_args(First))
         self.layout: Layout = layout
@@ -91,7 +92,7 @@ class Sinusoidal(PositionEncoding):
     def vectors(
         self, positions: Positions | int, dtype: torch.dtype | str = torch.float32
     ) -> Float[Tensor, "batch seq d_model"]:
-        """The position vectors themselves, in float32 or float64; of so many positions from 0 on for a number."""
+        """Return the position vectors, in float32 or float64. A number stands for that many positions from 0."""
         positions = positions_or_length(positions)
         positions.require_single_axis("Sinusoidal")
         low, high = (None if end is None else end + self.offset for end in (positions.min_index, positions.max_index))
@@ -106,7 +107,7 @@ class Sinusoidal(PositionEncoding):
 
     @property
     def inv_freq(self) -> Float[Tensor, " pairs"]:
-        """Radians per position of each pair of dimensions; float64, on the CPU.
+        """The radians per position of each pair of dimensions, in float64 on the CPU.
 
         >>> Sinusoidal(8).inv_freq.tolist()
         [1.0, 0.1, 0.01, 0.001]
@@ -114,13 +115,13 @@ class Sinusoidal(PositionEncoding):
         return self.angles.inv_freq
 
     def embed(self, x: Embeddings, positions: Where = None) -> Embeddings:
-        """Adds in float32 and rounds once to the dtype of `x`."""
+        """Add the position vectors in float32 and round once to the dtype of `x`."""
         positions = require_embeddings(self, x, positions, self.d_model)
         dtype = torch.promote_types(x.dtype, torch.float32)
         return (x.to(dtype) + self.vectors(positions, dtype)).to(x.dtype)
 
     def extra_repr(self) -> str:
         options = {"layout": (self.layout, "interleaved"), "first": (self.first, "sine"), "offset": (self.offset, 0)}
-        given = [f", {name}={value!r}" for name, (value, usual) in options.items() if value != usual]
+        changed = [f", {name}={value!r}" for name, (value, usual) in options.items() if value != usual]
         scale = "" if self.scale == 1 else f", scale={literal(self.scale)}"
-        return f"d_model={self.d_model}, base={literal(self.base)}{''.join(given)}{scale}"
+        return f"d_model={self.d_model}, base={literal(self.base)}{''.join(changed)}{scale}"

@@ -10,29 +10,29 @@ from torch import Tensor, nn
 
 from locant.kernels.rotary import Layout
 from locant.positions.base import EncodingInfo, Output, require_heads
-from locant.positions.encodings.rotary import Rotary, RotatedAlike
+from locant.positions.encodings.rotary import Rotary, SameRotationForQueriesAndKeys
 from locant.positions.positions import Where
 from locant.spelling import literal
 
 
-class StringRotary(RotatedAlike):
-    r"""A learned orthogonal matrix, then a rotation: STRING, in which any planes can be those that are rotated.
+class StringRotary(SameRotationForQueriesAndKeys):
+    r"""A learned orthogonal matrix, then a rotation: STRING, which can rotate any planes.
 
     .. math:: x' = R_n P x, \qquad P = (I - S)(I + S)^{-1}, \quad S = A - A^T
 
-    Schenck et al. 2025, arXiv 2502.02562. P is orthogonal whatever A is (Cayley), so lengths stay, and scores depend on
-    distances alone. A starts at 0, as plain rotary positions. Costs one product with a head_dim x head_dim matrix per
-    head more, and one inverse per call.
+    Schenck et al. 2025, arXiv 2502.02562. P is orthogonal for every A (Cayley), so lengths do not change, and scores
+    depend on distances alone. A starts at 0, which is plain RoPE. It costs one more product with a head_dim x head_dim
+    matrix per head, and one inverse per call.
 
     Args:
         head_dim: dimensions per head.
         base, layout, sections: as in `Rotary`.
 
     Limits:
-        A cache holds keys that were multiplied: a change of P makes them wrong.
+        A cache holds keys that were multiplied by P, so a change of P makes them wrong.
 
     Tested against:
-        The formula in NumPy, forward and by every gradient.
+        The formula in NumPy, forward and every gradient.
 
     >>> string = StringRotary(8)
     >>> torch.equal(string.matrix_of_planes(), torch.eye(8))
@@ -46,7 +46,7 @@ class StringRotary(RotatedAlike):
         parameters="head_dim x head_dim",
         cost_of_tokens="in every layer, head_dim x head_dim operations per head of q and k",
         cost_of_pairs="nothing",
-        extrapolation="poor beyond the trained length, as of rotary",
+        extrapolation="poor beyond the trained length, as for rotary",
         used_by="its paper's models",
         paper="Schenck 2025, arXiv 2502.02562",
     )
@@ -61,28 +61,28 @@ class StringRotary(RotatedAlike):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Plain rotary positions."""
+        """Set A to 0, which is plain RoPE."""
         nn.init.zeros_(self.weight)
 
     def matrix_of_planes(self) -> Float[Tensor, "head_dim head_dim"]:
-        """P, whose rows are the directions that are rotated in pairs; float32 at least."""
+        """Return P, whose rows are the directions that are rotated in pairs, in float32 or wider."""
         weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         skew, eye = weight - weight.mT, torch.eye(self.head_dim, dtype=weight.dtype, device=weight.device)
         return torch.linalg.solve(eye + skew, eye - skew)
 
-    def _rotated(self, name: str, x: Tensor, positions: Where) -> Tensor:
+    def _rotate_tensor(self, name: str, x: Tensor, positions: Where) -> Tensor:
         positions = require_heads(name, x, positions, self.head_dim, self.num_axes)
-        return self.rotary.rotate_one(self._multiplied(x, self.matrix_of_planes()), positions).to(x.dtype)
+        return self.rotary.rotate_one(self._multiply(x, self.matrix_of_planes()), positions).to(x.dtype)
 
     def unrotate(self, y: Output, positions: Where = None) -> Output:
-        """The inverse of `rotate_one`."""
+        """Undo `rotate_one`."""
         positions = require_heads("y", y, positions, self.head_dim, self.num_axes)
         wide = y.to(torch.promote_types(y.dtype, torch.float32))
-        return self._multiplied(self.rotary.unrotate(wide, positions), self.matrix_of_planes().mT).to(y.dtype)
+        return self._multiply(self.rotary.unrotate(wide, positions), self.matrix_of_planes().mT).to(y.dtype)
 
     @staticmethod
-    def _multiplied(x: Tensor, planes: Tensor) -> Tensor:
-        """Summed in float64 and rounded once: the same bits among other tokens, whichever way sums are taken."""
+    def _multiply(x: Tensor, planes: Tensor) -> Tensor:
+        """Multiply in float64 and round once, so that bits do not depend on other tokens or on the order of sums."""
         return (x.double() @ planes.double().mT).to(torch.promote_types(x.dtype, planes.dtype))
 
     def extra_repr(self) -> str:

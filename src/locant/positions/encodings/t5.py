@@ -13,29 +13,29 @@ from locant.arguments import flag, whole
 from locant.positions.base import EncodingInfo
 from locant.positions.constant import Constant
 from locant.positions.distance_bias import DistanceBias
+from locant.positions.distances import MAX_DISTANCE, bias_dtype
 from locant.positions.encodings import INIT_STD
-from locant.positions.pairs import MAX_DISTANCE, bias_dtype
 
 
 class T5Bias(DistanceBias):
-    r"""Adds a learned number per head and bucket of distances; buckets widen logarithmically up to `max_distance`.
+    r"""Adds a learned number per head and bucket of distances. Buckets widen logarithmically up to `max_distance`.
 
     .. math:: b_{hij} = W_{\delta(i - j),\, h}, \qquad
         \delta(n) = \begin{cases} n & n < B/2 \\
         B/2 + \left\lfloor \frac{B}{2} \cdot \frac{\log(2n / B)}{\log(2D / B)} \right\rfloor & \text{beyond} \end{cases}
 
-    B is `num_buckets` and D is `max_distance`: half of the buckets hold one small distance each, the rest share the
-    others, and the last holds all from D on. One module serves all layers of a model, as in T5.
+    B is `num_buckets` and D is `max_distance`. Half of the buckets hold one small distance each, the rest share the
+    other distances, and the last holds all distances from D on. One module serves all layers of a model, as in T5.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
-        num_buckets: rows of the table.
-        max_distance: from here on all distances are one.
-        bidirectional: tell earlier keys from later ones, with half the buckets each (encoders). Otherwise
+        num_buckets: the number of rows of the table.
+        max_distance: the distance from which all distances share a bucket.
+        bidirectional: whether earlier and later keys have different buckets, half of them each (encoders). Otherwise
             (decoders) later keys are in the bucket of distance 0, and a causal mask hides them.
 
     Limits:
-        All distances beyond `max_distance` are one.
+        It does not distinguish distances beyond `max_distance`.
 
     Tested against:
         `transformers`' T5 attention: every distance, both directions, and gradients.
@@ -68,10 +68,12 @@ class T5Bias(DistanceBias):
         super().__init__(num_heads, head_slice=head_slice)
         self.bidirectional = flag("bidirectional", bidirectional)
         sides = 2 if self.bidirectional else 1
-        self.num_buckets = whole("num_buckets", num_buckets, 2 * sides, remedy="num_buckets=32, two a side or more")
+        self.num_buckets = whole(
+            "num_buckets", num_buckets, 2 * sides, remedy="num_buckets=32, with two or more per side"
+        )
         one_sided = self.num_buckets // sides
         nearest = one_sided // 2 + 1
-        remedy = f"num_buckets=32, max_distance=128: from {nearest} to {MAX_DISTANCE} for {num_buckets} buckets"
+        remedy = f"use {nearest} to {MAX_DISTANCE} for {num_buckets} buckets, or num_buckets=32, max_distance=128"
         self.max_distance = whole("max_distance", max_distance, nearest, MAX_DISTANCE, remedy=remedy)
         self.weight = nn.Parameter(torch.empty(self.num_buckets, len(self.heads)))
         self._bucket_of = Constant(_bucket_table(one_sided, self.max_distance))
@@ -84,7 +86,7 @@ class T5Bias(DistanceBias):
     def buckets(
         self, distance: Int[Tensor, "*shape"], bucket_of: Int[Tensor, " distances"] | None = None
     ) -> Int[Tensor, "*shape"]:
-        """The bucket of every distance (query index minus key index); `bucket_of` is the table, if it is at hand."""
+        """Return the bucket of every distance, query index minus key index. `bucket_of` is the table, if available."""
         table = self._bucket_of.on(distance.device) if bucket_of is None else bucket_of
         if not self.bidirectional:
             return table[distance.clamp(0, self.max_distance)]
@@ -98,7 +100,7 @@ class T5Bias(DistanceBias):
         return weight[self.buckets(distance, bucket_of), self.heads.here(head)]
 
     def along(self, q: Tensor, distance: Int[Tensor, " distances"]) -> Float[Tensor, "heads distances"]:
-        """By one index: for two, torch asks another thread."""
+        """Look up with one index, because torch uses another thread for two."""
         return self.weight.to(bias_dtype(q)).T.contiguous().index_select(1, self.buckets(distance))
 
     def extra_repr(self) -> str:
@@ -107,7 +109,7 @@ class T5Bias(DistanceBias):
 
 
 def _bucket_table(num_buckets: int, max_distance: int) -> Int[Tensor, " max_distance_plus_1"]:
-    """The bucket of each distance, in float32 as the reference: its rounding decides where one begins."""
+    """Return the bucket of each distance, in float32 like the reference, whose rounding decides where one begins."""
     exact = num_buckets // 2
     ratio = np.arange(exact, max_distance + 1, dtype=np.float32) / np.float32(exact)
     share = np.log(ratio) / np.float32(math.log(max_distance / exact)) * np.float32(num_buckets - exact)

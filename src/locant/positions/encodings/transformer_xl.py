@@ -11,38 +11,39 @@ from torch import Tensor, nn
 from locant.arguments import MAX_WIDTH, scale_of, whole
 from locant.positions.angles import Angles
 from locant.positions.base import Bias, EncodingInfo, Keys, ModelShape, PositionEncoding, Queries, require_tokens
+from locant.positions.distances import bias_dtype, exact_dot
 from locant.positions.encodings import INIT_STD
-from locant.positions.frequencies import base_of, inverse_frequencies, width_of
+from locant.positions.frequencies import check_base, check_width, inverse_frequencies
 from locant.positions.heads import Heads, for_query_heads
-from locant.positions.pairs import bias_dtype, exact_dot
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Written
 from locant.spelling import literal
 
 
 class TransformerXL(PositionEncoding):
-    r"""Adds to q . k the paper's terms of the distance, of the key, and of the distance alone.
+    r"""Adds the paper's three terms to q . k: query with distance, key alone, and distance alone.
 
     .. math:: b_{ij} = s \left( q_i \cdot W r_{i-j} + u \cdot k_j + v \cdot W r_{i-j} \right)
 
-    These are terms (b), (c) and (d) of the paper; (a) is q . k. r is the sinusoidal vector of the distance (sines
-    first, then cosines), W projects it for every head, and u and v are a learned vector per head each. `scale` has to
-    be that of `attend`, which adds a bias to scaled scores. A memory of earlier segments is keys with their positions.
+    These are terms (b), (c) and (d) of the paper, and (a) is q . k. r is the sinusoidal vector of the distance (sines
+    first, then cosines), W projects it for every head, and u and v are learned vectors of each head. `scale` has to
+    equal the scale of `attend`, which adds a bias to scaled scores. To use a memory of earlier segments, pass its keys
+    with their positions.
 
-    A sine of ``i - j`` is a sum of products of sines and cosines of i and of j, so ``W^T (q + v)`` is rotated by the
-    query's angles and multiplied with the key's: a product over `d_model` in float64 for every pair, with
-    ``batch x heads x query x d_model`` of memory besides the result, no bound on the distance, and no score function.
-    Two pairs at one distance agree up to the rounding of float32, not bit for bit.
+    A sine of ``i - j`` is a sum of products of sines and cosines of i and of j. So ``W^T (q + v)`` is rotated by the
+    query's angles and multiplied with the cosines and sines of the key. That is a product over `d_model` in float64 for
+    every pair, with ``batch x heads x query x d_model`` of memory in addition to the result. There is no largest
+    distance and no score function. Two pairs at one distance agree up to the rounding of float32, not bit for bit.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
         d_model: the width of the sinusoidal vectors, an even number.
-        head_dim: default ``d_model // num_heads``.
+        head_dim: dimensions per head. Default: ``d_model // num_heads``.
         base: as in `Sinusoidal`.
-        scale: default ``head_dim ** -0.5``, that of `attend`.
+        scale: the factor of the sum. Default: ``head_dim ** -0.5``, as in `attend`.
 
     Limits:
-        The scale of attention has to be the encoding's own.
+        Attention has to use the encoding's `scale`.
 
     Tested against:
         The paper's terms in NumPy with every gradient, and the Conformer attention of `transformers`.
@@ -59,8 +60,8 @@ class TransformerXL(PositionEncoding):
         kind="relative",
         parameters="d_model x d_model, u and v",
         cost_of_tokens="d_model x head_dim operations per head",
-        cost_of_pairs="a product of d_model, held as a number",
-        extrapolation="fair with a memory of earlier segments, which it was made for",
+        cost_of_pairs="a product of d_model, and one stored number",
+        extrapolation="fair with a memory of earlier segments, for which it was designed",
         used_by="Transformer-XL, XLNet, Conformer",
         paper="Dai 2019, arXiv 1901.02860",
     )
@@ -78,21 +79,23 @@ class TransformerXL(PositionEncoding):
         super().__init__()
         self.heads = Heads.of(num_heads, head_slice)
         self.num_heads = self.heads.num_heads
-        self.d_model = width_of("d_model", d_model, remedy="TransformerXL(num_heads=8, d_model=512)")
+        self.d_model = check_width("d_model", d_model, remedy="TransformerXL(num_heads=8, d_model=512)")
         head_dim = self.d_model // self.num_heads if head_dim is None else head_dim
-        self.head_dim = whole("head_dim", head_dim, 1, MAX_WIDTH, remedy="d_model of num_heads or more, or head_dim")
-        self.base = base_of(base)
+        self.head_dim = whole(
+            "head_dim", head_dim, 1, MAX_WIDTH, remedy="use d_model of num_heads or more, or pass head_dim"
+        )
+        self.base = check_base(base)
         self.scale = scale_of(scale, self.head_dim**-0.5)
         self.angles = Angles(inverse_frequencies(self.d_model, self.base))
-        here = len(self.heads)
-        self.weight = nn.Parameter(torch.empty(here * self.head_dim, self.d_model))
-        self.u = nn.Parameter(torch.empty(here, self.head_dim))
-        self.v = nn.Parameter(torch.empty(here, self.head_dim))
+        num_held = len(self.heads)
+        self.weight = nn.Parameter(torch.empty(num_held * self.head_dim, self.d_model))
+        self.u = nn.Parameter(torch.empty(num_held, self.head_dim))
+        self.v = nn.Parameter(torch.empty(num_held, self.head_dim))
         self.reset_parameters()
 
     @classmethod
     def for_model(cls, shape: ModelShape, **options: Any) -> PositionEncoding:
-        """With the model's own heads, which need not share `d_model`."""
+        """Build it with the model's `head_dim`, which may differ from ``d_model // num_heads``."""
         return super().for_model(shape, **{"head_dim": shape.head_dim} | options)
 
     def reset_parameters(self) -> None:
@@ -103,8 +106,8 @@ class TransformerXL(PositionEncoding):
     def score_bias(
         self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
     ) -> Written:
-        """The scaled sum of the three terms for every pair of tokens, float32 at least."""
-        self.heads.some(heads).require(self, q)
+        """Return the scaled sum of the three terms for every pair of tokens, in float32 or wider."""
+        self.heads.subset(heads).require(self, q)
         require_tokens(self, q, k, queries, keys, self.head_dim)
         write = functools.partial(self._write, heads=heads or slice(None))
         return Written(q=q, k=k, queries=queries, keys=keys, sources=tuple(self.parameters()), write=write)
@@ -116,8 +119,8 @@ class TransformerXL(PositionEncoding):
         (q_cos, q_sin), (k_cos, k_sin) = self._cos_sin(queries), self._cos_sin(keys)
         # a sin(i - j) + b cos(i - j) = (a sin i + b cos i) cos j + (b sin i - a cos i) sin j
         rotated = torch.cat([b * q_sin - a * q_cos, a * q_sin + b * q_cos], dim=-1)
-        where = exact_dot(rotated, torch.cat([k_sin, k_cos], dim=-1), dtype)
-        return ((content + where) * self.scale).to(dtype)
+        position = exact_dot(rotated, torch.cat([k_sin, k_cos], dim=-1), dtype)
+        return ((content + position) * self.scale).to(dtype)
 
     def _cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
         cos, sin = self.angles.cos_sin(positions.index, positions.max_index, positions.min_index, torch.float64)

@@ -1,8 +1,8 @@
-"""Ways to stretch rotary frequencies over contexts longer than those a model was trained on.
+"""Scalings: formulas that stretch rotary frequencies for contexts longer than a model's training length.
 
-Every scaling has one formula, and gives its frequencies twice: ``frequencies`` runs it in 50-digit decimals,
-``rounded`` in float32, for models that were trained with those roundings. A new scaling is a class in a file here, and
-needs no entry in a list: those below are what type checkers know by short names.
+Every scaling has one formula and two results: ``frequencies`` evaluates it in 50-digit decimals, ``rounded`` in
+float32, for models that were trained with that rounding. A new scaling is a class in a file here and needs no entry in
+a list. The imports below only give type checkers short names.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = [
     "Proportional", "Resonance", "Scaling", "Unscaled", "YaRN", "ntk_exponent", "scaling_by_name",
 ]  # fmt: skip
 
-FIRST = ("linear", "ntk", "dynamic", "yarn", "longrope", "llama3", "mixed_ntk", "proportional")
-"""The order in which they are listed; what is not named here comes after, by name."""
+LISTING_ORDER = ("linear", "ntk", "dynamic", "yarn", "longrope", "llama3", "mixed_ntk", "proportional")
+"""The order of lists. Other scalings follow, sorted by name."""
 
 TRAINED = 4_096
-"""The trained length, where a scaling is chosen by its name without one."""
+"""The default trained length for a scaling that is chosen by name."""
 
 _FILES = [importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
 
@@ -42,11 +42,13 @@ KINDS: Mapping[str, type[Scaling]] = {
 """Every scaling by the name of its class."""
 
 _BY_NAME = {kind.info.name: kind for kind in KINDS.values() if kind.info.name}
-SCALINGS: Mapping[str, type[Scaling]] = {name: _BY_NAME[name] for name in (*FIRST, *sorted({*_BY_NAME} - {*FIRST}))}
-"""Every scaling that is chosen by its name."""
+SCALINGS: Mapping[str, type[Scaling]] = {
+    name: _BY_NAME[name] for name in (*LISTING_ORDER, *sorted({*_BY_NAME} - {*LISTING_ORDER}))
+}
+"""Every scaling with a name, by that name."""
 
 EXTENDING = tuple(name for name, kind in SCALINGS.items() if kind.info.extends)
-"""The names of those that stretch the context of any model by a factor, each in a way of its own."""
+"""The names of the scalings that extend the context of any model by a factor."""
 
 
 def scaling_name(name: str) -> str | None:
@@ -60,23 +62,23 @@ def scaling_name(name: str) -> str | None:
 
 
 def scaling_by_name(text: str, trained: int, dim: int, base: float) -> Scaling:
-    """A scaling by its name or alias, in any case, and its factor, such as ``"yarn:8"``; without a factor it is 4.
+    """Return the scaling with this name or alias and factor, such as ``"yarn:8"``. The default factor is 4.
 
     Args:
-        text: a third part, as in ``"yarn:8:8192"``, is the trained length.
-        trained: the trained length, where the text has none.
-        dim, base: of the rotary encoding.
+        text: the name, in upper or lower case. A third part, as in ``"yarn:8:8192"``, is the trained length.
+        trained: the trained length if the text has none.
+        dim, base: the dimensions and the base of the rotary encoding.
 
     >>> scaling_by_name("linear:2", 4096, 64, 10_000.0)
     Linear(factor=2.0)
     """
     name, _, numbers = text.partition(":")
     name = scaling_name(name) or name
-    one_of("scaling", name, SCALINGS, "yarn:4, or one of the others")
+    one_of("scaling", name, SCALINGS, "use yarn:4, or another of these names")
     factor, colon, length = numbers.partition(":")
     if colon and LENGTH not in SCALINGS[name].__dataclass_fields__:  # type: ignore[attr-defined]  # all are dataclasses
         raise RangeError(
-            f"got {text!r} for scaling, and {name} knows no trained length", text.removesuffix(":" + length)
+            f"got {text!r} for scaling, and {name} takes no trained length", text.removesuffix(":" + length)
         )
     try:
         trained = int(length) if colon else trained

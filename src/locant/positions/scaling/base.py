@@ -1,4 +1,4 @@
-"""What every scaling is, plain frequencies, and the two arithmetics in which a formula gives numbers."""
+"""`Scaling`, the base class, `Unscaled`, and the two arithmetics in which a formula is evaluated."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ LENGTH = "original_max_seq_len"
 
 @dataclass(frozen=True, kw_only=True)
 class Arithmetic:
-    """What a formula computes with: arrays of decimals, or tensors of float32, both with Python's operators.
+    """The operations of a formula: on arrays of decimals or on tensors of float32, both with Python's operators.
 
     Args:
-        real: makes a number of what is no whole one in a formula.
-        number: the same, where the reference has a tensor of one number.
+        real: converts a number that is not an integer.
+        number: converts a number that the reference implementation stores in a tensor.
         vector: makes an array of numbers.
-        powers: ``base ** (2 i / dim)`` of dim and base for every pair i, or for as many as a third argument says.
-        two_pi, log, exp, where, concatenate: that number, and the functions of arrays that have these names.
+        powers: ``base ** (2 i / dim)``, from dim and base, for every pair i. A third argument limits the pairs.
+        two_pi, log, exp, where, concatenate: the number, and the functions of arrays with these names.
     """
 
     real: Callable[[Any], Any]
@@ -51,7 +51,7 @@ def _float32(values: Any) -> Tensor:
 
 
 def _rounded_powers(dim: int, base: float | Tensor, pairs: int | None = None) -> Tensor:
-    """Of no more pairs than are needed: torch's power rounds a number differently at the end of an array."""
+    """Return the powers of the needed pairs alone: torch's power rounds numbers at the end of an array differently."""
     even = torch.arange(0, dim if pairs is None else 2 * pairs, 2, dtype=torch.int64, device="cpu")
     return base ** (even.to(torch.float32) / dim)
 
@@ -67,7 +67,7 @@ DECIMALS = Arithmetic(
     concatenate=np.concatenate,
     powers=lambda dim, base, pairs=None: 1 / np.array(inverse_frequencies(dim, base)[:pairs], dtype=object),
 )
-"""50 digits, whatever the process set decimals to: `Scaling.frequencies` sets them for a formula."""
+"""Decimals of 50 digits. `Scaling.frequencies` sets this precision, independent of the process's precision."""
 
 FLOAT32 = Arithmetic(
     two_pi=2 * math.pi,
@@ -80,19 +80,19 @@ FLOAT32 = Arithmetic(
     concatenate=torch.cat,
     powers=_rounded_powers,
 )
-"""Rounded after every step, with Python's floats for what `transformers` has no tensor for."""
+"""float32, rounded after every step, with Python's floats where `transformers` uses them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingInfo:
-    """What a scaling says of itself to those that choose one by name.
+    """The facts about a scaling for users who choose one by name.
 
     Args:
-        name: with which command lines take it; ``""``: they do not.
-        aliases: other names that people look for.
-        rope_type: its name in Hugging Face configurations; ``""``: they cannot express it.
-        extends: what to know before a model's context is extended by it; ``""``: it is not offered for that.
-        options: fields beside the factor and the trained length, where it is made by its name.
+        name: its name on command lines, or ``""`` if they do not accept it.
+        aliases: other names for it.
+        rope_type: its name in Hugging Face configurations, or ``""`` if they cannot express it.
+        extends: a note for users who extend a model's context with it, or ``""`` if it is not offered for that.
+        options: fields other than the factor and the trained length that are set when it is chosen by name.
     """
 
     name: str = ""
@@ -103,9 +103,9 @@ class ScalingInfo:
 
 
 class Scaling:
-    """How the frequencies of a rotary encoding follow from its base.
+    """The base class of scalings, which compute the frequencies of a rotary encoding from its base.
 
-    A subclass is a frozen dataclass that writes `formula`.
+    A subclass is a frozen dataclass that overrides `formula`.
 
     >>> from locant import Rotary
     >>> from locant.scaling import Linear
@@ -116,54 +116,54 @@ class Scaling:
     info: ClassVar[ScalingInfo] = ScalingInfo()
 
     def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
-        """Radians per position for each of the ``dim / 2`` pairs, in the order of operations of `transformers`."""
+        """Return the radians per position of the ``dim / 2`` pairs, in the order of operations of `transformers`."""
         raise NotImplementedError
 
     def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
-        """Radians per position for each of the ``dim / 2`` pairs, in decimals of 50 digits."""
+        """Return the radians per position of each of the ``dim / 2`` pairs, in decimals of 50 digits."""
         with decimal.localcontext(PRECISION):
             return tuple(self.formula(DECIMALS, dim, base, seq_len))
 
     def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Float[Tensor, " pairs"]:
-        """The same in float32, rounded after every step."""
+        """Return the frequencies in float32, rounded after every step."""
         return self.formula(FLOAT32, dim, base, seq_len)
 
     @property
     def effective_attention_factor(self) -> float:
-        """The factor on cos and sin; it acts on q and on k, so scores grow by its square."""
+        """The factor on cos and sin. It multiplies both q and k, so scores grow by its square."""
         return 1.0
 
     @property
     def length_that_matters(self) -> int | None:
-        """The length from which on the frequencies depend on the length of the sequence; ``None``: they never do."""
+        """The length above which the frequencies depend on the sequence length, or ``None`` if they never do."""
         return None
 
     @classmethod
     def by_factor(cls, factor: float, trained: int, dim: int, base: float) -> Scaling:
-        """The usual one of this kind, from this trained length to `factor` times it, for a rotary encoding."""
+        """Return the usual scaling of this class from a trained length to `factor` times it, for a rotary encoding."""
         values: dict[str, Any] = {"factor": factor, **cls.info.options}
         if LENGTH in cls.__dataclass_fields__:  # type: ignore[attr-defined]  # all are dataclasses
             values[LENGTH] = trained
         return cls(**values)
 
-    def _settle(self, name: str, value: object) -> None:
-        """Set a field, which is frozen afterwards."""
+    def _set(self, name: str, value: object) -> None:
+        """Set a field of this frozen dataclass during construction."""
         object.__setattr__(self, name, value)
 
-    def _settle_reals(self, *names: str, **ends: Real) -> None:
-        """Make plain numbers of these fields, within `ends`; a ``None`` that is the default stays."""
+    def _check_floats(self, *names: str, **ends: Real) -> None:
+        """Check that these fields are numbers within `ends`, and convert them. A default of ``None`` may stay."""
         kind = type(self).__name__
         defaults = {field.name: field.default for field in fields(self)}  # type: ignore[arg-type]  # all are dataclasses
         remedy = f"{kind}({', '.join(f'{name}=...' for name in defaults)})"
         for name in names:
             value = getattr(self, name)
             if value is not None or defaults[name] is not None:
-                self._settle(name, real(f"{kind}'s {name}", value, remedy=remedy, **ends))
+                self._set(name, real(f"{kind}'s {name}", value, remedy=remedy, **ends))
 
-    def _settle_length(self, low: int = 1) -> None:
-        """The same for the trained length."""
+    def _check_length(self, low: int = 1) -> None:
+        """Check the trained length."""
         value = getattr(self, LENGTH)
-        self._settle(LENGTH, whole(f"{type(self).__name__}'s {LENGTH}", value, low, remedy="the trained length"))
+        self._set(LENGTH, whole(f"{type(self).__name__}'s {LENGTH}", value, low, remedy="pass the trained length"))
 
 
 @dataclass(frozen=True, kw_only=True)

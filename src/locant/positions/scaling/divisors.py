@@ -1,4 +1,4 @@
-"""What the frequency of each pair is divided by: one number, none for some, one by one, by or to a whole wavelength."""
+"""Scalings that divide the frequency of each pair: by one number, by one per pair, or by its wavelength."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Linear(Scaling):
     .. math:: \theta_i' = \theta_i / s
 
     Limits:
-        Near distances lose precision, too, and a model has to be fine-tuned.
+        Near distances also lose precision, and a model needs fine-tuning.
 
     Tested against:
         mpmath at 50 digits, on the shapes of published models, and `transformers`' own function, bit for bit.
@@ -36,11 +36,11 @@ class Linear(Scaling):
         name="linear",
         aliases=("interpolation",),
         rope_type="linear",
-        extends="every pair is interpolated; without training on it, near tokens blur (arXiv 2306.15595)",
+        extends="every pair is interpolated; without fine-tuning, near tokens blur (arXiv 2306.15595)",
     )
 
     def __post_init__(self) -> None:
-        self._settle_reals("factor", above=0)
+        self._check_floats("factor", above=0)
 
     def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
         return 1 / numbers.powers(dim, base) / numbers.real(self.factor)
@@ -48,14 +48,15 @@ class Linear(Scaling):
 
 @dataclass(frozen=True, kw_only=True)
 class Proportional(Scaling):
-    r"""Gemma 4's: only the first share of the pairs is rotated, at frequencies spaced over the whole head.
+    r"""Gemma 4's scaling: only the first pairs are rotated, at frequencies spaced over the whole head.
 
     .. math:: \theta_i' = \begin{cases} \theta_i / s & i < r \, d / 2 \\ 0 & \text{beyond} \end{cases}
 
-    r is `rotated_share` and s is `factor`. The other pairs carry no position, but keep their place in the layout.
+    r is `rotated_share`, a fraction of the pairs, and s is `factor`. The other pairs carry no position, but keep their
+    place in the layout.
 
     Limits:
-        A change of `rotated_share` after training changes what every pair means.
+        Changing `rotated_share` after training changes the meaning of every pair.
 
     Tested against:
         mpmath at 50 digits, on the shapes of published models, and `transformers`' own function, bit for bit.
@@ -71,8 +72,8 @@ class Proportional(Scaling):
     )
 
     def __post_init__(self) -> None:
-        self._settle_reals("factor", above=0)
-        self._settle_reals("rotated_share", low=0, high=1)
+        self._check_floats("factor", above=0)
+        self._check_floats("rotated_share", low=0, high=1)
 
     def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
         pairs = (dim + 1) // 2
@@ -83,20 +84,20 @@ class Proportional(Scaling):
 
 @dataclass(frozen=True, kw_only=True)
 class LongRoPE(Scaling):
-    r"""A factor of its own for every pair, short and long sequences apart: Ding et al. 2024, arXiv 2402.13753.
+    r"""A divisor for every pair, one list for short and one for long sequences: Ding et al. 2024, arXiv 2402.13753.
 
     .. math:: \theta_i' = \theta_i / \lambda_i, \qquad \lambda = \text{short or long factors, by the length}
 
     Args:
-        short_factor, long_factor: one divisor per pair, of sequences up to the trained length, and of longer ones. The
-            length is that of the whole sequence, and has to be given: see `Rotary.for_length`.
+        short_factor, long_factor: one divisor per pair, for sequences up to the trained length and for longer ones.
+            The length is the length of the whole sequence, which `Rotary.for_length` sets.
         original_max_seq_len: the trained length.
-        factor: the new length over the trained one; decides the attention factor.
+        factor: the new length over the trained one, which determines the attention factor.
         attention_factor: overrides ``sqrt(1 + ln(factor) / ln(original_max_seq_len))``.
 
     Limits:
-        Keys in a cache are wrong after the sequence passed the trained length, unless `Rotary.rerotate` moves
-        them. The factors are searched for one model, and mean nothing for another.
+        Once the sequence exceeds the trained length, cached keys are wrong until `Rotary.rerotate` moves them. The
+        factors come from a search for one model and do not suit another.
 
     Tested against:
         mpmath at 50 digits, on the shapes of published models, and `transformers`' own function, bit for bit.
@@ -115,19 +116,19 @@ class LongRoPE(Scaling):
         name="longrope",
         aliases=("long_rope",),
         rope_type="longrope",
-        extends="the factors are not searched on data, as the paper's are (arXiv 2402.13753): the long ones are those "
-        "of YaRN's ramp, the short ones are 1; --search TEXT searches them",
+        extends="the long factors are those of YaRN's ramp and the short ones are 1; the paper searches them on data "
+        "(arXiv 2402.13753), and so does --search TEXT",
     )
 
     def __post_init__(self) -> None:
         for name in ("short_factor", "long_factor"):
-            divisors = entries(f"LongRoPE's {name}", getattr(self, name), "one number per pair")
+            divisors = entries(f"LongRoPE's {name}", getattr(self, name), "pass one number per pair")
             if not divisors:
                 raise RangeError(f"got nothing for LongRoPE's {name}, expected numbers above 0", f"{name}=[1.0] * 32")
             entry = f"an entry of LongRoPE's {name}"
-            self._settle(name, tuple(real(entry, each, above=0, remedy="one per pair") for each in divisors))
-        self._settle_reals("factor", "attention_factor", above=0)
-        self._settle_length(2)
+            self._set(name, tuple(real(entry, each, above=0, remedy="pass one per pair") for each in divisors))
+        self._check_floats("factor", "attention_factor", above=0)
+        self._check_length(2)
 
     @property
     def length_that_matters(self) -> int:
@@ -140,20 +141,20 @@ class LongRoPE(Scaling):
         return math.sqrt(1 + math.log(max(self.factor, 1)) / math.log(self.original_max_seq_len))
 
     def factors(self, dim: int, seq_len: int | None) -> Sequence[float]:
-        """The divisors for a sequence of this length."""
-        chosen = self.long_factor if (seq_len or 0) > self.original_max_seq_len else self.short_factor
+        """Return the divisors for a sequence of this length."""
+        divisors = self.long_factor if (seq_len or 0) > self.original_max_seq_len else self.short_factor
         pairs = (dim + 1) // 2
-        if len(chosen) != pairs:
-            got = f"got {len(chosen)} LongRoPE factors for {pairs} pairs, expected one per pair"
-            raise ShapeError(got, f"{pairs} factors, or rotary_dim={2 * len(chosen)}")
-        return chosen
+        if len(divisors) != pairs:
+            got = f"got {len(divisors)} LongRoPE factors for {pairs} pairs, expected one per pair"
+            raise ShapeError(got, f"pass {pairs} factors, or rotary_dim={2 * len(divisors)}")
+        return divisors
 
     def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
         return 1 / (numbers.vector(self.factors(dim, seq_len)) * numbers.powers(dim, base))
 
     @classmethod
     def by_factor(cls, factor: float, trained: int, dim: int, base: float) -> LongRoPE:
-        """Long factors that are those of YaRN's ramp: the paper's are searched on data."""
+        """Return a scaling with the long factors of YaRN's ramp. The paper searches its factors on data."""
         ramp = YaRN(factor=factor, original_max_seq_len=trained).frequencies(dim, base)
         long = tuple(float(plain / each) for plain, each in zip(inverse_frequencies(dim, base), ramp, strict=True))
         return cls(short_factor=(1.0,) * (dim // 2), long_factor=long, original_max_seq_len=trained, factor=factor)
@@ -165,14 +166,14 @@ class Resonance(Scaling):
 
     .. math:: \theta_i' = \frac{2 \pi}{\mathrm{round}(2 \pi / \theta_i)}
 
-    A pair that came round once within the trained length is then never seen at a new angle. It goes on top of any other
+    A pair that completed a turn within the trained length then never has a new angle. It combines with any other
     scaling: ``Resonance(scaling=YaRN(...))``.
 
     Limits:
-        Pairs whose wavelength is longer than the trained length gain nothing.
+        It does not help pairs with a wavelength longer than the trained length.
 
     Tested against:
-        The formula in mpmath on top of plain frequencies and of YaRN.
+        The formula in mpmath, with plain frequencies and with YaRN.
 
     >>> import math
     >>> from locant import Rotary
@@ -184,7 +185,7 @@ class Resonance(Scaling):
 
     def __post_init__(self) -> None:
         if not isinstance(self.scaling, Scaling) or isinstance(self.scaling, Resonance):
-            got = f"got {shown(self.scaling)} for Resonance's scaling, expected another one of locant.scaling"
+            got = f"got {shown(self.scaling)} for Resonance's scaling, expected another scaling of locant.scaling"
             raise RangeError(got, "Resonance(scaling=YaRN(...))")
 
     @property
@@ -196,29 +197,29 @@ class Resonance(Scaling):
         return self.scaling.length_that_matters
 
     def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
-        exact = self.scaling.frequencies(dim, base, seq_len)  # float32 cannot tell which wavelength is nearest
+        exact = self.scaling.frequencies(dim, base, seq_len)  # float32 cannot decide which wavelength is nearest
         return numbers.vector(_resonant(frequency) if frequency else frequency for frequency in exact)
 
 
 def _resonant(frequency: Decimal) -> Decimal:
-    """That of the nearest wavelength of whole tokens."""
+    """Return the frequency of the nearest whole wavelength."""
     wavelength = PRECISION.divide(TWO_PI, frequency).to_integral_value(context=PRECISION)
     return PRECISION.divide(TWO_PI, max(wavelength, Decimal(1)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3(Scaling):
-    r"""By wavelength, as in Llama 3.1 (Dubey et al. 2024, arXiv 2407.21783).
+    r"""Scaling by wavelength, as in Llama 3.1 (Dubey et al. 2024, arXiv 2407.21783).
 
     .. math:: \theta_i' = (1 - \gamma_i) \frac{\theta_i}{s} + \gamma_i \theta_i, \qquad
         \gamma_i = \mathrm{clip}\left( \frac{L \, \theta_i / 2 \pi - low}{high - low}, 0, 1 \right)
 
-    Wavelengths shorter than ``original_max_seq_len / high_freq_factor`` stay, those longer than
-    ``original_max_seq_len / low_freq_factor`` are stretched by `factor`, and those between are blended. With two equal
-    factors there is a step.
+    Wavelengths shorter than ``original_max_seq_len / high_freq_factor`` do not change, wavelengths longer than
+    ``original_max_seq_len / low_freq_factor`` are stretched by `factor`, and the rest are blended. If both factors are
+    equal, there is a step instead.
 
     Limits:
-        Made for a model that was trained on with it: on a model that was not, it is as good as a guess.
+        It was designed for a model with further training. Without that training its values are a guess.
 
     Tested against:
         mpmath at 50 digits, on the shapes of published models, and `transformers`' own function, bit for bit.
@@ -240,8 +241,8 @@ class Llama3(Scaling):
     )
 
     def __post_init__(self) -> None:
-        self._settle_reals("factor", "low_freq_factor", "high_freq_factor", above=0)
-        self._settle_length()
+        self._check_floats("factor", "low_freq_factor", "high_freq_factor", above=0)
+        self._check_length()
         if self.high_freq_factor < self.low_freq_factor:
             low, high = (f"{name}_freq_factor={getattr(self, f'{name}_freq_factor')}" for name in ("low", "high"))
             raise RangeError(f"got {high}, expected at least {low}", "low_freq_factor=1, high_freq_factor=4")

@@ -1,4 +1,4 @@
-"""Larger bases, which stretch slow pairs more than fast ones: fixed, by the length at hand, and mixed."""
+"""Scalings that stretch slow pairs more than fast ones: by a fixed base, by the sequence length, and mixed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class NTK(Scaling):
 
     .. math:: \theta_i' = (\text{base} \cdot s^{d / (d - 2)})^{-2i/d}
 
-    ``form="aware"``, the default, divides the slowest frequency by exactly `factor` s and leaves the fastest alone;
-    ``form="base"`` uses ``base * factor``, as Code Llama's larger theta does.
+    ``form="aware"``, the default, divides the slowest frequency by exactly `factor` s and keeps the fastest.
+    ``form="base"`` uses ``base * factor``, like Code Llama's larger theta.
 
     Limits:
-        Pairs between are stretched by less than `factor`, so the longest context that works is shorter than
-        `factor` promises.
+        The pairs in between are stretched by less than `factor`, so the longest context that works is shorter than
+        `factor` suggests.
 
     Tested against:
         mpmath at 50 digits, on the shapes of published models.
@@ -37,11 +37,11 @@ class NTK(Scaling):
         name="ntk",
         aliases=("ntk_aware",),
         extends="a larger base, base x factor ** (d / (d - 2)): the slowest pair is stretched by the factor, the "
-        "fastest stays as it is",
+        "fastest does not change",
     )
 
     def __post_init__(self) -> None:
-        self._settle_reals("factor", above=0)
+        self._check_floats("factor", above=0)
         one_of("NTK's form", self.form, ("aware", "base"), "NTK(factor=4.0)")
 
     def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
@@ -52,16 +52,16 @@ class NTK(Scaling):
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicNTK(Scaling):
-    r"""NTK-aware scaling by as much as the sequence at hand needs (emozilla 2023).
+    r"""NTK-aware scaling with a factor that grows with the sequence (emozilla 2023).
 
     .. math:: \theta_i' = \left( \text{base} \cdot \left( s \frac{n}{L} - (s - 1) \right)^{d / (d - 2)}
         \right)^{-2i/d}
 
-    n is the length of the whole sequence, which has to be given: see `Rotary.for_length`. L is `original_max_seq_len`,
-    up to which this is plain RoPE, bit for bit, and s is `factor`.
+    n is the length of the whole sequence, which `Rotary.for_length` sets. L is `original_max_seq_len`, up to which this
+    is plain RoPE, bit for bit, and s is `factor`.
 
     Limits:
-        Keys in a cache were rotated for a shorter sequence: `Rotary.rerotate` moves them, or they are wrong.
+        Cached keys were rotated for a shorter sequence and are wrong until `Rotary.rerotate` moves them.
 
     Tested against:
         mpmath at 50 digits, on the shapes of published models, and `transformers`' own function, bit for bit.
@@ -76,20 +76,20 @@ class DynamicNTK(Scaling):
         name="dynamic",
         aliases=("dynamic_ntk",),
         rope_type="dynamic",
-        extends="the base grows with the sequence, by factor x length / trained - (factor - 1), in the end more than "
-        "the factor; programs take max_position_embeddings for the trained length, so it stays",
+        extends="the base grows with the sequence, by factor x length / trained - (factor - 1), in the end by more "
+        "than the factor; max_position_embeddings does not change, because programs read the trained length from it",
     )
 
     def __post_init__(self) -> None:
-        self._settle_reals("factor", low=1)
-        self._settle_length()
+        self._check_floats("factor", low=1)
+        self._check_length()
 
     @property
     def length_that_matters(self) -> int:
         return self.original_max_seq_len
 
     def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
-        # The reference takes the length from a tensor of position ids, and so in float32.
+        # The reference reads the length from a tensor of position ids, so it is in float32.
         length, factor = numbers.number(max(seq_len or 0, self.original_max_seq_len)), numbers.real(self.factor)
         stretch = factor * length / self.original_max_seq_len - (factor - 1)
         return 1 / numbers.powers(dim, numbers.real(base) * stretch ** ntk_exponent(dim, numbers.real))
@@ -97,15 +97,15 @@ class DynamicNTK(Scaling):
 
 @dataclass(frozen=True, kw_only=True)
 class MixedNTK(Scaling):
-    r"""NTK scaling that grows with a power of the pair's number: Su 2023, as vLLM's ``mixed_b``.
+    r"""NTK scaling that grows with a power of the pair's index: Su 2023, as in vLLM's ``mixed_b``.
 
     .. math:: \theta_i' = \theta_i \, e^{-a (i + 1)^b}, \qquad a = \frac{\ln s}{(d / 2)^b}
 
-    The slowest pair is stretched by exactly `factor` s. With b = 0 all pairs are stretched alike, as by `Linear`; with
-    b = 1 by a geometric ladder, nearly as by `NTK`. See https://kexue.fm/archives/9706.
+    The slowest pair is stretched by exactly `factor` s. With b = 0 all pairs are stretched equally, as in `Linear`.
+    With b = 1 the factors form a geometric series, nearly as in `NTK`. See https://kexue.fm/archives/9706.
 
     Limits:
-        As of `NTK`: the longest context that works is shorter than `factor` promises.
+        The longest context that works is shorter than `factor` suggests, as with `NTK`.
 
     Tested against:
         The formula in mpmath, and vLLM's arithmetic in NumPy's float32.
@@ -120,8 +120,8 @@ class MixedNTK(Scaling):
     info: ClassVar[ScalingInfo] = ScalingInfo(name="mixed_ntk")
 
     def __post_init__(self) -> None:
-        self._settle_reals("factor", low=1)
-        self._settle_reals("b", low=0, high=8)
+        self._check_floats("factor", low=1)
+        self._check_floats("b", low=0, high=8)
 
     def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
         plain = 1 / numbers.powers(dim, base)
@@ -131,7 +131,7 @@ class MixedNTK(Scaling):
 
 
 def ntk_exponent(dim: int, real: Callable[[float], Any] = float) -> Any:
-    """The power of the factor by which a base grows for the slowest of ``dim / 2`` pairs to be stretched by it."""
+    """Return the exponent of the factor in the base that stretches the slowest of ``dim / 2`` pairs by the factor."""
     if dim <= 2:
         raise RangeError(f"got NTK scaling of {dim} dimensions, expected 4 or more", "Linear(factor=...)")
     return real(dim) / (dim - 2)

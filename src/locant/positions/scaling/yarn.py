@@ -1,4 +1,4 @@
-"""YaRN with its attention factor, and MrRoPE: divided by how often a pair rotates within the trained length."""
+"""YaRN with its attention factor, and MrRoPE: divisors that depend on a pair's rotations within the trained length."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from locant.positions.scaling.base import Arithmetic, Scaling, ScalingInfo
 
 
 class _Ramp(Scaling):
-    """From pairs that stay to pairs that are interpolated by `factor` goes a ramp."""
+    """The base of scalings with a ramp from pairs that do not change to pairs that are interpolated by `factor`."""
 
     factor: float
     original_max_seq_len: int
@@ -25,9 +25,9 @@ class _Ramp(Scaling):
         return _usual_attention_factor(self.factor) if self.attention_factor is None else self.attention_factor
 
     def ramp_ends(self, dim: int, base: float, truncate: bool = True) -> tuple[float, float]:
-        """First and last pair of the ramp. The reference computes them in float64, so that is their definition."""
+        """Return the first and last pair of the ramp, in float64 by definition, as in the reference."""
         if base == 1:
-            got = f"got 1 for base, at which all pairs rotate alike and {type(self).__name__} has no ramp"
+            got = f"got 1 for base, at which all pairs rotate equally and {type(self).__name__} has no ramp"
             raise RangeError(got, "Linear(factor=...)")
         low, high = (
             dim * math.log(self.original_max_seq_len / (rotations * 2 * math.pi)) / (2 * math.log(base))
@@ -38,10 +38,10 @@ class _Ramp(Scaling):
         low, high = max(low, 0), min(high, dim - 1)
         return float(low), float(high + 0.001 if high == low else high)
 
-    def _settle_ramp(self) -> None:
-        self._settle_length()
-        self._settle_reals("beta_fast", "beta_slow", low=1e-9)  # the trained length is divided by these
-        self._settle_reals("attention_factor", above=0)
+    def _check_ramp(self) -> None:
+        self._check_length()
+        self._check_floats("beta_fast", "beta_slow", low=1e-9)  # the trained length is divided by these
+        self._check_floats("attention_factor", above=0)
         if self.beta_fast < self.beta_slow:
             got = f"got beta_fast={self.beta_fast} below beta_slow={self.beta_slow}"
             raise RangeError(got, "beta_fast=32, beta_slow=1")
@@ -64,13 +64,14 @@ class YaRN(_Ramp):
     Args:
         factor: the new length over the trained one.
         original_max_seq_len: the trained length.
-        truncate: whether the ends of the ramp are rounded outwards to whole pairs (gpt-oss does not).
-        attention_factor: default: ``0.1 ln(factor) + 1``, or DeepSeek's ratio of two of these.
-        mscale, mscale_all_dim: the weights of that ratio; both must be given, and not be zero, to have an effect.
+        truncate: whether to round the ends of the ramp outwards to whole pairs (gpt-oss does not).
+        attention_factor: the factor on cos and sin. Default: ``0.1 ln(factor) + 1``, or DeepSeek's ratio of two such
+            terms.
+        mscale, mscale_all_dim: the weights in that ratio. They have an effect only if both are given and nonzero.
 
     Limits:
-        Short texts get a little worse, since the factor acts at every length. A kernel that rotates by itself has to
-        know the attention factor.
+        Short texts get slightly worse, because the scaling applies at every length. A kernel with its own rotation
+        needs the attention factor.
 
     Tested against:
         mpmath at 50 digits, on the shapes of published models, and `transformers`' own function, bit for bit.
@@ -94,10 +95,10 @@ class YaRN(_Ramp):
     )
 
     def __post_init__(self) -> None:
-        self._settle_reals("factor", low=1)
-        self._settle_ramp()
-        self._settle_reals("mscale", "mscale_all_dim", low=0)
-        self._settle("truncate", flag("YaRN's truncate", self.truncate))
+        self._check_floats("factor", low=1)
+        self._check_ramp()
+        self._check_floats("mscale", "mscale_all_dim", low=0)
+        self._set("truncate", flag("YaRN's truncate", self.truncate))
 
     @property
     def effective_attention_factor(self) -> float:
@@ -116,24 +117,24 @@ class YaRN(_Ramp):
 
 @dataclass(frozen=True, kw_only=True)
 class MrRoPE(_Ramp):
-    r"""Pairs as the digits of a position, the slower the more their radix grows: Tian et al. 2026, arXiv 2601.22181.
+    r"""Pairs as the digits of a position, with a radix that grows more for slower pairs (arXiv 2601.22181).
 
     .. math:: \theta_i' = \theta_i \, s^{-e_i}, \qquad e_i = \frac{n_i (n_i + 1)}{N (N + 1)}, \qquad
         n_i = \mathrm{clip}(i - l, 0, N), \quad N = h - l
 
-    l and h are the ends of `YaRN`'s ramp: pairs up to l rotate more than `beta_fast` times within the trained length
-    and keep their frequency, pairs from h on rotate less than `beta_slow` times and are interpolated by `factor`, s.
-    From one pair to the next between them, a radix grows by s to the power of 2 n / (N (N + 1)), which is MrRoPE-Pro;
-    with ``form="uniform"`` all grow alike, e = n / N, which is MrRoPE-Uni.
+    From Tian et al. 2026. l and h are the ends of `YaRN`'s ramp: pairs up to l rotate more than `beta_fast` times
+    within the trained length and keep their frequency. Pairs from h on rotate less than `beta_slow` times and are
+    interpolated by `factor`, s. Between them, the radix grows from one pair to the next by s to the power of
+    2 n / (N (N + 1)), which is MrRoPE-Pro. With ``form="uniform"`` all grow equally, e = n / N, which is MrRoPE-Uni.
 
     Args:
         factor: the new length over the trained one.
         original_max_seq_len: the trained length.
         form: ``"progressive"`` or ``"uniform"``.
-        attention_factor: default: ``0.1 ln(factor) + 1``.
+        attention_factor: the factor on cos and sin. Default: ``0.1 ln(factor) + 1``.
 
     Limits:
-        Its paper measured models that were not trained on with it, and no others. No configuration has it.
+        The paper measured only models without further training. No published configuration uses it.
 
     Tested against:
         The paper's products of radices, pair by pair, in mpmath at 50 digits, on the shapes of published models.
@@ -153,8 +154,8 @@ class MrRoPE(_Ramp):
     info: ClassVar[ScalingInfo] = ScalingInfo(name="mrrope", aliases=("mixed_radix", "mrrope_pro"))
 
     def __post_init__(self) -> None:
-        self._settle_reals("factor", above=0)
-        self._settle_ramp()
+        self._check_floats("factor", above=0)
+        self._check_ramp()
         one_of("MrRoPE's form", self.form, ("progressive", "uniform"), "MrRoPE(factor=4.0, original_max_seq_len=4096)")
 
     def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:

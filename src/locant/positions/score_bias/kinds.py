@@ -1,4 +1,4 @@
-"""`ScoreBias`, what all four kinds have in common; `Written`, a matrix, and `Pairwise`, a function of two tokens."""
+"""`ScoreBias`, the base of all four kinds, with `Written`, a matrix, and `Pairwise`, a function of two tokens."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from locant.errors import ShapeError
-from locant.positions.pairs import ScoreMod, bias_dtype
+from locant.positions.distances import ScoreMod, bias_dtype
 from locant.positions.positions import Positions
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreBias:
-    """What is added to the scaled scores of queries and keys.
+    """The bias that is added to the scaled scores of queries and keys.
 
     Args:
-        q: the queries; says batch, heads, device and dtype.
-        queries, keys: where they stand.
-        sources: what the bias is made from beside `q` and `k`, and may need a gradient: parameters, buffers, and what
-            was read of hidden states.
+        q: the queries, which determine batch, heads, device and dtype.
+        queries, keys: the positions of queries and keys.
+        sources: the tensors, other than `q` and `k`, from which the bias is computed and which may need a gradient:
+            parameters, buffers, and features of hidden states.
     """
 
     q: Tensor
@@ -32,26 +32,26 @@ class ScoreBias:
     sources: tuple[Tensor | None, ...] = ()
 
     def dense(self) -> Float[Tensor, "#batch heads query key"] | None:
-        """The matrix, in float32 at least."""
+        """Return the matrix, in float32 or wider."""
         raise NotImplementedError
 
     @property
     def has_score_mod(self) -> bool:
-        """Whether FlexAttention can have it as a function; nothing is computed to find out."""
+        """Whether there is a function for FlexAttention. This computes nothing."""
         return True
 
     def score_mod(self) -> ScoreMod | None:
-        """The function for FlexAttention, or ``None`` where it would look a pair up in a matrix."""
+        """Return the function for FlexAttention, or ``None`` if that function would need the matrix."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written(ScoreBias):
-    """A matrix that an encoding writes: for all heads, some queries, and all keys that these attend to.
+    """A matrix that an encoding computes, for all heads, some queries, and all keys that these attend to.
 
     Args:
-        write: ``(q, k, queries, keys)`` to the matrix, or to ``None`` for no bias.
-        mod: the same to a function for FlexAttention, if there is one.
+        write: a function ``(q, k, queries, keys)`` that returns the matrix, or ``None`` for no bias.
+        mod: a function of the same arguments that returns a function for FlexAttention, or ``None``.
     """
 
     k: Tensor
@@ -62,7 +62,7 @@ class Written(ScoreBias):
         bias = self.write(self.q, self.k, self.queries, self.keys)
         if bias is not None and bias.ndim == 4 and bias.shape[1] not in (1, self.q.shape[1]):
             got = f"got a bias of {bias.shape[1]} heads for queries of {self.q.shape[1]}"
-            raise ShapeError(got, "as many as the queries have; over ranks method='gather'")
+            raise ShapeError(got, "return a bias for every head of the queries; over ranks use method='gather'")
         return bias
 
     @property
@@ -75,20 +75,21 @@ class Written(ScoreBias):
 
 @dataclass(frozen=True, kw_only=True)
 class Pairwise(ScoreBias):
-    """A function of what is known of a query and of a key (FIRE, FoX, any `HiddenBias`).
+    """A function of the features of a query and of a key (FIRE, FoX, any `HiddenBias`).
 
     Args:
-        of_query, of_key: what is known of them, ``#batch #heads token``, and then whatever else it has.
-        of_pair: ``(of_query, of_key, head, **operands)`` to the numbers, broadcast; of one pair in a score function.
-        operands: what `of_pair` gets by name, asked for once, where a number is wanted.
-        heads: which heads of the operands those of `q` are.
-        is_for_pairs: whether `of_pair` is made of what a score function may do with one pair. It is given numbers:
-            of tokens of which there are vectors, compiled, it would read others.
-        far, separate: from the distance `far` on the number is a sum of one of the query and one of the key, which
-            ``separate(of_query, of_key)`` returns; ``None``: it never is.
-        shared: ``(of_query, of_key, **operands)`` to what all heads have in common, which `of_pair` gets in place of
-            the two.
-        of_one_pair: `of_pair` for a score function, where that needs another.
+        of_query, of_key: the features, ``#batch #heads token`` and any further dimensions.
+        of_pair: a function ``(of_query, of_key, head, **operands)`` that returns the bias of pairs that broadcast, or
+            of one pair in a score function.
+        operands: returns the keyword arguments of `of_pair`. It is called only when a bias is computed.
+        heads: the heads of the operands that `q` has.
+        is_for_pairs: whether `of_pair` uses only operations that a score function supports for one pair. Features then
+            have to be numbers: with vectors, compiled code reads the wrong ones.
+        far, separate: from the distance `far` on the bias is the sum of a number of the query and a number of the key,
+            which ``separate(of_query, of_key)`` returns. ``None`` if there is no such distance.
+        shared: a function ``(of_query, of_key, **operands)`` that returns the part common to all heads, which `of_pair`
+            receives instead of the two.
+        of_one_pair: a different `of_pair` for score functions, if they need one.
     """
 
     of_query: Tensor | None
@@ -105,27 +106,27 @@ class Pairwise(ScoreBias):
 
     @property
     def heads_differ(self) -> bool:
-        """Whether some heads alone cost their share of all; else it is best had for all heads at once."""
+        """Whether the cost is proportional to the number of heads. If not, compute all heads at once."""
         return self.shared is None
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """What any part of it is computed from."""
+        """The tensors from which the bias is computed."""
         return self.of_query, self.of_key, *self.operands().values()
 
     def with_tensors(self, tensors: Sequence[Tensor | None]) -> Pairwise:
-        """The same of other `tensors`."""
+        """Return the same bias with other `tensors`."""
         of_query, of_key, *rest = tensors
         operands: dict[str, Any] = dict(zip(self.operands(), rest, strict=True))
         return replace(self, of_query=of_query, of_key=of_key, operands=lambda: operands, memo=[])
 
     def of_heads(self, heads: slice) -> Pairwise:
-        """That of some heads."""
+        """Return the bias of some heads."""
         of_query, of_key = (x if x is None or x.shape[1] == 1 else x[:, heads] for x in (self.of_query, self.of_key))
         return replace(self, q=self.q[:, heads], of_query=of_query, of_key=of_key, heads=self.heads[heads])
 
     def tile(self, rows: slice, columns: slice) -> Pairwise:
-        """That of some queries and keys."""
+        """Return the bias of some queries and keys."""
         of_query = None if self.of_query is None else self.of_query[:, :, rows]
         of_key = None if self.of_key is None else self.of_key[:, :, columns]
         return replace(self, q=self.q[:, :, rows], of_query=of_query, of_key=of_key, memo=[])
@@ -137,12 +138,14 @@ class Pairwise(ScoreBias):
         head = torch.arange(first, first + len(self.heads) * step, step, device=self.q.device)[:, None, None]
         pair: tuple[Any, ...] = (of_query, of_key)
         if self.shared is not None:
-            pair = (self._in_common(self.shared, pair, operands),)
+            pair = (self._compute_shared(self.shared, pair, operands),)
         bias = self.of_pair(*pair, head, **operands).to(bias_dtype(self.q))
         return bias if bias.shape[-2] == self.q.shape[2] else bias.expand(*bias.shape[:-2], self.q.shape[2], -1)
 
-    def _in_common(self, shared: Callable[..., Tensor], pair: tuple[Any, ...], operands: dict[str, Tensor]) -> Tensor:
-        """Once for all heads of a tile; anew where it is differentiated or compiled."""
+    def _compute_shared(
+        self, shared: Callable[..., Tensor], pair: tuple[Any, ...], operands: dict[str, Tensor]
+    ) -> Tensor:
+        """Compute the shared part once for all heads of a tile, but every time under autograd or a compiler."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return shared(*pair, **operands)
         if not self.memo:
@@ -168,7 +171,7 @@ class Pairwise(ScoreBias):
         return add
 
     def of_far(self) -> tuple[Tensor | None, Tensor | None]:
-        """The two numbers of the distance `far` and beyond, ``#batch heads token``."""
+        """Return the two summands of the bias from the distance `far` on, ``#batch heads token``."""
         return (None, None) if self.separate is None else self.separate(self.of_query, self.of_key)
 
 

@@ -1,4 +1,4 @@
-"""`Lookup`: entries of tables, by a difference of two numbers (Shaw, DeBERTa, Inkling, the biases of grids)."""
+"""`Lookup`: table entries that depend on a difference of two numbers (Shaw, DeBERTa, Inkling, grid biases)."""
 
 from __future__ import annotations
 
@@ -10,34 +10,36 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.positions.pairs import ScoreMod, bias_dtype, distance_mod, distances, exact_dot
+from locant.positions.distances import ScoreMod, bias_dtype, distance_mod, distances, exact_dot
 from locant.positions.positions import Positions
 from locant.positions.score_bias.kinds import ScoreBias
 from locant.tensors import readable
 
 
-class OfPairs(NamedTuple):
-    """Which entries the pairs of a tile have."""
+class TileEntries(NamedTuple):
+    """The table entries of the pairs in a tile."""
 
     entries: Int[Tensor, "batch query key"]
-    """Counted from the first of `some`."""
-    some: slice
-    """The entries that occur."""
+    """The entry of each pair, counted from the first entry of `used`."""
+    used: slice
+    """The range of entries in the tile."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entries:
-    """A table: which entry a pair has, and what it holds.
+    """A table, and the function that returns the entry of a pair.
 
     Args:
-        queries, keys: their index is what the entry follows from: a count of tokens, or a number of row and column.
-        entry_of: of the difference, query minus key.
-        ends: differences before the first and after the second have the entry of these; in between, entries never
-            turn back. ``None`` where there are no such ends.
-        of_head: a number for each head.
-        of_query, of_key: a row that the vector of the query, or of the key, is multiplied with, of all heads or each.
-        scale: of these products.
-        is_tile: of some queries and keys, whose entries are read, so that no others are made products of.
+        queries, keys: positions whose index determines the entry: a count of tokens, or a code of row and column.
+        entry_of: a function of the difference, query index minus key index.
+        ends: the two differences beyond which all entries equal the entry at the end. Between them entries are
+            monotonic. ``None`` if there are no ends.
+        of_head: a number for each head and entry.
+        of_query, of_key: the row of each entry that multiplies the vector of the query or of the key, for all heads or
+            for each.
+        scale: a factor of these products.
+        is_tile: whether this holds only some queries and keys. Their entries are then read, so that products are
+            computed only for entries in use.
     """
 
     queries: Positions
@@ -49,7 +51,7 @@ class Entries:
     of_key: Float[Tensor, "*#heads entries dim"] | None = None
     scale: float = 1.0
     is_tile: bool = False
-    memo: list[OfPairs] = field(default_factory=list)
+    memo: list[TileEntries] = field(default_factory=list)
 
     def of_heads(self, heads: slice) -> Entries:
         of_query, of_key = (x if x is None or x.ndim == 2 else x[heads] for x in (self.of_query, self.of_key))
@@ -60,19 +62,19 @@ class Entries:
         queries, keys = self.queries.slice(rows.start, rows.stop), self.keys.slice(columns.start, columns.stop)
         return replace(self, queries=queries, keys=keys, is_tile=True, memo=[])
 
-    def of_pairs(self) -> OfPairs:
-        """Made once for all heads of a tile."""
+    def pair_entries(self) -> TileEntries:
+        """Return the entries of the pairs, computed once for all heads of a tile."""
         if not self.memo:
             entries = self.entry_of(distances(self.queries, self.keys))
             if self.is_tile and entries.numel() and readable(entries):
                 low, high = (int(x) for x in entries.aminmax())
-                self.memo.append(OfPairs(entries - low, slice(low, high + 1)))
+                self.memo.append(TileEntries(entries - low, slice(low, high + 1)))
             else:
-                self.memo.append(OfPairs(entries, slice(None)))
+                self.memo.append(TileEntries(entries, slice(None)))
         return self.memo[0]
 
     def between_ends(self, device: torch.device) -> Int[Tensor, " differences"]:
-        """The entries of the differences from the first end to the last."""
+        """Return the entries of the differences from the first end to the last."""
         first, last = self.ends or (0, -1)
         return self.entry_of(torch.arange(first, last + 1, device=device)).int()
 
@@ -83,11 +85,11 @@ class Entries:
 
 @dataclass(frozen=True, kw_only=True)
 class Lookup(ScoreBias):
-    """The sum of what tables hold for a pair.
+    """The sum of the table entries of a pair.
 
     Args:
-        make: the tables, asked for once, where a number is wanted.
-        of_query, of_key: the vectors that rows of the tables are multiplied with.
+        make: returns the tables. It is called once, when a bias is computed.
+        of_query, of_key: the vectors that the rows of the tables multiply.
     """
 
     make: Callable[[], tuple[Entries, ...]]
@@ -97,7 +99,7 @@ class Lookup(ScoreBias):
 
     @property
     def heads_differ(self) -> bool:
-        """Whether some heads alone cost their share of all: where tokens have a part in it."""
+        """Whether the cost is proportional to the number of heads, which holds if the bias depends on tokens."""
         return self.of_query is not None or self.of_key is not None
 
     @property
@@ -108,24 +110,24 @@ class Lookup(ScoreBias):
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """What any part of it is computed from."""
+        """The tensors from which the bias is computed."""
         return self.of_query, self.of_key, *(x for t in self.tables for x in (t.of_head, t.of_query, t.of_key))
 
     def with_tensors(self, tensors: Sequence[Tensor | None]) -> Lookup:
-        """The same of other `tensors`."""
+        """Return the same bias with other `tensors`."""
         of_query, of_key, *rest = tensors
         fields = zip(self.tables, rest[::3], rest[1::3], rest[2::3], strict=True)
         tables = tuple(replace(table, of_head=h, of_query=q, of_key=k) for table, h, q, k in fields)
         return replace(self, memo=[tables], of_query=of_query, of_key=of_key)
 
     def of_heads(self, heads: slice) -> Lookup:
-        """That of some heads."""
+        """Return the bias of some heads."""
         tables = tuple(table.of_heads(heads) for table in self.tables)
         of_query, of_key = (None if x is None else x[:, heads] for x in (self.of_query, self.of_key))
         return replace(self, q=self.q[:, heads], memo=[tables], of_query=of_query, of_key=of_key)
 
     def tile(self, rows: slice, columns: slice) -> Lookup:
-        """That of some queries and keys."""
+        """Return the bias of some queries and keys."""
         return replace(
             self,
             q=self.q[:, :, rows],
@@ -139,20 +141,20 @@ class Lookup(ScoreBias):
         return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
     def _terms(self, table: Entries) -> list[Tensor]:
-        dtype, (entries, some) = bias_dtype(self.q), table.of_pairs()
+        dtype, (entries, used) = bias_dtype(self.q), table.pair_entries()
         terms: list[Tensor] = []
         if table.of_head is not None:
-            numbers = table.of_head[:, some].index_select(1, entries.flatten())
+            numbers = table.of_head[:, used].index_select(1, entries.flatten())
             terms.append(numbers.unflatten(1, entries.shape).transpose(0, 1))
         if table.of_query is not None and self.of_query is not None:
-            terms.append(_gather(table.product(self.of_query, table.of_query[..., some, :], dtype), entries))
+            terms.append(_gather(table.product(self.of_query, table.of_query[..., used, :], dtype), entries))
         if table.of_key is not None and self.of_key is not None:
-            numbers = table.product(self.of_key, table.of_key[..., some, :], dtype)
+            numbers = table.product(self.of_key, table.of_key[..., used, :], dtype)
             terms.append(_gather(numbers, entries.transpose(1, 2)).transpose(2, 3))
         return terms
 
     def products(self, table: Entries) -> tuple[Tensor | None, Tensor | None]:
-        """Of every query, and of every key, with the row of each entry."""
+        """Return the products of every query, and of every key, with the row of each entry."""
         dtype, batch = bias_dtype(self.q), self.q.shape[0]
         return tuple(  # type: ignore[return-value]
             None if x is None or rows is None else table.product(x, rows, dtype).expand(batch, -1, -1, -1)
@@ -163,7 +165,7 @@ class Lookup(ScoreBias):
         return sum_of([self.entry_mod(table, *self.products(table)) for table in self.tables])
 
     def entry_mod(self, table: Entries, of_query: Tensor | None, of_key: Tensor | None) -> Callable[..., Tensor]:
-        """What a table has for one pair, out of its `products`: ``(batch, head, query, key)`` to the number."""
+        """Return a function ``(batch, head, query, key)`` that looks up one pair's bias in a table's `products`."""
         distance, entry_of, of_head = distance_mod(self.q, table.queries, table.keys), table.entry_of, table.of_head
 
         def look_up(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -177,12 +179,12 @@ class Lookup(ScoreBias):
 
     @property
     def far(self) -> int | None:
-        """From this distance on it is a sum of a number of the query and one of the key; ``None``: it never is."""
+        """The distance from which the bias is a sum of a number of the query and one of the key, or ``None``."""
         ends = self.tables[0].ends
         return None if ends is None or len(self.tables) > 1 else ends[1]
 
     def of_far(self) -> tuple[Tensor | None, Tensor | None]:
-        """These numbers, ``batch heads token``."""
+        """Return the two summands of the bias from the distance `far` on, ``batch heads token``."""
         (table,), dtype = self.tables, bias_dtype(self.q)
         entry = table.between_ends(self.q.device)[-1:]
         query, key = (
@@ -193,7 +195,7 @@ class Lookup(ScoreBias):
 
 
 def sum_of(terms: Sequence[Callable[..., Tensor]]) -> ScoreMod:
-    """A score function that adds these, of which there are one or two."""
+    """Return a score function that adds one or two terms."""
 
     def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         numbers = [term(batch, head, query, key) for term in terms]
@@ -203,5 +205,5 @@ def sum_of(terms: Sequence[Callable[..., Tensor]]) -> ScoreMod:
 
 
 def _gather(products: Float[Tensor, "batch heads n entries"], entries: Int[Tensor, "#batch n m"]) -> Tensor:
-    """For every pair of a token and another, the token's product with the row of the pair."""
+    """Return, for every pair of two tokens, the first token's product with the row of the pair."""
     return products.gather(3, entries[:, None].expand(*products.shape[:3], entries.shape[-1]))

@@ -1,4 +1,4 @@
-"""All three doors of an encoding in one module, for compilers, and the positions that they are asked at."""
+"""`embed`, `rotate` and `bias` of an encoding in one module, for compilers, and positions to call them with."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LENGTHS = (2, 3, 8, 9, 30, 51)
 """In `tests/known_bugs`, a slow test of entry 37 takes fifty, for every encoding."""
 
 
-class Doors(nn.Module):
-    """All three doors of an encoding, at positions that are left out (and built in the graph), or handed in."""
+class AllMethods(nn.Module):
+    """A module that calls all three methods, at given positions or at default ones, which the graph builds."""
 
     def __init__(self, encoding: PositionEncoding) -> None:
         super().__init__()
