@@ -137,8 +137,8 @@ def test_tiled_says_which_way_it_goes(
 ) -> None:
     x = torch.zeros(1, HEADS, 300, 16)
     choice = choose_backend("tiled", AttentionInputs(x, x, x, AttentionMask(positions), encoding, **options))
-    assert choice.way.name == way
-    assert len(choice.way.reason) > 8
+    assert choice.method.name == way
+    assert len(choice.method.reason) > 8
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "flex", "tiled"])

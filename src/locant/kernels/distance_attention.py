@@ -163,7 +163,7 @@ def _computed(
     onto: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The output, and the logarithm of every query's sum of exponentials; in `onto`, unless one query is all."""
-    if takes(q, v):
+    if supports(q, v):
         return decode(q, k, v, table, first, last, scale, softcap)
     q, k, v = (_in_rows(x) for x in (q, k, v))
     if onto is None:
@@ -352,7 +352,7 @@ pack = struct.Struct("=24q2d6q").pack
 """``Task`` in C."""
 
 
-def takes(q: Tensor, v: Tensor) -> bool:
+def supports(q: Tensor, v: Tensor) -> bool:
     """Whether it is the way for queries and values like these, on a CPU."""
     few = q.shape[2] <= MOST_QUERIES and FEWEST_KEYS * q.shape[2] <= v.shape[2]
     return few and q.dtype in DTYPES and max(q.shape[3], v.shape[3]) <= WIDEST and native.has(FUNCTION)

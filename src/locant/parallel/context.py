@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from locant.arguments import Real, one_of, shown, whole
 from locant.attention.attend import attend as attend_here
 from locant.attention.choice import BackendName
-from locant.attention.inputs import sinks_of
+from locant.attention.inputs import check_sinks
 from locant.attention.merge import merge
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.parallel.ring import Ring, ring_attention
@@ -104,7 +104,7 @@ def attend(
     reads = encoding is not None and has_bias(encoding) and any(x is not None for x in positions.read)
     _require_method(method, encoding, reads, dropout_p)
     positions.require_fits(q.shape[0], q.shape[2], q.device, "q")
-    sinks = sinks_of(sinks, q)
+    sinks = check_sinks(sinks, q)
     everyone = gather_positions(positions, group=mesh) if k_positions is None else k_positions
     _require_all_tokens(everyone, positions, mesh)
     if encoding is not None and reads:

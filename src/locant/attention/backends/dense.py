@@ -52,7 +52,7 @@ def eager_attention(inputs: AttentionInputs) -> Attended:
 
 def _ungrouped_for_export(inputs: AttentionInputs) -> AttentionInputs:
     """A key head for every query head: views of groups would fix the length, and OpenVINO ignores `enable_gqa`."""
-    if not (inputs.grouped and torch.compiler.is_exporting()):
+    if not (inputs.is_grouped and torch.compiler.is_exporting()):
         return inputs
     k, v = (x.repeat_interleave(inputs.q.shape[1] // x.shape[1], dim=1) for x in (inputs.k, inputs.v))
     return dataclasses.replace(inputs, k=k, v=v)
@@ -90,13 +90,13 @@ def sdpa_attention(inputs: AttentionInputs) -> Float[Tensor, "batch heads query 
     if scale <= 0:  # kernels multiply by it what they have hidden by minus infinity
         q, scale = (-q, -scale) if scale < 0 else (q * 0.0, 1.0)
     groups = q.shape[1] // k.shape[1]
-    gathered = inputs.grouped and q.shape[2] == 1 and q.device.type == "cpu" and inputs.is_decoding
+    gathered = inputs.is_grouped and q.shape[2] == 1 and q.device.type == "cpu" and inputs.is_decoding
     if gathered:  # 2 to 9 times as fast
         q, mask = _gathered(q, groups), mask if mask is None or mask.shape[1] == 1 else _gathered(mask, groups)
     with _differentiable(q, k, v, mask):
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=inputs.dropout_p, is_causal=is_causal, scale=scale,
-            enable_gqa=inputs.grouped and not gathered,
+            enable_gqa=inputs.is_grouped and not gathered,
         )  # fmt: skip
     return dense.blank(_spread(y, groups) if gathered else y).to(dtype)
 

@@ -81,7 +81,7 @@ def flex_attention(inputs: AttentionInputs) -> Attended:
         raise LocantError(f"got {type(inputs.encoding).__name__} with a bias but no score_mod", "backend='tiled'")
     score_mod = _capped(plain if learned is None else learned.score_mod, inputs.softcap)
     options: dict[str, Any] = {"score_mod": score_mod, "block_mask": mask, "scale": inputs.scale}
-    options |= {"enable_gqa": inputs.grouped, "kernel_options": _kernel_options(inputs)}
+    options |= {"enable_gqa": inputs.is_grouped, "kernel_options": _kernel_options(inputs)}
     if not inputs.needs_lse and learned is None:
         return Attended(_run(inputs.q, inputs.k, inputs.v, **options)[:, :, :queries])
     from torch.nn.attention.flex_attention import AuxRequest
@@ -165,14 +165,14 @@ def _capped(score_mod: ScoreMod | None, softcap: Real | None) -> ScoreMod | None
 
 def _filled_up(inputs: AttentionInputs) -> AttentionInputs:
     """With padding, so that there is a power of two of queries and of keys, a block at least."""
-    q, queries = _filled(inputs.q, inputs.mask.queries)
-    k, keys = _filled(inputs.k, inputs.mask.keys)
-    v, _ = _filled(inputs.v, inputs.mask.keys)
+    q, queries = _fill(inputs.q, inputs.mask.queries)
+    k, keys = _fill(inputs.k, inputs.mask.keys)
+    v, _ = _fill(inputs.v, inputs.mask.keys)
     mask = AttentionMask(queries, keys, inputs.mask.causal, inputs.mask.window)
     return dataclasses.replace(inputs, q=q, k=k, v=v, mask=mask)
 
 
-def _filled(x: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
+def _fill(x: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
     more = max(1 << (x.shape[2] - 1).bit_length(), BLOCK) - x.shape[2]
     if not more:
         return x, positions

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from locant.attention.backends.blocks import attention_by_blocks
 from locant.attention.backends.dense import as_wide_as_bias, eager_attention, sdpa_attention, sdpa_obstacle
-from locant.attention.inputs import Attended, AttentionInputs, joined
+from locant.attention.inputs import Attended, AttentionInputs, concatenate
 from locant.attention.mask import Segment, distance_bounds
 from locant.kernels.distance_attention import distance_attention
 from locant.kernels.transforms import is_mapping, wants_result_alone
@@ -40,7 +40,7 @@ FEWEST_ROWS = 16
 
 
 @dataclass(frozen=True)
-class Way:
+class Method:
     """One of the four, and why."""
 
     name: Literal["table", "documents", "blocks", "tiles"]
@@ -60,31 +60,31 @@ def obstacle(inputs: AttentionInputs) -> str | None:
     return None
 
 
-def way_of(inputs: AttentionInputs) -> Way:
+def choose_method(inputs: AttentionInputs) -> Method:
     """Which of the four ways these inputs allow."""
     on_cpu = inputs.q.device.type == "cpu" and inputs.dropout_p == 0.0
     if on_cpu and isinstance(inputs.bias, ByDistance | None):
         held = "one number per head and distance is enough"
         if inputs.mask.offset is not None:
-            return Way("table", held)
+            return Method("table", held)
         if (rows := inputs.mask.packed_documents()) is not None:
-            return Way("documents", f"for each document, {held}", rows)
+            return Method("documents", f"for each document, {held}", rows)
     is_one = inputs.q.shape[0] == 1 and inputs.q.shape[2] == 1
     if on_cpu and is_one and inputs.mask.offset is not None and isinstance(inputs.bias, Lookup | Pairwise):
-        return Way("table", "of one query each distance has a number of its own")
+        return Method("table", "of one query each distance has a number of its own")
     in_parts = isinstance(inputs.bias, Lookup | Pairwise) and inputs.bias.heads_differ
     if on_cpu and in_parts and inputs.q.shape[2] >= FEWEST_ROWS and not (torch.compiler.is_compiling() or is_mapping()):
-        return Way("blocks", "mask and bias are held for a block of queries and keys at a time")
-    return Way("tiles", "mask and bias are held for a tile of queries at a time")
+        return Method("blocks", "mask and bias are held for a block of queries and keys at a time")
+    return Method("tiles", "mask and bias are held for a tile of queries at a time")
 
 
-def tiled_attention(inputs: AttentionInputs, way: Way) -> Attended:
+def tiled_attention(inputs: AttentionInputs, method: Method) -> Attended:
     """The output and, where it is needed, the log-sum-exp."""
-    if way.rows is not None:
-        return _by_documents(inputs, way.rows)
-    if way.name == "tiles":
+    if method.rows is not None:
+        return _by_documents(inputs, method.rows)
+    if method.name == "tiles":
         return _by_tiles(inputs)
-    return (_by_table if way.name == "table" else attention_by_blocks)(inputs.without_padding())
+    return (_by_table if method.name == "table" else attention_by_blocks)(inputs.without_padding())
 
 
 def _by_table(inputs: AttentionInputs) -> Attended:
@@ -116,7 +116,7 @@ def _by_documents(inputs: AttentionInputs, rows: list[list[Segment]]) -> Attende
         return _row(inputs, table, rows[0], *tensors)
     of_rows = zip(rows, *(x.split(1) for x in tensors), strict=True)
     parts = [_row(inputs, table, *each) for each in of_rows]
-    return Attended(*whole) if whole else joined(parts, dim=0)
+    return Attended(*whole) if whole else concatenate(parts, dim=0)
 
 
 def _row(
@@ -137,7 +137,7 @@ def _row(
             parts.append(Attended(*distance_attention(q_part, k_part, v_part, entries, *numbers, onto=place)))
         elif place is None:
             parts.append(Attended(*_nothing(q, v, table, length)))
-    return Attended(*onto) if onto else joined(parts, dim=2)
+    return Attended(*onto) if onto else concatenate(parts, dim=2)
 
 
 def _nothing(q: Tensor, v: Tensor, table: Tensor, queries: int) -> tuple[Tensor, Tensor]:
@@ -176,7 +176,7 @@ def _by_tiles(inputs: AttentionInputs) -> Attended:
         parts = [checkpoint(_one_tile, tile, use_reentrant=False, preserve_rng_state=draws) for tile in tiles]
     else:
         parts = [_one_tile(tile) for tile in tiles]
-    result = joined(parts, dim=2)
+    result = concatenate(parts, dim=2)
     return result._replace(y=result.y.to(dtype))
 
 
