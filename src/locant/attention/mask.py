@@ -302,7 +302,7 @@ def _range_block_mask(
 
 
 def _versions(positions: Positions) -> tuple[int, ...] | None:
-    """Return how often the memory was written, because a static cache writes to it. Inference mode does not count."""
+    """Return how often the memory of each tensor was written, or ``None`` in inference mode, which does not count."""
     tensors = [x for x in (positions.index, positions.document_or_none, positions.order_or_none) if x is not None]
     return None if any(x.is_inference() for x in tensors) else tuple(x._version for x in tensors)
 
