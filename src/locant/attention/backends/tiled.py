@@ -28,7 +28,7 @@ from locant.attention.backends.dense import eager_attention, sdpa_attention, sdp
 from locant.attention.inputs import Attended, AttentionInputs, concatenate
 from locant.attention.mask import Segment, distance_bounds
 from locant.kernels.distance_attention import distance_attention
-from locant.kernels.transforms import is_mapping, wants_result_alone
+from locant.kernels.transforms import is_mapping, is_plain_eager
 from locant.positions.pairs import bias_dtype
 from locant.positions.score_bias import ByDistance, Lookup, Pairwise
 
@@ -112,7 +112,7 @@ def _attend_by_document(inputs: AttentionInputs, rows: list[list[Segment]]) -> A
     """Attend within every document. `rows` is a single row if all rows are the same."""
     longest = max(part.length for row in rows for part in row if part.is_document)
     table = _table(inputs, 1 - longest, longest - 1)
-    result = _empty_result(inputs.q, inputs.v, table, inputs.q.shape[2]) if wants_result_alone() else ()
+    result = _empty_result(inputs.q, inputs.v, table, inputs.q.shape[2]) if is_plain_eager() else ()
     tensors = (inputs.q, inputs.k, inputs.v, *result)
     if len(rows) == 1:
         return _attend_to_row(inputs, table, rows[0], *tensors)
@@ -167,7 +167,7 @@ class _Split(torch.autograd.Function):
 
 
 def _attend_by_tile(inputs: AttentionInputs) -> Attended:
-    is_plain, dtype, queries = wants_result_alone(), inputs.q.dtype, inputs.q.shape[2]
+    is_plain, dtype, queries = is_plain_eager(), inputs.q.dtype, inputs.q.shape[2]
     inputs = _to_tile_dtype(inputs if is_plain else inputs.without_padding())
     rows = _rows_per_tile(inputs)
     if is_plain:

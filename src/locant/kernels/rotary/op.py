@@ -129,7 +129,7 @@ def rotate(
                 "heads",
                 "q and k of the same batch and length",
             )
-    if not inplace and transforms.wants_result_alone() and type(q) is Tensor:
+    if not inplace and transforms.is_plain_eager() and type(q) is Tensor:
         out_q, out_k = torch.empty_like(q), None if k is None else torch.empty_like(k)
         _run(q, k, out_q, out_k, positions, tables, layout, inverse)
         return out_q, out_k
@@ -261,7 +261,7 @@ def _rotate_back(ctx: Any, grad_q: Tensor | None, grad_k: Tensor | None) -> tupl
     *numbers, layout, inverse = ctx.settings
     how = (*ctx.saved_tensors, *numbers, layout, not inverse)
     wanted = [grad if needed else None for grad, needed in zip((grad_q, grad_k), ctx.needs_input_grad, strict=False)]
-    if any(grad is not None and transforms.holds_several(grad) for grad in wanted):
+    if any(grad is not None and transforms.is_batched_gradient(grad) for grad in wanted):
         rotated = tuple(None if grad is None else _rotated_by_torch(grad, *how) for grad in wanted)
     else:
         rotated = _rotated_where_given(wanted[0], wanted[1], *how)
