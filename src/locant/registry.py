@@ -48,7 +48,7 @@ class Registry(Generic[T]):
         self.group = group
         self._check = check
         self._aliases_of = aliases_of
-        self._own: Callable[[Registry[T]], None] | None = own
+        self._register_own: Callable[[Registry[T]], None] | None = own
         self._values: dict[str, T] = {}
         self._aliases: dict[str, str] = {}
         self._offers: dict[str, EntryPoint] | None = None
@@ -111,9 +111,9 @@ class Registry(Generic[T]):
         return tuple(alias for alias, value in self._aliases.items() if value == name and alias != key_of(name))
 
     def _fill(self) -> None:
-        if self._own is not None:
-            own, self._own = self._own, None
-            own(self)
+        if self._register_own is not None:
+            register_own, self._register_own = self._register_own, None
+            register_own(self)
 
     def _offered(self) -> dict[str, EntryPoint]:
         if self._offers is None:

@@ -16,7 +16,7 @@ from locant.errors import ShapeError
 from locant.kernels.transforms import is_batched
 
 FLOAT64 = {"cpu": True, "cuda": True, "meta": True}
-"""Whether a type of device has float64. `has_float64` tries other types once."""
+"""Types of devices, with or without float64. `has_float64` tries other types once."""
 
 
 def has_float64(device: torch.device) -> bool:

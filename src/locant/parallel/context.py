@@ -141,9 +141,9 @@ def gather_positions(positions: Positions, *, group: Group = None) -> Positions:
     mesh = _mesh(group, positions.device)
     _require_even(positions, mesh)
     index = positions.index if positions.index.ndim == 3 else positions.index[..., None]
-    own = torch.cat([positions.document[..., None], positions.order[..., None], index], dim=-1)
-    shards = [torch.empty_like(own) for _ in range(mesh.size())]
-    dist.all_gather(shards, own.contiguous(), group=mesh.get_group())
+    local_part = torch.cat([positions.document[..., None], positions.order[..., None], index], dim=-1)
+    shards = [torch.empty_like(local_part) for _ in range(mesh.size())]
+    dist.all_gather(shards, local_part.contiguous(), group=mesh.get_group())
     document, order, *axes = torch.cat(shards, dim=1).unbind(-1)
     _require_own_tokens(document, order, len(shards))
     if len(axes) > 1:
@@ -197,12 +197,10 @@ def _require_all_tokens(all_positions: Positions, positions: Positions, mesh: De
     """Raise unless these may be the positions of all ranks, in order. This rank can only check its own part."""
     require_positions(all_positions)
     n, first = positions.seq_len, mesh.get_local_rank() * positions.seq_len
-    rows, is_readable = (
-        max(positions.batch, all_positions.batch),
-        readable(positions.index) and readable(all_positions.index),
-    )
-    own = all_positions.slice(first, first + n).expand(rows)
-    if all_positions.seq_len != n * mesh.size() or (is_readable and own != positions.expand(rows)):
+    rows = max(positions.batch, all_positions.batch)
+    is_readable = readable(positions.index) and readable(all_positions.index)
+    local_part = all_positions.slice(first, first + n).expand(rows)
+    if all_positions.seq_len != n * mesh.size() or (is_readable and local_part != positions.expand(rows)):
         got = f"got {all_positions} for k_positions, expected the positions of {mesh.size()} ranks with {n} each"
         raise ShapeError(got, "k_positions=locant.parallel.gather_positions(positions, group=group)")
 
@@ -231,8 +229,8 @@ def _with_features(
     all_positions = all_positions.expand(positions.batch)
     keys = _redistribute(keys, mesh, Shard(1), Replicate())
     queries, keys = encoding.of_row(positions.read.of_query, keys, all_positions, mesh.get_local_rank(), mesh.size())
-    own = dataclasses.replace(positions, read=positions.read._replace(of_query=queries))
-    return own, dataclasses.replace(all_positions, read=all_positions.read._replace(of_key=keys))
+    local_part = dataclasses.replace(positions, read=positions.read._replace(of_query=queries))
+    return local_part, dataclasses.replace(all_positions, read=all_positions.read._replace(of_key=keys))
 
 
 def _require_even(positions: Positions, mesh: DeviceMesh) -> None:
@@ -240,12 +238,12 @@ def _require_even(positions: Positions, mesh: DeviceMesh) -> None:
 
     On an accelerator, the device raises the error asynchronously, before anything else is sent.
     """
-    own = torch.tensor([positions.batch, positions.seq_len, positions.axes], device=positions.device)
-    sizes = [torch.empty_like(own) for _ in range(mesh.size())]
-    dist.all_gather(sizes, own, group=mesh.get_group())
+    local_part = torch.tensor([positions.batch, positions.seq_len, positions.axes], device=positions.device)
+    sizes = [torch.empty_like(local_part) for _ in range(mesh.size())]
+    dist.all_gather(sizes, local_part, group=mesh.get_group())
     message = "expected shards of one size on all ranks, as Positions.shard returns for a padded row"
-    if not readable(own):
-        torch.ops.aten._assert_async.msg((torch.stack(sizes) == own).all(), message)
+    if not readable(local_part):
+        torch.ops.aten._assert_async.msg((torch.stack(sizes) == local_part).all(), message)
         return
     rows = [tuple(size.tolist()) for size in sizes]
     if len(set(rows)) > 1:
