@@ -1,8 +1,8 @@
-"""What callers pass, checked where it comes in: errors from inside other libraries name no argument.
+"""Check arguments at the call, because errors from inside other libraries do not name the argument.
 
-`whole` and `real` give back a plain ``int`` or ``float``, whatever kind of number it was given (NumPy's, a tensor of
-one number); `flag` a plain ``bool``; `one_of` one of several names. A value that is not allowed raises a `RangeError`.
-Texts, ``True`` and NaN are not accepted as numbers, nor 0, 1 and ``"no"`` as flags.
+`whole` and `real` return a plain ``int`` or ``float`` for any kind of number (NumPy's, a tensor of one number). `flag`
+returns a plain ``bool``, and `one_of` returns one of several names. A value that is not allowed raises a `RangeError`.
+Strings, ``True`` and NaN are not accepted as numbers. 0, 1 and ``"no"`` are not accepted as flags.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Any
 from locant.errors import RangeError, Remedy, ShapeError
 
 Real = float | int
-"""A float, or an int in its place: the type checks of the test suite tell them apart."""
+"""A float, or an int instead of it. The type checks of the test suite distinguish them."""
 
 MAX_INT32 = 2**31 - 1
 """The largest count, unless another limit is given."""
 
 MAX_WIDTH = 2**24
-"""The widest vector: a table of `MAX_INT32` rows of it still has a size that 64 bits can hold."""
+"""The largest width of a vector. The size of a table with `MAX_INT32` such rows still fits into 64 bits."""
 
 FINITE = 3.4028235e38
-"""The largest number that is finite in float32."""
+"""The largest finite number in float32."""
 
 
 def whole(name: str, value: Any, low: int, high: int | None = MAX_INT32, *, even: bool = False, remedy: str) -> int:
-    """An integer from `low` to `high`; ``None`` for no end."""
+    """Return an integer from `low` to `high`. ``high=None`` sets no limit."""
     number = _integer(value)
     if number is None or number < low:
         raise RangeError(f"got {shown(value)} for {name}, expected an integer of {low} or more", remedy)
@@ -51,7 +51,7 @@ def real(
     below: Real = math.inf,
     remedy: str,
 ) -> Real:
-    """A number from `low` to `high`, above and below others where these are given, and finite in float32."""
+    """Return a number that is finite in float32, from `low` to `high`, greater than `above` and less than `below`."""
     number = _float(value)
     if number is None or not (low <= number <= high and above < number < below):  # NaN is in no range
         ends = {"of at least": low, "above": above, "of at most": high, "below": below}
@@ -61,31 +61,31 @@ def real(
 
 
 def scale_of(scale: Any, usual: float) -> Real:
-    """The factor on the products of queries and keys; `usual` for ``None``."""
-    # A plain string: torch cannot trace how a Remedy is made, and this is asked in compiled models.
+    """Return the factor of the products of queries and keys: `scale`, or `usual` if it is ``None``."""
+    # The remedy is a plain string: torch cannot trace the construction of a Remedy, and compiled models call this.
     return usual if scale is None else real("scale", scale, remedy=f"scale=None, which is {usual:g} here")
 
 
 def flag(name: str, value: Any) -> bool:
-    """``True`` or ``False``, or NumPy's."""
-    of_numpy = getattr(getattr(value, "dtype", None), "kind", None) == "b" and value.ndim == 0
-    if not (isinstance(value, bool) or of_numpy):
+    """Return ``True`` or ``False`` for a bool of Python or NumPy."""
+    is_numpy_bool = getattr(getattr(value, "dtype", None), "kind", None) == "b" and value.ndim == 0
+    if not (isinstance(value, bool) or is_numpy_bool):
         raise RangeError(f"got {shown(value)} for {name}, expected True or False", Remedy(**{name: True}))
     return bool(value)
 
 
 def one_of(name: str, value: Any, names: Iterable[str], remedy: str = "") -> str:
-    """One of these names; `remedy` where there is more to say than the nearest of them."""
+    """Return `value` if it is one of these names. The default remedy is the nearest of them."""
     names = tuple(names)
     if isinstance(value, str) and value in names:
         return value
     expected = " or ".join(filter(None, (", ".join(map(repr, names[:-1])), repr(names[-1]))))
-    near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.0)[0] if isinstance(value, str) else names[0]
-    raise RangeError(f"got {shown(value)} for {name}, expected {expected}", remedy or Remedy(**{name: near}))
+    nearest = difflib.get_close_matches(str(value), names, n=1, cutoff=0.0)[0] if isinstance(value, str) else names[0]
+    raise RangeError(f"got {shown(value)} for {name}, expected {expected}", remedy or Remedy(**{name: nearest}))
 
 
 def entries(name: str, value: Any, remedy: str) -> tuple[Any, ...]:
-    """The entries of a list, tuple or array."""
+    """Return the entries of a list, tuple or array."""
     try:
         if not isinstance(value, (str, bytes, dict)):
             return tuple(value)
@@ -95,37 +95,37 @@ def entries(name: str, value: Any, remedy: str) -> tuple[Any, ...]:
 
 
 def shape_error(name: str, x: Any, expected: str, remedy: str) -> ShapeError:
-    """The error for a tensor or array whose shape is not the expected one."""
+    """Return the error for a tensor or array that does not have the expected shape."""
     return ShapeError(f"got {name} of shape {tuple(x.shape)}, expected {expected}", remedy)
 
 
 def shown(value: object) -> str:
-    """A value in one line, for an error; Python refuses to print an integer of thousands of digits."""
+    """Return a value in one line, for an error. Python does not print integers with thousands of digits."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"an integer of {value.bit_length()} bits"
     try:
         return " ".join(reprlib.repr(value).split())
-    except ValueError:  # such an integer inside a container
+    except ValueError:  # the value contains such an integer
         return f"a {type(value).__name__} that holds an integer of thousands of digits"
 
 
 def _integer(value: Any) -> Any:
-    # Sizes that torch.compile and torch.export keep open are of a type that torch alone knows, or are taken for an
-    # int. An index of one would settle it for good.
+    # Symbolic sizes of torch.compile and torch.export are a type of torch's own, or appear to be an int.
+    # operator.index would specialize the graph to one size.
     if type(value) is int or type(value).__name__ == "SymInt":
         return value
-    if _is_no_number(value):
+    if _is_not_a_number(value):
         return None
     try:
         return operator.index(value)
-    except (TypeError, RuntimeError):  # RuntimeError: a tensor on the meta device, which has no value
+    except (TypeError, RuntimeError):  # RuntimeError: a tensor on the meta device has no value
         return None
 
 
 def _float(value: Any) -> Real | None:
     if type(value) is int and abs(value) < 2**53:
-        return value  # exact as a float, and printed as it was given
-    if _is_no_number(value) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+        return value  # exact as a float, and printed as the caller wrote it
+    if _is_not_a_number(value) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
         return None
     try:
         return float(value)
@@ -133,10 +133,10 @@ def _float(value: Any) -> Real | None:
         return None
 
 
-def _is_no_number(value: Any) -> bool:
-    """Whether it is a bool, a text, or an array, even one of a single number."""
+def _is_not_a_number(value: Any) -> bool:
+    """Return whether this is a bool, a complex number, a string of NumPy, or an array, even one of a single number."""
     dtype = getattr(value, "dtype", None)
-    of_numpy = getattr(dtype, "kind", "f") in "iuf"  # which gives texts and complex numbers a way to be floats
-    of_torch = not str(dtype).startswith(("torch.bool", "torch.complex"))
-    is_bool = isinstance(value, bool) or not (of_numpy and of_torch)
-    return is_bool or getattr(value, "ndim", 0) != 0
+    is_real_in_numpy = getattr(dtype, "kind", "f") in "iuf"  # NumPy also converts strings and complex numbers to floats
+    is_real_in_torch = not str(dtype).startswith(("torch.bool", "torch.complex"))
+    is_other_type = isinstance(value, bool) or not (is_real_in_numpy and is_real_in_torch)
+    return is_other_type or getattr(value, "ndim", 0) != 0

@@ -1,7 +1,7 @@
-"""The exceptions of this package: each states what was got, what was expected, and a remedy.
+"""The exceptions of this package. Each states the value it got, the value it expected, and a remedy.
 
-All of them are `ValueError`s, so code that knows nothing of this package can catch them, and all of them
-carry the remedy apart from the cause, so that the command line can print ``cause; try: remedy`` in one line.
+All of them are `ValueError`s, so that code that does not import this package can catch them. All of them store the
+remedy separately from the cause, so that the command line can print ``cause; try: remedy`` in one line.
 """
 
 from typing import Any
@@ -10,9 +10,9 @@ __all__ = ["InputError", "LocantError", "RangeError", "Remedy", "ShapeError"]
 
 
 class Remedy(str):
-    """To give arguments other values, ``...`` where only the reader knows them; `text` is what stands around them.
+    """A remedy that sets arguments, inserted into `text`. ``...`` means a value that only the reader knows.
 
-    It reads as in Python. The command line writes its own options instead.
+    The string has the form of Python. The command line writes its own options instead.
 
     >>> Remedy(head_dim=64), Remedy("{}, or a {}", base=500.0, scaling=...)
     ('head_dim=64', 'base=500.0, or a scaling=')
@@ -28,11 +28,11 @@ class Remedy(str):
         return self
 
     def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, Any]]:
-        return (self.text,), self.arguments  # for processes, which send errors to one another
+        return (self.text,), self.arguments  # for pickle: processes send errors to each other
 
 
 class LocantError(ValueError):
-    """A mistake in what was asked for.
+    """A mistake in a call: the base class of all errors of this package.
 
     >>> str(LocantError("got 3 heads, expected 4", "pass num_heads=4"))
     'got 3 heads, expected 4; try: pass num_heads=4'
@@ -44,7 +44,7 @@ class LocantError(ValueError):
         super().__init__(f"{cause}; try: {remedy}" if remedy else cause)
 
     def __reduce__(self) -> tuple[type["LocantError"], tuple[str, str]]:
-        # The default would hand the joined message back as the cause; data loader workers send errors this way.
+        # By default, pickle would pass the whole message as the cause. Data loader workers send errors by pickle.
         return type(self), (self.cause, self.remedy)
 
 

@@ -1,4 +1,4 @@
-"""Packages that only an extra of this package installs: imported here, or named in an error with what installs them."""
+"""Import packages that only an extra of this package installs, or raise an error with the command to install them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def require(package: str, purpose: str, *, distribution: str = "") -> Any:  # an
     """Import a package that only an extra installs.
 
     Args:
-        package: as it is imported, such as ``"matplotlib"``.
-        purpose: what needs it, the subject of the error.
-        distribution: as it is installed, if its name is another.
+        package: the name to import, such as ``"matplotlib"``.
+        purpose: the subject of the error: the part of locant that needs the package.
+        distribution: the name to install, if it differs from the name to import.
 
     Raises:
-        InputError: it is not installed.
+        InputError: the package is not installed.
 
     >>> require("math", "counting").floor(1.5)
     1
@@ -35,7 +35,7 @@ def require(package: str, purpose: str, *, distribution: str = "") -> Any:  # an
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
-        if error.name != package:  # it is there, and lacks something itself
+        if error.name != package:  # it is installed, but a package that it imports is not
             raise
     distribution = distribution or package
     raise InputError(f"{purpose} needs {distribution}, which is not installed", install_command(distribution))
@@ -47,16 +47,16 @@ def is_installed(package: str) -> bool:
 
 
 def install_command(package: str) -> str:
-    """Return what installs a package: the smallest extra that has it, read from the metadata of locant.
+    """Return the command that installs a package with the smallest extra that contains it, read from our metadata.
 
     >>> install_command("matplotlib"), install_command("umap-learn")
     ("pip install 'locant[lab]'", 'pip install umap-learn')
     """
     try:
         matches = [REQUIREMENT.match(one) for one in requires("locant") or []]
-    except PackageNotFoundError:  # run from its source
+    except PackageNotFoundError:  # locant runs from its source and is not installed
         matches = []
-    found = [(match[1].lower(), match[2]) for match in matches if match]
-    sizes = Counter(extra for _, extra in found)
-    extras = sorted((extra for name, extra in found if name == package), key=lambda extra: sizes[extra])
+    requirements = [(match[1].lower(), match[2]) for match in matches if match]
+    sizes = Counter(extra for _, extra in requirements)
+    extras = sorted((extra for name, extra in requirements if name == package), key=lambda extra: sizes[extra])
     return f"pip install 'locant[{extras[0]}]'" if extras else f"pip install {package}"

@@ -1,9 +1,9 @@
-"""Writing files so that there is never half of one, and JSON of which no two readers differ.
+"""Write files atomically, and read JSON that all readers interpret in the same way.
 
-A file is written beside its final place, flushed to the disk, and renamed; the rename is atomic, and the folder is
-flushed after it. A reader sees the old file or the new one, and a failed or killed write leaves the old one as it was.
-Windows flushes no folder, renames none in which a file is open, and has no locks of whole files.
-Where the system refuses (a full disk, a device that fails), the error is an `InputError`.
+A file is written to a temporary file in the same folder, flushed to the disk, and renamed. The rename is atomic, and
+the folder is flushed after it. A reader sees the old file or the new one, and a failed or killed write does not change
+the old one. Windows cannot flush a folder, cannot rename a folder in which a file is open, and cannot lock whole files.
+Errors of the system (a full disk, a device that fails) become an `InputError`.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ except ImportError:  # on Windows
     fcntl = None
 
 BUFFER = 1 << 20
-"""Bytes that `NewFile` gathers from small writes; larger ones go to the system at once."""
+"""Bytes of small writes that `NewFile` buffers. It passes larger writes to the system at once."""
 
 
 @contextmanager
 def replacing(path: Path | str) -> Generator[Path]:
-    """A temporary path, with the suffix of `path`, that becomes `path` if the block succeeds and vanishes if it fails.
+    """Yield a temporary path with the suffix of `path`. It becomes `path` if the block succeeds, else it is removed.
 
-    What the block writes itself, it gets the system's own errors of.
+    Errors of the system inside the block are not wrapped.
     """
     path = Path(path)
-    handle, temporary = _beside(path)
+    handle, temporary = _open_temporary(path)
     os.close(handle)
     try:
-        yield temporary  # which the caller may replace, as safetensors does
-        with _refusing(path):
+        yield temporary  # the caller may replace this file, as safetensors does
+        with _wrap_os_errors(path):
             temporary.chmod(0o666 & ~_umask())
             flush(temporary)
             temporary.replace(path)
@@ -52,7 +52,7 @@ def replacing(path: Path | str) -> Generator[Path]:
 
 
 def write_whole(path: Path | str, content: str | bytes) -> None:
-    """Write a whole file, or leave what was there."""
+    """Write a whole file, or leave the old file unchanged."""
     with NewFile(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.settle()
@@ -60,10 +60,10 @@ def write_whole(path: Path | str, content: str | bytes) -> None:
 
 
 class NewFile:
-    """A file that is written piece by piece, and takes its place when it is whole.
+    """A file that is written piece by piece and gets its name only when it is complete.
 
-    `settle` brings it to the disk, `publish` gives it its name; until then it is a temporary file, which `discard`, or
-    the end of the ``with`` block, removes. So several files can be settled before the first is published.
+    `settle` flushes it to the disk, and `publish` renames it. Before that it is a temporary file, which `discard` or
+    the end of the ``with`` block removes. So several files can be flushed before the first one is published.
 
     >>> folder = Path(tempfile.mkdtemp())
     >>> with NewFile(folder / "a.txt") as file:
@@ -80,11 +80,11 @@ class NewFile:
         self.size = 0
         """Bytes written so far."""
         self._pending = bytearray()
-        self._handle, self._temporary = _beside(self.path)
+        self._handle, self._temporary = _open_temporary(self.path)
         self._is_open = True
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Append."""
+        """Append these bytes."""
         view = memoryview(data).cast("B")
         self.size += len(view)
         if len(self._pending) + len(view) > BUFFER:
@@ -95,39 +95,39 @@ class NewFile:
             self._write(view)
 
     def overwrite(self, data: bytes, *, at: int) -> None:
-        """Write over what was written, from byte `at` on."""
+        """Replace bytes that are already written, from byte `at` on."""
         self._drain()
-        with _refusing(self.path):
+        with _wrap_os_errors(self.path):
             os.lseek(self._handle, at, os.SEEK_SET)
             self._write(memoryview(data))
             os.lseek(self._handle, 0, os.SEEK_END)
 
     def read(self, size: int, *, at: int) -> bytes:
-        """What was written from byte `at` on."""
+        """Return `size` bytes that are already written, from byte `at` on."""
         self._drain()
-        with _refusing(self.path):
+        with _wrap_os_errors(self.path):
             os.lseek(self._handle, at, os.SEEK_SET)
             data = os.read(self._handle, size)
             os.lseek(self._handle, 0, os.SEEK_END)
             return data
 
     def settle(self) -> None:
-        """Bring everything to the disk, and write no more."""
+        """Flush everything to the disk and close the file."""
         self._drain()
-        with _refusing(self.path):
+        with _wrap_os_errors(self.path):
             self._temporary.chmod(0o666 & ~_umask())
             os.fsync(self._handle)
             self._close()
 
     def publish(self, *, flush_folder: bool = True) -> None:
-        """Give the settled file its name; that lasts once the folder is flushed too."""
-        with _refusing(self.path):
+        """Rename the settled file to its path. The new name survives a crash once the folder is flushed too."""
+        with _wrap_os_errors(self.path):
             self._temporary.replace(self.path)
             if flush_folder:
                 flush(self.path.parent)
 
     def discard(self) -> None:
-        """Remove it, unless it is published."""
+        """Remove the temporary file, unless it is already published."""
         try:
             self._close()
         finally:
@@ -149,8 +149,8 @@ class NewFile:
         self._pending = bytearray()
 
     def _write(self, view: memoryview) -> None:
-        """The system may write less than it was given."""
-        with _refusing(self.path):
+        """Write all bytes, because the system may write fewer than it is given."""
+        with _wrap_os_errors(self.path):
             while view:
                 written = os.write(self._handle, view)
                 if not written:
@@ -160,46 +160,46 @@ class NewFile:
 
 @contextmanager
 def new_folder(path: Path, *, force: bool = False) -> Generator[Path]:
-    """A folder beside `path` that takes its name if the block succeeds, and vanishes if it fails.
+    """Yield a temporary folder next to `path`. It becomes `path` if the block succeeds, else it is removed.
 
-    The caller has to flush what it writes into it, as `write_whole` and `NewFile` do. With `force`, a folder that is
-    there is replaced by the whole new one, and is itself gone only then.
+    The caller must flush the files that it writes there, as `write_whole` and `NewFile` do. With `force`, the complete
+    new folder replaces an existing one, which is removed only then.
     """
     replaces = force and path.is_dir()
     if not replaces:
         require_new(path)
-    place = path.resolve()
-    new, old = (place.with_name(f".{place.name}.{secrets.token_hex(4)}") for _ in range(2))
-    with _refusing(path):
+    target = path.resolve()
+    new, old = (target.with_name(f".{target.name}.{secrets.token_hex(4)}") for _ in range(2))
+    with _wrap_os_errors(path):
         new.mkdir()
     try:
         yield new
-        with _refusing(path):
+        with _wrap_os_errors(path):
             if replaces:
-                place.replace(old)
-            elif place.is_dir():
-                place.rmdir()  # an empty one, which Windows would not replace
-            new.replace(place)
-            flush(place.parent)
+                target.replace(old)
+            elif target.is_dir():
+                target.rmdir()  # an empty folder, which Windows would not replace
+            new.replace(target)
+            flush(target.parent)
     finally:
-        if old.exists() and not place.exists():
-            old.replace(place)
-        for rest in (new, old):
-            shutil.rmtree(rest, ignore_errors=True)
+        if old.exists() and not target.exists():
+            old.replace(target)
+        for folder in (new, old):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def require_new(path: Path) -> None:
-    """Raise where a folder cannot be made without changing what is there; an empty folder may be replaced."""
+    """Raise unless a new folder can be created at `path`. An empty folder may be replaced."""
     if path.exists() and not path.is_dir():
-        raise InputError(f"got {path}, which is a file, as the folder to write", "the name of a new folder")
+        raise InputError(f"got {path}, which is a file, as the folder to write", "pass the name of a new folder")
     if path.is_dir() and any(path.iterdir()):
-        raise InputError(f"got {path}, which is not empty", "the name of a new folder: what is there stays as it is")
+        raise InputError(f"got {path}, which is not empty", "pass the name of a new folder")
     if not path.resolve().parent.is_dir():
         raise InputError(f"got {path}, but there is no folder {path.parent}", f"mkdir -p {path.parent}")
 
 
 def require_file(path: Path) -> None:
-    """Raise where a file cannot stand: in the place of a folder, or in a folder that is not there."""
+    """Raise if a file cannot be written at `path`, because `path` is a folder or its folder does not exist."""
     if path.is_dir():
         raise InputError(f"got {path}, which is a folder, as the file to write", f"{path / 'a-file-name'}")
     if not path.parent.is_dir():
@@ -207,19 +207,19 @@ def require_file(path: Path) -> None:
 
 
 def require_apart(output: Path, read: Path) -> None:
-    """Raise where what is written would be in the folder `read`, or above this folder or file; so too for its links."""
-    place, source = output.resolve(), read.resolve()
-    stays = (source, *(file.resolve() for file in source.iterdir())) if source.is_dir() else (source,)
-    if source in place.parents or any(place in (each, *each.parents) for each in stays):
-        got = f"got {output} as output, which is, holds or lies in the input {read}"
-        raise InputError(got, "another place to write: what is read stays")
+    """Raise if `output` is the input `read`, lies in it or contains it. Targets of links in `read` count as input."""
+    target, source = output.resolve(), read.resolve()
+    inputs = (source, *(file.resolve() for file in source.iterdir())) if source.is_dir() else (source,)
+    if source in target.parents or any(target in (each, *each.parents) for each in inputs):
+        got = f"got {output} as output, which is, contains or lies in the input {read}"
+        raise InputError(got, "pass another path as output")
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or what a folder lists, is on the disk: a rename lasts once its folder was flushed."""
+    """Wait until a file or the list of a folder's files is on the disk. A rename survives a crash only after this."""
     if fcntl is None and path.is_dir():
         return
-    handle = os.open(path, os.O_RDONLY if fcntl else os.O_RDWR)  # Windows flushes only what may be written
+    handle = os.open(path, os.O_RDONLY if fcntl else os.O_RDWR)  # Windows flushes only files that are open for writing
     try:
         os.fsync(handle)
     finally:
@@ -227,9 +227,9 @@ def flush(path: Path) -> None:
 
 
 def lock(file: IO[bytes]) -> bool | None:
-    """Take the lock of a file, which ends with the process, however that ends; ``False`` where another has it.
+    """Lock a file until the process ends, however it ends. Return ``False`` if another process has the lock.
 
-    ``None``, and the file is closed, on a system or a file system without locks: Windows moves no open file.
+    Return ``None`` and close the file if the system or the file system has no locks: Windows cannot move an open file.
     """
     try:
         if fcntl:
@@ -244,31 +244,31 @@ def lock(file: IO[bytes]) -> bool | None:
 
 
 def _umask() -> int:
-    """The permissions that new files do not get; the only way to read it is to set it."""
+    """Return the permissions that new files do not get. The system only returns them when they are set."""
     mask = os.umask(0)
     os.umask(mask)
     return mask
 
 
-def _beside(path: Path) -> tuple[int, Path]:
-    """An empty temporary file in the folder of `path`, open for reading and writing."""
+def _open_temporary(path: Path) -> tuple[int, Path]:
+    """Create an empty temporary file in the folder of `path`, open for reading and writing."""
     require_file(path)
-    with _refusing(path):
+    with _wrap_os_errors(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
     return handle, Path(name)
 
 
 @contextmanager
-def _refusing(path: Path) -> Generator[None]:
+def _wrap_os_errors(path: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        remedy = "a disk with room, and a folder that you may write to"
+        remedy = "use a disk with free space and a folder that you may write to"
         raise InputError(f"cannot write {path}: {error.strerror}", remedy) from error
 
 
 def json_text(value: Any) -> str:
-    """JSON for programs that people can read too: a line for every record and every flat list.
+    """Return JSON that people can read, too: one line for each record and each flat list.
 
     >>> print(json_text([{"a": [1, 2]}, {"a": [3]}]), end="")
     [
@@ -290,14 +290,14 @@ def _json(value: Any, new_line: str) -> str:
 
 
 def _depth(value: Any) -> int:
-    """How many brackets are around the innermost value."""
+    """Return the number of brackets around the innermost value."""
     if isinstance(value, dict):
         value = list(value.values())
     return 1 + max(map(_depth, value), default=0) if isinstance(value, (list, tuple)) else 0
 
 
 def read_json(path: Path) -> Any:
-    """What a file of JSON holds; ``None`` where there is none, or something else in it."""
+    """Return the content of a JSON file, or ``None`` if the file does not exist or is not JSON."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -305,11 +305,13 @@ def read_json(path: Path) -> Any:
 
 
 class FaultError(Exception):
-    """What is wrong with a file, without its name: whoever reads it makes an `InputError` of both."""
+    """A fault in the content of a file, without the file's name. The reader of the file raises an `InputError`."""
 
 
 def strict_json(content: bytes, what: str) -> dict[str, Any]:
-    """The object that `what` holds in JSON; a `FaultError` where two readers may differ, and of all else.
+    """Return the JSON object in `content`, which errors call `what`.
+
+    Raise a `FaultError` if this is not a JSON object, or if two readers may interpret it differently.
 
     >>> strict_json(b'{"a": 1, "a": 2}', "it")
     Traceback (most recent call last):
@@ -317,18 +319,18 @@ def strict_json(content: bytes, what: str) -> dict[str, Any]:
     locant.files.FaultError: 'a' occurs twice in it
     """
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def to_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         fields = dict(pairs)
         if len(fields) < len(pairs):
             [(name, _)] = Counter(name for name, _ in pairs).most_common(1)
             raise FaultError(f"{name!r} occurs twice in {what}")
         return fields
 
-    def refuse(constant: str) -> None:
-        raise FaultError(f"{what} holds {constant}, which is not JSON")
+    def reject_constant(constant: str) -> None:
+        raise FaultError(f"{what} contains {constant}, which is not JSON")
 
     try:
-        fields = json.loads(content.decode(), object_pairs_hook=once, parse_constant=refuse)
+        fields = json.loads(content.decode(), object_pairs_hook=to_fields, parse_constant=reject_constant)
     except UnicodeDecodeError:
         raise FaultError(f"{what} is not UTF-8") from None
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Formats of token stores, under their public name: see `locant.text.store.formats`.
+"""The public names of formats of token stores. `locant.text.store.formats` defines them.
 
-A format is a subclass of `StoreFormat`, made known by `register_format` or by an entry point in the group
-``locant.formats``; the page "Extending locant" has one of .npy files.
+A format is a subclass of `StoreFormat`. `register_format` or an entry point in the group ``locant.formats`` registers
+it. The page "Extending locant" has a format for .npy files as an example.
 """
 
 from locant.text.store.formats import ExportSource as ExportSource

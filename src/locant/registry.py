@@ -1,7 +1,7 @@
-"""Things that are found by name: this package's own, what callers register, and what installed packages offer.
+"""Look up values by name: built-in values, values that callers register, and values of installed packages.
 
-An installed package offers a name through an entry point. It is loaded when it is first asked for, or when all are
-listed; one that cannot be loaded is reported under its name, and does not affect the others.
+An installed package offers a value through an entry point. The entry point is loaded when its name is first looked up,
+or when all values are listed. One that cannot be loaded is reported under its name and does not affect the others.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Registry(Generic[T]):
     """Values by name and alias.
 
     Args:
-        kind: what a value is called in errors, such as ``"encoding"``.
-        group: the entry-point group in which installed packages offer theirs.
-        check: raises a `LocantError` unless a value from outside can be used; is given the name and the value.
-        own: fills in this package's own values by calling `register`, when a name is first asked for.
-        aliases_of: the aliases that a value itself states.
+        kind: the word for a value in errors, such as ``"encoding"``.
+        group: the entry-point group in which installed packages offer values.
+        check: called with a name and a value. It raises a `LocantError` if the value cannot be used.
+        own: called when a name is first looked up. It registers this package's own values with `register`.
+        aliases_of: returns the aliases that a value itself defines.
 
     >>> fruits = Registry("fruit", "example.fruits", lambda name, value: None)
     >>> fruits.register("apple", 1, aliases=("pomme",))
@@ -48,15 +48,15 @@ class Registry(Generic[T]):
         self.group = group
         self._check = check
         self._aliases_of = aliases_of
-        self._own: Callable[[Registry[T]], None] | None = own
+        self._register_own: Callable[[Registry[T]], None] | None = own
         self._values: dict[str, T] = {}
         self._aliases: dict[str, str] = {}
         self._offers: dict[str, EntryPoint] | None = None
         self.broken: dict[str, str] = {}
-        """What is wrong with the entry points that could not be loaded, by name."""
+        """The errors of the entry points that could not be loaded, by name."""
 
     def register(self, name: str, value: T, aliases: Iterable[str] = ()) -> None:
-        """Make `value` known under `name` and its aliases; a `RangeError`: it cannot be used, or a name is taken."""
+        """Register a value. Raise a `RangeError` if it cannot be used, or a name is taken."""
         self._fill()
         self._add(name, value, aliases)
 
@@ -66,52 +66,54 @@ class Registry(Generic[T]):
         for each in (name, *aliases):
             if not isinstance(each, str) or not re.fullmatch(r"\w[\w .+-]*", each):
                 cause = f"got {shown(each)} as a name of {self.kind}s, expected letters, digits, '_', '-', '+' and '.'"
-                raise RangeError(cause, "'my_name'")
-            taken = self._aliases.get(key_of(each))
-            if taken is not None and (taken != name or self._values[taken] is not value):
-                raise RangeError(f"got {self.kind} {each!r}, which is already registered", "another name")
+                raise RangeError(cause, "use a name such as 'my_name'")
+            owner = self._aliases.get(key_of(each))
+            if owner is not None and (owner != name or self._values[owner] is not value):
+                raise RangeError(f"got {self.kind} {each!r}, which is already registered", "use another name")
         self._values[name] = value
         self._aliases |= {key_of(each): name for each in (name, *aliases)}
 
     def find(self, name: str) -> T:
-        """The value of this name or alias; case, ``-`` and ``_`` make no difference.
+        """Return the value of this name or alias. Case does not matter, and ``-`` and ``_`` are the same.
 
-        A `RangeError`: an unknown name, with the nearest one; an `InputError`: an installed package's cannot be loaded.
+        Raises:
+            RangeError: the name is unknown. The remedy is the nearest name.
+            InputError: the value of an installed package cannot be loaded.
         """
         self._fill()
         key = key_of(name) if isinstance(name, str) else ""
         if key not in self._aliases:
             if key in self._offered():
                 return self._load(key)
-            self._load_all()  # it may be an alias of one that is not loaded yet
+            self._load_all()  # the name may be an alias of a value that is not loaded yet
         if key in self._aliases:
             return self._values[self._aliases[key]]
         names = {**self._aliases, **{offer: entry.name for offer, entry in self._offered().items()}}
-        near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+        nearest = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
         raise RangeError(
             f"got {self.kind} {shown(name)}, expected one of {', '.join(dict.fromkeys(names.values()))}",
-            repr(names[near[0]]) if near else f"one of these {self.kind}s",
+            repr(names[nearest[0]]) if nearest else f"use one of these {self.kind}s",
         )
 
     def name_of(self, name: str) -> str:
-        """The name under which `find` has what it finds; the same errors."""
+        """Return the registered name of the value that `find` returns. Raise the same errors as `find`."""
         self.find(name)
         return self._aliases[key_of(name)]
 
     def items(self) -> Iterator[tuple[str, T]]:
-        """Every name with its value, this package's own first; fills in `broken`."""
+        """Yield every name with its value, this package's own first. This fills `broken`."""
         self._fill()
         self._load_all()
         yield from list(self._values.items())
 
     def aliases(self, name: str) -> tuple[str, ...]:
-        """The other names of a value, as `find` reads them."""
+        """Return the other names of a value, in the form that `find` compares."""
         return tuple(alias for alias, value in self._aliases.items() if value == name and alias != key_of(name))
 
     def _fill(self) -> None:
-        if self._own is not None:
-            own, self._own = self._own, None
-            own(self)
+        if self._register_own is not None:
+            register_own, self._register_own = self._register_own, None
+            register_own(self)
 
     def _offered(self) -> dict[str, EntryPoint]:
         if self._offers is None:
@@ -142,7 +144,7 @@ class Registry(Generic[T]):
             self._add(entry.name, value, ())
         except LocantError as error:
             raise InputError(f"{self._source(entry)} cannot be used: {error.cause}", error.remedy) from error
-        except (Exception, SystemExit) as error:  # another package's code may fail in any way; it is named, and raised
+        except (Exception, SystemExit) as error:  # code of another package may fail in any way
             raise InputError(
                 f"{self._source(entry)} cannot be loaded: {type(error).__name__}: {error}",
                 f"pip install -U {entry.dist.name if entry.dist else 'the package that offers it'}",
@@ -151,5 +153,5 @@ class Registry(Generic[T]):
 
 
 def key_of(name: str) -> str:
-    """A name as it is compared."""
+    """Return the form of a name in which names are compared."""
     return name.strip().lower().replace("-", "_").replace(" ", "_")

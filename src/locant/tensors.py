@@ -1,7 +1,7 @@
-"""Questions about any tensor: can its values be read, what are their bounds, can torch compute with it.
+"""Checks for any tensor: can the host read its values, what are their bounds, can torch compute with it?
 
-Graphs that are compiled, samples of `torch.func.vmap`, fake tensors and those on the meta device have a shape and no
-values; on an accelerator, reading a value waits for the device.
+Tensors in a compiled graph, samples of `torch.func.vmap`, fake tensors and meta tensors have a shape but no values.
+Reading a value on an accelerator waits for the device.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """The dtypes that everything here computes in."""
 
 FLOAT64 = {"cpu": True, "cuda": True, "meta": True}
-"""Which types of devices have it; others are asked once."""
+"""Types of devices, with or without float64. `has_float64` tries other types once."""
 
 
 def has_float64(device: torch.device) -> bool:
-    """Whether a device computes in float64: Apple's GPUs and some NPUs do not."""
+    """Return whether a device computes in float64. Apple's GPUs and some NPUs do not."""
     if device.type not in FLOAT64:
         try:
             FLOAT64[device.type] = bool(torch.ones(1, dtype=torch.float64, device=device).add(1).eq(2).item())
@@ -36,18 +36,18 @@ def has_float64(device: torch.device) -> bool:
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether the tensor has values: not in a graph, under `vmap`, or of fake and meta tensors."""
+    """Return whether the tensor has values. Tensors in a graph, under `vmap`, fake and meta tensors have none."""
     shape_only = tensor.device.type == "meta" or isinstance(tensor, FakeTensor)
     return not (torch.compiler.is_compiling() or shape_only or is_batched(tensor))
 
 
 def readable(tensor: Tensor) -> bool:
-    """Whether the host can look at the values without waiting for a device, and without fixing them in a graph."""
+    """Return whether the host can read the values without waiting for a device or fixing them in a graph."""
     return tensor.device.type == "cpu" and has_values(tensor)
 
 
 def bounds(tensor: Tensor) -> tuple[int | None, int | None]:
-    """Smallest and largest of integers, where the host can read them; 0 and 0 of none."""
+    """Return the smallest and the largest integer: ``None`` if the host cannot read them, 0 if the tensor is empty."""
     if not readable(tensor):
         return None, None
     if tensor.numel() == 0:
@@ -57,7 +57,7 @@ def bounds(tensor: Tensor) -> tuple[int | None, int | None]:
 
 
 def require_tensor(name: str, x: Any) -> None:
-    """Raise unless this is a tensor: arrays and lists have methods of the same names that mean something else."""
+    """Raise unless this is a tensor. Methods of arrays and lists have the same names and do something else."""
     if not isinstance(x, Tensor):
         raise ShapeError(f"got {name} of type {type(x).__name__}, expected a tensor", f"torch.as_tensor({name})")
 
@@ -76,7 +76,7 @@ def as_dtype(dtype: Any, allowed: Iterable[torch.dtype] = FLOATING) -> torch.dty
 
 
 def require_arithmetic(name: str, x: Any) -> None:
-    """Raise unless this is a tensor that torch can add and multiply; of 8 bits it can only be converted."""
+    """Raise unless torch can add and multiply this tensor. 8-bit floats can only be converted."""
     require_tensor(name, x)
     if not x.is_floating_point() or x.dtype.itemsize < 2:
         expected = "expected floating-point numbers of 16 bits or more"

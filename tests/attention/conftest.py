@@ -34,4 +34,4 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "TILE", 5)
     monkeypatch.setattr(kernel, "NARROW_TILE", 3)
     monkeypatch.setattr(tiled, "TILE_BYTES", 0)
-    monkeypatch.setattr(tiled, "FEWEST_ROWS", 4)
+    monkeypatch.setattr(tiled, "MIN_ROWS", 4)

@@ -137,8 +137,8 @@ def test_tiled_says_which_way_it_goes(
 ) -> None:
     x = torch.zeros(1, HEADS, 300, 16)
     choice = choose_backend("tiled", AttentionInputs(x, x, x, AttentionMask(positions), encoding, **options))
-    assert choice.way.name == way
-    assert len(choice.way.reason) > 8
+    assert choice.method.name == way
+    assert len(choice.method.reason) > 8
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "flex", "tiled"])
@@ -159,7 +159,7 @@ def test_flex_is_refused_where_it_cannot_run() -> None:
         attend(X.clone().requires_grad_(), X, X, positions=positions, backend="flex")
     with refuses(LocantError, "backend='flex'", "backward on a CPU", "tiled"):
         attend(X, X, X, encoding=ALiBi(HEADS, learned=True), positions=positions, backend="flex")
-    with refuses(LocantError, "backend='flex'", "drops no weights", "tiled"):
+    with refuses(LocantError, "backend='flex'", "does not support dropout", "tiled"):
         attend(X, X, X, positions=positions, backend="flex", dropout_p=0.1)
     with refuses(LocantError, "backend='flex'", "in float64", "tiled"):
         attend(X.double(), X.double(), X.double(), positions=positions, backend="flex")

@@ -37,8 +37,8 @@ def choice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, encoding: Position
 @torch.no_grad()
 def test_a_few_queries_over_a_cache_read_it_once() -> None:
     for queries in (1, 2, 3):
-        assert choice(*tokens(queries)).way.name == "table"
-        assert choice(*tokens(queries), ALiBi(HEADS)).way.name == "table"
+        assert choice(*tokens(queries)).method.name == "table"
+        assert choice(*tokens(queries), ALiBi(HEADS)).method.name == "table"
     assert choice(*tokens(4)).name == "sdpa"  # 50 keys are fewer than 16 to each of 4 queries
     assert choice(*tokens(1, torch.float64)).name == "sdpa"
     with mock.patch.object(native, "has", return_value=False):

@@ -46,13 +46,13 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many runs there were, by call."""
     calls: list[int] = []
 
-    by_documents = tiled._by_documents
+    by_documents = tiled._attend_by_document
 
     def listening(inputs: AttentionInputs, rows: list[list[Segment]]) -> Tensor:
         calls.append(sum(map(len, rows)))
         return by_documents(inputs, rows)
 
-    monkeypatch.setattr(tiled, "_by_documents", listening)
+    monkeypatch.setattr(tiled, "_attend_by_document", listening)
     return calls
 
 

@@ -61,7 +61,7 @@ def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
     monkeypatch.setattr(kernels, "BLOCKS", dict.fromkeys((2, 4), getattr(request, "param", 16)))
     monkeypatch.setattr(distance_gradient, "distance_gradient", in_the_interpreter)
     monkeypatch.setattr(flex, "obstacle", lambda inputs: None)
-    monkeypatch.setattr(flex, "_filled_up", lambda inputs: inputs)
+    monkeypatch.setattr(flex, "_pad_to_power_of_two", lambda inputs: inputs)
     monkeypatch.setattr(flex, "_run", plainly)
     return asked
 

@@ -192,4 +192,4 @@ def test_the_bias_of_equal_distances_is_equal_where_that_is_promised(encoding_na
 def test_tiles_are_as_large_as_a_device_needs_and_its_memory_allows(device: str, keys: int, rows: int) -> None:
     q, k = torch.empty(1, 32, 1, 8, device=device), torch.empty(1, 1, 1, 8, device=device).expand(1, 32, keys, 8)
     where = Positions.after(keys - 1, 1, device=device), Positions.arange(keys, device=device)
-    assert tiled._rows_of_tile(AttentionInputs(q, k, k, AttentionMask(*where))) == rows
+    assert tiled._rows_per_tile(AttentionInputs(q, k, k, AttentionMask(*where))) == rows

@@ -48,7 +48,7 @@ def test_it_says_what_it_did_and_evaluate_reads_what_it_wrote(
         ("--with own --adapter", "--train lora"),
         ("--with own --minutes 1 --steps 1", "--minutes alone"),
         ("--with own --length 5000", "a shorter length"),
-        ("--with own -o model", "another place to write"),
+        ("--with own -o model", "pass another path as output"),
         ("--with own -o here", "not empty"),
         ("--with own -o here --force", "no folder of a model"),
         ("--with own -o no/where --force", "mkdir -p no"),

@@ -228,7 +228,7 @@ def test_the_theme_changes_paper_and_ink() -> None:
 
 def test_an_encoding_that_does_nothing_shows_the_causal_mask() -> None:
     figure = draw(PositionEncoding(), length=6)
-    assert figure.get_suptitle() == "NoPE embeds, rotates and biases nothing"
+    assert figure.get_suptitle() == "NoPE does not embed, rotate or bias"
     np.testing.assert_array_equal(maps(figure)[0].get_array(), np.tri(6, dtype=bool))
 
 

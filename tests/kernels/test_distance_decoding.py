@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from locant.kernels import native
-from locant.kernels.distance_attention import decode, takes
+from locant.kernels.distance_attention import decode, supports
 from tests.threads import threads
 from tests.tolerances import assert_close
 
@@ -154,7 +154,7 @@ def test_the_number_of_threads_changes_no_bit() -> None:
 def test_what_it_takes() -> None:
     def taken(queries: int = 1, keys: int = 16, width: int = 8, dtype: torch.dtype = torch.float32) -> bool:
         q, _, v, _ = drawn(dtype, 1, 1, 1, queries, keys, width, 8)
-        return takes(q, v)
+        return supports(q, v)
 
     assert [taken(queries=queries, keys=1_000) for queries in (7, 8, 9)] == [True, True, False]
     assert [taken(keys=keys) for keys in (15, 16, 17)] == [False, True, True]

@@ -127,26 +127,26 @@ def test_without_a_library_torch_rotates_and_it_is_said_what_to_do(copied: Path)
     with mock.patch.object(native, "function", return_value=None):
         assert choose_kernel(q, index, of).kernel == "cpu"
         assert torch.equal(rotate(q, None, index, of, "half")[0], reference.rotate(q, None, index, of, "half")[0])
-    found = native._found.__wrapped__()
+    found = native._load_library.__wrapped__()
     assert found.library is None
-    assert found.why == "not built; with a C compiler: python -m locant.kernels.native build"
+    assert found.status == "not built; with a C compiler: python -m locant.kernels.native build"
 
 
 def test_a_file_that_is_no_library_is_not_used(copied: Path) -> None:
     build.library_path().write_bytes(b"nothing")
-    found = native._found.__wrapped__()
+    found = native._load_library.__wrapped__()
     assert found.library is None
-    assert found.why.startswith("cannot be loaded (")
+    assert found.status.startswith("cannot be loaded (")
 
 
 def test_it_can_be_switched_off_and_held_to_an_older_instruction_set() -> None:
     with mock.patch.dict(os.environ, LOCANT_NATIVE="off"):
-        assert native._found.__wrapped__() == (None, "", "not used, as LOCANT_NATIVE=off says")
+        assert native._load_library.__wrapped__() == (None, "", "not used, because of LOCANT_NATIVE=off")
     if native.function(FUNCTION) is not None:
         with mock.patch.dict(os.environ, LOCANT_NATIVE="baseline"):
-            assert native._found.__wrapped__()[1:] == ("baseline", "used, for baseline")
+            assert native._load_library.__wrapped__()[1:] == ("baseline", "used, for baseline")
     with mock.patch.dict(os.environ, LOCANT_NATIVE="sse9"), refuses(InputError, "LOCANT_NATIVE=sse9", "unset"):
-        native._found.__wrapped__()
+        native._load_library.__wrapped__()
 
 
 @needs_library

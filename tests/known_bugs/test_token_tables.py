@@ -76,7 +76,7 @@ class DrawsAlike(SplitTable):
             warnings.simplefilter("ignore")  # torch says that it may not be complete, and goes on
             fill(weight)
         part = LocalRows.of(weight)
-        if (place := part.place(padding_idx)) is not None:
+        if (place := part.local_index(padding_idx)) is not None:
             part.rows[place].zero_()
 
 

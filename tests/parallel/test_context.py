@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from locant import ALiBi, Cope, Fox, LocantError, Positions, RangeError, ShapeError
 from locant.attention import attend as attend_here
 from locant.parallel import attend, head_slice
-from locant.parallel.context import HeadsOf
+from locant.parallel.context import SelectedHeads
 from tests.parallel.context_ranks import EVERY_ROW, SOME_CASES, find_out
 from tests.ranks import found_on, needs_gloo
 from tests.refusal import refuses
@@ -36,7 +36,7 @@ def test_two_processes_get_the_loss_and_gradients_of_one() -> None:
     for results in found:
         assert "position 0 of document 0 is on ranks 0 and 1" in results["one token on all ranks"]
         assert "got positions of 1x4, 1x5 on the ranks" in results["shards of two sizes"]
-        assert "padded to a multiple of 4 tokens" in results["shards of two sizes"]
+        assert "pad the row to a multiple of 4 tokens" in results["shards of two sizes"]
 
 
 @pytest.mark.slow
@@ -103,11 +103,11 @@ class TestOneProcess:
     def test_heads_of_a_bias_that_was_written_for_all_are_refused(self) -> None:
         q, where = torch.randn(1, 2, 6, 8), Positions.arange(6)
         whole = ALiBi(4).bias(torch.randn(1, 4, 6, 8), torch.randn(1, 4, 6, 8), where)
-        assert torch.equal(HeadsOf(ALiBi(4), slice(2, 4)).score_bias(q, q, where, where).dense(), whole[:, 2:])
+        assert torch.equal(SelectedHeads(ALiBi(4), slice(2, 4)).score_bias(q, q, where, where).dense(), whole[:, 2:])
         encoding = ALiBi(4)
         encoding.bias = lambda *_: 2 * whole  # type: ignore[method-assign]
         with refuses(LocantError, "ALiBi", "returns all heads", "method='gather'"):
-            HeadsOf(encoding, slice(2, 4)).score_bias(q, q, where, where)
+            SelectedHeads(encoding, slice(2, 4)).score_bias(q, q, where, where)
 
     def test_no_heads_have_no_slice(self) -> None:
         with refuses(RangeError, "num_heads"):

@@ -34,10 +34,10 @@ class LastRank(ring.Ring):
         self.rank, self.world = WORLD - 1, WORLD
         self.keys, self.log = keys, list[str]()
 
-    def send(self, *tensors: Tensor) -> ring.Sent:
+    def send(self, *tensors: Tensor) -> ring.Transfer:
         what = "shard" if tensors[0].data_ptr() == self.keys.data_ptr() else "gradients"
         self.log.append(f"send {what}")
-        return ring.Sent(tensors, tensors, [Arrival(lambda: self.log.append(f"await {what}"))])
+        return ring.Transfer(tensors, tensors, [Arrival(lambda: self.log.append(f"await {what}"))])
 
 
 def test_the_next_shard_is_sent_for_before_this_one_is_computed_with(monkeypatch: pytest.MonkeyPatch) -> None:

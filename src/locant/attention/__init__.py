@@ -1,4 +1,4 @@
-"""Attention with positions: `attend`, its backends, one file each, KV caches, and what joins parts of attention."""
+"""Attention with positions: `attend`, its backends (one file each), KV caches, and `merge` for partial results."""
 
 from locant.attention.attend import attend as attend
 from locant.attention.cache import KVCache as KVCache

@@ -1,4 +1,4 @@
-"""`attend`: softmax attention with any position encoding; the mask follows from the positions."""
+"""`attend`: softmax attention with any position encoding. The positions determine the mask."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from locant.attention.choice import BackendName, choose_backend
 from locant.attention.inputs import (
     Attended,
     AttentionInputs,
-    factor_of,
-    joined,
+    check_scale,
+    check_sinks,
+    check_softcap,
+    concatenate,
     require_encoding,
     require_keys_between,
     require_tensors,
-    sinks_of,
-    softcap_of,
 )
 from locant.attention.mask import AttentionMask
 from locant.attention.merge import shares
@@ -90,47 +90,49 @@ def attend(
     return_weights: bool = False,
     return_lse: bool = False,
 ) -> Output | tuple[Output, *tuple[Weights | LogSumExp, ...]]:
-    """``softmax(q k^T scale + bias) v`` over the keys that each query attends to.
+    """Return ``softmax(q k^T scale + bias) v`` over the keys that each query attends to.
 
-    Padding, document boundaries and the cache offset come from the positions; there is no separate mask. A query
-    without any key (padding) gets zeros. Values at padding, NaN included, affect no result, and their gradients are
-    zeros. In decoding, where nothing is differentiated and there are 16 keys or more to a query, `k` and `v` are taken
-    as they are, because a copy of a cache would cost ten times its attention: `KVCache` stores zeros at padding, and
-    another cache has to hold finite numbers there.
+    Padding, document boundaries and the cache offset come from the positions. There is no separate mask. A query
+    without any key (padding) gets zeros. Values at padding, NaN included, do not affect any result, and their gradients
+    are zeros. Decoding is an exception, that is a call without gradients and with 16 or more keys per query: `k` and
+    `v` are used as they are, because a copy of a cache would take ten times as long as its attention. `KVCache` stores
+    zeros at padding. Any other cache must hold finite numbers there.
 
-    Rotary encodings act before attention: `q` and `k` are expected as `encoding.rotate` returned them, so that a cache
-    can hold rotated keys. Without a cache, ``rotate=True`` does both. An encoding that rotates has no effect otherwise.
+    Rotary encodings act before attention. Pass `q` and `k` as `encoding.rotate` returned them, so that a cache can hold
+    rotated keys. Without a cache, ``rotate=True`` does both. Otherwise an encoding that rotates has no effect.
 
     Args:
-        q, k, v: `k` and `v` may have fewer heads than `q` (grouped-query attention).
-        encoding: its `bias` is added to the scores. One that `needs_all_keys` (`Cope`) is refused where positions tell
-            that keys between a key and its query are not there: in causal attention, on a CPU, and where both count one
-            by one.
-        rotate: whether `q` and `k` are rotated by the encoding first. For tokens without a cache; cached keys are
-            rotated already.
-        positions: of the queries; may be left out where they can only be 0, 1, 2, ...: of two tokens or more, with as
-            many keys, or of any where nothing depends on them: not causal, without window and encoding.
-        k_positions: of the keys, if they differ from the queries' (a cache, cross-attention).
+        q, k, v: queries, keys and values. `k` and `v` may have fewer heads than `q` (grouped-query attention).
+        encoding: its `bias` is added to the scores. An encoding that `needs_all_keys` (`Cope`) raises an error if the
+            positions show that keys between a key and its query are missing. Causal attention checks this on a CPU,
+            and elsewhere if the positions of queries and keys count one by one.
+        rotate: whether the encoding rotates `q` and `k` first. Use it without a cache, because cached keys are already
+            rotated.
+        positions: the positions of the queries. They may be omitted if they can only be 0, 1, 2, ...: for two or more
+            queries with as many keys. They may also be omitted if nothing depends on them: without a causal mask,
+            window and encoding.
+        k_positions: the positions of the keys, if they differ from those of the queries (a cache, cross-attention).
         causal: whether later tokens are hidden.
-        window: width of a sliding window: tokens `window` positions away, or farther, are hidden.
-        dropout_p: probability of dropping a weight; 0 unless training.
-        scale: default ``head_dim ** -0.5``; a number, not learned.
-        sinks: a learned logit for each query head (gpt-oss, https://arxiv.org/abs/2508.10925): a key that every query
-            attends to and that has no value, so that its weight is taken from the others. A query without any key
-            still gets zeros.
+        window: width of a sliding window. Tokens that are `window` or more positions away are hidden.
+        dropout_p: probability of dropping a weight. Use 0 unless training.
+        scale: a number, not learned. Default: ``head_dim ** -0.5``.
+        sinks: a learned logit for each query head (gpt-oss, https://arxiv.org/abs/2508.10925): a key without a value
+            that every query attends to and that takes weight from the other keys. A query without any key still gets
+            zeros.
         softcap: bounds scaled scores to ``softcap * tanh(scores / softcap)`` (Gemma 2,
             https://arxiv.org/abs/2408.00118). A bias is added after it and is not bounded, as in flash-attention.
-        backend: how it is computed, never what. ``"sdpa"``: torch's fused kernels, with a matrix for bias and mask; in
-            forward mode and inside `torch.func.grad` and the like, torch's kernel of plain operations. ``"tiled"``: the
-            same without the matrix, for a tile of queries at a time. ``"flex"``: FlexAttention (on a CPU without
-            gradients). ``"eager"``: written out, the one for gradients of gradients by ``backward``. ``"auto"`` chooses
-            by device and sizes (`locant.attention.choice`). ``"sdpa"`` refuses `softcap`, `sinks` and `return_lse`;
-            on a CPU ``"flex"`` refuses the last two.
-        return_weights: also return the weights, ``batch heads query key``, before dropout. Beside a sink they add up to
+        backend: how the result is computed. It never changes what is computed. ``"sdpa"``: torch's fused kernels, with
+            a matrix for bias and mask. In forward mode and inside `torch.func.grad` and similar transforms this is
+            torch's kernel of plain operations. ``"tiled"``: the same without the matrix, for a tile of queries at a
+            time. ``"flex"``: FlexAttention (on a CPU without gradients). ``"eager"``: plain operations, the only
+            backend for gradients of gradients by ``backward``. ``"auto"`` chooses by device and sizes
+            (`locant.attention.choice`). ``"sdpa"`` does not support `softcap`, `sinks` and `return_lse`. On a CPU
+            ``"flex"`` does not support `sinks` and `return_lse`.
+        return_weights: also return the weights, ``batch heads query key``, before dropout. With a sink their sum is
             less than one.
-        return_lse: also return, after the weights if there are any, the log-sum-exp of every query's scores, bias and
-            sink included: ``batch heads query``, float32 at least, minus infinity where there is neither key nor sink.
-            It has a gradient, and is what `locant.attention.merge` joins outputs over other keys by.
+        return_lse: also return, after the weights if there are any, the log-sum-exp of every query's scores with bias
+            and sink: ``batch heads query``, float32 at least, minus infinity for a query with neither key nor sink.
+            It has a gradient. `locant.attention.merge` uses it to combine outputs over disjoint sets of keys.
 
     >>> import torch
     >>> from locant.positions import ALiBi, Rotary
@@ -146,7 +148,7 @@ def attend(
     _require_no_context_parallel()
     require_tensors(q, k, v)
     require_encoding(encoding)
-    if encoding is positions is k_positions is window is None and not causal:  # wherever tokens stand
+    if encoding is positions is k_positions is window is None and not causal:  # nothing depends on the positions
         positions, k_positions = (Positions.arange(x.shape[2], device=x.device) for x in (q, k))
     positions, keys = standing(encoding, q, k, positions, k_positions)
     require_positions(positions)
@@ -157,99 +159,100 @@ def attend(
     mask.queries.require_fits(q.shape[0], q.shape[2], q.device, "q")
     mask.keys.require_fits(k.shape[0], k.shape[2], k.device, "k")
     require_keys_between(encoding, mask)
-    column, wants_lse = sinks_of(sinks, q), flag("return_lse", return_lse)
-    factor = factor_of(scale, q.shape[-1])
+    column, wants_lse = check_sinks(sinks, q), flag("return_lse", return_lse)
+    factor = check_scale(scale, q.shape[-1])
     dropout_p = real("dropout_p", dropout_p, low=0, below=1, remedy="dropout_p=0.0 outside training")
     inputs = AttentionInputs(
-        q, k, v, mask, encoding, factor, dropout_p, flag("return_weights", return_weights), softcap_of(softcap),
+        q, k, v, mask, encoding, factor, dropout_p, flag("return_weights", return_weights), check_softcap(softcap),
         needs_lse=wants_lse or column is not None,
     )  # fmt: skip
-    with _full_precision(q):
+    with _without_autocast(q):
         classes = None if encoding is None else encoding.pair_classes(mask.queries, mask.k_positions)
-        y, lse, weights = _computed(backend, inputs) if classes is None else _by_class(backend, classes, inputs)
+        attended = _run_backend(backend, inputs) if classes is None else _attend_by_class(backend, classes, inputs)
+        y, lse, weights = attended
         if column is not None and lse is not None:
-            y, lse, weights = _beside_sinks(y, lse, weights, column)
+            y, lse, weights = _add_sinks(y, lse, weights, column)
     also = [x for x in (weights, lse if wants_lse else None) if x is not None]
     return (y, *also) if also else y
 
 
 def _require_no_context_parallel() -> None:
-    """Raise inside torch's `context_parallel`, whose fused attention knows neither these positions nor a bias."""
+    """Raise inside torch's `context_parallel`, whose fused attention ignores these positions and the bias."""
     if torch.compiler.is_compiling():
         return
     module = getattr(F.scaled_dot_product_attention, "__module__", None) or ""
     if module.startswith("torch.distributed.tensor"):
-        got = "got attend inside torch's context_parallel, which replaces torch's attention and knows no Positions"
+        got = "got attend inside torch's context_parallel, which replaces torch's attention and ignores Positions"
         remedy = "locant.parallel.attend(..., group=mesh, positions=positions.shard(rank, world)), outside of it"
         raise LocantError(got, remedy)
 
 
-def _by_class(backend: BackendName, classes: Sequence[PairClass], inputs: AttentionInputs) -> Attended:
-    """Every class of pairs under its own rotation, joined by their log-sum-exps."""
+def _attend_by_class(backend: BackendName, classes: Sequence[PairClass], inputs: AttentionInputs) -> Attended:
+    """Attend to each class of pairs with the rotation of that class, and merge the results by their log-sum-exps."""
     mask = inputs.mask
     if not mask.causal or mask.window is not None:
         what = "causal=False" if not mask.causal else f"window={mask.window}"
         name = type(inputs.encoding).__name__
-        got = f"got {what} beside {name}, whose classes are those of the pairs of a causal mask"
-        raise LocantError(got, "encoding.rotary in its place")
+        got = f"got {what} with {name}, whose classes are classes of the pairs of a causal mask"
+        raise LocantError(got, "use encoding.rotary instead")
     by_rows: dict[int, list[Attended]] = {}
     for pairs in classes:
         q, k = pairs.rotated(inputs.q, inputs.k)
         v = inputs.v[:, :, slice(*pairs.columns)]
         mask = AttentionMask(pairs.queries, pairs.keys, pairs.causal, pairs.window)
-        of_class = dataclasses.replace(inputs, q=q, k=k, v=v, mask=mask, encoding=None, needs_lse=True)
-        part = _computed(backend, of_class)
+        class_inputs = dataclasses.replace(inputs, q=q, k=k, v=v, mask=mask, encoding=None, needs_lse=True)
+        part = _run_backend(backend, class_inputs)
         if part.weights is not None:
-            before = pairs.columns[0]
-            behind = inputs.k.shape[2] - before - part.weights.shape[-1]
-            part = part._replace(weights=F.pad(part.weights, (before, behind)))
+            left = pairs.columns[0]
+            right = inputs.k.shape[2] - left - part.weights.shape[-1]
+            part = part._replace(weights=F.pad(part.weights, (left, right)))
         by_rows.setdefault(pairs.rows[0], []).append(part)
-    return joined([_of_classes(parts) for parts in by_rows.values()], dim=2)
+    return concatenate([_merge_classes(parts) for parts in by_rows.values()], dim=2)
 
 
-def _of_classes(parts: Sequence[Attended]) -> Attended:
-    """One output out of those over the keys of each class."""
+def _merge_classes(parts: Sequence[Attended]) -> Attended:
+    """Merge the outputs over the keys of each class into one output."""
     if len(parts) == 1:
         return parts[0]
-    portions, lse = shares([part.lse for part in parts if part.lse is not None])
-    pairs = list(zip(parts, portions, strict=True))
-    y = torch.stack([part.y * portion for part, portion in pairs]).sum(0)
-    weights = [part.weights * portion for part, portion in pairs if part.weights is not None]
+    fractions, lse = shares([part.lse for part in parts if part.lse is not None])
+    weighted = list(zip(parts, fractions, strict=True))
+    y = torch.stack([part.y * fraction for part, fraction in weighted]).sum(0)
+    weights = [part.weights * fraction for part, fraction in weighted if part.weights is not None]
     return Attended(y.to(parts[0].y.dtype), lse, torch.stack(weights).sum(0) if weights else None)
 
 
-def _computed(backend: BackendName, inputs: AttentionInputs) -> Attended:
+def _run_backend(backend: BackendName, inputs: AttentionInputs) -> Attended:
     choice = choose_backend(backend, inputs)
     eager = choice.name == "eager" or (inputs.needs_lse and not inputs.v.numel())  # values may have no width
-    if choice.way is not None and not eager and all(x.numel() for x in (inputs.q, inputs.k, inputs.v)):
-        return tiled_attention(inputs, choice.way)
+    if choice.method is not None and not eager and all(x.numel() for x in (inputs.q, inputs.k, inputs.v)):
+        return tiled_attention(inputs, choice.method)
     inputs = inputs.without_padding()
     if not inputs.k.shape[2] or (not eager and not (inputs.q.numel() and inputs.v.numel())):
-        return _nothing(inputs)
+        return _attend_without_keys(inputs)
     if eager:
         return eager_attention(inputs)
     return flex_attention(inputs) if choice.name == "flex" else Attended(sdpa_attention(inputs))
 
 
-def _beside_sinks(y: Tensor, lse: Tensor, weights: Tensor | None, sinks: Float[Tensor, " heads"]) -> Attended:
-    """A sink takes its share of every query's weights and leaves nothing in the output."""
+def _add_sinks(y: Tensor, lse: Tensor, weights: Tensor | None, sinks: Float[Tensor, " heads"]) -> Attended:
+    """Add a sink, which takes its share of every query's weights and adds nothing to the output."""
     (share, _), lse = shares([lse, sinks[None, :, None].expand_as(lse)])
-    outside = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transforming())
-    shared = y.mul_(share) if outside else (y * share).to(y.dtype)  # nobody else has this y, and nobody asks for it
-    return Attended(shared, lse, None if weights is None else weights * share)
+    is_plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transforming())
+    scaled = y.mul_(share) if is_plain else (y * share).to(y.dtype)  # in place: nothing else uses this y
+    return Attended(scaled, lse, None if weights is None else weights * share)
 
 
-def _full_precision(q: Tensor) -> AbstractContextManager[object]:
-    """Without autocast, which would round a float32 bias, and with it far distances, to the queries' dtype."""
+def _without_autocast(q: Tensor) -> AbstractContextManager[object]:
+    """Return a context without autocast, which would round a float32 bias to the queries' dtype, far distances, too."""
     device = q.device.type
-    # `torch.amp.is_autocast_available` would know meta too, but the compiler of torch 2.9 cannot follow it.
+    # `torch.amp.is_autocast_available` also knows the meta device, but the compiler of torch 2.9 cannot trace it.
     if device != "meta" and torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)
     return nullcontext()
 
 
-def _nothing(inputs: AttentionInputs) -> Attended:
-    """Zeros, where there is no key; computed as sums over no elements, so that every input gets a gradient."""
+def _attend_without_keys(inputs: AttentionInputs) -> Attended:
+    """Return zeros if there are no keys. They are sums over no elements, so that every input gets a gradient."""
     q, wide = inputs.q, torch.promote_types(inputs.q.dtype, torch.float32)
     y = q.new_zeros(*q.shape[:3], inputs.v.shape[-1])
     bias = None if inputs.k.shape[2] or inputs.bias is None else inputs.bias.dense()

@@ -1,6 +1,6 @@
-"""Which backend computes attention, and the reason for it; nothing else decides that.
+"""Choose the backend that computes attention, and state the reason. No other file makes this choice.
 
-What a backend cannot do is in its own file, as `obstacle` in `locant.attention.backends`.
+Each backend's file in `locant.attention.backends` states what the backend cannot do, as `obstacle`.
 """
 
 from __future__ import annotations
@@ -15,79 +15,81 @@ from locant.attention.backends import flex, tiled
 from locant.attention.backends.dense import sdpa_obstacle
 from locant.attention.inputs import AttentionInputs
 from locant.errors import LocantError
-from locant.kernels.distance_attention import takes
+from locant.kernels.distance_attention import supports
 
 BackendName = Literal["auto", "sdpa", "flex", "tiled", "eager"]
 
 SMALL = 2**20
-"""Scores, over all heads, below which a matrix for mask and bias costs less than computing without one."""
+"""The number of scores, over all heads, below which a matrix for mask and bias is faster than no matrix."""
 
 LARGE = 2**28
-"""Scores from which, on an accelerator, a compiled graph is better full of tiles than its memory of a matrix."""
+"""The number of scores above which a compiled graph on an accelerator uses many tiles instead of a large matrix."""
 
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """A backend, the reason for it, and which of its four ways `tiled` takes."""
+    """A backend, the reason for it, and the method of `tiled`."""
 
     name: str
     reason: str
-    way: tiled.Way | None = None
+    method: tiled.Method | None = None
 
 
 def choose_backend(backend: str, inputs: AttentionInputs) -> BackendChoice:
-    """The backend that runs; asking for one that cannot run raises.
+    """Return the backend to use. Raise an error if the requested backend does not support these inputs.
 
     >>> from locant.attention.mask import AttentionMask
     >>> from locant.positions import ALiBi, Positions
     >>> x, mask = torch.zeros(1, 8, 512, 64), AttentionMask(Positions.arange(512))
     >>> choose_backend("auto", AttentionInputs(x, x, x, mask)).reason
-    'there is no bias and no mask to hold'
+    'there is no matrix for bias or mask'
     >>> choice = choose_backend("auto", AttentionInputs(x, x, x, mask, ALiBi(8)))
-    >>> choice.name, choice.way.name, choice.reason
+    >>> choice.name, choice.method.name, choice.reason
     ('tiled', 'table', 'one number per head and distance is enough')
     """
     if one_of("backend", backend, get_args(BackendName)) == "auto":
-        return _chosen(inputs)
+        return _choose(inputs)
     obstacles = {"sdpa": sdpa_obstacle, "flex": flex.obstacle, "tiled": tiled.obstacle}
     if backend != "eager" and (obstacle := obstacles[backend](inputs)) is not None:
-        plain = tiled.obstacle(inputs) is not None
-        remedy = "backend='eager', which is made of plain operations" if plain else "backend='tiled'"
+        only_eager = tiled.obstacle(inputs) is not None
+        remedy = "backend='eager', which uses plain operations" if only_eager else "backend='tiled'"
         raise LocantError(f"got backend={backend!r}, {obstacle}", remedy)
-    return BackendChoice(backend, "asked for", tiled.way_of(inputs) if backend == "tiled" else None)
+    method = tiled.choose_method(inputs) if backend == "tiled" else None
+    return BackendChoice(backend, "requested by the caller", method)
 
 
-def _chosen(inputs: AttentionInputs) -> BackendChoice:
+def _choose(inputs: AttentionInputs) -> BackendChoice:
     if inputs.return_weights:
         return BackendChoice("eager", "only eager keeps the weights")
     if inputs.is_transformed:
-        return BackendChoice("eager", "torch.func and forward mode know no fused kernels")
+        return BackendChoice("eager", "fused kernels do not support torch.func and forward mode")
     if torch.compiler.is_exporting():
-        plain = sdpa_obstacle(inputs) is None
-        return BackendChoice("sdpa" if plain else "eager", "an exported program is for every length and any engine")
-    if inputs.q.device.type == "cpu" and inputs.is_decoding and takes(inputs.q, inputs.v):
-        way = tiled.way_of(inputs)
-        if way.name == "table":
-            reason = "a few queries read every key and value once, for all heads that share it"
-            return BackendChoice("tiled", reason, way)
+        name = "sdpa" if sdpa_obstacle(inputs) is None else "eager"
+        return BackendChoice(name, "an exported program must work for every length and in any engine")
+    if inputs.q.device.type == "cpu" and inputs.is_decoding and supports(inputs.q, inputs.v):
+        method = tiled.choose_method(inputs)
+        if method.name == "table":
+            reason = "every key and value is read once, for all heads that share it"
+            return BackendChoice("tiled", reason, method)
     fused = sdpa_obstacle(inputs) is None
     if fused and inputs.mask.is_plain and inputs.bias is None:
-        return BackendChoice("sdpa", "there is no bias and no mask to hold")
+        return BackendChoice("sdpa", "there is no matrix for bias or mask")
     on_cuda = inputs.q.device.type == "cuda"
-    not_flex = flex.obstacle(inputs) if on_cuda else None
-    through_flex = on_cuda and not_flex is None
-    if through_flex and inputs.bias is not None and inputs.q.dtype.itemsize == 2:
-        return BackendChoice("flex", "the bias keeps its float32 beside 16-bit queries")
+    flex_obstacle = flex.obstacle(inputs) if on_cuda else None
+    can_use_flex = on_cuda and flex_obstacle is None
+    if can_use_flex and inputs.bias is not None and inputs.q.dtype.itemsize == 2:
+        return BackendChoice("flex", "the bias stays in float32 with 16-bit queries")
     if inputs.scores < SMALL and fused:
-        return BackendChoice("sdpa", "mask and bias are small enough to be held")
-    if inputs.scores < SMALL and not (inputs.is_decoding and tiled.way_of(inputs).name == "table"):
+        return BackendChoice("sdpa", "mask and bias are small")
+    if inputs.scores < SMALL and not (inputs.is_decoding and tiled.choose_method(inputs).name == "table"):
         what = "softcap" if inputs.softcap is not None else "the log-sum-exp"
-        return BackendChoice("eager", f"{what} is in no fused kernel, and scores are small enough to be held")
-    if through_flex:
+        return BackendChoice("eager", f"fused kernels do not support {what}, and there are few scores")
+    if can_use_flex:
         return BackendChoice("flex", "the bias goes into the kernel as a function")
-    way = tiled.way_of(inputs)
-    held = inputs.q.device.type == "cpu" or inputs.scores <= LARGE
-    if way.name == "tiles" and torch.compiler.is_compiling() and held:
-        reason = "tiles would be compiled one by one, and anew for every length"
+    method = tiled.choose_method(inputs)
+    fits_memory = inputs.q.device.type == "cpu" or inputs.scores <= LARGE
+    if method.name == "tiles" and torch.compiler.is_compiling() and fits_memory:
+        reason = "each tile would be compiled separately, and again for every length"
         return BackendChoice("sdpa" if fused else "eager", reason)
-    return BackendChoice("tiled", way.reason if not_flex is None else f"{way.reason}; not flex, {not_flex}", way)
+    reason = method.reason if flex_obstacle is None else f"{method.reason}; not flex, {flex_obstacle}"
+    return BackendChoice("tiled", reason, method)

@@ -1,8 +1,8 @@
-"""`AttentionMask`: which key each query attends to, made once per call, in every form that a backend wants.
+"""`AttentionMask`: which keys each query attends to, created once per call, in every form that a backend needs.
 
 The rule for one pair of tokens (padding, documents, causal, sliding window) is `locant.positions.documents.is_allowed`.
-Here it takes the cheapest equivalent form: none at all where everything is allowed, bounds of distances where
-both sides count one by one, blocks of tokens for FlexAttention, and a matrix only where nothing else will do.
+This file uses the cheapest equivalent form of it: no mask if everything is allowed, bounds of distances if the
+positions of both sides count one by one, blocks of tokens for FlexAttention, and a matrix only if nothing else works.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from locant.positions.documents import PADDING
 from locant.tensors import readable
 
 BLOCK = 128
-"""Tokens in a block, of queries and of keys: FlexAttention's default."""
+"""Tokens in a block of queries or keys: FlexAttention's default."""
 SHORTEST = 128
-"""Tokens of a packed document, on average: with shorter ones, tiles of queries are fewer calls."""
+"""The smallest average length of packed documents. With shorter ones, tiles of queries need fewer calls."""
 FAR = 2**40
-"""Beyond every index and document: the bounds of a block without tokens are FAR and -FAR."""
+"""A number greater than every index and document. The bounds of a block without tokens are FAR and -FAR."""
 
 
 class Segment(NamedTuple):
-    """Neighbouring tokens of a row: one whole document, or padding."""
+    """Consecutive tokens of a row: one whole document, or padding."""
 
     length: int
     is_document: bool
@@ -40,7 +40,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """Which key each query attends to.
+    """The keys that each query attends to.
 
     >>> AttentionMask(Positions.arange(3)).is_causal, AttentionMask(Positions.after(2, 1), Positions.arange(3)).is_full
     (True, True)
@@ -52,7 +52,7 @@ class AttentionMask:
 
     queries: Positions
     k_positions: Positions | None = None
-    """``None``: the keys are those of the queries' tokens."""
+    """The positions of the keys. ``None`` means the same tokens as the queries."""
     causal: bool = True
     window: int | None = None
 
@@ -62,26 +62,26 @@ class AttentionMask:
 
     @property
     def offset(self) -> int | None:
-        """The index of the first query minus that of the first key, where both are known to count one by one."""
+        """Return the first query's index minus the first key's index, if both sides are known to count one by one."""
         return None if self.queries.start is None or self.keys.start is None else self.queries.start - self.keys.start
 
     @property
     def is_full(self) -> bool:
-        """Whether every query is known to attend to every key."""
+        """Return whether every query is known to attend to every key."""
         if self.offset is None or self.window is not None:
             return False
-        if self.causal and self.offset < self.keys.seq_len - 1:  # noqa: SIM103  # a compiler's comparison is no bool
+        if self.causal and self.offset < self.keys.seq_len - 1:  # noqa: SIM103  # symbolic comparisons are not bools
             return False
         return True
 
     @property
     def is_causal(self) -> bool:
-        """Whether it is known to be the lower triangle of a square, what fused kernels call causal."""
+        """Return whether the mask is known to be the lower triangle of a square, which fused kernels call causal."""
         return self.causal and self.window is None and self._is_square and not self.is_full
 
     @property
     def is_plain(self) -> bool:
-        """Whether fused kernels need no matrix for it; a single query is taken for the last token."""
+        """Return whether fused kernels do not need a matrix for this mask. A single query counts as the last token."""
         if self.offset is None or self.window is not None:
             return False
         return not self.causal or self._is_square or self.queries.seq_len <= 1
@@ -94,38 +94,39 @@ class AttentionMask:
 
     @property
     def skips_tokens(self) -> bool:
-        """Whether a query is known to attend to a key while some token between them, or itself, is not among the keys.
+        """Return whether a query is known to attend to a key while the query or a token between them is not a key.
 
-        Of a causal mask; without one, keys may be those of another sequence. Tokens of a document are expected to have
-        orders that count one by one. Known where both sides do, and on a CPU; elsewhere, and in a compiled graph,
-        asking would wait for the device.
+        This holds for causal masks only. Without one, the keys may belong to another sequence. The orders of a
+        document's tokens are expected to count one by one. The answer is known if both sides count one by one, and on
+        a CPU. Elsewhere, and in a compiled graph, reading the positions would wait for the device.
         """
         queries, keys, window = self.queries, self.k_positions, self.window
         if keys is None or not keys.seq_len or not self.causal:
             return False
         if queries.start is not None and keys.start is not None:
             end = keys.start + keys.seq_len
-            behind = max(queries.start, end)  # the first query that is not among the keys
-            return behind < queries.start + queries.seq_len and (window is None or behind - end + 1 < window)
+            first = max(queries.start, end)  # the first query that is not a key
+            return first < queries.start + queries.seq_len and (window is None or first - end + 1 < window)
         if not (readable(queries.index) and readable(keys.index)):
             return False
         rows = max(queries.batch, keys.batch)
-        own, document = _numbered(queries).expand(rows, -1), queries.document.expand(rows, -1)
-        given = _numbered(keys).expand(rows, -1).sort(1).values
-        stretch = F.pad((given.diff(dim=1) > 1).cumsum(1), (1, 0))
+        query_ids, document = _token_ids(queries).expand(rows, -1), queries.document.expand(rows, -1)
+        key_ids = _token_ids(keys).expand(rows, -1).sort(1).values
+        run = F.pad((key_ids.diff(dim=1) > 1).cumsum(1), (1, 0))
         lowest = document * 2**32 - 2**31
-        lowest = lowest if window is None else lowest.maximum(own - window + 1)
-        first, last = torch.searchsorted(given, lowest.contiguous()), torch.searchsorted(given, own, right=True) - 1
+        lowest = lowest if window is None else lowest.maximum(query_ids - window + 1)
+        first = torch.searchsorted(key_ids, lowest.contiguous())
+        last = torch.searchsorted(key_ids, query_ids, right=True) - 1
         attends = (first <= last) & (document != PADDING)
         first, last = first.clamp(max=keys.seq_len - 1), last.clamp(min=0)
-        whole = (given.gather(1, last) == own) & (stretch.gather(1, first) == stretch.gather(1, last))
-        return bool((attends & ~whole).any())
+        has_all_keys = (key_ids.gather(1, last) == query_ids) & (run.gather(1, first) == run.gather(1, last))
+        return bool((attends & ~has_all_keys).any())
 
     def dense(self) -> Dense:
-        """The mask as a matrix, where one is needed.
+        """Return the mask as a matrix, or ``None`` if everything is allowed.
 
-        Queries that attend to nothing (padding) are opened to every key and marked, so that neither the softmax nor
-        its gradient ever meets a row of minus infinities.
+        Queries that attend to nothing (padding) are allowed to attend to every key and marked, so that neither the
+        softmax nor its gradient ever has a row of minus infinities.
         """
         if self.is_full:
             return Dense(None, None)
@@ -140,10 +141,10 @@ class AttentionMask:
         return distance_bounds(offset, self.queries.seq_len, self.keys.seq_len, self.causal, self.window)
 
     def key_bounds(self) -> tuple[int, int]:
-        """The slots of the first key and after the last key that any of the queries attends to; at least one slot.
+        """Return the slots of the first key and after the last key that any of the queries attends to, at least one.
 
-        Known beforehand where both sides count one by one. On a CPU the positions are looked through; elsewhere, and in
-        a compiled graph, that would wait for the device, and the answer is all keys.
+        If both sides count one by one, this is computed without reading positions. On a CPU the positions are read.
+        Elsewhere, and in a compiled graph, reading would wait for the device, and the result is all keys.
         """
         keys = self.keys.seq_len
         if self.offset is not None:
@@ -159,17 +160,17 @@ class AttentionMask:
         return low, max(min(high, keys), low + 1)
 
     def tile(self, start: int, stop: int) -> tuple[AttentionMask, slice]:
-        """The mask of the queries ``start:stop`` and of the keys that they attend to, and which keys those are."""
+        """Return the mask of the queries ``start:stop`` and of their keys, and the slice of these keys."""
         rows = AttentionMask(self.queries.slice(start, stop), self.keys, self.causal, self.window)
         low, high = rows.key_bounds()
         return AttentionMask(rows.queries, self.keys.slice(low, high), self.causal, self.window), slice(low, high)
 
     def blocks(self) -> tuple[Bool[Tensor, "batch q_blocks k_blocks"], Bool[Tensor, "batch q_blocks k_blocks"]]:
-        """Which pairs of blocks may hold an allowed pair of tokens, and in which every pair is allowed.
+        """Return the pairs of blocks that may contain an allowed pair of tokens, and those with only allowed pairs.
 
-        torch's `create_block_mask` evaluates the rule for every pair of tokens. Here each block has the range of its
-        documents and orders, and pairs of blocks are compared: no allowed pair is lost, and undecided blocks are
-        left to the rule itself. For n tokens that is ``(n / 128) ** 2`` numbers, on the device of the positions.
+        torch's `create_block_mask` evaluates the rule for every pair of tokens. This method compares the ranges of
+        documents and orders of each pair of blocks. No allowed pair is lost, and the rule itself decides for the other
+        pairs of blocks. n tokens need ``(n / 128) ** 2`` numbers, on the device of the positions.
 
         >>> some, every = AttentionMask(Positions.arange(256)).blocks()
         >>> some.int(), every.int()
@@ -177,8 +178,8 @@ class AttentionMask:
                  [1, 1]]], dtype=torch.int32), tensor([[[0, 0],
                  [1, 0]]], dtype=torch.int32))
         """
-        q = _Blocks(*(bound[:, :, None] for bound in _blocks(self.queries)))
-        k = _Blocks(*(bound[:, None, :] for bound in _blocks(self.keys)))
+        q = _BlockBounds(*(bound[:, :, None] for bound in _block_bounds(self.queries)))
+        k = _BlockBounds(*(bound[:, None, :] for bound in _block_bounds(self.keys)))
         some = (q.low_document <= k.high_document) & (k.low_document <= q.high_document)
         every = q.whole & k.whole & (q.low_document == k.high_document) & (k.low_document == q.high_document)
         nearest, farthest = q.low_order - k.high_order, q.high_order - k.low_order
@@ -190,28 +191,30 @@ class AttentionMask:
         return some, every
 
     def block_mask(self) -> object:
-        """FlexAttention's `BlockMask`, made once for all layers: kept as long as its positions are.
+        """Return FlexAttention's `BlockMask`. It is created once for all layers and kept as long as its positions.
 
-        Where both sides count one by one, some `RECENT` ones are kept: each layer's cache has positions of its own. Not
-        in a graph, compiled or captured, whose calls may be given other positions in the same memory.
+        If both sides count one by one, the `RECENT` latest masks are kept, because each layer's cache creates its own
+        positions. A compiled or captured graph keeps no masks: its calls may get other positions in the same memory.
         """
         captures = self.queries.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if torch.compiler.is_compiling() or captures:
             return self._block_mask()
         if self.offset is not None and not is_watched():
             sizes = (max(self.offset, 0), self.queries.seq_len, max(-self.offset, 0), self.keys.seq_len)
-            return _counting(*sizes, self.causal, self.window, self.queries.device, torch.is_inference_mode_enabled())
+            return _range_block_mask(
+                *sizes, self.causal, self.window, self.queries.device, torch.is_inference_mode_enabled()
+            )
         versions = _versions(self.queries), _versions(self.keys)
         if None in versions:
             return self._block_mask()
         if self.queries not in BLOCK_MASKS:
             BLOCK_MASKS[self.queries] = WeakIdKeyDictionary()
-        by_keys, kind = BLOCK_MASKS[self.queries], (self.causal, self.window, torch.is_inference_mode_enabled())
-        by_kind: dict[tuple[object, ...], tuple[object, object]] = by_keys.get(self.keys, {})
-        if kind not in by_kind or by_kind[kind][0] != versions:
-            by_kind[kind] = versions, self._block_mask()
-        by_keys[self.keys] = by_kind
-        return by_kind[kind][1]
+        by_keys, options = BLOCK_MASKS[self.queries], (self.causal, self.window, torch.is_inference_mode_enabled())
+        by_options: dict[tuple[object, ...], tuple[object, object]] = by_keys.get(self.keys, {})
+        if options not in by_options or by_options[options][0] != versions:
+            by_options[options] = versions, self._block_mask()
+        by_keys[self.keys] = by_options
+        return by_options[options][1]
 
     def _block_mask(self) -> object:
         from torch.nn.attention.flex_attention import BlockMask
@@ -220,62 +223,62 @@ class AttentionMask:
         partly = some & ~every
         return BlockMask(
             (self.queries.seq_len, self.keys.seq_len),
-            *(x for pairs in (partly, every, partly.mT, every.mT) for x in _listed(pairs)),
+            *(x for pairs in (partly, every, partly.mT, every.mT) for x in _block_lists(pairs)),
             BLOCK_SIZE=(BLOCK, BLOCK),
             mask_mod=self.queries.mask_mod(self.keys, causal=self.causal, window=self.window),
         )
 
     def packed_documents(self) -> list[list[Segment]] | None:
-        """The documents and the padding of each row, in their order; one row where all rows are the same.
+        """Return the documents and the padding of each row, in order, or a single row if all rows are the same.
 
-        ``None`` where a document does not count one by one, or comes back after another; where documents are short;
-        where the keys are not those of the queries' tokens; and where the positions cannot be read.
+        Return ``None`` if a document does not count one by one or is interrupted by another, if documents are short,
+        if the keys are not the tokens of the queries, or if the positions cannot be read.
 
         >>> AttentionMask(Positions.packed([200, 300], length=500)).packed_documents()
         [[Segment(length=200, is_document=True), Segment(length=300, is_document=True)]]
         """
-        where = self.queries
-        readable_rows = readable(where.index) and bool(where.index.numel())
-        if self.k_positions is not None or where.order_or_none is not None or not readable_rows:
+        positions = self.queries
+        can_read = readable(positions.index) and bool(positions.index.numel())
+        if self.k_positions is not None or positions.order_or_none is not None or not can_read:
             return None
-        index, document = where.index, where.document
+        index, document = positions.index, positions.document
         first = torch.ones_like(document, dtype=torch.bool)
         first[:, 1:] = document.diff() != 0
         counts_on = (index.diff() == 1) | first[:, 1:] | (document[:, 1:] == PADDING)
         if int(first.sum()) * SHORTEST > document.numel() or not bool(counts_on.all()):
             return None
-        alike = bool((document == document[:1]).all())
-        rows = [_segments(document[row], first[row]) for row in range(1 if alike else where.batch)]
-        whole = [row for row in rows if row is not None]
-        return whole if len(whole) == len(rows) and any(part.is_document for row in whole for part in row) else None
+        rows_are_equal = bool((document == document[:1]).all())
+        rows = [_segments(document[row], first[row]) for row in range(1 if rows_are_equal else positions.batch)]
+        packed = [row for row in rows if row is not None]
+        return packed if len(packed) == len(rows) and any(part.is_document for row in packed for part in row) else None
 
 
 class Dense(NamedTuple):
-    """An attention mask as a matrix; ``None`` where everything is allowed."""
+    """An attention mask as a matrix. `allowed` is ``None`` if everything is allowed."""
 
     allowed: Bool[Tensor, "*#batch query key"] | None
     blind: Bool[Tensor, "batch 1 query 1"] | None
-    """Queries that attend to nothing, and are open to every key in `allowed`: their output is zero, not NaN."""
+    """Queries that attend to nothing. In `allowed` they attend to every key: their output is zero, not NaN."""
 
     def hide(self, scores: Float[Tensor, "#batch heads query key"]) -> Float[Tensor, "batch heads query key"]:
-        """Scores, or a bias, with minus infinity where the mask does not allow a pair."""
+        """Return scores, or a bias, with minus infinity for each pair that the mask does not allow."""
         return scores if self.allowed is None else scores.masked_fill(~self.allowed, float("-inf"))
 
     def blank(self, x: Float[Tensor, "batch heads query _"]) -> Float[Tensor, "batch heads query _"]:
-        """Outputs, or weights, with zeros for queries that attend to nothing."""
+        """Return outputs, or weights, with zeros for queries that attend to nothing."""
         return x if self.blind is None else x.masked_fill(self.blind, 0.0)
 
     def without_keys(self, lse: Float[Tensor, "batch heads query"]) -> Float[Tensor, "batch heads query"]:
-        """Log-sum-exps with minus infinity for queries that attend to nothing."""
+        """Return log-sum-exps with minus infinity for queries that attend to nothing."""
         return lse if self.blind is None else lse.masked_fill(self.blind[..., 0], float("-inf"))
 
 
 def distance_bounds(offset: int, queries: int, keys: int, causal: bool, window: int | None) -> tuple[int, int]:
-    """The first and the last value of ``i - j + keys - 1`` that is allowed, for the slots i and j of a query and a key.
+    """Return the first and the last allowed value of ``i - j + keys - 1``, for slots i and j of a query and a key.
 
-    `offset` is that of `AttentionMask`; `queries` and `keys` are how many there are.
+    `offset` is `AttentionMask.offset`. `queries` and `keys` are numbers of tokens.
     """
-    same = keys - 1 - offset  # the value for a query and a key of one index
+    same = keys - 1 - offset  # the value for a query and a key with the same index
     first, last = 0, queries + keys - 2
     if window is not None:
         first, last = max(first, same - window + 1), min(last, same + window - 1)
@@ -283,29 +286,29 @@ def distance_bounds(offset: int, queries: int, keys: int, causal: bool, window: 
 
 
 RECENT = 16
-"""Block masks of tokens that count one by one, the most recent ones; a row of 131 072 has 12 MiB."""
+"""The number of block masks kept for tokens that count one by one. A mask for 131 072 tokens takes 12 MiB."""
 BLOCK_MASKS: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Of other queries, and for each of their keys, by what else is asked for."""
+"""The block masks for all other positions, by queries, keys and options."""
 
 
 @functools.lru_cache(maxsize=RECENT)
-def _counting(
+def _range_block_mask(
     start: int, queries: int, k_start: int, keys: int, causal: bool, window: int | None, device: torch.device,
     inference: bool,
 ) -> object:  # fmt: skip
-    """`inference`: what is made in inference mode cannot be used outside of it."""
-    where = Positions.after(start, queries, device=device), Positions.after(k_start, keys, device=device)
-    return AttentionMask(*where, causal, window)._block_mask()  # pyright: ignore[reportPrivateUsage]
+    """Return the block mask of tokens that count one by one. Masks of inference mode cannot be used outside of it."""
+    positions = Positions.after(start, queries, device=device), Positions.after(k_start, keys, device=device)
+    return AttentionMask(*positions, causal, window)._block_mask()  # pyright: ignore[reportPrivateUsage]
 
 
 def _versions(positions: Positions) -> tuple[int, ...] | None:
-    """How often their memory was written, as a static cache's is; ``None`` of inference mode, which does not count."""
+    """Return how often the memory of each tensor was written, or ``None`` in inference mode, which does not count."""
     tensors = [x for x in (positions.index, positions.document_or_none, positions.order_or_none) if x is not None]
     return None if any(x.is_inference() for x in tensors) else tuple(x._version for x in tensors)
 
 
-class _Blocks(NamedTuple):
-    """Of each block, ``batch blocks``: bounds over its tokens that are no padding, and whether all are such."""
+class _BlockBounds(NamedTuple):
+    """Bounds over the real tokens of each block, ``batch blocks``, and whether the block has no padding."""
 
     low_document: Tensor
     high_document: Tensor
@@ -314,36 +317,36 @@ class _Blocks(NamedTuple):
     whole: Tensor
 
 
-def _blocks(positions: Positions) -> _Blocks:
+def _block_bounds(positions: Positions) -> _BlockBounds:
     padded = -positions.seq_len % BLOCK
     document = F.pad(positions.document, (0, padded), value=PADDING)
     order = F.pad(positions.order, (0, padded))
     real = document != PADDING
 
-    def between(values: Tensor) -> tuple[Tensor, Tensor]:
+    def bounds(values: Tensor) -> tuple[Tensor, Tensor]:
         low, high = torch.where(real, values, FAR), torch.where(real, values, -FAR)
         return low.unflatten(1, (-1, BLOCK)).amin(2), high.unflatten(1, (-1, BLOCK)).amax(2)
 
-    return _Blocks(*between(document), *between(order), real.unflatten(1, (-1, BLOCK)).all(2))
+    return _BlockBounds(*bounds(document), *bounds(order), real.unflatten(1, (-1, BLOCK)).all(2))
 
 
-def _listed(
+def _block_lists(
     pairs: Bool[Tensor, "batch 1 q_blocks k_blocks"],
 ) -> tuple[Int[Tensor, "batch 1 q_blocks"], Int[Tensor, "batch 1 q_blocks k_blocks"]]:
-    """How many key blocks belong to each block of queries, and which: those first, in order."""
-    listed = pairs.int().sort(dim=-1, descending=True, stable=True)
-    # Of what is sorted: from `pairs` itself torch 2.13 makes one kernel with their conversion, of a flat shape that it
-    # cannot split where lengths are symbols (InductorError: CantSplit).
-    return listed.values.sum(-1, dtype=torch.int32), listed.indices.to(torch.int32)
+    """Return the number of key blocks of each query block, and a permutation with these blocks first, in order."""
+    blocks = pairs.int().sort(dim=-1, descending=True, stable=True)
+    # The sum is over the sorted values: for a sum over `pairs`, torch 2.13 fuses it with the conversion into one kernel
+    # of a flat shape, which it cannot split if lengths are symbolic (InductorError: CantSplit).
+    return blocks.values.sum(-1, dtype=torch.int32), blocks.indices.to(torch.int32)
 
 
-def _numbered(positions: Positions) -> Int[Tensor, "batch seq"]:
-    """One number for document and order of every token."""
+def _token_ids(positions: Positions) -> Int[Tensor, "batch seq"]:
+    """Return one number for the document and order of every token."""
     return (positions.document * 2**32 + positions.order).contiguous()
 
 
 def _segments(document: Int[Tensor, " seq"], first: Bool[Tensor, " seq"]) -> list[Segment] | None:
-    """Of one row; ``None`` where a document comes back after another."""
+    """Return the segments of one row, or ``None`` if another document interrupts a document."""
     starts = first.nonzero().flatten()
     numbers = document[starts].tolist()
     documents = [number for number in numbers if number != PADDING]

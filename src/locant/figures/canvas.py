@@ -1,8 +1,8 @@
-"""What every picture is drawn with: themes, a palette, heat maps, legends, and files that are written whole.
+"""The common parts of all pictures: themes, a palette, heat maps, legends, and files that are written atomically.
 
-Colours are safe for colour-blind readers, and no meaning hangs on colour alone: curves also differ in dash and marker.
-Values of one sign are cividis, signed values a diverging map centred on 0, angles a cyclic map. Only matplotlib's
-object interface is used, never pyplot: no display, no global figure list.
+Colours are safe for colour-blind readers, and colour is never the only difference: curves also differ in dash and
+marker. Values of one sign use cividis, signed values a diverging map centred on 0, and angles a cyclic map. This file
+uses only matplotlib's object interface, never pyplot, so that there is no display and no global list of figures.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ ANGLES = "twilight"
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 1)), (0, (10, 2, 2, 2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
-WRITTEN = 8
-"""Tables of at most so many rows and columns have their numbers written in."""
+MAX_NUMBERED_SIZE = 8
+"""The largest number of rows and columns of a table whose numbers are written into its cells."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Theme:
-    """The colours of paper and ink, and of curves that can be told apart on that paper; what is drawn in them."""
+    """The colours of background, text and curves, and functions that draw with them."""
 
     paper: str
     ink: str
@@ -53,21 +53,21 @@ class Theme:
     curves: tuple[str, ...]
 
     def blank(self, width: float, height: float) -> Figure:
-        """An empty figure, which a notebook shows without pyplot and without a magic word; sizes in inches."""
+        """Return an empty figure, which a notebook shows without pyplot and magic commands. Sizes are in inches."""
         require_matplotlib()
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(width, height), layout="constrained", facecolor=self.paper)
         figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.04, hspace=0.05)  # type: ignore[union-attr]
-        figure._repr_png_ = functools.partial(_rendered, figure, "png", dpi=100)  # type: ignore[attr-defined]
+        figure._repr_png_ = functools.partial(_render, figure, "png", dpi=100)  # type: ignore[attr-defined]
         return figure
 
     def entitle(self, part: Figure | SubFigure, title: str) -> None:
-        """The title of a whole picture, which has its whole width."""
+        """Set the title of a whole picture, over its whole width."""
         part.suptitle(title, x=0.012, ha="left", fontsize=11.5, color=self.ink)
 
     def dress(self, axes: Axes, *, title: str, x: str, y: str, grid: bool = False) -> None:
-        """Titles, axis labels and the theme's colours."""
+        """Set title and axis labels, and apply the theme's colours."""
         axes.set_title(title, loc="left", fontsize=10.5, color=self.ink, pad=7)
         axes.set_xlabel(x, fontsize=9.5, color=self.muted)
         axes.set_ylabel(y, fontsize=9.5, color=self.muted)
@@ -81,7 +81,7 @@ class Theme:
             axes.set_axisbelow(True)
 
     def legend(self, axes: Axes, *, title: str | None = None, **place: Any) -> None:
-        """A legend to the right of the axes, where it hides nothing; or where `place` says."""
+        """Draw a legend to the right of the axes, where it does not hide anything, or at `place`."""
         place = place or {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0.0}
         style = {"frameon": False, "fontsize": 9, "labelcolor": self.ink, "handlelength": 3.2, "alignment": "left"}
         legend = axes.legend(title=title, **style, **place)
@@ -91,9 +91,10 @@ class Theme:
         self, axes: Axes, values: np.ndarray, colors: str, low: float, high: float, title: str = "", x: str = "",
         y: str = "", bar: str = "", *, logarithmic: bool = False, **place: Any,
     ) -> AxesImage:  # fmt: skip
-        """A map whose pixels are centred on whole numbers, with row 0 at the top; small ones with their numbers.
+        """Draw a map whose pixels are centred on integers, with row 0 at the top. Small maps also show their numbers.
 
-        `bar` says what the values are, beside the map or at `place`. A logarithmic scale is linear between -1 and 1.
+        `bar` is the label of the colour bar, next to the map or at `place`. A logarithmic scale is linear between -1
+        and 1.
         """
         from matplotlib.colors import Normalize, SymLogNorm
 
@@ -101,17 +102,17 @@ class Theme:
         image = axes.imshow(values, cmap=colors, norm=norm, aspect="auto", interpolation="nearest")
         count_in_whole(axes.xaxis)
         count_in_whole(axes.yaxis)
-        if max(values.shape) <= WRITTEN:
+        if max(values.shape) <= MAX_NUMBERED_SIZE:
             _write_numbers(axes, image, values)
         if bar:
             scale = self.color_bar(image, f"{bar}; logarithmic below −1" if logarithmic else bar, **place)
-            if logarithmic:  # of negative numbers, to the darkest
+            if logarithmic:  # ticks at negative numbers, down to the darkest
                 scale.set_ticks([low, *(-(10.0**power) for power in range(9) if low < -2 * 10**power), 0.0])
         self.dress(axes, title=title, x=x, y=y)
         return image
 
     def color_bar(self, image: AxesImage, label: str, **place: Any) -> Colorbar:
-        """The scale of a heat map: beside it, or where `place` says."""
+        """Draw the colour bar of a heat map, next to the map or at `place`."""
         place = place or {"ax": image.axes, "pad": 0.02, "fraction": 0.05}
         bar = image.axes.figure.colorbar(image, format="{x:g}", **place)
         bar.set_label(label, fontsize=9, color=self.muted)
@@ -120,19 +121,19 @@ class Theme:
         return bar
 
     def stroke(self, number: int) -> tuple[str, Any, str]:
-        """Colour, dash and marker of the curve of this number: never colour alone."""
-        place = number % len(self.curves)
-        return self.curves[place], DASHES[place], MARKERS[(number + number // len(MARKERS)) % len(MARKERS)]
+        """Return colour, dash and marker of a curve, so that curves never differ in colour alone."""
+        index = number % len(self.curves)
+        return self.curves[index], DASHES[index], MARKERS[(number + number // len(MARKERS)) % len(MARKERS)]
 
     def curve(self, axes: Axes, values: Any, number: int, **options: Any) -> None:
-        """The curve of this number, in its colour and dash."""
+        """Draw a curve with the colour and dash of this number."""
         color, linestyle, _ = self.stroke(number)
         axes.plot(values, color=color, linestyle=linestyle, linewidth=1.6, **options)
         count_in_whole(axes.xaxis)
 
 
-# The palette of Okabe and Ito (https://jfly.uni-koeln.de/color/), without its yellow, which white paper swallows; its
-# black is the theme's ink, and its blue is too dark for dark paper.
+# The palette of Okabe and Ito (https://jfly.uni-koeln.de/color/), without its yellow, which is hard to see on white.
+# The theme's ink replaces its black, and a lighter blue replaces its blue on a dark background.
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 ON_WHITE, ON_BLACK = (*OKABE_ITO, "#1c2127", "#8a939d"), ("#3d8fd1", *OKABE_ITO[1:], "#e6e9ed", "#7d8791")
 LIGHT = Theme(paper="#ffffff", ink="#1c2127", muted="#59636e", grid="#e1e5ea", curves=ON_WHITE)
@@ -141,12 +142,12 @@ THEMES = {"light": LIGHT, "dark": DARK}
 
 
 def require_matplotlib() -> None:
-    """Raise unless pictures can be drawn: matplotlib comes with an extra."""
+    """Raise unless matplotlib is installed. An extra installs it."""
     require("matplotlib", "drawing a picture")
 
 
 def require_figure(path: Path | None) -> None:
-    """Raise unless a picture can be written to `path`, where one is asked for."""
+    """Raise unless a picture can be written to `path`. ``None`` means no picture."""
     if path is None:
         return
     require_matplotlib()
@@ -156,12 +157,12 @@ def require_figure(path: Path | None) -> None:
 
 
 def range_of(low: float, high: float) -> tuple[str, float, float]:
-    """The colours of values between these, and what they begin and end with: of both signs, 0 is in the middle."""
+    """Return the colour map for values from `low` to `high`, and its limits. With both signs, 0 is in the middle."""
     return (SIGNED, -max(-low, high), max(-low, high)) if low < 0 < high else (ONE_SIGN, low, high)
 
 
 def count_in_whole(axis: Axis) -> None:
-    """Ticks at whole numbers alone, also where there are but four."""
+    """Set ticks only at integers, even if there are only four."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]))
@@ -171,38 +172,38 @@ def _write_numbers(axes: Axes, image: AxesImage, values: np.ndarray) -> None:
     cell = 72 * axes.get_window_extent().width / axes.figure.get_dpi() / values.shape[1]
     for row, column in np.argwhere(~np.ma.getmaskarray(values)).tolist():
         value = float(values[row, column])
-        light = (image.to_rgba(np.array([[value]]))[0, 0, :3] ** 2.2) @ (0.2126, 0.7152, 0.0722)  # as WCAG weighs it
-        ink = "black" if light > 0.18 else "white"  # there both have the same contrast
+        luminance = (image.to_rgba(np.array([[value]]))[0, 0, :3] ** 2.2) @ (0.2126, 0.7152, 0.0722)  # as in WCAG
+        ink = "black" if luminance > 0.18 else "white"  # at 0.18 both have the same contrast
         text = f"{value:.1g}" if value and not round(value, 2) else f"{value + 0.0:.2f}"
         axes.text(column, row, text, color=ink, ha="center", va="center", fontsize=min(8.0, cell / 3.7))
 
 
 def spread(count: int, most: int) -> list[int]:
-    """At most this many numbers below `count`, from the first to the last."""
+    """Return at most `most` evenly spaced numbers from 0 to ``count - 1``."""
     return [round(step * (count - 1) / (most - 1)) for step in range(most)] if count > most else [*range(count)]
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a picture as its suffix says; the file appears whole or not at all."""
-    write_whole(path, _rendered(figure, path.suffix.lower()[1:]))
+    """Write a picture in the format of its suffix. The file is written completely or not at all."""
+    write_whole(path, _render(figure, path.suffix.lower()[1:]))
 
 
 def svg(figure: Figure) -> bytes:
-    """The picture as SVG, with a transparent ground, to be put into a page."""
-    return _rendered(figure, "svg", transparent=True)
+    """Return the picture as SVG with a transparent background, for a web page."""
+    return _render(figure, "svg", transparent=True)
 
 
-def _rendered(figure: Figure, kind: str, *, dpi: int = DOTS_PER_INCH, **options: Any) -> bytes:
-    """Without dates and random ids, so that the same picture is the same file.
+def _render(figure: Figure, kind: str, *, dpi: int = DOTS_PER_INCH, **options: Any) -> bytes:
+    """Return the file of a picture without dates and random ids, so that equal pictures give equal files.
 
-    Clip paths of SVG are numbered: their names are made from the last digits of the layout, which vary by chance.
+    Clip paths of SVG are numbered, because matplotlib names them by the last digits of the layout, which are random.
     """
     from matplotlib import rc_context
 
-    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}[kind]
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}[kind]
     page = io.BytesIO()
     with rc_context({"svg.hashsalt": "locant", "pdf.fonttype": 42}):
-        figure.savefig(page, format=kind, dpi=dpi, metadata=undated, **options)
+        figure.savefig(page, format=kind, dpi=dpi, metadata=metadata, **options)
     if kind != "svg":
         return page.getvalue()
     names = {name: b"clip%d" % number for number, name in enumerate(dict.fromkeys(CLIP_PATH.findall(page.getvalue())))}

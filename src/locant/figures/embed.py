@@ -1,4 +1,4 @@
-"""Pictures of vectors: what is added to token embeddings, how alike any two positions are; and so for words."""
+"""Pictures of vectors: position vectors that are added to embeddings, their similarities, and vectors of words."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKENS, ADDED = "position (tokens)", "added to the embedding"
 
 
 def draw_sinusoidal(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme) -> None:
-    """Every dimension of every position; a few dimensions as curves; the product of any two positions."""
+    """Draw every dimension of every position, a few dimensions as curves, and the product of any two positions."""
     vectors = encoding.vectors(Positions.arange(length))[0]
     top, bottom = part.subfigures(2, 1, squeeze=False, height_ratios=(3, 3.4))[:, 0]
     theme.entitle(part, f"Sinusoidal positions, d_model {encoding.d_model}, base {spell(encoding.base, 10)}")
@@ -45,15 +45,15 @@ def draw_sinusoidal(part: Figure | SubFigure, encoding: Any, length: int, theme:
 
 
 def _sine_column(encoding: Any, pair: int) -> int:
-    """The dimension with the sine of a pair; the others of its layout have cosines."""
-    first = encoding.first == "sine"
+    """Return the dimension with the sine of a pair. The pair's other dimension is the cosine."""
+    sine_is_first = encoding.first == "sine"
     if encoding.layout == "interleaved":
-        return 2 * pair + (0 if first else 1)
-    return pair + (0 if first else (encoding.d_model + 1) // 2)
+        return 2 * pair + (0 if sine_is_first else 1)
+    return pair + (0 if sine_is_first else (encoding.d_model + 1) // 2)
 
 
 def draw_table(part: Figure | SubFigure, encoding: PositionEncoding, length: int, theme: Theme) -> None:
-    """What is added to the embedding at every position, and its similarity between any two positions."""
+    """Draw the vector that is added at every position, and the similarity of any two positions."""
     width = getattr(encoding, "d_model", SIZES["d_model"])
     length = min(length, getattr(encoding, "max_seq_len", length))
     with torch.no_grad():
@@ -62,8 +62,8 @@ def draw_table(part: Figure | SubFigure, encoding: PositionEncoding, length: int
     left, right = part.subplots(1, 2)
     reach = float(vectors.abs().quantile(0.995)) if vectors.numel() < 2**24 else float(vectors.abs().max())
     _table(left, vectors, theme, reach=max(reach, 1e-12))
-    words = "How alike two positions are", TOKENS, TOKENS, "cosine"
-    theme.heat_map(right, (unit @ unit.T).numpy(), SIGNED, -1.0, 1.0, *words)
+    labels = "Similarity of two positions", TOKENS, TOKENS, "cosine"
+    theme.heat_map(right, (unit @ unit.T).numpy(), SIGNED, -1.0, 1.0, *labels)
     for axes in (left, right):
         axes.set_box_aspect(1)
     rows = getattr(encoding, "max_seq_len", None)
@@ -72,7 +72,7 @@ def draw_table(part: Figure | SubFigure, encoding: PositionEncoding, length: int
 
 
 def draw_grid(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme) -> None:
-    """How alike the vectors of some cells are to those of all cells, in the table and in one that is twice as large."""
+    """Draw the similarity of some cells to all cells, in the table and in a table that is twice as large."""
     if encoding.height == 1:
         return draw_table(part, encoding, min(length, encoding.width), theme)
     for side, scale in zip(part.subfigures(1, 2, squeeze=False)[0], (1, 2), strict=True):
@@ -82,18 +82,18 @@ def draw_grid(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme
         rows, columns = ([size * part // 6 for part in (1, 3, 5)] for size in (height, width))
         maps = side.subplots(3, 3, sharex=True, sharey=True)
         for (down, across), axes in np.ndenumerate(maps):
-            alike = unit @ unit[rows[down] * width + columns[across]]
+            similarity = unit @ unit[rows[down] * width + columns[across]]
             title, x, y = f"{rows[down]}, {columns[across]}", "column" if down == 2 else "", "" if across else "row"
-            theme.heat_map(axes, alike.view(height, width).numpy(), SIGNED, -1.0, 1.0, title, x, y)
+            theme.heat_map(axes, similarity.view(height, width).numpy(), SIGNED, -1.0, 1.0, title, x, y)
             axes.set_aspect("equal")
         theme.color_bar(maps[0, 0].images[0], "cosine", ax=maps, fraction=0.05, pad=0.03)
         theme.entitle(side, f"The table, {height}x{width}" if scale == 1 else f"{height}x{width}, {encoding.mode}")
-    theme.entitle(part, f"LearnedGrid, d_model {encoding.d_model}: how alike all cells are to the one at row, column")
+    theme.entitle(part, f"LearnedGrid, d_model {encoding.d_model}: similarity of all cells to the cell at row, column")
     return None
 
 
 def draw_convolution(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme) -> None:
-    """What one token adds to its neighbours, and how much they get of it."""
+    """Draw the vectors that one token adds to its neighbours, and the lengths of these vectors."""
     generator, reach = torch.Generator().manual_seed(0), encoding.kernel_size
     x = encoding.weight.new_zeros(2, 2 * reach + 1, encoding.d_model)
     x[0, reach] = torch.randn(encoding.d_model, generator=generator)
@@ -104,27 +104,27 @@ def draw_convolution(part: Figure | SubFigure, encoding: Any, length: int, theme
     left, right = part.subplots(1, 2)
     offsets = (-reach - 0.5, reach + 0.5)
     largest = max(float(added.abs().max()), 1e-12)
-    words = "What one token adds to those around it", "tokens after it", "dimension", ADDED
-    image = theme.heat_map(left, added.numpy().T, SIGNED, -largest, largest, *words)
+    labels = "Vectors that one token adds to its neighbours", "tokens after it", "dimension", ADDED
+    image = theme.heat_map(left, added.numpy().T, SIGNED, -largest, largest, *labels)
     image.set_extent((*offsets, encoding.d_model - 0.5, -0.5))
     right.plot(range(-reach, reach + 1), added.norm(dim=1).numpy(), color=theme.stroke(0)[0], linewidth=1.6)
     right.set_xlim(*offsets)
-    theme.dress(right, title="How much it adds", x="tokens after it", y="length of the vector", grid=True)
+    theme.dress(right, title="Lengths of these vectors", x="tokens after it", y="length of the vector", grid=True)
     for axes in (left, right):
         axes.set_box_aspect(1)
 
 
 def _table(axes: Axes, vectors: Tensor, theme: Theme, *, reach: float) -> None:
-    words = "Every dimension of every position", TOKENS, "dimension", ADDED
-    theme.heat_map(axes, vectors.numpy().T, SIGNED, -reach, reach, *words)
+    labels = "Every dimension of every position", TOKENS, "dimension", ADDED
+    theme.heat_map(axes, vectors.numpy().T, SIGNED, -reach, reach, *labels)
 
 
 def draw_similarity(words: Sequence[str], similarity: Float[Tensor, "words words"], theme: Theme = LIGHT) -> Figure:
-    """A heat map of the cosine of any two words, in the order of the list."""
+    """Draw a heat map of the cosine of any two words, in the order of the list."""
     side = max(3.2, 0.32 * len(words) + 1.4)
     figure = theme.blank(side + 1.0, side)
     axes = figure.subplots()
-    theme.heat_map(axes, similarity.numpy(), SIGNED, -1.0, 1.0, title="How alike two words are", bar="cosine")
+    theme.heat_map(axes, similarity.numpy(), SIGNED, -1.0, 1.0, title="Similarity of two words", bar="cosine")
     axes.set_xticks(range(len(words)), words, rotation=90)
     axes.set_yticks(range(len(words)), words)
     axes.set_box_aspect(1)
@@ -132,17 +132,17 @@ def draw_similarity(words: Sequence[str], similarity: Float[Tensor, "words words
 
 
 def draw_flat_map(words: Sequence[str], places: Float[Tensor, "words 2"], theme: Theme = LIGHT) -> Figure:
-    """The words at their places in the plane."""
+    """Draw the words at their coordinates in the plane."""
     figure = theme.blank(6.4, 5.4)
     axes = figure.subplots()
     color, _, marker = theme.stroke(0)
     axes.scatter(places[:, 0], places[:, 1], s=18, color=color, marker=marker)
     middle = float(places[:, 0].min() + places[:, 0].max()) / 2
-    for word, (x, y) in zip(words, places.tolist(), strict=True):  # a word goes inwards, and so stays in the frame
-        to, side = ((-4, 3), "right") if x > middle else ((4, 3), "left")
-        axes.annotate(word, (x, y), xytext=to, textcoords="offset points", ha=side, fontsize=9, color=theme.ink)
+    for word, (x, y) in zip(words, places.tolist(), strict=True):  # text grows inwards, to stay inside of the frame
+        offset, side = ((-4, 3), "right") if x > middle else ((4, 3), "left")
+        axes.annotate(word, (x, y), xytext=offset, textcoords="offset points", ha=side, fontsize=9, color=theme.ink)
     axes.margins(0.12)
-    axes.set_aspect("equal", adjustable="datalim")  # one direction is not drawn larger than the other
-    theme.dress(axes, title="Words in two dimensions: near is alike", x="", y="", grid=True)
+    axes.set_aspect("equal", adjustable="datalim")  # both directions have one scale
+    theme.dress(axes, title="Words in two dimensions: similar words are near", x="", y="", grid=True)
     axes.tick_params(length=0, labelbottom=False, labelleft=False)
     return figure

@@ -1,4 +1,4 @@
-"""`locant.plot`: the picture of an encoding, a configuration, and of what `probe`, `explain` and `extend` found."""
+"""`locant.plot`: pictures of encodings, configurations, and the results of `probe`, `explain` and `extend`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Drawing = Callable[..., None]
 _SEEDING = threading.Lock()
 TABLES = 1 << 16
-"""Before the seed of an encoding's tables: with the seed of the contents they would hold the same numbers."""
+"""An offset of the seed of an encoding's tables, so that they differ from random contents with the same seed."""
 
 DRAWINGS: tuple[tuple[str, str, Drawing, float], ...] = (
     ("embed", "vectors", embed.draw_sinusoidal, 7.6),
@@ -45,8 +45,8 @@ DRAWINGS: tuple[tuple[str, str, Drawing, float], ...] = (
     ("bias", "height", bias.draw_offsets, 6.4),
     ("bias", "", bias.draw_bias, 5.6),
 )
-"""For each method: what an encoding has whose method is of this package, what draws it, and how high that is in inches.
-Methods of others are drawn by what they do."""
+"""A method of encodings, an attribute, the function that draws the method, and the height of the picture in inches.
+The first row with an attribute of the encoding draws a method of this package. Rows without an attribute draw all."""
 
 
 def plot(
@@ -59,24 +59,24 @@ def plot(
     causal: bool | None = None,
     **options: Any,
 ) -> Figure:
-    """The picture of an encoding, as a `matplotlib.figure.Figure`.
+    """Draw an encoding, and return a `matplotlib.figure.Figure`.
 
     Args:
-        what: an encoding, of this package or any other; a name from `locant list`; or a `transformers` configuration
-            or the dictionary of a ``config.json``. Trained tables are drawn as they are. A report of `locant.probe` is
-            drawn as what was measured.
-        length: positions to draw, 2 to 4 096; default: enough to see the pattern.
-        theme: for light or dark paper.
-        layer_type: which layers of a configuration, where they differ.
-        seed: of the random tables of an encoding that is given by its name.
-        causal: whether a bias for keys that come later is left out; default: unless the encoding is bidirectional.
-        options: of that encoding. Sizes that are not given are those of a small model. ``scaling`` may also be a
-            name and a factor, such as ``"yarn:8"``, with ``trained``, the trained length, beside it: the wavelengths
-            before and after are drawn.
+        what: an encoding of this package or any other, a name from `locant list`, a `transformers` configuration, or
+            the dictionary of a ``config.json``. Trained tables are drawn as they are. For a report of `locant.probe`,
+            the measurements are drawn.
+        length: the number of positions to draw, 2 to 4 096. Default: enough to see the pattern.
+        theme: a light or a dark background.
+        layer_type: the type of layer in a configuration whose layers differ.
+        seed: the seed of the random tables of an encoding that is given by name.
+        causal: whether to hide the bias of later keys. Default: yes, unless the encoding is bidirectional.
+        options: the options of an encoding that is given by name. The default sizes are those of a small model.
+            ``scaling`` may also be a name and a factor, such as ``"yarn:8"``, with the trained length as ``trained``.
+            Then the wavelengths before and after are drawn.
 
     Raises:
-        RangeError: an unknown name, or an option that the encoding does not take.
-        InputError: a configuration that cannot be read; or matplotlib is not installed.
+        RangeError: a name is unknown, or the encoding does not have an option.
+        InputError: a configuration cannot be read, or matplotlib is not installed.
 
     >>> figure = plot("alibi", num_heads=2, length=16)
     >>> figure.axes[0].get_xlabel()
@@ -101,27 +101,30 @@ def draw(
     encoding: PositionEncoding, *, length: int | None = None, theme: Theme = LIGHT, trained: int | None = None,
     causal: bool | None = None, untrained: bool = False,
 ) -> Figure:  # fmt: skip
-    """The picture of what each method of this encoding does, below one another.
+    """Draw the effect of each method of this encoding, one below the other.
 
-    `trained` is the trained length, for scalings without one; what learns is `untrained` where nothing was learned yet.
+    `trained` is the trained length, for scalings without one. With `untrained`, the titles of encodings with parameters
+    state that they are untrained.
     """
-    usual = default_length(encoding)
-    length = usual if length is None else whole("length", length, 2, MAX_LENGTH, remedy=Remedy(length=usual))
-    parts = _drawings(encoding, trained, causal)
-    heights = [height for _, height in parts]
+    default = default_length(encoding)
+    length = default if length is None else whole("length", length, 2, MAX_LENGTH, remedy=Remedy(length=default))
+    drawings = _drawings(encoding, trained, causal)
+    heights = [height for _, height in drawings]
     figure = theme.blank(11.5, sum(heights))
-    places = figure.subfigures(len(parts), 1, height_ratios=heights, squeeze=False)[:, 0] if parts[1:] else [figure]
-    for place, (drawing, _) in zip(places, parts, strict=True):
-        drawing(place, encoding, length, theme)
+    parts = [figure]
+    if drawings[1:]:
+        parts = figure.subfigures(len(drawings), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for part, (drawing, _) in zip(parts, drawings, strict=True):
+        drawing(part, encoding, length, theme)
         if untrained and [*encoding.parameters()]:
-            theme.entitle(place, f"{place.get_suptitle()}, untrained")
+            theme.entitle(part, f"{part.get_suptitle()}, untrained")
     return figure
 
 
 def default_length(encoding: PositionEncoding) -> int:
-    """Enough positions to see the pattern: for T5, past the distance from which all are one."""
-    past = getattr(encoding, "max_distance", 0) * 3 // 2 if bias.has_buckets(encoding) else SIZES["max_seq_len"]
-    return max(2, min(past, MAX_LENGTH))
+    """Return enough positions to see the pattern: for T5, more than the distance from which all share one bucket."""
+    length = getattr(encoding, "max_distance", 0) * 3 // 2 if bias.has_buckets(encoding) else SIZES["max_seq_len"]
+    return max(2, min(length, MAX_LENGTH))
 
 
 def encoding_to_draw(
@@ -133,17 +136,17 @@ def encoding_to_draw(
     trained: int = TRAINED,
     **options: Any,
 ) -> PositionEncoding:
-    """A fresh encoding of this name or class; sizes that are not given are `SIZES`.
+    """Return a new encoding of this name or class. The default sizes are `SIZES`.
 
-    One for grids is for tokens in one row where a length is given.
+    With a length, an encoding for grids is built for tokens in one row.
     """
     kind = find(name) if isinstance(name, str) else name
     sizes = {**SIZES, **({} if length is None else {"max_seq_len": length})}
     if isinstance(scaling, str):
-        takes = inspect.signature(kind).parameters
-        if "scaling" not in takes:
+        parameters = inspect.signature(kind).parameters
+        if "scaling" not in parameters:
             raise RangeError(f"got a scaling for {name}, which has no frequencies to scale", "plot('rotary', ...)")
-        base = options.get("base", takes["base"].default)
+        base = options.get("base", parameters["base"].default)
         width = options.get("rotary_dim", options.get("head_dim", sizes["head_dim"]))
         scaling = scaling_by_name(scaling, trained, width, base)
     if scaling is not None:
@@ -157,9 +160,9 @@ def encoding_to_draw(
 
 @contextmanager
 def seeded(seed: int) -> Generator[None]:
-    """What is built inside draws the same random numbers each time, also beside other threads.
+    """Seed `torch.nn`'s random numbers inside the block, even if other threads use this function, too.
 
-    The generator that `torch.nn` draws from is the process's: it is put back afterwards.
+    `torch.nn` uses the generator of the process, whose state is restored afterwards.
     """
     with _SEEDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -169,19 +172,19 @@ def seeded(seed: int) -> Generator[None]:
 def _drawings(encoding: PositionEncoding, trained: int | None, causal: bool | None) -> list[tuple[Drawing, float]]:
     if not isinstance(getattr(encoding, "scaling", Unscaled()), Unscaled):
         return [(partial(rotate.draw_scaled, trained=trained), 4.4)]
-    by_door: dict[str, tuple[Drawing, float]] = {}
-    for door, property_, drawing, height in DRAWINGS:
-        is_ours = getattr(type(encoding), door).__module__.startswith("locant.")
-        if door not in encoding.doors() or (drawing is rotate.draw_rotated and not rotate.rotates(encoding)):
+    by_method: dict[str, tuple[Drawing, float]] = {}
+    for method, attribute, drawing, height in DRAWINGS:
+        is_ours = getattr(type(encoding), method).__module__.startswith("locant.")
+        if method not in encoding.doors() or (drawing is rotate.draw_rotated and not rotate.rotates(encoding)):
             continue
-        if not property_ or (is_ours and hasattr(encoding, property_)):
+        if not attribute or (is_ours and hasattr(encoding, attribute)):
             drawing = partial(drawing, causal=causal) if drawing is bias.draw_bias else drawing
-            by_door.setdefault(door, (drawing, height))
-    return list(by_door.values()) or [(bias.draw_nothing, 5.6)]
+            by_method.setdefault(method, (drawing, height))
+    return list(by_method.values()) or [(bias.draw_nothing, 5.6)]
 
 
 def draw_explanation(explanation: Explanation, config: Mapping[str, Any], name: str) -> Figure:
-    """The wavelengths of a rotary model, one row per kind of layer; other encodings as `locant.plot` does."""
+    """Draw the wavelengths of a rotary model, one row per type of layer. Draw other encodings like `locant.plot`."""
     rotary = [(layers.name, layers.rotary) for layers in explanation.layers if layers.rotary is not None]
     if not rotary:
         encoding = encoding_from_config(with_defaults(config), layer_type=explanation.layers[0].name)
@@ -195,11 +198,11 @@ def draw_explanation(explanation: Explanation, config: Mapping[str, Any], name: 
         )
         for kind, one in rotary
     ]
-    return rotate.draw_wavelengths(rows, "without a scaling", "as it is")
+    return rotate.draw_wavelengths(rows, "without scaling", "with scaling")
 
 
 def draw_extension(extension: Extension, name: str) -> Figure:
-    """The wavelengths before and after a context was extended."""
+    """Draw the wavelengths before and after the extension of a context."""
     title = f"{name}: {extension.trained:,} to {extension.to:,} positions by {extension.method}"
     marks = {"trained": extension.trained, "longest": extension.to}
     return rotate.draw_wavelengths([rotate.Wavelengths(title, *extension.wavelengths, marks)], "before", "after")

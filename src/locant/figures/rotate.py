@@ -1,4 +1,4 @@
-"""Pictures of what rotates queries and keys: angles, what is left of a product, scalings, and what `probe` measured."""
+"""Pictures of rotations of queries and keys: angles, products by distance, scalings, and measurements of `probe`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 LEAST = 1e-9
-"""What is drawn of no error at all, on a scale of powers of ten."""
+"""The value that is drawn for an error of zero, on a logarithmic scale."""
 Lengths = list[float | None]
 NUM_CURVES = 5
 
 
 def draw_rotary(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme) -> None:
-    """The angle of every pair, its cosine, the cosine of a few pairs as curves, and the mean over all pairs."""
+    """Draw the angle of every pair, its cosine, the cosine of a few pairs as curves, and the mean over all pairs."""
     cos, sin = (each[0].numpy() for each in encoding.cos_sin(Positions.arange(length)))
     (top, middle, bottom), (side, middle_side, key) = _rows_with_sides(part, (3.0, 3.0, 2.6))
     title = "The angle by which each pair of dimensions is rotated"
@@ -41,12 +41,12 @@ def draw_rotary(part: Figure | SubFigure, encoding: Any, length: int, theme: The
     if encoding.rotary_dim < encoding.head_dim:
         size = f"{encoding.rotary_dim} of {encoding.head_dim} dimensions"
     theme.entitle(part, f"Rotary positions (RoPE), {size}, base {spell(encoding.base, 10)}")
-    theme.heat_map(middle, cos.T, SIGNED, -1.0, 1.0, "Its cosine", "", "pair", "cosine", cax=middle_side)
+    theme.heat_map(middle, cos.T, SIGNED, -1.0, 1.0, "The cosine of the angle", "", "pair", "cosine", cax=middle_side)
     _pairs(bottom, key, cos.T, encoding, theme, "position, or distance of query and key (tokens)", "cosine")
 
 
 def draw_xpos(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme) -> None:
-    """What is left of each pair's part of q . k at every distance: it oscillates, and it fades."""
+    """Draw the product of each pair at every distance, which oscillates and fades."""
     frequency = np.array([float(each) for each in encoding.angles.frequencies])[:, None]
     fading = encoding.fading.on(torch.device("cpu")).numpy()[:, None]
     distance = np.arange(length)
@@ -54,55 +54,57 @@ def draw_xpos(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme
     (top, bottom), (side, key) = _rows_with_sides(part, (3.0, 2.6))
     sizes = f"head_dim {encoding.head_dim}, base {spell(encoding.base, 10)}, scale base {spell(encoding.scale_base)}"
     theme.entitle(part, f"xPos, {sizes}")
-    words = "What is left of each pair's product", "", "pair", "share of the pair's product"
-    theme.heat_map(top, product, SIGNED, -1.0, 1.0, *words, cax=side)
-    _pairs(bottom, key, product, encoding, theme, "distance of query and key (tokens)", "share")
+    labels = "Each pair's product, relative to distance 0", "", "pair", "relative product"
+    theme.heat_map(top, product, SIGNED, -1.0, 1.0, *labels, cax=side)
+    _pairs(bottom, key, product, encoding, theme, "distance of query and key (tokens)", "relative product")
 
 
 def draw_rotated(part: Figure | SubFigure, encoding: PositionEncoding, length: int, theme: Theme) -> None:
-    """A query of ones, rotated to every position; and its product with a key of ones at every distance."""
+    """Draw a query of ones, rotated to every position, and its product with a key of ones at every distance."""
     width = getattr(encoding, "head_dim", SIZES["head_dim"])
-    ones = torch.ones(1, num_heads_of(encoding), length, width)  # of heads that differ, the first is drawn
+    ones = torch.ones(1, num_heads_of(encoding), length, width)  # if heads differ, the first is drawn
     with torch.no_grad():
-        q, k = (x[0, 0].float() for x in encoding.rotate(ones, ones.clone(), _read(encoding, length)))
+        q, k = (
+            x[0, 0].float() for x in encoding.rotate(ones, ones.clone(), _positions_with_features(encoding, length))
+        )
     left, right = part.subplots(1, 2)
     reach = float(q.abs().max())
-    words = "A query of ones, rotated", "position (tokens)", "dimension", "value"
-    theme.heat_map(left, q.numpy().T, SIGNED, -reach, reach, *words)
+    labels = "A query of ones, rotated", "position (tokens)", "dimension", "value"
+    theme.heat_map(left, q.numpy().T, SIGNED, -reach, reach, *labels)
     theme.curve(right, (k.flip(0) @ q[-1] / width).numpy(), 0)
     theme.dress(right, title="Its product with a key of ones", x="distance (tokens)", y="q · k / head_dim", grid=True)
     theme.entitle(part, f"{type(encoding).__name__}, head_dim {width}")
 
 
-def _read(encoding: PositionEncoding, length: int) -> Positions:
-    """The first positions, with what is read of tokens of different contents."""
+def _positions_with_features(encoding: PositionEncoding, length: int) -> Positions:
+    """Return the first `length` positions with the features of random tokens."""
     tokens = torch.randn(1, length, getattr(encoding, "d_model", 1), generator=torch.Generator().manual_seed(0))
     return encoding.read(tokens, Positions.arange(length))
 
 
 def rotates(encoding: PositionEncoding) -> bool:
-    """Whether queries and keys come out as anything else: Inkling's do not without a temperature."""
+    """Return whether `rotate` changes queries or keys. Inkling's does not without a temperature."""
     q, k = torch.ones(2, 1, num_heads_of(encoding), 1, getattr(encoding, "head_dim", SIZES["head_dim"]))
-    rotated = encoding.rotate(q, k, _read(encoding, 1))
+    rotated = encoding.rotate(q, k, _positions_with_features(encoding, 1))
     return rotated[0] is not q or rotated[1] is not k
 
 
 def draw_by_class(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme) -> None:
-    """The product of a query of ones with a key of ones, for every pair, and for the last query."""
+    """Draw the product of a query of ones with a key of ones, for every pair of tokens and for the last query."""
     ones = torch.ones(1, 1, length, encoding.head_dim)
     with torch.no_grad():
         product = products(encoding.pair_classes(Positions.arange(length)), ones, ones)[0, 0].numpy()
     product = product / encoding.head_dim
     left, right = part.subplots(1, 2)
-    words = "The product of ones, of every pair", "key", "query", "q · k / head_dim"
-    theme.heat_map(left, product, SIGNED, -1.0, 1.0, *words)
+    labels = "Product of a query and a key of ones", "key", "query", "q · k / head_dim"
+    theme.heat_map(left, product, SIGNED, -1.0, 1.0, *labels)
     theme.curve(right, product[-1, ::-1], 0)
     theme.dress(right, title="For the last query", x="distance (tokens)", y="q · k / head_dim", grid=True)
     theme.entitle(part, f"{type(encoding).__name__}, head_dim {encoding.head_dim}")
 
 
 def _pairs(axes: Axes, key: Axes, by_pair: np.ndarray, encoding: Any, theme: Theme, x: str, y: str) -> None:
-    """A few pairs as curves, and the mean of all: what is left of the product of two vectors of ones."""
+    """Draw a few pairs as curves, and the mean of all pairs: the product of two vectors of ones."""
     count = len(by_pair)
     for number, pair in enumerate(sorted({step * (count // 2) // (NUM_CURVES - 1) for step in range(NUM_CURVES)})):
         label = f"{pair}: {wavelength_text(float(encoding.angles.frequencies[pair]))}"
@@ -115,7 +117,7 @@ def _pairs(axes: Axes, key: Axes, by_pair: np.ndarray, encoding: Any, theme: The
 
 
 def _rows_with_sides(part: Figure | SubFigure, heights: tuple[float, ...]) -> tuple[Sequence[Axes], Sequence[Axes]]:
-    """Rows over one shared axis of positions, and beside each a place for its colour bar, or below for the legend."""
+    """Return rows of axes that share the axis of positions, and an axes for each row's colour bar or the legend."""
     grid = part.subplots(len(heights), 2, sharex="col", height_ratios=heights, width_ratios=(1, 0.24))
     for side in grid[:, 1]:
         side.axis("off")
@@ -123,7 +125,7 @@ def _rows_with_sides(part: Figure | SubFigure, heights: tuple[float, ...]) -> tu
 
 
 def wavelength_text(frequency: float) -> str:
-    """The wavelength in tokens, with three digits."""
+    """Return the wavelength in tokens, with three digits."""
     if not frequency:
         return "endless"
     length = 2 * math.pi / frequency
@@ -131,7 +133,7 @@ def wavelength_text(frequency: float) -> str:
 
 
 class Wavelengths(NamedTuple):
-    """Wavelengths of all pairs, in positions; ``None`` for a pair that is not rotated. `marks` are lengths by name."""
+    """Wavelengths of all pairs in positions, ``None`` for a pair that is not rotated. `marks` are lengths by name."""
 
     title: str
     before: Lengths
@@ -140,7 +142,7 @@ class Wavelengths(NamedTuple):
 
 
 def draw_wavelengths(rows: Sequence[Wavelengths], *names: str) -> Figure:
-    """For each row, the wavelengths before and after, called by these names, and the ratio of the two."""
+    """Draw, for each row, the wavelengths before and after, with these names as labels, and their ratio."""
     figure = LIGHT.blank(10.5, 0.6 + 3.6 * len(rows))
     for row, axes in zip(rows, figure.subplots(len(rows), 2, squeeze=False, width_ratios=(3, 2)), strict=True):
         _draw_row(row, axes, names, LIGHT)
@@ -148,9 +150,9 @@ def draw_wavelengths(rows: Sequence[Wavelengths], *names: str) -> Figure:
 
 
 def draw_scaled(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme, trained: int | None = None) -> None:
-    """A scaled rotary encoding beside the same without its scaling.
+    """Draw the wavelengths of a scaled rotary encoding and of the same encoding without scaling.
 
-    Where frequencies depend on the length of the sequence, they are those at factor x trained length.
+    Frequencies that depend on the length of the sequence are drawn for factor x trained length.
     """
     scaling, name = encoding.scaling, type(encoding.scaling).__name__
     factor = getattr(scaling, "factor", None)
@@ -163,16 +165,16 @@ def draw_scaled(part: Figure | SubFigure, encoding: Any, length: int, theme: The
     )
     marks = {name: mark for name, mark in (("trained", trained), ("scaled to", longest)) if mark}
     row = Wavelengths("Wavelength of each pair of dimensions", before, after, marks)
-    named = name if factor is None else f"{name}, factor {spell(factor)}"
-    theme.entitle(part, f"RoPE, head_dim {encoding.head_dim}, base {spell(encoding.base, 10)}: {named}")
-    _draw_row(row, part.subplots(1, 2, width_ratios=(3, 2)), ("without the scaling", name), theme)
+    description = name if factor is None else f"{name}, factor {spell(factor)}"
+    theme.entitle(part, f"RoPE, head_dim {encoding.head_dim}, base {spell(encoding.base, 10)}: {description}")
+    _draw_row(row, part.subplots(1, 2, width_ratios=(3, 2)), ("without scaling", name), theme)
 
 
 def _draw_row(row: Wavelengths, axes: Sequence[Axes], names: Sequence[str], theme: Theme) -> None:
     left, right = axes
     for number, (name, waves) in enumerate(zip(names, (row.before, row.after), strict=True)):
-        if still := waves.count(None):
-            name = f"{name}; {still} pairs are not rotated"
+        if num_fixed := waves.count(None):
+            name = f"{name}; {num_fixed} pairs are not rotated"
         theme.curve(left, [math.nan if wave is None else wave for wave in waves], number, label=name)
     left.set_yscale("log")
     theme.dress(left, title=row.title, x="pair of dimensions", y="wavelength (positions)", grid=True)
@@ -189,7 +191,7 @@ def _draw_row(row: Wavelengths, axes: Sequence[Axes], names: Sequence[str], them
 
 
 def draw_report(report: Report, theme: Theme = LIGHT) -> Figure:
-    """Frequencies and errors of what rotates; the slopes of a linear bias."""
+    """Draw the frequencies and errors of a rotation, or the slopes of a linear bias."""
     if isinstance(report, BiasReport) and report.slopes is not None:
         figure = theme.blank(6.0, 3.8)
         axes, (color, _, marker) = figure.subplots(), theme.stroke(0)
@@ -201,7 +203,7 @@ def draw_report(report: Report, theme: Theme = LIGHT) -> Figure:
         _draw_frequencies(left, report, theme)
         _draw_errors(right, report, theme)
     else:
-        got = f"got a report on {report.subject}, which neither turns pairs nor falls linearly with the distance"
+        got = f"got a report on {report.subject}, which neither rotates pairs nor adds a linear bias"
         raise InputError(got, "print(report)")
     theme.entitle(figure, f"{report.subject}: {report.encoding or 'no encoding of locant'}")
     return figure
@@ -210,10 +212,10 @@ def draw_report(report: Report, theme: Theme = LIGHT) -> Figure:
 def _draw_frequencies(axes: Axes, report: RotationReport, theme: Theme) -> None:
     for axis in range(report.axes):
         blocks = enumerate(report.queries.blocks)
-        if turning := [(pair, abs(turn)) for pair, block in blocks if (turn := block.frequencies[axis])]:
+        if points := [(pair, abs(value)) for pair, block in blocks if (value := block.frequencies[axis])]:
             color, _, marker = theme.stroke(axis)
             label = f"axis {axis}" if report.axes > 1 else "measured"
-            axes.plot(*zip(*turning, strict=True), color=color, marker=marker, linestyle="", markersize=4, label=label)
+            axes.plot(*zip(*points, strict=True), color=color, marker=marker, linestyle="", markersize=4, label=label)
     axes.set_yscale("log")
     theme.dress(axes, title="Frequency of each pair", x="pair of dimensions", y="radians per position", grid=True)
     theme.legend(axes, loc="upper right")
@@ -222,7 +224,9 @@ def _draw_frequencies(axes: Axes, report: RotationReport, theme: Theme) -> None:
 def _draw_errors(axes: Axes, report: RotationReport, theme: Theme) -> None:
     color, line, marker = theme.stroke(0)
     values = [max(error, LEAST) for error in report.errors.values()]
-    axes.plot([*report.errors], values, color=color, linestyle=line, marker=marker, markersize=4, label="as it is")
+    axes.plot(
+        [*report.errors], values, color=color, linestyle=line, marker=marker, markersize=4, label="without a cast"
+    )
     for number, (dtype, (error, _)) in enumerate(report.casts.items(), 1):
         color, line, _ = theme.stroke(number)
         axes.axhline(max(error, LEAST), color=color, linestyle=line, label=f"cast to {dtype}, up to 4,097")

@@ -1,8 +1,7 @@
-"""Attention scores by what an encoding does to them, in numbers: pictures of matplotlib and of the browser draw these.
+"""Compute how an encoding changes attention scores. Pictures of matplotlib and of the browser draw these numbers.
 
-Contents are random vectors of one length, the projections of a model are left out, and a score is
-``q . k / sqrt(head_dim)`` after `embed` and `rotate`, plus what `bias` adds: every encoding, whatever it uses, on one
-scale.
+Contents are random vectors of the same length, without the projections of a model. A score is
+``q . k / sqrt(head_dim)`` after `embed` and `rotate`, plus the result of `bias`. So all encodings have the same scale.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from locant.positions.base import reads_hidden_states
 from locant.positions.rotary_by_class import products
 
 FREE_HEADS = 4
-"""Of an encoding that does not say how many it has."""
+"""The number of heads of an encoding that works for any number."""
 
 TAILS = (0.1, 0.9)
 
 
 class Scores(NamedTuple):
-    """By distance: the mean over random contents, and between what eight of ten scores are."""
+    """Scores by distance: the mean over random contents, and the limits of the middle 80 % of scores."""
 
     mean: Float[np.ndarray, " distances"]
     low: Float[np.ndarray, " distances"]
@@ -37,7 +36,7 @@ class Scores(NamedTuple):
 
 
 def num_heads_of(encoding: PositionEncoding) -> int:
-    """How many heads its bias has, or how many it rotates differently."""
+    """Return the number of heads of the bias, or the number of heads with different rotations."""
     for heads in (getattr(encoding, name, None) for name in ("groups", "heads")):
         if isinstance(heads, Sized):
             return len(heads)
@@ -45,9 +44,9 @@ def num_heads_of(encoding: PositionEncoding) -> int:
 
 
 def with_random_tables(encoding: PositionEncoding) -> PositionEncoding:
-    """A copy in which tables that begin as zeros hold random numbers, as if something had been learned.
+    """Return a copy in which tables that begin as zeros contain random numbers, as after training.
 
-    What only rotates begins as a rotation, and is the copy as it is.
+    The copy of an encoding that only rotates has no changes.
     """
     encoding, generator = copy.deepcopy(encoding), torch.Generator().manual_seed(0)
     if {*encoding.doors()} <= {"rotate", "unrotate"}:
@@ -61,9 +60,9 @@ def with_random_tables(encoding: PositionEncoding) -> PositionEncoding:
 def bias_map(
     encoding: PositionEncoding, length: int, seed: int = 0, positions: Positions | None = None
 ) -> Float[np.ndarray, "heads query key"]:
-    """The bias, for random queries, keys and hidden states: most encodings ask them for their shapes only.
+    """Return the bias for random queries, keys and hidden states. Most encodings only use their shapes.
 
-    `positions` are those of as many tokens; default: 0, 1, 2, ...
+    `positions` are the positions of `length` tokens. Default: 0, 1, 2, ...
     """
     count = num_heads_of(encoding)
     positions = Positions.arange(length) if positions is None else positions
@@ -85,19 +84,19 @@ def score_by_distance(
     draws: int = 32,
     seed: int = 0,
 ) -> Scores:
-    """The score of one query with keys that differ in nothing but their distance to it.
+    """Return the scores of one query with keys that differ only in their distance to it.
 
     Args:
-        distances: how far before the query the keys stand, ascending.
-        alike: the cosine between the contents of query and key, from 0 to 1: the same content.
-        head: whose bias is taken, of those that the encoding has.
-        draws: pairs of contents; each is taken with its opposite, too.
+        distances: the distances of the keys before the query, ascending.
+        alike: the cosine between the contents of query and key, from 0 to 1. 1 means the same content.
+        head: the head of the encoding whose bias is used.
+        draws: the number of pairs of contents. The opposite of each pair is used, too.
     """
     q, k = random_contents(_width(encoding), draws, alike, seed)
     last = int(distances[-1])
-    at, before = Positions.of(torch.tensor([[last]])), Positions.of(torch.from_numpy(last - distances)[None])
-    q, k, bias = _through_doors(encoding, q, k.expand(-1, len(distances), -1), at, before, head)
-    scores = (_products(encoding, q, k, at, before) / math.sqrt(q.shape[-1]) + bias)[:, 0]
+    query, keys = Positions.of(torch.tensor([[last]])), Positions.of(torch.from_numpy(last - distances)[None])
+    q, k, bias = _apply_methods(encoding, q, k.expand(-1, len(distances), -1), query, keys, head)
+    scores = (_products(encoding, q, k, query, keys) / math.sqrt(q.shape[-1]) + bias)[:, 0]
     low, high = torch.quantile(scores, torch.tensor(TAILS, dtype=scores.dtype), dim=0)
     return Scores(scores.mean(0).numpy(), low.numpy(), high.numpy())
 
@@ -111,16 +110,16 @@ def score_map(
     draws: int = 32,
     seed: int = 0,
 ) -> Float[np.ndarray, "query key"]:
-    """The mean score of every query with every key at these positions."""
+    """Return the mean score of every query with every key at these positions."""
     q, k = (each.expand(-1, len(index), -1) for each in random_contents(_width(encoding), draws, alike, seed))
     positions = Positions.of(torch.from_numpy(index)[None])
-    q, k, bias = _through_doors(encoding, q, k, positions, positions, head)
+    q, k, bias = _apply_methods(encoding, q, k, positions, positions, head)
     if encoding.pair_classes(positions) is not None:
         products = _products(encoding, q, k, positions, positions)
         return (products.mean(0) / math.sqrt(q.shape[-1]) + bias.mean(0)).numpy()
-    q, k = (each.transpose(0, 1).reshape(len(index), -1) for each in (q, k))  # the sum over draws within one product
-    scores = 2 * draws
-    return (q @ k.T / (scores * math.sqrt(q.shape[-1] // scores)) + bias.mean(0)).numpy()
+    q, k = (each.transpose(0, 1).reshape(len(index), -1) for each in (q, k))  # one product sums over all draws
+    num_scores = 2 * draws
+    return (q @ k.T / (num_scores * math.sqrt(q.shape[-1] // num_scores)) + bias.mean(0)).numpy()
 
 
 def _width(encoding: PositionEncoding) -> int:
@@ -128,9 +127,9 @@ def _width(encoding: PositionEncoding) -> int:
 
 
 def random_contents(width: int, draws: int, alike: float, seed: int = 0) -> Float[Tensor, "2 scores 1 width"]:
-    """Vectors of length sqrt(width) in random directions, this cosine apart, and their opposites.
+    """Return pairs of vectors of length sqrt(width) in random directions with this cosine, and their opposites.
 
-    With opposites, the mean product of a content and a position is 0: no position is above another by chance.
+    With opposites, the mean product of a content and a position is 0, so that no position is higher by chance.
     """
     q, other = torch.randn(2, draws, 1, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     q = q / q.norm(dim=-1, keepdim=True)
@@ -141,11 +140,11 @@ def random_contents(width: int, draws: int, alike: float, seed: int = 0) -> Floa
 
 
 @torch.no_grad()
-def _through_doors(
+def _apply_methods(
     encoding: PositionEncoding, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions, head: int
 ) -> tuple[Float[Tensor, "draws query width"], Float[Tensor, "draws key width"], Float[Tensor, "#draws #query #key"]]:
-    """Queries and keys embedded and rotated, and the bias of a head, in the order of a model's calls."""
-    if reads_hidden_states(encoding):  # tokens of one content, also those between the ones that are shown
+    """Return queries and keys after `embed` and `rotate`, and the bias of a head, in the order of a model's calls."""
+    if reads_hidden_states(encoding):  # all tokens have one content, including tokens that are not shown
         length = 1 + int(max(positions.index.max(), k_positions.index.max()))
         tokens = encoding.read(q[:1, :1].expand(-1, length, -1), Positions.arange(length))
         positions, k_positions = tokens.select(positions.index[0]), tokens.select(k_positions.index[0])
@@ -154,18 +153,18 @@ def _through_doors(
     head = min(head, heads - 1)
     all_q, all_k = q.expand(-1, heads, -1, -1), k.expand(-1, heads, -1, -1)
     bias = encoding.bias(all_q, all_k, positions, k_positions)
-    if hasattr(encoding, "num_heads") or hasattr(encoding, "groups"):  # it may rotate each differently
+    if hasattr(encoding, "num_heads") or hasattr(encoding, "groups"):  # heads may have different rotations
         q, k = (each[:, [head]] for each in encoding.rotate(all_q, all_k, positions, k_positions))
     else:
         q, k = encoding.rotate(q, k, positions, k_positions)
-    added = torch.zeros(1, 1, 1) if bias is None else bias[:, head].to(q.dtype)
-    return q[:, 0], k[:, 0], added
+    head_bias = torch.zeros(1, 1, 1) if bias is None else bias[:, head].to(q.dtype)
+    return q[:, 0], k[:, 0], head_bias
 
 
 def _products(
     encoding: PositionEncoding, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions
 ) -> Float[Tensor, "draws query key"]:
-    """``q . k``; of pairs that are rotated by their class, 0 where the key comes later."""
+    """Return ``q . k``. If pairs are rotated by class, the product is 0 for later keys."""
     if (classes := encoding.pair_classes(positions, k_positions)) is not None:
         return products(classes, q[:, None], k[:, None])[:, 0]
     return q @ k.mT

@@ -1,1 +1,1 @@
-"""Pure functions on tensors, one folder per operation: a plain reference, and its fast forms."""
+"""Pure functions on tensors, one folder per operation: a plain reference and faster implementations."""

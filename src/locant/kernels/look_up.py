@@ -1,8 +1,8 @@
-"""Reading rows of a trained table, with a gradient that is summed in float32 however narrow the table is.
+"""Read rows of a trained table, with a gradient that is summed in float32 for every dtype of the table.
 
-torch sums the gradient of a 16-bit table in 16 bits. A row that is read often then stops growing as soon as the next
-addend is less than half of its last bit, which happens at 256 for ones in bfloat16. Here every gradient is summed in
-float32 and rounded once. torch itself reads tables in float32 and float64, and tables that are not trained.
+torch sums the gradient of a 16-bit table in 16 bits. The sum of a row that is read often stops growing as soon as the
+next addend is less than half of its last bit, which happens at 256 for ones in bfloat16. Here every gradient is summed
+in float32 and rounded once. Tables in float32 and float64, and tables without training, use torch's own function.
 """
 
 from __future__ import annotations
@@ -31,5 +31,5 @@ def look_up(
     is_plain = type(table) in (Tensor, nn.Parameter) and table.device.type == "cpu"
     if not is_plain or is_transformed or in_forward_mode() or torch.compiler.is_compiling():
         return F.embedding(ids, table.float(), padding_idx).to(table.dtype)  # a compiler does not convert all rows
-    used, places = torch.unique(ids, return_inverse=True)
-    return F.embedding(places, F.embedding(used, table, padding_idx).float()).to(table.dtype)
+    unique_ids, indices = torch.unique(ids, return_inverse=True)
+    return F.embedding(indices, F.embedding(unique_ids, table, padding_idx).float()).to(table.dtype)

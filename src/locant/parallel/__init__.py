@@ -1,7 +1,7 @@
-"""More than one device: tables whose rows are split over the ranks of a mesh, rows whose tokens are.
+"""More than one device: token tables with rows split over the ranks of a mesh, and rows of tokens split over ranks.
 
-A bias for the heads of one rank comes from an encoding's ``head_slice``. Nothing here starts processes or process
-groups; they are those of `torch.distributed`.
+An encoding's ``head_slice`` gives a bias for the heads of one rank. This package does not start processes or process
+groups. It uses the process groups of `torch.distributed`.
 """
 
 from locant.parallel.context import attend as attend

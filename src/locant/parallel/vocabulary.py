@@ -1,19 +1,19 @@
-"""Token tables split over the ranks of a mesh, each rank with an equal run of rows.
+"""Token tables split over the ranks of a mesh, with the same number of consecutive rows on each rank.
 
-torch's own `RowwiseParallel` takes an `nn.Embedding` and nothing else; it fails where a rank is left without a row
-(five rows on four ranks), and hands every rank the gradient of the whole table. Here each rank looks up the rows that
-it has, and the parts are added up: the output is that of one rank, bit for bit, and so is each rank's part of the
-gradient, which is as large as its part of the table.
+torch's own `RowwiseParallel` only supports `nn.Embedding`. It fails if a rank has no row (five rows on four ranks), and
+it gives every rank the gradient of the whole table. Here each rank looks up its own rows, and the results are summed.
+The output has the same bits as on one rank. Each rank's part of the gradient has the same bits, too, and is as large as
+the rank's part of the table.
 
-The padding row is a number of the whole table. A rank that took it for a row of its own part would starve another
-token on every rank, so it is translated here, once, and only the rank that has the row knows of it.
+The padding row is an index into the whole table. If every rank used it as an index into its own part, another token on
+each rank would get no gradient. So it is converted once, and only the rank with this row uses it.
 
-Gradients of such a table stand beside plain ones, or others on another mesh (FSDP). torch adds up norms, and steps many
-parameters at once, only where all are of one kind ("got mixed torch.Tensor and DTensor"): `clip_grad_norm_` and
-`parameter_groups` take them apart.
+A model has gradients of such a table, plain gradients, and perhaps gradients on another mesh (FSDP). torch sums norms
+and steps many parameters at once only if all are of one kind ("got mixed torch.Tensor and DTensor"). `clip_grad_norm_`
+and `parameter_groups` separate the kinds.
 
-Cost: one all-reduce of ``batch x seq x d_model`` forward, none backward; for the tied head an all-gather of the logits
-forward and an all-reduce of ``batch x seq x d_model`` backward.
+Cost: one all-reduce of ``batch x seq x d_model`` forward, none backward. The tied head needs an all-gather of the
+logits forward and an all-reduce of ``batch x seq x d_model`` backward.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from locant.kernels.look_up import look_up
 
 
 class VocabularyParallel(ParallelStyle):
-    """Splits the table of a `TokenEmbedding` by rows, for `parallelize_module`.
+    """Split the table of a `TokenEmbedding` by rows, for `parallelize_module`.
 
-    Ids and vectors are the same on every rank of the mesh, and so are outputs and logits. The table may have any
-    number of rows. Its weight becomes a `DTensor`, so distributed checkpoints work as for any other; gradients beside
-    plain ones are clipped by `clip_grad_norm_`, and stepped in `parameter_groups`. The table is drawn or loaded before
-    or after (on the meta device, and ``reset_parameters``).
+    Ids, input vectors, outputs and logits are the same on every rank of the mesh. The table may have any number of
+    rows. Its weight becomes a `DTensor`, so that distributed checkpoints work as for any other weight. In a model that
+    also has plain gradients, clip with `clip_grad_norm_` and step with `parameter_groups`. Initialize or load the table
+    before or after the split (with the meta device and ``reset_parameters``).
 
     Resize a table before it is split, and reset it before anything else (such as FSDP) splits it further.
 
@@ -68,7 +68,7 @@ class VocabularyParallel(ParallelStyle):
             raise LocantError(got, "parallelize_module(model, mesh, {'embedding.token': VocabularyParallel()})")
         if device_mesh.ndim != 1:
             got = f"got a mesh of {device_mesh.ndim} dimensions, a table is split over one"
-            raise ShapeError(got, "the part for tensor parallelism, mesh['tp']")
+            raise ShapeError(got, "pass the submesh for tensor parallelism, mesh['tp']")
         weight = distribute_tensor(token.weight, device_mesh, [Shard(0)], src_data_rank=self.src_data_rank)
         token.weight = nn.Parameter(weight, requires_grad=token.weight.requires_grad)
         token.table = SplitTable()
@@ -76,46 +76,46 @@ class VocabularyParallel(ParallelStyle):
 
 
 class SplitTable(Table):
-    """Reads and writes a table whose rows are split over a mesh."""
+    """A table whose rows are split over a mesh."""
 
     def rows(
         self, weight: Tensor, ids: Integer[Tensor, "*batch"], padding_idx: int | None, deferred: DeferredErrors
     ) -> Float[Tensor, "*batch d_model"]:
-        return rows_of(ids, weight, "TokenEmbedding", "vocab_size", deferred, padding_idx, read=_rows_of_all_ranks)
+        return rows_of(ids, weight, "TokenEmbedding", "vocab_size", deferred, padding_idx, read=_look_up_on_all_ranks)
 
     def logits(self, weight: Tensor, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab_size"]:
-        split = _split(weight)
-        everywhere = DTensor.from_local(x, split.device_mesh, [Replicate()])
-        logits = cast(DTensor, F.linear(everywhere, split))
+        split = _require_split(weight)
+        replicated = DTensor.from_local(x, split.device_mesh, [Replicate()])
+        logits = cast(DTensor, F.linear(replicated, split))
         return logits.redistribute(placements=[Replicate()]).to_local()
 
     def draw(self, weight: Tensor, fill: Fill, padding_idx: int | None) -> None:
-        """Draws the parts of all ranks in turn and keeps its own.
+        """Draw the parts of all ranks in order and keep only this rank's part.
 
-        Ranks with one seed end with slices of one table and go on in step; a draw for each part alone would give them
-        all the same rows, as torch does for split tensors on CPUs.
+        Ranks with the same seed get slices of one table, and their generators stay equal. A draw of only its own part
+        would give every rank the same rows, as torch does for split tensors on CPUs.
         """
-        part = LocalRows.of(_split(weight))
+        part = LocalRows.of(_require_split(weight))
         for first in range(0, weight.shape[0], part.size):
-            drawn = fill(part.rows.new_empty(min(part.size, weight.shape[0] - first), weight.shape[1]))
+            rows = fill(part.rows.new_empty(min(part.size, weight.shape[0] - first), weight.shape[1]))
             if first == part.first:
-                part.rows.copy_(drawn)
-        if (place := part.place(padding_idx)) is not None:
-            part.rows[place].zero_()
+                part.rows.copy_(rows)
+        if (index := part.local_index(padding_idx)) is not None:
+            part.rows[index].zero_()
 
     def longer(self, weight: Tensor, num_rows: int) -> Float[Tensor, "num_rows d_model"]:
-        got = f"got {num_rows} rows for a table that is split, whose rows would change their rank"
-        raise LocantError(got, "resize() before parallelize_module")
+        got = f"got {num_rows} rows for a table that is split, whose rows would move to another rank"
+        raise LocantError(got, "call resize() before parallelize_module")
 
 
 @dataclass(frozen=True)
 class LocalRows:
-    """The rows of a table that are on this rank; the last ranks may have fewer than others, or none."""
+    """The rows of a table on this rank. The last ranks may have fewer rows than others, or no rows."""
 
     first: int
-    """The number, in the whole table, of the first row here."""
+    """The index of this rank's first row in the whole table."""
     size: int
-    """How many rows every part has, but for the last ones."""
+    """The number of rows on each rank, except for the last ranks."""
     rows: Float[Tensor, "some_rows d_model"]
 
     @classmethod
@@ -127,55 +127,56 @@ class LocalRows:
     def __len__(self) -> int:
         return self.rows.shape[0]
 
-    def place(self, row: int | None) -> int | None:
-        """Where a row of the whole table is here, if it is."""
+    def local_index(self, row: int | None) -> int | None:
+        """Return the local index of a row of the whole table, or ``None`` if this rank does not have it."""
         return row - self.first if row is not None and 0 <= row - self.first < len(self) else None
 
 
-def _split(weight: Tensor) -> DTensor:
+def _require_split(weight: Tensor) -> DTensor:
     if not isinstance(weight, DTensor) or tuple(weight.placements) != (Shard(0),):
-        where = f"placed as {weight.placements}" if isinstance(weight, DTensor) else "of a plain tensor"
+        placement = f"placed as {weight.placements}" if isinstance(weight, DTensor) else "of a plain tensor"
         remedy = (
-            "VocabularyParallel() before other wrappers, and reset_parameters() or logits() where they have it whole"
+            "apply VocabularyParallel() before other wrappers, and call reset_parameters() or logits() before they "
+            "split the table"
         )
-        raise ShapeError(f"got a weight {where}, expected rows split over one mesh dimension", remedy)
+        raise ShapeError(f"got a weight {placement}, expected rows split over one mesh dimension", remedy)
     return weight
 
 
-def _rows_of_all_ranks(
+def _look_up_on_all_ranks(
     ids: Int[Tensor, "*batch"], weight: Tensor, padding_idx: int | None
 ) -> Float[Tensor, "*batch d_model"]:
-    split = _split(weight)
+    split = _require_split(weight)
     part = LocalRows.of(split)
     if len(part):
-        place = ids - part.first
-        elsewhere = (place < 0) | (place >= len(part))
-        rows = look_up(place.masked_fill(elsewhere, 0), part.rows, part.place(padding_idx))
-        rows = rows.masked_fill(elsewhere[..., None], 0)
+        index = ids - part.first
+        is_missing = (index < 0) | (index >= len(part))
+        rows = look_up(index.masked_fill(is_missing, 0), part.rows, part.local_index(padding_idx))
+        rows = rows.masked_fill(is_missing[..., None], 0)
     else:
-        rows = part.rows.sum(0).expand(*ids.shape, -1)  # zeros which keep a gradient, so that all ranks step alike
+        rows = part.rows.sum(0).expand(*ids.shape, -1)  # zeros with a gradient, so that all ranks do the same step
     return DTensor.from_local(rows, split.device_mesh, [Partial()]).redistribute(placements=[Replicate()]).to_local()
 
 
 def parameter_groups(parameters: Iterable[Tensor] | Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The parameters in groups that an optimizer can step at once (``fused=True``, ``foreach=True``), in their order.
+    """Split parameters into groups that an optimizer can step at once (``fused=True``, ``foreach=True``), in order.
 
-    Groups that are given are divided, and keep their settings.
+    Parameter groups as input are split further and keep their settings.
 
     >>> from torch import nn
     >>> model = nn.Linear(4, 4)
     >>> optimizer = torch.optim.AdamW(parameter_groups(model.parameters()), lr=1e-3, foreach=True)
     """
-    given = list(parameters)
-    groups = [x for x in given if isinstance(x, dict)] or [{"params": given}]
-    return [{**group, "params": some} for group in groups for some in _apart(group["params"], lambda x: x.device_mesh)]
+    items = list(parameters)
+    groups = [x for x in items if isinstance(x, dict)] or [{"params": items}]
+    return [{**group, "params": some} for group in groups for some in _group(group["params"], lambda x: x.device_mesh)]
 
 
 def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: Real, norm_type: Real = 2.0) -> Float[Tensor, ""]:
-    """`torch.nn.utils.clip_grad_norm_`, also where plain parameters and DTensors on several meshes meet.
+    """Clip gradients like `torch.nn.utils.clip_grad_norm_`, for plain parameters and DTensors on several meshes.
 
-    Scales all gradients so that their norm, over all parameters and ranks, is at most `max_norm`; returns the norm.
-    What is not a DTensor has to have the same gradient on every rank. All ranks call it together.
+    Scale all gradients so that their norm, over all parameters and ranks, is at most `max_norm`. Return the norm before
+    clipping. Plain tensors must have the same gradient on every rank. All ranks must call this together.
 
     >>> from torch import nn
     >>> model = nn.Linear(4, 1, bias=False)
@@ -188,31 +189,31 @@ def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: Real, norm_type: Rea
     max_norm = real("max_norm", max_norm, low=0, remedy="max_norm=1.0")
     parameters = list(parameters)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norms = [_norm(some, norm_type) for some in _apart(gradients, lambda x: (x.device_mesh, x.placements))]
+    norms = [_norm(group, norm_type) for group in _group(gradients, lambda x: (x.device_mesh, x.placements))]
     total = torch.linalg.vector_norm(torch.stack(norms), norm_type) if norms else torch.zeros(())
-    for group in _apart(parameters, lambda x: x.device_mesh):
+    for group in _group(parameters, lambda x: x.device_mesh):
         clip_grads_with_norm_(group, max_norm, total)
     return total
 
 
 def _norm(gradients: list[Tensor], norm_type: Real) -> Tensor:
-    """Of gradients that are placed alike: the part of this rank, added to those of the others."""
+    """Return the norm over all ranks of gradients with the same placement."""
     first = gradients[0]
     if not isinstance(first, DTensor):
         return get_total_norm(gradients, norm_type)
-    here = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
-    filled = [part for part in here if part.numel()]  # torch knows no largest of none
-    norm = (get_total_norm(filled, norm_type) if filled else here[0].new_zeros(())).double()
-    largest = math.isinf(norm_type)
-    split = Partial("max" if largest else "sum")
+    local = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
+    nonempty = [part for part in local if part.numel()]  # torch cannot compute the maximum of an empty tensor
+    norm = (get_total_norm(nonempty, norm_type) if nonempty else local[0].new_zeros(())).double()
+    is_maximum = math.isinf(norm_type)
+    split = Partial("max" if is_maximum else "sum")
     placements = [Replicate() if placement.is_replicate() else split for placement in first.placements]
-    whole = DTensor.from_local(norm if largest else norm**norm_type, first.device_mesh, placements).full_tensor()
-    return (whole if largest else whole ** (1 / norm_type)).to(first.dtype)
+    total = DTensor.from_local(norm if is_maximum else norm**norm_type, first.device_mesh, placements).full_tensor()
+    return (total if is_maximum else total ** (1 / norm_type)).to(first.dtype)
 
 
-def _apart(tensors: Iterable[Tensor], place: Callable[[DTensor], object]) -> list[list[Tensor]]:
-    """Those of one place in one list, in the order of the first of each; plain tensors have a place of their own."""
-    lists: dict[object, list[Tensor]] = {}
+def _group(tensors: Iterable[Tensor], key: Callable[[DTensor], object]) -> list[list[Tensor]]:
+    """Group tensors by the key of a DTensor, in order of first occurrence. Plain tensors are one more group."""
+    groups: dict[object, list[Tensor]] = {}
     for x in tensors:
-        lists.setdefault(place(x) if isinstance(x, DTensor) else None, []).append(x)
-    return list(lists.values())
+        groups.setdefault(key(x) if isinstance(x, DTensor) else None, []).append(x)
+    return list(groups.values())

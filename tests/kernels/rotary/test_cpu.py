@@ -183,10 +183,10 @@ def test_several_axes_rotate_each_pair_by_its_own(layout: str, pairs: int) -> No
     index = torch.randint(-(2**31) + 1, 2**31, (2, 5, 3))
     axis = torch.randint(3, (pairs,))
     ours = rotated(q, None, index, of._replace(axis_of_pair=axis), layout)[0]
-    first, second = cpu._parts(ours, layout)  # type: ignore[arg-type]
+    first, second = cpu._split_pairs(ours, layout)  # type: ignore[arg-type]
     for which in range(3):
         alone = rotated(q, None, index[..., which], of, layout)[0]
-        for part, expected in zip((first, second), cpu._parts(alone, layout), strict=True):  # type: ignore[arg-type]
+        for part, expected in zip((first, second), cpu._split_pairs(alone, layout), strict=True):  # type: ignore[arg-type]
             assert torch.equal(part[..., axis == which], expected[..., axis == which])
     assert_same_bits(q, None, index, of._replace(axis_of_pair=axis), layout)
 

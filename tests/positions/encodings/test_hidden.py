@@ -219,10 +219,10 @@ def test_mistakes_are_named() -> None:
     with torch.no_grad():
         read = fox.read(torch.zeros(1, 3, D_MODEL), Positions.arange(3))
         cache = StaticKVCache(8, batch=1, kv_heads=HEADS, head_dim=HEAD_DIM)
-        with refuses(LocantError, "encoding=encoding where the cache is made", "read of hidden states"):
+        with refuses(LocantError, "encoding=encoding when creating the cache", "read from hidden states"):
             cache.append(q, q, read)
         cache = StaticKVCache(8, batch=1, kv_heads=HEADS, head_dim=HEAD_DIM, encoding=fox)
-        with refuses(LocantError, "encoding.read(x, positions)", "of which no encoding has read"):
+        with refuses(LocantError, "encoding.read(x, positions)", "without features of hidden states"):
             cache.append(q, q, Positions.arange(3))
     with refuses(LocantError, "with torch.no_grad()", "require a gradient"):
         KVCache().append(q, q, fox.read(torch.zeros(1, 3, D_MODEL), Positions.arange(3)))

@@ -1,4 +1,4 @@
-"""How attention is computed: one file each for eager, sdpa, tiled and flex, with what keeps it from running.
+"""The backends of attention: eager, sdpa, tiled and flex. Each file also states which inputs it does not support.
 
-Which of them runs is decided in `locant.attention.choice`.
+`locant.attention.choice` chooses between them.
 """

@@ -1,12 +1,13 @@
 """Attention with a `Lookup` or `Pairwise` bias: a block of queries and keys at a time, forward and backward.
 
-Any part of such a bias is known by itself, and its gradient is that of the scores: neither has to be held for all of
-them. The bias is asked for one block of some heads, in either direction. The softmax over a row is joined from blocks
-by their log-sum-exp. Scores are float32 at least, and a few times `HELD` of them are all that is held.
+Any part of such a bias can be computed separately, and its gradient is the gradient of the scores. So neither the whole
+bias nor its whole gradient is stored. The forward and the backward pass compute the bias of one block for some heads.
+The log-sum-exps of the blocks combine them to the softmax over a row. Scores are in float32 at least, and only a few
+times `HELD` of them exist at a time.
 
-Where keys are far enough for the bias to be a sum of a number of the query and one of the key (its `far`), the forward
-pass goes through torch's fused kernel: the number of the key is a mask whose rows are all the same memory, and that of
-the query moves the log-sum-exp.
+If keys are so far away that the bias is a sum of a number of the query and a number of the key (its `far`), the forward
+pass uses torch's fused kernel. The numbers of the keys are a mask whose rows are all the same memory, and the number of
+the query is added to the log-sum-exp.
 """
 
 from __future__ import annotations
@@ -28,170 +29,173 @@ from locant.positions.distances import bias_dtype
 from locant.positions.score_bias import Lookup, Pairwise
 
 BLOCK = 256
-"""Queries, and keys, of a block."""
+"""The number of queries, and of keys, in a block."""
 HELD = 2**16
-"""Scores that are held at a time: of as many heads as they suffice for."""
+"""The number of scores to compute at a time. It determines the number of heads."""
 HIDDEN = -1e30
-"""The score of a key that the mask does not allow. A row of them gives no NaN, as infinities would."""
+"""The score of a key that the mask does not allow. A row of infinities would give NaN."""
 FAR_AT_ONCE = 4096
-"""Keys that torch's kernel is given at a time, copied for every head."""
+"""The largest number of keys in a call of torch's kernel. They are copied for every head."""
 SMALLEST = -80.0
-"""The logarithm of the smallest weight in the backward pass: numbers near the end of float32 are slow."""
+"""The smallest logarithm of a weight in the backward pass: arithmetic near the smallest float32 numbers is slow."""
 
-FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # F.scaled_dot_product_attention gives no sums
+FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # this kernel also returns the log-sum-exp
 
-Parted = Lookup | Pairwise
-"""What any part of is known."""
-Numbers = tuple[Parted, AttentionMask, Real, Real | None]
+BlockBias = Lookup | Pairwise
+"""A bias of which any part can be computed separately."""
+Arguments = tuple[BlockBias, AttentionMask, Real, Real | None]
+"""The bias, the mask, the scale and the soft cap."""
 
 
 def attention_by_blocks(inputs: AttentionInputs) -> Attended:
-    """The output and the log-sum-exp of every query, without dropout; on a CPU."""
-    bias = cast("Parted", inputs.bias)
+    """Return the output and the log-sum-exp of every query, without dropout, on a CPU."""
+    bias = cast("BlockBias", inputs.bias)
     tensors = bias.tensors
-    numbers: Numbers = (bias.with_tensors([None] * len(tensors)), inputs.mask, inputs.scale, inputs.softcap)
-    y, lse = _ByBlocks.apply(numbers, inputs.q, inputs.k, inputs.v, *tensors)
+    arguments: Arguments = (bias.with_tensors([None] * len(tensors)), inputs.mask, inputs.scale, inputs.softcap)
+    y, lse = _BlockwiseAttention.apply(arguments, inputs.q, inputs.k, inputs.v, *tensors)
     return Attended(y.to(inputs.q.dtype), lse)
 
 
 class _Block(NamedTuple):
-    """Some keys that one of some queries or more attends to."""
+    """A block of keys to which at least one query of a tile attends."""
 
     keys: slice
     mask: AttentionMask
     hidden: Bool[Tensor, "#batch 1 query key"] | None
-    """What the mask does not allow; ``None`` where it allows all."""
+    """The pairs that the mask does not allow, or ``None`` if it allows all pairs."""
     far: bool
-    """Whether the bias is a sum of a number of the query and one of the key."""
-    bias: Parted
+    """Whether the bias is a sum of a number of the query and a number of the key."""
+    bias: BlockBias
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Some heads of some queries."""
+    """Some heads of a tile of queries."""
 
-    numbers: Numbers
+    arguments: Arguments
     num_heads: int
     heads: slice
     shared: Tensor
-    """The head of the keys for each of them."""
+    """The key head of each of these heads."""
     rows: slice
     q: Float[Tensor, "batch heads query head_dim"]
-    """Times the scale."""
+    """The queries times the scale."""
 
-    def those_of(self, x: Tensor, keys: slice) -> Float[Tensor, "batch heads key _"]:
-        """Keys or values, for each head, in the dtype of the computation."""
+    def select(self, x: Tensor, keys: slice) -> Float[Tensor, "batch heads key _"]:
+        """Return some keys or values for each head, in the dtype of the computation."""
         if x.shape[1] == self.num_heads:
             return x[:, self.heads, keys].to(self.q.dtype)
         return x[:, self.shared, keys].to(self.q.dtype)
 
     def scores(self, k: Tensor, bias: Tensor) -> tuple[Float[Tensor, "batch heads query key"], Tensor | None]:
-        """With the bias; and, over the soft cap, without it."""
-        softcap = self.numbers[3]
+        """Return the scores with the bias, and, if there is a soft cap, the bounded scores over the soft cap."""
+        softcap = self.arguments[3]
         if softcap is None:
             return (self.q @ k.mT).add_(bias), None
         bounded = (self.q / softcap @ k.mT).tanh_()
         return torch.add(bias, bounded, alpha=softcap), bounded
 
-    def attended(self, block: _Block, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The output and the log-sum-exp over the keys of a block."""
-        k_here, v_here = (self.those_of(x, block.keys) for x in (k, v))
+    def attend(self, block: _Block, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the output and the log-sum-exp over the keys of a block."""
+        block_k, block_v = (self.select(x, block.keys) for x in (k, v))
         if block.far:
-            of_query, of_key = block.bias.of_heads(self.heads).of_far()
-            row = None if of_key is None else of_key[:, :, None].to(self.q.dtype).expand(*self.q.shape[:3], -1)
+            query_bias, key_bias = block.bias.of_heads(self.heads).of_far()
+            row = None if key_bias is None else key_bias[:, :, None].to(self.q.dtype).expand(*self.q.shape[:3], -1)
             width = max(self.q.shape[-1], v.shape[-1])
-            y, lse = FLASH(*(_widened(x, width) for x in (self.q, k_here, v_here)), attn_mask=row, scale=1.0)
-            return y[..., : v.shape[-1]], lse if of_query is None else lse + of_query
-        scores, _ = self.scores(k_here, block.bias.of_heads(self.heads).dense())
+            y, lse = FLASH(*(_pad_width(x, width) for x in (self.q, block_k, block_v)), attn_mask=row, scale=1.0)
+            return y[..., : v.shape[-1]], lse if query_bias is None else lse + query_bias
+        scores, _ = self.scores(block_k, block.bias.of_heads(self.heads).dense())
         if block.hidden is not None:
             scores.masked_fill_(block.hidden, HIDDEN)
         weights = torch.softmax(scores, -1)
-        lse = scores.amax(-1) - weights.amax(-1).log()  # the greatest weight is one over the rest's sum
-        return weights @ v_here, lse
+        lse = scores.amax(-1) - weights.amax(-1).log()  # the largest weight is 1 / sum(exp(score - largest score))
+        return weights @ block_v, lse
 
 
-def _widened(x: Tensor, width: int) -> Tensor:
-    """The kernel takes one width for all, and reads a vector as one piece of memory; zeros change no score."""
+def _pad_width(x: Tensor, width: int) -> Tensor:
+    """Pad vectors with zeros, which do not change scores, to one width, and make each contiguous, for the kernel."""
     x = x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _rows(numbers: Numbers, q: Tensor, k: Tensor) -> Iterator[tuple[list[_Block], list[_Rows]]]:
-    """For each tile of queries the blocks of keys, and the heads, a few at a time."""
-    scale = numbers[2]
-    at_once = max(1, HELD // (q.shape[0] * BLOCK * BLOCK))
+def _tiles(arguments: Arguments, q: Tensor, k: Tensor) -> Iterator[tuple[list[_Block], list[_Rows]]]:
+    """Yield, for each tile of queries, the blocks of keys and groups of heads."""
+    scale = arguments[2]
+    num_heads = max(1, HELD // (q.shape[0] * BLOCK * BLOCK))
     shared = torch.arange(q.shape[1]) // (q.shape[1] // k.shape[1])
     for start in range(0, q.shape[2], BLOCK):
         rows = slice(start, min(start + BLOCK, q.shape[2]))
-        wide = q[:, :, rows].to(bias_dtype(q)) * scale
-        parts = [slice(head, min(head + at_once, q.shape[1])) for head in range(0, q.shape[1], at_once)]
-        heads = [_Rows(numbers, q.shape[1], part, shared[part], rows, wide[:, part]) for part in parts]
-        yield _blocks(numbers, rows), heads
+        scaled_q = q[:, :, rows].to(bias_dtype(q)) * scale
+        groups = [slice(head, min(head + num_heads, q.shape[1])) for head in range(0, q.shape[1], num_heads)]
+        parts = [_Rows(arguments, q.shape[1], heads, shared[heads], rows, scaled_q[:, heads]) for heads in groups]
+        yield _blocks(arguments, rows), parts
 
 
-def _blocks(numbers: Numbers, rows: slice) -> list[_Block]:
-    """The blocks of keys that these queries attend to."""
-    bias, mask, _, softcap = numbers
+def _blocks(arguments: Arguments, rows: slice) -> list[_Block]:
+    """Return the blocks of keys to which these queries attend."""
+    bias, mask, _, softcap = arguments
     tile, keys = mask.tile(rows.start, rows.stop)
     blocks: list[_Block] = []
     for start in range(keys.start, keys.stop, BLOCK):
         part = slice(start, min(start + BLOCK, keys.stop))
-        here = AttentionMask(tile.queries, mask.keys.slice(part.start, part.stop), mask.causal, mask.window)
-        allowed = None if here.is_full else here.queries.mask(here.keys, causal=here.causal, window=here.window)
+        block_mask = AttentionMask(tile.queries, mask.keys.slice(part.start, part.stop), mask.causal, mask.window)
+        queries, block_keys = block_mask.queries, block_mask.keys
+        allowed = None if block_mask.is_full else queries.mask(block_keys, causal=mask.causal, window=mask.window)
         if allowed is None or bool(allowed.all()):
             limit = bias.far if mask.causal and softcap is None else None
-            is_far = limit is not None and int(here.queries.index.amin() - here.keys.index.amax()) >= limit
-            blocks.append(_Block(part, here, None, is_far, bias.tile(rows, part)))
+            is_far = limit is not None and int(queries.index.amin() - block_keys.index.amax()) >= limit
+            blocks.append(_Block(part, block_mask, None, is_far, bias.tile(rows, part)))
         elif bool(allowed.any()):
-            blocks.append(_Block(part, here, ~allowed, False, bias.tile(rows, part)))
+            blocks.append(_Block(part, block_mask, ~allowed, False, bias.tile(rows, part)))
     return blocks
 
 
-def _runs(bias: Parted, rows: slice, mask: AttentionMask, blocks: list[_Block]) -> list[_Block]:
-    """The same keys, with neighbouring blocks that are far as one."""
-    runs: list[_Block] = []
+def _merge_far_blocks(bias: BlockBias, rows: slice, mask: AttentionMask, blocks: list[_Block]) -> list[_Block]:
+    """Return blocks with the same keys, in which adjacent far blocks are one block."""
+    merged: list[_Block] = []
     for block in blocks:
-        last = runs[-1] if runs else block
-        beside = last.far and block.far and last.keys.stop == block.keys.start
-        if beside and block.keys.stop - last.keys.start <= FAR_AT_ONCE:
+        last = merged[-1] if merged else block
+        is_adjacent = last.far and block.far and last.keys.stop == block.keys.start
+        if is_adjacent and block.keys.stop - last.keys.start <= FAR_AT_ONCE:
             keys = slice(last.keys.start, block.keys.stop)
             both = AttentionMask(block.mask.queries, mask.keys.slice(keys.start, keys.stop), mask.causal, mask.window)
-            runs[-1] = _Block(keys, both, None, True, bias.tile(rows, keys))
+            merged[-1] = _Block(keys, both, None, True, bias.tile(rows, keys))
         else:
-            runs.append(block)
-    return runs
+            merged.append(block)
+    return merged
 
 
-class _ByBlocks(torch.autograd.Function):
-    """Differentiable by what was read and by the parameters of the encoding, beside queries, keys and values.
+class _BlockwiseAttention(torch.autograd.Function):
+    """Attention that is differentiable by queries, keys, values, token features and the encoding's parameters.
 
-    The output is in the dtype of the computation: its product with its gradient is what the backward pass subtracts.
+    The output is in the dtype of the computation, because the backward pass subtracts the product of the output and its
+    gradient.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, numbers: Numbers, q: Tensor, k: Tensor, v: Tensor, *learned: Tensor | None
+        ctx: Any, arguments: Arguments, q: Tensor, k: Tensor, v: Tensor, *learned: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        ctx.numbers = numbers
-        numbers = (numbers[0].with_tensors(learned), *numbers[1:])
+        ctx.arguments = arguments
+        arguments = (arguments[0].with_tensors(learned), *arguments[1:])
         wide = bias_dtype(q)
         y = q.new_zeros(*q.shape[:3], v.shape[-1], dtype=wide)
         lse = q.new_full(q.shape[:3], HIDDEN, dtype=wide)
-        for blocks, parts in _rows(numbers, q, k):
-            runs = _runs(numbers[0], parts[0].rows, numbers[1], blocks)
+        for blocks, parts in _tiles(arguments, q, k):
+            merged = _merge_far_blocks(arguments[0], parts[0].rows, arguments[1], blocks)
             for part in parts:
-                y_here, lse_here = y[:, part.heads, part.rows], lse[:, part.heads, part.rows]
-                for run in runs:
-                    more, lse_of_run = part.attended(run, k, v)
-                    joined = torch.logaddexp(lse_here, lse_of_run)
-                    y_here *= (lse_here - joined).exp_()[..., None]
-                    y_here += more.mul_((lse_of_run - joined).exp_()[..., None])
-                    lse_here.copy_(joined)
-        without_keys = lse <= HIDDEN / 2
-        y.masked_fill_(without_keys[..., None], 0.0)
-        lse.masked_fill_(without_keys, float("-inf"))
+                part_y, part_lse = y[:, part.heads, part.rows], lse[:, part.heads, part.rows]
+                for block in merged:
+                    block_y, block_lse = part.attend(block, k, v)
+                    total_lse = torch.logaddexp(part_lse, block_lse)
+                    part_y *= (part_lse - total_lse).exp_()[..., None]
+                    part_y += block_y.mul_((block_lse - total_lse).exp_()[..., None])
+                    part_lse.copy_(total_lse)
+        has_no_keys = lse <= HIDDEN / 2
+        y.masked_fill_(has_no_keys[..., None], 0.0)
+        lse.masked_fill_(has_no_keys, float("-inf"))
         ctx.save_for_backward(q, k, v, y, lse, *learned)
-        ctx.set_materialize_grads(False)  # that of the sums is most often not asked for
+        ctx.set_materialize_grads(False)  # most calls do not need the gradient of the log-sum-exp
         return y, lse
 
     @staticmethod
@@ -199,48 +203,50 @@ class _ByBlocks(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # decorated
         q, k, v, y, lse, *learned = ctx.saved_tensors
         grad, grad_lse = grads
-        scale = ctx.numbers[2]
+        scale = ctx.arguments[2]
         grad = torch.zeros_like(y) if grad is None else grad
-        onto_q, onto_k, onto_v = (torch.zeros_like(x, dtype=y.dtype) for x in (q, k, v))
-        wanted = ctx.needs_input_grad[4:]
-        onto_learned = [
-            torch.zeros_like(x, dtype=torch.float64 if x.numel() < HELD else bias_dtype(x)) if asked else None
-            for x, asked in zip(learned, wanted, strict=True)
+        grad_q, grad_k, grad_v = (torch.zeros_like(x, dtype=y.dtype) for x in (q, k, v))
+        needs_grad = ctx.needs_input_grad[4:]
+        grad_learned = [
+            torch.zeros_like(x, dtype=torch.float64 if x.numel() < HELD else bias_dtype(x)) if needed else None
+            for x, needed in zip(learned, needs_grad, strict=True)
         ]
-        gradient = ctx.numbers[0].with_tensors(onto_learned)  # whose parts are where the gradients of a part go
-        numbers = (ctx.numbers[0].with_tensors(learned), *ctx.numbers[1:])
-        for blocks, parts in _rows(numbers, q, k):
+        gradient = ctx.arguments[0].with_tensors(grad_learned)  # its parts are views of the gradients of a part
+        arguments = (ctx.arguments[0].with_tensors(learned), *ctx.arguments[1:])
+        for blocks, parts in _tiles(arguments, q, k):
             for part in parts:
-                here = (slice(None), part.heads, part.rows)
-                mean = torch.linalg.vecdot(y[here], grad[here])
-                mean = (mean if grad_lse is None else mean - grad_lse[here])[..., None]
+                index = (slice(None), part.heads, part.rows)
+                mean = torch.linalg.vecdot(y[index], grad[index])
+                mean = (mean if grad_lse is None else mean - grad_lse[index])[..., None]
                 for block in blocks:
-                    k_here, v_here = part.those_of(k, block.keys), part.those_of(v, block.keys)
-                    some = block.bias.of_heads(part.heads)
-                    asked = zip(some.tensors, wanted, strict=True)
-                    leaves = [x if x is None else x.detach().requires_grad_(is_asked) for x, is_asked in asked]
+                    block_k, block_v = part.select(k, block.keys), part.select(v, block.keys)
+                    part_bias = block.bias.of_heads(part.heads)
+                    pairs = zip(part_bias.tensors, needs_grad, strict=True)
+                    leaves = [x if x is None else x.detach().requires_grad_(needed) for x, needed in pairs]
                     with torch.enable_grad():
-                        bias = some.with_tensors(leaves).dense()
-                    weights, bounded = part.scores(k_here, bias.detach())
-                    weights.sub_(lse[here][..., None]).clamp_(min=SMALLEST).exp_()
+                        bias = part_bias.with_tensors(leaves).dense()
+                    weights, bounded = part.scores(block_k, bias.detach())
+                    weights.sub_(lse[index][..., None]).clamp_(min=SMALLEST).exp_()
                     if block.hidden is not None:
                         weights.masked_fill_(block.hidden, 0.0)
-                    onto_v[:, :, block.keys].index_add_(1, part.shared, weights.mT @ grad[here])
-                    of_scores = (grad[here] @ v_here.mT).sub_(mean).mul_(weights)
+                    grad_v[:, :, block.keys].index_add_(1, part.shared, weights.mT @ grad[index])
+                    grad_scores = (grad[index] @ block_v.mT).sub_(mean).mul_(weights)
                     if bias.requires_grad:
-                        onto = gradient.of_heads(part.heads).tile(part.rows, block.keys).tensors
-                        _add_gradients(onto, leaves, bias, of_scores)
+                        totals = gradient.of_heads(part.heads).tile(part.rows, block.keys).tensors
+                        _add_gradients(totals, leaves, bias, grad_scores)
                     if bounded is not None:
-                        of_scores.addcmul_(of_scores, bounded.square_(), value=-1)
-                    onto_q[here] += (of_scores @ k_here).mul_(scale)
-                    onto_k[:, :, block.keys].index_add_(1, part.shared, of_scores.mT @ part.q)
-        totals = (total if total is None else total.to(x.dtype) for x, total in zip(learned, onto_learned, strict=True))
-        return None, *(x.to(q.dtype) for x in (onto_q, onto_k, onto_v)), *totals
+                        grad_scores.addcmul_(grad_scores, bounded.square_(), value=-1)
+                    grad_q[index] += (grad_scores @ block_k).mul_(scale)
+                    grad_k[:, :, block.keys].index_add_(1, part.shared, grad_scores.mT @ part.q)
+        totals = (total if total is None else total.to(x.dtype) for x, total in zip(learned, grad_learned, strict=True))
+        return None, *(x.to(q.dtype) for x in (grad_q, grad_k, grad_v)), *totals
 
 
-def _add_gradients(onto: Sequence[Tensor | None], sources: Sequence[Tensor | None], bias: Tensor, grad: Tensor) -> None:
-    """The gradients of what one bias was made from, added to those of all."""
-    pairs = [(total, x) for total, x in zip(onto, sources, strict=True) if total is not None and x is not None]
+def _add_gradients(
+    totals: Sequence[Tensor | None], sources: Sequence[Tensor | None], bias: Tensor, grad: Tensor
+) -> None:
+    """Add the gradients of the tensors from which one bias was computed to the total gradients."""
+    pairs = [(total, x) for total, x in zip(totals, sources, strict=True) if total is not None and x is not None]
     gradients = torch.autograd.grad(bias, [x for _, x in pairs], grad.sum_to_size(bias.shape), allow_unused=True)
     for (total, _), gradient in zip(pairs, gradients, strict=True):
         if gradient is not None:

@@ -1,14 +1,14 @@
-"""Attention without a matrix for bias and mask, forward or backward, in one of four ways.
+"""Attention without a matrix for bias and mask, forward and backward, by one of four methods.
 
-* ``"table"``: where the bias follows from the distance and both sides count one by one, one number per head and
-  distance is all that is held: see `locant.kernels.distance_attention`.
-* ``"documents"``: in packed and padded rows of a few documents, each of these is such attention, with one table.
-* ``"blocks"``: where the bias is a function of two tokens, or made of products of them with rows of a table, a block
-  of queries and keys is written out at a time: see `locant.attention.backends.blocks`.
-* ``"tiles"``: otherwise a tile of queries at a time asks the encoding for the bias of its queries and of the keys that
-  one of them attends to, goes through torch's fused attention, and is computed once more in the backward pass:
-  ``tile x keys`` memory, gradients for everything the bias is made of, and a second forward pass as the price. Dropout
-  drops the same weights both times.
+* ``"table"``: if the bias depends only on the distance and both sides count one by one, one number per head and
+  distance is enough. See `locant.kernels.distance_attention`.
+* ``"documents"``: in packed and padded rows of a few documents, each document uses the method above, with one table.
+* ``"blocks"``: if the bias is a function of two tokens, or of products of tokens with rows of a table, a block of
+  queries and keys is computed at a time. See `locant.attention.backends.blocks`.
+* ``"tiles"``: otherwise a tile of queries is computed at a time, with the keys to which it attends. The encoding
+  computes the bias of the tile, torch's fused attention computes the output, and the backward pass computes both again.
+  This needs ``tile x keys`` memory and gives gradients for all inputs of the bias, at the cost of a second forward
+  pass. Dropout drops the same weights both times.
 """
 
 from __future__ import annotations
@@ -24,129 +24,131 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from locant.attention.backends.blocks import attention_by_blocks
-from locant.attention.backends.dense import as_wide_as_bias, eager_attention, sdpa_attention, sdpa_obstacle
-from locant.attention.inputs import Attended, AttentionInputs, joined
+from locant.attention.backends.dense import eager_attention, sdpa_attention, sdpa_obstacle, to_bias_dtype
+from locant.attention.inputs import Attended, AttentionInputs, concatenate
 from locant.attention.mask import Segment, distance_bounds
 from locant.kernels.distance_attention import distance_attention
-from locant.kernels.transforms import is_mapping, wants_result_alone
+from locant.kernels.transforms import is_mapping, is_plain_eager
 from locant.positions.distances import bias_dtype
 from locant.positions.score_bias import ByDistance, Lookup, Pairwise
 
 TILE_BYTES = 2**24
-"""Of a tile's bias over all keys: queries are taken a power of two at a time, and no fewer than FEWEST_ROWS."""
+"""The size of a tile's bias over all keys. It determines the number of queries, a power of two, at least MIN_ROWS."""
 DEVICE_TILE_BYTES = 2**29
-"""The same on accelerators, whose kernels are only busy with many rows: 128 up to 32 768 keys of 32 heads."""
-FEWEST_ROWS = 16
+"""The same on accelerators, which need many rows to be efficient: 128 rows up to 32 768 keys of 32 heads."""
+MIN_ROWS = 16
 
 
 @dataclass(frozen=True)
-class Way:
-    """One of the four, and why."""
+class Method:
+    """One of the four methods, and the reason for it."""
 
     name: Literal["table", "documents", "blocks", "tiles"]
     reason: str
     rows: list[list[Segment]] | None = None
-    """What the rows consist of, where they are taken by documents."""
+    """The segments of each row, for the method ``"documents"``."""
 
 
 def obstacle(inputs: AttentionInputs) -> str | None:
-    """Why it cannot run, or ``None``."""
+    """Return the reason why the tiled backend does not support these inputs, or ``None``."""
     if inputs.return_weights:
-        return "which never holds the weights of return_weights=True"
+        return "which never stores the weights for return_weights=True"
     if inputs.is_transformed:
-        return "which has no derivative in forward mode or inside torch.func.grad and the like"
+        return "which has no derivative in forward mode or inside torch.func.grad and similar transforms"
     if torch.compiler.is_exporting():
         return "whose tiles would fix the length of an exported program"
     return None
 
 
-def way_of(inputs: AttentionInputs) -> Way:
-    """Which of the four ways these inputs allow."""
+def choose_method(inputs: AttentionInputs) -> Method:
+    """Choose one of the four methods for these inputs."""
     on_cpu = inputs.q.device.type == "cpu" and inputs.dropout_p == 0.0
     if on_cpu and isinstance(inputs.bias, ByDistance | None):
-        held = "one number per head and distance is enough"
+        reason = "one number per head and distance is enough"
         if inputs.mask.offset is not None:
-            return Way("table", held)
+            return Method("table", reason)
         if (rows := inputs.mask.packed_documents()) is not None:
-            return Way("documents", f"for each document, {held}", rows)
+            return Method("documents", f"for each document, {reason}", rows)
     is_one = inputs.q.shape[0] == 1 and inputs.q.shape[2] == 1
     if on_cpu and is_one and inputs.mask.offset is not None and isinstance(inputs.bias, Lookup | Pairwise):
-        return Way("table", "of one query each distance has a number of its own")
-    in_parts = isinstance(inputs.bias, Lookup | Pairwise) and inputs.bias.heads_differ
-    if on_cpu and in_parts and inputs.q.shape[2] >= FEWEST_ROWS and not (torch.compiler.is_compiling() or is_mapping()):
-        return Way("blocks", "mask and bias are held for a block of queries and keys at a time")
-    return Way("tiles", "mask and bias are held for a tile of queries at a time")
+        return Method("table", "there is one query, so each distance occurs once")
+    has_blocks = isinstance(inputs.bias, Lookup | Pairwise) and inputs.bias.heads_differ
+    can_use_blocks = on_cpu and has_blocks and inputs.q.shape[2] >= MIN_ROWS
+    if can_use_blocks and not (torch.compiler.is_compiling() or is_mapping()):
+        return Method("blocks", "mask and bias are computed for a block of queries and keys at a time")
+    return Method("tiles", "mask and bias are computed for a tile of queries at a time")
 
 
-def tiled_attention(inputs: AttentionInputs, way: Way) -> Attended:
-    """The output and, where it is needed, the log-sum-exp."""
-    if way.rows is not None:
-        return _by_documents(inputs, way.rows)
-    if way.name == "tiles":
-        return _by_tiles(inputs)
-    return (_by_table if way.name == "table" else attention_by_blocks)(inputs.without_padding())
+def tiled_attention(inputs: AttentionInputs, method: Method) -> Attended:
+    """Return the output and, if needed, the log-sum-exp."""
+    if method.rows is not None:
+        return _attend_by_document(inputs, method.rows)
+    if method.name == "tiles":
+        return _attend_by_tile(inputs)
+    return (_attend_with_table if method.name == "table" else attention_by_blocks)(inputs.without_padding())
 
 
-def _by_table(inputs: AttentionInputs) -> Attended:
-    cuts = inputs.mask.window is not None and inputs.is_decoding
-    if cuts and not torch.compiler.is_compiling():  # there a cut would fix the length; the kernel skips hidden keys
+def _attend_with_table(inputs: AttentionInputs) -> Attended:
+    has_hidden_keys = inputs.mask.window is not None and inputs.is_decoding
+    # Removing keys would fix the length of compiled code. There the kernel skips hidden keys.
+    if has_hidden_keys and not torch.compiler.is_compiling():
         inputs = inputs.tile(0, inputs.q.shape[2])
     q, k, v, offset = inputs.q, inputs.k, inputs.v, inputs.mask.offset or 0
     table = _table(inputs, offset - k.shape[2] + 1, offset + q.shape[2] - 1)
-    bounds, numbers = inputs.mask.distance_bounds(offset), (inputs.scale, inputs.softcap)
-    return Attended(*distance_attention(q, k, v, table, *bounds, *numbers))
+    bounds = inputs.mask.distance_bounds(offset)
+    return Attended(*distance_attention(q, k, v, table, *bounds, inputs.scale, inputs.softcap))
 
 
 def _table(inputs: AttentionInputs, first: int, last: int) -> Float[Tensor, "#heads distances"]:
-    """The bias of every distance there is, from that of the first query and the last key on."""
+    """Return the bias of every distance, from the distance of the first query and the last key on."""
     if isinstance(inputs.bias, ByDistance):
         return inputs.bias.table(first, last)
-    if isinstance(inputs.bias, Lookup | Pairwise):  # of one query
+    if isinstance(inputs.bias, Lookup | Pairwise):  # there is one query
         return inputs.bias.dense()[0, :, 0].flip(-1)
     return torch.zeros(1, last - first + 1, dtype=bias_dtype(inputs.q), device=inputs.q.device)
 
 
-def _by_documents(inputs: AttentionInputs, rows: list[list[Segment]]) -> Attended:
-    """Attention within every document; `rows` holds one row where all are the same."""
+def _attend_by_document(inputs: AttentionInputs, rows: list[list[Segment]]) -> Attended:
+    """Attend within every document. `rows` is a single row if all rows are the same."""
     longest = max(part.length for row in rows for part in row if part.is_document)
     table = _table(inputs, 1 - longest, longest - 1)
-    whole = _nothing(inputs.q, inputs.v, table, inputs.q.shape[2]) if wants_result_alone() else ()
-    tensors = (inputs.q, inputs.k, inputs.v, *whole)
+    result = _empty_result(inputs.q, inputs.v, table, inputs.q.shape[2]) if is_plain_eager() else ()
+    tensors = (inputs.q, inputs.k, inputs.v, *result)
     if len(rows) == 1:
-        return _row(inputs, table, rows[0], *tensors)
-    of_rows = zip(rows, *(x.split(1) for x in tensors), strict=True)
-    parts = [_row(inputs, table, *each) for each in of_rows]
-    return Attended(*whole) if whole else joined(parts, dim=0)
+        return _attend_to_row(inputs, table, rows[0], *tensors)
+    row_tensors = zip(rows, *(x.split(1) for x in tensors), strict=True)
+    parts = [_attend_to_row(inputs, table, *each) for each in row_tensors]
+    return Attended(*result) if result else concatenate(parts, dim=0)
 
 
-def _row(
+def _attend_to_row(
     inputs: AttentionInputs, table: Tensor, row: list[Segment], q: Tensor, k: Tensor, v: Tensor, *onto: Tensor
 ) -> Attended:
-    """`table` has an entry for each distance within the longest document.
+    """Attend within every document of a row. `table` has an entry for each distance within the longest document.
 
-    Documents are written to `onto`, output and log-sum-exp of no query yet, if given, and joined otherwise.
+    The results are written to `onto`, an empty output and log-sum-exp, or concatenated without `onto`.
     """
     middle, parts, lengths = table.shape[1] // 2, list[Attended](), [part.length for part in row]
     split = (_Split.apply(x, lengths) for x in (q, k, v))
-    places = (None,) * len(row) if not onto else zip(*(x.split(lengths, dim=2) for x in onto), strict=True)
-    for (length, is_document), q_part, k_part, v_part, place in zip(row, *split, places, strict=True):
+    outputs = (None,) * len(row) if not onto else zip(*(x.split(lengths, dim=2) for x in onto), strict=True)
+    for (length, is_document), q_part, k_part, v_part, output in zip(row, *split, outputs, strict=True):
         if is_document:
             entries = table[:, middle - length + 1 : middle + length]
             first, last = distance_bounds(0, length, length, inputs.mask.causal, inputs.mask.window)
-            numbers = (first, last, inputs.scale, inputs.softcap)
-            parts.append(Attended(*distance_attention(q_part, k_part, v_part, entries, *numbers, onto=place)))
-        elif place is None:
-            parts.append(Attended(*_nothing(q, v, table, length)))
-    return Attended(*onto) if onto else joined(parts, dim=2)
+            options = (first, last, inputs.scale, inputs.softcap)
+            parts.append(Attended(*distance_attention(q_part, k_part, v_part, entries, *options, onto=output)))
+        elif output is None:
+            parts.append(Attended(*_empty_result(q, v, table, length)))
+    return Attended(*onto) if onto else concatenate(parts, dim=2)
 
 
-def _nothing(q: Tensor, v: Tensor, table: Tensor, queries: int) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of so many queries that attend to nothing."""
+def _empty_result(q: Tensor, v: Tensor, table: Tensor, queries: int) -> tuple[Tensor, Tensor]:
+    """Return the output and the log-sum-exp of `queries` queries that attend to nothing."""
     return q.new_zeros(*q.shape[:2], queries, v.shape[-1]), table.new_full((*q.shape[:2], queries), float("-inf"))
 
 
 class _Split(torch.autograd.Function):
-    """``x.split(lengths, dim=2)``, with a gradient that autocast leaves alone: on a CPU it cannot join float16."""
+    """``x.split(lengths, dim=2)`` with a gradient outside of autocast, which on a CPU cannot concatenate float16."""
 
     generate_vmap_rule = True
 
@@ -164,24 +166,24 @@ class _Split(torch.autograd.Function):
             return torch.cat(grads, dim=2), None
 
 
-def _by_tiles(inputs: AttentionInputs) -> Attended:
-    alone, dtype, queries = wants_result_alone(), inputs.q.dtype, inputs.q.shape[2]
-    inputs = _as_wide_as_tiles(inputs if alone else inputs.without_padding())
-    rows = _rows_of_tile(inputs)
-    if alone:
-        return _written((_one_tile(tile) for tile in _without_padding(inputs, rows)), queries, dtype)
+def _attend_by_tile(inputs: AttentionInputs) -> Attended:
+    is_plain, dtype, queries = is_plain_eager(), inputs.q.dtype, inputs.q.shape[2]
+    inputs = _to_tile_dtype(inputs if is_plain else inputs.without_padding())
+    rows = _rows_per_tile(inputs)
+    if is_plain:
+        return _write_parts((_attend_to_tile(tile) for tile in _clear_tiles(inputs, rows)), queries, dtype)
     tiles = (inputs.tile(start, start + rows) for start in range(0, queries, rows))
-    if inputs.needs_gradient and not is_mapping():  # vmap's samples are taken apart before the backward pass comes
-        draws = inputs.dropout_p > 0
-        parts = [checkpoint(_one_tile, tile, use_reentrant=False, preserve_rng_state=draws) for tile in tiles]
+    if inputs.needs_gradient and not is_mapping():  # vmap separates its samples before the backward pass begins
+        dropout = inputs.dropout_p > 0
+        parts = [checkpoint(_attend_to_tile, tile, use_reentrant=False, preserve_rng_state=dropout) for tile in tiles]
     else:
-        parts = [_one_tile(tile) for tile in tiles]
-    result = joined(parts, dim=2)
+        parts = [_attend_to_tile(tile) for tile in tiles]
+    result = concatenate(parts, dim=2)
     return result._replace(y=result.y.to(dtype))
 
 
-def _without_padding(inputs: AttentionInputs, rows: int) -> Iterator[AttentionInputs]:
-    """Tiles with zeros at padding: those of a tile are copied, until as many keys have been as there are."""
+def _clear_tiles(inputs: AttentionInputs, rows: int) -> Iterator[AttentionInputs]:
+    """Yield tiles with zeros at padding. Each tile copies its own keys until these copies are as many as all keys."""
     is_decoding, copied, is_clean = inputs.is_decoding, 0, False
     inputs = inputs.in_order(is_decoding)
     for start in range(0, inputs.q.shape[2], rows):
@@ -193,42 +195,42 @@ def _without_padding(inputs: AttentionInputs, rows: int) -> Iterator[AttentionIn
         yield cleared
 
 
-def _written(parts: Iterator[Attended], queries: int, dtype: torch.dtype) -> Attended:
-    """Outputs and log-sum-exps of some queries after the other, each written to its place before the next is made."""
-    whole, start = list[Tensor](), 0
+def _write_parts(parts: Iterator[Attended], queries: int, dtype: torch.dtype) -> Attended:
+    """Write the outputs and log-sum-exps of consecutive tiles into one result, one tile at a time."""
+    results, start = list[Tensor](), 0
     for part in parts:
         stop, tensors = start + part.y.shape[2], [x for x in (part.y, part.lse) if x is not None]
-        if not whole:
-            whole = [x.new_empty(*x.shape[:2], queries, *x.shape[3:]) for x in (part.y.to(dtype), *tensors[1:])]
-        for place, x in zip(whole, tensors, strict=True):
-            place[:, :, start:stop] = x
+        if not results:
+            results = [x.new_empty(*x.shape[:2], queries, *x.shape[3:]) for x in (part.y.to(dtype), *tensors[1:])]
+        for result, x in zip(results, tensors, strict=True):
+            result[:, :, start:stop] = x
         start = stop
-    return Attended(*whole)
+    return Attended(*results)
 
 
-def _as_wide_as_tiles(inputs: AttentionInputs) -> AttentionInputs:
-    """In the dtype that tiles are computed in: keys and values are converted once, and not in every tile."""
-    if _fused(inputs):
-        return as_wide_as_bias(inputs)
+def _to_tile_dtype(inputs: AttentionInputs) -> AttentionInputs:
+    """Convert inputs to the dtype of the tiles, so that keys and values are converted once and not in every tile."""
+    if _is_fused(inputs):
+        return to_bias_dtype(inputs)
     q, k, v = (x.to(bias_dtype(x)) for x in (inputs.q, inputs.k, inputs.v))
     return dataclasses.replace(inputs, q=q, k=k, v=v)
 
 
-def _one_tile(tile: AttentionInputs) -> Attended:
-    tile = dataclasses.replace(tile)  # what the first pass has asked for is not what a checkpoint may find
-    return Attended(sdpa_attention(tile)) if _fused(tile) else eager_attention(tile)
+def _attend_to_tile(tile: AttentionInputs) -> Attended:
+    tile = dataclasses.replace(tile)  # a checkpoint must not find the bias that the first pass stored
+    return Attended(sdpa_attention(tile)) if _is_fused(tile) else eager_attention(tile)
 
 
-def _fused(inputs: AttentionInputs) -> bool:
-    """Whether tiles go through torch's fused attention, or are written out for what that lacks."""
+def _is_fused(inputs: AttentionInputs) -> bool:
+    """Return whether torch's fused attention can compute the tiles. Otherwise plain operations do."""
     return sdpa_obstacle(inputs) is None
 
 
-def _rows_of_tile(inputs: AttentionInputs) -> int:
+def _rows_per_tile(inputs: AttentionInputs) -> int:
     row = inputs.q.shape[0] * inputs.q.shape[1] * inputs.k.shape[2] * 4
     limit = TILE_BYTES if inputs.q.device.type == "cpu" else DEVICE_TILE_BYTES
-    limit = limit if _fused(inputs) else limit // 4  # scores, weights and both gradients
-    rows = FEWEST_ROWS
+    limit = limit if _is_fused(inputs) else limit // 4  # scores, weights and both gradients
+    rows = MIN_ROWS
     while 2 * rows * row <= limit:
         rows *= 2
     return rows

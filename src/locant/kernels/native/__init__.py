@@ -1,12 +1,12 @@
-"""Kernels in C for the CPU, loaded from the library that `build.py` makes.
+"""Kernels in C for the CPU, loaded from the library that `build.py` compiles.
 
-The code that calls them and packs their tasks is beside each operation: `kernels/rotary/cpu.py`,
+Each operation packs the arguments of its kernel and calls it: `kernels/rotary/cpu.py`,
 `kernels/distance_attention.py`, and `text/windows`.
 
-Nothing is compiled here. The library lies in the package, beside the Python code, and is trusted as much as that is: no
-cache elsewhere is looked into. Its name tells the sources it was made from, so that an old one is not loaded. The
-environment variable ``LOCANT_NATIVE``, read at the first use, may say ``off``, or an instruction set: ``baseline``,
-``avx2``, ``avx512``.
+This file does not compile anything. The library is in the package, next to the Python code, and is trusted in the same
+way. No other folder is searched. Its name depends on its sources, so that an old library is not loaded. The environment
+variable ``LOCANT_NATIVE`` is read at the first use. It may be ``off`` or an instruction set: ``baseline``, ``avx2``,
+``avx512``.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ __all__ = ["DTYPES", "function", "has", "is_in_rows", "runnable", "status", "thr
 
 HOW_TO_BUILD = "python -m locant.kernels.native build"
 CAPABILITIES = {"AVX512": "avx512", "AVX2": "avx2"}
-"""What torch calls an instruction set, and what `build.py` does; on everything else it is the baseline."""
+"""The names of instruction sets in torch and in `build.py`. All others are the baseline."""
 
 DTYPES = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
-"""Their numbers in ``numbers.h``."""
+"""The numbers of dtypes in ``numbers.h``."""
 
 
-class _Found(NamedTuple):
+class _Loaded(NamedTuple):
     library: ctypes.CDLL | None
     variant: str
-    why: str
+    status: str
 
 
 @functools.cache
 def function(name: str, variant: str | None = None) -> Any:
-    """The function of this name, for the best instruction set or another, or ``None`` where there is no library."""
-    library, best, _ = _found()
+    """Return the function of this name for an instruction set, by default the best, or ``None`` without a library."""
+    library, best, _ = _load_library()
     return None if library is None else getattr(library, f"{name}_{variant or best}")
 
 
 def has(name: str) -> bool:
-    """Whether there is such a function; a compiler asks once."""
+    """Return whether there is a library with this function. A compiler calls this once and keeps the answer."""
     return function(name) is not None
 
 
@@ -54,47 +54,47 @@ has._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in `locan
 
 
 def is_in_rows(x: Tensor) -> bool:
-    """Whether it is read and written where it lies: torch keeps some tensors negated, and zeros without memory."""
+    """Return whether kernels can access the memory of `x`: torch may store a tensor negated, and zeros not at all."""
     return x.stride(-1) == 1 and not x.is_neg() and (x.data_ptr() != 0 or x.numel() == 0)
 
 
 def threads() -> int:
-    """How many threads a call may use: those of torch, or one in a forked process.
+    """Return the number of threads that a call may use: torch's number, or one in a forked process.
 
-    There the threads of the parent's pool are missing, which OpenMP does not see: it would wait for them without end,
-    as torch's own operations do. A process that is spawned has a pool of its own.
+    A forked process has no threads of its parent's pool, but OpenMP does not notice and would wait for them forever, as
+    torch's own operations do. A spawned process has its own pool.
     """
     return 1 if _is_forked else torch.get_num_threads()
 
 
 def status() -> str:
-    """Whether native kernels are used, for which instruction set, or why not and what to do."""
-    return _found().why
+    """Return whether native kernels are used and for which instruction set, or the reason why not and the remedy."""
+    return _load_library().status
 
 
 def runnable() -> tuple[str, ...]:
-    """The instruction sets of the library that this machine has, as torch sees it, the fastest first."""
+    """Return the library's instruction sets that torch finds on this machine, the fastest first."""
     best = CAPABILITIES.get(torch.backends.cpu.get_cpu_capability(), "baseline")
     return variants()[variants().index(best) :] if best in variants() else variants()[-1:]
 
 
 @functools.cache
-def _found() -> _Found:
-    wanted = os.environ.get("LOCANT_NATIVE", "")
-    if wanted not in ("", "off", *runnable()):
+def _load_library() -> _Loaded:
+    setting = os.environ.get("LOCANT_NATIVE", "")
+    if setting not in ("", "off", *runnable()):
         choices = ", ".join(("off", *runnable()))
-        raise InputError(f"got LOCANT_NATIVE={wanted}, on this machine there are {choices}", "unset LOCANT_NATIVE")
-    if wanted == "off":
-        return _Found(None, "", "not used, as LOCANT_NATIVE=off says")
+        raise InputError(f"got LOCANT_NATIVE={setting}, this machine supports {choices}", "unset LOCANT_NATIVE")
+    if setting == "off":
+        return _Loaded(None, "", "not used, because of LOCANT_NATIVE=off")
     path = library_path()
     if not path.exists():
-        return _Found(None, "", f"not built; with a C compiler: {HOW_TO_BUILD}")
+        return _Loaded(None, "", f"not built; with a C compiler: {HOW_TO_BUILD}")
     try:
-        library = ctypes.CDLL(str(path))  # finds OpenMP in what torch has loaded, or fails here and not in a call
+        library = ctypes.CDLL(str(path))  # uses the OpenMP library that torch has loaded, or fails here, not in a call
     except OSError as error:
-        return _Found(None, "", f"cannot be loaded ({error}); with a C compiler: {HOW_TO_BUILD}")
-    variant = wanted or runnable()[0]
-    return _Found(library, variant, f"used, for {variant}")
+        return _Loaded(None, "", f"cannot be loaded ({error}); with a C compiler: {HOW_TO_BUILD}")
+    variant = setting or runnable()[0]
+    return _Loaded(library, variant, f"used, for {variant}")
 
 
 _is_forked = False

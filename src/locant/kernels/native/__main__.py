@@ -1,4 +1,4 @@
-"""``python -m locant.kernels.native`` says whether native kernels are used; with ``build``, it compiles them first."""
+"""``python -m locant.kernels.native`` prints whether native kernels are used. With ``build`` it first compiles them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Compiling the C sources of this folder into one library, which lies beside them.
+"""Compile the C sources of this folder into one library in the same folder.
 
-It needs a C compiler and nothing else: `hatch_build.py` runs this file by itself, before locant is installed. The name
-of the library is made from the sources and from how they are compiled: one that is not theirs is not found.
+This needs only a C compiler. `hatch_build.py` runs this file alone, before locant is installed. The name of the library
+depends on the sources and the compiler options, so that a library of other sources is not found.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fopenmp-simd", "-ffp-contract=off", "-fno-trapping-math", "-Wall")
-"""No product is fused with a sum: results have the bits of torch's separate operations."""
+"""These flags do not fuse products with sums, so that results have the bits of torch's separate operations."""
 VARIANTS = {"avx512": "-march=x86-64-v4", "avx2": "-march=x86-64-v3", "baseline": "-march=x86-64"}
-"""Instruction sets of x86-64, the fastest first; each source is compiled for all of them."""
+"""Instruction sets of x86-64, the fastest first. Each source is compiled for all of them."""
 COMPILERS = {"linux": ("gcc", "clang"), "darwin": ("clang",)}
-"""By system, what is looked for where ``CC`` names no compiler; results have the same bits from each."""
+"""The compilers to look for on each system if ``CC`` is not set. All give the same bits."""
 LINKING = {"linux": ("-s", "-lm"), "darwin": ("-Wl,-undefined,dynamic_lookup",)}
 
 
 class BuildError(Exception):
-    """Why there is no library."""
+    """The reason why the library cannot be built."""
 
 
 def variants() -> tuple[str, ...]:
-    """What the library holds each function for, the fastest first."""
+    """Return the instruction sets for which the library contains each function, the fastest first."""
     return tuple(VARIANTS) if platform.machine().lower() in ("x86_64", "amd64") else ("baseline",)
 
 
 def library_path() -> Path:
-    """Where the library of these sources is, if it is built."""
+    """Return the path of the library of these sources, which may not exist yet."""
     key = hashlib.sha256(repr((FLAGS, VARIANTS, platform.machine())).encode())
     for source in [*_sources(), *sorted(HERE.glob("*.h"))]:
         key.update(source.read_bytes())
@@ -44,11 +44,11 @@ def library_path() -> Path:
 
 
 def build() -> Path:
-    """Compile, some seconds; raises `BuildError` with the reason where that is not possible."""
+    """Compile the library in some seconds. Raise `BuildError` with the reason if this is not possible."""
     if sys.platform not in COMPILERS:
         raise BuildError(f"native kernels are built on Linux and macOS, this is {sys.platform}")
-    known = COMPILERS[sys.platform]
-    compiler = shlex.split(os.environ.get("CC", "")) or [next(filter(shutil.which, known), known[0])]
+    names = COMPILERS[sys.platform]
+    compiler = shlex.split(os.environ.get("CC", "")) or [next(filter(shutil.which, names), names[0])]
     if shutil.which(compiler[0]) is None:
         raise BuildError(f"found no C compiler {compiler[0]!r}")
     target = library_path()
@@ -60,9 +60,9 @@ def build() -> Path:
                 objects.append(f"{folder}/{source.stem}-{variant}.o")
                 _run([*compiler, *FLAGS, *machine, f"-DVARIANT={variant}", "-c", str(source), "-o", objects[-1]])
         linked = Path(folder) / target.name
-        # Not linked with OpenMP: its functions are found in the library that torch has loaded, so there is one pool.
+        # Not linked with OpenMP: its functions come from the library that torch has loaded, so that there is one pool.
         _run([*compiler, "-shared", *objects, *LINKING[sys.platform], "-o", str(linked)])
-        for old in HERE.glob("locant-*.so"):  # of these and of earlier sources; who has one loaded keeps it
+        for old in HERE.glob("locant-*.so"):  # remove all older libraries. Processes that have loaded one keep it
             old.unlink()
         linked.replace(target)
     return target
@@ -73,7 +73,7 @@ def _sources() -> list[Path]:
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 -- the compiler, by name
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise BuildError(f"{command[0]} ended with code {done.returncode}: {said[0] if said else 'it says nothing'}")
+    result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 -- only the compiler
+    if result.returncode:
+        lines = (result.stderr or result.stdout).strip().splitlines()
+        raise BuildError(f"{command[0]} ended with code {result.returncode}: {lines[0] if lines else 'no output'}")

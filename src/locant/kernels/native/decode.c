@@ -1,11 +1,11 @@
-/* Attention of a few queries over many keys, as in decoding: every key and value is read once for all query heads that
-   share it, and the bias of a pair follows from the distance of its tokens.
+/* Attention of a few queries over many keys, as in decoding. Every key and value is read once for all query heads that
+   share it, and the bias of a pair depends on the distance of its tokens.
 
    A unit of work is some keys of one key head, with all its query rows: the scores of KEYS keys, their softmax so far,
-   and the weighted sum of their values, in float32. Parts of CHUNK keys are joined, in their order, by the thread that
-   finishes the last of them; so results do not depend on the number of threads.
+   and the weighted sum of their values, in float32. The thread that finishes the last part of CHUNK keys joins all parts
+   in their order, so that results do not depend on the number of threads.
 
-   Unlike in rotary.c products may be fused with sums. */
+   Unlike in rotary.c, products may be fused with sums. */
 
 #include <math.h>
 #include <stdlib.h>
@@ -36,8 +36,9 @@ typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alia
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
-/* As `kernels/distance_decoding.py` packs it. Steps are bytes along batch, heads and seq. The pair of query i and key j
-   has entry i - j + keys - 1 of the table; others than `first` to `last` are hidden. Without a softcap it is 0. */
+/* `kernels/distance_attention.py` packs this struct. Steps are bytes along batch, heads and seq. The pair of query i and
+   key j has entry i - j + keys - 1 of the table. Only entries `first` to `last` are allowed. `softcap` is 0 if there is
+   none. */
 typedef struct {
     int64_t threads, dtype, batch, kv_heads, group, queries, keys, head_dim, value_dim;
     int64_t q_step[3], k_step[3], v_step[3], out_step[3];
@@ -66,7 +67,7 @@ INLINE Vector load(const char *at, int dtype) {
 #endif
 }
 
-/* The first `count` numbers, and zeros behind them. */
+/* Load the first `count` numbers, and zeros after them. */
 INLINE Vector load_some(const char *at, int dtype, int64_t count) {
     char whole[4 * LANES] = {0};
     memcpy(whole, at, (size_t)(count * (dtype == FLOAT32 ? 4 : 2)));
@@ -75,7 +76,7 @@ INLINE Vector load_some(const char *at, int dtype, int64_t count) {
 
 #ifdef __clang__
 #define SHUFFLED(x, ...) __builtin_shufflevector(x, x, __VA_ARGS__)
-#else /* gcc has that, too, since 12 */
+#else /* gcc has __builtin_shufflevector only since version 12 */
 #define SHUFFLED(x, ...) __builtin_shuffle(x, (Words){__VA_ARGS__})
 #endif
 
@@ -92,7 +93,7 @@ INLINE float total(Vector x) {
 #endif
 }
 
-/* e^x for x <= 0, off by less than 2e-7 of it; 0 below -87. */
+/* e^x for x <= 0, with a relative error below 2e-7, and 0 below -87. */
 INLINE float exponential(float x) {
     float bounded = x < -87.0f ? -87.0f : x;
     float whole = (bounded * 0x1.715476p+0f + 0x1.8p+23f) - 0x1.8p+23f;
@@ -124,7 +125,7 @@ INLINE float hyperbolic_tangent(float x) {
 
 /* ---------------------------------------------------------------- some rows, some keys */
 
-/* q . k for ROWS rows of `padded` numbers each. */
+/* Compute q . k for `rows` rows of `padded` numbers each. */
 INLINE void multiply(const float *q, int64_t padded, const char *k, int64_t k_step, int64_t head_dim, int64_t count,
                      int dtype, int rows, float *scores) {
     int64_t size = dtype == FLOAT32 ? 4 : 2, whole = head_dim / LANES * LANES;
@@ -143,7 +144,7 @@ INLINE void multiply(const float *q, int64_t padded, const char *k, int64_t k_st
     }
 }
 
-/* y += weights . v for ROWS rows of `padded` numbers each, `width` vectors of them at a time. */
+/* Compute y += weights . v for `rows` rows of `padded` numbers each, `width` vectors at a time. */
 INLINE void add_columns(const float *weights, const char *v, int64_t v_step, int64_t count, int64_t some, int dtype,
                         int rows, int width, float *y, int64_t padded) {
     Vector sum[4][2];
@@ -203,7 +204,7 @@ typedef void Add(const float *, const char *, int64_t, int64_t, int64_t, int64_t
 static Multiply *const MULTIPLY[4] = {0, multiply_float32, multiply_float16, multiply_bfloat16};
 static Add *const ADD[4] = {0, add_float32, add_float16, add_bfloat16};
 
-/* Scores of one row become weights, relative to its largest score so far. Returns what earlier sums are multiplied by. */
+/* Turn the scores of one row into weights, relative to its largest score so far. Return the factor of earlier sums. */
 static float weigh(const Task *task, float *scores, int64_t head, int64_t query, int64_t begin, int64_t count,
                    float *maximum, float *sum) {
     const float *bias = task->table + head * task->table_step + query + task->keys - 1 - begin;
@@ -231,15 +232,15 @@ static float weigh(const Task *task, float *scores, int64_t head, int64_t query,
 
 /* ---------------------------------------------------------------- units of work */
 
-/* `record` numbers of a part for each of the `together` rows of a unit: `padded` of its output, maximum and sum. */
+/* A part has `record` numbers for each of the `together` rows of a unit: `padded` numbers of output, maximum and sum. */
 typedef struct {
     Task task;
     int64_t low, high, chunks, rows, together, groups, padded, record;
     float *parts;
-    int64_t *left; /* chunks of a unit that are not done */
+    int64_t *left; /* the number of unfinished chunks of each unit */
 } Plan;
 
-/* Which rows a unit is of. */
+/* The rows of a unit. */
 typedef struct {
     int64_t batch, kv_head, first, rows;
 } Unit;
@@ -315,7 +316,7 @@ static void write_row(const Task *task, int64_t batch, int64_t head, int64_t que
         sum == 0 ? -INFINITY : maximum + logf(sum);
 }
 
-/* The parts of a unit, joined into the first of them. */
+/* Join the parts of a unit into its first part. */
 static void join(const Plan *plan, const Unit *unit, float *parts) {
     int64_t step = plan->together * plan->record, rows = unit->rows;
     for (int64_t r = 0; r < rows; r++) {
@@ -335,7 +336,7 @@ static void join(const Plan *plan, const Unit *unit, float *parts) {
     }
 }
 
-/* One chunk of a unit; the last of its chunks to be done joins them. */
+/* Compute one chunk of a unit. The thread that finishes the last chunk joins them. */
 static void work(const void *given, int64_t item, int64_t thread) {
     (void)thread;
     const Plan *plan = given;
@@ -352,7 +353,7 @@ static void lay_out(Plan *plan) {
     plan->low = low > 0 ? low : 0;
     plan->high = high < task->keys ? high : task->keys;
     plan->chunks = (plan->high - plan->low + CHUNK - 1) / CHUNK;
-    plan->chunks = plan->chunks > 0 ? plan->chunks : 1; /* without any key there are zeros to be written */
+    plan->chunks = plan->chunks > 0 ? plan->chunks : 1; /* without keys, one chunk writes zeros */
     plan->rows = task->group * task->queries;
     plan->together = QUERY_NUMBERS / ((task->head_dim + LANES - 1) / LANES * LANES);
     plan->together = plan->together < MOST_ROWS ? plan->together : MOST_ROWS;
@@ -362,7 +363,7 @@ static void lay_out(Plan *plan) {
     plan->record = plan->padded + 2;
 }
 
-/* Returns 1 where there is no memory for the parts. */
+/* Return 1 if there is not enough memory for the parts. */
 int NAMED(locant_decode, VARIANT)(const char *packed) {
     Plan plan;
     memcpy(&plan.task, packed, sizeof plan.task);

@@ -1,28 +1,28 @@
-/* Slices of token ids, widened to int64 as inputs and as targets: the same tokens one place later.
+/* Copy slices of token ids to int64 inputs and targets. The targets are the same slices shifted by one token.
 
-   What `locant/text/windows/tokens.py` reads with NumPy, in one call and one pass over memory. Ids lie in one array, in
-   which shards follow each other with gaps between them; a slice may go on in the next shard, or in several. Every slice
-   is checked against the number of tokens before it is read.
+   This does in one call and one pass over memory what `locant/text/windows/tokens.py` does with NumPy. The ids are in one
+   array, which contains the shards in order, with gaps between them. A slice may continue in the next shard, or in
+   several. Every slice is checked against the number of tokens before it is read.
 
-   As `rotary.c`, it is compiled once for each instruction set, and linked without an OpenMP library. */
+   Like `rotary.c`, it is compiled once for each instruction set, and linked without an OpenMP library. */
 
 #include "sharing.h"
 
-/* For so many tokens another thread is started as for one element of what other kernels compute. */
+/* Copying this many tokens counts as much work as one element of other kernels, for the number of threads. */
 enum { TOKENS_PER_ELEMENT = 8, TOKENS_AT_ONCE = 1 << 14, IGNORED_TARGET = -100 };
 
-/* As `Memory` in `text/windows/native.py` packs it. Token t of shard s is id t + shift[s] of the array. */
+/* `Memory` in `text/windows/tokens.py` packs this struct. Token t of shard s is id t + shift[s] of the array. */
 typedef struct {
     const char *ids;
-    int64_t size, is_signed; /* of one id, in bytes */
+    int64_t size, is_signed; /* the size of one id in bytes, and whether ids are signed */
     int64_t shards;
-    const int64_t *starts; /* of the shards, and the end of the last */
+    const int64_t *starts; /* the starts of the shards, and the end of the last */
     const int64_t *shift;
 } Text;
 
-/* Slice i begins at token `step * starts[i]` and has `sizes[i]` inputs, or `length`, and as many targets. They go to row i
-   of the outputs, which is filled up. Where `sizes` are given, `index` and `document` take the positions: they count from 0,
-   and what fills up has the last index and document -1. */
+/* Slice i begins at token `step * starts[i]` and has `sizes[i]` inputs (without `sizes`: `length`) and as many targets.
+   They go to row i of the outputs, which is then padded. With `sizes`, `index` and `document` get the positions: indices
+   count from 0, and padding has the last index and document -1. */
 typedef struct {
     int64_t threads, count, step, length, pad_id;
     int64_t *inputs, *targets, *index, *document;
@@ -30,7 +30,7 @@ typedef struct {
 
 /* ---------------------------------------------------------------- ids as int64 */
 
-/* Gives a negative number if one of them is negative. */
+/* Return a negative number if one of the ids is negative. */
 typedef int64_t Widen(const char *from, int64_t *to, int64_t count);
 
 #define WIDEN(NAME, TYPE)                                                    \
@@ -62,7 +62,7 @@ static Widen *widen_of(const Text *text) {
 
 /* ---------------------------------------------------------------- slices */
 
-/* The shard that a token is in: the last that does not begin behind it. */
+/* Return the shard of a token: the last shard that does not begin after it. */
 static int64_t shard_of(const Text *text, int64_t token) {
     int64_t low = 0, count = text->shards;
     while (count > 1) {
@@ -90,7 +90,7 @@ static int64_t at(const char *numbers, int64_t i) {
     return number;
 }
 
-/* Whether it could be read. */
+/* Return whether the slice could be read. */
 static int slice(const Text *text, const Batch *batch, int64_t i, const char *starts, const char *sizes) {
     Widen *widen = widen_of(text);
     int64_t tokens = text->starts[text->shards], number = at(starts, i), size = sizes ? at(sizes, i) : batch->length;
@@ -128,8 +128,8 @@ static void read_slices(const void *given, int64_t item, int64_t thread) {
     (void)thread;
 }
 
-/* The one function that is called from Python: `text` and `batch` are packed; `starts`, and `sizes` if given, are int64.
-   Gives 1 if a slice is not one of the text, or an id is negative: what is in the outputs means nothing then. */
+/* The only function that Python calls. `text` and `batch` are packed structs. `starts`, and `sizes` if given, are int64.
+   Return 1 if a slice is outside of the text, or an id is negative. The outputs are then undefined. */
 int NAMED(locant_gather, VARIANT)(const char *text, const char *batch, const char *starts, const char *sizes) {
     int refused = 0;
     Work work = {.starts = starts, .sizes = sizes, .refused = &refused};

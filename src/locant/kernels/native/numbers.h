@@ -1,4 +1,4 @@
-/* What a number is in memory, and how rows of 16 bits are read and written. */
+/* The formats of numbers in memory, and conversions of rows of 16-bit numbers. */
 
 #ifndef LOCANT_NUMBERS_H
 #define LOCANT_NUMBERS_H
@@ -11,10 +11,10 @@
 #endif
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "two halves of 16 bits are taken from 32 in the order of a little-endian machine"
+#error "this code splits 32 bits into two numbers of 16 bits in the order of a little-endian machine"
 #endif
 
-/* As `native.DTYPES` has it. */
+/* The numbers in `native.DTYPES`. */
 enum { FLOAT64, FLOAT32, FLOAT16, BFLOAT16 };
 static const int64_t SIZE[4] = {8, 4, 2, 2};
 
@@ -38,8 +38,8 @@ static inline uint32_t to_bfloat16(float value) {
     return value != value ? 0x7fc0u : rounded;
 }
 
-/* Both ways of float16 are those of torch (c10/util/Half.h): float arithmetic instead of branches, so that they can be
-   vectorised. Numbers below 2^-14, where float16 has fewer bits, are rounded by adding a power of two. */
+/* Both conversions of float16 are those of torch (c10/util/Half.h): float arithmetic instead of branches, so that the
+   compiler can vectorise them. Adding a power of two rounds numbers below 2^-14, for which float16 has fewer bits. */
 static inline float from_float16(uint32_t half) {
     uint32_t high = half << 16, twice = high + high;
     float normal = as_float((twice >> 4) + (0xe0u << 23)) * 0x1.0p-112f;
@@ -56,7 +56,7 @@ static inline uint32_t to_float16(float value) {
     return ((bits >> 16) & 0x8000u) | (twice > 0xff000000u ? 0x7e00u : rounded);
 }
 
-/* A row of float16 is widened and narrowed by the instructions for that, which gcc 12 does not find itself. */
+/* Special instructions convert rows of float16. gcc 12 does not find them itself. */
 static inline void widen(const uint16_t *x, float *y, int64_t n) {
     int64_t i = 0;
 #ifdef __AVX512F__

@@ -1,14 +1,14 @@
-/* Queries and keys rotated by their positions in one pass over memory, q and k in one parallel region.
+/* Rotate queries and keys by their positions in one pass over memory, with q and k in one parallel region.
 
-   What `locant/kernels/rotary/reference.py` says, bit for bit: angles are products of complex numbers in float64, one
-   for each byte of a position, rounded once to float32 (float64 for float64); then a cos - b sin and b cos + a sin,
-   every product rounded. So this must be compiled with -ffp-contract=off, and without -ffast-math.
+   Results have the same bits as `locant/kernels/rotary/reference.py`. Angles are products of complex numbers in float64,
+   one for each byte of a position, rounded once to float32 (float64 for float64). The results are a cos - b sin and
+   b cos + a sin, and every product is rounded. So compile this with -ffp-contract=off and without -ffast-math.
 
-   Threads take blocks of tokens. The cosines of a block are made in the thread's own stack and serve all its heads and
+   Threads take blocks of tokens. The cosines of a block are on the stack of the thread and are used for all heads and
    sequences, so that nothing of the size of the whole sequence is stored.
 
    It is compiled once for each instruction set, with VARIANT in the name of its function, and linked without an OpenMP
-   library: its symbols are those of the one that torch has loaded. */
+   library. It uses the OpenMP library that torch has loaded. */
 
 #include "numbers.h"
 #include "sharing.h"
@@ -16,7 +16,7 @@
 enum { BLOCK_TOKENS = 64, BLOCK_ANGLES = 8192, BYTES_AHEAD = 4096 };
 enum { BATCH, HEAD, SEQ };
 
-/* One of q and k: its heads, and its steps in bytes along batch, heads and seq, where it is read and written. */
+/* q or k: the number of heads, and the steps in bytes along batch, heads and seq, for reading and for writing. */
 typedef struct {
     int64_t heads, in_step[3], out_step[3];
 } Tensor;
@@ -25,9 +25,9 @@ typedef struct {
     char *in, *out;
 } Place;
 
-/* As `rotary/native.py` packs it. `rows` is 1 or `batch`: positions may be shared. Where each pair takes the position of
-   its own axis, `axis_of_pair` says which. Where `cos` and `sin` are given (rows x seq x pairs, contiguous, in the
-   working precision), `table` is not read. Addresses of q and k come last: the rest is packed once for all layers. */
+/* `rotary/cpu.py` packs this struct. `rows` is 1, for shared positions, or `batch`. If pairs use different axes of the
+   positions, `axis_of_pair` is the axis of each pair. If `cos` and `sin` are given (rows x seq x pairs, contiguous, in the
+   working precision), `table` is not read. Addresses of q and k come last. */
 typedef struct {
     int64_t threads, dtype, interleaved, inverse, batch, seq, head_dim, pairs;
     const int64_t *positions;
@@ -43,12 +43,12 @@ typedef struct {
 
 /* ---------------------------------------------------------------- some rows of one head, or of one token */
 
-/* `count` rows of `2 * pairs` elements; the angles of the next row are `angle_step` numbers on. */
+/* Rotate `count` rows of `2 * pairs` elements. The angles of the next row are `angle_step` numbers later. */
 typedef void Rotate(const char *in, char *out, int64_t in_step, int64_t out_step, const void *cos, const void *sin,
                     int64_t angle_step, int64_t count, int64_t pairs);
 
-/* What a block has of a head is too short for the machine to foresee what is read next: without asking for it, bfloat16
-   takes 2.2 times as long, float32 1.6. Asking for memory that is not there does nothing. */
+/* A block's part of a head is too short for the hardware prefetcher. Without this prefetch, bfloat16 takes 2.2 times as
+   long and float32 1.6 times. A prefetch of an invalid address does nothing. */
 static inline void ask_ahead(const char *row, int64_t step, int64_t size) {
     const char *at = row + (BYTES_AHEAD + size - 1) / size * step;
     for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(at + i, 1);
@@ -86,7 +86,7 @@ static inline void ask_ahead(const char *row, int64_t step, int64_t size) {
     }
 #define AS_IT_IS(value) (value)
 
-typedef uint32_t __attribute__((aligned(2), may_alias)) Word; /* two numbers of 16 bits, at any address of one */
+typedef uint32_t __attribute__((aligned(2), may_alias)) Word; /* two numbers of 16 bits, aligned like one */
 
 ROWS(half_float64, double, double, 16, HALF(double, AS_IT_IS, AS_IT_IS))
 ROWS(half_float32, float, float, 8, HALF(float, AS_IT_IS, AS_IT_IS))
@@ -153,7 +153,7 @@ static inline void make_angles(const Task *task, int64_t row, int64_t first, int
                     product_sin[i] = s * step[2 * i] + c * step[2 * i + 1];
                 }
             }
-            /* A factor of 1 and a sign of 1 change no bit. */
+            /* A factor of 1 and a sign of 1 do not change any bit. */
 #pragma omp simd
             for (int64_t i = 0; i < count; i++) {
                 double c = product_cos[i] * factor, s = product_sin[i] * factor * sign;
@@ -178,7 +178,7 @@ static void rotate_tensor(const Task *task, const Tensor *x, const Place *at, in
     int64_t rest = task->head_dim * SIZE[task->dtype] - rotated;
     const char *in = at->in + sequence * x->in_step[BATCH] + first * x->in_step[SEQ];
     char *out = at->out + sequence * x->out_step[BATCH] + first * x->out_step[SEQ];
-    if (x->in_step[HEAD] < x->in_step[SEQ]) { /* the heads of a token lie together */
+    if (x->in_step[HEAD] < x->in_step[SEQ]) { /* the heads of a token are contiguous */
         int64_t angle_size = pairs * (task->dtype == FLOAT64 ? 8 : 4);
         for (int64_t token = 0; token < tokens; token++)
             rotate(in + token * x->in_step[SEQ], out + token * x->out_step[SEQ], x->in_step[HEAD], x->out_step[HEAD],
@@ -195,7 +195,7 @@ static void rotate_tensor(const Task *task, const Tensor *x, const Place *at, in
                    in + head * x->in_step[HEAD] + token * x->in_step[SEQ] + rotated, (size_t)rest);
 }
 
-/* The blocks of `block` tokens; `together`: one is that of all sequences, whose angles are made once. */
+/* Blocks of `block` tokens. With `together`, a block includes all sequences, and its angles are computed once. */
 typedef struct {
     Task task;
     int64_t block, blocks, together;
@@ -227,7 +227,7 @@ static void rotate_block(const void *given, int64_t item, int64_t thread) {
     (void)thread;
 }
 
-/* The one function that is called from Python; `packed` is a Task. */
+/* The only function that Python calls. `packed` is a Task. */
 void NAMED(locant_rotate, VARIANT)(const char *packed) {
     Work work;
     memcpy(&work.task, packed, sizeof work.task);
@@ -235,7 +235,7 @@ void NAMED(locant_rotate, VARIANT)(const char *packed) {
     int64_t tokens = task->batch * task->seq, elements = tokens * (task->q.heads + task->k.heads) * task->head_dim;
     if (!elements) return;
     int64_t threads = threads_for(elements, task->threads);
-    int64_t block = tokens / (4 * threads); /* enough blocks for all threads, unless one does it all */
+    int64_t block = tokens / (4 * threads); /* enough blocks for all threads, unless there is one thread */
     block = threads == 1 || block > BLOCK_TOKENS ? BLOCK_TOKENS : block < 1 ? 1 : block;
     work.block = block * task->pairs > BLOCK_ANGLES ? BLOCK_ANGLES / task->pairs : block;
     work.blocks = (task->seq + work.block - 1) / work.block;

@@ -1,5 +1,5 @@
-/* How threads share items of work: each has a share of items that lie together, and then takes what is left of others'.
-   On a busy machine, one that is not scheduled holds nobody up. */
+/* Threads share items of work. Each thread has a contiguous share of items, and then takes remaining items of other
+   threads. On a busy machine, no thread waits for a thread that the system does not run. */
 
 #ifndef LOCANT_SHARING_H
 #define LOCANT_SHARING_H
@@ -7,8 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* The threads are those of the OpenMP library that torch has loaded. GNU's name for them is one that GNU's, LLVM's (which
-   torch has on macOS) and Intel's all have, and that any compiler can call; `#pragma omp parallel` is each compiler's own. */
+/* The threads come from the OpenMP library that torch has loaded. The libraries of GNU, LLVM (torch's on macOS) and Intel
+   all have this GNU function, and any compiler can call it. `#pragma omp parallel` differs between compilers. */
 void GOMP_parallel(void (*work)(void *), void *data, unsigned threads, unsigned flags);
 int omp_get_thread_num(void);
 
@@ -17,7 +17,7 @@ int omp_get_thread_num(void);
 
 enum { ELEMENTS_PER_THREAD = 32768 };
 
-/* So few that each has something to do; one token starts none. */
+/* The number of threads, so few that each has work. A single token does not start threads. */
 static inline int64_t threads_for(int64_t elements, int64_t most) {
     int64_t threads = 1 + elements / ELEMENTS_PER_THREAD;
     return threads < most ? threads : most;
@@ -25,7 +25,7 @@ static inline int64_t threads_for(int64_t elements, int64_t most) {
 
 typedef void OneItem(const void *task, int64_t item, int64_t thread);
 typedef struct {
-    int64_t items, threads, *taken; /* of each thread's share */
+    int64_t items, threads, *taken; /* the number of items taken from each thread's share */
     OneItem *work;
     const void *task;
 } Shares;

@@ -1,4 +1,4 @@
-"""Rotating pairs of dimensions by an angle per position."""
+"""Rotate pairs of dimensions by an angle for each position."""
 
 from locant.kernels.rotary.inplace import is_transformed as is_transformed
 from locant.kernels.rotary.inplace import require_writable as require_writable

@@ -1,19 +1,19 @@
-"""The rotation as one launch on a GPU: q and k together, forward or backward, in place or not.
+"""The rotation in one launch on a GPU: q and k together, forward or backward, in place or not.
 
-Nothing as large as sequence times head is stored for the angles. A program takes some tokens, reads their positions,
-forms each cosine and sine once from the rows of the byte tables (float64, as `Tables` says), and rotates with them the
-heads of q and k, some at a time. The backward is the same compiled code with the sine negated.
+No tensor of size sequence times head is stored for the angles. A program takes some tokens, reads their positions,
+computes each cosine and sine once from the rows of the byte tables (float64, see `Tables`), and rotates the heads of q
+and k with them, some heads at a time. The backward is the same compiled code with the sine negated.
 
-Convention: see `op`. A program reads every element that it writes before it writes it, and no two programs share one,
-so the outputs may be the inputs. Contraction into fused multiply-adds is switched off: the products are rounded as the
-reference rounds them, whatever shape the kernel was compiled for, so a token alone gets the bits it gets in a batch.
+Convention: see `op`. A program reads every element before it writes it, and no two programs share an element, so the
+outputs may be the inputs. Fused multiply-adds are disabled: for every shape, products are rounded like in the
+reference. So a token alone gets the same bits as in a batch.
 
-Cost: each element of q and k is read and written once. Beside that a token reads 32 bytes per pair from the tables (64
-beyond position 65 535), out of the L2 cache or nearer, however many heads there are. It is compiled per dtype, layout,
-head and alignment of strides, once below position 65 536 and once above; never per length.
+Cost: each element of q and k is read and written once. In addition a token reads 32 bytes per pair from the tables (64
+beyond position 65 535), from the L2 cache or nearer, for any number of heads. The kernel is compiled for each dtype,
+layout, head and alignment of strides, once below position 65 536 and once above, but not for each length.
 
-Needs Triton 3.4 or newer. Run through its interpreter and compiled for compute capabilities 8.0, 9.0 and 10.0; it has
-not yet been run, nor timed, on a device.
+It needs Triton 3.4 or newer. It was run in Triton's interpreter and compiled for compute capabilities 8.0, 9.0 and
+10.0, but not yet run or timed on a device.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from locant.kernels.rotary.reference import Layout, Tables
 from locant.spelling import dtype_name
 
 TILE = 8_192
-"""Bytes that a program of four warps has on their way at once: enough of them hide what a load takes."""
+"""Bytes that a program of four warps loads at once. Enough bytes hide the latency of a load."""
 
 PROGRAMS = 1_024
-"""Fewer than these leave a large GPU idle; the heads of a token are then shared out among several programs."""
+"""The number of programs that a large GPU needs. With fewer, several programs share the heads of a token."""
 
 MAX_LAUNCHES = 1_024
-"""Launches that are kept; then all are forgotten. Every length of a prompt has its own."""
+"""The number of launches to keep before all are removed. Every length of a prompt has its own launch."""
 
 MAX_HEAD_DIM = 1_024
 MAX_TOKENS = 2**31 - 2**16
-"""Tokens are counted in 32 bits, whose division is fast; places in memory in 64."""
+"""Token indices have 32 bits, whose division is fast. Memory offsets have 64 bits."""
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def unsupported(q: Tensor, positions: Tensor, tables: Tables) -> str | None:
-    """Why this kernel cannot rotate these tensors, or None where it can; whatever fits q fits k."""
+    """Return the reason why this kernel does not support these tensors, or ``None``. What fits q also fits k."""
     if q.dtype not in DTYPES:
         return f"the Triton kernel has no arithmetic for {dtype_name(q.dtype)}"
     if q.shape[0] * q.shape[2] > MAX_TOKENS:
-        return f"{q.shape[0] * q.shape[2]} tokens are more than the {MAX_TOKENS} that the Triton kernel counts to"
+        return f"{q.shape[0] * q.shape[2]} tokens are more than the {MAX_TOKENS} that the Triton kernel supports"
     if q.shape[-1] > MAX_HEAD_DIM:
-        return f"head_dim={q.shape[-1]} is more than the {MAX_HEAD_DIM} that a program of the Triton kernel holds"
+        return f"head_dim={q.shape[-1]} is more than the {MAX_HEAD_DIM} that the Triton kernel supports"
     if not q.is_cuda and not _interpreted():
         return f"the Triton kernel runs on CUDA devices, and q is on {q.device}"
     if q.is_cuda and _capability(q.device) < 8:
@@ -67,11 +67,11 @@ def rotate_(
     q: Tensor, k: Tensor | None, out_q: Tensor, out_k: Tensor | None,
     positions: Tensor, tables: Tables, layout: Layout, inverse: bool,
 ) -> None:  # fmt: skip
-    """Writes the rotated q and k into `out_q` and `out_k`; the arguments are those that `op` describes."""
+    """Write the rotated q and k into `out_q` and `out_k`. `op` describes the arguments."""
     work = [(x, out) for x, out in ((q, out_q), (k, out_k)) if x is not None and out is not None and x.numel()]
     if not work:
-        return  # a grid of no programs cannot be launched
-    first, second = work[0], work[-1]  # one stands in for the other, which has no heads
+        return  # a grid without programs cannot be launched
+    first, second = work[0], work[-1]  # a single tensor is also the second, with 0 heads
     axis_of_pair = positions if tables.axis_of_pair is None else tables.axis_of_pair
     tensors = (*first, *second, positions, tables.table, axis_of_pair)
     settings = (tables.levels, tables.attention_factor, axis_of_pair is positions, layout, inverse)
@@ -86,12 +86,12 @@ def rotate_(
         kernel = start(*tensors, *numbers, num_warps=4, enable_fp_fusion=False)
     if len(_LAUNCHES) >= MAX_LAUNCHES:
         _LAUNCHES.clear()
-    if kernel is not None:  # the interpreter has none
+    if kernel is not None:  # the interpreter has no compiled kernel
         _LAUNCHES[key] = kernel, grid, numbers
 
 
 _LAUNCHES: dict[tuple[object, ...], tuple[Any, tuple[int, int, int], tuple[Any, ...]]] = {}
-"""Kernels with everything they are given beside tensors. The key is all that these depend on."""
+"""Kernels with their grids and all arguments except tensors. The key contains everything on which these depend."""
 
 
 def _kind(x: Tensor) -> tuple[object, ...]:
@@ -99,29 +99,29 @@ def _kind(x: Tensor) -> tuple[object, ...]:
 
 
 Work = list[tuple[Tensor, Tensor]]
-"""q and where it goes, k and where it goes, or one of them."""
+"""q and its output, k and its output, or one of the two."""
 
 
 def _numbers(
     work: Work, positions: Tensor, tables: Tables, layout: Layout, inverse: bool
 ) -> tuple[tuple[int, int, int], tuple[Any, ...]]:
-    """The grid, and what the kernel is given after the tensors, in its order."""
+    """Return the grid, and the arguments of the kernel after the tensors, in order."""
     constants = _constants(work, positions, tables, layout)
     batch, _, seq, _ = work[0][0].shape
     heads = [x.shape[1] for x, _ in work] + [0] * (2 - len(work))
     blocks = triton.cdiv(batch * seq, constants["BLOCK_T"])
-    shares = _shares(blocks, triton.cdiv(max(heads), constants["BLOCK_H"]))
+    shares = _programs_per_token(blocks, triton.cdiv(max(heads), constants["BLOCK_H"]))
     sizes = (batch * seq, seq, shares, *heads, *(triton.cdiv(n, shares) for n in heads), -1 if inverse else 1)
     tensors = [x for pair in (work[0], work[-1]) for x in pair]
     steps = (stride // constants["UNIT"] for x in tensors for stride in _strides(x)[:3])
     row, step, *axis = positions.stride()
-    of_positions = 0 if positions.shape[0] == 1 else row, step, axis[0] if axis else 0
+    position_steps = 0 if positions.shape[0] == 1 else row, step, axis[0] if axis else 0
     dims = (x.stride(3) for x in tensors)
-    return (blocks * shares, 1, 1), (*sizes, *steps, *dims, *of_positions, *constants.values())
+    return (blocks * shares, 1, 1), (*sizes, *steps, *dims, *position_steps, *constants.values())
 
 
 def _constants(work: Work, positions: Tensor, tables: Tables, layout: Layout) -> dict[str, Any]:
-    """What the kernel is compiled for, in its order; nothing here depends on how many tokens there are."""
+    """Return the constants for which the kernel is compiled, in order. None depends on the number of tokens."""
     x = work[0][0]
     pairs = tables.pairs()
     rest = 0 if all(x is out for x, out in work) else x.shape[3] - 2 * pairs
@@ -139,23 +139,23 @@ def _constants(work: Work, positions: Tensor, tables: Tables, layout: Layout) ->
 
 
 def _blocks(pairs: int, rest: int, heads: int, element_size: int) -> dict[str, int]:
-    """Tile sizes, all powers of two: heads x tokens x pairs, `TILE` bytes together where one token has not more."""
+    """Return tile sizes, all powers of two: heads x tokens x pairs with `TILE` bytes, unless one token has more."""
     block_p = triton.next_power_of_2(pairs)
     block_r = min(triton.next_power_of_2(rest), max(2 * block_p, 128)) if rest else 1
     rows = max(1, TILE // element_size // max(2 * block_p, block_r))
     block_h = min(4, rows, triton.next_power_of_2(heads))
-    block_t = min(rows // block_h, max(1, 1_024 // block_p))  # more angles than that do not fit into the registers
+    block_t = min(rows // block_h, max(1, 1_024 // block_p))  # more angles do not fit into the registers
     return {"BLOCK_H": block_h, "BLOCK_T": block_t, "BLOCK_P": block_p, "BLOCK_R": block_r}
 
 
-def _shares(token_blocks: int, head_blocks: int) -> int:
-    """Among how many programs the heads of a token are shared out; each of them forms its angles anew."""
-    wanted = min(head_blocks, triton.cdiv(PROGRAMS, token_blocks))
-    return triton.cdiv(head_blocks, triton.cdiv(head_blocks, wanted))
+def _programs_per_token(token_blocks: int, head_blocks: int) -> int:
+    """Return the number of programs that share the heads of a token. Each of them computes the angles again."""
+    programs = min(head_blocks, triton.cdiv(PROGRAMS, token_blocks))
+    return triton.cdiv(head_blocks, triton.cdiv(head_blocks, programs))
 
 
 def _strides(x: Tensor) -> tuple[int, ...]:
-    """A dimension of one element is never stepped along, and what its stride says about alignment is void."""
+    """Return the strides, with 0 for dimensions of one element, whose strides do not matter for alignment."""
     return tuple(0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True))
 
 
@@ -190,7 +190,7 @@ def _rotate_kernel(
     ATTENTION_FACTOR: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """One program: `BLOCK_T` tokens, counted through the rows of the batch, and its share of their heads."""
+    """Rotate `BLOCK_T` tokens, counted over the rows of the batch, and a share of their heads (one program)."""
     i_program = tl.program_id(0)
     i_share, i_block = i_program % shares, i_program // shares
     o_token = i_block * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -232,7 +232,7 @@ def _exact_angles(
     PAIRS: tl.constexpr, LEVELS: tl.constexpr, AXES: tl.constexpr, ATTENTION_FACTOR: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """float64 ``[BLOCK_T, BLOCK_P]``: the product of one row of the table for every byte of the position."""
+    """Return float64 ``[BLOCK_T, BLOCK_P]``: the product of one row of the table for every byte of the position."""
     o_entry = tl.arange(0, 2 * BLOCK_P)
     m_entry = m_token[:, None] & (o_entry < 2 * PAIRS)[None, :]
     b_index = _indices(positions, axis_of_pair, o_position, position_axis, m_token, o_entry // 2, m_entry, PAIRS, AXES)
@@ -258,7 +258,7 @@ def _rounded_angles(
     positions, table, axis_of_pair, o_position, position_axis, m_token,
     PAIRS: tl.constexpr, AXES: tl.constexpr, ATTENTION_FACTOR: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """float32 ``[BLOCK_T, BLOCK_P]``: the cosine of a rounded position times a rounded frequency, rounded."""
+    """Return float32 ``[BLOCK_T, BLOCK_P]``: cosine and sine of the rounded position times frequency, rounded."""
     o_pair = tl.arange(0, BLOCK_P)
     m_pair = m_token[:, None] & (o_pair < PAIRS)[None, :]
     b_index = _indices(positions, axis_of_pair, o_position, position_axis, m_token, o_pair, m_pair, PAIRS, AXES)
@@ -276,7 +276,7 @@ def _indices(
     positions, axis_of_pair, o_position, position_axis, m_token, o_pair, m_pair,
     PAIRS: tl.constexpr, AXES: tl.constexpr,
 ):  # fmt: skip
-    """int64 ``[BLOCK_T, 1]``; with several axes one for each pair, of the axis that rotates it."""
+    """Return int64 indices ``[BLOCK_T, 1]``. With several axes, return one for each pair, from the axis of the pair."""
     if AXES:
         b_axis = tl.load(axis_of_pair + o_pair, mask=o_pair < PAIRS, other=0).to(tl.int64)
         p_index = positions + o_position[:, None] + b_axis[None, :] * position_axis
@@ -293,7 +293,7 @@ def _rotate_heads(
     PAIRS: tl.constexpr, REST: tl.constexpr, INTERLEAVED: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """Rotates heads `first` to `last` of some tokens, and hands on what lies beyond the pairs."""
+    """Rotate heads `first` to `last` of some tokens, and copy the dimensions after the pairs."""
     b_cos, b_sin = b_cos[None, :, :], b_sin[None, :, :]
     o_pair = tl.arange(0, BLOCK_P).to(tl.int64)[None, None, :]
     o_entry = tl.arange(0, 2 * BLOCK_P).to(tl.int64)[None, None, :]
