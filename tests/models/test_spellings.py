@@ -18,7 +18,7 @@ from locant.models import class_sizes, encoding_from_config, encodings_by_layer,
 from locant.models.config_values import LENGTHS, TRAINED
 from locant.models.registry import ARCHITECTURES
 from locant.models.rotary_config import read_rotary
-from locant.models.unread_keys import unread
+from locant.models.unread_keys import find_unread_keys
 from locant.positions.scaling import LongRoPE, YaRN
 from tests.models.configurations import ROPES, llama
 from tests.models.published_configurations import FOREIGN, REFUSED, UNBUILT, outcome_of
@@ -279,7 +279,11 @@ def test_a_key_that_a_row_lists_is_used(model_type: str) -> None:
     """Another value of it changes what is read, or is refused."""
     row = ARCHITECTURES.find(model_type)
     keys = row.rotary_keys
-    sizes = {key: value for key, value in SIZES.items() if not unread({key: value}, (*keys.keys, "qk_rope_head_dim"))}
+    sizes = {
+        key: value
+        for key, value in SIZES.items()
+        if not find_unread_keys({key: value}, (*keys.keys, "qk_rope_head_dim"))
+    }
     base = {"model_type": model_type, **row.defaults, **sizes}
     base = {key: value for key, value in base.items() if key not in LENGTHS}
     pairs = sum(keys.default_sections or ()) / base.get("partial_rotary_factor", 1.0)

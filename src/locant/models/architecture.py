@@ -15,12 +15,12 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from locant.arguments import Real, shown
 from locant.errors import InputError, RangeError
 from locant.kernels.rotary import Layout
-from locant.models.config_values import Config, missing
+from locant.models.config_values import Config, missing_key_error
 from locant.models.weights import InputTables, RowOrder
 from locant.positions.base import PositionEncoding
 from locant.positions.pair_table import Pairs
 
-PairsOf = Callable[[Config, Config, int], Pairs]
+PairsFactory = Callable[[Config, Config, int], Pairs]
 Remark = Callable[[Config, PositionEncoding], str | None]
 
 
@@ -95,14 +95,14 @@ class RotaryKeys:
     layer_kinds: Mapping[str, LayerKind] = field(default_factory=dict[str, LayerKind])
     interleave_key: bool = False
     ntk_alpha: bool = False
-    pairs: PairsOf | None = None
+    pairs: PairsFactory | None = None
     temperature_key: str | None = None
     default_sections: tuple[int, ...] | None = None
     head_dim_of: Callable[[Config], int] | None = None
     layout_doubt: str | None = None
     not_converted: str | None = None
     no_rotation: str | None = None
-    second_pairs: PairsOf | None = None
+    second_pairs: PairsFactory | None = None
     other_keys: tuple[str, ...] = ()
     layer_keys: tuple[str, ...] = ()
     flat_keys: bool = True
@@ -219,7 +219,7 @@ class Architecture:
         default = self.defaults.get(key)
         known = f"{default!r}, the default of {config.get('model_type')}"
         remedy = "..., as the model was trained with" if default is None else known
-        return missing(config, f"{key}, {meaning}" if meaning else key, f"{key!r}: {remedy}")
+        return missing_key_error(config, f"{key}, {meaning}" if meaning else key, f"{key!r}: {remedy}")
 
 
 def _require_types(row: Any) -> None:

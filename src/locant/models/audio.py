@@ -10,9 +10,9 @@ from typing import Any
 from locant.errors import InputError
 from locant.kernels.rotary import Layout
 from locant.models.architecture import SHARE, Architecture, RotaryKeys, rotary_row, warn_if
-from locant.models.config_values import HEADS, WIDTHS, Config, flag_at, number, one_named, required, stated
+from locant.models.config_values import HEADS, WIDTHS, Config, flag_at, number, required, required_name, stated
 from locant.models.relative_biases import SINES_IN_TURNS
-from locant.models.sinusoids import fairseq
+from locant.models.sinusoids import fairseq_encoding
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.convolutional import Convolutional
 from locant.positions.encodings.shaw import Shaw
@@ -27,7 +27,7 @@ def _conformer(config: Config, layer_type: str | None) -> PositionEncoding | Non
     remedy = f"'position_embeddings_type': {' or '.join(map(repr, kinds))}, as the model was trained with"
     if stated(config, "position_embeddings_type", remedy) is None:
         return PositionEncoding()
-    kind = one_named(config, "position_embeddings_type", kinds, remedy=remedy)
+    kind = required_name(config, "position_embeddings_type", kinds, remedy=remedy)
     if kind == "rotary":
         return None
     heads, width = required(config, HEADS[0]), required(config, WIDTHS[0])
@@ -39,10 +39,10 @@ def _conformer(config: Config, layer_type: str | None) -> PositionEncoding | Non
 
 def _seamless(config: Config, layer_type: str | None) -> PositionEncoding | None:
     """A Conformer for speech; for text, in encoder and decoder, the sines of M2M100."""
-    return _conformer(config, None) if layer_type == "speech" else fairseq(config, None)
+    return _conformer(config, None) if layer_type == "speech" else fairseq_encoding(config, None)
 
 
-def _of_seconds(config: Config, rope: Config, rotary_dim: int) -> Pairs:
+def _time_pairs(config: Config, rope: Config, rotary_dim: int) -> Pairs:
     """Of a feature of sound: its frame x its window of frames, and its frame x its place there (Music Flamingo)."""
     longest = number("max_position_embeddings", config.get("max_position_embeddings"))
     base = rope.get("rope_theta", config.get("rope_theta"))
@@ -83,7 +83,7 @@ def _data2vec(config: Config, layer_type: str | None) -> PositionEncoding:
 
 def _convolutional(config: Config, **options: Any) -> PositionEncoding:
     released = "'feat_extract_activation': 'gelu', as released models have it"
-    one_named(config, "feat_extract_activation", ("gelu",), "gelu", released)
+    required_name(config, "feat_extract_activation", ("gelu",), "gelu", released)
     return Convolutional(required(config, *WIDTHS), groups=required(config, "num_conv_pos_embedding_groups"), **options)
 
 
@@ -95,7 +95,7 @@ EMBEDDED = (
 GATED = "each layer multiplies the bias of a query by a gate that it makes of its hidden state, for every head"
 
 
-def _with_own_ropes(base: float, share: float, max_seq_len: int, layout: Layout = "half") -> Architecture:
+def _row_with_default_ropes(base: float, share: float, max_seq_len: int, layout: Layout = "half") -> Architecture:
     """A class with rope parameters of its own: without any in the configuration, keys beside them are not read."""
     return rotary_row(
         max_seq_len=max_seq_len,
@@ -135,14 +135,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         1e4, 512, None, 0.9, keys=INTERLEAVED, attribute_map={"num_attention_heads": "encoder_num_attention_heads"},
     ),
     "musicflamingo": rotary_row(
-        1200.0, 1200, 1280, 0.2, keys=RotaryKeys(pairs=_of_seconds, not_converted="which rotates no queries and keys"),
+        1200.0, 1200, 1280, 0.2, keys=RotaryKeys(pairs=_time_pairs, not_converted="which rotates no queries and keys"),
         warnings=(EMBEDDED,),
     ),
     **dict.fromkeys(
-        ("moonshine_streaming", "moonshine_streaming_encoder"), _with_own_ropes(1e4, 0.8, 4096, "interleaved")
+        ("moonshine_streaming", "moonshine_streaming_encoder"), _row_with_default_ropes(1e4, 0.8, 4096, "interleaved")
     ),
     "moshi": rotary_row(1e4, 3000),
-    "nemotron3_5_transcribe_asr_audio": _with_own_ropes(1e4, 0.5, 5000),
+    "nemotron3_5_transcribe_asr_audio": _row_with_default_ropes(1e4, 0.5, 5000),
     "nemotron3_diarization_audio": rotary_row(1e4, 5000, keys=PART),
     **dict.fromkeys(("neucodec", "xcodec2"), rotary_row(1e4, 4096, 64)),
     **dict.fromkeys(

@@ -85,10 +85,10 @@ def part_of(whole: Config, part: Config | object, others: Config | None = None) 
 
 def value_at(config: Config, *keys: str) -> Any:
     """The value under whichever of these synonyms is there, or ``None``; two that differ raise."""
-    return agreed({key: config[key] for key in keys if config.get(key) is not None})
+    return common_value({key: config[key] for key in keys if config.get(key) is not None})
 
 
-def agreed(values: Mapping[str, Any]) -> Any:
+def common_value(values: Mapping[str, Any]) -> Any:
     """The one value that all of these keys have; ``None`` where there is none."""
     first = next(iter(values.values()), None)
     if any(value is not first and value != first for value in values.values()):  # NaN differs from itself
@@ -111,18 +111,18 @@ def required(config: Config, *keys: str, low: int = 1) -> int:
     """
     value = integer_at(config, *keys, low=low)
     if value is None:
-        raise missing(config, keys[0], f"{keys[0]!r} in it, as the model has it")
+        raise missing_key_error(config, keys[0], f"{keys[0]!r} in it, as the model has it")
     return value
 
 
 def stated(config: Config, key: str, remedy: str) -> Any:
     """The value under this key, which has to be there."""
     if key not in config:
-        raise missing(config, key, remedy)
+        raise missing_key_error(config, key, remedy)
     return config[key]
 
 
-def one_named(config: Config, key: str, names: Sequence[str], default: str | None = None, remedy: str = "") -> str:
+def required_name(config: Config, key: str, names: Sequence[str], default: str | None = None, remedy: str = "") -> str:
     """The name under this key, which has to be one of these."""
     name = config.get(key, default)
     if not isinstance(name, str) or name not in names:
@@ -132,7 +132,7 @@ def one_named(config: Config, key: str, names: Sequence[str], default: str | Non
     return name
 
 
-def missing(config: Config, key: str, remedy: str) -> InputError:
+def missing_key_error(config: Config, key: str, remedy: str) -> InputError:
     """The error for a configuration without this key."""
     return InputError(f"got a {config.get('model_type', '')} configuration without {key}".replace("  ", " "), remedy)
 

@@ -11,7 +11,14 @@ from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import SHARE, Architecture, RotaryKeys, rotary_row, warn_if
 from locant.models.config_values import TRAINED, Config, layer_types_in, required
-from locant.models.layered import LISTED_KEYS, base_inside, layers_of_list, listed_layers, none_without, of_types
+from locant.models.mixed_layers import (
+    LISTED_KEYS,
+    drop_outer_base,
+    kinds_from_base_keys,
+    listed_kinds,
+    listed_kinds_by_layer,
+    nope_if_without,
+)
 from locant.models.rope_parameters import rope_dictionary
 from locant.models.weights import HeadRows, InputTables, query_rows
 from locant.positions.base import PositionEncoding
@@ -155,12 +162,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "sarvam_mla": _latent(1e4, 4096, keys=replace(EITHER_LAYOUT, rope_types={"deepseek_yarn": "yarn"})),
     "axk1": _latent(1e4, 32768, keys=EITHER_LAYOUT),
     "axk2": _latent(1e4, 131072, 32),
-    "bailing_hybrid": _latent(6e6, None, keys=replace(LATENT, respell=base_inside)),
+    "bailing_hybrid": _latent(6e6, None, keys=replace(LATENT, respell=drop_outer_base)),
     "deepseek_v32": _latent(1e4, 163840),
     "dots3_note_text": rotary_row(
         keys=replace(
             LATENT, per_layer=True, respell=_one_base_for_a_scaling,
-            layer_kinds=of_types(sliding_attention="swa_rope_theta", indexed_attention="rope_theta"),
+            layer_kinds=kinds_from_base_keys(sliding_attention="swa_rope_theta", indexed_attention="rope_theta"),
         ),
         defaults={
             "head_dim": 256, "qk_rope_head_dim": 64, "max_position_embeddings": 524288, "rope_theta": 8e7,
@@ -170,8 +177,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "deepseek_v4": rotary_row(
         keys=RotaryKeys(
-            layout="interleaved", pairs=_trailing, share_keys=SHARE, per_layer=True, layer_kinds=of_types(**V4_KINDS),
-            respell=_two_ladders,
+            layout="interleaved", pairs=_trailing, share_keys=SHARE, per_layer=True,
+            layer_kinds=kinds_from_base_keys(**V4_KINDS), respell=_two_ladders,
             not_converted="which rotates the last dimensions of its one key, and values with it",
         ),
         inputs=InputTables(tokens="embed"),
@@ -212,8 +219,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         warnings=(_latent_attention, _scale_of_scores, GROWING_QUERIES),
     ),
     "mistral_large4_text": rotary_row(
-        keys=replace(LATENT, layer_keys=LISTED_KEYS), encoding=none_without, layer_types=listed_layers(),
-        kinds_by_layer=layers_of_list(),
+        keys=replace(LATENT, layer_keys=LISTED_KEYS), encoding=nope_if_without, layer_types=listed_kinds(),
+        kinds_by_layer=listed_kinds_by_layer(),
         defaults={
             "qk_rope_head_dim": 64, "max_position_embeddings": 1048576,
             "rope_parameters": {

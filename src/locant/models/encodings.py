@@ -11,7 +11,7 @@ from locant.errors import InputError, LocantError, Remedy
 from locant.kernels.rotary import Layout
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import NUM_LAYERS, Config, layer_types_in, required
-from locant.models.layered import full_every
+from locant.models.mixed_layers import full_every
 from locant.models.registry import class_sizes, flat_part, read, read_known, with_defaults
 from locant.models.rope_parameters import ropes_by_layer
 from locant.models.rotary_config import Reading, read_rotary, second_members
@@ -59,13 +59,13 @@ def encoding_from_config(
     >>> encoding_from_config({"model_type": "gpt2", "n_positions": 1024, "n_embd": 768})
     Learned(max_seq_len=1024, d_model=768)
     """
-    asked = flag("allow_no_rotation", allow_no_rotation)
-    config, layer_type = _named_part(config, layer_type)
+    allowed = flag("allow_no_rotation", allow_no_rotation)
+    config, layer_type = _select_part(config, layer_type)
     _warn_of_form(config, layout, depth=3)
-    return _of_what_is_stated(config, lambda stated: _encoding(stated, layer_type, angles, layout, asked), depth=3)
+    return _make_with_defaults(config, lambda stated: _encoding(stated, layer_type, angles, layout, allowed), depth=3)
 
 
-def _named_part(config: Config | object, layer_type: str | None) -> tuple[Config | object, str | None]:
+def _select_part(config: Config | object, layer_type: str | None) -> tuple[Config | object, str | None]:
     """The part of a configuration of several models that `layer_type` names, or else what was given."""
     values = config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
     part = values.get(layer_type) if isinstance(layer_type, str) else None
@@ -91,15 +91,15 @@ def _encoding(
         if not kinds:
             raise InputError(f"{got}none: its layers share one encoding", "no layer_type")
         raise InputError(f"{got}one of {', '.join(kinds)}: their encodings differ", Remedy(layer_type=kinds[0]))
-    other = _other_than_rotary(values, architecture, chosen)
+    other = _non_rotary_encoding(values, architecture, chosen)
     if other is not None:
         return other
     if architecture.rotary is UNKNOWN and layout is None:
         from locant.probing.probe import measured_rotary
 
         return measured_rotary(config, layer_type).alike(angles=angles)
-    of_ropes = chosen if architecture.layer_types is None else None  # others share one dictionary of rope parameters
-    options: dict[str, Any] = {"layer_type": of_ropes, "layout": layout}
+    rope_type = chosen if architecture.layer_types is None else None  # others share one dictionary of rope parameters
+    options: dict[str, Any] = {"layer_type": rope_type, "layout": layout}
     options["allow_no_rotation"] = allow_no_rotation
     reading = read_rotary(values, architecture, **options)
     _warn(reading, depth=6)
@@ -124,7 +124,7 @@ def _kind_of_type(config: Config, architecture: Architecture, layer_type: str) -
     """The kind of the layers that ``layer_types`` calls so; of several, the one that is rotated, with a warning."""
     types, kinds = layer_types_in(config), _kinds_by_layer(config, architecture)
     found = [*dict.fromkeys(kind for one, kind in zip(types, kinds, strict=False) if one == layer_type)]
-    rotated = [kind for kind in found if _other_than_rotary(config, architecture, kind) is None]
+    rotated = [kind for kind in found if _non_rotary_encoding(config, architecture, kind) is None]
     if len(found) > 1 and rotated:
         warnings.warn(
             f"{config['model_type']}: some layers of type {layer_type!r} have rotary positions, and some have none: "
@@ -154,7 +154,7 @@ def encodings_by_layer(
     >>> [type(each).__name__ for each in encodings_by_layer(config)]
     ['Rotary', 'Rotary', 'Rotary', 'PositionEncoding']
     """
-    values, architecture = _with_kinds(config)
+    values, architecture = _read_with_kinds(config)
     kinds = _kinds_by_layer(values, architecture)
 
     def make(stated: Config | object) -> dict[str | None, PositionEncoding]:
@@ -165,7 +165,7 @@ def encodings_by_layer(
         return made
 
     _warn_of_form(config, layout, depth=3)
-    made = _of_what_is_stated(config, make, depth=3)
+    made = _make_with_defaults(config, make, depth=3)
     return [made[kind] for kind in kinds]
 
 
@@ -204,17 +204,17 @@ def rotary_from_config(
         values, architecture = read(stated)
         if architecture.rotary is UNKNOWN and layout is None and is_measurable(stated):
             return measured_rotary(stated, layer_type).alike(angles=angles)
-        of_ropes = layer_type
+        rope_type = layer_type
         if layer_type is not None and architecture.layer_types is not None:
             kinds = architecture.layer_types(values)
-            rotated = [kind for kind in kinds if _other_than_rotary(values, architecture, kind) is None]
+            rotated = [kind for kind in kinds if _non_rotary_encoding(values, architecture, kind) is None]
             if layer_type in kinds and layer_type not in rotated and rotated:
                 remedy = Remedy("{}, or PositionEncoding() for these layers", layer_type=rotated[0])
                 raise InputError(f"got layer_type={shown(layer_type)}, which has no rotary positions", remedy)
-            of_ropes = None if layer_type in kinds else layer_type
-        reading = read_rotary(values, architecture, layer_type=of_ropes, layout=layout)
+            rope_type = None if layer_type in kinds else layer_type
+        reading = read_rotary(values, architecture, layer_type=rope_type, layout=layout)
         _warn(reading, depth=6)
-        if for_all_layers and layer_type is None and (others := _not_rotated(values, architecture)):
+        if for_all_layers and layer_type is None and (others := _unrotated_kinds(values, architecture)):
             warnings.warn(
                 f"{values['model_type']}: this is not the encoding of all layers. Those of kind "
                 f"{' and '.join(map(repr, others))} have no rotary positions. Use encoding_from_config(config, "
@@ -224,7 +224,7 @@ def rotary_from_config(
         return cls(**reading.arguments, angles=angles)
 
     _warn_of_form(config, layout, depth=4)
-    return _of_what_is_stated(config, made, depth=4)
+    return _make_with_defaults(config, made, depth=4)
 
 
 def _warn_of_form(config: Config | object, layout: Layout | None, *, depth: int) -> None:
@@ -245,7 +245,7 @@ def _warn(reading: Reading, *, depth: int) -> None:
         warnings.warn(note, stacklevel=depth)
 
 
-def _of_what_is_stated(config: Config | object, make: Callable[[Config | object], E], *, depth: int) -> E:
+def _make_with_defaults(config: Config | object, make: Callable[[Config | object], E], *, depth: int) -> E:
     """What is made of a configuration; where that lacks keys, with their defaults, which a warning names.
 
     A base that was lost on the way would otherwise be replaced by another one in silence. An error that is left with
@@ -256,13 +256,13 @@ def _of_what_is_stated(config: Config | object, make: Callable[[Config | object]
     except InputError as lacking:
         stated, full = read(config)[0], {**class_sizes(config), **with_defaults(config)}
         taken = {key: value for key, value in full.items() if key not in stated}
-        error = _error_of(make, full) if taken else lacking
+        error = _find_error(make, full) if taken else lacking
         if error is not None:
             of_layers = isinstance(error.remedy, Remedy) and "layer_type" in error.remedy.arguments
             raise (error if of_layers or CONTRADICTION in error.cause else lacking) from None
     for key in tuple(taken):  # what it reads as well without has no part in it
         fewer = {each: value for each, value in taken.items() if each != key}
-        taken = taken if _error_of(make, {**stated, **fewer}) else fewer
+        taken = taken if _find_error(make, {**stated, **fewer}) else fewer
     warnings.warn(
         f"got a {full['model_type']} configuration without {', '.join(taken)}: taken is what its class in transformers "
         f"takes, {shown(taken)}; a model that was trained with anything else needs it in the configuration",
@@ -271,7 +271,7 @@ def _of_what_is_stated(config: Config | object, make: Callable[[Config | object]
     return make({**stated, **taken})
 
 
-def _error_of(make: Callable[[Config | object], object], config: Config) -> LocantError | None:
+def _find_error(make: Callable[[Config | object], object], config: Config) -> LocantError | None:
     """The error of this reading, if there is one: a default may also be a number that does not fit the others."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -296,10 +296,10 @@ def layer_types(config: Config | object) -> tuple[str, ...]:
     >>> layer_types({"model_type": "t5"})
     ('encoder', 'decoder')
     """
-    return _layer_types(*_with_kinds(config))
+    return _layer_types(*_read_with_kinds(config))
 
 
-def _with_kinds(config: Config | object) -> tuple[dict[str, Any], Architecture]:
+def _read_with_kinds(config: Config | object) -> tuple[dict[str, Any], Architecture]:
     """A configuration and its row, with the defaults of its class if its layers cannot be told apart without them."""
     values, architecture = read_measurable(config)
     try:
@@ -315,16 +315,16 @@ def _with_kinds(config: Config | object) -> tuple[dict[str, Any], Architecture]:
 
 def rotary_layer_types(config: Config | object) -> tuple[str | None, ...]:
     """Those of `layer_types` that have rotary positions; ``(None,)`` where all layers have the same."""
-    values, architecture = _with_kinds(config)
+    values, architecture = _read_with_kinds(config)
     kinds = _layer_types(values, architecture) or (None,)
-    return tuple(kind for kind in kinds if _other_than_rotary(values, architecture, kind) is None)
+    return tuple(kind for kind in kinds if _non_rotary_encoding(values, architecture, kind) is None)
 
 
-def _not_rotated(config: Config, architecture: Architecture) -> tuple[str, ...]:
+def _unrotated_kinds(config: Config, architecture: Architecture) -> tuple[str, ...]:
     """The kinds of layers that have no rotary positions, if they are known and there are some that have."""
     try:
         kinds = _layer_types(config, architecture)
-        others = tuple(kind for kind in kinds if _other_than_rotary(config, architecture, kind) is not None)
+        others = tuple(kind for kind in kinds if _non_rotary_encoding(config, architecture, kind) is not None)
     except InputError:  # what is needed to tell them apart is missing
         return ()
     return others if len(others) < len(kinds) else ()
@@ -336,10 +336,10 @@ def _layer_types(config: Config, architecture: Architecture) -> tuple[str, ...]:
     return () if architecture.rotary is None else tuple(ropes_by_layer(config, architecture.rotary) or ())
 
 
-def _other_than_rotary(config: Config, architecture: Architecture, layer_type: str | None) -> PositionEncoding | None:
+def _non_rotary_encoding(config: Config, architecture: Architecture, layer_type: str | None) -> PositionEncoding | None:
     """The encoding of layers without rotary positions."""
     if architecture.encoding is not None:
         return architecture.encoding(config, layer_type)
     ropes = None if layer_type is None else ropes_by_layer(config, architecture.rotary_keys)
-    stands_still = ropes is not None and layer_type in ropes and ropes[layer_type or ""] is None
-    return PositionEncoding() if stands_still else None
+    has_no_rotation = ropes is not None and layer_type in ropes and ropes[layer_type or ""] is None
+    return PositionEncoding() if has_no_rotation else None

@@ -14,7 +14,7 @@ from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import Architecture
 from locant.models.config_values import HEADS, WIDTHS, Config, flag_at, integer, patches, required, stated
-from locant.models.learned_tables import NOT_COMPARED, row_of
+from locant.models.learned_tables import NOT_COMPARED, encoding_row
 from locant.models.vision import SAM, learned_grid
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.grid_bias import GridBias
@@ -24,7 +24,7 @@ from locant.positions.encodings.sinusoidal import Sinusoidal
 
 def _grid(image: int, patch: int, prefix: int = 0, **row: Any) -> Architecture:
     """A table for images of this size in patches of this size, which are the defaults of the class."""
-    return row_of(learned_grid(prefix), {"image_size": image, "patch_size": patch}, **row)
+    return encoding_row(learned_grid(prefix), {"image_size": image, "patch_size": patch}, **row)
 
 
 def _spectrogram(config: Config, layer_type: str | None) -> PositionEncoding:
@@ -89,7 +89,9 @@ def _clap(config: Config, layer_type: str | None) -> PositionEncoding:
     return GridBias(_heads_by_stage(config)[stage], window, window)
 
 
-def _refused(scheme: str, remedy: str = "locant.PositionEncoding, with an embed or bias of your own") -> Architecture:
+def _unsupported(
+    scheme: str, remedy: str = "locant.PositionEncoding, with an embed or bias of your own"
+) -> Architecture:
     """A row of a model whose positions no encoding of this package describes."""
 
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
@@ -98,8 +100,8 @@ def _refused(scheme: str, remedy: str = "locant.PositionEncoding, with an embed 
     return Architecture(encoding=encoding, inputs=NOT_COMPARED)
 
 
-DETECTOR = _refused("sines or tables of rows and columns, which every layer adds to its queries and keys")
-ROWS_AND_COLUMNS = _refused("a table of rows and one of columns, whose vectors are added up")
+DETECTOR = _unsupported("sines or tables of rows and columns, which every layer adds to its queries and keys")
+ROWS_AND_COLUMNS = _unsupported("a table of rows and one of columns, whose vectors are added up")
 
 NEAREST = "images of other sizes take the rows nearest to their patches: the table is not resized"
 BESIDES_FRAMES = "frames of a video have a table besides, time_embeddings"
@@ -199,12 +201,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         DETECTOR,
     ),
     **dict.fromkeys(("pix2struct_vision_model", "tvp"), ROWS_AND_COLUMNS),
-    "levit": _refused("a bias for every pair of offsets between grids, which differ from layer to layer"),
-    "mllama_vision_model": _refused("gated tables of patches and of the tiles of an image"),
-    "pvt": _refused("a grid of its own in every stage"),
-    "radio": _refused("a table that is cut out of a larger one by the size of an image"),
-    "sam2_hiera_det_model": _refused("a small table that is stretched, and one that is repeated in every window"),
-    "videoprism_vision_model": _refused("a table of the places in a frame, and later one of the frames"),
+    "levit": _unsupported("a bias for every pair of offsets between grids, which differ from layer to layer"),
+    "mllama_vision_model": _unsupported("gated tables of patches and of the tiles of an image"),
+    "pvt": _unsupported("a grid of its own in every stage"),
+    "radio": _unsupported("a table that is cut out of a larger one by the size of an image"),
+    "sam2_hiera_det_model": _unsupported("a small table that is stretched, and one that is repeated in every window"),
+    "videoprism_vision_model": _unsupported("a table of the places in a frame, and later one of the frames"),
     **dict.fromkeys(
         (
             "deepseek_ocr2_sam_vision_model", "got_ocr2_vision", "pp_chart2table_vision",

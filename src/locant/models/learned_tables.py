@@ -22,7 +22,7 @@ from locant.positions.base import PositionEncoding
 from locant.positions.encodings.learned import Learned, LearnedGrid
 
 NOT_COMPARED = InputTables(why_not="what its code does with the input was not compared with InputEmbedding")
-EncodingOf = Callable[[Config, str | None], PositionEncoding]
+EncodingFactory = Callable[[Config, str | None], PositionEncoding]
 LENGTH = LENGTHS[0]
 PADDING = "pad_token_id"
 
@@ -32,7 +32,7 @@ def size(config: Config, key: str, synonyms: tuple[str, ...]) -> int:
     return required(config, key) if config.get(key) is not None else required(config, key, *synonyms)
 
 
-def row_of(encoding: EncodingOf, defaults: Config, /, **row: Any) -> Architecture:
+def encoding_row(encoding: EncodingFactory, defaults: Config, /, **row: Any) -> Architecture:
     """A row with this encoding and these defaults, unless `row` has another encoding; its ``defaults`` are added."""
     fields: dict[str, Any] = {"encoding": encoding, "inputs": NOT_COMPARED, **row}
     fields["defaults"] = {**defaults, **row.get("defaults", {})}
@@ -50,7 +50,7 @@ def learned(
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
         return Learned(size(config, length, LENGTHS), size(config, width, WIDTHS), offset=offset)
 
-    return row_of(encoding, {length: max_seq_len}, **row)
+    return encoding_row(encoding, {length: max_seq_len}, **row)
 
 
 def learned_after_padding(
@@ -65,7 +65,7 @@ def learned_after_padding(
         return after_padding(config, size(config, width, WIDTHS), padding if fixed else None)
 
     given = {} if fixed or padding is None else {PADDING: padding}
-    return row_of(encoding, {LENGTH: max_seq_len, **given}, **row)
+    return encoding_row(encoding, {LENGTH: max_seq_len, **given}, **row)
 
 
 def after_padding(config: Config, width: int, padding: int | None = None) -> Learned:
@@ -93,7 +93,7 @@ def _reformer(config: Config, layer_type: str | None) -> PositionEncoding:
     return Learned(math.prod(integer("axial_pos_shape", side) for side in sides), required(config, WIDTHS[0]))
 
 
-def _stretched(config: Config, layer_type: str | None) -> PositionEncoding:
+def _resized_table(config: Config, layer_type: str | None) -> PositionEncoding:
     """A table that is resized to the length of a text, as those of images are to their size."""
     return LearnedGrid(1, size(config, LENGTH, LENGTHS), size(config, WIDTHS[0], WIDTHS), mode="bilinear")
 
@@ -129,11 +129,11 @@ BY_HIDDEN_STATES = (
 ENTITIES = "entities have a table of their own, and take the mean of the rows of their words"
 
 PLAIN = learned()
-CLIP_KIN = learned(77)
-OWL_KIN = learned(16)
-SIGLIP_KIN = learned(64)
-BART_KIN = learned(1024, width="d_model", offset=2, warnings=(TWO_TABLES,))
-ROBERTA_KIN = learned_after_padding()
+CLIP_LIKE = learned(77)
+OWL_LIKE = learned(16)
+SIGLIP_LIKE = learned(64)
+BART_LIKE = learned(1024, width="d_model", offset=2, warnings=(TWO_TABLES,))
+ROBERTA_LIKE = learned_after_padding()
 ROBERTA_514 = learned_after_padding(514)
 LAYOUT = (BOXES,)
 
@@ -143,8 +143,8 @@ BART_LARGE = {
 }  # fmt: skip
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "bart": replace(BART_KIN, presets={"bart-large": BART_LARGE}),
-    **dict.fromkeys(("mbart", "mvp", "plbart"), BART_KIN),
+    "bart": replace(BART_LIKE, presets={"bart-large": BART_LARGE}),
+    **dict.fromkeys(("mbart", "mvp", "plbart"), BART_LIKE),
     "pp_formulanet_text": learned(2560, width="d_model", offset=2),
     "biogpt": learned(1024, offset=2),
     "blenderbot": learned(128, width="d_model", warnings=(TWO_TABLES,)),
@@ -179,16 +179,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "aimv2_text_model", "clip_text_model", "clipseg_text_model", "groupvit_text_model", "metaclip_2_text_model",
             "xclip_text_model",
         ),
-        CLIP_KIN,
+        CLIP_LIKE,
     ),
-    "sam3_lite_text_text_model": learned(77, encoding=_stretched, warnings=(STRETCHED,)),
-    **dict.fromkeys(("owlv2_text_model", "owlvit_text_model"), OWL_KIN),
-    **dict.fromkeys(("siglip2_text_model", "siglip_text_model"), SIGLIP_KIN),
+    "sam3_lite_text_text_model": learned(77, encoding=_resized_table, warnings=(STRETCHED,)),
+    **dict.fromkeys(("owlv2_text_model", "owlvit_text_model"), OWL_LIKE),
+    **dict.fromkeys(("siglip2_text_model", "siglip_text_model"), SIGLIP_LIKE),
     "mra": learned(offset=2),
     "nystromformer": learned(510, offset=2),
     "yoso": learned(4096, offset=2),
     **dict.fromkeys(
-        ("data2vec-text", "ibert", "longformer", "roberta-prelayernorm", "xmod"), ROBERTA_KIN
+        ("data2vec-text", "ibert", "longformer", "roberta-prelayernorm", "xmod"), ROBERTA_LIKE
     ),
     **dict.fromkeys(
         ("altclip_text_model", "bridgetower_text_model", "clap_text_model", "xlm-roberta-xl"), ROBERTA_514

@@ -11,9 +11,9 @@ from dataclasses import replace
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.kernels.rotary import Layout
-from locant.models.architecture import SHARE, Architecture, PairsOf, RotaryKeys, rotary_row
+from locant.models.architecture import SHARE, Architecture, PairsFactory, RotaryKeys, rotary_row
 from locant.models.config_values import HEADS, Config, flag_at, integer, number, required, sections_in
-from locant.models.layered import rope
+from locant.models.mixed_layers import rope
 from locant.models.weights import RMS_NORMED
 from locant.positions.base import PositionEncoding
 from locant.positions.pair_table import Pairs
@@ -28,7 +28,7 @@ def axes_in_turns(pairs: int, rows: int, columns: int) -> list[int]:
     return [pair % 3 if pair < reach.get(pair % 3, 0) else TIME for pair in range(pairs)]
 
 
-def _by_stride(*default: int, layout: Layout = "half") -> PairsOf:
+def _by_stride(*default: int, layout: Layout = "half") -> PairsFactory:
     """Every third pair belongs to rows, and every third to columns, as far as their sections reach (Qwen3-VL)."""
 
     def pairs(config: Config, rope: Config, rotary_dim: int) -> Pairs:
@@ -51,7 +51,7 @@ def _rows_and_columns_in_turns(config: Config, rope: Config, rotary_dim: int) ->
     return replace(Pairs.of(rotary_dim, layout="interleaved"), axes=[ROW, COLUMN] * rows + [TIME] * frames, num_axes=3)
 
 
-def _in_sections_of_dimensions(member: int) -> PairsOf:
+def _in_sections_of_dimensions(member: int) -> PairsFactory:
     """Axes have sections of dimensions, not of pairs: this member of a pair has the axis of its own (HunYuan-VL)."""
 
     def pairs(config: Config, rope: Config, head_dim: int) -> Pairs:

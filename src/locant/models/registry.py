@@ -10,14 +10,14 @@ from typing import Any
 from locant.arguments import shown
 from locant.errors import InputError, RangeError
 from locant.models import (
-    added,
+    additive_positions,
     audio,
     deepseek,
     gpt,
     image_tables,
-    layered,
     learned_tables,
     llama,
+    mixed_layers,
     multimodal,
     relative_biases,
     remote_code,
@@ -32,7 +32,19 @@ from locant.models.parts import TYPE_OF_PART
 from locant.registry import Registry
 
 TABLES = (learned_tables, sinusoids, relative_biases, without_positions)
-FAMILIES = (llama, layered, deepseek, gpt, added, *TABLES, audio, vision, image_tables, multimodal, remote_code)
+FAMILIES = (
+    llama,
+    mixed_layers,
+    deepseek,
+    gpt,
+    additive_positions,
+    *TABLES,
+    audio,
+    vision,
+    image_tables,
+    multimodal,
+    remote_code,
+)
 
 
 def _require_architecture(name: str, architecture: Architecture) -> None:
@@ -43,13 +55,15 @@ def _require_architecture(name: str, architecture: Architecture) -> None:
         raise RangeError(f"got layout=None for {name}", "layout='half' or 'interleaved'")
 
 
-def _own(registry: Registry[Architecture]) -> None:
+def _register_families(registry: Registry[Architecture]) -> None:
     for family in FAMILIES:
         for name, architecture in family.ARCHITECTURES.items():
             registry.register(name, architecture)
 
 
-ARCHITECTURES = Registry[Architecture]("architecture", "locant.architectures", _require_architecture, _own)
+ARCHITECTURES = Registry[Architecture](
+    "architecture", "locant.architectures", _require_architecture, _register_families
+)
 
 
 def register_architecture(name: str, architecture: Architecture, aliases: Iterable[str] = ()) -> None:

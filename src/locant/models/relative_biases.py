@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from locant.errors import InputError
-from locant.models.added import T5, UNSCALED_SCORES
+from locant.models.additive_positions import T5, UNSCALED_SCORES
 from locant.models.architecture import Architecture, warn_if
 from locant.models.config_values import HEADS, LENGTHS, WIDTHS, Config, flag_at, integer, required
-from locant.models.learned_tables import BOXES, LENGTH, NOT_COMPARED, PADDING, EncodingOf, after_padding, size
+from locant.models.learned_tables import BOXES, LENGTH, NOT_COMPARED, PADDING, EncodingFactory, after_padding, size
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.learned import Learned
 from locant.positions.encodings.shaw import Shaw
@@ -35,7 +35,7 @@ def _mpnet(config: Config, layer_type: str | None) -> PositionEncoding:
     return T5Bias(required(config, *HEADS), num_buckets=32, bidirectional=True)
 
 
-def _layoutlm(table: Callable[[Config], PositionEncoding]) -> EncodingOf:
+def _layoutlm(table: Callable[[Config], PositionEncoding]) -> EncodingFactory:
     """T5's buckets in the layers, unless a configuration turns them off; a table at the input."""
 
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
@@ -60,7 +60,7 @@ def _cpmant(config: Config, layer_type: str | None) -> PositionEncoding:
 # ------------------------------------------------------------------ sines of the distance
 
 
-def _transformer_xl(heads: str = HEADS[0], width: str = WIDTHS[0], head_dim: str = "") -> EncodingOf:
+def _transformer_xl(heads: str = HEADS[0], width: str = WIDTHS[0], head_dim: str = "") -> EncodingFactory:
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
         own = integer(head_dim, config[head_dim]) if config.get(head_dim) is not None else None
         return TransformerXL(size(config, heads, HEADS), size(config, width, WIDTHS), head_dim=own)
@@ -116,7 +116,7 @@ MPNET_BASE = {
     "max_position_embeddings": 514, "relative_attention_num_buckets": 32, "pad_token_id": 1,
 }  # fmt: skip
 
-T5_KIN = replace(T5, presets={})
+T5_LIKE = replace(T5, presets={})
 CONFORMER = Architecture(encoding=_transformer_xl(), inputs=NOT_COMPARED, warnings=(SINES_IN_TURNS,))
 LAYOUTLM_2 = Architecture(
     encoding=_layoutlm(lambda config: Learned(size(config, LENGTH, LENGTHS), size(config, WIDTHS[0], WIDTHS))),
@@ -134,11 +134,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         LAYOUTLM_2, defaults={**LAYOUTLM_2.defaults, PADDING: 1}, warnings=(BOXES, DIVIDED),
         encoding=_layoutlm(lambda config: after_padding(config, size(config, WIDTHS[0], WIDTHS))),
     ),
-    **dict.fromkeys(("pop2piano", "switch_transformers"), T5_KIN),
-    "umt5": replace(T5_KIN, warnings=(UNSCALED_SCORES, PER_LAYER)),
-    "longt5": replace(T5_KIN, warnings=(UNSCALED_SCORES, WINDOW)),
-    "udop": replace(T5_KIN, warnings=(UNSCALED_SCORES, BOXES)),
-    "pix2struct_text_model": replace(T5_KIN, layer_types=lambda config: ()),
+    **dict.fromkeys(("pop2piano", "switch_transformers"), T5_LIKE),
+    "umt5": replace(T5_LIKE, warnings=(UNSCALED_SCORES, PER_LAYER)),
+    "longt5": replace(T5_LIKE, warnings=(UNSCALED_SCORES, WINDOW)),
+    "udop": replace(T5_LIKE, warnings=(UNSCALED_SCORES, BOXES)),
+    "pix2struct_text_model": replace(T5_LIKE, layer_types=lambda config: ()),
     "cpmant": Architecture(
         encoding=_cpmant, inputs=NOT_COMPARED, warnings=(SEGMENTS,),
         defaults={"position_bias_num_buckets": 512, "position_bias_max_distance": 2048},

@@ -24,7 +24,7 @@ from locant.models.config_values import (
     integer,
     integer_at,
     layer_types_in,
-    missing,
+    missing_key_error,
     number,
     value_at,
 )
@@ -40,7 +40,7 @@ OPTIONAL: Mapping[tuple[type[Scaling], str], bool] = {
 }
 """Whether a configuration may lack a key, where that is not whether its field has a default."""
 
-OUTSIDE = ("type", "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
+SHARED_KEYS = ("type", "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
 """Keys in any dictionary of rope parameters that concern something other than the scaling."""
 
 
@@ -111,16 +111,16 @@ def read_scaling(
     `longest` and `trained` are the lengths that stand outside of it, `other_keys` those in it that say nothing about
     the rotation. An `InputError` names the key that is wrong.
     """
-    given, unread = _given({key: value for key, value in rope.items() if key not in other_keys}, rope_type)
-    _settle_original(given, rope_type, longest, trained)
-    missing = [key for key in rope_type.required if key not in given]
+    entries, unread = _split_keys({key: value for key, value in rope.items() if key not in other_keys}, rope_type)
+    _set_trained_length(entries, rope_type, longest, trained)
+    missing = [key for key in rope_type.required if key not in entries]
     if missing:
         got = f"got rope parameters of type {rope_type.name!r} without {' and '.join(missing)}"
         raise InputError(got, f"the value the model was trained with, as {missing[0]!r}")
-    notes = _settle_yarn(given, longest) if rope_type.name == "yarn" else ()
+    notes = _complete_yarn(entries, longest) if rope_type.name == "yarn" else ()
     if rope_type.name == "longrope":
-        _settle_longrope(given, longest)
-    read = {key: READERS.get(key, number)(key, value) for key, value in given.items() if value is not None}
+        _complete_longrope(entries, longest)
+    read = {key: READERS.get(key, number)(key, value) for key, value in entries.items() if value is not None}
     scaling = rope_type.scaling(**{FIELDS.get(key, key): value for key, value in read.items()})
     return ScalingReading(scaling, unread, notes)
 
@@ -153,80 +153,80 @@ READERS: Mapping[str, Callable[[str, object], Any]] = {
 """Every other key is a number."""
 
 
-def _given(rope: Mapping[str, Any], rope_type: RopeType) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _split_keys(rope: Mapping[str, Any], rope_type: RopeType) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The keys that concern the scaling, and those that the type does not read.
 
     A null means absent, but for the factor of YaRN: it is derived then.
     """
     keeps_null = {"factor"} if rope_type.name == "yarn" else set[str]()
-    given = {key: value for key, value in rope.items() if value is not None or key in keeps_null}
-    known = {key: value for key, value in given.items() if key in rope_type.keys}
-    return known, tuple(key for key in given if key not in known and key not in OUTSIDE)
+    entries = {key: value for key, value in rope.items() if value is not None or key in keeps_null}
+    known = {key: value for key, value in entries.items() if key in rope_type.keys}
+    return known, tuple(key for key in entries if key not in known and key not in SHARED_KEYS)
 
 
-def _settle_original(given: dict[str, Any], rope_type: RopeType, longest: int | None, trained: int | None) -> None:
+def _set_trained_length(entries: dict[str, Any], rope_type: RopeType, longest: int | None, trained: int | None) -> None:
     """The trained length may stand in the dictionary, beside it, or be the longest one (dynamic); but not be two."""
     dynamic = rope_type.name == "dynamic"
     if dynamic and longest is None:
         cause = "got rope parameters of type 'dynamic' without max_position_embeddings"
         raise InputError(cause, "the trained length as max_position_embeddings")
     outside = longest if dynamic else trained
-    if TRAINED in rope_type.keys and outside is not None and given.setdefault(TRAINED, outside) != outside:
+    if TRAINED in rope_type.keys and outside is not None and entries.setdefault(TRAINED, outside) != outside:
         where = "max_position_embeddings" if dynamic else f"{TRAINED} outside the rope parameters"
-        got = f"got {TRAINED}={shown(given[TRAINED])} and {where}={outside}"
+        got = f"got {TRAINED}={shown(entries[TRAINED])} and {where}={outside}"
         raise InputError(f"{got}, expected one value", f"{TRAINED}={outside}")
 
 
-def _ratio(longest: int | None, trained: int) -> float:
+def _derive_factor(longest: int | None, trained: int) -> float:
     if longest is None:
         raise InputError("got no factor and no max_position_embeddings to derive it from", "factor=...")
     return longest / trained
 
 
-def _settle_yarn(given: dict[str, Any], longest: int | None) -> tuple[str, ...]:
+def _complete_yarn(entries: dict[str, Any], longest: int | None) -> tuple[str, ...]:
     """Derive a factor that is null, and drop weights that `transformers` does not read; a sentence if it matters."""
-    if given["factor"] is None:
-        given["factor"] = _ratio(longest, integer(TRAINED, given[TRAINED]))
-    weights = {key: number(key, given[key]) for key in ("mscale", "mscale_all_dim") if key in given}
+    if entries["factor"] is None:
+        entries["factor"] = _derive_factor(longest, integer(TRAINED, entries[TRAINED]))
+    weights = {key: number(key, entries[key]) for key in ("mscale", "mscale_all_dim") if key in entries}
     both = len(weights) == 2 and all(weights.values())
-    if not weights or (both and "attention_factor" not in given):
+    if not weights or (both and "attention_factor" not in entries):
         return ()
-    factor = number("factor", given["factor"])
+    factor = number("factor", entries["factor"])
     over, under = weights.get("mscale", 1.0), weights.get("mscale_all_dim", 0.0)
-    of_deepseek = _temperature(factor, over) / _temperature(factor, under)
-    read = number("attention_factor", given.get("attention_factor", _temperature(factor, 1.0)))
+    deepseek_factor = _mscale(factor, over) / _mscale(factor, under)
+    read = number("attention_factor", entries.get("attention_factor", _mscale(factor, 1.0)))
     stated = " and ".join(f"{key}={value:g}" for key, value in weights.items())
-    if both and not isclose(read, of_deepseek, rel_tol=1e-6):
+    if both and not isclose(read, deepseek_factor, rel_tol=1e-6):
         got = f"got attention_factor and {stated}, of which only attention_factor would count"
         raise InputError(got, f"the configuration without {' and '.join(weights)}")
     for key in weights:
-        del given[key]
-    if isclose(read, of_deepseek, rel_tol=1e-6):
+        del entries[key]
+    if isclose(read, deepseek_factor, rel_tol=1e-6):
         return ()
     note = f"got {stated}: the attention factor is {read:.6g}, as transformers reads it, and DeepSeek's own code makes"
-    return (f"{note} {of_deepseek:.6g} of it",)
+    return (f"{note} {deepseek_factor:.6g} of it",)
 
 
-def _temperature(factor: float, weight: float) -> float:
+def _mscale(factor: float, weight: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * log(factor) + 1.0
 
 
-def _settle_longrope(given: dict[str, Any], longest: int | None) -> None:
-    trained = integer(TRAINED, given[TRAINED])
-    if WEIGHTS[0] in given:
-        short, long = (number(key, given.pop(key)) for key in WEIGHTS)
+def _complete_longrope(entries: dict[str, Any], longest: int | None) -> None:
+    trained = integer(TRAINED, entries[TRAINED])
+    if WEIGHTS[0] in entries:
+        short, long = (number(key, entries.pop(key)) for key in WEIGHTS)
         if short != long:
             raise InputError(
                 f"got short_mscale={short:g} and long_mscale={long:g}, expected one value: the attention factor of an "
                 "encoding does not change with the length",
                 "two encodings, with one of the values each",
             )
-        given["attention_factor"] = short
-    if "factor" not in given:
-        given["factor"] = _ratio(longest, trained)
-    elif "attention_factor" in given and round(number("factor", given["factor"]) * trained) != longest:
+        entries["attention_factor"] = short
+    if "factor" not in entries:
+        entries["factor"] = _derive_factor(longest, trained)
+    elif "attention_factor" in entries and round(number("factor", entries["factor"]) * trained) != longest:
         raise InputError(
-            f"got factor={given['factor']} and an attention factor, of which only the latter would count, and "
+            f"got factor={entries['factor']} and an attention factor, of which only the latter would count, and "
             f"max_position_embeddings={longest} instead of factor x {trained}",
             "the configuration without factor",
         )
@@ -244,7 +244,9 @@ def rope_of_layers(config: Config, architecture: Architecture, layer_type: str |
         rope = rope_dictionary(config)
         if not rope and architecture.scaling_required:
             remedy = "'rope_parameters' with rope_theta, and {'rope_type': 'default'} for no scaling"
-            raise missing(config, "rope parameters, where its class has its own, whatever stands beside", remedy)
+            raise missing_key_error(
+                config, "rope parameters, where its class has its own, whatever stands beside", remedy
+            )
         return rope
     if layer_type not in [*nested]:
         got = f"got layer_type={shown(layer_type)}, expected one of {', '.join(nested)}: their rotary positions differ"
@@ -262,23 +264,23 @@ def ropes_by_layer(config: Config, keys: RotaryKeys) -> dict[str, Config | None]
         if keys.layer_kinds and not config.get("rope_parameters"):
             got = f"got a dictionary per layer type as rope_scaling, which {config['model_type']} reads as one for all"
             raise InputError(got, "the same as 'rope_parameters'")
-        return _nested(config, rope, keys)
+        return _ropes_by_layer_type(config, rope, keys)
     if keys.layer_kinds:
-        if _is_plain_for_all(rope, keys) and config.get("rope_parameters"):
+        if _is_one_base_for_all(rope, keys) and config.get("rope_parameters"):
             config, rope = {**config, **rope}, {}
         elif config.get("rope_parameters"):
             raise InputError(
                 f"got rope_parameters for all layers alike, of which {config['model_type']} reads none",
                 f"a dictionary for each of {', '.join(keys.layer_kinds)}, or rope_scaling for what the scaling acts on",
             )
-        return {name: _older(config, rope, name, kind) for name, kind in keys.layer_kinds.items()}
+        return {name: _rope_from_base_key(config, rope, name, kind) for name, kind in keys.layer_kinds.items()}
     if keys.per_layer and keys.layout is not None:
         remedy = "{'full_attention': {'rope_type': ..., 'rope_theta': ...}, 'sliding_attention': ...}"
-        raise missing(config, "rope_parameters per layer type", remedy)
+        raise missing_key_error(config, "rope_parameters per layer type", remedy)
     return None
 
 
-def _is_plain_for_all(rope: Config, keys: RotaryKeys) -> bool:
+def _is_one_base_for_all(rope: Config, keys: RotaryKeys) -> bool:
     """Whether one base without a scaling is meant for all layers, as older releases of `transformers` write OLMo 3."""
     alike = {kind.base_key for kind in keys.layer_kinds.values()} == {"rope_theta"}
     return alike and set(rope) == {"rope_theta", "rope_type"} and rope["rope_type"] == "default"
@@ -289,8 +291,8 @@ DICTIONARIES = ("rope_parameters", "rope_scaling")
 
 def rope_dictionary(config: Config) -> Config:
     """The dictionary of rope parameters, or an empty one."""
-    stated = {key: config[key] for key in DICTIONARIES if config.get(key) not in (None, {})}
-    rope = value_at(stated, *DICTIONARIES)
+    entries = {key: config[key] for key in DICTIONARIES if config.get(key) not in (None, {})}
+    rope = value_at(entries, *DICTIONARIES)
     if rope is not None and not isinstance(rope, Mapping):
         raise InputError(f"got rope parameters {shown(rope)}, expected a dictionary", "{'rope_theta': ...}")
     return rope or {}
@@ -306,7 +308,7 @@ def is_per_layer(rope: Config) -> bool:
 
     Some published ones hold single values besides, which no code reads.
     """
-    reserved = {*OUTSIDE, *(key for each in ROPE_TYPES.values() for key in each.keys)}
+    reserved = {*SHARED_KEYS, *(key for each in ROPE_TYPES.values() for key in each.keys)}
     one = any(isinstance(value, Mapping) and key not in reserved for key, value in rope.items())
     return one or (bool(rope) and all(value is None for value in rope.values()))
 
@@ -321,7 +323,7 @@ def _by_type(rope: Config) -> dict[str, Config | None]:
     return {key: value for key, value in rope.items() if value is None or isinstance(value, Mapping)}
 
 
-def _nested(config: Config, rope: Config, keys: RotaryKeys) -> dict[str, Config | None]:
+def _ropes_by_layer_type(config: Config, rope: Config, keys: RotaryKeys) -> dict[str, Config | None]:
     if not keys.per_layer:
         raise InputError(
             f"got rope parameters per layer type ({', '.join(map(str, _by_type(rope)))}), of which "
@@ -337,7 +339,7 @@ def _nested(config: Config, rope: Config, keys: RotaryKeys) -> dict[str, Config 
     return _by_type(rope)
 
 
-def _older(config: Config, rope: Config, name: str, kind: LayerKind) -> dict[str, Any]:
+def _rope_from_base_key(config: Config, rope: Config, name: str, kind: LayerKind) -> dict[str, Any]:
     """What `transformers` makes of one base per layer type, and of a ``rope_scaling`` that acts on some of them."""
     base = config.get(kind.base_key)
     if base is None:

@@ -21,7 +21,7 @@ from locant.models.config_values import (
     TRAINED,
     WIDTHS,
     Config,
-    agreed,
+    common_value,
     flag,
     integer,
     integer_at,
@@ -42,7 +42,7 @@ from locant.models.rope_parameters import (
     rope_type_of,
     ropes_by_layer,
 )
-from locant.models.unread_keys import Facts, is_number, pass_over, unread
+from locant.models.unread_keys import RotaryFacts, check_unread_keys, find_unread_keys, is_number
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.encodings.rotary_by_head import UnequalAngles
 from locant.positions.pair_table import Pairs
@@ -77,7 +77,7 @@ def read_rotary(
     rope = rope_of_layers(config, architecture, layer_type)
     nested = layer_type is not None and keys.layout is not None and ropes_by_layer(config, keys) is not None
     is_inside = nested and rope.get(TRAINED) is None
-    rope, overruled = (_of_layer_type if nested else _trained_beside)(config, rope, architecture)
+    rope, overruled = (_complete_nested_rope if nested else _override_trained_length)(config, rope, architecture)
     rope_type = rope_type_of(rope, {"su": "longrope", **keys.rope_types}, weighted=keys.weighted_longrope)
     proportional = rope_type.scaling is Proportional
     head_dim = head_dim_of(config, architecture, layer_type)
@@ -93,22 +93,24 @@ def read_rotary(
     if keys.pairs is not None:
         arguments["pairs"] = _pairs(keys.pairs(config, rope, rotated), config, layout)
     elif rotated % 2 and keys.rounds_down:  # that code rotates one dimension beyond the share, as the last's partner
-        arguments["pairs"] = Pairs.of(rotated, layout=_layout(config, keys, layout))
+        arguments["pairs"] = Pairs.of(rotated, layout=_choose_layout(config, keys, layout))
     else:
         sections = _sections(rope, keys)
-        arguments |= {"layout": _layout(config, keys, layout), "rotary_dim": rotated, "sections": sections}
+        arguments |= {"layout": _choose_layout(config, keys, layout), "rotary_dim": rotated, "sections": sections}
     _require_lengths(scaling, rotated)
     facts = _facts(config, keys, arguments, rotated, layout)
     model_type = str(config.get("model_type", "a configuration of this kind"))
-    strange = pass_over(config, unread(config, (*keys.keys, "qk_rope_head_dim")), facts, model_type)
+    strange = check_unread_keys(config, find_unread_keys(config, (*keys.keys, "qk_rope_head_dim")), facts, model_type)
     if larger_base is None:
         axes = [key for key in ("mrope_section", "mrope_interleaved") if key in rope and _has_one_axis(keys)]
-        strange += pass_over(rope, (*read.unread, *axes), facts, f"rope_type {rope_type.name!r} of {model_type}")
+        strange += check_unread_keys(
+            rope, (*read.unread, *axes), facts, f"rope_type {rope_type.name!r} of {model_type}"
+        )
     passed = [f"got {', '.join(strange)}, which {model_type} does not read: passed over"] if strange else []
     return Reading(arguments, (*overruled, *read.notes, *passed))
 
 
-def _of_layer_type(config: Config, rope: Config, architecture: Architecture) -> tuple[Config, tuple[str, ...]]:
+def _complete_nested_rope(config: Config, rope: Config, architecture: Architecture) -> tuple[Config, tuple[str, ...]]:
     """The rope parameters of a layer type with what `transformers` takes for them, and sentences where that differs.
 
     It reads ``truncate`` beside the dictionaries of the layer types alone, and the trained length in them alone.
@@ -137,7 +139,9 @@ TRAINED_ELSEWHERE = ("llama3", "yarn", "longrope")
 """Types for which `transformers` takes ``max_position_embeddings`` where the trained length is not stated."""
 
 
-def _trained_beside(config: Config, rope: Config, architecture: Architecture) -> tuple[Config, tuple[str, ...]]:
+def _override_trained_length(
+    config: Config, rope: Config, architecture: Architecture
+) -> tuple[Config, tuple[str, ...]]:
     """The rope parameters with the trained length that the class takes beside them, and a sentence if it differs."""
     ours = architecture.rotary_keys.trained_beside
     if ours is None or TRAINED in config or rope.get(TRAINED) in (None, ours):
@@ -148,7 +152,7 @@ def _trained_beside(config: Config, rope: Config, architecture: Architecture) ->
 
 def _facts(
     config: Config, keys: RotaryKeys, arguments: Mapping[str, Any], rotated: int, layout: Layout | None
-) -> Facts:
+) -> RotaryFacts:
     """What is read of all layers, with which keys that are not read are compared."""
     head_dim, scaling, pairs = arguments["head_dim"], arguments["scaling"], arguments.get("pairs")
     ropes = [rope for rope in dictionaries(config) if isinstance(rope, Mapping)]
@@ -156,7 +160,7 @@ def _facts(
     shares = [rope.get(SHARE) for rope in ropes]
     named = [rope.get("rope_type", rope.get("type", "default")) for rope in ropes]
     factor = getattr(scaling, "factor", 1.0)
-    return Facts(
+    return RotaryFacts(
         bases={float(one) for one in (arguments["base"], *stated) if is_number(one)},
         widths={rotated, *(int(head_dim * share) for share in shares if is_number(share))},
         shares={rotated / head_dim, *(float(share) for share in shares if is_number(share))},
@@ -238,7 +242,7 @@ def _base(config: Config, rope: Config, architecture: Architecture, layer_type: 
     found = {key: config[key] for key in keys.base_keys_of(layer_type) if key in config}
     if rope.get("rope_theta") is not None:
         found["rope_theta of the rope parameters"] = rope["rope_theta"]
-    base = keys.fixed_base if keys.fixed_base is not None else agreed(found)
+    base = keys.fixed_base if keys.fixed_base is not None else common_value(found)
     if base is None:
         raise architecture.lacks(
             (keys.base_keys_of(layer_type) or ("rope_theta",))[-1], config, "the base of the frequencies"
@@ -267,7 +271,7 @@ def rotary_dim_of(config: Config, rope: Config, architecture: Architecture, head
     shares = {key: config[key] for key in names if key in config}
     if rope.get(SHARE) is not None and SHARE not in keys.other_keys:
         shares[f"{SHARE} of the rope parameters"] = rope[SHARE]
-    share = agreed(shares)
+    share = common_value(shares)
     dims: dict[str, int] = {}
     if share is not None:
         whole = integer("head_dim", config.get("head_dim", head_dim)) if keys.latent else head_dim
@@ -278,7 +282,7 @@ def rotary_dim_of(config: Config, rope: Config, architecture: Architecture, head
         dims["rotary_dim"] = integer("rotary_dim", config["rotary_dim"])
     if not dims and architecture.share_required:
         raise architecture.lacks(keys.share_keys[0], config, "the part of each head that is rotated")
-    rotated = agreed(dims) if dims else head_dim
+    rotated = common_value(dims) if dims else head_dim
     if rotated != head_dim and not keys.share_keys:
         raise InputError(
             f"got partial_rotary_factor={shown(share)} for {config['model_type']}, whose code in transformers rotates "
@@ -305,7 +309,7 @@ def _has_one_axis(keys: RotaryKeys) -> bool:
     return keys.layout is not None and keys.default_sections is None and keys.pairs is None
 
 
-def _layout(config: Config, keys: RotaryKeys, layout: Layout | None) -> Layout:
+def _choose_layout(config: Config, keys: RotaryKeys, layout: Layout | None) -> Layout:
     """Which dimensions form a pair: as asked for, else by ``rope_interleave``, else by the architecture."""
     named = named_layout(config)
     if layout is not None:
@@ -351,4 +355,4 @@ def _head_dim_of_layers(config: Config, architecture: Architecture, layer_type: 
         widths |= {key: config[key]} if key in config else {}
         if not widths:
             raise architecture.lacks(key, config)
-    return agreed(widths)
+    return common_value(widths)

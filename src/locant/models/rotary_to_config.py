@@ -40,7 +40,7 @@ def rotary_to_config(
     for an architecture of another layout or share. The arguments are those of `Rotary.to_config`.
     """
     sections = list(rotary.sections) if rotary.sections is not None else None
-    if not rotary.is_short and (sections := _dealt_out(rotary.pairs)) is None:
+    if not rotary.is_short and (sections := _interleaved_sections(rotary.pairs)) is None:
         got = f"got a table of {rotary.pairs}, which no keys of a configuration express in general"
         raise InputError(got, "the model_type that it was read from, with its own keys")
     if rotary.axial:
@@ -61,7 +61,7 @@ def rotary_to_config(
     if sections is not None:
         rope["mrope_section"] = sections
         rope |= {} if rotary.is_short else {"mrope_interleaved": True}
-    share = {} if rotary.rotary_dim == rotary.head_dim else {"partial_rotary_factor": _share_of(rotary)}
+    share = {} if rotary.rotary_dim == rotary.head_dim else {"partial_rotary_factor": _written_share(rotary)}
     sizes: dict[str, Any] = {"head_dim": rotary.head_dim, "rope_interleave": rotary.layout == "interleaved"}
     sizes |= lengths
     if form == "rope_parameters":
@@ -82,7 +82,7 @@ def warn_of_servers(rotary: Rotary) -> None:
         )
 
 
-def _dealt_out(pairs: Pairs) -> list[int] | None:
+def _interleaved_sections(pairs: Pairs) -> list[int] | None:
     """``mrope_section`` of a table whose pairs are dealt out to three axes in turns, as Qwen3-VL's are."""
     sections = [pairs.axes.count(axis) if pairs.axes else 0 for axis in range(3)]
     plain = Pairs.of(2 * len(pairs))
@@ -108,7 +108,7 @@ def _written_temperature(rotary: Rotary) -> dict[str, Any]:
     return {"llama_4_scaling_beta": rotary.temperature.weight}
 
 
-def _share_of(rotary: Rotary) -> float:
+def _written_share(rotary: Rotary) -> float:
     """A factor from which ``int(head_dim * factor)`` gives the rotary dimension back, however it rounds."""
     share = rotary.rotary_dim / rotary.head_dim
     return share if int(rotary.head_dim * share) == rotary.rotary_dim else (rotary.rotary_dim + 0.5) / rotary.head_dim

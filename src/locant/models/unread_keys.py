@@ -18,7 +18,7 @@ from locant.models.config_values import Config
 
 
 @dataclass(frozen=True)
-class Facts:
+class RotaryFacts:
     """What is read, over all layers of a model."""
 
     bases: Collection[float]
@@ -30,16 +30,16 @@ class Facts:
     has_axes: bool
 
 
-Claim = Callable[[Any, Facts], bool]
+Claim = Callable[[Any, RotaryFacts], bool]
 """Whether a value states what is read."""
 
 CONTRADICTION = "and which contradicts what it reads"
-CONCERNS = re.compile("rope|rotary")
+ROTARY_NAME = re.compile("rope|rotary")
 
 
-def unread(config: Config, known: Collection[str]) -> list[str]:
+def find_unread_keys(config: Config, known: Collection[str]) -> list[str]:
     """The keys that are about rotary positions by their name, and are not known."""
-    return [key for key in map(str, config) if CONCERNS.search(key) and key not in known]
+    return [key for key in map(str, config) if ROTARY_NAME.search(key) and key not in known]
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -47,15 +47,15 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= FINITE
 
 
-def _number_in(values: Callable[[Facts], Collection[float]]) -> Claim:
+def _number_in(values: Callable[[RotaryFacts], Collection[float]]) -> Claim:
     return lambda value, facts: is_number(value) and any(abs(value - one) <= 1e-6 * abs(one) for one in values(facts))
 
 
-def _is_layout(value: Any, facts: Facts) -> bool:
+def _is_layout(value: Any, facts: RotaryFacts) -> bool:
     return value is (facts.layout == "interleaved")
 
 
-def _is_plain(value: Any, facts: Facts) -> bool:
+def _has_no_scaling(value: Any, facts: RotaryFacts) -> bool:
     """Whether a dictionary of rope parameters states no scaling."""
     return isinstance(value, Mapping) and value.get("rope_type", value.get("type", "default")) == "default"
 
@@ -71,7 +71,7 @@ CLAIMS: Mapping[str, Claim] = {
     r"use_mrope|rope_3d": lambda value, facts: value is facts.has_axes,
     r"(rotary|rope)_(scaling_)?(factor|ratio)": _number_in(lambda facts: facts.factors),
     r"rope_(scaling_)?type": lambda value, facts: isinstance(value, str) and value in facts.types,
-    r"rope_(scaling|parameters)": _is_plain,
+    r"rope_(scaling|parameters)": _has_no_scaling,
     r"factor|attention_factor": lambda value, facts: value == 1,  # in a dictionary whose type does not read it
     r"rotary_emb_scale_base": lambda value, facts: False,  # xPos
     r"no_rope_layers": lambda value, facts: isinstance(value, list) and all(value),
@@ -79,7 +79,7 @@ CLAIMS: Mapping[str, Claim] = {
 """By the name of a key."""
 
 
-def pass_over(config: Config, keys: Collection[str], facts: Facts, model_type: str) -> list[str]:
+def check_unread_keys(config: Config, keys: Collection[str], facts: RotaryFacts, model_type: str) -> list[str]:
     """The keys to warn of; raise an `InputError` for one that states something else than what is read."""
     strange = []
     for key in keys:

@@ -14,7 +14,7 @@ from typing import Any
 
 from locant.arguments import shown
 from locant.errors import InputError
-from locant.models.architecture import Architecture, PairsOf, RotaryKeys, rotary_row, warn_if
+from locant.models.architecture import Architecture, PairsFactory, RotaryKeys, rotary_row, warn_if
 from locant.models.config_values import (
     HEADS,
     WIDTHS,
@@ -35,7 +35,7 @@ from locant.positions.pair_table import Pairs
 ROW, COLUMN = 0, 1
 
 
-def _ladders(*axes: int, interleaved: bool = False, in_turns: bool = False) -> PairsOf:
+def _ladders(*axes: int, interleaved: bool = False, in_turns: bool = False) -> PairsFactory:
     """A ladder for each axis, one axis after the other; or these take turns, rung by rung (Kimi)."""
 
     def pairs(config: Config, rope: Config, head_dim: int) -> Pairs:
@@ -68,7 +68,7 @@ def _every_other_rung(config: Config, rope: Config, head_dim: int) -> Pairs:
     return _table(Pairs.of(head_dim).dims, places, head_dim)
 
 
-def _every_other_angle(member: int) -> PairsOf:
+def _every_other_angle(member: int) -> PairsFactory:
     """A head within the head for each axis, where members of a pair have rungs next to each other (V-JEPA 2)."""
 
     def pairs(config: Config, rope: Config, head_dim: int) -> Pairs:
@@ -115,8 +115,13 @@ def _memory_head(config: Config) -> int:
     return width // (required(config, "memory_attention_downsample_rate") * heads)
 
 
-def _axial(
-    pairs: PairsOf, base: float = 1e4, head_dim: int | None = None, *, row: Mapping[str, Any] | None = None, **keys: Any
+def _axial_row(
+    pairs: PairsFactory,
+    base: float = 1e4,
+    head_dim: int | None = None,
+    *,
+    row: Mapping[str, Any] | None = None,
+    **keys: Any,
 ) -> Architecture:
     """Two or three axes, with other fields of the row and of its keys."""
     keys = {"rope_types": {"axial": "default"}, "pairs": pairs, **keys}
@@ -128,7 +133,7 @@ BEFORE_HEADS = (
     "it rotates the whole width before it is cut into heads: here q is one head; rows and columns count from 1"
 )
 INTERLEAVED = _ladders(ROW, COLUMN, interleaved=True)
-MEMORY = _axial(
+MEMORY = _axial_row(
     INTERLEAVED,
     head_dim_of=_memory_head,
     other_keys=tuple(f"memory_attention_rope_{key}" for key in ("feat_sizes", "k_sizes", "dropout")),
@@ -151,7 +156,7 @@ def _by_stage(config: Config, key: str) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def _of_stage(config: Config, key: str, layer_type: str | None, low: int = 1) -> int:
+def _stage_value(config: Config, key: str, layer_type: str | None, low: int = 1) -> int:
     values, stage = _by_stage(config, key), _stages(config).index(layer_type or "stage1")
     if stage >= len(values):
         raise InputError(f"got {key} of {len(values)} stages for {len(_stages(config))}", f"{key!r}: one for each")
@@ -160,15 +165,15 @@ def _of_stage(config: Config, key: str, layer_type: str | None, low: int = 1) ->
 
 def _swin(config: Config, layer_type: str | None) -> PositionEncoding:
     window = required(config, "window_size")
-    return GridBias(_of_stage(config, "num_heads", layer_type), window, window)
+    return GridBias(_stage_value(config, "num_heads", layer_type), window, window)
 
 
 def _swin_v2(config: Config, layer_type: str | None) -> PositionEncoding:
     """Windows are no larger than what is left of the image at a stage."""
-    heads, stage = _of_stage(config, "num_heads", layer_type), _stages(config).index(layer_type or "stage1")
+    heads, stage = _stage_value(config, "num_heads", layer_type), _stages(config).index(layer_type or "stage1")
     window = min(required(config, "window_size"), *(max(side >> stage, 1) for side in patches(config)))
     sizes = config.get("pretrained_window_sizes")
-    trained = 0 if sizes is None else _of_stage(config, "pretrained_window_sizes", layer_type, low=0)
+    trained = 0 if sizes is None else _stage_value(config, "pretrained_window_sizes", layer_type, low=0)
     encoding = ContinuousGridBias(heads, trained or window, trained or window)
     return encoding.at(window, window)
 
@@ -182,7 +187,7 @@ def _beit(config: Config, layer_type: str | None) -> PositionEncoding:
     return GridBias(required(config, *HEADS), *patches(config), prefix=True)
 
 
-def _kinds(config: Config) -> tuple[str, ...]:
+def _window_kinds(config: Config) -> tuple[str, ...]:
     """Layers that attend to the whole image, and those that attend within windows, where there are some."""
     return ("global", "window") if integer("window_size", config.get("window_size", 0), 0) else ()
 
@@ -232,7 +237,7 @@ SWIN = Architecture(
 )  # fmt: skip
 BEIT = Architecture(encoding=_beit, defaults=IMAGE, warnings=(AT_THE_INPUT,))
 SAM = Architecture(
-    encoding=_decomposed("use_rel_pos"), layer_types=_kinds, default_layer_type="global",
+    encoding=_decomposed("use_rel_pos"), layer_types=_window_kinds, default_layer_type="global",
     defaults={"image_size": 1024, "patch_size": 16, "window_size": 14, "use_rel_pos": True}, warnings=(AT_THE_INPUT,),
 )  # fmt: skip
 
@@ -245,21 +250,21 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "qwen2_5_vl_vision", "qwen3_5_moe_vision", "qwen3_5_vision", "qwen3_omni_moe_vision_encoder",
             "qwen3_vl_moe_vision", "qwen3_vl_vision", "qwen4_exp_vision", "video_llama_3_vision",
         ),
-        _axial(_ladders(ROW, COLUMN)),
+        _axial_row(_ladders(ROW, COLUMN)),
     ),
-    "lfm3_vl_vision": _axial(_ladders(ROW, COLUMN), 1e6),
-    "qwen2_vl_vision": _axial(
+    "lfm3_vl_vision": _axial_row(_ladders(ROW, COLUMN), 1e6),
+    "qwen2_vl_vision": _axial_row(
         _ladders(ROW, COLUMN), head_dim_of=lambda config: required(config, "embed_dim") // required(config, *HEADS)
     ),
-    "sam3_vit_model": _axial(INTERLEAVED),
+    "sam3_vit_model": _axial_row(INTERLEAVED),
     **dict.fromkeys(("edgetam_video", "sam2_video", "sam3_tracker_video"), MEMORY),
-    "inkling2_vision": _axial(_ladders(COLUMN, ROW, interleaved=True)),
-    "step3p5_vision": _axial(_ladders(COLUMN, ROW)),
-    "minimax_m3_vl_vision": _axial(_ladders(0, 1, 2)),
-    "kimi_k25_vision": _axial(_ladders(COLUMN, ROW, in_turns=True)),
-    "gemma4_vision": _axial(_half_by_half, 100.0, 64, not_converted="which has a layout for each half of a head"),
-    "pixtral": _axial(_every_other_rung),
-    "llama4_vision_model": _axial(
+    "inkling2_vision": _axial_row(_ladders(COLUMN, ROW, interleaved=True)),
+    "step3p5_vision": _axial_row(_ladders(COLUMN, ROW)),
+    "minimax_m3_vl_vision": _axial_row(_ladders(0, 1, 2)),
+    "kimi_k25_vision": _axial_row(_ladders(COLUMN, ROW, in_turns=True)),
+    "gemma4_vision": _axial_row(_half_by_half, 100.0, 64, not_converted="which has a layout for each half of a head"),
+    "pixtral": _axial_row(_every_other_rung),
+    "llama4_vision_model": _axial_row(
         _ladders(COLUMN, ROW, interleaved=True), row={"warnings": (FIRST_IS_ONE,)},
         rope_types=dict.fromkeys(("axial", "linear", "dynamic", "yarn", "llama3", "longrope"), "default"),
     ),
@@ -287,7 +292,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     **dict.fromkeys(("beit", "data2vec-vision"), BEIT),
     "vitdet": Architecture(
-        encoding=_decomposed("use_relative_position_embeddings"), layer_types=_kinds, default_layer_type=None,
+        encoding=_decomposed("use_relative_position_embeddings"), layer_types=_window_kinds, default_layer_type=None,
         defaults=IMAGE, warnings=(AT_THE_INPUT,),
     ),
     "vit": Architecture(encoding=learned_grid(1), defaults=IMAGE),

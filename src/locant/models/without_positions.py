@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from locant.models.architecture import Architecture
-from locant.models.learned_tables import row_of
+from locant.models.learned_tables import encoding_row
 from locant.positions.base import PositionEncoding
 
 
 def _without(warning: str, **row: Any) -> Architecture:
-    return row_of(lambda config, _: PositionEncoding(), {}, warnings=(warning,), **row)
+    return encoding_row(lambda config, _: PositionEncoding(), {}, warnings=(warning,), **row)
 
 
 RECURRENT = "its layers are recurrent: they read one token after the other, and need no positions"

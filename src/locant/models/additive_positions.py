@@ -21,8 +21,8 @@ from locant.models.config_values import (
     flag,
     integer,
     number,
-    one_named,
     required,
+    required_name,
     stated,
     value_at,
     width_per_head,
@@ -38,8 +38,8 @@ from locant.positions.encodings.t5 import T5Bias
 
 def _table_width(config: Config) -> int:
     """The width of the position table, which may be narrower than the layers (ALBERT, ELECTRA)."""
-    own = next((key for key in ("embedding_size", "dim") if config.get(key) is not None), None)
-    return required(config, *WIDTHS) if own is None else required(config, own)
+    narrow_key = next((key for key in ("embedding_size", "dim") if config.get(key) is not None), None)
+    return required(config, *WIDTHS) if narrow_key is None else required(config, narrow_key)
 
 
 def _table(config: Config, layer_type: str | None = None) -> PositionEncoding:
@@ -47,12 +47,12 @@ def _table(config: Config, layer_type: str | None = None) -> PositionEncoding:
     return Learned(required(config, *LENGTHS), _table_width(config))
 
 
-def _projected(config: Config) -> str | None:
+def _projection_reason(config: Config) -> str | None:
     """OPT 350m: token rows are narrower than the layers, and go through a matrix before positions are added."""
-    own = value_at(config, "word_embed_proj_dim")
-    if own is None or own == value_at(config, *WIDTHS):
+    width = value_at(config, "word_embed_proj_dim")
+    if width is None or width == value_at(config, *WIDTHS):
         return None
-    return f"token rows of word_embed_proj_dim={shown(own)} go through a matrix before positions are added"
+    return f"token rows of word_embed_proj_dim={shown(width)} go through a matrix before positions are added"
 
 
 KEY_TERMS: Mapping[str, bool] = {"relative_key": False, "relative_key_query": True}
@@ -61,7 +61,7 @@ KEY_TERMS: Mapping[str, bool] = {"relative_key": False, "relative_key_query": Tr
 
 def _bert(config: Config, layer_type: str | None) -> PositionEncoding:
     """A table, or what ``position_embedding_type`` names instead (up to transformers 4)."""
-    kind = one_named(config, "position_embedding_type", ("absolute", *KEY_TERMS), "absolute")
+    kind = required_name(config, "position_embedding_type", ("absolute", *KEY_TERMS), "absolute")
     if kind == "absolute":
         return _table(config)
     return Shaw(width_per_head(config), required(config, *LENGTHS) - 1, key_term=KEY_TERMS[kind])
@@ -70,7 +70,9 @@ def _bert(config: Config, layer_type: str | None) -> PositionEncoding:
 def _roberta(config: Config, layer_type: str | None) -> PositionEncoding:
     """A table that begins after the row of the padding token: 514 rows are 512 positions."""
     offset = integer("pad_token_id", stated(config, "pad_token_id", "'pad_token_id': 1, usually"), 0) + 1
-    one_named(config, "position_embedding_type", ("absolute",), "absolute", "model_type 'bert', which has the others")
+    required_name(
+        config, "position_embedding_type", ("absolute",), "absolute", "model_type 'bert', which has the others"
+    )
     rows = required(config, *LENGTHS)
     if rows <= offset:
         got = f"got max_position_embeddings={rows}, of which {offset} are no positions"
@@ -81,23 +83,26 @@ def _roberta(config: Config, layer_type: str | None) -> PositionEncoding:
 def _esm(config: Config, layer_type: str | None) -> PositionEncoding | None:
     """Rotary positions, or RoBERTa's table, which is what its class takes where nothing is said."""
     published = "'position_embedding_type': 'rotary', as published models have it"
-    kind = one_named(config, "position_embedding_type", ("rotary", "absolute"), "absolute", published)
+    kind = required_name(config, "position_embedding_type", ("rotary", "absolute"), "absolute", published)
     return None if kind == "rotary" else _roberta(config, layer_type)
 
 
 def _deberta_kinds(config: Config) -> tuple[str, ...]:
     """Disentangled attention in the layers and a table at the input; released models have the former alone."""
-    kinds = {"attention": _is_true(config, "relative_attention"), "input": _is_true(config, "position_biased_input")}
+    kinds = {
+        "attention": _required_flag(config, "relative_attention"),
+        "input": _required_flag(config, "position_biased_input"),
+    }
     return tuple(kinds) if all(kinds.values()) else ()
 
 
-def _is_true(config: Config, key: str) -> bool:
+def _required_flag(config: Config, key: str) -> bool:
     return flag(key, stated(config, key, f"{key!r}: true or false"))
 
 
 def _deberta(config: Config, layer_type: str | None) -> PositionEncoding:
     """Disentangled attention, over log buckets in DeBERTa v2 and v3, or a table, as two keys say."""
-    is_relative, is_biased = (_is_true(config, key) for key in ("relative_attention", "position_biased_input"))
+    is_relative, is_biased = (_required_flag(config, key) for key in ("relative_attention", "position_biased_input"))
     if layer_type == "input" or not is_relative:
         return _table(config) if is_biased else PositionEncoding()
     first = config.get("model_type") == "deberta"  # which reads no buckets and no norm
@@ -170,18 +175,19 @@ def _t5(config: Config, layer_type: str | None) -> PositionEncoding:
     )
 
 
-def _is(kind: type[PositionEncoding]) -> Callable[[Config, PositionEncoding], bool]:
+def _has_type(kind: type[PositionEncoding]) -> Callable[[Config, PositionEncoding], bool]:
     return lambda config, encoding: isinstance(encoding, kind)
 
 
 FLIPPED = warn_if(
-    _is(Shaw), "BERT counts the rows of its table from the other end: weight.flip(0) of distance_embedding fits"
+    _has_type(Shaw), "BERT counts the rows of its table from the other end: weight.flip(0) of distance_embedding fits"
 )
 ONE_SCALE = warn_if(
-    _is(Deberta), "content and positions share one scale: attend with scale={encoding.scale:.6g}, and causal=False"
+    _has_type(Deberta),
+    "content and positions share one scale: attend with scale={encoding.scale:.6g}, and causal=False",
 )
 ROUNDED_SLOPES = warn_if(
-    _is(ALiBi),
+    _has_type(ALiBi),
     "the slopes are the paper's divided by sqrt(head_dim), as Falcon adds them before it scales; transformers "
     "rounds them to bfloat16, and long prompts show the difference",
 )
@@ -190,7 +196,9 @@ UNSCALED_SCORES = (
 )
 
 GPT_2_TABLES = InputTables(tokens="wte", positions="wpe", padding=False, dropout_key="embd_pdrop")
-OPT_TABLES = InputTables(positions="embed_positions", width_keys=("word_embed_proj_dim", *WIDTHS), why_not=_projected)
+OPT_TABLES = InputTables(
+    positions="embed_positions", width_keys=("word_embed_proj_dim", *WIDTHS), why_not=_projection_reason
+)
 BERT_TABLES = InputTables(
     tokens="embeddings.word_embeddings",
     positions="embeddings.position_embeddings",
