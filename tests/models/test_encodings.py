@@ -252,7 +252,7 @@ def test_a_missing_key_is_named(name: str, key: str) -> None:
         ("mpt-7b", {"attn_config": {"alibi": True}}, "alibi_bias_max"),
         ("bert-base", {"position_embedding_type": []}, "position_embedding_type=[]"),
         ("roberta-base", {"position_embedding_type": []}, "position_embedding_type=[]"),
-        ("roberta-base", {"pad_token_id": 513}, "514 are no positions"),
+        ("roberta-base", {"pad_token_id": 513}, "514 rows are not positions"),
         ("deberta-v3-base", {"norm_rel_ebd": [5]}, "norm_rel_ebd=[5]"),
         ("deberta-v3-base", {"num_attention_heads": 7}, "hidden_size=768 for 7 heads"),
         ("mistral-7b", {"layer_types": 5}, "layer_types=5"),

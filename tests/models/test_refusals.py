@@ -306,7 +306,7 @@ def test_dictionaries_per_layer_type_have_the_name_that_the_code_reads(name: str
 
 def test_sections_are_passed_over_where_the_code_reads_none_and_count_its_axes_where_it_does() -> None:
     sections = {"type": "default", "mrope_section": [16, 8, 8], "mrope_interleaved": True}
-    named = re.escape("mrope_section=[16, 8, 8], mrope_interleaved=True, which llama does not read: passed over")
+    named = re.escape("mrope_section=[16, 8, 8], mrope_interleaved=True, which llama does not read: ignored")
     with pytest.warns(UserWarning, match=named):
         assert fields(Rotary.from_config(llama(sections))) == fields(Rotary.from_config(llama()))
     video = {**llama({"type": "mrope", "mrope_section": [16, 8, 8, 0]}, head_dim=64), "model_type": "qwen2_vl"}

@@ -49,10 +49,10 @@ KEYS = [(name, key) for name, rope in ROPES.items() for key in rope]
 
 
 def output_or_refusal(config: dict[str, Any]) -> list[torch.Tensor] | str:
-    """The angles, or what is wrong with the configuration; a key that is passed over is named by a warning."""
+    """The angles, or what is wrong with the configuration; a warning names a key that is ignored."""
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*does not read: passed over|.*DeepSeek's own code makes")
+            warnings.filterwarnings("ignore", ".*does not read: ignored|.*DeepSeek's own code makes")
             return output(config)
     except LocantError as error:
         return error.remedy
@@ -97,7 +97,7 @@ def test_what_a_key_says_is_implied_where_the_papers_and_the_lengths_imply_it(na
 @pytest.mark.parametrize("name", ROPES)
 @pytest.mark.parametrize("key", ["alpha", "finetuned", "low_freq_facto", "betafast", "mrope_sections"])
 def test_a_key_that_is_not_read_is_passed_over_with_a_warning(name: str, key: str) -> None:
-    with pytest.warns(UserWarning, match=f"got {key}=1.0, which llama does not read: passed over") as said:
+    with pytest.warns(UserWarning, match=f"got {key}=1.0, which llama does not read: ignored") as said:
         rotary = Rotary.from_config(llama({**ROPES[name], key: 1.0}))
     assert [each.filename for each in said] == [__file__]
     assert fields(rotary) == fields(Rotary.from_config(llama(ROPES[name])))
@@ -127,7 +127,7 @@ def test_a_key_beside_the_dictionary_that_is_not_read_may_only_repeat_what_is_re
 
 @pytest.mark.parametrize("key", ["rope_of_somebody", "indexer_rope_interleave"])
 def test_a_key_beside_the_dictionary_that_nobody_knows_is_passed_over_with_a_warning(key: str) -> None:
-    with pytest.warns(UserWarning, match=f"got {key}=True, which llama does not read: passed over"):
+    with pytest.warns(UserWarning, match=f"got {key}=True, which llama does not read: ignored"):
         rotary = Rotary.from_config(llama(**{key: True}))
     assert fields(rotary) == fields(Rotary.from_config(llama()))
 

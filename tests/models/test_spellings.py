@@ -143,7 +143,7 @@ def test_weights_that_transformers_does_not_read_are_named_where_deepseeks_code_
     if not differs:
         assert Rotary.from_config(llama(rope)).scaling == expected  # and warnings are errors here
         return
-    with pytest.warns(UserWarning, match="as transformers reads it, and DeepSeek's own code makes"):
+    with pytest.warns(UserWarning, match="as in transformers, but DeepSeek's own code makes"):
         assert Rotary.from_config(llama(rope)).scaling == expected
 
 
@@ -174,7 +174,7 @@ def by_layer(model_type: str, rope: dict[str, Any], **others: Any) -> dict[str, 
 @pytest.mark.parametrize(
     ("rope", "others", "told"),
     [
-        ({**STRETCHED["yarn"], **YARN, "truncate": False}, {}, "got truncate=False .*: taken is True"),
+        ({**STRETCHED["yarn"], **YARN, "truncate": False}, {}, "got truncate=False .*: using True"),
         ({**STRETCHED["yarn"], **YARN}, {"outer": {"truncate": False}}, None),
         ({**STRETCHED["yarn"], **YARN, "truncate": True}, {"outer": {"truncate": False}}, "truncate=True .* is False"),
         (STRETCHED["yarn"], {TRAINED: 2048}, "got original_max_.*=2048 outside .*max_position_embeddings=4096"),

@@ -1,4 +1,4 @@
-"""Speech and sound: encoders that rotate as Llama or GPT-J does, with keys of their own, or convolve."""
+"""Speech and sound: encoders with other keys that rotate like Llama or GPT-J, or that use convolutions."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def _conformer(config: Config, layer_type: str | None) -> PositionEncoding | Non
 
 
 def _seamless(config: Config, layer_type: str | None) -> PositionEncoding | None:
-    """A Conformer for speech; for text, in encoder and decoder, the sines of M2M100."""
+    """A Conformer for speech, and the sines of M2M100 for text, in encoder and decoder."""
     return _conformer(config, None) if layer_type == "speech" else fairseq_encoding(config, None)
 
 
 def _time_pairs(config: Config, rope: Config, rotary_dim: int) -> Pairs:
-    """Of a feature of sound: its frame x its window of frames, and its frame x its place there (Music Flamingo)."""
+    """Pairs for two products of a sound feature: frame x window, and frame x place in the window (Music Flamingo)."""
     longest = number("max_position_embeddings", config.get("max_position_embeddings"))
     base = rope.get("rope_theta", config.get("rope_theta"))
     step = 4 * number("audio_frame_step", config.get("audio_frame_step", 0.01), above=0)
@@ -58,18 +58,18 @@ def _time_pairs(config: Config, rope: Config, rotary_dim: int) -> Pairs:
 
 def _speech(config: Config, layer_type: str | None) -> PositionEncoding:
     if flag_at(config, "conv_pos_batch_norm"):
-        got = "got conv_pos_batch_norm=True, a norm over batches, in which rows depend on each other"
+        got = "got conv_pos_batch_norm=True, a norm over the batch, which makes rows depend on each other"
         raise InputError(got, "'conv_pos_batch_norm': False, as most have it")
     return _convolutional(config, kernel_size=required(config, "num_conv_pos_embeddings"))
 
 
 def _squeezed(config: Config, layer_type: str | None) -> PositionEncoding:
-    got = f"got {config['model_type']}, whose convolution gives a position to every squeeze_factor-th frame alone"
-    raise InputError(got, "locant.Convolutional for the frames before they are squeezed")
+    got = f"got {config['model_type']}, whose convolution gives a position only to every squeeze_factor-th frame"
+    raise InputError(got, "use locant.Convolutional for the frames before they are squeezed")
 
 
 def _wavlm(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A convolution at the input, and T5's buckets in the layers, which each layer multiplies with a gate."""
+    """A convolution at the input, and T5's buckets in the layers, which multiply them with a gate."""
     if layer_type != "attention":
         return _speech(config, None)
     buckets, distance = required(config, "num_buckets"), required(config, "max_bucket_distance")
@@ -92,11 +92,11 @@ EMBEDDED = (
     "features of sound are rotated before they enter the model, as one head: a position is (frame x window, "
     "frame x place in the window), with frames of 4 x audio_frame_step seconds"
 )
-GATED = "each layer multiplies the bias of a query by a gate that it makes of its hidden state, for every head"
+GATED = "each layer multiplies the bias of a query by a gate for each head, which it computes from its hidden state"
 
 
 def _row_with_default_ropes(base: float, share: float, max_seq_len: int, layout: Layout = "half") -> Architecture:
-    """A class with rope parameters of its own: without any in the configuration, keys beside them are not read."""
+    """A row of a class with default rope parameters, which override all keys outside them."""
     return rotary_row(
         max_seq_len=max_seq_len,
         keys=RotaryKeys(layout=layout, share_keys=SHARE),

@@ -1,7 +1,7 @@
-"""Llama, and the models that are built like it: rotary positions over whole heads, the base as ``rope_theta``.
+"""Llama, and the models that are built like it: rotary positions over whole heads, with the base ``rope_theta``.
 
-Many differ in nothing but their sizes. Some of them rotate the queries and keys of some of their layers only; of
-Qwen's, those that read images and video have sections of pairs for the axes.
+Many differ only in their sizes. Some rotate queries and keys in only some of their layers. The Qwen models for images
+and video have sections of pairs for the axes.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from locant.positions.temperature import Tempered
 
 
 def _llama_4(config: Config, layer_type: str | None) -> PositionEncoding | None:
-    """Layers without rotary positions let queries grow with their position, if they are asked to."""
+    """In layers without rotary positions, queries can grow with their position."""
     if layer_type != "without":
         return None
     key = "attn_temperature_tuning"
-    remedy = "true beside floor_scale and attn_scale, or false, as the model was trained with"
+    remedy = f"{key!r}: true with floor_scale and attn_scale, or false, as the model was trained with"
     if not flag(key, stated(config, key, remedy)):
         return PositionEncoding()
     scale = stated(config, "attn_scale", "'attn_scale': 0.1, usually")
@@ -41,8 +41,8 @@ def _llama_4(config: Config, layer_type: str | None) -> PositionEncoding | None:
 GROWING = warn_if(
     lambda config, encoding: isinstance(encoding, Tempered),
     "attn_temperature_tuning: queries are multiplied by 1 + {encoding.temperature.weight:g} log(1 + floor((n + 1) / "
-    "{encoding.temperature.step:,})) at position n, which changes nothing in the first ones; keys stay as they are, "
-    "and nothing is rotated",
+    "{encoding.temperature.step:,})) at position n, which is 1 for the first ones. Keys do not change, and nothing is "
+    "rotated",
 )
 
 UNREAD = warn_if(
@@ -78,7 +78,7 @@ QWEN_2_5_7B = {
     "vocab_size": 152064, "hidden_size": 3584, "num_attention_heads": 28, "num_hidden_layers": 28,
     "max_position_embeddings": 32768, "tie_word_embeddings": False, "rope_theta": 1000000.0,
 }  # fmt: skip
-"""The instruction-tuned one; its base model has 131 072 positions."""
+"""The instruction-tuned model. Its base model has 131 072 positions."""
 
 QWEN_2_VL_7B = {**QWEN_2_5_7B, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}
 

@@ -1,7 +1,7 @@
-"""Models whose layers differ: some have no positions, or each type of layers has rope parameters of its own.
+"""Models whose layers differ: some layers have no positions, or each type of layers has other rope parameters.
 
-Which layers are rotated is told by their windows, by a list, or by a base of 0. Gemma has had a base for each type of
-layers since its third version, and ModernBERT.
+Windows, a list, or a base of 0 decide which layers are rotated. ModernBERT, and Gemma since its third version, have a
+base for each type of layers.
 """
 
 from __future__ import annotations
@@ -37,54 +37,54 @@ OFF = "'use_mem_rope': false, unless the model was trained with it"
 DENSE_PATTERN = "prefix_dense_sliding_window_pattern"
 
 EncodingFactory = Callable[[Config, str | None], PositionEncoding | None]
-"""As a row of an architecture has it: ``None`` is for rotary positions."""
+"""A function that returns the encoding of the layers of a type, or ``None`` for rotary positions."""
 KindsByLayer = Callable[[Config], tuple[str, ...]]
-"""The kind of each layer in order."""
+"""A function that returns the kind of each layer, in order."""
 
 
 def windowed_kinds(config: Config) -> tuple[str, ...]:
-    """``sliding_attention`` and ``full_attention``, unless no layer has a window (Cohere 2, Exaone 4)."""
-    window = stated(config, "sliding_window", "'sliding_window': its width, or null where no layer has a window")
+    """Return ``sliding_attention`` and ``full_attention``, unless no layer has a window (Cohere 2, Exaone 4)."""
+    window = stated(config, "sliding_window", "'sliding_window': its width, or null if no layer has a window")
     return () if window is None else WINDOWED
 
 
 def _nope_if(test: Callable[[Config, str | None], bool]) -> EncodingFactory:
-    """No positions in layers for which this holds, and rotary ones in all others."""
+    """No positions in layers that pass this test, and rotary positions in all others."""
     return lambda config, layer_type: PositionEncoding() if test(config, layer_type) else None
 
 
 def nope_in_full_attention(*, rotary_without_windows: bool) -> EncodingFactory:
-    """Rotary positions where attention slides, and none where it is full; without windows, in all layers or in none."""
+    """Rotary positions in layers of sliding attention alone. Without windows, they are in all layers or in none."""
     return _nope_if(
         lambda config, kind: kind == "full_attention" if windowed_kinds(config) else not rotary_without_windows
     )
 
 
 nope_if_full = _nope_if(lambda config, kind: kind == "full_attention")
-"""Whatever the windows are (AFMoE)."""
+"""For AFMoE, whose windows do not matter."""
 nope_if_without = _nope_if(lambda config, kind: kind == "without")
 """For the kinds of `listed_kinds` and of ``layer_rope_theta``."""
 nope_unless_sliding = _nope_if(lambda config, kind: kind != "sliding_attention")
-"""Whatever else there is (LaraMini)."""
+"""For LaraMini, which has a third kind of layers."""
 nope_for_granite = _nope_if(lambda config, kind: config.get("position_embedding_type") != "rope")
 nope_for_zamba = _nope_if(lambda config, kind: not flag("use_mem_rope", stated(config, "use_mem_rope", OFF)))
 nope_for_olmo = _nope_if(
     lambda config, kind: isinstance(rope := config.get("rope_parameters"), Mapping) and rope.get("rope_theta") is None
 )
-"""Where the base is null, as in released models."""
+"""For OLMo Hybrid, whose released models have null for the base."""
 
 
 def _cohere_2_moe(config: Config, layer_type: str | None) -> PositionEncoding | None:
-    """As `nope_if_full`, but for dense layers, of which a key has to tell."""
+    """Return the same as `nope_if_full`, but require the key for dense layers."""
     if layer_type == "full_attention":
         stated(config, DENSE_PATTERN, "1, as released models have it")
     return nope_if_full(config, layer_type)
 
 
 def _kinds_by_base(config: Config) -> tuple[str, ...]:
-    """``with`` and ``without`` rotary positions by ``layer_rope_theta``: a base for each layer, of which 0 means none.
+    """Return the kinds of layers in ``layer_rope_theta``, a list with a base for each layer, or 0 for no positions.
 
-    Layers with several bases are refused: they want an encoding each.
+    Raise `InputError` if there are several bases, because each of them needs another encoding.
     """
     bases = config.get("layer_rope_theta")
     if bases is None:
@@ -93,13 +93,16 @@ def _kinds_by_base(config: Config) -> tuple[str, ...]:
         raise InputError(f"got layer_rope_theta={shown(bases)}, expected a base for each layer", "[10000.0, 0, ...]")
     distinct = {number("layer_rope_theta", base, low=0) for base in bases}
     if len(distinct - {0.0}) > 1:
-        got = f"got layer_rope_theta with {len(distinct - {0.0})} bases, and one encoding for all layers to make"
-        raise InputError(got, "a configuration with layer_rope_theta of the layers of one base, for each base")
+        got = f"got layer_rope_theta with {len(distinct - {0.0})} bases, expected one base for all layers"
+        raise InputError(got, "pass one configuration for each base, with only its layers in layer_rope_theta")
     return _kinds({base != 0 for base in distinct})
 
 
 def _base_kinds_by_layer(last: bool) -> KindsByLayer:
-    """The same for each layer; without the key, every fourth has none, counted from the last or from the first."""
+    """Return the kind of each layer by ``layer_rope_theta``.
+
+    Without the key, every fourth layer has no positions, counted from the last or from the first.
+    """
 
     def layers(config: Config) -> tuple[str, ...]:
         if config.get("layer_rope_theta") is not None:
@@ -112,14 +115,14 @@ def _base_kinds_by_layer(last: bool) -> KindsByLayer:
 
 
 def listed_kinds_by_layer(*, default_interval: int | None = None) -> KindsByLayer:
-    """Each layer's kind of `listed_kinds`."""
+    """Return the kind of each layer, by the keys of `listed_kinds`."""
     return lambda config: tuple(LISTED[not has] for has in _rotary_layers(config, default_interval))
 
 
 def full_every(step: int, *keys: str, first: bool = False) -> KindsByLayer:
-    """Full attention in the last of so many layers, or in the first, and sliding in the others; `keys` hold the step.
+    """Full attention in the last (or the `first`) of every `step` layers, and sliding attention in the others.
 
-    ``layer_types`` decides, where it is there.
+    A value under one of `keys` replaces `step`. If ``layer_types`` is there, it decides instead.
     """
 
     def layers(config: Config) -> tuple[str, ...]:
@@ -133,27 +136,27 @@ def full_every(step: int, *keys: str, first: bool = False) -> KindsByLayer:
 
 
 def all_layers(kind: str) -> KindsByLayer:
-    """Layers of one kind, unless ``layer_types`` names others."""
+    """All layers are of one kind, unless ``layer_types`` names others."""
     return lambda config: layer_types_in(config) or (kind,) * required(config, "num_hidden_layers")
 
 
 def listed_kinds(*, default_interval: int | None = None) -> Callable[[Config], tuple[str, ...]]:
-    """``with`` and ``without`` rotary positions, as far as there are such layers; none, where all layers have them.
+    """Return the kinds of layers, ``with`` and ``without`` rotary positions. Empty if all layers have them.
 
-    ``no_rope_layers`` is a list with 1 for layers that do have rotary positions; ``no_rope_layer_interval`` gives every
-    how many layers one has none. Published configurations of Llama 4 have an empty list and mean the default interval.
+    ``no_rope_layers`` is a list with 1 for each layer that does have rotary positions. If ``no_rope_layer_interval`` is
+    4, every fourth layer has none. Published configurations of Llama 4 have an empty list for the default interval.
     """
     return lambda config: _kinds(set(_rotary_layers(config, default_interval)))
 
 
 def _kinds(rotary: Collection[bool]) -> tuple[str, ...]:
-    """The kinds of layers that there are, unless all have rotary positions."""
+    """Return the kinds of layers that occur, or nothing if all have rotary positions."""
     kinds = tuple(kind for kind, has in zip(LISTED, (True, False), strict=True) if has in rotary)
     return () if kinds == ("with",) else kinds
 
 
 def _rotary_layers(config: Config, default_interval: int | None) -> tuple[bool, ...]:
-    """Whether each layer has rotary positions."""
+    """Return for each layer whether it has rotary positions."""
     listed = config.get("no_rope_layers")
     every = config.get("no_rope_layer_interval", default_interval if listed == [] else None)
     if listed or every is None or (listed == [] and default_interval is None):
@@ -163,30 +166,30 @@ def _rotary_layers(config: Config, default_interval: int | None) -> tuple[bool, 
 
 
 def _read_no_rope_layers(config: Config) -> tuple[bool, ...]:
-    remedy = "1 for each layer with positions, else 0"
+    remedy = "write 1 for each layer with positions, else 0"
     listed = stated(config, "no_rope_layers", remedy)
     count = integer("num_hidden_layers", config["num_hidden_layers"]) if "num_hidden_layers" in config else None
-    right = isinstance(listed, (list, tuple)) and all(isinstance(one, int) and one in (0, 1) for one in listed)
-    if not right or not listed or count not in (None, len(listed)):
+    is_valid = isinstance(listed, (list, tuple)) and all(isinstance(one, int) and one in (0, 1) for one in listed)
+    if not is_valid or not listed or count not in (None, len(listed)):
         expected = "ones and zeros" if count is None else f"{count} ones and zeros"
         raise InputError(f"got no_rope_layers={shown(listed)}, expected a list of {expected}", remedy)
     return tuple(bool(one) for one in listed)
 
 
 def _full_every_sixth_and_last(config: Config) -> tuple[str, ...]:
-    """Every sixth layer and the last attend to everything (Beam, Gemma 4)."""
+    """Every sixth layer and the last one have full attention (Beam, Gemma 4)."""
     return layer_types_in(config) or (*full_every(6)(config)[:-1], "full_attention")
 
 
 def _flint_layers(config: Config) -> tuple[str, ...]:
-    """The first two layers, the last and every fourth attend to everything."""
+    """The first two layers, the last one and every fourth have full attention."""
     count = 0 if layer_types_in(config) else required(config, "num_hidden_layers")
     full = (layer < 2 or layer % 4 == 1 or layer == count - 1 for layer in range(count))
     return layer_types_in(config) or tuple(WINDOWED[one] for one in full)
 
 
 def _mimo_layers(config: Config) -> tuple[str, ...]:
-    """The first layer and every sixth attend to everything; also by ``hybrid_layer_pattern``."""
+    """The first layer and every sixth have full attention, as in ``hybrid_layer_pattern``."""
     return layer_types_in(config) or ("full_attention", *full_every(6)(config)[1:])
 
 
@@ -195,10 +198,10 @@ def _repeated(config: Config, *pattern: str) -> tuple[str, ...]:
 
 
 def _inkling_2(config: Config, layer_type: str | None) -> PositionEncoding:
-    """Nothing is rotated; positions come in by a bias that each query makes of its hidden state."""
+    """No rotation. The model computes a bias from the hidden state of each query."""
     warnings.warn(
-        f"{config['model_type']} has no rotation, and this encoding adds nothing: its positions are a learned bias by "
-        "distance, which is clipped, and which locant.Inkling has without the clipping",
+        f"{config['model_type']} has no rotation, and this encoding adds nothing. Its positions are a learned bias by "
+        "distance, which its code clips; locant.Inkling has the bias without the clipping",
         stacklevel=6,
     )
     return PositionEncoding()
@@ -206,10 +209,10 @@ def _inkling_2(config: Config, layer_type: str | None) -> PositionEncoding:
 
 LARA = ("sliding_attention", "full_attention", "linear_attention")
 LARA_PATTERN = ("linear_attention", "sliding_attention", "linear_attention", "full_attention", "sliding_attention")
-BY_RECURRENCE = "nothing is rotated: three of four layers are recurrent, and the others see their order"
+BY_RECURRENCE = "nothing is rotated: three of four layers are recurrent, and the others see the order in their output"
 DENSE_LAYERS = warn_if(
     lambda config, encoding: config.get(DENSE_PATTERN) == 1,
-    "layers of full attention have no positions, but dense ones among them are rotated as sliding ones are",
+    "layers of full attention have no positions, except dense layers, which are rotated like sliding ones",
 )
 SCALED_LAYERS = warn_if(
     lambda config, encoding: (
@@ -228,25 +231,25 @@ def _row_by_layer_type(
     layers: KindsByLayer | None = None,
     **ropes: dict[str, Any],
 ) -> Architecture:
-    """Rope parameters per layer type, with a share of each head; keys beside them are not read."""
+    """A row with rope parameters per layer type, and a rotated share of each head. Keys outside them are not read."""
     keys = RotaryKeys(per_layer=True, share_keys=SHARE, share_required=share_required, flat_keys=False)
     defaults = {"rope_parameters": ropes}
     return rotary_row(None, max_seq_len, head_dim, keys=keys, defaults=defaults, kinds_by_layer=layers)
 
 
 def kinds_from_base_keys(**base_keys: str) -> dict[str, LayerKind]:
-    """The types of layers of configurations with a base each, by the keys of these."""
+    """Return the kinds of layers of a configuration with a base for each, from the keys of these bases."""
     return {name: LayerKind(base_key=key) for name, key in base_keys.items()}
 
 
 def rope(base: float, share: float | None = None, rope_type: str = "default") -> dict[str, Any]:
-    """The rope parameters of one type of layers."""
+    """Return the rope parameters of one type of layers."""
     part = {} if share is None else {"partial_rotary_factor": share}
     return {"rope_type": rope_type, "rope_theta": base, **part}
 
 
 def _row_by_base(base: float | None, max_seq_len: int, head_dim: int | None = None, **row: Any) -> Architecture:
-    """A base for each layer in ``layer_rope_theta``, of which 0 means no positions."""
+    """A row with a base for each layer in ``layer_rope_theta``, where 0 means no positions."""
     return rotary_row(
         base,
         max_seq_len,
@@ -273,7 +276,7 @@ def _windowed_row(
 
 
 def _step_ropes(config: Config) -> Config:
-    """Step-3.5 as published: a base and a share for each layer, and a scaling for layers of full attention."""
+    """Rewrite Step-3.5 as published: lists of bases and shares by layer, and a scaling for layers of full attention."""
     types, ropes = layer_types_in(config), rope_dictionary(config)
     kinds = dict.fromkeys(types or ("full_attention",))
     if any(isinstance(ropes.get(kind), Mapping) for kind in (*kinds, *WINDOWED)):
@@ -285,22 +288,22 @@ def _step_ropes(config: Config) -> Config:
     short = [name for name, value in values.items() if len(value) < len(types)]
     if short:
         got = f"got {shown(config)} of {len(values[short[0]])} layers for {short[0]}, and layer_types of {len(types)}"
-        raise InputError(got, "one number for each layer")
-    of_types: dict[str, dict[str, Any]] = {}
+        raise InputError(got, "write one number for each layer")
+    ropes_by_type: dict[str, dict[str, Any]] = {}
     for kind in kinds:
         place = types.index(kind) if types else 0
-        of_types[kind] = {name: value[place] for name, value in values.items() if value[place] is not None}
-    if "full_attention" in of_types:
-        of_types["full_attention"] |= {**({"rope_type": "default"} if "type" in ropes else {}), **ropes}
+        ropes_by_type[kind] = {name: value[place] for name, value in values.items() if value[place] is not None}
+    if "full_attention" in ropes_by_type:
+        ropes_by_type["full_attention"] |= {**({"rope_type": "default"} if "type" in ropes else {}), **ropes}
     rest = {key: value for key, value in config.items() if key not in STEP_KEYS}
-    return {**rest, "rope_parameters": of_types}
+    return {**rest, "rope_parameters": ropes_by_type}
 
 
 STEP_KEYS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factors")
 
 
 def _attention_layers_only(config: Config) -> Config:
-    """Dory as published: ``layer_types`` lists attention and MLP by turns."""
+    """Rewrite Dory as published, whose ``layer_types`` lists attention and MLP alternately."""
     types = layer_types_in(config)
     if "mlp" not in types:
         return config
@@ -308,36 +311,36 @@ def _attention_layers_only(config: Config) -> Config:
 
 
 def _ultrabert_ropes(config: Config) -> Config:
-    """A base for each layer, by the windows of the layers."""
+    """Rewrite a list with a base for each layer as rope parameters per layer type, using the windows of the layers."""
     bases, windows = config.get("rope_theta"), config.get("attention_windows")
     if not isinstance(bases, (list, tuple)) or config.get("rope_parameters"):
         return config
     types = layer_types_in(config) or tuple(WINDOWED[not window] for window in windows or ())
     if len(types) != len(bases):
         got = f"got rope_theta of {len(bases)} layers, and layer_types of {len(types)}"
-        raise InputError(got, "a base for each layer, or 'rope_parameters' per layer type")
+        raise InputError(got, "write a base for each layer, or 'rope_parameters' per layer type")
     ropes = {kind: {"rope_theta": base} for kind, base in zip(types, bases, strict=True)}
     rest = {key: value for key, value in config.items() if key not in ("rope_theta", "attention_windows")}
     return {**rest, "layer_types": types, "rope_parameters": ropes}
 
 
 def drop_outer_base(config: Config) -> Config:
-    """A base beside ``rope_parameters`` does not count, though the class keeps it there (Bailing, Cohere 2 MoE)."""
+    """Remove the base outside ``rope_parameters`` if there is one inside, which counts (Bailing, Cohere 2 MoE)."""
     rope = config.get("rope_parameters")
     inside = isinstance(rope, Mapping) and rope.get("rope_theta") is not None
     return {key: value for key, value in config.items() if not inside or key != "rope_theta"}
 
 
 def _reject_rope_scaling(config: Config) -> Config:
-    """Cohere 2 MoE: ``rope_scaling`` does not count."""
+    """Raise `InputError` if a Cohere 2 MoE configuration has ``rope_scaling``, which its code does not read."""
     if not config.get("rope_parameters") and rope_dictionary(config):
         got = f"got rope_scaling={shown(config['rope_scaling'])}, which cohere2_moe does not read"
-        raise InputError(got, "the same as 'rope_parameters', if the model was trained with it")
+        raise InputError(got, "rename it to 'rope_parameters', if the model was trained with it")
     return drop_outer_base(config)
 
 
 def _bfloat16_root_of_width(config: Config) -> float:
-    """RecurrentGemma has the square root of its width in bfloat16, whatever its own dtype."""
+    """Return the square root of the width rounded to bfloat16, which RecurrentGemma uses in any dtype."""
     mantissa, exponent = math.frexp(required(config, *WIDTHS) ** 0.5)
     return math.ldexp(round(mantissa * 2**8), exponent - 8)
 

@@ -1,8 +1,8 @@
 """Sinusoidal positions: a vector of sines and cosines for each position, added to the token embeddings.
 
 Models differ in the order of the vector, in the longest wavelength and in the number of the first position. Marian,
-Pegasus and CTRL have all sines before all cosines, XLM has them in turns, as in the paper. M2M100, FSMT and XGLM, which
-come from fairseq, count positions from 2 on, after the row of the padding token, and their last wavelength is exactly
+Pegasus and CTRL have all sines before all cosines. XLM alternates them, as in the paper. M2M100, FSMT and XGLM come
+from fairseq: they count positions from 2 on, after the row of the padding token, and their last wavelength is exactly
 2 pi times 10 000. MusicGen has cosines before sines.
 """
 
@@ -26,14 +26,14 @@ BASE = 10_000.0
 
 
 def base_with_both_ends(width: int) -> float:
-    """The base with which the last of these frequencies is 1 / 10 000, as in tensor2tensor and fairseq."""
+    """Return the base for which the last frequency is 1 / 10 000, as in tensor2tensor and fairseq."""
     return BASE ** (width / (width - 2)) if width > 2 else BASE
 
 
 def _sines(
     width: str = "d_model", *, both_ends: bool = False, padding: int | None = None, offset: int = 0, **how: Any
 ) -> EncodingFactory:
-    """Sines before cosines; with a `padding` token, by default this one, positions are counted from its row on."""
+    """Sines before cosines. With `padding`, position 0 comes after the row of the padding token."""
 
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
         dim = size(config, width, WIDTHS)
@@ -52,13 +52,13 @@ def _sinusoidal_row(
 
 
 def _fairseq(max_seq_len: int | None, width: str = "d_model", length: str = LENGTH, **row: Any) -> Architecture:
-    """Position 0 comes after the row of the padding token, which is 1 by default; that row is zero."""
+    """A row where position 0 comes after the row of the padding token, which is zero. The default token is 1."""
     encoding = _sines(width, both_ends=True, padding=1)
     return _sinusoidal_row(encoding, max_seq_len, length, defaults={PADDING: 1}, **row)
 
 
 fairseq_encoding = _sines("hidden_size", both_ends=True, padding=1)
-"""The encoding of a configuration whose text has the sines of fairseq (Seamless)."""
+"""The encoding of text in models with the sines of fairseq (Seamless)."""
 
 
 def _xlm(config: Config, layer_type: str | None) -> PositionEncoding:
@@ -70,14 +70,14 @@ def _xlm(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _trocr(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A learned table as BART's, unless ``use_learned_position_embeddings`` is false."""
+    """A learned table like BART's, unless ``use_learned_position_embeddings`` is false."""
     if flag_at(config, "use_learned_position_embeddings", default=True):
         return Learned(required(config, LENGTH), size(config, "d_model", WIDTHS), offset=2)
     return _sines(both_ends=True, padding=1)(config, layer_type)
 
 
 def _whisper(config: Config, layer_type: str | None) -> PositionEncoding:
-    """Sines for the sound, a learned table for the text."""
+    """Sines for sound, and a learned table for text."""
     width = size(config, "d_model", WIDTHS)
     if layer_type == "encoder":
         return Sinusoidal(width, base=base_with_both_ends(width), layout="half")
@@ -90,20 +90,20 @@ def _canary(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _timesfm(config: Config, layer_type: str | None) -> PositionEncoding:
-    """Wavelengths between the two scales of the configuration, unless it has no positions."""
+    """Sines with wavelengths between the two scales of the configuration, unless the model has no positions."""
     if not flag_at(config, "use_positional_embedding"):
         return PositionEncoding()
     low, high = (number(key, config.get(key, default), above=0) for key, default in SCALES.items())
     if low != 1:
-        raise InputError(f"got min_timescale={low:g}, which makes no ladder from 1 on", "'min_timescale': 1")
+        raise InputError(f"got min_timescale={low:g}, expected frequencies that begin at 1", "'min_timescale': 1")
     width = size(config, WIDTHS[0], WIDTHS)
     return Sinusoidal(width, base=high ** (width / (width - 2)), layout="half")
 
 
 SCALES = {"min_timescale": 1, "max_timescale": BASE}
 ONE_FOR_BOTH = "encoder and decoder add the same vectors"
-AT_PADDING = "padding tokens get zeros, and positions are counted without them"
-FROM_THE_CONTEXT = "the decoder counts on from context_length: its first step is not at position 0"
+AT_PADDING = "padding tokens get zeros, and do not count as positions"
+FROM_THE_CONTEXT = "positions of the decoder begin at context_length, and not at 0"
 
 XLM = Architecture(encoding=_xlm, attribute_map={"hidden_size": "emb_dim"}, defaults={LENGTH: 512}, inputs=NOT_COMPARED)
 M2M100 = _fairseq(1024, warnings=(ONE_FOR_BOTH, AT_PADDING))

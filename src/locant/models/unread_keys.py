@@ -1,8 +1,8 @@
 """Keys about rotary positions that the modeling code does not read.
 
-Published configurations have many of them: from older versions of a model, or from other programs. A key that states
-what is done anyway is passed over in silence. A key that states something else is refused. For any other key there is a
-warning, because nobody here knows what it means.
+Published configurations have many of them, from older versions of a model or from other programs. A key that agrees
+with the values that are read is ignored in silence. A key that contradicts them is an error. Any other key causes a
+warning, because its meaning is unknown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from locant.models.config_values import Config
 
 @dataclass(frozen=True)
 class RotaryFacts:
-    """What is read, over all layers of a model."""
+    """The values that are read for all layers of a model."""
 
     bases: Collection[float]
     widths: Collection[int]
@@ -31,19 +31,19 @@ class RotaryFacts:
 
 
 Claim = Callable[[Any, RotaryFacts], bool]
-"""Whether a value states what is read."""
+"""A test of whether a value agrees with the facts."""
 
 CONTRADICTION = "and which contradicts what it reads"
 ROTARY_NAME = re.compile("rope|rotary")
 
 
 def find_unread_keys(config: Config, known: Collection[str]) -> list[str]:
-    """The keys that are about rotary positions by their name, and are not known."""
+    """Return the keys whose names concern rotary positions, but are not in `known`."""
     return [key for key in map(str, config) if ROTARY_NAME.search(key) and key not in known]
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a value can be compared with what is read: a file may hold an integer of any size."""
+    """Return whether a value can be compared with a float. A file may hold an integer of any size."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= FINITE
 
 
@@ -56,7 +56,7 @@ def _is_layout(value: Any, facts: RotaryFacts) -> bool:
 
 
 def _has_no_scaling(value: Any, facts: RotaryFacts) -> bool:
-    """Whether a dictionary of rope parameters states no scaling."""
+    """Return whether a dictionary of rope parameters has no scaling."""
     return isinstance(value, Mapping) and value.get("rope_type", value.get("type", "default")) == "default"
 
 
@@ -72,15 +72,15 @@ CLAIMS: Mapping[str, Claim] = {
     r"(rotary|rope)_(scaling_)?(factor|ratio)": _number_in(lambda facts: facts.factors),
     r"rope_(scaling_)?type": lambda value, facts: isinstance(value, str) and value in facts.types,
     r"rope_(scaling|parameters)": _has_no_scaling,
-    r"factor|attention_factor": lambda value, facts: value == 1,  # in a dictionary whose type does not read it
+    r"factor|attention_factor": lambda value, facts: value == 1,  # in a dictionary whose rope type does not read it
     r"rotary_emb_scale_base": lambda value, facts: False,  # xPos
     r"no_rope_layers": lambda value, facts: isinstance(value, list) and all(value),
 }
-"""By the name of a key."""
+"""The claim of a key, by a pattern of its name."""
 
 
 def check_unread_keys(config: Config, keys: Collection[str], facts: RotaryFacts, model_type: str) -> list[str]:
-    """The keys to warn of; raise an `InputError` for one that states something else than what is read."""
+    """Return the keys to warn of. Raise `InputError` if a key contradicts the facts."""
     strange = []
     for key in keys:
         value = config[key]
@@ -92,6 +92,6 @@ def check_unread_keys(config: Config, keys: Collection[str], facts: RotaryFacts,
         elif claim is not None and not claim(value, facts):
             raise InputError(
                 f"got {key!r}: {shown(value)}, which {model_type} does not read, {CONTRADICTION}",
-                f"the configuration without {key!r}, if the model was trained without it",
+                f"remove {key!r} from the configuration, if the model was trained without it",
             )
     return strange

@@ -1,9 +1,9 @@
 """Encoders of images: rotation by row and column, biases of rows and columns, or a learned grid.
 
-Rotation has a ladder of frequencies for each axis, and what differs is the order of the pairs. A position is
-``(row, column)``, or ``(frame, row, column)``, from 0, unless the family says otherwise. Biases have SAM and ViTDet,
-Swin and its kin by stages, and BEiT. Swin's layers attend within windows (`locant.positions.GridWindows`), and so do
-most of SAM's and ViTDet's.
+Rotation has a ladder of frequencies for each axis, and models differ in the order of the pairs. A position is
+``(row, column)`` or ``(frame, row, column)``, from 0, unless a row states otherwise. SAM, ViTDet and BEiT have biases,
+and so have Swin and similar models, which have stages. Layers of Swin attend within windows
+(`locant.positions.GridWindows`), as do most layers of SAM and ViTDet.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROW, COLUMN = 0, 1
 
 
 def _ladders(*axes: int, interleaved: bool = False, in_turns: bool = False) -> PairsFactory:
-    """A ladder for each axis, one axis after the other; or these take turns, rung by rung (Kimi)."""
+    """A ladder for each axis, one axis after the other, or rung by rung if they are `in_turns` (Kimi)."""
 
     def pairs(config: Config, rope: Config, head_dim: int) -> Pairs:
         count = head_dim // 2 // len(axes)
@@ -51,25 +51,25 @@ def _ladders(*axes: int, interleaved: bool = False, in_turns: bool = False) -> P
 
 
 def _table(dims: Any, places: Sequence[tuple[int, int]], ladder: int) -> Pairs:
-    """Pairs with an axis each, and a rung of a ladder over so many dimensions."""
+    """Return pairs with an axis and a rung for each. The ladder is the number of dimensions that its rungs cover."""
     return Pairs(dims=dims, axes=[axis for axis, _ in places], rungs=[(ladder, rung) for _, rung in places])
 
 
 def _half_by_half(config: Config, rope: Config, head_dim: int) -> Pairs:
-    """A head within the head for each axis, in the layout half (Gemma 4)."""
+    """One half of the head for each axis, each in the layout half (Gemma 4)."""
     count = head_dim // 4
     dims = [(start + i, start + i + count) for start in (0, 2 * count) for i in range(count)]
     return _table(dims, [(axis, rung) for axis in (ROW, COLUMN) for rung in range(count)], 2 * count)
 
 
 def _every_other_rung(config: Config, rope: Config, head_dim: int) -> Pairs:
-    """One ladder over the whole head: rows take the even rungs, then columns the odd ones (Pixtral)."""
+    """One ladder over the whole head: first rows with the even rungs, then columns with the odd ones (Pixtral)."""
     places = [(axis, 2 * rung + axis) for axis in (ROW, COLUMN) for rung in range(head_dim // 4)]
     return _table(Pairs.of(head_dim).dims, places, head_dim)
 
 
 def _every_other_angle(member: int) -> PairsFactory:
-    """A head within the head for each axis, where members of a pair have rungs next to each other (V-JEPA 2)."""
+    """One third of the head for each axis, where the members of a pair have neighbouring rungs (V-JEPA 2)."""
 
     def pairs(config: Config, rope: Config, head_dim: int) -> Pairs:
         count = head_dim // 3 // 2
@@ -80,7 +80,7 @@ def _every_other_angle(member: int) -> PairsFactory:
 
 
 def _over_the_width(config: Config, rope: Config, head_dim: int) -> Pairs:
-    """EfficientLoFTR rotates the whole width before it cuts it into heads: here one head."""
+    """Pairs over the whole width as one head: EfficientLoFTR rotates before it splits the width into heads."""
     share = number("partial_rotary_factor", rope.get("partial_rotary_factor", 4.0), above=0)
     ladder = int(required(config, *WIDTHS) // required(config, *HEADS) * share)
     if 2 * ladder != head_dim:
@@ -91,7 +91,7 @@ def _over_the_width(config: Config, rope: Config, head_dim: int) -> Pairs:
 
 
 def _from_the_centre(config: Config, rope: Config, head_dim: int) -> Pairs:
-    """Patches from -1 to 1 over the image: in half patches from its centre, over the number of patches (DINOv3)."""
+    """Patches have places from -1 to 1: half patches from the centre, divided by their number (DINOv3)."""
     base = number("rope_theta", rope.get("rope_theta", config.get("rope_theta", 100.0)), above=0)
     steps = [2 * math.pi / count for count in patches(config)]
     return Pairs(
@@ -105,12 +105,12 @@ def _size_of_image(config: Config, encoding: PositionEncoding) -> str:
     down, across = patches(config)
     return (
         f"positions are counted in half patches from the centre, as 2 i + 1 - {down} down and 2 j + 1 - {across} "
-        "across; images of another size have another image_size, and frequencies of their own"
+        "across; for images of another size, set image_size, which changes the frequencies"
     )
 
 
 def _memory_head(config: Config) -> int:
-    """The width of a head of SAM's attention to its memory, which alone is rotated."""
+    """Return the width of a head in the memory attention of SAM 2, the only attention that is rotated."""
     width, heads = (required(config, f"memory_attention_{key}") for key in ("hidden_size", "num_attention_heads"))
     return width // (required(config, "memory_attention_downsample_rate") * heads)
 
@@ -123,14 +123,14 @@ def _axial_row(
     row: Mapping[str, Any] | None = None,
     **keys: Any,
 ) -> Architecture:
-    """Two or three axes, with other fields of the row and of its keys."""
+    """Return a row with two or three axes, and other fields of the row and of its keys."""
     keys = {"rope_types": {"axial": "default"}, "pairs": pairs, **keys}
     return rotary_row(base, None, head_dim, keys=RotaryKeys(**keys), **(row or {}))
 
 
 FIRST_IS_ONE = "positions are (row + 1, column + 1), and (0, 0) for the class token"
 BEFORE_HEADS = (
-    "it rotates the whole width before it is cut into heads: here q is one head; rows and columns count from 1"
+    "it rotates the whole width before it is split into heads: pass q as one head; rows and columns count from 1"
 )
 INTERLEAVED = _ladders(ROW, COLUMN, interleaved=True)
 MEMORY = _axial_row(
@@ -145,7 +145,7 @@ CENTRED = rotary_row(100.0, keys=RotaryKeys(pairs=_from_the_centre), warnings=(_
 
 
 def _stages(config: Config) -> tuple[str, ...]:
-    """``stage1``, ``stage2``, ...: each has a number of heads of its own."""
+    """Return ``stage1``, ``stage2``, ..., which differ in their number of heads."""
     return tuple(f"stage{number + 1}" for number in range(len(_by_stage(config, "num_heads"))))
 
 
@@ -159,7 +159,8 @@ def _by_stage(config: Config, key: str) -> tuple[Any, ...]:
 def _stage_value(config: Config, key: str, layer_type: str | None, low: int = 1) -> int:
     values, stage = _by_stage(config, key), _stages(config).index(layer_type or "stage1")
     if stage >= len(values):
-        raise InputError(f"got {key} of {len(values)} stages for {len(_stages(config))}", f"{key!r}: one for each")
+        got = f"got {key} of {len(values)} stages for {len(_stages(config))}"
+        raise InputError(got, f"{key!r}: one number for each stage")
     return integer(key, values[stage], low)
 
 
@@ -169,7 +170,7 @@ def _swin(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _swin_v2(config: Config, layer_type: str | None) -> PositionEncoding:
-    """Windows are no larger than what is left of the image at a stage."""
+    """Swin v2, whose windows are not larger than the image at their stage."""
     heads, stage = _stage_value(config, "num_heads", layer_type), _stages(config).index(layer_type or "stage1")
     window = min(required(config, "window_size"), *(max(side >> stage, 1) for side in patches(config)))
     sizes = config.get("pretrained_window_sizes")
@@ -188,12 +189,12 @@ def _beit(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _window_kinds(config: Config) -> tuple[str, ...]:
-    """Layers that attend to the whole image, and those that attend within windows, where there are some."""
+    """Return ``global`` for layers that attend to the whole image, and ``window``, or nothing without windows."""
     return ("global", "window") if integer("window_size", config.get("window_size", 0), 0) else ()
 
 
 def _decomposed(key: str) -> Any:
-    """SAM's and ViTDet's, where this key says that they have it."""
+    """The bias of SAM and ViTDet. Raise `InputError` if this key is false."""
 
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
         if not flag_at(config, key):
@@ -207,7 +208,7 @@ def _decomposed(key: str) -> Any:
 
 
 def learned_grid(prefix: int, **how: Any) -> Callable[[Config, str | None], PositionEncoding]:
-    """A table of as many cells as an image of the trained size has patches."""
+    """A table with one cell for each patch of an image of the trained size."""
 
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
         return LearnedGrid(*patches(config), required(config, *WIDTHS), prefix=prefix, **how)
@@ -216,7 +217,7 @@ def learned_grid(prefix: int, **how: Any) -> Callable[[Config, str | None], Posi
 
 
 def _siglip2(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A square table of so many patches, for images of any size."""
+    """A square table with a cell for each of `num_patches`, for images of any size."""
     side = math.isqrt(required(config, "num_patches"))
     return LearnedGrid(side, side, required(config, *WIDTHS), mode="bilinear", antialias=True)
 
@@ -225,7 +226,7 @@ IMAGE = {"image_size": 224, "patch_size": 16}
 TABLES = ("use_absolute_embeddings", "use_absolute_position_embeddings", "use_abs_pos")
 AT_THE_INPUT = warn_if(
     lambda config, encoding: any(flag_at(config, key) for key in TABLES),
-    "its input has learned positions besides: locant.LearnedGrid",
+    "its input also has learned positions: locant.LearnedGrid",
 )
 COSINES = (
     "Swin v2 attends to normalised queries and keys, and each head has a learned factor: attend with scale=1.0 to "
@@ -272,14 +273,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "vjepa2": Architecture(
         rotary=RotaryKeys(
             fixed_base=10_000.0, pairs=_every_other_angle(0), second_pairs=_every_other_angle(1),
-            no_rotation="which turns the two dimensions of a pair by different frequencies: no rotation, for it "
-            "changes their length",
+            no_rotation="which turns the two dimensions of a pair by different frequencies: not a rotation, because "
+            "it changes their length",
         )
     ),
     "efficientloftr": rotary_row(
         1e4,
         keys=RotaryKeys(
-            pairs=_over_the_width, not_converted="which rotates before its width is cut into heads",
+            pairs=_over_the_width, not_converted="which rotates before its width is split into heads",
             other_keys=("partial_rotary_factor",), head_dim_of=lambda config: required(config, *WIDTHS),
         ),
         defaults={"partial_rotary_factor": 4.0}, warnings=(BEFORE_HEADS,),
