@@ -19,7 +19,7 @@ from tests.models.configurations import ROTARY_KEYS
 from tests.models.rotary_modules import Case, called, cases, folders, outcome, said, takes_positions, theirs
 from tests.tolerances import DIFFERENT, LENGTH, SIX_DIGITS
 
-NO_ROTATION = {"hunyuan_vl": "by different axes: no rotation", "vjepa2": "by different frequencies: no rotation"}
+NO_ROTATION = {"hunyuan_vl": "by different axes: not a rotation", "vjepa2": "by different frequencies: not a rotation"}
 """Folders whose module is refused, and a part of the reason."""
 
 OFTEN = {name.removesuffix("_text") for name in ROTARY_KEYS}
@@ -77,7 +77,7 @@ def test_what_is_refused_changes_lengths_as_no_rotation_does(folder: str) -> Non
 @pytest.mark.parametrize("folder", NO_ROTATION)
 def test_what_is_no_rotation_is_read_if_it_is_asked_for_and_has_the_same_bits(folder: str) -> None:
     for case in cases(folder):
-        with pytest.warns(UserWarning, match="no rotation: among 4 positions.* by 0"):
+        with pytest.warns(UserWarning, match="does not rotate: among 4 positions.* by 0"):
             encoding = encoding_from_config(said(case), angles="float32", allow_no_rotation=True)
         assert isinstance(encoding, UnequalAngles)
         index, turn = theirs(case)

@@ -136,14 +136,14 @@ def test_pairs_that_stand_still_are_one_share_of_the_head_and_nothing_else() -> 
 
 
 def test_one_base_for_all_layers_of_olmo_3_is_read_as_older_releases_write_it() -> None:
-    """Until 5.12 at least, its class had one dictionary; a scaling in it acted on all layers, and is refused."""
+    """Until 5.12 at least, its class had one dictionary; a scaling in it affected all layers, and is an error."""
     plain = {key: OLMO_3[key] for key in OLMO_3 if key not in ("rope_theta", "rope_scaling")}
     flat = {**plain, "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}}
     older = {**plain, "rope_theta": 500_000.0}
     for kind in ("full_attention", "sliding_attention"):
         one, other = (encoding_from_config(config, layer_type=kind) for config in (flat, older))
         assert repr(one) == repr(other)
-    for wrong, word in (({"rope_theta": 1e4}, "rope_theta"), ({"rope_type": "linear", "factor": 8.0}, "alike")):
+    for wrong, word in (({"rope_theta": 1e4}, "rope_theta"), ({"rope_type": "linear", "factor": 8.0}, "for all layers")):
         with refuses(InputError, word):
             encoding_from_config(
                 {**flat, "rope_parameters": {**flat["rope_parameters"], **wrong}},
@@ -159,12 +159,12 @@ PER_LAYER = {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_
     ("config", "words"),
     [
         (llama(rope_theta=None, rope_parameters=PER_LAYER), ["full_attention", "llama", "share one"]),
-        ({**PUBLISHED["gemma-3-4b"], "rope_scaling": None, "rope_parameters": {"rope_type": "default"}}, ["alike"]),
+        ({**PUBLISHED["gemma-3-4b"], "rope_scaling": None, "rope_parameters": {"rope_type": "default"}}, ["for all layers"]),
         ({**OLMO_3, "rope_theta": 10_000.0}, ["rope_theta=10000", "sliding_attention", "500000"]),
         ({**OLMO_3_NESTED, "rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, ["sliding"]),
         (
             {**OLMO_3_NESTED, "rope_parameters": {**PER_LAYER, "sliding_attention": None}},
-            ["those of sliding_attention"],
+            ["an entry for sliding_attention"],
         ),
     ],
 )

@@ -195,14 +195,14 @@ def test_pairs_that_are_dealt_out_in_turns_are_written_as_qwen_3_vl_has_them(for
     again = Rotary.from_config({"model_type": "qwen3_vl_text", **written})
     assert repr(again) == repr(rotary)
     assert again.pairs == rotary.pairs
-    with refuses(InputError, "no keys"):
+    with refuses(InputError, "the keys of a configuration cannot"):
         Rotary.from_config(AutoConfig.for_model("nanochat")).to_config()
 
 
-@pytest.mark.unchecked  # checks of shapes stand between the caller and us
+@pytest.mark.unchecked  # checks of shapes are frames between the caller and us
 def test_a_scaling_that_servers_read_otherwise_is_warned_of() -> None:
     factors = {"short_factor": [1.0] * 4, "original_max_seq_len": 4096, "factor": 4.0}
-    with pytest.warns(UserWarning, match=r"LongRoPE.* 4096 tokens; vLLM and llama.cpp") as caught:
+    with pytest.warns(UserWarning, match=r"LongRoPE.* 4096 tokens. vLLM and llama.cpp") as caught:
         Rotary(8, scaling=LongRoPE(long_factor=[4.0] * 4, **factors)).to_config()
     assert caught[0].filename == __file__
     with warnings.catch_warnings():

@@ -176,7 +176,7 @@ def by_layer(model_type: str, rope: dict[str, Any], **others: Any) -> dict[str, 
     [
         ({**STRETCHED["yarn"], **YARN, "truncate": False}, {}, "got truncate=False .*: using True"),
         ({**STRETCHED["yarn"], **YARN}, {"outer": {"truncate": False}}, None),
-        ({**STRETCHED["yarn"], **YARN, "truncate": True}, {"outer": {"truncate": False}}, "truncate=True .* is False"),
+        ({**STRETCHED["yarn"], **YARN, "truncate": True}, {"outer": {"truncate": False}}, "truncate=True .* using False"),
         (STRETCHED["yarn"], {TRAINED: 2048}, "got original_max_.*=2048 outside .*max_position_embeddings=4096"),
         (STRETCHED["llama3"], {TRAINED: 1024}, "got original_max_.*=1024 outside .*max_position_embeddings=4096"),
         (STRETCHED["llama3"], {"outer": {TRAINED: 1024}}, "got original_max_.*=1024 outside .*max_position_"),
@@ -186,7 +186,7 @@ def by_layer(model_type: str, rope: dict[str, Any], **others: Any) -> dict[str, 
 def test_rope_parameters_of_a_layer_type_are_read_as_transformers_reads_them(
     model_type: str, rope: dict[str, Any], others: dict[str, Any], told: str | None
 ) -> None:
-    """It reads ``truncate`` beside the dictionaries of the layer types alone, and the trained length in them alone."""
+    """It reads ``truncate`` only outside the dictionaries of the layer types, and the trained length only inside."""
     config = by_layer(model_type, rope, **copy.deepcopy(others))
     result = outcome_of(config)
     takes_none = model_type == "modernbert" and "outer" in others  # its class takes nothing but dictionaries there
