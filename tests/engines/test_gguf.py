@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 import locant
 from locant import ALiBi, InputError, PositionEncoding, Rotary, encoding_from_gguf
 from locant.cli import main
-from locant.engines.gguf import HALF, INTERLEAVED, NONE, SEVERAL_AXES, compare_gguf, read_gguf
+from locant.engines.gguf import HALF, INTERLEAVED, NOT_ROTARY, SEVERAL_AXES, compare_gguf, read_gguf
 from tests.engines import tiny_gguf
 from tests.engines.llama_cpp import LlamaCpp, rope_type
 from tests.engines.record import record
@@ -209,7 +209,7 @@ def _metadata(path: Path, architecture: str, **keys: Any) -> Path:
 def test_pairs_of_every_architecture_are_those_of_the_library(tmp_path: Path) -> None:
     ours = {
         **dict.fromkeys(INTERLEAVED, "interleaved"), **dict.fromkeys(HALF, "half"),
-        **dict.fromkeys(SEVERAL_AXES, "several axes"), **dict.fromkeys(NONE, "none"),
+        **dict.fromkeys(SEVERAL_AXES, "several axes"), **dict.fromkeys(NOT_ROTARY, "none"),
     }  # fmt: skip
     names = sorted(gguf.MODEL_ARCH_NAMES.values())
     theirs = {name: rope_type(_metadata(tmp_path / f"{name}.gguf", name)) for name in names}

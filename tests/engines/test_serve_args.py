@@ -19,7 +19,7 @@ from locant import InputError, RangeError, Rotary
 from locant.checkpoints.config_source import read_source
 from locant.checkpoints.extension import METHODS
 from locant.cli import engines, main
-from locant.engines.serve_args import CANNOT, ENGINES, MOVED, serve_arguments
+from locant.engines.serve_args import ENGINES, FLAT_CONFIGS, UNSUPPORTED, serve_arguments
 from tests.engines.tiny_gguf import CONTEXT, model_of, write
 from tests.refusal import refuses
 from tests.tolerances import FORMULA, FREQUENCY, LLAMA_CPP, LOGITS
@@ -44,7 +44,7 @@ def test_the_command_line_offers_what_there_is() -> None:
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "transformers"])
 @pytest.mark.parametrize("scaling", METHODS)
 def test_an_override_makes_the_frequencies_in_transformers(engine: str, scaling: str) -> None:
-    if scaling in CANNOT[engine]:
+    if scaling in UNSUPPORTED[engine]:
         pytest.skip("the engine does not have it")
     config = text()
     served = serve_arguments(config, to=TO, engine=engine, scaling=scaling)
@@ -94,7 +94,7 @@ def test_an_older_configuration_with_a_base_per_layer_type_gets_them_by_layer_ty
         assert served.override["max_position_embeddings"] == TO, "neither multiplies it by a factor of one layer type"
 
 
-@pytest.mark.parametrize("kind", MOVED)
+@pytest.mark.parametrize("kind", FLAT_CONFIGS)
 def test_a_flat_configuration_that_transformers_takes_apart_changes_in_its_text_part(kind: str) -> None:
     config = {**read_source("qwen2-vl-7b"), "model_type": kind}
     for engine in ("vllm", "sglang"):
@@ -141,7 +141,7 @@ def test_a_factor_that_is_not_whole_is_written_out() -> None:
 
 
 def test_what_an_engine_cannot_is_refused() -> None:
-    for engine, scalings in CANNOT.items():
+    for engine, scalings in UNSUPPORTED.items():
         for scaling in scalings:
             with refuses(InputError, scaling, engine, "scaling='yarn'"):
                 serve_arguments(text(), to=TO, engine=engine, scaling=scaling)
