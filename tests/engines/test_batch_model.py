@@ -200,4 +200,4 @@ def test_lengths_and_axes_are_those_of_the_configuration() -> None:
     )
     assert (facts_of("bloom-7b1").longest, facts_of("t5-base").longest) == (None, None)
     assert (facts_of("qwen2-vl-7b").axes, facts_of("llama-3.1-8b").axes) == (3, 1)
-    assert facts_of(None).is_given is False
+    assert facts_of(None).is_known is False

@@ -105,7 +105,7 @@ def test_packed_images_tell_their_documents() -> None:
 
 PACKED = pack_documents(EXAMPLES)
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "ids do not restart": ({"position_ids": torch.arange(18)[None]}, "tell different documents from token 5"),
+    "ids do not restart": ({"position_ids": torch.arange(18)[None]}, "have different documents from token 5"),
     "a mask hides the documents": ({"attention_mask": torch.ones(1, 18)}, "do not look for documents"),
     "a mask numbers them": ({"attention_mask": torch.tensor([[1] * 5 + [2] * 13])}, "numbers documents"),
     "a document without its end": ({"cu_seq_lens_q": torch.tensor([0, 5, 6, 15])}, "end with 15, and 18 tokens"),
@@ -196,7 +196,7 @@ def test_files_that_are_no_batch_are_refused(tmp_path: Path) -> None:
         with refuses(InputError, path.name):
             read_batch(path)
     for name in ("nothing.json", "nothing.npz", "nothing.safetensors"):
-        with refuses(InputError, f"got no file {tmp_path / name}; try: a batch saved as .safetensors, .npz or .json"):
+        with refuses(InputError, f"got no file {tmp_path / name}; try: pass a batch saved as .safetensors, .npz or .json"):
             read_batch(tmp_path / name)
 
 

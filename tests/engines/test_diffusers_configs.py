@@ -70,7 +70,7 @@ def test_scalings_are_one_for_each_axis() -> None:
         with refuses(RangeError, "each axis"):
             encoding_from_diffusers(FLUX, scalings=wrong)  # type: ignore[arg-type]
     yarn = YaRN(factor=4.0, original_max_seq_len=64)
-    with refuses(RangeError, "no rotation"):
+    with refuses(RangeError, "not a rotation"):
         encoding_from_diffusers(FLUX, scalings=(None, yarn, yarn))
 
 
@@ -82,7 +82,7 @@ def test_text_that_is_not_rotated_is_refused() -> None:
             positions_from_diffusers(WAN, **{name: 0})
     with refuses(RangeError, "fps"):
         positions_from_diffusers(WAN, fps=0.0)
-    with refuses(InputError, "no fractions"):
+    with refuses(InputError, "real numbers"):
         positions_from_diffusers({"_class_name": "MiniMaxH3Transformer3DModel", "attention_head_dim": 128})
 
 

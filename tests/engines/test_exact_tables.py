@@ -83,9 +83,9 @@ def test_every_kind_of_layers_has_its_own() -> None:
     [
         (None, None, "no configuration"),
         ({"model_type": "unheard-of"}, None, "unheard-of"),
-        ({**LLAMA, "rope_parameters": {"rope_theta": 10_000.0, **YARN, "factor": 2.0}}, None, "off by"),
-        ({**LLAMA, "head_dim": 32}, None, "off by inf"),
-        ({"model_type": "bloom", "n_head": 4, "hidden_size": 64}, None, "off by inf from None"),
+        ({**LLAMA, "rope_parameters": {"rope_theta": 10_000.0, **YARN, "factor": 2.0}}, None, "differs by"),
+        ({**LLAMA, "head_dim": 32}, None, "differs by inf"),
+        ({"model_type": "bloom", "n_head": 4, "hidden_size": 64}, None, "differs by inf from None"),
         (LLAMA, (1, 2), "not one table"),
         (LLAMA, torch.zeros(2, 3, 64), "not one table"),
         (LLAMA, torch.zeros(9, 64, dtype=torch.complex64), "not one table"),

@@ -238,7 +238,7 @@ def test_layers_without_rotation_are_no_difference(tmp_path: Path) -> None:
     }  # fmt: skip
     comparison = compare_gguf(path, config)
     assert comparison.agrees, comparison.differences
-    assert any("do not rotate" in note for note in comparison.model.notes)
+    assert any("does not rotate" in note for note in comparison.model.notes)
 
 
 def test_a_type_without_its_factors(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from locant.engines.batches.documents import begins_again, documents_of
+from locant.engines.batches.documents import documents_of, is_first_id
 from locant.engines.batches.finding import NO_TARGET, Batch, Finding, at, place_of
 from locant.positions.batches import counted
 
@@ -72,7 +72,7 @@ def _all_the_same(text: Tensor, batch: Batch) -> tuple[int, int] | None:
         return None
     for row, (ids, real) in enumerate(zip(text, batch.real, strict=True)):
         of_tokens = ids[real]
-        labels = batch.given.get("labels")
+        labels = batch.tensors.get("labels")
         aims = labels is None or bool((labels[row] != NO_TARGET).any())
         if len(of_tokens) > (1 if batch.has_mask else 2) and aims and bool((of_tokens == of_tokens[0]).all()):
             return row, int(of_tokens[0])
@@ -99,7 +99,7 @@ def _fall(text: Tensor, row: int, token: int) -> Finding:
 def _ids_alone(text: Tensor, batch: Batch) -> Iterator[Finding]:
     """Without a mask, every id that is not the one before plus one begins a document."""
     step, both = _steps(text, torch.ones_like(batch.real))
-    again = begins_again(text)
+    again = is_first_id(text)
     falls, jumps = both & (step <= 0) & ~again, both & (step > 1)
     if (place := place_of(falls)) is not None:
         yield _fall(text, place[0], place[1] + 1)
@@ -114,7 +114,7 @@ def _ids_alone(text: Tensor, batch: Batch) -> Iterator[Finding]:
         row, token = place[0], place[1] + 1
         if facts.finds_documents is False:
             return  # whatever else the batch holds
-        if batch.given.get("use_cache") is not None and bool(batch.given["use_cache"]):
+        if batch.tensors.get("use_cache") is not None and bool(batch.tensors["use_cache"]):
             wrong = f"position_ids begin again {at(row, token)}, and with a cache a model looks for no documents in ids"
             yield Finding("documents", wrong, "set use_cache=False", row, token)
         elif len(text) > 1 and "flash" in (facts.attention or ""):

@@ -33,19 +33,19 @@ GET = "compute them with the model's get_rope_index"
 
 def has_grids(batch: Batch) -> bool:
     """Whether the batch has images or videos."""
-    return any(name in batch.given for name in GRIDS)
+    return any(name in batch.tensors for name in GRIDS)
 
 
 def rules_for(batch: Batch) -> Sequence[GridRule]:
     """The rule of the model; without a model all that may be meant."""
-    if batch.facts.is_given:
+    if batch.facts.is_known:
         return () if batch.facts.rule is None else (batch.facts.rule,)
     sizes = [(merge, frames) for frames in (1, 2) for merge in (2, 1, 3, 4)]
     rules = [GridRule(merge=merge, merge_frames=frames) for merge, frames in sizes]
-    if "video_grid_thw" not in batch.given:
+    if "video_grid_thw" not in batch.tensors:
         return [rule for rule in rules if rule.merge_frames == 1]
     rules += [GridRule(merge=merge, by_frame=True) for merge in (2, 1, 3, 4)]
-    if "second_per_grid_ts" in batch.given:  # of published models, of the class's default, and of the Omni models
+    if "second_per_grid_ts" in batch.tensors:  # of published models, of the class's default, and of the Omni models
         rules += [GridRule(per_second=per_second) for per_second in (2, 4, 25)]
     return rules
 
@@ -76,7 +76,7 @@ class _Grids:
     def __init__(self, batch: Batch, rule: GridRule) -> None:
         self.rule = rule
         self.left = {IMAGE: self._of(batch, "image_grid_thw"), VIDEO: self._of(batch, "video_grid_thw")}
-        seconds = batch.given.get("second_per_grid_ts")
+        seconds = batch.tensors.get("second_per_grid_ts")
         steps = itertools.repeat(1.0) if seconds is None else iter(seconds.flatten().float().tolist())
         if rule.by_frame:
             self.left[VIDEO] = [(1, rows, columns) for frames, rows, columns in self.left[VIDEO] for _ in range(frames)]
@@ -86,7 +86,7 @@ class _Grids:
 
     @staticmethod
     def _of(batch: Batch, name: str) -> list[tuple[Any, ...]]:
-        return [] if name not in batch.given else [tuple(grid) for grid in batch.given[name].tolist()]
+        return [] if name not in batch.tensors else [tuple(grid) for grid in batch.tensors[name].tolist()]
 
     def tokens_of(self, grid: Sequence[Any], kind: int) -> int:
         """How many tokens a grid has."""
@@ -124,11 +124,15 @@ class _Grids:
 
 def _types(batch: Batch) -> Int[Tensor, "rows tokens"] | None:
     """Which tokens are of text, images and videos: as they are given, or by the model's ids of these tokens."""
-    if "mm_token_type_ids" in batch.given:
-        return batch.given["mm_token_type_ids"]
+    if "mm_token_type_ids" in batch.tensors:
+        return batch.tensors["mm_token_type_ids"]
     image, video = (batch.facts.config.get(f"{kind}_token_id") for kind in ("image", "video"))
-    ids = batch.given.get("input_ids")
-    if ids is None or not isinstance(image, int) or (batch.facts.name in BY_FRAME and "video_grid_thw" in batch.given):
+    ids = batch.tensors.get("input_ids")
+    if (
+        ids is None
+        or not isinstance(image, int)
+        or (batch.facts.name in BY_FRAME and "video_grid_thw" in batch.tensors)
+    ):
         return None
     of_video = (ids == video) if isinstance(video, int) else torch.zeros_like(ids, dtype=torch.bool)
     return (ids == image).long() * IMAGE + of_video.long() * VIDEO
@@ -144,10 +148,10 @@ def image_findings(batch: Batch, axes: int | None) -> Iterator[Finding]:
     yield from _types_beside_tokens(batch)
     types = _types(batch)
     if batch.index is None:
-        if axes == AXES and "mm_token_type_ids" not in batch.given:
+        if axes == AXES and "mm_token_type_ids" not in batch.tensors:
             wrong = "there are grids, and neither position_ids nor mm_token_type_ids: the model counts images as text"
             yield Finding("images", wrong, "give mm_token_type_ids, as the processor makes them")
-        elif types is not None and batch.facts.is_given:
+        elif types is not None and batch.facts.is_known:
             yield from _misfits(batch, types)
         return
     if types is None or batch.index.ndim != 3:  # without ids of axes it is said elsewhere
@@ -200,12 +204,12 @@ def _compare(
     try:
         for document in documents:
             expected = torch.from_numpy(counting.document(_parts(document, grids)))
-            given = batch.index[document.row, document.slots]
-            shift = int((given[0] - expected[0]).min())  # a document may go on from the one before it
-            differs = (given != expected + shift).any(1)
+            index = batch.index[document.row, document.slots]
+            shift = int((index[0] - expected[0]).min())  # a document may go on from the one before it
+            differs = (index != expected + shift).any(1)
             wrong += int(differs.sum())
             if not first and bool(differs.any()):
-                first = [_difference(given, expected + shift, document, batch.facts.name)]
+                first = [_difference(index, expected + shift, document, batch.facts.name)]
         grids.require_none_left()
     except _MisfitError as error:
         return math.inf, [error.finding]
@@ -214,15 +218,15 @@ def _compare(
     return wrong, first
 
 
-def _difference(given: Tensor, expected: Tensor, document: _Document, name: str) -> Finding:
+def _difference(index: Tensor, expected: Tensor, document: _Document, name: str) -> Finding:
     """The first token whose id is another, and in which way the ids of its document are."""
-    differs = given != expected
+    differs = index != expected
     token = int(differs.any(1).long().argmax())
     kinds = torch.tensor([kind for kind, tokens in document.runs for _ in range(tokens)])
     axes = [axis for axis, differ in zip(("time", "row", "column"), differs.any(0).tolist(), strict=True) if differ]
-    if bool((given == given[:, :1]).all()):
+    if bool((index == index[:, :1]).all()):
         how = "images are counted as text"
-    elif bool((given[:, [0, 2, 1]] == expected).all()):
+    elif bool((index[:, [0, 2, 1]] == expected).all()):
         how = "rows and columns are exchanged"
     elif int(kinds[token]) == TEXT:
         how = "text goes on from the longer side of the image before it"
@@ -230,7 +234,7 @@ def _difference(given: Tensor, expected: Tensor, document: _Document, name: str)
         how = f"the {' and the '.join(axes)} of the grid {'is another' if len(axes) == 1 else 'are others'}"
     what, slot = {TEXT: "text", **KINDS}[int(kinds[token])], int(document.slots[token])
     wrong = (
-        f"position_ids {at(document.row, slot)} ({what}) are (time, row, column) {tuple(given[token].tolist())}, and"
+        f"position_ids {at(document.row, slot)} ({what}) are (time, row, column) {tuple(index[token].tolist())}, and"
     )
     wrong += f" by the rule of {name} {tuple(expected[token].tolist())}: {how}"
     return Finding("images", wrong, GET, document.row, slot)
@@ -238,7 +242,7 @@ def _difference(given: Tensor, expected: Tensor, document: _Document, name: str)
 
 def _types_beside_tokens(batch: Batch) -> Iterator[Finding]:
     """Types of tokens that are not the types of the model's ids for images and videos."""
-    types, ids = batch.given.get("mm_token_type_ids"), batch.given.get("input_ids")
+    types, ids = batch.tensors.get("mm_token_type_ids"), batch.tensors.get("input_ids")
     image, video = (batch.facts.config.get(f"{kind}_token_id") for kind in ("image", "video"))
     if types is None or ids is None or not isinstance(image, int) or not isinstance(video, int):
         return
@@ -259,12 +263,12 @@ def not_compared(batch: Batch, axes: int | None) -> str | None:
         return "whether images may be counted as text, which depends on the model: give it, or its number of axes"
     if batch.index is None or batch.index.ndim != 3:
         return None
-    if batch.facts.is_given and batch.facts.rule is None:
+    if batch.facts.is_known and batch.facts.rule is None:
         return f"ids of axes: no rule is known for {batch.facts.name}"
     if not has_grids(batch):
         return "ids of axes beside those of the model's rule: there are no grids, and only their form was checked"
     if _types(batch) is None:
         return "ids of axes: without mm_token_type_ids it is not known which tokens are of images"
-    if not batch.facts.is_given and "video_grid_thw" in batch.given:
+    if not batch.facts.is_known and "video_grid_thw" in batch.tensors:
         return "the time of videos beside one rule alone: without a model any that fits was taken for its rule"
     return None

@@ -115,7 +115,7 @@ def future_findings(batch: Batch) -> Iterator[Finding]:
     causal = facts.is_causal or (facts.is_causal is None and _predicts_next(batch))
     if causal and (place := _ahead(batch)) is not None:
         row, query, key = place
-        why = "which it is to predict" if "labels" in batch.given else f"and {facts.name} is causal"
+        why = "which it is to predict" if "labels" in batch.tensors else f"and {facts.name} is causal"
         wrong = f"attention_mask shows token {query} of row {row} the token {key} after it, {why}"
         yield Finding("future", wrong, "hide from each token those after it", row, query)
 
@@ -126,12 +126,12 @@ def future_unchecked(batch: Batch) -> str | None:
         return None
     row, query, key = place
     seen = f"whether a token may see those after it, as token {query} of row {row} sees token {key}"
-    return f"{seen}: {batch.facts.name} is not known" if batch.facts.is_given else f"{seen}: give the model"
+    return f"{seen}: {batch.facts.name} is not known" if batch.facts.is_known else f"{seen}: give the model"
 
 
 def _predicts_next(batch: Batch) -> bool:
     """Whether targets are the tokens themselves, as those of a causal model are."""
-    labels, ids = batch.given.get("labels"), batch.given.get("input_ids")
+    labels, ids = batch.tensors.get("labels"), batch.tensors.get("input_ids")
     if labels is None or ids is None:
         return False
     aims = labels != NO_TARGET
@@ -140,7 +140,7 @@ def _predicts_next(batch: Batch) -> bool:
 
 def _ahead(batch: Batch) -> tuple[int, ...] | None:
     """The first row, query and key after it that a mask shows, and that tells of a target if there are any."""
-    visible, labels = batch.visible, batch.given.get("labels")
+    visible, labels = batch.visible, batch.tensors.get("labels")
     if visible is None or (labels is None and batch.facts.sees_prefix):
         return None
     sees_all = visible.all(2)
@@ -148,7 +148,7 @@ def _ahead(batch: Batch) -> tuple[int, ...] | None:
     real = batch.real & ~fill
     ahead = visible.triu(1) & real[:, :, None] & real[:, None, :]
     for name in ("token_type_ids", "mm_token_type_ids"):
-        if (types := batch.given.get(name)) is not None:  # tokens of an image see each other
+        if (types := batch.tensors.get(name)) is not None:  # tokens of an image see each other
             ahead &= (types[:, :, None] != types[:, None, :]) | (types == 0)[:, None, :]
     if labels is not None:
         aims = (labels != NO_TARGET).long().cumsum(1)

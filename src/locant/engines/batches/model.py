@@ -141,7 +141,7 @@ class ModelFacts:
         return "give an attention_mask of four axes that shows each document only itself"
 
     @property
-    def is_given(self) -> bool:
+    def is_known(self) -> bool:
         """Whether there is a model at all."""
         return bool(self.config)
 
