@@ -368,7 +368,7 @@ def test_flash_attention_finds_documents_in_one_row_alone() -> None:
 def test_a_finding_is_a_sentence_and_data() -> None:
     found = check_batch({**PACKED, "attention_mask": CAUSAL.bool()})
     assert found[0].to_dict() == {
-        "check": "documents", "message": str(found[0]), "remedy": "hide from each token those of other documents",
+        "check": "documents", "message": str(found[0]), "remedy": "hide other documents from each token",
         "row": 0, "token": 5,
     }  # fmt: skip
     for again in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):  # noqa: S301  # our own bytes

@@ -167,7 +167,7 @@ def _cases(types: Tensor) -> dict[str, tuple[Callable[[Tensor], Tensor], str]]:
         "columns of zeros": (_of(types, torch.zeros_like, 2), "column"),
         "rows and columns exchanged": (lambda ids: ids[[0, 2, 1]], "rows and columns are exchanged"),
         "time and rows exchanged": (lambda ids: ids[[1, 0, 2]], "row"),
-        "text by tokens": (lambda ids: _text_by_tokens(ids, types), "text goes on from the longer side"),
+        "text by tokens": (lambda ids: _text_by_tokens(ids, types), "text continues from the longer side"),
         "all one further": (_of(types, lambda ids: ids + 1, 1), "row"),
         "one token's": (lambda ids: ids + (torch.arange(count) == count - 1), "text"),
     }

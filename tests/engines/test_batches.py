@@ -196,7 +196,9 @@ def test_files_that_are_no_batch_are_refused(tmp_path: Path) -> None:
         with refuses(InputError, path.name):
             read_batch(path)
     for name in ("nothing.json", "nothing.npz", "nothing.safetensors"):
-        with refuses(InputError, f"got no file {tmp_path / name}; try: pass a batch saved as .safetensors, .npz or .json"):
+        with refuses(
+            InputError, f"got no file {tmp_path / name}; try: pass a batch saved as .safetensors, .npz or .json"
+        ):
             read_batch(tmp_path / name)
 
 
