@@ -303,7 +303,7 @@ NONSENSE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "max_length is NaN": ({**PACKED, **LENGTHS_OF_ROW, "max_length_q": NAN}, {}, "max_length_q is nan"),
     "max_length is infinite": ({**PACKED, **LENGTHS_OF_ROW, "max_length_k": torch.inf}, {}, "max_length_k is inf"),
     "max_length is a fraction": ({**PACKED, **LENGTHS_OF_ROW, "max_length_k": 5.5}, {}, "max_length_k is 5.5"),
-    "max_length alone": ({**PACKED, "max_length_q": 5}, {}, "cu_seq_lens_q is not"),
+    "max_length alone": ({**PACKED, "max_length_q": 5}, {}, "cu_seq_lens_q is missing"),
     "lengths across rows": (
         {"input_ids": IDS.repeat(2, 1), **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), torch.tensor([0, 18]))},
         {}, "one document is in two rows",
@@ -312,7 +312,7 @@ NONSENSE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {**ONE, **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), torch.tensor([0, 9, 18, 27]))}, {}, "end with 27",
     ),
     "other documents in seq_idx": (
-        {**PACKED, "seq_idx": torch.tensor([[0] * 4 + [1] * 5])}, {}, "seq_idx and position_ids tell different",
+        {**PACKED, "seq_idx": torch.tensor([[0] * 4 + [1] * 5])}, {}, "seq_idx and position_ids have different",
     ),
     "ids past the last": (
         {**ONE, "position_ids": torch.arange(9)[None] + 2**24}, {}, "float32 counts up to 2**24",
@@ -336,7 +336,7 @@ NONSENSE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"input_ids": IDS, "position_ids": torch.zeros(3, 1, 9, dtype=torch.int64)}, {"axes": 3}, "[0, 0, 0]",
     ),
     "all of four 0": (
-        {"input_ids": IDS, "position_ids": torch.zeros(4, 1, 9, dtype=torch.int64)}, {"axes": 3}, "0 for every token",
+        {"input_ids": IDS, "position_ids": torch.zeros(4, 1, 9, dtype=torch.int64)}, {"axes": 3}, "0 for all tokens",
     ),
     "ids of tokens with an axis more": ({"input_ids": IDS[..., None]}, {}, "input_ids are of (1, 9, 1)"),
     "a mask of other tokens": ({**PACKED, "attention_mask": CAUSAL[..., 1:].bool()}, {}, "(1, 1, 9, 8)"),

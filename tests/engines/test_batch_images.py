@@ -235,7 +235,7 @@ def test_grids_and_types_of_another_batch_are_found() -> None:
 
 def test_what_cannot_be_compared_is_named() -> None:
     batch = with_ids("qwen2_vl", batch_of("qwen2_vl", IMAGES))
-    for name, words in (("image_grid_thw", "only their form was checked"), ("mm_token_type_ids", "which tokens are")):
+    for name, words in (("image_grid_thw", "only their form was checked"), ("mm_token_type_ids", "which tokens belong")):
         assert any(words in each for each in check_batch({**batch, name: None}, axes=3).unchecked)
     flat = {**batch, "position_ids": torch.arange(batch["input_ids"].shape[1])[None]}
     assert check_batch(flat) == ()

@@ -108,7 +108,7 @@ class _Grids:
         """Raise `_MisfitError` if there are more grids than images and videos."""
         for kind, left in self.left.items():
             if left:
-                wrong = f"{GRIDS[kind - 1]} has {len(left)} grids more than the batch has {KIND_NAMES[kind]}s"
+                wrong = f"{GRIDS[kind - 1]} has {len(left)} more than the batch has {KIND_NAMES[kind]}s"
                 raise _MisfitError(Finding("images", wrong, f"give {GRIDS[kind - 1]} of this batch"))
 
     def _misfit(self, grid: Sequence[Any] | None, kind: int, left: int, row: int, token: int) -> Finding:
