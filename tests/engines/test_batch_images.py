@@ -242,5 +242,5 @@ def test_what_cannot_be_compared_is_named() -> None:
     assert "depends on the model" in check_batch(flat).unchecked[0]
     assert check_batch(flat, model={"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}) == ()
     videos = with_ids("qwen2_5_vl", batch_of("qwen2_5_vl", VIDEOS))
-    assert "any that fits" in check_batch(videos).unchecked[0]
+    assert "any rule that fits" in check_batch(videos).unchecked[0]
     assert facts_of(model_of("qwen2_5_vl")).axes == 3
