@@ -189,7 +189,7 @@ def _expected(kind: str, attention: str | None, one: bool) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_found_does_harm(name: str) -> None:
+def test_every_finding_does_harm(name: str) -> None:
     case = CASES[name]
     model = model_of(case.kind, case.attention)
     expected = _expected(case.kind, case.attention, len(case.documents) == 1)
@@ -222,7 +222,7 @@ HARMLESS: dict[str, tuple[str, dict[str, Any], list[Place]]] = {
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_does_no_harm_is_not_found(name: str) -> None:
+def test_harmless_batches_have_no_findings(name: str) -> None:
     kind, batch, places = HARMLESS[name]
     model = model_of(kind, None)
     expected = _expected(kind, None, False)
@@ -230,7 +230,7 @@ def test_what_does_no_harm_is_not_found(name: str) -> None:
     assert check_batch(batch, model=model) == ()
 
 
-def test_what_a_token_may_see_depends_on_the_model() -> None:
+def test_visible_tokens_depend_on_the_model() -> None:
     """Without one, labels tell a causal model, whose own target a token must not see."""
     every = {"input_ids": IDS, "attention_mask": torch.ones(1, 1, TOKENS, TOKENS, dtype=torch.bool)}
     assert "give the model" in check_batch(every).unchecked[0]
@@ -255,7 +255,7 @@ def test_what_a_token_may_see_depends_on_the_model() -> None:
     assert check_batch({**image, "token_type_ids": None}, model=gemma) == ()
 
 
-def test_a_cache_that_is_made_unasked_is_named() -> None:
+def test_a_default_cache_is_named() -> None:
     model = model_of("llama", None)
     expected = _expected("llama", None, False)
     assert off_by(model, {**PACKED, "use_cache": model.config.use_cache}, PACKED_PLACES, expected) > DIFFERENT
@@ -267,7 +267,7 @@ def test_a_cache_that_is_made_unasked_is_named() -> None:
     assert check_batch(PACKED, model=without).unchecked == ()
 
 
-def test_what_depends_on_the_model_is_named_without_it() -> None:
+def test_unchecked_names_what_depends_on_the_model() -> None:
     for batch in (LEFT, {**LEFT, "position_ids": torch.arange(5).expand(2, 5)}):
         found = check_batch(batch)
         assert (found, len(found.unchecked)) == ((), 1)
@@ -344,7 +344,7 @@ NONSENSE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", NONSENSE)
-def test_what_no_model_can_mean_is_found(name: str) -> None:
+def test_values_without_a_meaning_are_found(name: str) -> None:
     batch, options, words = NONSENSE[name]
     found = check_batch(batch, **options)
     assert any(words in each for each in found), found

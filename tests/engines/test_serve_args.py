@@ -36,7 +36,7 @@ def text(kind: str = "llama", **more: Any) -> dict[str, Any]:
     return {"model_type": kind, **sizes, **rope, **more}
 
 
-def test_the_command_line_offers_what_there_is() -> None:
+def test_the_command_line_offers_every_engine_and_scaling() -> None:
     assert engines.SERVERS == ENGINES
     assert set(engines.METHODS) == {*METHODS}
 
@@ -112,7 +112,7 @@ def test_a_flat_configuration_that_transformers_takes_apart_changes_in_its_text_
 
 @pytest.mark.parametrize("scaling", ["yarn", "linear", "ntk"])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox"])
-def test_flags_of_llama_cpp_do_it_there(kind: str, scaling: str, tmp_path: Path) -> None:
+def test_flags_of_llama_cpp_scale_its_angles(kind: str, scaling: str, tmp_path: Path) -> None:
     from tests.engines.llama_cpp import LlamaCpp
 
     model = model_of(kind, "default")
@@ -140,7 +140,7 @@ def test_a_factor_that_is_not_whole_is_written_out() -> None:
     assert "--rope-scale 1.5 " in " ".join(serve_arguments(text(), to=3 * CONTEXT // 2, engine="llama.cpp").arguments)
 
 
-def test_what_an_engine_cannot_is_refused() -> None:
+def test_unsupported_scalings_raise() -> None:
     for engine, scalings in UNSUPPORTED.items():
         for scaling in scalings:
             with refuses(InputError, scaling, engine, "scaling='yarn'"):
@@ -156,7 +156,7 @@ def test_what_an_engine_cannot_is_refused() -> None:
         serve_arguments(text(), to=CONTEXT, engine="vllm")
 
 
-def test_what_is_ignored_is_told() -> None:
+def test_ignored_keys_are_named() -> None:
     served = serve_arguments(text(), to=TO, engine="vllm", scaling="longrope")
     assert f"--max-model-len is {CONTEXT}" in served.ignored["short_factor"]
     assert "truncate" in serve_arguments(text(), to=TO, engine="llama.cpp").ignored

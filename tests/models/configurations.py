@@ -13,7 +13,7 @@ from locant.models import with_defaults
 from locant.models.registry import ARCHITECTURES
 from tests.refusal import refuses
 
-__all__ = ["ROPES", "ROTARY_KEYS", "ROWS", "fields", "is_told_or_refused", "llama"]
+__all__ = ["ROPES", "ROTARY_KEYS", "ROWS", "fields", "llama", "warns_of_default_or_raises"]
 
 FIELDS = ("head_dim", "base", "scaling", "layout", "rotary_dim", "sections")
 PAIRS = 32
@@ -33,7 +33,7 @@ def llama(rope: dict[str, Any] | None = None, **others: Any) -> dict[str, Any]:
     return {**sizes, "rope_theta": 10_000.0, "rope_scaling": rope, **others}
 
 
-def is_told_or_refused(
+def warns_of_default_or_raises(
     config: dict[str, Any],
     key: str,
     layer_type: str | None = None,

@@ -176,7 +176,11 @@ def by_layer(model_type: str, rope: dict[str, Any], **others: Any) -> dict[str, 
     [
         ({**STRETCHED["yarn"], **YARN, "truncate": False}, {}, "got truncate=False .*: using True"),
         ({**STRETCHED["yarn"], **YARN}, {"outer": {"truncate": False}}, None),
-        ({**STRETCHED["yarn"], **YARN, "truncate": True}, {"outer": {"truncate": False}}, "truncate=True .* using False"),
+        (
+            {**STRETCHED["yarn"], **YARN, "truncate": True},
+            {"outer": {"truncate": False}},
+            "truncate=True .* using False",
+        ),
         (STRETCHED["yarn"], {TRAINED: 2048}, "got original_max_.*=2048 outside .*max_position_embeddings=4096"),
         (STRETCHED["llama3"], {TRAINED: 1024}, "got original_max_.*=1024 outside .*max_position_embeddings=4096"),
         (STRETCHED["llama3"], {"outer": {TRAINED: 1024}}, "got original_max_.*=1024 outside .*max_position_"),
