@@ -126,7 +126,7 @@ def _centred(config: Config, picture: Picture) -> dict[str, Callable[[int], Frac
 
 
 def _fixed_size(*sides: int | str) -> Grid:
-    """Grids from 0, at the trained size alone. The code scales other sizes to it (CogVideoX 1.0, Hunyuan-DiT)."""
+    """Return grids from 0, at the trained size alone. The code scales other sizes (CogVideoX 1.0, Hunyuan-DiT)."""
 
     def grid(config: Config, picture: Picture) -> Mapping[str, Callable[[int], int]]:
         patch = integer("patch_size", config.get("patch_size"))

@@ -44,7 +44,7 @@ def _table_width(config: Config) -> int:
 
 
 def _table(config: Config, layer_type: str | None = None) -> PositionEncoding:
-    """A table with one row per position (GPT-2)."""
+    """Return a table with one row per position (GPT-2)."""
     return Learned(required(config, *LENGTHS), _table_width(config))
 
 
@@ -61,7 +61,7 @@ KEY_TERMS: Mapping[str, bool] = {"relative_key": False, "relative_key_query": Tr
 
 
 def _bert(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A table, or the relative positions that ``position_embedding_type`` names (up to transformers 4)."""
+    """Return a table, or the relative positions that ``position_embedding_type`` names (up to transformers 4)."""
     kind = required_name(config, "position_embedding_type", ("absolute", *KEY_TERMS), "absolute")
     if kind == "absolute":
         return _table(config)
@@ -69,7 +69,7 @@ def _bert(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _roberta(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A table that begins after the row of the padding token: 514 rows are 512 positions."""
+    """Return a table that begins after the row of the padding token: 514 rows are 512 positions."""
     offset = integer("pad_token_id", stated(config, "pad_token_id", "'pad_token_id': 1, usually"), 0) + 1
     required_name(
         config, "position_embedding_type", ("absolute",), "absolute", "use model_type 'bert', which has the others"
@@ -82,7 +82,7 @@ def _roberta(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _esm(config: Config, layer_type: str | None) -> PositionEncoding | None:
-    """Rotary positions, or RoBERTa's table, which is the default of its class."""
+    """Return ``None`` for rotary positions, or RoBERTa's table, which is the default of its class."""
     published = "'position_embedding_type': 'rotary', as published models have it"
     kind = required_name(config, "position_embedding_type", ("rotary", "absolute"), "absolute", published)
     return None if kind == "rotary" else _roberta(config, layer_type)
@@ -105,7 +105,7 @@ def _required_flag(config: Config, key: str) -> bool:
 
 
 def _deberta(config: Config, layer_type: str | None) -> PositionEncoding:
-    """Disentangled attention (over log buckets in DeBERTa v2 and v3) or a table, depending on two keys."""
+    """Return disentangled attention (over log buckets in DeBERTa v2 and v3) or a table, depending on two keys."""
     is_relative, is_biased = (_required_flag(config, key) for key in ("relative_attention", "position_biased_input"))
     if layer_type == "input" or not is_relative:
         return _table(config) if is_biased else PositionEncoding()
@@ -134,7 +134,7 @@ def _names(config: Config, key: str) -> list[str]:
 
 
 def _mpt(config: Config, layer_type: str | None) -> PositionEncoding:
-    """ALiBi, whose smallest slope is ``2 ** -alibi_bias_max``.
+    """Return ALiBi, whose smallest slope is ``2 ** -alibi_bias_max``.
 
     If the number of heads is not a power of two, MPT sorts the slopes of the next power into odd and even places. That
     is equal to the rule of the paper.
@@ -152,7 +152,7 @@ def _mpt(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _falcon(config: Config, layer_type: str | None) -> PositionEncoding | None:
-    """Rotary positions, or ALiBi, whose slopes Falcon adds before it divides the scores by ``sqrt(head_dim)``."""
+    """Return ``None`` for rotary positions, or ALiBi, which Falcon adds before it scales by ``1 / sqrt(head_dim)``."""
     if not flag("alibi", stated(config, "alibi", "'alibi': False for rotary positions")):
         return None
     heads, width = required(config, *HEADS), width_per_head(config)
@@ -168,7 +168,7 @@ def _falcon_keys(config: Config, queries: int) -> int | None:
 
 
 def _t5(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A table of relative buckets. The table of the encoder distinguishes earlier keys from later ones."""
+    """Return a table of relative buckets. The table of the encoder distinguishes earlier keys from later ones."""
     buckets = required(config, "relative_attention_num_buckets")
     distance = config.get("relative_attention_max_distance", 128)  # the constant in T5's code before there was a key
     return T5Bias(

@@ -22,7 +22,7 @@ from locant.positions.pair_table import Pairs
 
 
 def _conformer(config: Config, layer_type: str | None) -> PositionEncoding | None:
-    """Rotary positions, sines of the distance, a vector for each distance, or none."""
+    """Return rotary positions (``None``), sines of the distance, a vector for each distance, or no positions."""
     kinds = ("rotary", "relative", "relative_key")
     remedy = f"'position_embeddings_type': {' or '.join(map(repr, kinds))}, as the model was trained with"
     if stated(config, "position_embeddings_type", remedy) is None:
@@ -38,12 +38,12 @@ def _conformer(config: Config, layer_type: str | None) -> PositionEncoding | Non
 
 
 def _seamless(config: Config, layer_type: str | None) -> PositionEncoding | None:
-    """A Conformer for speech, and the sines of M2M100 for text, in encoder and decoder."""
+    """Return a Conformer for speech, or the sines of M2M100 for text."""
     return _conformer(config, None) if layer_type == "speech" else fairseq_encoding(config, None)
 
 
 def _time_pairs(config: Config, rope: Config, rotary_dim: int) -> Pairs:
-    """Pairs for two products of a sound feature: frame x window, and frame x place in the window (Music Flamingo)."""
+    """Return pairs for frame x window and for frame x place in the window, for features of sound (Music Flamingo)."""
     longest = number("max_position_embeddings", config.get("max_position_embeddings"))
     base = rope.get("rope_theta", config.get("rope_theta"))
     step = 4 * number("audio_frame_step", config.get("audio_frame_step", 0.01), above=0)
@@ -69,7 +69,7 @@ def _squeezed(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _wavlm(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A convolution at the input, and T5's buckets in the layers, which multiply them with a gate."""
+    """Return a convolution for the input, or T5's buckets for the layers, which multiply them with a gate."""
     if layer_type != "attention":
         return _speech(config, None)
     buckets, distance = required(config, "num_buckets"), required(config, "max_bucket_distance")
@@ -96,7 +96,7 @@ GATED = "each layer multiplies the bias of a query by a gate for each head, whic
 
 
 def _row_with_default_ropes(base: float, share: float, max_seq_len: int, layout: Layout = "half") -> Architecture:
-    """A row of a class with default rope parameters, which override all keys outside them."""
+    """Return a row of a class with default rope parameters, which override all keys outside them."""
     return rotary_row(
         max_seq_len=max_seq_len,
         keys=RotaryKeys(layout=layout, share_keys=SHARE),

@@ -76,7 +76,7 @@ GROWING_QUERIES = warn_if(
 
 
 def _trailing(config: Config, rope: Config, rotary_dim: int) -> Pairs:
-    """Pairs of the last dimensions of a head (DeepSeek-V4)."""
+    """Return pairs of the last dimensions of a head (DeepSeek-V4)."""
     start = required(config, "head_dim") - rotary_dim
     return Pairs(dims=[(start + i, start + j) for i, j in Pairs.of(rotary_dim, layout="interleaved").dims])
 
@@ -149,7 +149,7 @@ DEEPSEEK_WEIGHTS: Mapping[str, Any] = {
 def _latent_row(
     base: float, max_seq_len: int | None, width: int = 64, keys: RotaryKeys = LATENT, **row: Any
 ) -> Architecture:
-    """A row with multi-head latent attention, where `width` dimensions of a head are rotated."""
+    """Return a row with multi-head latent attention, where `width` dimensions of a head are rotated."""
     warnings, defaults = (_latent_attention, _scale_of_scores), {"qk_rope_head_dim": width}
     return rotary_row(base, max_seq_len, keys=keys, defaults=defaults, warnings=warnings, **row)
 

@@ -28,7 +28,7 @@ def _grid(image: int, patch: int, prefix: int = 0, **row: Any) -> Architecture:
 
 
 def _spectrogram(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A grid of overlapping patches of a spectrogram: bands of frequency down, frames across."""
+    """Return a grid of overlapping patches of a spectrogram: bands of frequency down, frames across."""
     patch = required(config, "patch_size")
     sizes = {"num_mel_bins": "frequency_stride", "max_length": "time_stride"}
     down, across = ((required(config, size) - patch) // required(config, step) + 1 for size, step in sizes.items())
@@ -58,13 +58,13 @@ def _internvl(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _yolos(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A table for a class token, the patches, and detection tokens."""
+    """Return a table for a class token, the patches, and detection tokens."""
     down, across = patches(config)
     return Learned(1 + down * across + required(config, "num_detection_tokens"), required(config, *WIDTHS))
 
 
 def _vivit(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A table for a class token, and for tubes of frames, rows and columns, one after the other."""
+    """Return a table for a class token, and for tubes of frames, rows and columns, one after the other."""
     sides = config.get("tubelet_size")
     if not isinstance(sides, (list, tuple)) or len(sides) != 3:
         raise InputError("got no tubelet_size of three numbers", "'tubelet_size': [2, 16, 16]")
@@ -83,7 +83,7 @@ def _heads_by_stage(config: Config) -> list[int]:
 
 
 def _clap(config: Config, layer_type: str | None) -> PositionEncoding:
-    """Swin's bias in windows. Stages differ in their number of heads."""
+    """Return Swin's bias in windows. Stages differ in their number of heads."""
     stage = int((layer_type or "stage1").removeprefix("stage")) - 1
     window = required(config, "window_size")
     return GridBias(_heads_by_stage(config)[stage], window, window)

@@ -79,12 +79,12 @@ def after_padding(config: Config, width: int, padding: int | None = None) -> Lea
 
 
 def _encoder_or_decoder(config: Config, layer_type: str | None) -> PositionEncoding:
-    """The longer table of the encoder, or the table of the decoder (LED)."""
+    """Return the longer table of the encoder, or the table of the decoder (LED)."""
     return Learned(required(config, f"max_{layer_type}_position_embeddings"), size(config, "d_model", WIDTHS))
 
 
 def _reformer(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A table made of two: row p is row p // W of the first, joined with row p % W of the second, which has W rows."""
+    """Return a table made of two: row p joins row p // W of the first and row p % W of the second, which has W rows."""
     if not flag_at(config, "axial_pos_embds", default=True):
         return Learned(size(config, LENGTH, LENGTHS), size(config, WIDTHS[0], WIDTHS))
     sides = config.get("axial_pos_shape")
@@ -94,12 +94,12 @@ def _reformer(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _resized_table(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A table that is resized to the length of a text, as a table of patches is resized to the size of an image."""
+    """Return a table that is resized to the length of a text, as a table of patches is resized for an image."""
     return LearnedGrid(1, size(config, LENGTH, LENGTHS), size(config, WIDTHS[0], WIDTHS), mode="bilinear")
 
 
 def _queries(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A table for text. Learned queries have no positions."""
+    """Return a table for text. Learned queries have no positions."""
     if not flag_at(config, "use_qformer_text_input"):
         return PositionEncoding()
     return Learned(size(config, LENGTH, LENGTHS), size(config, WIDTHS[0], WIDTHS))

@@ -27,7 +27,7 @@ from locant.positions.temperature import Tempered
 
 
 def _llama_4(config: Config, layer_type: str | None) -> PositionEncoding | None:
-    """In layers without rotary positions, queries can grow with their position."""
+    """Return a temperature for layers without rotary positions, whose queries can grow with their position."""
     if layer_type != "without":
         return None
     key = "attn_temperature_tuning"

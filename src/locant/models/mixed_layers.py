@@ -49,12 +49,12 @@ def windowed_kinds(config: Config) -> tuple[str, ...]:
 
 
 def _nope_if(test: Callable[[Config, str | None], bool]) -> EncodingFactory:
-    """No positions in layers that pass this test, and rotary positions in all others."""
+    """Return a function that gives no positions to layers that pass this test, and rotary positions to all others."""
     return lambda config, layer_type: PositionEncoding() if test(config, layer_type) else None
 
 
 def nope_in_full_attention(*, rotary_without_windows: bool) -> EncodingFactory:
-    """Rotary positions in layers of sliding attention alone. Without windows, they are in all layers or in none."""
+    """Give rotary positions to layers of sliding attention alone. Without windows, all layers have them, or none."""
     return _nope_if(
         lambda config, kind: kind == "full_attention" if windowed_kinds(config) else not rotary_without_windows
     )
@@ -120,7 +120,7 @@ def listed_kinds_by_layer(*, default_interval: int | None = None) -> KindsByLaye
 
 
 def full_every(step: int, *keys: str, first: bool = False) -> KindsByLayer:
-    """Full attention in the last (or the `first`) of every `step` layers, and sliding attention in the others.
+    """Give full attention to the last (or the `first`) of every `step` layers, and sliding attention to the others.
 
     A value under one of `keys` replaces `step`. If ``layer_types`` is there, it decides instead.
     """
@@ -136,7 +136,7 @@ def full_every(step: int, *keys: str, first: bool = False) -> KindsByLayer:
 
 
 def all_layers(kind: str) -> KindsByLayer:
-    """All layers are of one kind, unless ``layer_types`` names others."""
+    """Give all layers one kind, unless ``layer_types`` names others."""
     return lambda config: layer_types_in(config) or (kind,) * required(config, "num_hidden_layers")
 
 
@@ -177,19 +177,19 @@ def _read_no_rope_layers(config: Config) -> tuple[bool, ...]:
 
 
 def _full_every_sixth_and_last(config: Config) -> tuple[str, ...]:
-    """Every sixth layer and the last one have full attention (Beam, Gemma 4)."""
+    """Return the kinds of layers: every sixth and the last one have full attention (Beam, Gemma 4)."""
     return layer_types_in(config) or (*full_every(6)(config)[:-1], "full_attention")
 
 
 def _flint_layers(config: Config) -> tuple[str, ...]:
-    """The first two layers, the last one and every fourth have full attention."""
+    """Return the kinds of layers: the first two, the last one and every fourth have full attention."""
     count = 0 if layer_types_in(config) else required(config, "num_hidden_layers")
     full = (layer < 2 or layer % 4 == 1 or layer == count - 1 for layer in range(count))
     return layer_types_in(config) or tuple(WINDOWED[one] for one in full)
 
 
 def _mimo_layers(config: Config) -> tuple[str, ...]:
-    """The first layer and every sixth have full attention, as in ``hybrid_layer_pattern``."""
+    """Return the kinds of layers: the first one and every sixth have full attention, as in ``hybrid_layer_pattern``."""
     return layer_types_in(config) or ("full_attention", *full_every(6)(config)[1:])
 
 
@@ -198,7 +198,7 @@ def _repeated(config: Config, *pattern: str) -> tuple[str, ...]:
 
 
 def _inkling_2(config: Config, layer_type: str | None) -> PositionEncoding:
-    """No rotation. The model computes a bias from the hidden state of each query."""
+    """Warn that the model has no rotation, but a bias that it computes from the hidden state of each query."""
     warnings.warn(
         f"{config['model_type']} has no rotation, and this encoding adds nothing. Its positions are a learned bias by "
         "distance, which its code clips; locant.Inkling has the bias without the clipping",
@@ -231,7 +231,7 @@ def _row_by_layer_type(
     layers: KindsByLayer | None = None,
     **ropes: dict[str, Any],
 ) -> Architecture:
-    """A row with rope parameters per layer type, and a rotated share of each head. Keys outside them are not read."""
+    """Return a row with rope parameters and a rotated share per layer type. Keys outside them are not read."""
     keys = RotaryKeys(per_layer=True, share_keys=SHARE, share_required=share_required, flat_keys=False)
     defaults = {"rope_parameters": ropes}
     return rotary_row(None, max_seq_len, head_dim, keys=keys, defaults=defaults, kinds_by_layer=layers)
@@ -249,7 +249,7 @@ def rope(base: float, share: float | None = None, rope_type: str = "default") ->
 
 
 def _row_by_base(base: float | None, max_seq_len: int, head_dim: int | None = None, **row: Any) -> Architecture:
-    """A row with a base for each layer in ``layer_rope_theta``, where 0 means no positions."""
+    """Return a row with a base for each layer in ``layer_rope_theta``, where 0 means no positions."""
     return rotary_row(
         base,
         max_seq_len,

@@ -29,7 +29,7 @@ def axes_in_turns(pairs: int, rows: int, columns: int) -> list[int]:
 
 
 def _by_stride(*default: int, layout: Layout = "half") -> PairsFactory:
-    """Every third pair is for rows, and every third for columns, as far as their sections reach (Qwen3-VL)."""
+    """Give every third pair to rows, and every third to columns, as far as their sections reach (Qwen3-VL)."""
 
     def pairs(config: Config, rope: Config, rotary_dim: int) -> Pairs:
         if rope.get("mrope_interleaved") is False:
@@ -43,7 +43,7 @@ def _by_stride(*default: int, layout: Layout = "half") -> PairsFactory:
 
 
 def _alternate_rows_and_columns(config: Config, rope: Config, rotary_dim: int) -> Pairs:
-    """Rows and columns alternate, and the slowest pairs are for time (ERNIE 4.5 VL)."""
+    """Return pairs of alternating rows and columns, and the slowest pairs for time (ERNIE 4.5 VL)."""
     rows, columns, frames = sections_in(rope, (22, 22, 20))
     if rows != columns or 2 * (rows + columns + frames) != rotary_dim:
         got = f"got mrope_section={[rows, columns, frames]} for {rotary_dim // 2} pairs"
@@ -52,7 +52,7 @@ def _alternate_rows_and_columns(config: Config, rope: Config, rotary_dim: int) -
 
 
 def _by_sections_of_dimensions(member: int) -> PairsFactory:
-    """Axes have sections of dimensions, not of pairs: use the axis of this member of each pair (HunYuan-VL)."""
+    """Give each pair the axis of this member: the sections count dimensions, not pairs (HunYuan-VL)."""
 
     def pairs(config: Config, rope: Config, head_dim: int) -> Pairs:
         sections = rope.get("mrope_section")
@@ -71,7 +71,7 @@ def _by_sections_of_dimensions(member: int) -> PairsFactory:
 
 
 def _atoms(config: Config, rope: Config, head_dim: int) -> Pairs:
-    """Three coordinates and the number of the molecule, with a ladder each. Other dimensions are not rotated."""
+    """Return pairs for three coordinates and the number of the molecule, with a ladder each."""
     along, molecule = (required(config, f"num_{key}") for key in ("spatial_rope_pairs_per_axis", "uid_rope_pairs"))
     bases = [number(key, config.get(key)) for key in ("spatial_rope_base_frequency", "uid_rope_base_frequency")]
     spatial, molecular = (

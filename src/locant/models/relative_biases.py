@@ -29,14 +29,14 @@ ATTENTION, INPUT = "attention", "input"
 
 
 def _mpnet(config: Config, layer_type: str | None) -> PositionEncoding:
-    """RoBERTa's table at the input, and always 32 buckets in the layers, because the code does not read the key."""
+    """Return RoBERTa's table for the input, and 32 buckets for the layers, because the code reads no key for them."""
     if layer_type == INPUT:
         return after_padding(config, size(config, WIDTHS[0], WIDTHS), padding=1)
     return T5Bias(required(config, *HEADS), num_buckets=32, bidirectional=True)
 
 
 def _layoutlm(table: Callable[[Config], PositionEncoding]) -> EncodingFactory:
-    """A table at the input, and T5's buckets in the layers unless a configuration turns them off."""
+    """Return a table for the input, and T5's buckets for the layers unless a configuration turns them off."""
 
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
         if layer_type == INPUT or not flag_at(config, "has_relative_attention_bias", default=True):
@@ -87,7 +87,7 @@ def _granite(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _speecht5(config: Config, layer_type: str | None) -> PositionEncoding:
-    """160 vectors for later keys, and 160 for the token itself and earlier keys."""
+    """Return 160 vectors for later keys, and 160 for the token itself and earlier keys."""
     reach = integer("encoder_max_relative_position", config.get("encoder_max_relative_position", 160))
     heads = required(config, "encoder_attention_heads")
     return Shaw(required(config, WIDTHS[0]) // heads, reach - 1, max_later=reach)

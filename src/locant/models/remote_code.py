@@ -25,7 +25,7 @@ def _chatglm(config: Config) -> Config:
 
 
 def _baichuan(config: Config, layer_type: str | None) -> PositionEncoding | None:
-    """Rotary positions in models of 7 billion parameters, which their width identifies, and ALiBi in others."""
+    """Return ALiBi, or ``None`` for rotary positions in models of 7 billion parameters, identified by their width."""
     names = config.get("architectures") or ()
     rotated = required(config, *WIDTHS) == 4096 or "BaiChuanForCausalLM" in names
     return None if rotated else ALiBi(required(config, *HEADS))

@@ -167,7 +167,7 @@ def _split_keys(rope: Mapping[str, Any], rope_type: RopeType) -> tuple[dict[str,
 
 
 def _set_trained_length(entries: dict[str, Any], rope_type: RopeType, longest: int | None, trained: int | None) -> None:
-    """Set the trained length from outside the dictionary, or from the longest one (dynamic). Two must not differ."""
+    """Set the trained length from outside the dictionary, or from the longest one (dynamic). Raise if two differ."""
     dynamic = rope_type.name == "dynamic"
     if dynamic and longest is None:
         cause = "got rope parameters of type 'dynamic' without max_position_embeddings"

@@ -33,7 +33,7 @@ def base_with_both_ends(width: int) -> float:
 def _sines(
     width: str = "d_model", *, both_ends: bool = False, padding: int | None = None, offset: int = 0, **how: Any
 ) -> EncodingFactory:
-    """Sines before cosines. With `padding`, position 0 comes after the row of the padding token."""
+    """Return sines before cosines. With `padding`, position 0 comes after the row of the padding token."""
 
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
         dim = size(config, width, WIDTHS)
@@ -52,7 +52,7 @@ def _sinusoidal_row(
 
 
 def _fairseq(max_seq_len: int | None, width: str = "d_model", length: str = LENGTH, **row: Any) -> Architecture:
-    """A row where position 0 comes after the row of the padding token, which is zero. The default token is 1."""
+    """Return a row where position 0 comes after the row of the padding token, which is zero. The default token is 1."""
     encoding = _sines(width, both_ends=True, padding=1)
     return _sinusoidal_row(encoding, max_seq_len, length, defaults={PADDING: 1}, **row)
 
@@ -62,7 +62,7 @@ fairseq_encoding = _sines("hidden_size", both_ends=True, padding=1)
 
 
 def _xlm(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A learned table, unless ``sinusoidal_embeddings`` is true."""
+    """Return a learned table, unless ``sinusoidal_embeddings`` is true."""
     width = size(config, WIDTHS[0], WIDTHS)
     if flag_at(config, "sinusoidal_embeddings"):
         return Sinusoidal(width)
@@ -70,14 +70,14 @@ def _xlm(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _trocr(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A learned table like BART's, unless ``use_learned_position_embeddings`` is false."""
+    """Return a learned table like BART's, unless ``use_learned_position_embeddings`` is false."""
     if flag_at(config, "use_learned_position_embeddings", default=True):
         return Learned(required(config, LENGTH), size(config, "d_model", WIDTHS), offset=2)
     return _sines(both_ends=True, padding=1)(config, layer_type)
 
 
 def _whisper(config: Config, layer_type: str | None) -> PositionEncoding:
-    """Sines for sound, and a learned table for text."""
+    """Return sines for sound, or a learned table for text."""
     width = size(config, "d_model", WIDTHS)
     if layer_type == "encoder":
         return Sinusoidal(width, base=base_with_both_ends(width), layout="half")
@@ -90,7 +90,7 @@ def _canary(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _timesfm(config: Config, layer_type: str | None) -> PositionEncoding:
-    """Sines with wavelengths between the two scales of the configuration, unless the model has no positions."""
+    """Return sines with wavelengths between two scales of the configuration, unless the model has no positions."""
     if not flag_at(config, "use_positional_embedding"):
         return PositionEncoding()
     low, high = (number(key, config.get(key, default), above=0) for key, default in SCALES.items())

@@ -36,7 +36,7 @@ ROW, COLUMN = 0, 1
 
 
 def _ladders(*axes: int, interleaved: bool = False, in_turns: bool = False) -> PairsFactory:
-    """A ladder for each axis, one axis after the other, or rung by rung if they are `in_turns` (Kimi)."""
+    """Return a ladder for each axis, one axis after the other, or rung by rung if they are `in_turns` (Kimi)."""
 
     def pairs(config: Config, rope: Config, head_dim: int) -> Pairs:
         count = head_dim // 2 // len(axes)
@@ -56,20 +56,20 @@ def _table(dims: Any, places: Sequence[tuple[int, int]], ladder: int) -> Pairs:
 
 
 def _half_by_half(config: Config, rope: Config, head_dim: int) -> Pairs:
-    """One half of the head for each axis, each in the layout half (Gemma 4)."""
+    """Return pairs with one half of the head for each axis, each in the layout half (Gemma 4)."""
     count = head_dim // 4
     dims = [(start + i, start + i + count) for start in (0, 2 * count) for i in range(count)]
     return _table(dims, [(axis, rung) for axis in (ROW, COLUMN) for rung in range(count)], 2 * count)
 
 
 def _every_other_rung(config: Config, rope: Config, head_dim: int) -> Pairs:
-    """One ladder over the whole head: first rows with the even rungs, then columns with the odd ones (Pixtral)."""
+    """Return one ladder over the head: first rows with the even rungs, then columns with the odd ones (Pixtral)."""
     places = [(axis, 2 * rung + axis) for axis in (ROW, COLUMN) for rung in range(head_dim // 4)]
     return _table(Pairs.of(head_dim).dims, places, head_dim)
 
 
 def _every_other_angle(member: int) -> PairsFactory:
-    """One third of the head for each axis, where the members of a pair have neighbouring rungs (V-JEPA 2)."""
+    """Give each axis one third of the head. The members of a pair have neighbouring rungs (V-JEPA 2)."""
 
     def pairs(config: Config, rope: Config, head_dim: int) -> Pairs:
         count = head_dim // 3 // 2
@@ -80,7 +80,7 @@ def _every_other_angle(member: int) -> PairsFactory:
 
 
 def _over_the_width(config: Config, rope: Config, head_dim: int) -> Pairs:
-    """Pairs over the whole width as one head: EfficientLoFTR rotates before it splits the width into heads."""
+    """Return pairs over the whole width as one head: EfficientLoFTR rotates before it splits the width."""
     share = number("partial_rotary_factor", rope.get("partial_rotary_factor", 4.0), above=0)
     ladder = int(required(config, *WIDTHS) // required(config, *HEADS) * share)
     if 2 * ladder != head_dim:
@@ -91,7 +91,7 @@ def _over_the_width(config: Config, rope: Config, head_dim: int) -> Pairs:
 
 
 def _from_the_centre(config: Config, rope: Config, head_dim: int) -> Pairs:
-    """Patches have places from -1 to 1: half patches from the centre, divided by their number (DINOv3)."""
+    """Return pairs for places from -1 to 1: half patches from the centre, divided by their number (DINOv3)."""
     base = number("rope_theta", rope.get("rope_theta", config.get("rope_theta", 100.0)), above=0)
     steps = [2 * math.pi / count for count in patches(config)]
     return Pairs(
@@ -170,7 +170,7 @@ def _swin(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _swin_v2(config: Config, layer_type: str | None) -> PositionEncoding:
-    """Swin v2, whose windows are not larger than the image at their stage."""
+    """Return the bias of Swin v2, whose windows are not larger than the image at their stage."""
     heads, stage = _stage_value(config, "num_heads", layer_type), _stages(config).index(layer_type or "stage1")
     window = min(required(config, "window_size"), *(max(side >> stage, 1) for side in patches(config)))
     sizes = config.get("pretrained_window_sizes")
@@ -194,7 +194,7 @@ def _window_kinds(config: Config) -> tuple[str, ...]:
 
 
 def _decomposed(key: str) -> Any:
-    """The bias of SAM and ViTDet. Raise `InputError` if this key is false."""
+    """Return the bias of SAM and ViTDet. It raises `InputError` if this key is false."""
 
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
         if not flag_at(config, key):
@@ -208,7 +208,7 @@ def _decomposed(key: str) -> Any:
 
 
 def learned_grid(prefix: int, **how: Any) -> Callable[[Config, str | None], PositionEncoding]:
-    """A table with one cell for each patch of an image of the trained size."""
+    """Return a table with one cell for each patch of an image of the trained size."""
 
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
         return LearnedGrid(*patches(config), required(config, *WIDTHS), prefix=prefix, **how)
@@ -217,7 +217,7 @@ def learned_grid(prefix: int, **how: Any) -> Callable[[Config, str | None], Posi
 
 
 def _siglip2(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A square table with a cell for each of `num_patches`, for images of any size."""
+    """Return a square table with a cell for each of `num_patches`, for images of any size."""
     side = math.isqrt(required(config, "num_patches"))
     return LearnedGrid(side, side, required(config, *WIDTHS), mode="bilinear", antialias=True)
 
