@@ -24,7 +24,7 @@ from locant.models.config_values import (
     number,
     required,
     required_name,
-    stated,
+    required_value,
     value_at,
     width_per_head,
 )
@@ -70,7 +70,7 @@ def _bert(config: Config, layer_type: str | None) -> PositionEncoding:
 
 def _roberta(config: Config, layer_type: str | None) -> PositionEncoding:
     """Return a table that begins after the row of the padding token: 514 rows are 512 positions."""
-    offset = integer("pad_token_id", stated(config, "pad_token_id", "'pad_token_id': 1, usually"), 0) + 1
+    offset = integer("pad_token_id", required_value(config, "pad_token_id", "'pad_token_id': 1, usually"), 0) + 1
     required_name(
         config, "position_embedding_type", ("absolute",), "absolute", "use model_type 'bert', which has the others"
     )
@@ -101,7 +101,7 @@ def _deberta_kinds(config: Config) -> tuple[str, ...]:
 
 
 def _required_flag(config: Config, key: str) -> bool:
-    return flag(key, stated(config, key, f"{key!r}: true or false"))
+    return flag(key, required_value(config, key, f"{key!r}: true or false"))
 
 
 def _deberta(config: Config, layer_type: str | None) -> PositionEncoding:
@@ -153,7 +153,7 @@ def _mpt(config: Config, layer_type: str | None) -> PositionEncoding:
 
 def _falcon(config: Config, layer_type: str | None) -> PositionEncoding | None:
     """Return ``None`` for rotary positions, or ALiBi, which Falcon adds before it scales by ``1 / sqrt(head_dim)``."""
-    if not flag("alibi", stated(config, "alibi", "'alibi': False for rotary positions")):
+    if not flag("alibi", required_value(config, "alibi", "'alibi': False for rotary positions")):
         return None
     heads, width = required(config, *HEADS), width_per_head(config)
     return ALiBi(heads, slopes=[slope / math.sqrt(width) for slope in alibi_slopes(heads)])
@@ -163,7 +163,7 @@ def _falcon_keys(config: Config, queries: int) -> int | None:
     """Return the number of key/value heads: 1 or `queries`, or ``None`` in the newer architecture, which has a key."""
     if config.get("new_decoder_architecture"):
         return None
-    shared = stated(config, "multi_query", "'multi_query': true or false")
+    shared = required_value(config, "multi_query", "'multi_query': true or false")
     return 1 if flag("multi_query", shared) else queries
 
 

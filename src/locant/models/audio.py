@@ -10,7 +10,7 @@ from typing import Any
 from locant.errors import InputError
 from locant.kernels.rotary import Layout
 from locant.models.architecture import SHARE, Architecture, RotaryKeys, rotary_row, warn_if
-from locant.models.config_values import HEADS, WIDTHS, Config, flag_at, number, required, required_name, stated
+from locant.models.config_values import HEADS, WIDTHS, Config, flag_at, number, required, required_name, required_value
 from locant.models.relative_biases import SINES_IN_TURNS
 from locant.models.sinusoids import fairseq_encoding
 from locant.positions.base import PositionEncoding
@@ -25,7 +25,7 @@ def _conformer(config: Config, layer_type: str | None) -> PositionEncoding | Non
     """Return rotary positions (``None``), sines of the distance, a vector for each distance, or no positions."""
     kinds = ("rotary", "relative", "relative_key")
     remedy = f"'position_embeddings_type': {' or '.join(map(repr, kinds))}, as the model was trained with"
-    if stated(config, "position_embeddings_type", remedy) is None:
+    if required_value(config, "position_embeddings_type", remedy) is None:
         return PositionEncoding()
     kind = required_name(config, "position_embeddings_type", kinds, remedy=remedy)
     if kind == "rotary":

@@ -79,8 +79,8 @@ def part_of(whole: Config, part: Config | object, others: Config | None = None) 
         return config_dict(part)
     model_type = whole.get("model_type")
     name = TYPE_OF_PART.get(model_type) if isinstance(model_type, str) else None
-    stated = {} if name is None or part.get("model_type") is not None else {"model_type": name}
-    return config_dict({**part, **(others or {}), **stated})
+    implied = {} if name is None or part.get("model_type") is not None else {"model_type": name}
+    return config_dict({**part, **(others or {}), **implied})
 
 
 def value_at(config: Config, *keys: str) -> Any:
@@ -115,7 +115,7 @@ def required(config: Config, *keys: str, low: int = 1) -> int:
     return value
 
 
-def stated(config: Config, key: str, remedy: str) -> Any:
+def required_value(config: Config, key: str, remedy: str) -> Any:
     """Return the value under this key. Raise `InputError` if it is missing."""
     if key not in config:
         raise missing_key_error(config, key, remedy)

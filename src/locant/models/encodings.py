@@ -257,22 +257,22 @@ def _make_with_defaults(config: Config | object, make: Callable[[Config | object
     """
     try:
         return make(config)
-    except InputError as lacking:
+    except InputError as first_error:
         stated, full = read(config)[0], {**class_sizes(config), **with_defaults(config)}
-        taken = {key: value for key, value in full.items() if key not in stated}
-        error = _find_error(make, full) if taken else lacking
+        missing = {key: value for key, value in full.items() if key not in stated}
+        error = _find_error(make, full) if missing else first_error
         if error is not None:
             is_about_layers = isinstance(error.remedy, Remedy) and "layer_type" in error.remedy.arguments
-            raise (error if is_about_layers or CONTRADICTION in error.cause else lacking) from None
-    for key in tuple(taken):  # leave out the defaults that are not needed
-        fewer = {each: value for each, value in taken.items() if each != key}
-        taken = taken if _find_error(make, {**stated, **fewer}) else fewer
+            raise (error if is_about_layers or CONTRADICTION in error.cause else first_error) from None
+    for key in tuple(missing):  # leave out the defaults that are not needed
+        fewer = {each: value for each, value in missing.items() if each != key}
+        missing = missing if _find_error(make, {**stated, **fewer}) else fewer
     warnings.warn(
-        f"got a {full['model_type']} configuration without {', '.join(taken)}: using the defaults of its class in "
-        f"transformers, {shown(taken)}. Add what the model was trained with to the configuration, if it differs",
+        f"got a {full['model_type']} configuration without {', '.join(missing)}: using the defaults of its class in "
+        f"transformers, {shown(missing)}. Add what the model was trained with to the configuration, if it differs",
         stacklevel=depth,
     )
-    return make({**stated, **taken})
+    return make({**stated, **missing})
 
 
 def _find_error(make: Callable[[Config | object], object], config: Config) -> LocantError | None:

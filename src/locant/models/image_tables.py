@@ -13,7 +13,7 @@ from typing import Any
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import Architecture
-from locant.models.config_values import HEADS, WIDTHS, Config, flag_at, integer, patches, required, stated
+from locant.models.config_values import HEADS, WIDTHS, Config, flag_at, integer, patches, required, required_value
 from locant.models.learned_tables import NOT_COMPARED, encoding_row
 from locant.models.vision import SAM, learned_grid
 from locant.positions.base import PositionEncoding
@@ -75,7 +75,7 @@ def _vivit(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _heads_by_stage(config: Config) -> list[int]:
-    heads = stated(config, HEADS[0], f"{HEADS[0]!r}: [4, 8, 16, 32], a number for each stage")
+    heads = required_value(config, HEADS[0], f"{HEADS[0]!r}: [4, 8, 16, 32], a number for each stage")
     if not isinstance(heads, (list, tuple)) or not heads:
         got = f"got {HEADS[0]}={shown(heads)}, expected a list with a number of heads for each stage"
         raise InputError(got, "[4, 8, 16, 32]")

@@ -16,7 +16,7 @@ from typing import Any
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import Architecture, warn_if
-from locant.models.config_values import LENGTHS, WIDTHS, Config, flag_at, integer, required, stated
+from locant.models.config_values import LENGTHS, WIDTHS, Config, flag_at, integer, required, required_value
 from locant.models.weights import InputTables
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.learned import Learned, LearnedGrid
@@ -70,7 +70,7 @@ def learned_after_padding(
 
 def after_padding(config: Config, width: int, padding: int | None = None) -> Learned:
     """Return the table of a configuration where position 0 comes after the row of the padding token."""
-    token = stated(config, PADDING, f"{PADDING!r}: 1, usually") if padding is None else padding
+    token = required_value(config, PADDING, f"{PADDING!r}: 1, usually") if padding is None else padding
     offset = integer(PADDING, token, 0) + 1
     rows = size(config, LENGTH, LENGTHS)
     if rows <= offset:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from locant.models.architecture import SHARE, Architecture, LayerKind, RotaryKeys, rotary_row, warn_if
-from locant.models.config_values import Config, flag, number, required, stated
+from locant.models.config_values import Config, flag, number, required, required_value
 from locant.models.mixed_layers import (
     LISTED_KEYS,
     listed_kinds,
@@ -32,9 +32,9 @@ def _llama_4(config: Config, layer_type: str | None) -> PositionEncoding | None:
         return None
     key = "attn_temperature_tuning"
     remedy = f"{key!r}: true with floor_scale and attn_scale, or false, as the model was trained with"
-    if not flag(key, stated(config, key, remedy)):
+    if not flag(key, required_value(config, key, remedy)):
         return PositionEncoding()
-    scale = stated(config, "attn_scale", "'attn_scale': 0.1, usually")
+    scale = required_value(config, "attn_scale", "'attn_scale': 0.1, usually")
     return Tempered(required(config, "floor_scale"), number("attn_scale", scale))
 
 

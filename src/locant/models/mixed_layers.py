@@ -24,7 +24,7 @@ from locant.models.config_values import (
     layer_types_in,
     number,
     required,
-    stated,
+    required_value,
 )
 from locant.models.rope_parameters import rope_dictionary
 from locant.models.weights import RMS_NORMED, InputTables, one_after_another
@@ -44,7 +44,7 @@ KindsByLayer = Callable[[Config], tuple[str, ...]]
 
 def windowed_kinds(config: Config) -> tuple[str, ...]:
     """Return ``sliding_attention`` and ``full_attention``, unless no layer has a window (Cohere 2, Exaone 4)."""
-    window = stated(config, "sliding_window", "'sliding_window': its width, or null if no layer has a window")
+    window = required_value(config, "sliding_window", "'sliding_window': its width, or null if no layer has a window")
     return () if window is None else WINDOWED
 
 
@@ -67,7 +67,7 @@ nope_if_without = _nope_if(lambda config, kind: kind == "without")
 nope_unless_sliding = _nope_if(lambda config, kind: kind != "sliding_attention")
 """For LaraMini, which has a third kind of layers."""
 nope_for_granite = _nope_if(lambda config, kind: config.get("position_embedding_type") != "rope")
-nope_for_zamba = _nope_if(lambda config, kind: not flag("use_mem_rope", stated(config, "use_mem_rope", OFF)))
+nope_for_zamba = _nope_if(lambda config, kind: not flag("use_mem_rope", required_value(config, "use_mem_rope", OFF)))
 nope_for_olmo = _nope_if(
     lambda config, kind: isinstance(rope := config.get("rope_parameters"), Mapping) and rope.get("rope_theta") is None
 )
@@ -77,7 +77,7 @@ nope_for_olmo = _nope_if(
 def _cohere_2_moe(config: Config, layer_type: str | None) -> PositionEncoding | None:
     """Return the same as `nope_if_full`, but require the key for dense layers."""
     if layer_type == "full_attention":
-        stated(config, DENSE_PATTERN, "1, as released models have it")
+        required_value(config, DENSE_PATTERN, "1, as released models have it")
     return nope_if_full(config, layer_type)
 
 
@@ -167,7 +167,7 @@ def _rotary_layers(config: Config, default_interval: int | None) -> tuple[bool, 
 
 def _read_no_rope_layers(config: Config) -> tuple[bool, ...]:
     remedy = "write 1 for each layer with positions, else 0"
-    listed = stated(config, "no_rope_layers", remedy)
+    listed = required_value(config, "no_rope_layers", remedy)
     count = integer("num_hidden_layers", config["num_hidden_layers"]) if "num_hidden_layers" in config else None
     is_valid = isinstance(listed, (list, tuple)) and all(isinstance(one, int) and one in (0, 1) for one in listed)
     if not is_valid or not listed or count not in (None, len(listed)):

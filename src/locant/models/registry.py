@@ -156,9 +156,9 @@ def with_defaults(config: Config | object) -> dict[str, Any]:
 def class_sizes(config: Config | object) -> dict[str, int]:
     """Return the default width and number of heads of the class in `transformers`, if a configuration lacks them."""
     values, _ = read(config)
-    stated = {"hidden_size": WIDTHS, "num_attention_heads": HEADS}
+    synonyms = {"hidden_size": WIDTHS, "num_attention_heads": HEADS}
     sizes = CLASS_SIZES.get(name, {}) if isinstance(name := values.get("model_type"), str) else {}
-    return {key: size for key, size in sizes.items() if not any(name in values for name in stated[key])}
+    return {key: size for key, size in sizes.items() if not any(name in values for name in synonyms[key])}
 
 
 def _is_stated(key: str, config: Config, architecture: Architecture) -> bool:

@@ -62,8 +62,8 @@ def _cpmant(config: Config, layer_type: str | None) -> PositionEncoding:
 
 def _transformer_xl(heads: str = HEADS[0], width: str = WIDTHS[0], head_dim: str = "") -> EncodingFactory:
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
-        stated = integer(head_dim, config[head_dim]) if config.get(head_dim) is not None else None
-        return TransformerXL(size(config, heads, HEADS), size(config, width, WIDTHS), head_dim=stated)
+        head_width = integer(head_dim, config[head_dim]) if config.get(head_dim) is not None else None
+        return TransformerXL(size(config, heads, HEADS), size(config, width, WIDTHS), head_dim=head_width)
 
     return encoding
 

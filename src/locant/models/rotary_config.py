@@ -78,7 +78,7 @@ def read_rotary(
     rope = rope_of_layers(config, architecture, layer_type)
     nested = layer_type is not None and keys.layout is not None and ropes_by_layer(config, keys) is not None
     is_inside = nested and rope.get(TRAINED) is None
-    rope, overruled = (_complete_nested_rope if nested else _override_trained_length)(config, rope, architecture)
+    rope, overridden = (_complete_nested_rope if nested else _override_trained_length)(config, rope, architecture)
     rope_type = rope_type_of(rope, {"su": "longrope", **keys.rope_types}, weighted=keys.weighted_longrope)
     proportional = rope_type.scaling is Proportional
     head_dim = head_dim_of(config, architecture, layer_type)
@@ -101,14 +101,14 @@ def read_rotary(
     _require_lengths(scaling, rotated)
     facts = _facts(config, keys, arguments, rotated, layout)
     model_type = str(config.get("model_type", "a configuration of this kind"))
-    strange = check_unread_keys(config, find_unread_keys(config, (*keys.keys, "qk_rope_head_dim")), facts, model_type)
+    unknown = check_unread_keys(config, find_unread_keys(config, (*keys.keys, "qk_rope_head_dim")), facts, model_type)
     if larger_base is None:
         axes = [key for key in ("mrope_section", "mrope_interleaved") if key in rope and _has_one_axis(keys)]
-        strange += check_unread_keys(
+        unknown += check_unread_keys(
             rope, (*read.unread, *axes), facts, f"rope_type {rope_type.name!r} of {model_type}"
         )
-    ignored = [f"got {', '.join(strange)}, which {model_type} does not read: ignored"] if strange else []
-    return Reading(arguments, (*overruled, *read.notes, *ignored))
+    ignored = [f"got {', '.join(unknown)}, which {model_type} does not read: ignored"] if unknown else []
+    return Reading(arguments, (*overridden, *read.notes, *ignored))
 
 
 def _complete_nested_rope(config: Config, rope: Config, architecture: Architecture) -> tuple[Config, tuple[str, ...]]:
@@ -161,12 +161,12 @@ def _facts(
     """Return the values that are read for all layers, with which unread keys are compared."""
     head_dim, scaling, pairs = arguments["head_dim"], arguments["scaling"], arguments.get("pairs")
     ropes = [rope for rope in dictionaries(config) if isinstance(rope, Mapping)]
-    stated = [rope.get("rope_theta") for rope in ropes] + [config.get(key) for key in keys.base_keys]
+    bases = [rope.get("rope_theta") for rope in ropes] + [config.get(key) for key in keys.base_keys]
     shares = [rope.get(SHARE) for rope in ropes]
     named = [rope.get("rope_type", rope.get("type", "default")) for rope in ropes]
     factor = getattr(scaling, "factor", 1.0)
     return RotaryFacts(
-        bases={float(one) for one in (arguments["base"], *stated) if is_number(one)},
+        bases={float(one) for one in (arguments["base"], *bases) if is_number(one)},
         widths={rotated, *(int(head_dim * share) for share in shares if is_number(share))},
         shares={rotated / head_dim, *(float(share) for share in shares if is_number(share))},
         layout=(pairs.layout or "") if pairs is not None else arguments["layout"],
@@ -240,7 +240,7 @@ def _rotated_share(config: Config, rope: Config) -> dict[str, Any]:
     if others:
         got = f"got {others[0]!r} with rope_type 'proportional', which reads {key}"
         raise InputError(got, f"rename it to {key!r}")
-    values = {"in the rope parameters": rope.get(key), "beside them": config.get(key)}
+    values = {"in the rope parameters": rope.get(key), "outside them": config.get(key)}
     share = value_at(values, *values)
     return {} if share is None else {key: share}
 
@@ -264,9 +264,9 @@ def head_dim_of(config: Config, architecture: Architecture, layer_type: str | No
     keys = architecture.rotary_keys
     if keys.head_dim_of is not None:
         return keys.head_dim_of(config)
-    stated = _head_dim_of_layers(config, architecture, layer_type) or config.get(keys.head_dim_key)
-    if stated is not None:
-        return integer(keys.head_dim_key, stated)
+    width = _head_dim_of_layers(config, architecture, layer_type) or config.get(keys.head_dim_key)
+    if width is not None:
+        return integer(keys.head_dim_key, width)
     if architecture.head_dim_required or value_at(config, *WIDTHS) is None or value_at(config, *HEADS) is None:
         raise architecture.lacks(keys.head_dim_key, config)
     return required(config, *WIDTHS) // required(config, *HEADS) if keys.rounds_down else width_per_head(config)

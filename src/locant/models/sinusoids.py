@@ -15,7 +15,7 @@ from typing import Any
 
 from locant.errors import InputError
 from locant.models.architecture import Architecture, RotaryKeys, rotary_row
-from locant.models.config_values import WIDTHS, Config, flag_at, integer, number, required, stated
+from locant.models.config_values import WIDTHS, Config, flag_at, integer, number, required, required_value
 from locant.models.learned_tables import LENGTH, NOT_COMPARED, PADDING, EncodingFactory, encoding_row, learned, size
 from locant.models.multimodal import VALUES_TOO
 from locant.positions.base import PositionEncoding
@@ -37,7 +37,9 @@ def _sines(
 
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
         dim = size(config, width, WIDTHS)
-        first = offset if padding is None else integer(PADDING, stated(config, PADDING, f"{PADDING!r}: 1"), 0) + 1
+        first = (
+            offset if padding is None else integer(PADDING, required_value(config, PADDING, f"{PADDING!r}: 1"), 0) + 1
+        )
         base = base_with_both_ends(dim) if both_ends else BASE
         options: dict[str, Any] = {"base": base, "layout": "half", "offset": first, **how}
         return Sinusoidal(dim, **options)

@@ -81,17 +81,17 @@ CLAIMS: Mapping[str, Claim] = {
 
 def check_unread_keys(config: Config, keys: Collection[str], facts: RotaryFacts, model_type: str) -> list[str]:
     """Return the keys to warn of. Raise `InputError` if a key contradicts the facts."""
-    strange = []
+    unknown = []
     for key in keys:
         value = config[key]
         if value is None or value in ([], {}):
             continue
         claim = next((claim for name, claim in CLAIMS.items() if re.fullmatch(name, key)), None)
         if claim is None and value is not False:
-            strange.append(f"{key}={shown(value)}")
+            unknown.append(f"{key}={shown(value)}")
         elif claim is not None and not claim(value, facts):
             raise InputError(
                 f"got {key!r}: {shown(value)}, which {model_type} does not read, {CONTRADICTION}",
                 f"remove {key!r} from the configuration, if the model was trained without it",
             )
-    return strange
+    return unknown

@@ -24,7 +24,7 @@ from locant.models.config_values import (
     number,
     patches,
     required,
-    stated,
+    required_value,
     width_per_head,
 )
 from locant.positions.base import PositionEncoding
@@ -150,7 +150,7 @@ def _stages(config: Config) -> tuple[str, ...]:
 
 
 def _by_stage(config: Config, key: str) -> tuple[Any, ...]:
-    values = stated(config, key, f"{key!r}: a number for each stage")
+    values = required_value(config, key, f"{key!r}: a number for each stage")
     if not isinstance(values, (list, tuple)) or not values:
         raise InputError(f"got {key}={shown(values)}, expected a number for each stage", f"{key!r}: [3, 6, 12, 24]")
     return tuple(values)
