@@ -269,12 +269,14 @@ def _without_rotary(fields: _Fields) -> tuple[PositionEncoding, list[str]]:
     if not largest:
         return PositionEncoding(), []
     return ALiBi(fields.whole("attention.head_count")), [
-        "the code of llama.cpp adds ALiBi, not a key of the file"
+        "llama.cpp adds ALiBi in its code, without a key in the file"
     ] * has_slopes
 
 
 def _rotary(fields: _Fields, n_ctx: int) -> tuple[Rotary, list[str]]:
-    notes = [f"the code of llama.cpp decides the pairs of dimensions of {fields.architecture}, not a key of the file"]
+    notes = [
+        f"llama.cpp decides the pairs of dimensions of {fields.architecture} in its code, without a key in the file"
+    ]
     layout: Layout = "interleaved" if fields.architecture in INTERLEAVED else "half"
     if fields.architecture not in INTERLEAVED | HALF | SEVERAL_AXES:
         got = f"got {fields.path} of {fields.architecture}, an architecture that locant does not know"
@@ -314,7 +316,7 @@ def _scaling(fields: _Fields, n_ctx: int, num_pairs: int, notes: list[str]) -> S
     trained = fields.whole("rope.scaling.original_context_length", fields.whole("context_length"))
     if kind not in ("none", "linear", "yarn", "longrope"):
         got = f"got {fields.path} with rope.scaling.type={kind!r}, which llama.cpp does not load"
-        raise InputError(got, "none, linear, yarn or longrope")
+        raise InputError(got, "use none, linear, yarn or longrope")
     kind, factor = ("none", 1.0) if kind == "none" or (kind == "linear" and factor == 1) else (kind, float(factor))
     long, short, plain = (
         fields.factors(name, num_pairs) for name in ("rope_factors_long", "rope_factors_short", "rope_freqs")

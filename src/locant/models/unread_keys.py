@@ -33,7 +33,7 @@ class RotaryFacts:
 Claim = Callable[[Any, RotaryFacts], bool]
 """A test of whether a value agrees with the facts."""
 
-CONTRADICTION = "and which contradicts what it reads"
+CONTRADICTION = "and which contradicts the keys that it reads"
 ROTARY_NAME = re.compile("rope|rotary")
 
 
