@@ -41,8 +41,8 @@ def _llama_4(config: Config, layer_type: str | None) -> PositionEncoding | None:
 GROWING = warn_if(
     lambda config, encoding: isinstance(encoding, Tempered),
     "attn_temperature_tuning: queries are multiplied by 1 + {encoding.temperature.weight:g} log(1 + floor((n + 1) / "
-    "{encoding.temperature.step:,})) at position n, which is 1 for the first positions. Keys do not change, and nothing "
-    "is rotated",
+    "{encoding.temperature.step:,})) at position n, which is 1 for the first positions. Keys do not change, and "
+    "nothing is rotated",
 )
 
 UNREAD = warn_if(
