@@ -55,7 +55,7 @@ ONE_PLACES: list[Place] = [(0, slice(0, TOKENS))]
 
 
 class Case(NamedTuple):
-    """A right batch, what changes it into a wrong one, and what is then said."""
+    """A right batch, the change that makes it wrong, and the expected finding."""
 
     kind: str
     right: dict[str, Any]

@@ -43,7 +43,7 @@ def require_seconds() -> None:
 
 
 def rule_in_transformers(kind: str, config: Any, **given: Any) -> Tensor:
-    """What the class of a model computes, of which its configuration is all that is needed: no weights are made."""
+    """Return the ids that the class of a model computes from its configuration, without weights."""
     cls, _ = _class_of(kind)
     if kind == "qwen2_5_vl":
         require_seconds()
@@ -205,7 +205,7 @@ def test_ids_that_differ_from_the_grids_do_harm_and_are_found(kind: str, rows: l
 
 
 def _without_grids(batch: dict[str, Any]) -> dict[str, Any]:
-    """What the language model is given: images are tokens like others here."""
+    """Return the inputs of the language model, where images are ordinary tokens."""
     return {name: batch[name] for name in ("input_ids", "position_ids", "attention_mask")}
 
 

@@ -1,4 +1,4 @@
-"""What is known of models is what they do: tiny ones of `transformers` are padded and packed, and compared."""
+"""The facts about models are true: tiny models of `transformers` are padded and packed, and compared."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ MIXERS: dict[str, dict[str, Any]] = {
 """Models whose documents mix, and two whose documents do not."""
 DOCUMENTS = [torch.randint(5, 80, (n,), generator=torch.Generator().manual_seed(n)) for n in (5, 4)]
 LAYOUTS = ("layoutlmv3", "lilt", "markuplm")
-"""These want boxes or paths beside the tokens."""
+"""Models that also need boxes or paths."""
 
 
 def _model(kind: str) -> PreTrainedModel:

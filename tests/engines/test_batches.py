@@ -1,4 +1,4 @@
-"""Packed batches give what documents alone give; and batches that mix documents up are told."""
+"""Packed batches have the outputs of documents alone, and mistakes in packing are found."""
 
 from __future__ import annotations
 

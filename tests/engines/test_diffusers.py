@@ -56,7 +56,7 @@ BESIDE = {
     "ltx2_diffusion_decoder:LTX2VideoVaeRotaryPosEmbed3D", "condition_embedder_anima:AnimaRotaryEmbedding",
     "text_encoder:RotaryEmbedding",
 }  # fmt: skip
-"""Modules that no row is about, which have a test of their own below."""
+"""Modules without a row, which have a test below."""
 
 PARTS = {
     "embeddings:get_1d_rotary_pos_embed", "embeddings:get_2d_rotary_pos_embed_from_grid", "embeddings:FluxPosEmbed",
@@ -64,7 +64,7 @@ PARTS = {
     "ace_step_transformer:AceStepTransformer1DModel.forward", "modeling_ace_step:AceStepLyricEncoder.forward",
     "modeling_ace_step:AceStepTimbreEncoder.forward",
 }  # fmt: skip
-"""What those above are made of, or call them."""
+"""Parts of these modules, or callers of them."""
 
 NO_ROTATION = re.compile(
     r"Time|Fourier|GLIGEN|sincos|Sin\w*Pos|camera|compute_fx|DurationEmbedder|StableAudioPositional|LearnablePositional|"

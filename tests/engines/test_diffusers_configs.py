@@ -1,4 +1,4 @@
-"""Configurations of `diffusers`, read without it: mistakes, folders, and what is told of them."""
+"""Configurations of `diffusers`, read without it: mistakes, folders, and explanations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a GGUF file agrees with what the real llama.cpp computes from it."""
+"""The encoding of a GGUF file agrees with what the real llama.cpp computes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ DIFFERENT = {
     "truncate": "`truncate` of YaRN",
     "attention_factor": "`attention_factor` of YaRN without `attn_factor`",
 }
-"""What llama.cpp computes otherwise, by what a configuration says: rows of docs/guides/engines.md."""
+"""Configurations that llama.cpp computes differently: rows of docs/guides/engines.md."""
 
 
 def _record(subject: str, difference: float) -> None:

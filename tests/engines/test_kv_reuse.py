@@ -245,7 +245,7 @@ DIFFERENT_LAYERS: dict[str, dict[str, Any]] = {
     "exaone4": {**WINDOW, "sliding_window_pattern": 4},
     "gemma3_text": {**WINDOW, "head_dim": 8, "layer_types": SLIDING},
 }
-"""Models of which some layers do not rotate, or rotate by another base, with the windows that some of them have."""
+"""Models where some layers do not rotate, or have another base or a window."""
 
 
 def _off(ours: Any, theirs: Any) -> list[float]:

@@ -1,4 +1,4 @@
-"""What `locant serve-args` prints stretches the context of a model as it says."""
+"""The flags of `locant serve-args` extend the context of a model as documented."""
 
 from __future__ import annotations
 

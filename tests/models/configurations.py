@@ -41,7 +41,7 @@ def warns_of_default_or_raises(
     read: Callable[..., PositionEncoding] = Rotary.from_config,
     named: str | None = None,
 ) -> None:
-    """Without the key: its default, as `explain` takes it, and a warning that names both; without one, a refusal."""
+    """Without the key, the default of `explain` and a warning that names both are expected, or else an error."""
     full = with_defaults(config)
     if key not in full:
         with refuses(InputError, named or f"without {key}", str(config["model_type"])):

@@ -45,7 +45,7 @@ def test_every_rotary_module_of_a_folder_is_equal_or_raises_for_a_known_reason(f
 
 
 def sizes(case: Case) -> dict[str, Any]:
-    """What its configuration has to say beside the defaults of its row: the sizes of the model."""
+    """Return the keys that its configuration needs besides the defaults of its row: the sizes of the model."""
     values, row = read(said(case))
     kept = {"model_type", "layer_types", "per_layer_config", "num_hidden_layers", *SIZES, *row.attribute_map}
     kept |= {row.rotary_keys.head_dim_key} if row.head_dim_required else set()

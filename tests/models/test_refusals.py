@@ -1,4 +1,4 @@
-"""What cannot be read is refused with the name of its key, and what a class would add is not guessed."""
+"""Unreadable values raise an error with the name of their key, and defaults of classes are not guessed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An architecture from outside of this package works wherever one of its own does."""
+"""A registered architecture works wherever a built-in one does."""
 
 from __future__ import annotations
 

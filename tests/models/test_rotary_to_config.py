@@ -1,4 +1,4 @@
-"""Rotary encodings into configurations: what is written is read again, by us and by transformers."""
+"""Rotary encodings written to configurations, which locant and transformers read again."""
 
 from __future__ import annotations
 

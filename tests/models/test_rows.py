@@ -1,4 +1,4 @@
-"""What the table says of an architecture is what its code in `transformers` does, also where a layout is not all."""
+"""The row of an architecture agrees with its code in `transformers`, also if it has more than a layout."""
 
 from __future__ import annotations
 

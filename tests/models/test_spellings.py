@@ -280,7 +280,7 @@ TEXT = [
 
 @pytest.mark.parametrize("model_type", TEXT)
 def test_a_key_that_a_row_lists_is_used(model_type: str) -> None:
-    """Another value of it changes what is read, or is refused."""
+    """Another value of the key changes the result, or raises an error."""
     row = ARCHITECTURES.find(model_type)
     keys = row.rotary_keys
     sizes = {
