@@ -21,8 +21,8 @@ TABLES = "GPT-J and its kin look angles up in a table that is computed inside of
 
 DIFFERENT: dict[str, str] = {
     r"test_right_batches.*\[qwen2_vl, (videos|packed)": QWEN,
-    r"test_batch_images.*test_the_rule_is_that_of_transformers\[qwen2_vl-": QWEN,
-    r"test_batch_images.*test_several_documents_in_a_row_are_counted_each": QWEN,
+    r"test_batch_images.*test_the_rule_is_equal_to_transformers\[qwen2_vl-": QWEN,
+    r"test_batch_images.*test_each_document_of_a_row_is_counted": QWEN,
     r"test_batch_images.*\[qwen2_vl-videos\]": QWEN,
     r"(test_every_rotary_module|test_registry|test_windows|test_rows|test_rotary_layers).*\[olmo3\]": OLMO,
     r"test_every_rotary_module.*\[(qwen(2|2_5|3)_vl(_moe)?|gemma4)\]": VISION,

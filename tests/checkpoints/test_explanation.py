@@ -138,7 +138,7 @@ PHIMOE = {
         ({"rope_scaling": yarn(truncate=True), "model_type": "gpt_oss", "head_dim": 64}, "truncate"),
         ({"rope_interleave": True}, "these weights were converted"),
         (LLAMA_4, "multiplied by 1 + 0.1 log(1 + floor((n + 1) / 8,192))"),
-        ({"model_type": "phimoe", "rope_scaling": PHIMOE}, "never takes the long ones"),
+        ({"model_type": "phimoe", "rope_scaling": PHIMOE}, "never uses the long ones"),
         ({**PRESETS["deepseek-v3"]}, "scale=0.135234"),
         ({"model_type": "falcon", "alibi": True}, "sqrt(head_dim)"),
         ({**PRESETS["gpt2"]}, "position 1,023"),

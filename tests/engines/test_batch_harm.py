@@ -55,7 +55,7 @@ ONE_PLACES: list[Place] = [(0, slice(0, TOKENS))]
 
 
 class Case(NamedTuple):
-    """A right batch, what changes it into a wrong one, and what is then said."""
+    """A right batch, the change that makes it wrong, and the expected finding."""
 
     kind: str
     right: dict[str, Any]
@@ -189,7 +189,7 @@ def _expected(kind: str, attention: str | None, one: bool) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_found_does_harm(name: str) -> None:
+def test_every_finding_does_harm(name: str) -> None:
     case = CASES[name]
     model = model_of(case.kind, case.attention)
     expected = _expected(case.kind, case.attention, len(case.documents) == 1)
@@ -222,7 +222,7 @@ HARMLESS: dict[str, tuple[str, dict[str, Any], list[Place]]] = {
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_does_no_harm_is_not_found(name: str) -> None:
+def test_harmless_batches_have_no_findings(name: str) -> None:
     kind, batch, places = HARMLESS[name]
     model = model_of(kind, None)
     expected = _expected(kind, None, False)
@@ -230,7 +230,7 @@ def test_what_does_no_harm_is_not_found(name: str) -> None:
     assert check_batch(batch, model=model) == ()
 
 
-def test_what_a_token_may_see_depends_on_the_model() -> None:
+def test_visible_tokens_depend_on_the_model() -> None:
     """Without one, labels tell a causal model, whose own target a token must not see."""
     every = {"input_ids": IDS, "attention_mask": torch.ones(1, 1, TOKENS, TOKENS, dtype=torch.bool)}
     assert "give the model" in check_batch(every).unchecked[0]
@@ -255,7 +255,7 @@ def test_what_a_token_may_see_depends_on_the_model() -> None:
     assert check_batch({**image, "token_type_ids": None}, model=gemma) == ()
 
 
-def test_a_cache_that_is_made_unasked_is_named() -> None:
+def test_a_default_cache_is_named() -> None:
     model = model_of("llama", None)
     expected = _expected("llama", None, False)
     assert off_by(model, {**PACKED, "use_cache": model.config.use_cache}, PACKED_PLACES, expected) > DIFFERENT
@@ -267,7 +267,7 @@ def test_a_cache_that_is_made_unasked_is_named() -> None:
     assert check_batch(PACKED, model=without).unchecked == ()
 
 
-def test_what_depends_on_the_model_is_named_without_it() -> None:
+def test_unchecked_names_what_depends_on_the_model() -> None:
     for batch in (LEFT, {**LEFT, "position_ids": torch.arange(5).expand(2, 5)}):
         found = check_batch(batch)
         assert (found, len(found.unchecked)) == ((), 1)
@@ -303,7 +303,7 @@ NONSENSE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "max_length is NaN": ({**PACKED, **LENGTHS_OF_ROW, "max_length_q": NAN}, {}, "max_length_q is nan"),
     "max_length is infinite": ({**PACKED, **LENGTHS_OF_ROW, "max_length_k": torch.inf}, {}, "max_length_k is inf"),
     "max_length is a fraction": ({**PACKED, **LENGTHS_OF_ROW, "max_length_k": 5.5}, {}, "max_length_k is 5.5"),
-    "max_length alone": ({**PACKED, "max_length_q": 5}, {}, "cu_seq_lens_q is not"),
+    "max_length alone": ({**PACKED, "max_length_q": 5}, {}, "cu_seq_lens_q is missing"),
     "lengths across rows": (
         {"input_ids": IDS.repeat(2, 1), **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), torch.tensor([0, 18]))},
         {}, "one document is in two rows",
@@ -312,7 +312,7 @@ NONSENSE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {**ONE, **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), torch.tensor([0, 9, 18, 27]))}, {}, "end with 27",
     ),
     "other documents in seq_idx": (
-        {**PACKED, "seq_idx": torch.tensor([[0] * 4 + [1] * 5])}, {}, "seq_idx and position_ids tell different",
+        {**PACKED, "seq_idx": torch.tensor([[0] * 4 + [1] * 5])}, {}, "seq_idx and position_ids have different",
     ),
     "ids past the last": (
         {**ONE, "position_ids": torch.arange(9)[None] + 2**24}, {}, "float32 counts up to 2**24",
@@ -336,7 +336,7 @@ NONSENSE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"input_ids": IDS, "position_ids": torch.zeros(3, 1, 9, dtype=torch.int64)}, {"axes": 3}, "[0, 0, 0]",
     ),
     "all of four 0": (
-        {"input_ids": IDS, "position_ids": torch.zeros(4, 1, 9, dtype=torch.int64)}, {"axes": 3}, "0 for every token",
+        {"input_ids": IDS, "position_ids": torch.zeros(4, 1, 9, dtype=torch.int64)}, {"axes": 3}, "0 for all tokens",
     ),
     "ids of tokens with an axis more": ({"input_ids": IDS[..., None]}, {}, "input_ids are of (1, 9, 1)"),
     "a mask of other tokens": ({**PACKED, "attention_mask": CAUSAL[..., 1:].bool()}, {}, "(1, 1, 9, 8)"),
@@ -344,7 +344,7 @@ NONSENSE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", NONSENSE)
-def test_what_no_model_can_mean_is_found(name: str) -> None:
+def test_values_without_a_meaning_are_found(name: str) -> None:
     batch, options, words = NONSENSE[name]
     found = check_batch(batch, **options)
     assert any(words in each for each in found), found
@@ -368,7 +368,7 @@ def test_flash_attention_finds_documents_in_one_row_alone() -> None:
 def test_a_finding_is_a_sentence_and_data() -> None:
     found = check_batch({**PACKED, "attention_mask": CAUSAL.bool()})
     assert found[0].to_dict() == {
-        "check": "documents", "message": str(found[0]), "remedy": "hide from each token those of other documents",
+        "check": "documents", "message": str(found[0]), "remedy": "hide other documents from each token",
         "row": 0, "token": 5,
     }  # fmt: skip
     for again in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):  # noqa: S301  # our own bytes

@@ -43,7 +43,7 @@ def require_seconds() -> None:
 
 
 def rule_in_transformers(kind: str, config: Any, **given: Any) -> Tensor:
-    """What the class of a model computes, of which its configuration is all that is needed: no weights are made."""
+    """Return the ids that the class of a model computes from its configuration, without weights."""
     cls, _ = _class_of(kind)
     if kind == "qwen2_5_vl":
         require_seconds()
@@ -102,7 +102,7 @@ def model_of(kind: str) -> Any:
 
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("kind", RULES)
-def test_the_rule_is_that_of_transformers(kind: str, left: bool) -> None:
+def test_the_rule_is_equal_to_transformers(kind: str, left: bool) -> None:
     for rows in (IMAGES, VIDEOS):
         batch = with_ids(kind, batch_of(kind, rows, left))
         found = check_batch(batch, model=model_of(kind))
@@ -112,7 +112,7 @@ def test_the_rule_is_that_of_transformers(kind: str, left: bool) -> None:
 
 
 @pytest.mark.slow
-def test_every_model_with_such_a_rule_is_known_or_named() -> None:
+def test_every_model_with_a_rule_is_supported_or_listed() -> None:
     """A model of `transformers` that computes ids of several axes is here, or among those that are not compared."""
     folder = Path(transformers.__file__).parent / "models"
     code = {file.parent.name: file.read_text(encoding="utf-8") for file in folder.glob("*/modeling_*.py")}
@@ -125,7 +125,7 @@ def test_every_model_with_such_a_rule_is_known_or_named() -> None:
         assert any(kind in each for each in found.unchecked)
 
 
-def test_several_documents_in_a_row_are_counted_each() -> None:
+def test_each_document_of_a_row_is_counted() -> None:
     """Trainers compute each document alone, and put a row of ids of text before the axes."""
     for kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
         alone = [with_ids(kind, batch_of(kind, [row])) for row in VIDEOS]
@@ -167,7 +167,7 @@ def _cases(types: Tensor) -> dict[str, tuple[Callable[[Tensor], Tensor], str]]:
         "columns of zeros": (_of(types, torch.zeros_like, 2), "column"),
         "rows and columns exchanged": (lambda ids: ids[[0, 2, 1]], "rows and columns are exchanged"),
         "time and rows exchanged": (lambda ids: ids[[1, 0, 2]], "row"),
-        "text by tokens": (lambda ids: _text_by_tokens(ids, types), "text goes on from the longer side"),
+        "text by tokens": (lambda ids: _text_by_tokens(ids, types), "text continues from the longer side"),
         "all one further": (_of(types, lambda ids: ids + 1, 1), "row"),
         "one token's": (lambda ids: ids + (torch.arange(count) == count - 1), "text"),
     }
@@ -179,7 +179,7 @@ FORMS = ("columns of zeros", "rows and columns exchanged", "rows of zeros", "tex
 
 @pytest.mark.parametrize("rows", [IMAGES, VIDEOS[:1]], ids=["images", "videos"])
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-def test_ids_that_are_not_those_of_the_grids_do_harm_and_are_found(kind: str, rows: list[list[Part]]) -> None:
+def test_ids_that_differ_from_the_grids_do_harm_and_are_found(kind: str, rows: list[list[Part]]) -> None:
     model = tiny(kind)
     batch = batch_of(kind, rows)
     if kind == "qwen2_5_vl":
@@ -205,7 +205,7 @@ def test_ids_that_are_not_those_of_the_grids_do_harm_and_are_found(kind: str, ro
 
 
 def _without_grids(batch: dict[str, Any]) -> dict[str, Any]:
-    """What the language model is given: images are tokens like others here."""
+    """Return the inputs of the language model, where images are ordinary tokens."""
     return {name: batch[name] for name in ("input_ids", "position_ids", "attention_mask")}
 
 
@@ -233,14 +233,17 @@ def test_grids_and_types_of_another_batch_are_found() -> None:
     assert (check_batch(by_tokens, model=model), check_batch(by_tokens, model=model).unchecked) == ((), ())
 
 
-def test_what_cannot_be_compared_is_named() -> None:
+def test_unchecked_names_ids_that_cannot_be_compared() -> None:
     batch = with_ids("qwen2_vl", batch_of("qwen2_vl", IMAGES))
-    for name, words in (("image_grid_thw", "only their form was checked"), ("mm_token_type_ids", "which tokens are")):
+    for name, words in (
+        ("image_grid_thw", "only their form was checked"),
+        ("mm_token_type_ids", "which tokens belong"),
+    ):
         assert any(words in each for each in check_batch({**batch, name: None}, axes=3).unchecked)
     flat = {**batch, "position_ids": torch.arange(batch["input_ids"].shape[1])[None]}
     assert check_batch(flat) == ()
     assert "depends on the model" in check_batch(flat).unchecked[0]
     assert check_batch(flat, model={"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}) == ()
     videos = with_ids("qwen2_5_vl", batch_of("qwen2_5_vl", VIDEOS))
-    assert "any that fits" in check_batch(videos).unchecked[0]
+    assert "any rule that fits" in check_batch(videos).unchecked[0]
     assert facts_of(model_of("qwen2_5_vl")).axes == 3

@@ -1,4 +1,4 @@
-"""What is known of models is what they do: tiny ones of `transformers` are padded and packed, and compared."""
+"""The facts about models are true: tiny models of `transformers` are padded and packed, and compared."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ MIXERS: dict[str, dict[str, Any]] = {
 """Models whose documents mix, and two whose documents do not."""
 DOCUMENTS = [torch.randint(5, 80, (n,), generator=torch.Generator().manual_seed(n)) for n in (5, 4)]
 LAYOUTS = ("layoutlmv3", "lilt", "markuplm")
-"""These want boxes or paths beside the tokens."""
+"""Models that also need boxes or paths."""
 
 
 def _model(kind: str) -> PreTrainedModel:
@@ -97,7 +97,7 @@ def _hidden(model: PreTrainedModel, ids: Tensor, **more: Any) -> Tensor:
     "kind",
     sorted({*COUNT_THE_MASK, *COUNT_TOKENS, "gpt2", "gpt_neo", "gpt_bigcode", "bert", "distilbert"} - {*LAYOUTS}),
 )
-def test_who_counts_padding(kind: str) -> None:
+def test_the_list_of_models_that_count_padding(kind: str) -> None:
     model, ids = _model(kind), DOCUMENTS[1]
     alone = _hidden(model, ids[None])[0]
     mask = torch.tensor([[0, 1, 1, 1, 1]])
@@ -117,7 +117,7 @@ def test_who_counts_padding(kind: str) -> None:
     ["albert", "bert", "biogpt", "camembert", "distilbert", "electra", "mpt", "opt", "roberta", "xglm", "xlm-roberta",
      "gemma", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "llama", "mistral", "phi", "qwen3"],
 )  # fmt: skip
-def test_who_finds_documents_in_ids(kind: str) -> None:
+def test_the_list_of_models_that_find_documents_in_ids(kind: str) -> None:
     model = _model(kind)
     first = facts_of(model).first_id
     index = torch.cat([torch.arange(len(ids)) + first for ids in DOCUMENTS])[None]
@@ -132,7 +132,7 @@ def test_who_finds_documents_in_ids(kind: str) -> None:
 
 
 @pytest.mark.slow  # it imports the code of many models
-def test_who_takes_no_ids() -> None:
+def test_the_list_of_models_without_position_ids() -> None:
     kinds = {*TAKE_NO_IDS, *ENCODERS, *CARRY_STATE, *READ_SEQ_IDX, "llama", "gpt2", "opt"} & MODEL_MAPPING_NAMES.keys()
     classes = {kind: MODEL_MAPPING_NAMES[kind] for kind in kinds}
     first = {kind: name if isinstance(name, str) else name[0] for kind, name in classes.items()}
@@ -151,7 +151,7 @@ def _effect(model: PreTrainedModel, index: Tensor, **more: Any) -> float:
 
 
 @pytest.mark.parametrize("kind", MIXERS)
-def test_whose_documents_mix(kind: str) -> None:
+def test_the_list_of_models_that_mix_documents(kind: str) -> None:
     torch.manual_seed(0)
     model = AutoModel.from_config(CONFIG_MAPPING[kind](**MIXERS[kind]))
     for parameter in model.parameters():
@@ -176,7 +176,7 @@ def test_whose_documents_mix(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bert", "electra", "modernbert"])
-def test_the_remedy_beside_a_mask_separates_documents(kind: str) -> None:
+def test_the_remedy_for_a_mask_separates_documents(kind: str) -> None:
     model = _model(kind)
     index = torch.cat([torch.arange(len(ids)) for ids in DOCUMENTS])[None]
     batch = {"input_ids": torch.cat(DOCUMENTS)[None], "position_ids": index}
@@ -200,4 +200,4 @@ def test_lengths_and_axes_are_those_of_the_configuration() -> None:
     )
     assert (facts_of("bloom-7b1").longest, facts_of("t5-base").longest) == (None, None)
     assert (facts_of("qwen2-vl-7b").axes, facts_of("llama-3.1-8b").axes) == (3, 1)
-    assert facts_of(None).is_given is False
+    assert facts_of(None).is_known is False

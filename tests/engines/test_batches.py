@@ -1,4 +1,4 @@
-"""Packed batches give what documents alone give; and batches that mix documents up are told."""
+"""Packed batches have the outputs of documents alone, and mistakes in packing are found."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_packed_row_gives_loss_and_gradients_of_documents_alone(kind: str, att
         assert (model(**batch).loss * targets - alone).abs() > 1e-2
 
 
-def test_a_packed_batch_is_that_of_the_collator_of_transformers() -> None:
+def test_a_packed_batch_equals_the_collator_of_transformers() -> None:
     theirs = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_tensors="pt")(EXAMPLES)
     ours = pack_documents(EXAMPLES)
     assert ours.keys() == theirs.keys()
@@ -92,7 +92,7 @@ def test_a_mask_that_numbers_documents_and_lengths_alone_are_read() -> None:
         assert torch.equal(read.document, packed.document)
 
 
-def test_packed_images_tell_their_documents() -> None:
+def test_packed_images_have_documents() -> None:
     """A vision-language model of `transformers` finds documents only in ids of text before those of the axes."""
     packed = Positions.packed_grids([[(1, 2, 2), (1, 1, 3)]])
     ids = packed.to_batch()["position_ids"]
@@ -105,7 +105,7 @@ def test_packed_images_tell_their_documents() -> None:
 
 PACKED = pack_documents(EXAMPLES)
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "ids do not restart": ({"position_ids": torch.arange(18)[None]}, "tell different documents from token 5"),
+    "ids do not restart": ({"position_ids": torch.arange(18)[None]}, "have different documents from token 5"),
     "a mask hides the documents": ({"attention_mask": torch.ones(1, 18)}, "do not look for documents"),
     "a mask numbers them": ({"attention_mask": torch.tensor([[1] * 5 + [2] * 13])}, "numbers documents"),
     "a document without its end": ({"cu_seq_lens_q": torch.tensor([0, 5, 6, 15])}, "end with 15, and 18 tokens"),
@@ -132,13 +132,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_told(name: str) -> None:
+def test_mistakes_are_found(name: str) -> None:
     change, words = WRONG[name]
     findings = check_batch({**PACKED, **change})
     assert any(words in finding for finding in findings), findings
 
 
-def test_flattened_axes_are_told() -> None:
+def test_flattened_axes_are_found() -> None:
     batch = {"input_ids": torch.ones(1, 12), "position_ids": torch.arange(12)[None]}
     assert "images are counted as text" in check_batch(batch, axes=3)[0]
     assert check_batch(batch) == ()
@@ -148,7 +148,7 @@ def test_flattened_axes_are_told() -> None:
     assert "no ids of text" in check_batch(grid | ends, axes=3)[0]
 
 
-def test_contradictions_and_what_cannot_be_told_are_refused() -> None:
+def test_contradictory_and_ambiguous_batches_raise() -> None:
     with refuses(LocantError, "different documents", "check-batch"):
         Positions.from_batch({"position_ids": torch.arange(5)[None], "cu_seq_lens_q": torch.tensor([0, 2, 5])})
     with refuses(LocantError, "different documents"):
@@ -181,7 +181,7 @@ def test_the_verb_reads_a_file(suffix: str, tmp_path: Path) -> None:
         assert (result.exit_code, len(json.loads(result.stdout)["findings"])) == (code, code)
 
 
-def test_files_that_are_no_batch_are_refused(tmp_path: Path) -> None:
+def test_files_without_a_batch_raise(tmp_path: Path) -> None:
     (tmp_path / "a.pt").write_bytes(b"")
     for name, content in (
         ("a.json", "[1]"),
@@ -196,11 +196,13 @@ def test_files_that_are_no_batch_are_refused(tmp_path: Path) -> None:
         with refuses(InputError, path.name):
             read_batch(path)
     for name in ("nothing.json", "nothing.npz", "nothing.safetensors"):
-        with refuses(InputError, f"got no file {tmp_path / name}; try: a batch saved as .safetensors, .npz or .json"):
+        with refuses(
+            InputError, f"got no file {tmp_path / name}; try: pass a batch saved as .safetensors, .npz or .json"
+        ):
             read_batch(tmp_path / name)
 
 
-def test_gaps_in_the_ids_of_one_document_are_no_boundaries() -> None:
+def test_gaps_in_the_ids_of_one_document_are_not_boundaries() -> None:
     """Without a mask a model of `transformers` would take each gap for the end of a document."""
     for positions in (Positions.of([[0, 5, 9, 10]]), Positions.cat([Positions.arange(2), Positions.after(10, 2)])):
         batch = positions.to_batch()
@@ -223,14 +225,14 @@ def test_padded_examples_are_packed_without_their_padding() -> None:
     }
 
 
-def test_ends_that_a_collator_repeats_to_fill_the_list_are_no_documents() -> None:
+def test_ends_that_a_collator_repeats_to_fill_the_list_are_not_documents() -> None:
     ends = torch.tensor([0, 5, 5, 6, 15, 18, 18, 18])
     batch = {**PACKED, "cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
     assert check_batch(batch) == ()
     assert Positions.from_batch(batch) == Positions.from_batch(PACKED)
 
 
-def test_lists_are_read_and_other_things_refused() -> None:
+def test_lists_are_read_and_other_values_raise() -> None:
     assert check_batch({"input_ids": [1, 2, 3], "position_ids": [0, 1, 2]}) == ()
     padded = {"input_ids": [[1, 2]], "labels": [[1, 2]], "attention_mask": [[1, 0]]}
     assert "labels have targets at padding, the first at token 1 of row 0; set them to -100" in check_batch(padded)

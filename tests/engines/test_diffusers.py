@@ -56,7 +56,7 @@ BESIDE = {
     "ltx2_diffusion_decoder:LTX2VideoVaeRotaryPosEmbed3D", "condition_embedder_anima:AnimaRotaryEmbedding",
     "text_encoder:RotaryEmbedding",
 }  # fmt: skip
-"""Modules that no row is about, which have a test of their own below."""
+"""Modules without a row, which have a test below."""
 
 PARTS = {
     "embeddings:get_1d_rotary_pos_embed", "embeddings:get_2d_rotary_pos_embed_from_grid", "embeddings:FluxPosEmbed",
@@ -64,7 +64,7 @@ PARTS = {
     "ace_step_transformer:AceStepTransformer1DModel.forward", "modeling_ace_step:AceStepLyricEncoder.forward",
     "modeling_ace_step:AceStepTimbreEncoder.forward",
 }  # fmt: skip
-"""What those above are made of, or call them."""
+"""Parts of these modules, or callers of them."""
 
 NO_ROTATION = re.compile(
     r"Time|Fourier|GLIGEN|sincos|Sin\w*Pos|camera|compute_fx|DurationEmbedder|StableAudioPositional|LearnablePositional|"
@@ -113,7 +113,7 @@ def test_a_transformer_is_rotated_as_diffusers_does(name: str) -> None:
     assert outcome(name).verdict != "differs" or name in ("Kandinsky5Transformer3DModel", "BriaFibo2Transformer2DModel")
 
 
-def test_what_differs_does_so_by_what_is_told_of_it() -> None:
+def test_documented_differences_are_real() -> None:
     """Queries of bfloat16, and angles of up to 513 radians of float32, whose last bits are 3e-5 of one."""
     assert 2.0**-9 <= outcome("Kandinsky5Transformer3DModel").exact <= 2.0**-8
     assert outcome("BriaFibo2Transformer2DModel").exact <= OF_FLOAT32_ANGLES[520]
@@ -228,7 +228,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_tokens_stand_where_the_pipeline_places_them(name: str) -> None:
+def test_tokens_have_the_positions_of_the_pipeline(name: str) -> None:
     sizes, text = ((1, 4, 8), 32) if name.startswith("ZImage") else ((1, *GRID[1:]), TEXT)
     sizes = GRID if name.startswith("Cosmos3") else sizes
     ours = positions_from_diffusers({**defaults(name), **OPTIONS.get(name, {})}, *sizes, text=text)
@@ -264,7 +264,7 @@ def test_lumina_scales_by_the_time(factor: float) -> None:
             torch.testing.assert_close(one, other, **PEER)
 
 
-def test_riflex_is_for_frames_alone() -> None:
+def test_riflex_is_only_for_frames() -> None:
     config = defaults("HunyuanVideoTransformer3DModel")
     scaled = encoding_from_diffusers(config, scalings=(RIFLEx(num_frames=66, pair=3), None, None))
     changed = (scaled.inv_freq != encoding_from_diffusers(config).inv_freq).nonzero().flatten()
@@ -272,7 +272,7 @@ def test_riflex_is_for_frames_alone() -> None:
     assert float(scaled.inv_freq[3]) == pytest.approx(0.9 * 2 * math.pi / 66, rel=FEW_ROUNDINGS, abs=0)
 
 
-def test_a_constructor_is_only_looked_at() -> None:
+def test_constructors_are_inspected_but_not_called() -> None:
     args, kwargs = arguments_of("FluxTransformer2DModel", "FluxPosEmbed", defaults("FluxTransformer2DModel"))
     assert (args, kwargs) == ((), {"theta": 10_000, "axes_dim": (16, 56, 56)})
     assert callable(built("FluxTransformer2DModel", "FluxPosEmbed", defaults("FluxTransformer2DModel")))

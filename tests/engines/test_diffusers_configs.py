@@ -1,4 +1,4 @@
-"""Configurations of `diffusers`, read without it: mistakes, folders, and what is told of them."""
+"""Configurations of `diffusers`, read without it: mistakes, folders, and explanations."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_video_of_wan_has_frames_rows_and_columns() -> None:
         ({"_class_name": "OmniGenTransformer2DModel", "hidden_size": 64, "num_attention_heads": 2}, ["rope_scaling"]),
     ],
 )
-def test_a_wrong_configuration_is_refused_by_what_is_wrong(config: dict[str, Any], words: list[str]) -> None:
+def test_an_error_names_the_wrong_key(config: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(LocantError) as caught:
         encoding_from_diffusers(config)
     assert caught.value.remedy
@@ -53,7 +53,7 @@ def test_a_wrong_configuration_is_refused_by_what_is_wrong(config: dict[str, Any
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
-def test_a_configuration_that_says_nothing_is_read_by_defaults_or_refused(name: str) -> None:
+def test_an_empty_configuration_is_read_by_defaults_or_raises(name: str) -> None:
     """No class fails on it but by an error of ours."""
     with suppress(LocantError):
         encoding = encoding_from_diffusers({"_class_name": name})
@@ -70,11 +70,11 @@ def test_scalings_are_one_for_each_axis() -> None:
         with refuses(RangeError, "each axis"):
             encoding_from_diffusers(FLUX, scalings=wrong)  # type: ignore[arg-type]
     yarn = YaRN(factor=4.0, original_max_seq_len=64)
-    with refuses(RangeError, "no rotation"):
+    with refuses(RangeError, "not a rotation"):
         encoding_from_diffusers(FLUX, scalings=(None, yarn, yarn))
 
 
-def test_text_that_is_not_rotated_is_refused() -> None:
+def test_text_that_is_not_rotated_raises() -> None:
     with refuses(RangeError, "text=5", "WanTransformer3DModel"):
         positions_from_diffusers(WAN, text=5)
     for name in ("frames", "rows", "columns"):
@@ -82,11 +82,11 @@ def test_text_that_is_not_rotated_is_refused() -> None:
             positions_from_diffusers(WAN, **{name: 0})
     with refuses(RangeError, "fps"):
         positions_from_diffusers(WAN, fps=0.0)
-    with refuses(InputError, "no fractions"):
+    with refuses(InputError, "real numbers"):
         positions_from_diffusers({"_class_name": "MiniMaxH3Transformer3DModel", "attention_head_dim": 128})
 
 
-def test_text_after_a_picture_gets_the_angles_of_its_places() -> None:
+def test_text_after_an_image_gets_the_angles_of_its_positions() -> None:
     config = {"_class_name": "QwenImageTransformer2DModel"}
     where = positions_from_diffusers(config, rows=3, columns=4, text=2)
     assert where.index[0, :3].tolist() == [[2, 2, 2], [3, 3, 3], [0, -2, -2]]
@@ -108,13 +108,13 @@ def test_folders_of_pipelines_are_read_and_explained(tmp_path: Path, place: str)
     assert "not rotated" in CliRunner().invoke(main, ["explain", str(tmp_path / place)]).output
 
 
-def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_configuration_raises(tmp_path: Path) -> None:
     with refuses(InputError, "config.json"):
         encoding_from_diffusers(tmp_path)
 
 
 @pytest.mark.parametrize("config", [None, 3, []])
-def test_what_is_no_configuration_is_refused(config: Any) -> None:
+def test_other_values_than_configurations_raise(config: Any) -> None:
     with refuses(InputError, "configuration of diffusers"):
         encoding_from_diffusers(config)
     with refuses(InputError, "configuration of diffusers"):

@@ -65,14 +65,14 @@ def table_of(rotary: Rotary, config: Any, *, made: Any = None) -> tuple[Any, str
     return Theirs()._compute_cos_sin_cache(), " ".join(said.lines)
 
 
-def test_a_table_becomes_exact_where_the_engine_reads_the_configuration_as_we_do() -> None:
+def test_a_table_becomes_exact_if_the_engine_reads_the_configuration_equally() -> None:
     rotary = Rotary.from_config(LLAMA)
     table, said = table_of(rotary, LLAMA)
     assert torch.equal(table, rotary.cos_sin_cache(LENGTH))
     assert said == f"Theirs: 2,048 exact rows of {rotary}"
 
 
-def test_every_kind_of_layers_has_its_own() -> None:
+def test_every_kind_of_layers_has_its_own_table() -> None:
     for kind in ("full_attention", "sliding_attention"):
         rotary = Rotary.from_config(GEMMA, layer_type=kind)
         assert torch.equal(table_of(rotary, GEMMA)[0], rotary.cos_sin_cache(LENGTH))
@@ -83,15 +83,15 @@ def test_every_kind_of_layers_has_its_own() -> None:
     [
         (None, None, "no configuration"),
         ({"model_type": "unheard-of"}, None, "unheard-of"),
-        ({**LLAMA, "rope_parameters": {"rope_theta": 10_000.0, **YARN, "factor": 2.0}}, None, "off by"),
-        ({**LLAMA, "head_dim": 32}, None, "off by inf"),
-        ({"model_type": "bloom", "n_head": 4, "hidden_size": 64}, None, "off by inf from None"),
+        ({**LLAMA, "rope_parameters": {"rope_theta": 10_000.0, **YARN, "factor": 2.0}}, None, "differs by"),
+        ({**LLAMA, "head_dim": 32}, None, "differs by inf"),
+        ({"model_type": "bloom", "n_head": 4, "hidden_size": 64}, None, "differs by inf from None"),
         (LLAMA, (1, 2), "not one table"),
         (LLAMA, torch.zeros(2, 3, 64), "not one table"),
         (LLAMA, torch.zeros(9, 64, dtype=torch.complex64), "not one table"),
     ],
 )
-def test_elsewhere_the_engine_keeps_its_own_and_that_is_said(config: Any, made: Any, words: str) -> None:
+def test_otherwise_the_engine_keeps_its_table_and_logs_the_reason(config: Any, made: Any, words: str) -> None:
     rotary = Rotary.from_config(LLAMA)
     table, said = table_of(rotary, config, made=made)
     own = rotary.alike(angles="float32").cos_sin_cache(LENGTH) if made is None else made
@@ -112,7 +112,9 @@ def test_engines_make_models_with_another_default_dtype_and_device() -> None:
 
 
 @pytest.mark.parametrize(("plugin", "variable"), [("vllm", "LOCANT_VLLM"), ("sglang", "LOCANT_SGLANG")])
-def test_nothing_is_done_unless_it_is_asked_for(plugin: str, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_happens_without_the_environment_variable(
+    plugin: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(variable, raising=False)
     assert getattr(exact_tables, plugin)() is None  # without the engine
     monkeypatch.setenv(variable, "exakt")
@@ -121,7 +123,7 @@ def test_nothing_is_done_unless_it_is_asked_for(plugin: str, variable: str, monk
 
 
 @pytest.mark.parametrize(("group", "name"), [("vllm.general_plugins", "vllm"), ("sglang.srt.plugins", "sglang")])
-def test_its_entry_points_lead_to_it(group: str, name: str) -> None:
+def test_the_entry_points_exist(group: str, name: str) -> None:
     """That engines find them is for test_vllm.py and test_sglang.py."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert EntryPoint("locant", project["entry-points"][group]["locant"], group).load() is getattr(exact_tables, name)

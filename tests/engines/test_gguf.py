@@ -1,4 +1,4 @@
-"""What is told of a GGUF file agrees with what the real llama.cpp computes from it."""
+"""The encoding of a GGUF file agrees with what the real llama.cpp computes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 import locant
 from locant import ALiBi, InputError, PositionEncoding, Rotary, encoding_from_gguf
 from locant.cli import main
-from locant.engines.gguf import HALF, INTERLEAVED, NONE, SEVERAL_AXES, compare_gguf, read_gguf
+from locant.engines.gguf import HALF, INTERLEAVED, NOT_ROTARY, SEVERAL_AXES, compare_gguf, read_gguf
 from tests.engines import tiny_gguf
 from tests.engines.llama_cpp import LlamaCpp, rope_type
 from tests.engines.record import record
@@ -58,7 +58,7 @@ DIFFERENT = {
     "truncate": "`truncate` of YaRN",
     "attention_factor": "`attention_factor` of YaRN without `attn_factor`",
 }
-"""What llama.cpp computes otherwise, by what a configuration says: rows of docs/guides/engines.md."""
+"""Configurations that llama.cpp computes differently: rows of docs/guides/engines.md."""
 
 
 def _record(subject: str, difference: float) -> None:
@@ -78,7 +78,7 @@ def _logits(model: PreTrainedModel, encoding: PositionEncoding, ids: torch.Tenso
 
 
 @pytest.mark.parametrize("case", FILES, ids=_named)
-def test_llama_cpp_computes_what_is_told_of_a_file(
+def test_llama_cpp_computes_the_encoding_of_a_file(
     case: tuple[str, str, dict[str, Any], dict[str, Any]], tmp_path: Path
 ) -> None:
     kind, rope_type, rope, keys = case
@@ -156,7 +156,7 @@ def test_ends_of_the_ramp_are_read_where_they_are(tmp_path: Path) -> None:
         ("yarn", {"truncate": False}, "truncate"),
     ],
 )
-def test_keys_without_a_counterpart_are_told(rope_type: str, rope: dict[str, Any], key: str, tmp_path: Path) -> None:
+def test_keys_without_a_counterpart_are_named(rope_type: str, rope: dict[str, Any], key: str, tmp_path: Path) -> None:
     model = model_of("llama", rope_type)
     path = write(model, tmp_path / "a.gguf")
     config = model.config.to_dict()
@@ -167,7 +167,7 @@ def test_keys_without_a_counterpart_are_told(rope_type: str, rope: dict[str, Any
 
 
 @pytest.mark.parametrize(("reordered", "answer"), [(True, "reordered"), (False, "wrong: as they are")])
-def test_q_and_k_in_the_wrong_order_are_told(reordered: bool, answer: str, tmp_path: Path) -> None:
+def test_q_and_k_in_the_wrong_order_are_found(reordered: bool, answer: str, tmp_path: Path) -> None:
     model = model_of("llama", "default")
     model.save_pretrained(tmp_path / "model")
     path = write(model, tmp_path / "a.gguf", reordered=reordered)
@@ -209,14 +209,14 @@ def _metadata(path: Path, architecture: str, **keys: Any) -> Path:
 def test_pairs_of_every_architecture_are_those_of_the_library(tmp_path: Path) -> None:
     ours = {
         **dict.fromkeys(INTERLEAVED, "interleaved"), **dict.fromkeys(HALF, "half"),
-        **dict.fromkeys(SEVERAL_AXES, "several axes"), **dict.fromkeys(NONE, "none"),
+        **dict.fromkeys(SEVERAL_AXES, "several axes"), **dict.fromkeys(NOT_ROTARY, "none"),
     }  # fmt: skip
     names = sorted(gguf.MODEL_ARCH_NAMES.values())
     theirs = {name: rope_type(_metadata(tmp_path / f"{name}.gguf", name)) for name in names}
     assert {name: kind for name, kind in theirs.items() if kind is not None} == ours
 
 
-def test_other_encodings_than_rotary(tmp_path: Path) -> None:
+def test_encodings_other_than_rotary(tmp_path: Path) -> None:
     keys: dict[str, dict[str, Any]] = {
         "mpt": {"attention.max_alibi_bias": 8.0}, "bloom": {}, "jina-bert-v2": {}, "baichuan": {"block_count": 40},
     }  # fmt: skip
@@ -229,7 +229,7 @@ def test_other_encodings_than_rotary(tmp_path: Path) -> None:
             encoding_from_gguf(_metadata(tmp_path / f"{name}.gguf", name))
 
 
-def test_layers_without_rotation_are_no_difference(tmp_path: Path) -> None:
+def test_layers_without_rotation_are_not_a_difference(tmp_path: Path) -> None:
     path = _metadata(tmp_path / "a.gguf", "cohere2")
     config = {
         "model_type": "cohere2", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4,
@@ -238,7 +238,7 @@ def test_layers_without_rotation_are_no_difference(tmp_path: Path) -> None:
     }  # fmt: skip
     comparison = compare_gguf(path, config)
     assert comparison.agrees, comparison.differences
-    assert any("do not rotate" in note for note in comparison.model.notes)
+    assert any("does not rotate" in note for note in comparison.model.notes)
 
 
 def test_a_type_without_its_factors(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_type_without_its_factors(tmp_path: Path) -> None:
         encoding_from_gguf(_metadata(tmp_path / "b.gguf", "llama", **{"rope.scaling.type": "foo"}))
 
 
-def test_damaged_files_are_refused(tmp_path: Path) -> None:
+def test_damaged_files_raise(tmp_path: Path) -> None:
     path = write(model_of("llama", "default"), tmp_path / "a.gguf")
     content = path.read_bytes()
     for length in (0, 3, 4, 20, 24, 100, 1000, len(content) // 2, len(content) - 1):
@@ -332,7 +332,7 @@ def one_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     changed=st.dictionaries(st.sampled_from(READ_KEYS), VALUES, min_size=1, max_size=3),
     factors=st.none() | arrays(np.float32, st.integers(1, 9)) | arrays(np.int32, 8),
 )
-def test_a_key_of_any_type_and_value_is_read_or_refused(
+def test_a_key_of_any_type_and_value_is_read_or_raises(
     one_file: Path, architecture: str, changed: dict[str, Any], factors: np.ndarray | None
 ) -> None:
     keys = {**{key: ("UINT32", value) for key, value in BASE_KEYS.items()}, **changed}
@@ -343,7 +343,7 @@ def test_a_key_of_any_type_and_value_is_read_or_refused(
 
 
 @given(data=st.data())
-def test_a_file_with_other_bytes_is_read_or_refused(one_file: Path, data: st.DataObject) -> None:
+def test_a_file_with_other_bytes_is_read_or_raises(one_file: Path, data: st.DataObject) -> None:
     one_file.unlink(missing_ok=True)
     keys = {key: ("UINT32", value) for key, value in BASE_KEYS.items()}
     _write_keys(one_file, "llama", {**keys, "rope.scaling.type": ("STRING", "yarn")}, {"a": np.ones(8, np.float32)})

@@ -94,7 +94,7 @@ def test_a_port_on_the_page_agrees(library: str, golden: dict[str, Any]) -> None
         assert difference < ROTATED_TOKEN
 
 
-def test_another_suffix_is_refused(tmp_path: Path) -> None:
+def test_another_suffix_raises(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["golden", "-o", str(tmp_path / "golden.npz")])
     assert result.exit_code == 2
     assert not [*tmp_path.iterdir()]

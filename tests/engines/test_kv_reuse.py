@@ -78,7 +78,7 @@ def _filled(model: PreTrainedModel, start: int, cache: Any) -> Any:
         ("deepseek_v2", LATENT, "interleaved"),
     ],
 )
-def test_moved_keys_are_those_of_the_model_at_the_other_place(
+def test_moved_keys_are_equal_to_the_model_at_the_other_position(
     kind: str, sizes: dict[str, Any], order: Any, by: int, angles: Any
 ) -> None:
     model = _model(kind, **sizes)
@@ -149,7 +149,7 @@ def test_ten_moves_drift_by_ten_roundings() -> None:
     assert (moved - rotary.rotate_one(keys, Positions.after(123_450, 32))).abs().max() < 10 * SHIFTED[torch.float32]
 
 
-def test_blocks_of_a_paged_cache_move_where_they_lie() -> None:
+def test_blocks_of_a_paged_cache_move_in_place() -> None:
     rotary = Rotary(16)
     keys = torch.randn(1, 2, 32, 16)
     rotated = rotary.rotate_one(keys, Positions.arange(32))
@@ -186,14 +186,14 @@ def test_static_caches_and_layers_without_rotation() -> None:
         ({}, {"by": 1}, LocantError, "cache"),
     ],
 )
-def test_what_cannot_be_moved_is_refused(keys: Any, options: dict[str, Any], kind: Any, word: str) -> None:
+def test_what_cannot_be_moved_raises(keys: Any, options: dict[str, Any], kind: Any, word: str) -> None:
     with refuses(kind, word):
         move_cache(keys, Rotary(16), **options)
     with refuses(LocantError, "ALiBi"):
         move_cache(torch.zeros(1, 2, 5, 16), ALiBi(2), by=1)  # type: ignore[arg-type]
 
 
-def test_nothing_moves_where_a_later_layer_is_refused() -> None:
+def test_nothing_moves_if_a_later_layer_raises() -> None:
     class QuantizedLayer:
         is_sliding = False
         keys: Tensor | None = None
@@ -206,7 +206,7 @@ def test_nothing_moves_where_a_later_layer_is_refused() -> None:
     assert torch.equal(cache.layers[0].keys, before)
 
 
-def test_moves_that_have_no_angle_or_would_lose_a_gradient_are_refused() -> None:
+def test_moves_that_have_no_angle_or_would_lose_a_gradient_raise() -> None:
     keys = torch.randn(1, 2, 10, 16)
     dynamic = Rotary(16, scaling=DynamicNTK(factor=2.0, original_max_seq_len=16))
     for rotary, by in ((dynamic, 30), (Rotary(16), 2**31 - 5)):
@@ -228,7 +228,7 @@ def test_moves_that_have_no_angle_or_would_lose_a_gradient_are_refused() -> None
     assert torch.equal(by_array, by_tensor)
 
 
-def test_spans_may_be_told_in_any_order() -> None:
+def test_spans_may_be_in_any_order() -> None:
     rotary, keys = Rotary(16), torch.randn(1, 2, 12, 16)
     first, second = (keys.clone(), keys.clone())
     move_cache(first, rotary, by=[5, 1000], spans=[(0, 3), (6, 12)])
@@ -245,7 +245,7 @@ DIFFERENT_LAYERS: dict[str, dict[str, Any]] = {
     "exaone4": {**WINDOW, "sliding_window_pattern": 4},
     "gemma3_text": {**WINDOW, "head_dim": 8, "layer_types": SLIDING},
 }
-"""Models of which some layers do not rotate, or rotate by another base, with the windows that some of them have."""
+"""Models where some layers do not rotate, or have another base or a window."""
 
 
 def _off(ours: Any, theirs: Any) -> list[float]:
@@ -277,14 +277,14 @@ def test_each_layer_moves_as_the_model_rotates_it(kind: str) -> None:
         assert max(_off(wrong, theirs)) > 0.01, "one encoding for all layers does no harm"
 
 
-def test_one_rotary_of_unknown_origin_is_refused_where_only_some_layers_slide() -> None:
+def test_one_rotary_raises_if_only_some_layers_have_a_window() -> None:
     model = _model("cohere2", **WINDOW)
     cache = _filled(model, 0, DynamicCache(config=model.config))
     with refuses(LocantError, "sliding window"):
         move_cache(cache, Rotary(8, layout="interleaved"), by=7)
 
 
-def test_keys_of_a_sliding_window_stand_behind_those_that_it_dropped() -> None:
+def test_keys_of_a_sliding_window_follow_dropped_ones() -> None:
     model = _model("mistral", sliding_window=5)
     far, by = 100_003, 1000  # where a float32 angle is one of few numbers
     for make in (lambda: DynamicCache(config=model.config), lambda: StaticCache(model.config, max_cache_len=LENGTH)):
@@ -333,7 +333,7 @@ def test_keys_made_in_inference_mode_move(angles: Any) -> None:
     assert torch.equal(cached, twice)
 
 
-def test_models_that_cannot_tell_how_their_layers_rotate_are_refused() -> None:
+def test_models_without_the_kinds_of_their_layers_raise() -> None:
     model, keys = _model("llama"), torch.zeros(1, 2, 5, 8)
     for subject, word in ((torch.nn.Linear(2, 2), "Linear"), (3, "got 3"), ("llama", "expected a Rotary")):
         with refuses(LocantError, word):
@@ -348,7 +348,7 @@ def test_models_that_cannot_tell_how_their_layers_rotate_are_refused() -> None:
     assert torch.equal(move_cache(keys.clone(), encoding_from_config(model.config), by=1), move_cache(keys, model, 1))
 
 
-def test_states_beside_the_keys_are_refused_by_name() -> None:
+def test_other_rotated_states_raise_by_name() -> None:
     cache = _filled(_model("llama"), 0, DynamicCache())
     cache.layers[1].indexer_keys = torch.randn(2, LENGTH, 8)
     before = cache.layers[0].keys.clone()
@@ -357,7 +357,7 @@ def test_states_beside_the_keys_are_refused_by_name() -> None:
     assert torch.equal(cache.layers[0].keys, before)
 
 
-def test_positions_for_fewer_tokens_than_move_are_refused() -> None:
+def test_positions_for_fewer_tokens_than_move_raise() -> None:
     for angles in ("exact", "float32"):
         with refuses(ShapeError, "3 tokens"):
             move_cache(torch.randn(1, 2, 5, 8), Rotary(8, angles=angles), by=1, positions=Positions.arange(3))  # type: ignore[arg-type]

@@ -128,7 +128,7 @@ def images(kind: str, rows: list[list[Part]], left: bool = False, mask: str | No
 
 
 def packed_images(kind: str, rows: list[list[Part]], mask: str | None = None) -> Right:
-    """Documents with images in one row, each counted by itself, and ids of text before those of the axes."""
+    """Return documents with images in one row, each with its own ids, and ids of text before the ids of the axes."""
     alone_in_rows = [images(kind, [row]).documents[0] for row in rows]
     lengths = [one["input_ids"].shape[1] for one in alone_in_rows]
     batch = {name: torch.cat([one[name] for one in alone_in_rows], -1) for name in ("input_ids", "mm_token_type_ids")}

@@ -1,4 +1,4 @@
-"""What `locant serve-args` prints stretches the context of a model as it says."""
+"""The flags of `locant serve-args` extend the context of a model as documented."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from locant import InputError, RangeError, Rotary
 from locant.checkpoints.config_source import read_source
 from locant.checkpoints.extension import METHODS
 from locant.cli import engines, main
-from locant.engines.serve_args import CANNOT, ENGINES, MOVED, serve_arguments
+from locant.engines.serve_args import ENGINES, FLAT_CONFIGS, UNSUPPORTED, serve_arguments
 from tests.engines.tiny_gguf import CONTEXT, model_of, write
 from tests.refusal import refuses
 from tests.tolerances import FORMULA, FREQUENCY, LLAMA_CPP, LOGITS
@@ -36,7 +36,7 @@ def text(kind: str = "llama", **more: Any) -> dict[str, Any]:
     return {"model_type": kind, **sizes, **rope, **more}
 
 
-def test_the_command_line_offers_what_there_is() -> None:
+def test_the_command_line_offers_every_engine_and_scaling() -> None:
     assert engines.SERVERS == ENGINES
     assert set(engines.METHODS) == {*METHODS}
 
@@ -44,7 +44,7 @@ def test_the_command_line_offers_what_there_is() -> None:
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "transformers"])
 @pytest.mark.parametrize("scaling", METHODS)
 def test_an_override_makes_the_frequencies_in_transformers(engine: str, scaling: str) -> None:
-    if scaling in CANNOT[engine]:
+    if scaling in UNSUPPORTED[engine]:
         pytest.skip("the engine does not have it")
     config = text()
     served = serve_arguments(config, to=TO, engine=engine, scaling=scaling)
@@ -94,7 +94,7 @@ def test_an_older_configuration_with_a_base_per_layer_type_gets_them_by_layer_ty
         assert served.override["max_position_embeddings"] == TO, "neither multiplies it by a factor of one layer type"
 
 
-@pytest.mark.parametrize("kind", MOVED)
+@pytest.mark.parametrize("kind", FLAT_CONFIGS)
 def test_a_flat_configuration_that_transformers_takes_apart_changes_in_its_text_part(kind: str) -> None:
     config = {**read_source("qwen2-vl-7b"), "model_type": kind}
     for engine in ("vllm", "sglang"):
@@ -112,7 +112,7 @@ def test_a_flat_configuration_that_transformers_takes_apart_changes_in_its_text_
 
 @pytest.mark.parametrize("scaling", ["yarn", "linear", "ntk"])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox"])
-def test_flags_of_llama_cpp_do_it_there(kind: str, scaling: str, tmp_path: Path) -> None:
+def test_flags_of_llama_cpp_scale_its_angles(kind: str, scaling: str, tmp_path: Path) -> None:
     from tests.engines.llama_cpp import LlamaCpp
 
     model = model_of(kind, "default")
@@ -140,8 +140,8 @@ def test_a_factor_that_is_not_whole_is_written_out() -> None:
     assert "--rope-scale 1.5 " in " ".join(serve_arguments(text(), to=3 * CONTEXT // 2, engine="llama.cpp").arguments)
 
 
-def test_what_an_engine_cannot_is_refused() -> None:
-    for engine, scalings in CANNOT.items():
+def test_unsupported_scalings_raise() -> None:
+    for engine, scalings in UNSUPPORTED.items():
         for scaling in scalings:
             with refuses(InputError, scaling, engine, "scaling='yarn'"):
                 serve_arguments(text(), to=TO, engine=engine, scaling=scaling)
@@ -156,7 +156,7 @@ def test_what_an_engine_cannot_is_refused() -> None:
         serve_arguments(text(), to=CONTEXT, engine="vllm")
 
 
-def test_what_is_ignored_is_told() -> None:
+def test_ignored_keys_are_named() -> None:
     served = serve_arguments(text(), to=TO, engine="vllm", scaling="longrope")
     assert f"--max-model-len is {CONTEXT}" in served.ignored["short_factor"]
     assert "truncate" in serve_arguments(text(), to=TO, engine="llama.cpp").ignored

@@ -150,7 +150,7 @@ def test_a_dynamic_scaling_ends_at_the_trained_length(runs: Runs) -> None:
     assert len(runs.own["dynamic"]["table"]) == LONGEST
 
 
-def test_the_plug_in_says_what_it_does(runs: Runs) -> None:
+def test_the_plug_in_logs_what_it_does(runs: Runs) -> None:
     rotary = Rotary.from_config(runs.models["yarn"].config)
     assert f"YaRNScalingRotaryEmbedding: 4,096 exact rows of {rotary}" in runs.said
     table = runs.exact["bfloat16"]["table"]

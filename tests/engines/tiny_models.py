@@ -74,7 +74,7 @@ def logits(model: PreTrainedModel, batch: Mapping[str, Any], places: Sequence[Pl
 
 
 def alone(model: PreTrainedModel, documents: Sequence[Tensor]) -> Tensor:
-    """The logits of each document in a row of its own, one after the other."""
+    """Return the logits of each document in its own row, one after the other."""
     return torch.cat([model(input_ids=ids[None], use_cache=False).logits[0] for ids in documents])
 
 

@@ -13,7 +13,7 @@ from locant.models import with_defaults
 from locant.models.registry import ARCHITECTURES
 from tests.refusal import refuses
 
-__all__ = ["ROPES", "ROTARY_KEYS", "ROWS", "fields", "is_told_or_refused", "llama"]
+__all__ = ["ROPES", "ROTARY_KEYS", "ROWS", "fields", "llama", "warns_of_default_or_raises"]
 
 FIELDS = ("head_dim", "base", "scaling", "layout", "rotary_dim", "sections")
 PAIRS = 32
@@ -33,7 +33,7 @@ def llama(rope: dict[str, Any] | None = None, **others: Any) -> dict[str, Any]:
     return {**sizes, "rope_theta": 10_000.0, "rope_scaling": rope, **others}
 
 
-def is_told_or_refused(
+def warns_of_default_or_raises(
     config: dict[str, Any],
     key: str,
     layer_type: str | None = None,
@@ -41,7 +41,7 @@ def is_told_or_refused(
     read: Callable[..., PositionEncoding] = Rotary.from_config,
     named: str | None = None,
 ) -> None:
-    """Without the key: its default, as `explain` takes it, and a warning that names both; without one, a refusal."""
+    """Without the key, the default of `explain` and a warning that names both are expected, or else an error."""
     full = with_defaults(config)
     if key not in full:
         with refuses(InputError, named or f"without {key}", str(config["model_type"])):

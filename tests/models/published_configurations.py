@@ -87,7 +87,7 @@ def _takes(cls: type, config: Any, code: Any) -> bool:
 
 
 def _read(values: dict[str, Any]) -> str:
-    """What locant says of it."""
+    """The result of locant."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -169,7 +169,7 @@ def layer_types_of(cls: type[nn.Module], config: Any) -> list[str | None]:
 
 
 def outcome(case: Case) -> Outcome:
-    """Whether `Rotary.from_config` rotates as this module does."""
+    """Compare `Rotary.from_config` with this module."""
     try:
         rotary = Rotary.from_config(said(case), layer_type=case.layer_type, angles="float32")
     except LocantError as error:
@@ -196,7 +196,7 @@ def said(case: Case) -> Any:
 
 
 def theirs(case: Case) -> tuple[Tensor, Turn]:
-    """Where its tokens are, and how it rotates them."""
+    """Return the positions of its tokens, and how it rotates them."""
     name = case.cls.__name__
     run = next((special for part, special in SPECIAL.items() if part in name), None)
     if run is not None:

@@ -26,7 +26,7 @@ from locant import ALiBi, InputError, Learned, Positions, Rotary, T5Bias
 from locant.models import encoding_from_config, layer_types
 from locant.positions.encodings.deberta import Deberta
 from locant.positions.encodings.shaw import Shaw
-from tests.models.configurations import is_told_or_refused
+from tests.models.configurations import warns_of_default_or_raises
 from tests.positions.published import PRESETS
 from tests.refusal import refuses
 from tests.tolerances import SUM_IN_BFLOAT16, assert_close
@@ -42,7 +42,7 @@ def heads(num_heads: int, head_dim: int = 8) -> tuple[Tensor, Tensor]:
 # ------------------------------------------------------------------ one kind after the other
 
 
-def test_a_preset_says_the_same_as_the_object_that_transformers_makes_of_it() -> None:
+def test_a_preset_equals_the_configuration_object_of_transformers() -> None:
     for name in PRESETS:
         facts = PRESETS[name]
         if facts["model_type"] not in CONFIG_MAPPING:  # its code is not in transformers
@@ -91,7 +91,7 @@ def test_falcon_divides_its_slopes_by_the_root_of_the_head(num_heads: int) -> No
     )
 
 
-def test_falcon_has_rotary_positions_otherwise() -> None:
+def test_falcon_without_alibi_has_rotary_positions() -> None:
     assert isinstance(encoding_from_config(PRESETS["falcon-7b"]), Rotary)
 
 
@@ -107,14 +107,14 @@ def test_t5_has_the_bias_of_its_own_code(part: str) -> None:
     assert torch.equal(bias, theirs.compute_bias(TOKENS, TOKENS))
 
 
-def test_t5_is_its_encoder_unless_something_else_is_said() -> None:
+def test_t5_is_read_by_its_encoder_by_default() -> None:
     encoding = encoding_from_config(PRESETS["t5-base"])
     assert isinstance(encoding, T5Bias)
     assert encoding.bidirectional
     assert layer_types(PRESETS["t5-base"]) == ("encoder", "decoder")
 
 
-def test_t5_before_there_was_a_key_had_128() -> None:
+def test_t5_without_a_key_has_a_maximum_distance_of_128() -> None:
     old = {k: v for k, v in PRESETS["t5-base"].items() if k != "relative_attention_max_distance"}
     assert repr(encoding_from_config(old)) == repr(encoding_from_config(PRESETS["t5-base"]))
 
@@ -212,7 +212,7 @@ def test_deberta_scores_as_its_own_code(terms: str, buckets: int) -> None:
 # ------------------------------------------------------------------ bad input
 
 
-def test_an_unknown_architecture_is_told_near_ones_and_how_to_add_it() -> None:
+def test_the_error_for_an_unknown_architecture_names_similar_ones_and_how_to_add_it() -> None:
     with refuses(InputError, "lama_4", "llama", "register_architecture", "docs/extending.md"):
         encoding_from_config({"model_type": "lama_4"})
     with refuses(InputError, "without model_type", "llama", "register_architecture"):
@@ -240,7 +240,7 @@ def test_a_missing_key_is_named(name: str, key: str) -> None:
     named |= {"n_head": "num_attention_heads", "n_heads": "num_attention_heads", "num_heads": "num_attention_heads"}
     named |= {"n_positions": "max_position_embeddings"}
     config = {k: v for k, v in PRESETS[name].items() if k != key}
-    is_told_or_refused(config, key, read=encoding_from_config, named=named.get(key, key))
+    warns_of_default_or_raises(config, key, read=encoding_from_config, named=named.get(key, key))
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_a_missing_key_is_named(name: str, key: str) -> None:
         ("mpt-7b", {"attn_config": {"alibi": True}}, "alibi_bias_max"),
         ("bert-base", {"position_embedding_type": []}, "position_embedding_type=[]"),
         ("roberta-base", {"position_embedding_type": []}, "position_embedding_type=[]"),
-        ("roberta-base", {"pad_token_id": 513}, "514 are no positions"),
+        ("roberta-base", {"pad_token_id": 513}, "514 rows are not positions"),
         ("deberta-v3-base", {"norm_rel_ebd": [5]}, "norm_rel_ebd=[5]"),
         ("deberta-v3-base", {"num_attention_heads": 7}, "hidden_size=768 for 7 heads"),
         ("mistral-7b", {"layer_types": 5}, "layer_types=5"),
@@ -260,12 +260,12 @@ def test_a_missing_key_is_named(name: str, key: str) -> None:
         ("gpt2", {"max_position_embeddings": 7}, "n_positions=1024"),
     ],
 )  # fmt: skip
-def test_what_a_model_does_not_know_is_refused(name: str, change: dict[str, Any], word: str) -> None:
+def test_values_that_a_model_does_not_support_raise(name: str, change: dict[str, Any], word: str) -> None:
     with refuses(InputError, word):
         encoding_from_config({**PRESETS[name], **change})
 
 
-def test_a_layer_type_that_is_not_there_is_refused() -> None:
+def test_an_unknown_layer_type_raises() -> None:
     with refuses(InputError, "encoder", "decoder", "middle"):
         encoding_from_config(PRESETS["t5-base"], layer_type="middle")
     with refuses(InputError, "encoder", "gpt2"):

@@ -19,7 +19,7 @@ from tests.models.configurations import ROTARY_KEYS
 from tests.models.rotary_modules import Case, called, cases, folders, outcome, said, takes_positions, theirs
 from tests.tolerances import DIFFERENT, LENGTH, SIX_DIGITS
 
-NO_ROTATION = {"hunyuan_vl": "by different axes: no rotation", "vjepa2": "by different frequencies: no rotation"}
+NO_ROTATION = {"hunyuan_vl": "by different axes: not a rotation", "vjepa2": "by different frequencies: not a rotation"}
 """Folders whose module is refused, and a part of the reason."""
 
 OFTEN = {name.removesuffix("_text") for name in ROTARY_KEYS}
@@ -31,7 +31,7 @@ OFTEN = {name.removesuffix("_text") for name in ROTARY_KEYS}
 @pytest.mark.parametrize(
     "folder", [folder if folder in OFTEN else pytest.param(folder, marks=pytest.mark.slow) for folder in folders()]
 )
-def test_every_rotary_module_of_a_folder_is_equal_or_refused_for_what_it_is(folder: str) -> None:
+def test_every_rotary_module_of_a_folder_is_equal_or_raises_for_a_known_reason(folder: str) -> None:
     """And what is not said is taken from the defaults of its class."""
     found = cases(folder)
     assert found
@@ -45,7 +45,7 @@ def test_every_rotary_module_of_a_folder_is_equal_or_refused_for_what_it_is(fold
 
 
 def sizes(case: Case) -> dict[str, Any]:
-    """What its configuration has to say beside the defaults of its row: the sizes of the model."""
+    """Return the keys that its configuration needs besides the defaults of its row: the sizes of the model."""
     values, row = read(said(case))
     kept = {"model_type", "layer_types", "per_layer_config", "num_hidden_layers", *SIZES, *row.attribute_map}
     kept |= {row.rotary_keys.head_dim_key} if row.head_dim_required else set()
@@ -67,7 +67,7 @@ def changes_of_length(case: Case) -> Tensor:
 
 
 @pytest.mark.parametrize("folder", NO_ROTATION)
-def test_what_is_refused_changes_lengths_as_no_rotation_does(folder: str) -> None:
+def test_modules_that_are_not_read_change_lengths_as_no_rotation_does(folder: str) -> None:
     (rotation,) = cases("llama")
     assert changes_of_length(rotation).abs().max() <= LENGTH
     for case in cases(folder):
@@ -75,9 +75,9 @@ def test_what_is_refused_changes_lengths_as_no_rotation_does(folder: str) -> Non
 
 
 @pytest.mark.parametrize("folder", NO_ROTATION)
-def test_what_is_no_rotation_is_read_if_it_is_asked_for_and_has_the_same_bits(folder: str) -> None:
+def test_unequal_angles_have_the_same_bits_if_they_are_allowed(folder: str) -> None:
     for case in cases(folder):
-        with pytest.warns(UserWarning, match="no rotation: among 4 positions.* by 0"):
+        with pytest.warns(UserWarning, match="does not rotate: among 4 positions.* by 0"):
             encoding = encoding_from_config(said(case), angles="float32", allow_no_rotation=True)
         assert isinstance(encoding, UnequalAngles)
         index, turn = theirs(case)
@@ -135,7 +135,7 @@ def probed(case: Case, expected: Rotary | None) -> RotationReport:
 @pytest.mark.filterwarnings("ignore:.*not the encoding of all layers:UserWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", sorted({*folders()} - {*NO_ROTATION} - NOT_OF_POSITIONS))
-def test_every_rotary_module_is_measured_as_its_configuration_says(folder: str) -> None:
+def test_every_rotary_module_is_measured_as_its_configuration_states(folder: str) -> None:
     for case in cases(folder):
         if any(part in case.cls.__name__ for part in ON_A_GRID):
             continue
@@ -155,7 +155,7 @@ def test_every_rotary_module_is_measured_as_its_configuration_says(folder: str) 
 
 
 @pytest.mark.parametrize("folder", NO_ROTATION)
-def test_what_is_no_rotation_is_named(folder: str) -> None:
+def test_the_probe_names_modules_that_do_not_rotate(folder: str) -> None:
     (case,) = cases(folder)
     report = probed(case, None)
     assert not report.is_rotation

@@ -61,7 +61,7 @@ def test_beit() -> None:
         encoding_from_config(BeitConfig(**VIT))
 
 
-def test_global_layers_and_those_of_windows_in_sam_and_vitdet() -> None:
+def test_global_and_windowed_layers_of_sam_and_vitdet() -> None:
     from transformers import SamVisionConfig, VitDetConfig
 
     sam = SamVisionConfig(**VIT, window_size=3, global_attn_indexes=[1])

@@ -39,7 +39,7 @@ def test_parts_of_a_configuration_object_have_the_same_names() -> None:
 
 
 @pytest.mark.parametrize("name", ["blip-2", "clip", "kosmos-2", "llava", "siglip"])
-def test_a_text_part_without_a_type_has_that_of_the_class(name: str) -> None:
+def test_a_text_part_without_a_type_has_the_type_of_the_class(name: str) -> None:
     whole = AutoConfig.for_model(name).to_dict()
     key = part_key(whole)
     assert key is not None
@@ -51,7 +51,7 @@ TEXT = {"hidden_size": 1024, "num_attention_heads": 16, "max_position_embeddings
 
 @pytest.mark.unchecked
 @pytest.mark.parametrize("name", ["got_ocr2", "paddleocr_vl", "step3p7"])
-def test_keys_of_a_text_part_that_stand_in_the_whole_are_read_by_its_row(name: str) -> None:
+def test_keys_of_a_text_part_at_the_top_level_are_read_by_its_row(name: str) -> None:
     types = ["full_attention", "sliding_attention"]
     config = {"model_type": name, **TEXT, "head_dim": 128, "rope_scaling": None, "vision_config": {"model_type": ""}}
     config |= {"layer_types": types, "num_hidden_layers": 2} if name == "step3p7" else {}

@@ -40,7 +40,7 @@ def test_a_published_configuration_is_read_as_transformers_reads_it(configuratio
 
 @pytest.mark.slow
 @pytest.mark.unchecked
-def test_no_published_configuration_is_misread_and_few_are_refused(configurations: Path) -> None:
+def test_no_published_configuration_is_misread_and_few_raise(configurations: Path) -> None:
     results = {path.name: outcome_of(json.loads(path.read_text())) for path in sorted(configurations.glob("*.json"))}
     count = Counter(result.verdict for result in results.values())
     compared = sum(count.values()) - sum(count[verdict] for verdict in (FOREIGN, UNBUILT, NO_ROTARY_MODULE))

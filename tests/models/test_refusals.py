@@ -1,4 +1,4 @@
-"""What cannot be read is refused with the name of its key, and what a class would add is not guessed."""
+"""Unreadable values raise an error with the name of their key, and defaults of classes are not guessed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from locant import InputError, LocantError, RangeError, Rotary
 from locant.checkpoints.explanation import explain
 from locant.models import encoding_from_config, layer_types
 from locant.positions.scaling import Proportional, Unscaled
-from tests.models.configurations import ROPES, ROTARY_KEYS, ROWS, fields, is_told_or_refused, llama
+from tests.models.configurations import ROPES, ROTARY_KEYS, ROWS, fields, llama, warns_of_default_or_raises
 from tests.positions.published import PUBLISHED, layer_type_of
 from tests.refusal import refuses
 
@@ -28,26 +28,26 @@ def test_a_missing_base_is_not_guessed() -> None:
             assert Rotary.from_config(bare).base == 10_000.0  # its code knows no other
             continue
         key = "rope_theta" if "neox" not in name and "pythia" not in name else "rotary_emb_base"
-        is_told_or_refused(bare, key, layer_type_of(config))
+        warns_of_default_or_raises(bare, key, layer_type_of(config))
 
 
-def test_a_missing_length_or_width_of_latent_attention_is_told() -> None:
-    is_told_or_refused(
+def test_a_missing_length_or_width_of_latent_attention_is_named() -> None:
+    warns_of_default_or_raises(
         llama({**ROPES["yarn"], "factor": None}, max_position_embeddings=None), "max_position_embeddings"
     )
-    is_told_or_refused(
+    warns_of_default_or_raises(
         llama({"type": "dynamic", "factor": 2.0}, max_position_embeddings=None), "max_position_embeddings"
     )
     deepseek = {key: value for key, value in PUBLISHED["DeepSeek-V3"].items() if key != "qk_rope_head_dim"}
-    is_told_or_refused(deepseek, "qk_rope_head_dim")
-    is_told_or_refused({**OLMO_3_TOP, "layer_types": ["sliding_attention"]}, "rope_theta", "full_attention")
+    warns_of_default_or_raises(deepseek, "qk_rope_head_dim")
+    warns_of_default_or_raises({**OLMO_3_TOP, "layer_types": ["sliding_attention"]}, "rope_theta", "full_attention")
     for read in (Rotary.from_config, encoding_from_config):
         with refuses(InputError, "layer_type='full_attention'"):  # which layers are meant comes first
             read(OLMO_3_TOP)
 
 
 @pytest.mark.unchecked  # checks of shapes stand between the caller and us
-def test_a_warning_names_what_decides_and_the_line_of_the_caller() -> None:
+def test_a_warning_names_the_deciding_key_and_the_line_of_the_caller() -> None:
     """A longest sequence decides nothing here, so it is not named though it is missing too."""
     config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2}
     for read in (Rotary.from_config, encoding_from_config):
@@ -58,30 +58,28 @@ def test_a_warning_names_what_decides_and_the_line_of_the_caller() -> None:
 
 
 @pytest.mark.parametrize("model_type", [name for name, row in ROWS.items() if row.share_required])
-def test_a_missing_share_is_not_guessed_where_the_class_would_not_take_the_whole_head(model_type: str) -> None:
+def test_a_missing_share_is_not_guessed_if_the_default_is_not_the_whole_head(model_type: str) -> None:
     config = {**llama(), "model_type": model_type, "head_dim": 64}
     base = config.pop("rope_theta")
     if not ROTARY_KEYS[model_type].fixed_base:
         config[ROTARY_KEYS[model_type].base_key] = base
-    is_told_or_refused(config, ROTARY_KEYS[model_type].share_keys[0])
+    warns_of_default_or_raises(config, ROTARY_KEYS[model_type].share_keys[0])
 
 
 @pytest.mark.parametrize("model_type", [name for name, row in ROWS.items() if "head_dim" in row.defaults])
-def test_a_missing_width_is_not_derived_where_the_class_has_another(model_type: str) -> None:
+def test_a_missing_width_is_not_derived_if_the_class_has_another(model_type: str) -> None:
     rope = {kind: {"rope_theta": 1e4} for kind in ("full_attention", "sliding_attention")}
     config = {**llama(), "model_type": model_type, "rope_theta": None, "partial_rotary_factor": None}
     if not ROTARY_KEYS[model_type].per_layer:
         rope = {"rope_theta": 1e4}
     config = {**config, "rope_parameters": rope, "global_head_dim": 128}
     layer_type = "sliding_attention" if ROTARY_KEYS[model_type].per_layer else None
-    is_told_or_refused(config, "head_dim", layer_type)
+    warns_of_default_or_raises(config, "head_dim", layer_type)
 
 
 @pytest.mark.parametrize("said", [{}, {"rope_scaling": {}}, {"rope_parameters": {}}])
 @pytest.mark.parametrize("model_type", ["gpt_oss", "apertus"])
-def test_missing_rope_parameters_are_not_taken_for_none_where_the_class_has_a_scaling(
-    model_type: str, said: dict[str, Any]
-) -> None:
+def test_missing_rope_parameters_raise_if_the_class_has_a_scaling(model_type: str, said: dict[str, Any]) -> None:
     with refuses(InputError, model_type, "{'rope_type': 'default'}"):
         Rotary.from_config({**llama(), "model_type": model_type, "head_dim": 64, **said})
     plain = Rotary.from_config(
@@ -95,7 +93,7 @@ WHOLE = [name for name, keys in ROTARY_KEYS.items() if not keys.share_keys and n
 
 @pytest.mark.filterwarnings("ignore:.*not the encoding of all layers:UserWarning")
 @pytest.mark.parametrize("model_type", WHOLE)
-def test_a_share_is_refused_where_the_code_turns_the_whole_head(model_type: str) -> None:
+def test_a_share_raises_if_the_code_rotates_the_whole_head(model_type: str) -> None:
     sections = {"mrope_section": [16, 8, 8]} if "2" in model_type and "_vl" in model_type else {}
     rope = {"rope_type": "default", **sections}
     config = {**llama(rope), "model_type": model_type, "head_dim": 64, "qk_rope_head_dim": 64}
@@ -124,7 +122,7 @@ def test_a_share_has_the_name_that_the_code_reads() -> None:
     assert Rotary.from_config({**PUBLISHED["phi-2"], "rotary_dim": 32}).rotary_dim == 32
 
 
-def test_pairs_that_stand_still_are_one_share_of_the_head_and_nothing_else() -> None:
+def test_unrotated_pairs_have_one_key() -> None:
     config = {**llama(ROPES["proportional"]), "model_type": "of_somebody"}
     for others in ({"rotary_dim": 32}, {"rotary_pct": 0.5}):
         with refuses(InputError, f"{next(iter(others))!r}", "proportional"):
@@ -136,14 +134,17 @@ def test_pairs_that_stand_still_are_one_share_of_the_head_and_nothing_else() -> 
 
 
 def test_one_base_for_all_layers_of_olmo_3_is_read_as_older_releases_write_it() -> None:
-    """Until 5.12 at least, its class had one dictionary; a scaling in it acted on all layers, and is refused."""
+    """Until 5.12 at least, its class had one dictionary; a scaling in it affected all layers, and is an error."""
     plain = {key: OLMO_3[key] for key in OLMO_3 if key not in ("rope_theta", "rope_scaling")}
     flat = {**plain, "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}}
     older = {**plain, "rope_theta": 500_000.0}
     for kind in ("full_attention", "sliding_attention"):
         one, other = (encoding_from_config(config, layer_type=kind) for config in (flat, older))
         assert repr(one) == repr(other)
-    for wrong, word in (({"rope_theta": 1e4}, "rope_theta"), ({"rope_type": "linear", "factor": 8.0}, "alike")):
+    for wrong, word in (
+        ({"rope_theta": 1e4}, "rope_theta"),
+        ({"rope_type": "linear", "factor": 8.0}, "for all layers"),
+    ):
         with refuses(InputError, word):
             encoding_from_config(
                 {**flat, "rope_parameters": {**flat["rope_parameters"], **wrong}},
@@ -159,16 +160,19 @@ PER_LAYER = {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_
     ("config", "words"),
     [
         (llama(rope_theta=None, rope_parameters=PER_LAYER), ["full_attention", "llama", "share one"]),
-        ({**PUBLISHED["gemma-3-4b"], "rope_scaling": None, "rope_parameters": {"rope_type": "default"}}, ["alike"]),
+        (
+            {**PUBLISHED["gemma-3-4b"], "rope_scaling": None, "rope_parameters": {"rope_type": "default"}},
+            ["for all layers"],
+        ),
         ({**OLMO_3, "rope_theta": 10_000.0}, ["rope_theta=10000", "sliding_attention", "500,000"]),
         ({**OLMO_3_NESTED, "rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, ["sliding"]),
         (
             {**OLMO_3_NESTED, "rope_parameters": {**PER_LAYER, "sliding_attention": None}},
-            ["those of sliding_attention"],
+            ["an entry for sliding_attention"],
         ),
     ],
 )
-def test_layers_that_differ_say_so_in_the_form_that_their_code_reads(config: Any, words: list[str]) -> None:
+def test_layer_types_have_the_form_that_their_code_reads(config: Any, words: list[str]) -> None:
     with refuses(InputError, *words):
         Rotary.from_config(config, layer_type="full_attention")
     with refuses(InputError, *words):
@@ -220,12 +224,12 @@ def test_layers_that_differ_say_so_in_the_form_that_their_code_reads(config: Any
         (7, ["int"]),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_refused_by_name(config: Any, words: list[str]) -> None:
+def test_unreadable_values_raise_by_name(config: Any, words: list[str]) -> None:
     with refuses(InputError, *words):
         Rotary.from_config(config, layer_type="full_attention" if "layer_types" in words[0] else None)
 
 
-def test_a_layout_that_is_not_known_has_to_be_given() -> None:
+def test_an_unknown_layout_has_to_be_passed() -> None:
     config = {**llama(), "model_type": "my_model"}
     with refuses(InputError, "my_model", "layout", "register_architecture"):
         Rotary.from_config(config)
@@ -235,7 +239,7 @@ def test_a_layout_that_is_not_known_has_to_be_given() -> None:
         Rotary.from_config(llama(), layout="diagonal")  # type: ignore[arg-type]
 
 
-def test_a_layer_type_has_to_be_given_where_they_differ_and_exist_where_it_is() -> None:
+def test_a_layer_type_is_required_if_layers_differ_and_has_to_exist() -> None:
     gemma = PUBLISHED["gemma-3-4b"]
     for layer_type in (None, "chunked_attention"):
         with refuses(InputError, "full_attention", "sliding_attention"):
@@ -243,9 +247,9 @@ def test_a_layer_type_has_to_be_given_where_they_differ_and_exist_where_it_is() 
     with refuses(InputError, "full_attention"):
         Rotary.from_config(llama(), layer_type="full_attention")
     without = {k: v for k, v in gemma.items() if k != "rope_local_base_freq"}
-    is_told_or_refused(without, "rope_local_base_freq", "full_attention")
+    warns_of_default_or_raises(without, "rope_local_base_freq", "full_attention")
     narrow = {**llama(), "model_type": "gemma4_text", "rope_parameters": {"full_attention": {"rope_theta": 1e4}}}
-    is_told_or_refused(narrow, "global_head_dim", "full_attention")
+    warns_of_default_or_raises(narrow, "global_head_dim", "full_attention")
     none = {**llama(), "model_type": "of_somebody", "rope_theta": None, "rope_parameters": {"full_attention": None}}
     with refuses(InputError, "full_attention", "no rotary"):
         Rotary.from_config(none, layer_type="full_attention", layout="half")
@@ -268,20 +272,20 @@ def test_a_layer_type_has_to_be_given_where_they_differ_and_exist_where_it_is() 
         (llama(rope_theta=-1.0), RangeError, ["base"]),
     ],
 )  # fmt: skip
-def test_numbers_that_make_no_encoding_are_refused(config: Any, kind: type[LocantError], words: list[str]) -> None:
+def test_invalid_numbers_raise(config: Any, kind: type[LocantError], words: list[str]) -> None:
     with refuses(kind, *words):
         rotary = Rotary.from_config(config)
         rotary.for_length(100_000)
 
 
-def test_a_model_without_rotary_positions_is_refused() -> None:
+def test_a_model_without_rotary_positions_raises() -> None:
     with refuses(InputError):
         Rotary.from_config(BertConfig())
     with refuses(InputError, "alibi"):
         Rotary.from_config(AutoConfig.for_model("falcon", alibi=True))
 
 
-def test_a_base_counts_only_where_the_code_reads_it() -> None:
+def test_a_base_is_read_only_where_the_code_reads_it() -> None:
     """GPT-NeoX reads ``rotary_emb_base`` outside the dictionary, and OLMo 3 turns sliding layers by their own alone."""
     neox = {k: v for k, v in PUBLISHED["gpt-neox-20b"].items() if k != "rotary_emb_base"}
     with refuses(InputError, "'rope_theta'", "gpt_neox"):
@@ -304,9 +308,9 @@ def test_dictionaries_per_layer_type_have_the_name_that_the_code_reads(name: str
         Rotary.from_config({**config, "rope_parameters": PER_LAYER}, layer_type=["full_attention"])  # type: ignore[arg-type]
 
 
-def test_sections_are_passed_over_where_the_code_reads_none_and_count_its_axes_where_it_does() -> None:
+def test_sections_are_ignored_or_checked_as_the_code_reads_them() -> None:
     sections = {"type": "default", "mrope_section": [16, 8, 8], "mrope_interleaved": True}
-    named = re.escape("mrope_section=[16, 8, 8], mrope_interleaved=True, which llama does not read: passed over")
+    named = re.escape("mrope_section=[16, 8, 8], mrope_interleaved=True, which llama does not read: ignored")
     with pytest.warns(UserWarning, match=named):
         assert fields(Rotary.from_config(llama(sections))) == fields(Rotary.from_config(llama()))
     video = {**llama({"type": "mrope", "mrope_section": [16, 8, 8, 0]}, head_dim=64), "model_type": "qwen2_vl"}
@@ -315,7 +319,7 @@ def test_sections_are_passed_over_where_the_code_reads_none_and_count_its_axes_w
 
 
 @pytest.mark.unchecked
-def test_a_layout_that_is_doubted_is_said_unless_one_is_asked_for() -> None:
+def test_a_doubtful_layout_causes_a_warning_unless_one_is_passed() -> None:
     """Of HY-V4 nobody here has seen the weights: its code pairs as half, its users say interleaved."""
     config = {**PUBLISHED["DeepSeek-V3"], "model_type": "hy_v4", "rope_scaling": None}
     for read in (Rotary.from_config, encoding_from_config):

@@ -1,4 +1,4 @@
-"""An architecture from outside of this package works wherever one of its own does."""
+"""A registered architecture works wherever a built-in one does."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_an_encoding_that_is_not_rotary_is_made_by_a_function() -> None:
 
 
 @pytest.mark.usefixtures("strange")
-def test_what_cannot_be_registered_is_refused() -> None:
+def test_invalid_registrations_raise() -> None:
     with refuses(RangeError, "llama"):
         locant.register_architecture("llama", STRANGE)
     with refuses(RangeError, "Architecture"):
@@ -110,7 +110,7 @@ def test_what_cannot_be_registered_is_refused() -> None:
         Architecture()
 
 
-def test_an_installed_package_offers_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_package_registers_an_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = importlib.metadata.EntryPoint("strange", "tests.models.test_registry:STRANGE", "locant.architectures")
     broken = importlib.metadata.EntryPoint("broken", "tests.models.no_such_module:ROW", "locant.architectures")
     restore(ARCHITECTURES, monkeypatch)
@@ -146,7 +146,7 @@ DEFAULTS = [
 
 
 @pytest.mark.parametrize("model_type", DEFAULTS)
-def test_defaults_are_those_of_the_class_in_transformers(model_type: str) -> None:
+def test_defaults_are_equal_to_the_class_in_transformers(model_type: str) -> None:
     given = OTHER_SIZES.get(model_type, SIZES)
     theirs = AutoConfig.for_model(model_type, **given).get_text_config()
     sizes = {key: value for key, value in theirs.to_dict().items() if key in KEPT}
@@ -164,7 +164,7 @@ KEPT = (
 )  # fmt: skip
 
 
-def test_what_stands_in_a_configuration_is_never_replaced() -> None:
+def test_stated_values_are_never_replaced() -> None:
     config = {"model_type": "phi", "rope_parameters": {"rope_theta": 7.0, "partial_rotary_factor": 0.25}}
     assert with_defaults(config) == {**config, "max_position_embeddings": 2048}
     assert with_defaults({"model_type": "gpt2", "max_position_embeddings": 7})["max_position_embeddings"] == 7
@@ -172,7 +172,7 @@ def test_what_stands_in_a_configuration_is_never_replaced() -> None:
     assert with_defaults({"model_type": "cohere2", "sliding_window": None})["sliding_window"] is None
 
 
-def test_a_default_is_not_taken_in_silence_unless_it_is_asked_for() -> None:
+def test_a_default_causes_a_warning_unless_it_is_requested() -> None:
     config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2}
     with pytest.warns(UserWarning, match="rope_theta.*10000.0"):
         assert Rotary.from_config(config).base == 10_000.0
@@ -185,7 +185,7 @@ def test_every_field_of_a_row_is_documented() -> None:
             assert f"{field.name}:" in (kind.__doc__ or ""), field.name
 
 
-def test_widths_of_single_layers_are_not_overruled_by_a_default() -> None:
+def test_widths_of_single_layers_override_a_default() -> None:
     single = {"5": {"head_dim": 64}}
     assert with_defaults({"model_type": "gemma4_text"})["global_head_dim"] == 512
     assert "global_head_dim" not in with_defaults({"model_type": "gemma4_text", "per_layer_config": single})

@@ -90,7 +90,7 @@ def test_descendants_of_t5_have_the_bias_of_their_own_code(model_type: str, part
     assert torch.equal(bias_of(encoding), theirs.compute_bias(TOKENS, TOKENS))
 
 
-def test_mpnet_has_32_buckets_whatever_its_configuration_holds() -> None:
+def test_mpnet_always_has_32_buckets() -> None:
     config = AutoConfig.for_model("mpnet", **SIZES, relative_attention_num_buckets=40)
     theirs = drawn(MPNetEncoder(config))
     encoding = encoding_from_config(config, layer_type="attention")

@@ -49,10 +49,10 @@ KEYS = [(name, key) for name, rope in ROPES.items() for key in rope]
 
 
 def output_or_refusal(config: dict[str, Any]) -> list[torch.Tensor] | str:
-    """The angles, or what is wrong with the configuration; a key that is passed over is named by a warning."""
+    """The angles, or what is wrong with the configuration; a warning names a key that is ignored."""
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*does not read: passed over|.*DeepSeek's own code makes")
+            warnings.filterwarnings("ignore", ".*does not read: ignored|.*DeepSeek's own code makes")
             return output(config)
     except LocantError as error:
         return error.remedy
@@ -88,7 +88,7 @@ def test_leaving_any_key_out_changes_the_angles_or_raises(name: str, key: str) -
 
 
 @pytest.mark.parametrize(("name", "key"), sorted(IMPLIED))
-def test_what_a_key_says_is_implied_where_the_papers_and_the_lengths_imply_it(name: str, key: str) -> None:
+def test_a_key_may_be_left_out_if_papers_or_lengths_imply_it(name: str, key: str) -> None:
     without = {k: v for k, v in ROPES[name].items() if k != key}
     assert fields(Rotary.from_config(llama(without))) == fields(Rotary.from_config(llama(ROPES[name])))
 
@@ -96,8 +96,8 @@ def test_what_a_key_says_is_implied_where_the_papers_and_the_lengths_imply_it(na
 @pytest.mark.unchecked  # the place that a warning names is counted in frames
 @pytest.mark.parametrize("name", ROPES)
 @pytest.mark.parametrize("key", ["alpha", "finetuned", "low_freq_facto", "betafast", "mrope_sections"])
-def test_a_key_that_is_not_read_is_passed_over_with_a_warning(name: str, key: str) -> None:
-    with pytest.warns(UserWarning, match=f"got {key}=1.0, which llama does not read: passed over") as said:
+def test_an_unread_key_is_ignored_with_a_warning(name: str, key: str) -> None:
+    with pytest.warns(UserWarning, match=f"got {key}=1.0, which llama does not read: ignored") as said:
         rotary = Rotary.from_config(llama({**ROPES[name], key: 1.0}))
     assert [each.filename for each in said] == [__file__]
     assert fields(rotary) == fields(Rotary.from_config(llama(ROPES[name])))
@@ -118,7 +118,7 @@ AGREEMENTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("key", CONTRADICTIONS)
-def test_a_key_beside_the_dictionary_that_is_not_read_may_only_repeat_what_is_read(key: str) -> None:
+def test_an_unread_outer_key_may_only_repeat_what_is_read(key: str) -> None:
     with refuses(InputError, repr(key), "llama", "contradicts"):
         Rotary.from_config(llama(**{key: CONTRADICTIONS[key]}))
     rotary = Rotary.from_config(llama(**{key: AGREEMENTS[key]}))  # and warnings are errors here
@@ -126,8 +126,8 @@ def test_a_key_beside_the_dictionary_that_is_not_read_may_only_repeat_what_is_re
 
 
 @pytest.mark.parametrize("key", ["rope_of_somebody", "indexer_rope_interleave"])
-def test_a_key_beside_the_dictionary_that_nobody_knows_is_passed_over_with_a_warning(key: str) -> None:
-    with pytest.warns(UserWarning, match=f"got {key}=True, which llama does not read: passed over"):
+def test_an_unknown_outer_key_is_ignored_with_a_warning(key: str) -> None:
+    with pytest.warns(UserWarning, match=f"got {key}=True, which llama does not read: ignored"):
         rotary = Rotary.from_config(llama(**{key: True}))
     assert fields(rotary) == fields(Rotary.from_config(llama()))
 
@@ -147,7 +147,7 @@ def test_the_configuration_is_not_changed_by_being_read() -> None:
 # ------------------------------------------------------------------ what each form says
 
 
-def test_the_new_and_the_old_form_say_the_same() -> None:
+def test_the_new_and_the_old_form_are_equal() -> None:
     rope = ROPES["llama3"]
     phi = {"model_type": "phi"}
     old = llama(
@@ -165,11 +165,11 @@ def test_the_head_is_the_stated_one_or_a_share_of_the_width() -> None:
     assert Rotary.from_config(PUBLISHED["DeepSeek-V3"]).head_dim == 64
 
 
-def test_deepseek_says_its_layout_itself() -> None:
+def test_deepseek_has_a_key_for_its_layout() -> None:
     assert Rotary.from_config({**PUBLISHED["DeepSeek-V3"], "rope_interleave": False}).layout == "half"
 
 
-def test_layer_types_have_a_base_and_a_scaling_each() -> None:
+def test_each_layer_type_has_a_base_and_a_scaling() -> None:
     gemma = PUBLISHED["gemma-3-4b"]
     assert layer_types(gemma) == ("full_attention", "sliding_attention")
     full = Rotary.from_config(gemma, layer_type="full_attention")
@@ -221,7 +221,7 @@ def test_phi_3_has_older_names_for_longrope(old: str) -> None:
     assert fields(Rotary.from_config(config)) == fields(Rotary.from_config(PUBLISHED["Phi-3-mini-128k"]))
 
 
-def test_a_subclass_gets_itself() -> None:
+def test_from_config_of_a_subclass_returns_the_subclass() -> None:
     class Mine(Rotary):
         pass
 

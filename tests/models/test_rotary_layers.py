@@ -19,7 +19,7 @@ from locant.models import encoding_from_config, encodings_by_layer, layer_types
 from locant.models.registry import ARCHITECTURES
 from locant.positions import Pairs, Temperature
 from locant.positions.temperature import Tempered
-from tests.models.configurations import is_told_or_refused
+from tests.models.configurations import warns_of_default_or_raises
 from tests.positions import claims
 from tests.refusal import refuses
 from tests.tolerances import PEER, assert_close
@@ -58,7 +58,7 @@ def code_turns(config: Any) -> bool:
 @pytest.mark.parametrize("kind", ["sliding_attention", "full_attention"])
 @pytest.mark.parametrize("window", [None, 16])
 @pytest.mark.parametrize("model_type", ["cohere2", "exaone4"])
-def test_layers_turn_that_turn_in_the_models_code(model_type: str, window: int | None, kind: str) -> None:
+def test_the_same_layers_rotate_as_in_the_models_code(model_type: str, window: int | None, kind: str) -> None:
     said = facts(model_type, num_hidden_layers=1, layer_types=[kind], sliding_window=window)
     config = AutoConfig.for_model(**said)
     expected = code_turns(config)
@@ -68,7 +68,7 @@ def test_layers_turn_that_turn_in_the_models_code(model_type: str, window: int |
 
 
 @pytest.mark.parametrize("model_type", ["cohere2", "exaone4"])
-def test_a_window_that_is_not_mentioned_is_not_taken_for_none(model_type: str) -> None:
+def test_a_missing_window_is_not_read_as_none(model_type: str) -> None:
     for said in ({}, {"sliding_window": 16}):  # which kind of layers is meant has to be said
         with refuses(InputError, f"layer_type=None for {model_type}", "try: layer_type='sliding_attention'"):
             encoding_from_config(facts(model_type, **said))
@@ -98,7 +98,7 @@ def test_a_window_that_is_not_mentioned_is_not_taken_for_none(model_type: str) -
         ("smollm3", {"no_rope_layers": [1, 1, 1, 0]}),
     ],
 )
-def test_the_layers_that_turn_are_those_that_transformers_makes_of_it(model_type: str, said: dict[str, Any]) -> None:
+def test_rotated_layers_are_equal_to_transformers(model_type: str, said: dict[str, Any]) -> None:
     own = facts(model_type, attn_temperature_tuning=False, **said)
     config = AutoConfig.for_model(**own)
     theirs = {bool(one) for one in config.no_rope_layers}
@@ -123,7 +123,7 @@ def test_the_layers_that_turn_are_those_that_transformers_makes_of_it(model_type
         ("llama4_text", {"no_rope_layers": [], "num_hidden_layers": "4"}, ["num_hidden_layers"]),
     ],
 )
-def test_a_list_that_does_not_say_it_is_refused(model_type: str, said: dict[str, Any], words: list[str]) -> None:
+def test_an_invalid_list_of_layers_raises(model_type: str, said: dict[str, Any], words: list[str]) -> None:
     with refuses(InputError, *words):
         layer_types(facts(model_type, **said))
 
@@ -153,10 +153,10 @@ def test_the_other_layers_of_llama_4_attend_as_in_transformers(past: int) -> Non
 
 
 @pytest.mark.parametrize(("missing", "tuned"), [("attn_temperature_tuning", 0), ("floor_scale", 1), ("attn_scale", 1)])
-def test_what_queries_grow_by_is_not_guessed(missing: str, tuned: int) -> None:
+def test_the_growth_of_queries_is_not_guessed(missing: str, tuned: int) -> None:
     said = {"attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.1, "no_rope_layers": [1, 1, 1, 0]}
     del said[missing]
-    is_told_or_refused(facts("llama4_text", **said), missing, "without", read=encoding_from_config)
+    warns_of_default_or_raises(facts("llama4_text", **said), missing, "without", read=encoding_from_config)
     with refuses(InputError, "attn_temperature_tuning"):
         encoding_from_config(facts("llama4_text", **{**said, "attn_temperature_tuning": "yes"}), layer_type="without")
     plain = {**said, "attn_temperature_tuning": False}
@@ -307,7 +307,7 @@ def test_the_layers_of_a_configuration_without_layer_types_are_those_of_its_clas
         ("smollm3", {"no_rope_layer_interval": 2}),
     ],
 )
-def test_each_layer_turns_that_turns_in_transformers(model_type: str, said: dict[str, Any]) -> None:
+def test_each_layer_rotates_that_rotates_in_transformers(model_type: str, said: dict[str, Any]) -> None:
     own = facts(model_type, attn_temperature_tuning=False, **said)
     config = AutoConfig.for_model(**own)
     for one in (own, config):
@@ -334,7 +334,7 @@ def test_every_type_in_layer_types_has_an_encoding() -> None:
 
 
 @pytest.mark.unchecked
-def test_a_type_whose_layers_differ_is_answered_with_a_warning() -> None:
+def test_a_type_whose_layers_differ_causes_a_warning() -> None:
     smollm_3 = AutoConfig.for_model(**facts("smollm3"))
     with pytest.warns(
         UserWarning, match="some layers of type 'full_attention' have rotary.*encodings_by_layer"
@@ -345,7 +345,7 @@ def test_a_type_whose_layers_differ_is_answered_with_a_warning() -> None:
 
 @pytest.mark.unchecked
 @pytest.mark.parametrize("model_type", ["llama4_text", "smollm3", "cohere2", "exaone4"])
-def test_one_rotary_for_a_model_in_which_some_layers_do_not_turn_comes_with_a_warning(model_type: str) -> None:
+def test_one_rotary_for_a_model_with_unrotated_layers_causes_a_warning(model_type: str) -> None:
     config = AutoConfig.for_model(**facts(model_type, sliding_window=16))
     with pytest.warns(UserWarning, match=f"{model_type}: this is not the encoding of all layers.*layer_type=") as said:
         assert turns(Rotary.from_config(config))
@@ -354,7 +354,7 @@ def test_one_rotary_for_a_model_in_which_some_layers_do_not_turn_comes_with_a_wa
 
 @pytest.mark.slow
 @pytest.mark.unchecked
-def test_every_model_with_rotary_positions_says_what_each_layer_has() -> None:
+def test_every_model_with_rotary_positions_has_an_encoding_for_each_layer() -> None:
     """No type in the ``layer_types`` of any class is refused, and the list of encodings has one for each layer."""
     from transformers import CONFIG_MAPPING
 

@@ -1,4 +1,4 @@
-"""Rotary encodings into configurations: what is written is read again, by us and by transformers."""
+"""Rotary encodings written to configurations, which locant and transformers read again."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_any_share_of_any_head_survives_the_round_trip(half_head: int, data: st.
     assert fields(Rotary.from_config(rotary.to_config())) == fields(rotary)
 
 
-def test_ntk_is_written_as_the_base_that_it_is() -> None:
+def test_ntk_is_written_as_a_larger_base() -> None:
     for form in ("aware", "base"):
         rotary = Rotary(64, scaling=NTK(factor=4.0, form=form))
         again = Rotary.from_config(rotary.to_config())
@@ -71,7 +71,7 @@ def test_ntk_is_written_as_the_base_that_it_is() -> None:
 
 
 @pytest.mark.parametrize("form", ["rope_parameters", "rope_scaling"])
-def test_a_factor_that_decides_nothing_does_not_stand_in_the_way(form: str) -> None:
+def test_a_factor_without_effect_is_not_written(form: str) -> None:
     scaling = LongRoPE(
         short_factor=(1.0,) * 32, long_factor=(4.0,) * 32, original_max_seq_len=4096, factor=32.0, attention_factor=1.2
     )
@@ -94,7 +94,7 @@ def test_a_factor_that_decides_nothing_does_not_stand_in_the_way(form: str) -> N
         YaRN(factor=4.0, original_max_seq_len=2048, mscale=1.0, mscale_all_dim=0.7, attention_factor=1.2),
     ],
 )
-def test_what_comes_back_without_idle_fields_turns_alike(scaling: YaRN) -> None:
+def test_fields_without_effect_may_be_lost_in_the_round_trip(scaling: YaRN) -> None:
     again = Rotary.from_config(Rotary(64, scaling=scaling).to_config())
     assert again.angles.frequencies == Rotary(64, scaling=scaling).angles.frequencies
     assert again.scaling.effective_attention_factor == scaling.effective_attention_factor
@@ -114,12 +114,12 @@ class Own(Unscaled):
     ],
     ids=["pairs that stand still", "images", "a scaling"],
 )
-def test_what_no_configuration_says_is_not_written(rotary: Rotary, words: str, form: str) -> None:
+def test_what_no_configuration_can_express_raises(rotary: Rotary, words: str, form: str) -> None:
     with refuses(InputError, words):
         rotary.to_config(form=form)
 
 
-def test_a_part_of_the_head_is_not_read_as_a_model_that_turns_the_whole() -> None:
+def test_a_part_of_the_head_is_not_read_for_a_model_that_rotates_whole_heads() -> None:
     written = Rotary(80, rotary_dim=34).to_config()
     with refuses(InputError, "partial_rotary_factor", "llama"):
         Rotary.from_config({**written, "model_type": "llama"})
@@ -149,7 +149,7 @@ def test_the_length_of_a_sequence_is_not_part_of_the_configuration() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SCALINGS if name != "proportional"])
-def test_transformers_takes_what_is_written_and_turns_as_we_do(name: str) -> None:
+def test_transformers_reads_written_keys_and_rotates_equally(name: str) -> None:
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     rotary = Rotary(32, base=123_456.0, scaling=SCALINGS[name], angles="float32").for_length(4096)
@@ -164,7 +164,7 @@ def test_transformers_takes_what_is_written_and_turns_as_we_do(name: str) -> Non
 NEED_NONE = ("dynamic", "longrope", "longrope, factor")
 
 
-def test_phi_3_takes_the_trained_length_that_is_written() -> None:
+def test_phi_3_reads_the_written_trained_length() -> None:
     written = Rotary(32, scaling=SCALINGS["longrope"]).to_config()
     config = Phi3Config(hidden_size=64, num_attention_heads=2, **written)
     assert fields(Rotary.from_config(config)) == fields(Rotary(32, scaling=SCALINGS["longrope"]))
@@ -186,7 +186,7 @@ def test_an_interleaved_encoding_is_not_read_as_a_model_of_halves() -> None:
 
 
 @pytest.mark.parametrize("form", ["rope_parameters", "rope_scaling"])
-def test_pairs_that_are_dealt_out_in_turns_are_written_as_qwen_3_vl_has_them(form: str) -> None:
+def test_interleaved_sections_are_written_as_in_qwen_3_vl(form: str) -> None:
     config = AutoConfig.for_model("qwen3_vl_text")
     rotary = Rotary.from_config(config)
     written = rotary.to_config(max_seq_len=config.max_position_embeddings, form=form)
@@ -195,14 +195,14 @@ def test_pairs_that_are_dealt_out_in_turns_are_written_as_qwen_3_vl_has_them(for
     again = Rotary.from_config({"model_type": "qwen3_vl_text", **written})
     assert repr(again) == repr(rotary)
     assert again.pairs == rotary.pairs
-    with refuses(InputError, "no keys"):
+    with refuses(InputError, "the keys of a configuration cannot"):
         Rotary.from_config(AutoConfig.for_model("nanochat")).to_config()
 
 
-@pytest.mark.unchecked  # checks of shapes stand between the caller and us
-def test_a_scaling_that_servers_read_otherwise_is_warned_of() -> None:
+@pytest.mark.unchecked  # checks of shapes are frames between the caller and us
+def test_a_scaling_that_servers_read_differently_causes_a_warning() -> None:
     factors = {"short_factor": [1.0] * 4, "original_max_seq_len": 4096, "factor": 4.0}
-    with pytest.warns(UserWarning, match=r"LongRoPE.* 4096 tokens; vLLM and llama.cpp") as caught:
+    with pytest.warns(UserWarning, match=r"LongRoPE.* 4096 tokens. vLLM and llama.cpp") as caught:
         Rotary(8, scaling=LongRoPE(long_factor=[4.0] * 4, **factors)).to_config()
     assert caught[0].filename == __file__
     with warnings.catch_warnings():

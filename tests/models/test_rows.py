@@ -1,4 +1,4 @@
-"""What the table says of an architecture is what its code in `transformers` does, also where a layout is not all."""
+"""The row of an architecture agrees with its code in `transformers`, also if it has more than a layout."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def reads(model_type: str, key: str) -> bool:
 
 
 @pytest.mark.parametrize("model_type", [name for name in CODED if "vl" not in name])
-def test_a_share_is_read_where_the_code_turns_a_part_of_the_head(model_type: str) -> None:
+def test_a_share_is_read_if_the_code_rotates_a_part_of_the_head(model_type: str) -> None:
     for key in ("partial_rotary_factor", "rotary_pct"):
         assert reads(model_type, key) == (key in ROTARY_KEYS[model_type].share_keys)
 
@@ -90,7 +90,7 @@ PHI = {"phi3", "phimoe"}
 
 @pytest.mark.filterwarnings("ignore:.*not the encoding of all layers:UserWarning")
 @pytest.mark.parametrize("model_type", [name for name in CODED if name not in NO_OLDER_FORM])
-def test_a_scaling_of_the_older_form_acts_on_the_layers_that_transformers_scales(model_type: str) -> None:
+def test_a_scaling_of_the_older_form_affects_the_same_layers_as_in_transformers(model_type: str) -> None:
     facts = flat(model_type, {"rope_type": "default"} if model_type in PHI else LINEAR)
     theirs = AutoConfig.for_model(**flat(model_type, facts["rope_scaling"]))
     kinds, other_kinds = (ropes_by_layer(config_dict(one), ROTARY_KEYS[model_type]) or {} for one in (facts, theirs))

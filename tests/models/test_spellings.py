@@ -18,7 +18,7 @@ from locant.models import class_sizes, encoding_from_config, encodings_by_layer,
 from locant.models.config_values import LENGTHS, TRAINED
 from locant.models.registry import ARCHITECTURES
 from locant.models.rotary_config import read_rotary
-from locant.models.unread_keys import unread
+from locant.models.unread_keys import find_unread_keys
 from locant.positions.scaling import LongRoPE, YaRN
 from tests.models.configurations import ROPES, llama
 from tests.models.published_configurations import FOREIGN, REFUSED, UNBUILT, outcome_of
@@ -143,7 +143,7 @@ def test_weights_that_transformers_does_not_read_are_named_where_deepseeks_code_
     if not differs:
         assert Rotary.from_config(llama(rope)).scaling == expected  # and warnings are errors here
         return
-    with pytest.warns(UserWarning, match="as transformers reads it, and DeepSeek's own code makes"):
+    with pytest.warns(UserWarning, match="as in transformers, but DeepSeek's own code makes"):
         assert Rotary.from_config(llama(rope)).scaling == expected
 
 
@@ -174,9 +174,13 @@ def by_layer(model_type: str, rope: dict[str, Any], **others: Any) -> dict[str, 
 @pytest.mark.parametrize(
     ("rope", "others", "told"),
     [
-        ({**STRETCHED["yarn"], **YARN, "truncate": False}, {}, "got truncate=False .*: taken is True"),
+        ({**STRETCHED["yarn"], **YARN, "truncate": False}, {}, "got truncate=False .*: using True"),
         ({**STRETCHED["yarn"], **YARN}, {"outer": {"truncate": False}}, None),
-        ({**STRETCHED["yarn"], **YARN, "truncate": True}, {"outer": {"truncate": False}}, "truncate=True .* is False"),
+        (
+            {**STRETCHED["yarn"], **YARN, "truncate": True},
+            {"outer": {"truncate": False}},
+            "truncate=True .* using False",
+        ),
         (STRETCHED["yarn"], {TRAINED: 2048}, "got original_max_.*=2048 outside .*max_position_embeddings=4096"),
         (STRETCHED["llama3"], {TRAINED: 1024}, "got original_max_.*=1024 outside .*max_position_embeddings=4096"),
         (STRETCHED["llama3"], {"outer": {TRAINED: 1024}}, "got original_max_.*=1024 outside .*max_position_"),
@@ -186,7 +190,7 @@ def by_layer(model_type: str, rope: dict[str, Any], **others: Any) -> dict[str, 
 def test_rope_parameters_of_a_layer_type_are_read_as_transformers_reads_them(
     model_type: str, rope: dict[str, Any], others: dict[str, Any], told: str | None
 ) -> None:
-    """It reads ``truncate`` beside the dictionaries of the layer types alone, and the trained length in them alone."""
+    """It reads ``truncate`` only outside the dictionaries of the layer types, and the trained length only inside."""
     config = by_layer(model_type, rope, **copy.deepcopy(others))
     result = outcome_of(config)
     takes_none = model_type == "modernbert" and "outer" in others  # its class takes nothing but dictionaries there
@@ -276,10 +280,14 @@ TEXT = [
 
 @pytest.mark.parametrize("model_type", TEXT)
 def test_a_key_that_a_row_lists_is_used(model_type: str) -> None:
-    """Another value of it changes what is read, or is refused."""
+    """Another value of the key changes the result, or raises an error."""
     row = ARCHITECTURES.find(model_type)
     keys = row.rotary_keys
-    sizes = {key: value for key, value in SIZES.items() if not unread({key: value}, (*keys.keys, "qk_rope_head_dim"))}
+    sizes = {
+        key: value
+        for key, value in SIZES.items()
+        if not find_unread_keys({key: value}, (*keys.keys, "qk_rope_head_dim"))
+    }
     base = {"model_type": model_type, **row.defaults, **sizes}
     base = {key: value for key, value in base.items() if key not in LENGTHS}
     pairs = sum(keys.default_sections or ()) / base.get("partial_rotary_factor", 1.0)

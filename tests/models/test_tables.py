@@ -186,7 +186,7 @@ def _some(names: Iterable[str]) -> list[Any]:
 
 
 def vectors(encoding: PositionEncoding, width: int) -> Tensor:
-    """What an encoding adds to tokens that are zero."""
+    """Return what an encoding adds to tokens that are zero."""
     return encoding.embed(torch.zeros(1, TOKENS, width), POSITIONS)[0]
 
 

@@ -31,7 +31,7 @@ from locant.models.config_values import (
 )
 from locant.models.encodings import encoding_from_config, layer_types, read_measurable
 from locant.models.lab_decoder import is_lab_decoder
-from locant.models.layered import LISTED
+from locant.models.mixed_layers import LISTED
 from locant.models.registry import with_defaults
 from locant.models.rope_parameters import stated_trained_length
 from locant.models.rotary_config import named_layout

@@ -1,1 +1,1 @@
-"""What other programs compute at the same place: tables for them, their files read, and where they disagree."""
+"""Interfaces to other programs: tables for them, readers of their files, and checks of where they disagree."""

@@ -1,6 +1,6 @@
-"""Pictures and video: the rotary positions of the transformers of `diffusers`, and where their tokens stand.
+"""Images and video: the rotary encodings of the transformers of `diffusers`, and the positions of their tokens.
 
-What the code of each class does is a row in `locant.engines.diffusers_rows`. `diffusers` itself is not needed.
+`locant.engines.diffusers_rows` has a row that describes the code of each class. `diffusers` itself is not needed.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ def encoding_from_diffusers(
     scalings: Sequence[Scaling | None] | None = None,
     angles: AngleMode = "exact",
 ) -> Rotary:
-    """The rotary positions of a transformer of `diffusers`.
+    """Return the rotary encoding of a transformer of `diffusers`.
 
     Args:
         config_or_folder: its configuration, a ``config.json``, or the folder of a pipeline or of its transformer.
-        scalings: one for each axis, or ``None``, in the place of the model's own: `RIFLEx` for frames, `DyPE` for rows
-            and columns.
-        angles: as of `Rotary`.
+        scalings: a scaling or ``None`` for each axis, to replace the scalings of the model: `RIFLEx` for frames, `DyPE`
+            for rows and columns.
+        angles: as in `Rotary`.
 
     Raises:
-        InputError: a class that is not known, that has no rotary positions, or none that are a `Rotary`.
+        InputError: the class is unknown, has no rotary positions, or has positions that `Rotary` cannot express.
 
     >>> encoding_from_diffusers({"_class_name": "WanTransformer3DModel", "attention_head_dim": 128})
     Rotary(head_dim=128, base=10000, sections=(22, 21, 21), axial=True, layout='interleaved', angles='exact')
@@ -50,11 +50,11 @@ def encoding_from_diffusers(
     row = transformer_of(config)
     if row.refused or not flag_at(config, ROTATES, default=True):
         got = f"got {config['_class_name']}, which {row.refused or f'has no rotary positions without {ROTATES}'}"
-        raise InputError(got, "the encoding that docs/guides/diffusers.md names for it")
+        raise InputError(got, "use the encoding that docs/guides/diffusers.md names for it")
     base = number(row.base[0], config.get(*row.base), above=0) if isinstance(row.base, tuple) else row.base
     dims = row.dims(config)
-    given = scalings if scalings is not None else row.scalings(config) if row.scalings else [None] * len(dims)
-    by_axis = [Unscaled() if each is None else each for each in entries("scalings", given, "one for each axis")]
+    chosen = scalings if scalings is not None else row.scalings(config) if row.scalings else [None] * len(dims)
+    by_axis = [Unscaled() if each is None else each for each in entries("scalings", chosen, "pass one for each axis")]
     if len(by_axis) != len(dims) or not all(isinstance(each, Scaling) for each in by_axis):
         got = f"got {shown(scalings)} for scalings, expected one of locant.scaling, or None, for each axis"
         raise RangeError(got, f"scalings={(None,) * len(dims)}")
@@ -75,12 +75,12 @@ def positions_from_diffusers(
     text: int = 0,
     fps: float = 24.0,
 ) -> Positions:
-    """Where the tokens of a picture or video stand, and those of text that the model rotates with them, in its order.
+    """Return the positions of an image or video, and of the text that the model rotates with it, in the model's order.
 
     Args:
-        frames, rows, columns: of tokens, that is of patches; sound has columns alone.
-        text: tokens of text.
-        fps: frames per second of the video, for models that count in time (Cosmos).
+        frames, rows, columns: the number of tokens (patches) on each axis. Sound has only columns.
+        text: the number of text tokens.
+        fps: frames per second of the video, for models that count time (Cosmos).
 
     >>> positions_from_diffusers({"_class_name": "FluxTransformer2DModel"}, rows=1, columns=2, text=1).index.tolist()
     [[[0, 0, 0], [0, 0, 0], [0, 0, 1]]]
@@ -94,8 +94,8 @@ def positions_from_diffusers(
     rate = Fraction(str(real("fps", fps, above=0, remedy="fps=24")))
     picture = Picture(t, h, w, whole("text", text, 0, remedy="text=0"), rate)
     if text and row.text is None:
-        got = f"got text={text} for {config['_class_name']}, which does not rotate text with the picture"
-        raise RangeError(got, "text=0, for the tokens of the picture alone")
+        got = f"got text={text} for {config['_class_name']}, which does not rotate text with the image"
+        raise RangeError(got, "text=0, for the tokens of the image alone")
     places = row.grid(config, picture)
     sizes = {"t": t, "h": h, "w": w}
     sides = [[Fraction(places.get(axis, int)(place)) for place in range(size)] for axis, size in sizes.items()]
@@ -104,14 +104,14 @@ def positions_from_diffusers(
     cells = {axis: grid.flatten() for axis, grid in zip(sizes, grids, strict=True)}
     words = torch.arange(picture.text) + (row.text_from if isinstance(row.text_from, int) else row.text_from(picture))
     axes = row.axes[-len(row.dims(config)) :]
-    of_picture = torch.stack([cells.get(axis, torch.zeros_like(cells["t"])) for axis in axes], dim=-1)
-    of_text = torch.stack([words * over * (axis in (row.text or "")) for axis in axes], dim=-1)
-    index = torch.cat([of_picture, of_text] if row.text_last else [of_text, of_picture])
+    image_index = torch.stack([cells.get(axis, torch.zeros_like(cells["t"])) for axis in axes], dim=-1)
+    text_index = torch.stack([words * over * (axis in (row.text or "")) for axis in axes], dim=-1)
+    index = torch.cat([image_index, text_index] if row.text_last else [text_index, image_index])
     return Positions.of(index[None] if len(axes) > 1 else index[None, :, 0], denominator=over)
 
 
 def _pairs(layout: str, dims: Sequence[int], scalings: Sequence[Scaling], base: float) -> Pairs:
-    """A ladder for each axis, scaled by itself; or one over the head, where axes take turns."""
+    """Return pairs with a ladder and a scaling for each axis, or with one ladder for all axes of the head."""
     ladders = [sum(dims) if layout == "mrope" else each for each in dims]
     places = [(axis, rung) for axis, each in enumerate(dims) for rung in range(each // 2)]
     table = Pairs.of(sum(dims), layout="half" if layout in ("half", "mrope") else "interleaved").dims
@@ -127,17 +127,19 @@ def _pairs(layout: str, dims: Sequence[int], scalings: Sequence[Scaling], base: 
     if len({*scalings}) == 1:
         return Pairs(dims=table, axes=axes, rungs=[(ladders[axis], rung) for axis, rung in places])
     if any(each.effective_attention_factor != 1 for each in scalings):
-        raise RangeError("got scalings that multiply cosines of some axes alone, which is no rotation", "DyPE, RIFLEx")
+        raise RangeError(
+            "got scalings that multiply cosines of only some axes, which is not a rotation", "DyPE, RIFLEx"
+        )
     by_axis = [each.frequencies(dim, base) for each, dim in zip(scalings, ladders, strict=True)]
     return Pairs(dims=table, axes=axes, inv_freq=[float(by_axis[axis][rung]) for axis, rung in places])
 
 
 def transformer_of(config: Config) -> Transformer:
-    """The row of its class."""
+    """Return the row of a configuration's class."""
     name = config.get("_class_name")
     if not isinstance(name, str) or name not in TRANSFORMERS:
         got = f"got {shown(name)} for _class_name, no transformer of diffusers whose rotary positions are known"
-        raise InputError(got, "one of locant.engines.diffusers_rows.TRANSFORMERS")
+        raise InputError(got, "use one of locant.engines.diffusers_rows.TRANSFORMERS")
     return TRANSFORMERS[name]
 
 
@@ -146,7 +148,7 @@ def _config(config_or_folder: Config | str | Path) -> Config:
         return config_or_folder
     if not isinstance(config_or_folder, (str, Path)):
         got = f"got {shown(config_or_folder)}, expected a configuration of diffusers, or a path"
-        raise InputError(got, "transformer.config, or the folder of a pipeline")
+        raise InputError(got, "transformer.config, or pass the folder of a pipeline")
     path = Path(config_or_folder)
     path = path / "transformer" if (path / "transformer").is_dir() else path
     return read_json(path / CONFIG if path.is_dir() else path)

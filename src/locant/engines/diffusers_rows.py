@@ -1,7 +1,7 @@
-"""What the transformers of `diffusers` do about positions: a row for each class.
+"""The position schemes of the transformers of `diffusers`: a row for each class.
 
-A configuration holds the sizes of a model. Which dimensions are paired, how they are dealt out to frames, rows and
-columns, where a grid begins and where text stands is code, which ``tests/engines/`` runs to compare.
+A configuration has the sizes of a model. The pairs of dimensions, their axes (frames, rows and columns), the start of
+grids and the positions of text are in the code. ``tests/engines/`` compares the rows with that code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from locant.positions.scaling import NTK, Linear, LongRoPE, Scaling
 
 
 class Picture(NamedTuple):
-    """Frames, rows and columns of tokens, tokens of text beside them, and frames per second."""
+    """The numbers of frames, rows, columns and text tokens, and the frames per second."""
 
     t: int
     h: int
@@ -32,22 +32,23 @@ Grid = Callable[[Config, Picture], Mapping[str, Callable[[int], Fraction | int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Transformer:
-    """What the code of a class of `diffusers` does about positions.
+    """The position scheme of a class of `diffusers`.
 
     Args:
-        dims: makes how many dimensions of a head each axis has, of the configuration.
-        base: its base, or the key that holds it, and what the class takes without it.
-        layout: ``interleaved`` or ``half``, one axis after the other; ``half of each``: a half layout for each axis;
-            ``in turns``: interleaved, where axes take turns; ``mrope``: half, where one ladder over the head is dealt
-            out in turns.
-        axes: which index each has, among ``t h w l``: frame, row, column, layer.
-        scalings: makes one for each axis.
-        grid: makes the places on some axes, of the numbers of frames, rows and columns, which others are themselves.
-        text: the axes on which tokens of text count, that stand at 0 on the others; ``None``: the model does not
-            rotate text together with the picture.
-        text_from: the index of the first of them, or makes it.
-        text_last: whether they come after the picture in the sequence.
-        refused: why there is no encoding.
+        dims: a function of the configuration that returns the number of dimensions of each axis in a head.
+        base: the base, or its key and the default of the class.
+        layout: ``interleaved`` or ``half`` for one axis after the other, ``half of each`` for a half layout in each
+            axis, ``in turns`` for interleaved pairs with alternating axes, ``mrope`` for the half layout with one
+            ladder over the head and alternating axes.
+        axes: the index of each axis, from ``t h w l``: frame, row, column, layer.
+        scalings: a function of the configuration that returns a scaling for each axis.
+        grid: a function that returns, for some axes, a function from a frame, row or column to its position. On other
+            axes these numbers are the positions.
+        text: the axes on which text tokens are counted. They are at 0 on the others. ``None`` if the model does not
+            rotate text with the image.
+        text_from: the index of the first text token, or a function that returns it.
+        text_last: whether text comes after the image in the sequence.
+        refused: why locant has no encoding for it.
     """
 
     dims: Callable[[Config], Sequence[int]]
@@ -63,17 +64,17 @@ class Transformer:
 
 
 def head_dim_of(config: Config, default: int | None = None) -> int:
-    """The width of a head; of a configuration that does not say it, the default."""
+    """Return the width of a head, or the default if the configuration does not state it."""
     keys, widths = ("attention_head_dim", "head_dim", "linear_head_dim"), ("hidden_size", "dim", "embed_dim", "dit_dim")
-    if keys_there := [key for key in keys if key in config]:
-        return required(config, *keys_there)
+    if present := [key for key in keys if key in config]:
+        return required(config, *present)
     if any(key in config for key in widths):
         return required(config, *widths) // required(config, "num_attention_heads", "n_heads", "num_heads", "dit_heads")
     return required(config, *keys) if default is None else default
 
 
-def _listed(key: str, *default: int) -> Callable[[Config], Sequence[int]]:
-    """In a list; ``None`` in its place: equal shares of a head."""
+def _read_dims(key: str, *default: int) -> Callable[[Config], Sequence[int]]:
+    """Return a function that reads a list of dimensions. If the key holds null, axes have equal shares of a head."""
 
     def dims(config: Config) -> Sequence[int]:
         value = config.get(key, default)
@@ -85,7 +86,7 @@ def _listed(key: str, *default: int) -> Callable[[Config], Sequence[int]]:
 
 
 def _shares(count: int, of: int = 1) -> Callable[[Config], Sequence[int]]:
-    """Equal shares, of the whole head or of a part of it."""
+    """Return a function that gives axes equal shares of the head, or of its ``1 / of`` part."""
     return lambda config: [head_dim_of(config) // of // count] * count
 
 
@@ -99,7 +100,7 @@ def _eighths(config: Config) -> Sequence[int]:
 
 
 def _mrope(key: str) -> Callable[[Config], Sequence[int]]:
-    """Of a list of pairs rows and columns have theirs, and frames all others."""
+    """Return a function that reads the pairs of rows and columns from a list. Frames have all other pairs."""
 
     def dims(config: Config) -> Sequence[int]:
         older = (config.get("rope_scaling") or {}).get("mrope_section") or (24, 20, 20)
@@ -120,45 +121,47 @@ def _omnigen(config: Config) -> list[Scaling]:
 
 
 def _centred(config: Config, picture: Picture) -> dict[str, Callable[[int], Fraction | int]]:
-    """Rows and columns around 0."""
+    """Return grids with rows and columns centred at 0."""
     return {"h": lambda row: row - (picture.h + 1) // 2, "w": lambda column: column - (picture.w + 1) // 2}
 
 
-def _trained(*sides: int | str) -> Grid:
-    """From 0, at the trained size: other sizes are cropped and scaled to it (CogVideoX 1.0, Hunyuan-DiT)."""
+def _fixed_size(*sides: int | str) -> Grid:
+    """Return grids from 0, at the trained size alone. The code scales other sizes (CogVideoX 1.0, Hunyuan-DiT)."""
 
     def grid(config: Config, picture: Picture) -> Mapping[str, Callable[[int], int]]:
         patch = integer("patch_size", config.get("patch_size"))
-        usual = [(integer(side, config.get(side)) if isinstance(side, str) else side) // patch for side in sides]
-        if config.get("patch_size_t") is None and usual != [picture.h, picture.w]:
-            got = f"got {picture.h} x {picture.w} patches, which {config['_class_name']} scales to others"
-            raise RangeError(got, f"rows={usual[0]}, columns={usual[1]}, or Positions.of(index, denominator=...)")
+        trained = [(integer(side, config.get(side)) if isinstance(side, str) else side) // patch for side in sides]
+        if config.get("patch_size_t") is None and trained != [picture.h, picture.w]:
+            got = f"got {picture.h} x {picture.w} patches, which {config['_class_name']} scales to another size"
+            raise RangeError(got, f"rows={trained[0]}, columns={trained[1]}, or Positions.of(index, denominator=...)")
         return {}
 
     return grid
 
 
-def _real(config: Config, picture: Picture) -> Mapping[str, Callable[[int], int]]:
-    raise InputError(f"got {config['_class_name']}, whose places are no fractions", "Positions.of(..., denominator=8)")
+def _reject_real(config: Config, picture: Picture) -> Mapping[str, Callable[[int], int]]:
+    raise InputError(
+        f"got {config['_class_name']}, whose positions are real numbers", "Positions.of(..., denominator=8)"
+    )
 
 
 THETA, THETA_256 = ("rope_theta", 1e4), ("rope_theta", 256.0)
-WHOLE_WIDTH = "turns the whole width before it is cut into heads, by frequencies that rise"
+WHOLE_WIDTH = "turns the whole width before it is split into heads, by frequencies that rise"
 
-FLUX = Transformer(dims=_listed("axes_dims_rope", 16, 56, 56), base=THETA, text="")
+FLUX = Transformer(dims=_read_dims("axes_dims_rope", 16, 56, 56), base=THETA, text="")
 QWEN = replace(FLUX, base=1e4, grid=_centred, text="thw", text_from=lambda picture: max(picture.h, picture.w) // 2)
 Z_IMAGE = Transformer(
-    dims=_listed("axes_dims", 32, 48, 48), base=THETA_256, text="t", text_from=1, text_last=True,
+    dims=_read_dims("axes_dims", 32, 48, 48), base=THETA_256, text="t", text_from=1, text_last=True,
     grid=lambda config, picture: {"t": lambda t: t + picture.text + 1},
 )  # fmt: skip
 WAN = Transformer(dims=_sixths)
-HUNYUAN = Transformer(dims=_listed("rope_axes_dim", 16, 56, 56), base=THETA_256)
-JOY = Transformer(dims=_listed("rope_dim_list", 16, 56, 56), base=("theta", 256.0))
-KANDINSKY = Transformer(dims=_listed("axes_dims", 16, 24, 24))
+HUNYUAN = Transformer(dims=_read_dims("rope_axes_dim", 16, 56, 56), base=THETA_256)
+JOY = Transformer(dims=_read_dims("rope_dim_list", 16, 56, 56), base=("theta", 256.0))
+KANDINSKY = Transformer(dims=_read_dims("axes_dims", 16, 24, 24))
 KANDINSKY_6 = replace(
     KANDINSKY, scalings=lambda config: [Linear(factor=each) for each in config.get("scale_factor", (1.0, 2.0, 2.0))]
 )
-COGVIDEO = Transformer(dims=_eighths, grid=_trained("sample_height", "sample_width"))
+COGVIDEO = Transformer(dims=_eighths, grid=_fixed_size("sample_height", "sample_width"))
 IMAGE = Transformer(dims=_shares(2), layout="half")
 SOUND = Transformer(dims=_shares(1), layout="half", axes="w")
 
@@ -175,25 +178,25 @@ TRANSFORMERS: Mapping[str, Transformer] = {
     "CogView4Transformer2DModel": replace(
         IMAGE, grid=lambda config, picture: {
             axis: lambda place, side=side, over=over: place * over // side for axis, side, over in
-            zip("hw", picture[1:3], _listed("rope_axes_dim", 256, 256)(config), strict=True)
+            zip("hw", picture[1:3], _read_dims("rope_axes_dim", 256, 256)(config), strict=True)
         },
     ),
     "ErnieImageTransformer2DModel": replace(
-        HUNYUAN, refused="turns the two dimensions of a pair by different frequencies, which is no rotation"
+        HUNYUAN, refused="turns the two dimensions of a pair by different frequencies, which is not a rotation"
     ),
     "Flux2Transformer2DModel": Transformer(
-        dims=_listed("axes_dims_rope", 32, 32, 32, 32), base=("rope_theta", 2e3), axes="thwl", text="l"
+        dims=_read_dims("axes_dims_rope", 32, 32, 32, 32), base=("rope_theta", 2e3), axes="thwl", text="l"
     ),
     "Flux3Transformer2DModel": Transformer(
-        dims=_listed("axes_dims_rope", 32, 32, 32, 32), base=THETA, axes="thwl", text="l",
+        dims=_read_dims("axes_dims_rope", 32, 32, 32, 32), base=THETA, axes="thwl", text="l",
         grid=lambda config, picture: dict.fromkeys("hw", lambda side: Fraction(side, 2)),
     ),
     "GlmImageTransformer2DModel": IMAGE,
     "HiDreamImageTransformer2DModel": Transformer(
-        dims=_listed("axes_dims_rope", 64, 32, 32), text="", text_last=True
+        dims=_read_dims("axes_dims_rope", 64, 32, 32), text="", text_last=True
     ),
-    "HunyuanDiT2DModel": Transformer(dims=_shares(2), axes="wh", grid=_trained(64, 64)),
-    "HunyuanImageTransformer2DModel": Transformer(dims=_listed("rope_axes_dim", 64, 64), base=THETA_256),
+    "HunyuanDiT2DModel": Transformer(dims=_shares(2), axes="wh", grid=_fixed_size(64, 64)),
+    "HunyuanImageTransformer2DModel": Transformer(dims=_read_dims("rope_axes_dim", 64, 64), base=THETA_256),
     "Ideogram4Transformer2DModel": Transformer(
         dims=_mrope("mrope_section"), base=("rope_theta", 5e6), layout="mrope", text="thw",
         grid=lambda config, picture: dict.fromkeys("thw", lambda side: side + 65_536),
@@ -201,14 +204,14 @@ TRANSFORMERS: Mapping[str, Transformer] = {
     "JoyImageEditTransformer3DModel": JOY,
     "JoyImageEditPlusTransformer3DModel": JOY,
     "Krea2Transformer2DModel": Transformer(
-        dims=_listed("axes_dims_rope", 32, 48, 48), base=("rope_theta", 1e3), text=""
+        dims=_read_dims("axes_dims_rope", 32, 48, 48), base=("rope_theta", 1e3), text=""
     ),
     "LongCatImageTransformer2DModel": replace(
         FLUX, base=1e4, text="hw",
         grid=lambda config, picture: {"t": lambda t: t + 1, **dict.fromkeys("hw", lambda side: side + 512)},
     ),
     "Lumina2Transformer2DModel": Transformer(
-        dims=_listed("axes_dim_rope", 32, 32, 32), text="t",
+        dims=_read_dims("axes_dim_rope", 32, 32, 32), text="t",
         grid=lambda config, picture: {"t": lambda t: t + picture.text},
     ),
     "LuminaNextDiT2DModel": Transformer(dims=_shares(2), layout="in turns"),
@@ -218,7 +221,7 @@ TRANSFORMERS: Mapping[str, Transformer] = {
         grid=lambda config, picture: {"w": lambda w: w + picture.text},
     ),
     "OvisImageTransformer2DModel": replace(FLUX, base=1e4, text="hw"),
-    "PRXTransformer2DModel": Transformer(dims=_listed("axes_dim", 32, 32), base=("theta", 1e4)),
+    "PRXTransformer2DModel": Transformer(dims=_read_dims("axes_dim", 32, 32), base=("theta", 1e4)),
     "QwenImageTransformer2DModel": QWEN,
     "QwenImage21Transformer2DModel": replace(
         QWEN, text_from=0,
@@ -230,7 +233,7 @@ TRANSFORMERS: Mapping[str, Transformer] = {
     **dict.fromkeys(("SanaVideoTransformer3DModel", "SanaWMTransformer3DModel", "SkyReelsV2Transformer3DModel"), WAN),
     **dict.fromkeys(("WanTransformer3DModel", "WanVACETransformer3DModel", "WanAnimateTransformer3DModel"), WAN),
     "WanAnimate2Transformer3DModel": WAN,
-    "HeliosTransformer3DModel": Transformer(dims=_listed("rope_dim", 44, 42, 42), base=THETA),
+    "HeliosTransformer3DModel": Transformer(dims=_read_dims("rope_dim", 44, 42, 42), base=THETA),
     **dict.fromkeys(("HunyuanVideoTransformer3DModel", "HunyuanVideo15Transformer3DModel"), HUNYUAN),
     **dict.fromkeys(("HunyuanVideoFramepackTransformer3DModel", "MotifVideoTransformer3DModel"), HUNYUAN),
     "AllegroTransformer3DModel": Transformer(
@@ -250,17 +253,17 @@ TRANSFORMERS: Mapping[str, Transformer] = {
         grid=lambda config, picture: {"t": lambda t: t * 24 / picture.fps + picture.text + config.get(
             "unified_3d_mrope_temporal_modality_margin", 15_000)},
     ),
-    "EasyAnimateTransformer3DModel": replace(COGVIDEO, grid=_trained(60, 90)),
+    "EasyAnimateTransformer3DModel": replace(COGVIDEO, grid=_fixed_size(60, 90)),
     "Kandinsky5Transformer3DModel": KANDINSKY,
-    "Kandinsky6Transformer3DModel": replace(KANDINSKY_6, dims=_listed("axes_dims", 32, 48, 48)),
+    "Kandinsky6Transformer3DModel": replace(KANDINSKY_6, dims=_read_dims("axes_dims", 32, 48, 48)),
     "Kandinsky6SRTransformer3DModel": KANDINSKY_6,
     "LTXVideoTransformer3DModel": replace(WAN, refused=WHOLE_WIDTH),
     "LTX2VideoTransformer3DModel": replace(WAN, refused=WHOLE_WIDTH),
     "MiniMaxH3Transformer3DModel": Transformer(
         dims=lambda config: [2 * integer("rope_freq_dim", config.get("rope_freq_dim", 16))] * 3, base=THETA,
-        layout="half", grid=_real,
+        layout="half", grid=_reject_real,
     ),
-    "MochiTransformer3DModel": replace(WAN, refused="has learned frequencies for every head, as MixedRotary has"),
+    "MochiTransformer3DModel": replace(WAN, refused="has learned frequencies for each head, like MixedRotary"),
     "SanaWMLTX2RefinerTransformer3DModel": replace(WAN, refused=WHOLE_WIDTH),
     # sound
     "AceStepTransformer1DModel": replace(SOUND, base=("rope_theta", 1e6)),
@@ -271,4 +274,4 @@ TRANSFORMERS: Mapping[str, Transformer] = {
     "StableAudioDiTModel": replace(SOUND, dims=_shares(1, of=2)),
     "StableAudio3DiTModel": replace(SOUND, dims=_shares(1, of=2)),
 }  # fmt: skip
-"""What each class does, by its name."""
+"""The position scheme of each class, by its name."""

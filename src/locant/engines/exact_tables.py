@@ -1,10 +1,10 @@
-"""Exact angles in vLLM and SGLang: a plug-in for each, which does nothing unless an environment variable asks for it.
+"""Exact angles in vLLM and SGLang: a plug-in for each, which does nothing unless an environment variable is set.
 
-Every rotary class of both computes its table of cosines and sines from float32 angles, in a method of one name. With
-``LOCANT_VLLM=exact`` or ``LOCANT_SGLANG=exact`` the table is that of the model's configuration, as
-`Rotary.cos_sin_cache` makes it, wherever the engine's own is the same but for the rounding of its angles. The engine's
-own stays where the configuration cannot be read, where a class keeps something else than one table, and where the
-engine reads the configuration otherwise; the log says which. An engine may still round a table to the model's dtype.
+All rotary classes of both engines compute their table of cosines and sines from float32 angles, in a method of the same
+name. With ``LOCANT_VLLM=exact`` or ``LOCANT_SGLANG=exact``, the plug-in replaces the table by the result of
+`Rotary.cos_sin_cache` for the model's configuration, if both differ only by the rounding of angles. The engine keeps
+its table if the configuration cannot be read, if a class does not have one table, or if the engine reads the
+configuration differently. The log states the reason. An engine may still round a table to the model's dtype.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from locant.positions import Positions, Rotary
 from locant.spelling import spell
 
 METHOD = "_compute_cos_sin_cache"
-MOST_POSITIONS = 4096
-"""Rows at which two tables are compared, spread over them."""
+NUM_COMPARED = 4096
+"""The number of rows at which two tables are compared, spread over the tables."""
 
 ROUNDING = 2.0**-21
-"""Relative, of frequencies: four roundings of float32, which are what the engine's own table may be off."""
+"""The relative error of frequencies that the engine's table may have: four roundings of float32."""
 
 
 def vllm() -> None:
-    """The entry point in the group ``vllm.general_plugins``, which vLLM calls in each of its processes."""
-    if _asked("LOCANT_VLLM"):
+    """Install the plug-in: vLLM calls this entry point of ``vllm.general_plugins`` in each of its processes."""
+    if _is_enabled("LOCANT_VLLM"):
         from vllm.model_executor.layers import rotary_embedding  # pyright: ignore[reportMissingImports]
 
         _replace_tables(rotary_embedding, _config_of_vllm, logging.getLogger("vllm.locant"))
 
 
 def sglang() -> None:
-    """The entry point in the group ``sglang.srt.plugins``, which SGLang calls in each of its processes."""
-    if _asked("LOCANT_SGLANG"):
+    """Install the plug-in: SGLang calls this entry point of ``sglang.srt.plugins`` in each of its processes."""
+    if _is_enabled("LOCANT_SGLANG"):
         from sglang.srt.layers.rotary_embedding import factory  # pyright: ignore[reportMissingImports]
 
         _replace_tables(factory, _config_of_sglang, logging.getLogger("sglang.locant"))
 
 
-def _asked(variable: str) -> bool:
+def _is_enabled(variable: str) -> bool:
     value = os.environ.get(variable)
-    return bool(value) and one_of(variable, value, ("exact",), f"{variable}=exact, or none") == value
+    return bool(value) and one_of(variable, value, ("exact",), f"set {variable}=exact, or unset it") == value
 
 
 def _config_of_vllm() -> Any:
@@ -76,59 +76,59 @@ def _config_of_sglang() -> Any:
     for part in (config, config.get("text_config") or {}):
         rope = part.get("rope_parameters") or {}
         if "rope_type" in rope:
-            rope.pop("type", None)  # SGLang adds it, and leaves it as it was when the other is overridden
+            rope.pop("type", None)  # SGLang adds it, and does not update it when rope_type is overridden
     return config
 
 
 def _replace_tables(module: ModuleType, read_config: Callable[[], Any], log: logging.Logger) -> None:
-    """Wrap the method of every class that has one of its own, once."""
+    """Wrap the method of each class that defines it, once."""
     bases = {base for each in vars(module).values() if isinstance(each, type) for base in each.__mro__}
     for each in bases:
         compute = vars(each).get(METHOD)
         if compute is not None and not hasattr(compute, "__wrapped__"):
-            setattr(each, METHOD, _exact(compute, read_config, log))
+            setattr(each, METHOD, _wrap(compute, read_config, log))
 
 
-def _exact(compute: Callable[..., Any], read_config: Callable[[], Any], log: logging.Logger) -> Callable[..., Any]:
+def _wrap(compute: Callable[..., Any], read_config: Callable[[], Any], log: logging.Logger) -> Callable[..., Any]:
     @functools.wraps(compute)
     def table(module: Any, *args: Any, **options: Any) -> Any:
-        own = compute(module, *args, **options)
+        engine_table = compute(module, *args, **options)
         name = type(module).__name__
         try:
             with torch.device("cpu"):  # engines build models with another default device
-                rotary = _same_encoding(own, read_config())
-                exact = rotary.cos_sin_cache(len(own))
+                rotary = _same_encoding(engine_table, read_config())
+                exact = rotary.cos_sin_cache(len(engine_table))
         except LocantError as error:
             log.warning("%s keeps its own table: %s", name, error)
-            return own
-        log.info("%s: %s exact rows of %s", name, f"{len(own):,}", rotary)
-        return exact.to(own)
+            return engine_table
+        log.info("%s: %s exact rows of %s", name, f"{len(engine_table):,}", rotary)
+        return exact.to(engine_table)
 
     return table
 
 
-def _same_encoding(own: object, config: Any) -> Rotary:
-    """The encoding of the configuration whose float32 table is the engine's own."""
+def _same_encoding(table: object, config: Any) -> Rotary:
+    """Return the encoding of the configuration whose float32 table is equal to the table of the engine."""
     if config is None:
-        raise LocantError("the engine tells no configuration")
-    if not isinstance(own, Tensor) or own.ndim != 2 or not own.is_floating_point():
+        raise LocantError("the engine has no configuration")
+    if not isinstance(table, Tensor) or table.ndim != 2 or not table.is_floating_point():
         raise LocantError("it is not one table of positions")
-    rows = torch.linspace(0, len(own) - 1, MOST_POSITIONS, dtype=torch.float64).long().unique()
-    theirs = own.cpu()[rows].float()
-    errors = [(_error(each, rows, theirs), each) for each in _encodings(config, len(own))]
+    rows = torch.linspace(0, len(table) - 1, NUM_COMPARED, dtype=torch.float64).long().unique()
+    sample = table.cpu()[rows].float()
+    errors = [(_error(each, rows, sample), each) for each in _encodings(config, len(table))]
     error, nearest = min(errors, key=lambda each: each[0], default=(float("inf"), None))
-    if nearest is None or error > len(own) * ROUNDING + 1e-6:
-        raise LocantError(f"it is off by {spell(error, 2)} from {nearest}, which is what the configuration says")
+    if nearest is None or error > len(table) * ROUNDING + 1e-6:
+        raise LocantError(f"it differs by {spell(error, 2)} from {nearest}, the encoding of the configuration")
     return nearest
 
 
-def _error(rotary: Rotary, rows: Tensor, theirs: Tensor) -> float:
-    ours = torch.cat(rotary.alike(angles="float32").cos_sin(Positions.of(rows[None])), dim=-1)[0]
-    return float((ours - theirs).abs().max()) if ours.shape == theirs.shape else float("inf")
+def _error(rotary: Rotary, rows: Tensor, sample: Tensor) -> float:
+    expected = torch.cat(rotary.alike(angles="float32").cos_sin(Positions.of(rows[None])), dim=-1)[0]
+    return float((expected - sample).abs().max()) if expected.shape == sample.shape else float("inf")
 
 
 def _encodings(config: Config, length: int) -> Iterator[Rotary]:
-    """Of every kind of layers, for text, which has one index on all axes."""
+    """Yield the encoding of each kind of layers for text, which has one index on all axes."""
     full = with_defaults(config)
     for kind in rotary_layer_types(full) or layer_types(full) or (None,):
         rotary = encoding_from_config(full, layer_type=kind)

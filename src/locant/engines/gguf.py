@@ -1,8 +1,8 @@
-"""GGUF files: what llama.cpp does about positions with one, and where that differs from a configuration.
+"""GGUF files: the position encoding that llama.cpp uses with one, and how it differs from a configuration.
 
-The metadata of a file do not say it all. Which dimensions form a pair is code of llama.cpp, by architecture; LongRoPE's
-factors follow the allocated context and not the text; a dynamic scaling has no key at all; and of YaRN's options,
-llama.cpp reads the ends of the ramp for some architectures only, and the rounding of the ramp for none.
+The metadata of a file is incomplete. The code of llama.cpp decides by architecture which dimensions form a pair. The
+factors of LongRoPE depend on the allocated context, not on the text. Dynamic scaling has no key. For YaRN, llama.cpp
+reads the ends of the ramp only for some architectures, and the rounding of the ramp for none.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ INTERLEAVED = {
     "granitemoe", "internlm2", "llada", "llama", "llama-embed", "llama4", "maincoder", "minicpm", "mistral3",
     "mistral4", "neo-bert", "olmo", "plm", "smollm3", "starcoder", "xverse",
 }  # fmt: skip
-"""Architectures whose pairs are (2i, 2i + 1) in llama.cpp, as its library answers ``llama_model_rope_type``."""
+"""Architectures with pairs (2i, 2i + 1) in llama.cpp, according to ``llama_model_rope_type`` of its library."""
 
 HALF = {
     "afmoe", "apertus", "bailingmoe2", "bert", "bitnet", "codeshell", "cogvlm", "dbrx", "dots1", "dream",
@@ -46,52 +46,54 @@ HALF = {
     "pangu-embedded", "phi2", "phi3", "phimoe", "plamo", "plamo2", "plamo3", "qwen", "qwen2", "qwen2moe", "qwen3",
     "qwen3moe", "qwen3next", "rnd1", "seed_oss", "smallthinker", "stablelm", "starcoder2", "step35",
 }  # fmt: skip
-"""Those whose pairs are (i, i + d/2)."""
+"""Architectures with pairs (i, i + d/2)."""
 
 SEVERAL_AXES = {
     "paddleocr", "qwen2vl", "qwen35", "qwen35moe", "qwen3vl", "qwen3vlmoe",
 }  # fmt: skip
-"""Those with an axis for time, rows and columns each, and pairs (i, i + d/2). Text has one index on all of them."""
+"""Architectures with axes for time, rows and columns, and pairs (i, i + d/2). Text has one index on all axes."""
 
-NONE = {
+NOT_ROTARY = {
     "arwkv7", "bloom", "gpt2", "jais", "jamba", "jina-bert-v2", "kimi-linear", "mamba", "mamba2", "mpt",
     "nemotron_h", "nemotron_h_moe", "refact", "rwkv6", "rwkv6qwen2", "rwkv7", "t5", "t5encoder", "wavtokenizer-dec",
 }  # fmt: skip
-"""Those without rotary positions."""
+"""Architectures without rotary positions."""
 
-ADDED = {"bert", "gpt2", "starcoder", "t5", "t5encoder"}
-"""Those with a table of positions, or of biases, whatever `llama_model_rope_type` says of them."""
+LEARNED_TABLES = {"bert", "gpt2", "starcoder", "t5", "t5encoder"}
+"""Architectures with a table of positions or biases, even if ``llama_model_rope_type`` returns a rotation."""
 
 ALIBI = {"bloom", "jina-bert-v2", "refact"}
-"""Those with ALiBi even where no key says so; of Baichuan the models with `BAICHUAN_13B` layers."""
+"""Architectures with ALiBi even without a key. Baichuan models with `BAICHUAN_13B` layers have it, too."""
 
 BAICHUAN_13B = 40
 
 UNROTATED = {"cohere2", "exaone4", "exaone-moe", "llama4", "smollm3"}
-"""Those some of whose layers do not rotate, by code."""
+"""Architectures whose code does not rotate some layers."""
 
 LOCAL_BASE = {"gemma3", "gemma3n", "modern-bert"}
-"""Those whose layers with a window have the usual base, unless a key says another."""
+"""Architectures whose layers with a window have the default base, unless a key states another."""
 
 READS_BETAS = {"mistral3"}
-"""Measured: for these llama.cpp reads ``yarn_beta_fast`` and ``yarn_beta_slow`` from the file; not for Llama, Qwen2."""
+"""Architectures for which llama.cpp reads ``yarn_beta_fast`` and ``yarn_beta_slow`` (measured: not Llama or Qwen2)."""
 
 NO_DYNAMIC = "llama.cpp has no dynamic scaling: its angles are not scaled"
 ALWAYS_ROUNDED = "llama.cpp always rounds the ends of the ramp to whole pairs"
 
+USE_CONFIG = "use locant.encoding_from_config with the model's config.json"
 DEFAULT_BASE = 10_000.0
-MOST_POSITIONS = 4096
-"""Positions at which two encodings are compared, spread over the context."""
+NUM_COMPARED = 4096
+"""The number of positions at which two encodings are compared, spread over the context."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GgufModel:
-    """What llama.cpp does about positions with a file.
+    """The position encoding that llama.cpp uses with a file.
 
     Args:
-        encoding: in the pairs that the weights of the file are for, which need not be those of `transformers`.
-        n_ctx: the context that is allocated.
-        notes: what the file leaves to the code of llama.cpp or to the allocated context.
+        encoding: the encoding, with pairs in the order of the weights in the file, which may differ from
+            `transformers`.
+        n_ctx: the allocated context.
+        notes: facts that are not in the file, but depend on the code of llama.cpp or on the allocated context.
     """
 
     architecture: str
@@ -102,14 +104,14 @@ class GgufModel:
 
 @dataclass(frozen=True, kw_only=True)
 class GgufComparison:
-    """A file beside a configuration.
+    """A comparison of a file with a configuration.
 
     Args:
         cos_sin_error: the largest difference between the cosines and sines of both, over the context.
-        differences: what differs, in words.
+        differences: sentences about the differences.
         ignored: keys of the configuration that have no effect in llama.cpp with this file, and why.
-        weights: whether q and k of the file are those of the safetensors, reordered or as they are; ``None``: not
-            compared.
+        weights: whether q and k of the file are equal to those of the safetensors, reordered or as they are. ``None``
+            if they were not compared.
     """
 
     model: GgufModel
@@ -124,47 +126,47 @@ class GgufComparison:
 
 
 def encoding_from_gguf(path: Path | str, n_ctx: int | None = None) -> PositionEncoding:
-    """The position encoding that llama.cpp uses with a GGUF file.
+    """Return the position encoding that llama.cpp uses with a GGUF file.
 
-    Its layout is that of the weights in the file: Llama's q and k are reordered when they are converted, so their
-    encoding is interleaved here and half in `transformers`.
+    Its layout is the layout of the weights in the file. The conversion reorders q and k of Llama, so their encoding is
+    interleaved here and half in `transformers`.
 
     Args:
-        path: a ``.gguf`` file; of several shards the first.
-        n_ctx: the context that is allocated (``-c`` of llama.cpp), which decides LongRoPE's factors. Default: the
-            trained length in the file, which is also llama.cpp's default.
+        path: a ``.gguf`` file, or the first one of several shards.
+        n_ctx: the allocated context (``-c`` of llama.cpp), which decides the factors of LongRoPE. Default: the trained
+            length in the file, as in llama.cpp.
 
     Raises:
-        InputError: no GGUF file, or one whose positions are computed by code that has no counterpart here.
+        InputError: it is not a GGUF file, or locant has no encoding for its positions.
     """
     return read_gguf(path, n_ctx).encoding
 
 
 def read_gguf(path: Path | str, n_ctx: int | None = None) -> GgufModel:
-    """`encoding_from_gguf`, with the architecture and with notes on what the file does not say."""
+    """Return the encoding of a GGUF file, its architecture, and notes on facts that are not in the file."""
     return _model(_Fields(path), n_ctx)
 
 
 class _Fields:
-    """The metadata of a file, and its small tensors; whatever is wrong with them is an `InputError` that names it."""
+    """The metadata and small tensors of a file. A wrong value raises an `InputError` that names its key."""
 
     def __init__(self, path: Path | str) -> None:
         gguf = require("gguf", "reading GGUF files")
         if not Path(path).is_file():
-            raise InputError(f"got no file {path}", "the path of a .gguf file")
+            raise InputError(f"got no file {path}", "pass the path of a .gguf file")
         self.path = Path(path)
-        with self._read_as("a GGUF file"):
+        with self._read_as("the header"):
             self._reader = gguf.GGUFReader(path)
             self.tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self.architecture = self._text("general.architecture")
 
     @contextmanager
     def _read_as(self, what: str) -> Generator[None]:
-        """Raise an error that names the part of the file that cannot be read."""
+        """Raise `InputError` with the name of the part of the file that cannot be read."""
         try:
             yield
-        except Exception as error:  # bytes that it does not expect can make the reader fail in any way
-            got = f"got {self.path}, of which {what} cannot be read: {type(error).__name__}, {shown(str(error))}"
+        except Exception as error:  # unexpected bytes can make the reader raise anything
+            got = f"got {self.path}, where {what} cannot be read: {type(error).__name__}, {shown(str(error))}"
             raise InputError(got, "download or convert the file again") from error
 
     def _value(self, key: str) -> Any:
@@ -182,7 +184,7 @@ class _Fields:
         return value
 
     def wrong(self, key: str, value: object, expected: str) -> InputError:
-        """The error for a key without a value, or with a wrong one."""
+        """Return the error for a key without a value, or with a wrong one."""
         got = f"got {self.path} without {key}" if value is None else f"got {self.path} with {key}={shown(value)}"
         return InputError(f"{got}, expected {expected}", "convert the model again, or use a file that llama.cpp loads")
 
@@ -193,7 +195,7 @@ class _Fields:
         return self._text(f"{self.architecture}.{key}", default)
 
     def number(self, key: str, default: Real | None = None, *, low: Real = -math.inf, above: Real = -math.inf) -> Real:
-        """A number of the architecture; of one number per layer, the largest."""
+        """Return a number of the architecture. Of a list with one number per layer, return the largest."""
         ends = [f"of {spell(low)} or more"] * (low > -math.inf) + [f"above {spell(above)}"] * (above > -math.inf)
 
         def test(each: Real) -> bool:
@@ -202,7 +204,7 @@ class _Fields:
         return self._largest(key, default, " ".join(["a number", *ends]), test)
 
     def whole(self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_INT32) -> int:
-        """The same, if it is a whole number from `low` to `high`; 4096.0 is one."""
+        """Return a number of the architecture that is an integer from `low` to `high`. 4096.0 counts as one."""
 
         def test(each: Real) -> bool:
             return low <= each <= high and each == int(each)
@@ -222,7 +224,7 @@ class _Fields:
         return largest
 
     def factors(self, name: str, num_pairs: int) -> tuple[float, ...] | None:
-        """A divisor for every pair, from the tensor of this name, which may stand once or in every layer."""
+        """Return a divisor for each pair, from the tensor of this name. The file has it once, or in each layer."""
         for tensor in (f"{name}.weight", f"blk.0.{name}.weight"):
             if tensor in self.tensors:
                 values = self.dequantised(tensor).ravel()
@@ -232,7 +234,7 @@ class _Fields:
         return None
 
     def dequantised(self, name: str) -> np.ndarray:
-        """A tensor as float32."""
+        """Return a tensor as float32."""
         from gguf.quants import dequantize
 
         tensor = self.tensors[name]
@@ -244,18 +246,18 @@ def _model(fields: _Fields, n_ctx: int | None) -> GgufModel:
     n_ctx = (
         fields.whole("context_length")
         if n_ctx is None
-        else whole("n_ctx", n_ctx, 1, MAX_INT32 + 1, remedy="the -c of llama.cpp")
+        else whole("n_ctx", n_ctx, 1, MAX_INT32 + 1, remedy="pass the -c of llama.cpp")
     )
     name = fields.architecture
-    if name in ADDED or "position_embd.weight" in fields.tensors:
+    if name in LEARNED_TABLES or "position_embd.weight" in fields.tensors:
         got = f"got {fields.path} of {name}, whose positions are a table in the file"
-        raise InputError(got, "locant.encoding_from_config with the model's config.json")
+        raise InputError(got, USE_CONFIG)
     baichuan_13b = name == "baichuan" and fields.whole("block_count", 1) == BAICHUAN_13B
     try:
-        encoding, notes = _without_rotary(fields) if name in NONE or baichuan_13b else _rotary(fields, n_ctx)
-    except RangeError as error:  # each value is a number in its range, but they do not fit each other
-        got = f"got {fields.path}, whose keys do not fit each other: {error.cause}"
-        raise InputError(got, "locant.encoding_from_config with the model's config.json") from None
+        encoding, notes = _without_rotary(fields) if name in NOT_ROTARY or baichuan_13b else _rotary(fields, n_ctx)
+    except RangeError as error:  # each value is in its range, but they contradict each other
+        got = f"got {fields.path}, whose keys contradict each other: {error.cause}"
+        raise InputError(got, USE_CONFIG) from None
     return GgufModel(architecture=fields.architecture, encoding=encoding, n_ctx=n_ctx, notes=tuple(notes))
 
 
@@ -263,21 +265,25 @@ def _without_rotary(fields: _Fields) -> tuple[PositionEncoding, list[str]]:
     has_slopes = fields.architecture in {*ALIBI, "baichuan"}
     largest = fields.number("attention.max_alibi_bias", 8.0 if has_slopes else 0.0)
     if largest not in (0.0, 8.0):
-        got = f"got {fields.path} with attention.max_alibi_bias={largest}, whose slopes are not those of the paper"
+        got = f"got {fields.path} with attention.max_alibi_bias={largest}, whose slopes differ from the paper"
         raise InputError(got, "ALiBi(num_heads, slopes=...)")
     if not largest:
         return PositionEncoding(), []
-    return ALiBi(fields.whole("attention.head_count")), ["that there is ALiBi is code of llama.cpp"] * has_slopes
+    return ALiBi(fields.whole("attention.head_count")), [
+        "llama.cpp adds ALiBi in its code, without a key in the file"
+    ] * has_slopes
 
 
 def _rotary(fields: _Fields, n_ctx: int) -> tuple[Rotary, list[str]]:
-    notes = [f"which dimensions are paired is code of llama.cpp for {fields.architecture}, not a key of the file"]
+    notes = [
+        f"llama.cpp decides the pairs of dimensions of {fields.architecture} in its code, without a key in the file"
+    ]
     layout: Layout = "interleaved" if fields.architecture in INTERLEAVED else "half"
     if fields.architecture not in INTERLEAVED | HALF | SEVERAL_AXES:
-        got = f"got {fields.path} of {fields.architecture}, an architecture that is not known here"
-        raise InputError(got, "locant.encoding_from_config with the model's config.json")
+        got = f"got {fields.path} of {fields.architecture}, an architecture that locant does not know"
+        raise InputError(got, USE_CONFIG)
     if fields.architecture in SEVERAL_AXES:
-        notes.append("images and video have an axis each for time, rows and columns; told is what text gets")
+        notes.append("images and video have axes for time, rows and columns; this is the encoding of text")
     if fields.has("attention.key_length"):
         head_dim = fields.whole("attention.key_length")
     else:
@@ -288,13 +294,17 @@ def _rotary(fields: _Fields, n_ctx: int) -> tuple[Rotary, list[str]]:
         raise fields.wrong(key, rotary_dim, f"an even number of the {head_dim} dimensions of a head")
     if fields.has("attention.kv_lora_rank"):
         head_dim = rotary_dim
-        notes.append("of multi-head latent attention, only the dimensions that are rotated are told")
+        notes.append("this encoding has only the rotated dimensions of multi-head latent attention")
     base = fields.number("rope.freq_base", DEFAULT_BASE, above=0)
     if fields.architecture in UNROTATED:
-        notes.append("some layers do not rotate, by code of this architecture; told are the others")
+        notes.append("the code of this architecture does not rotate some layers; this is the encoding of the others")
     if fields.has("rope.freq_base_swa") or fields.architecture in LOCAL_BASE:
         local = fields.number("rope.freq_base_swa", DEFAULT_BASE, above=0)
-        notes.append(f"layers with a window have the base {spell(local)} and no scaling; told are the others")
+        base_of_windows = spell(local)
+        note = (
+            f"layers with a window have the base {base_of_windows} and no scaling; this is the encoding of the others"
+        )
+        notes.append(note)
     scaling = _scaling(fields, n_ctx, rotary_dim // 2, notes)
     rotary = Rotary(
         head_dim, base=base, scaling=scaling, layout=layout, rotary_dim=None if rotary_dim == head_dim else rotary_dim
@@ -303,15 +313,15 @@ def _rotary(fields: _Fields, n_ctx: int) -> tuple[Rotary, list[str]]:
 
 
 def _scaling(fields: _Fields, n_ctx: int, num_pairs: int, notes: list[str]) -> Scaling | None:
-    """As llama.cpp computes it: factors divide frequencies, then the scaling that the file names is applied."""
+    """Return the scaling of llama.cpp: factors divide frequencies, then it applies the scaling that the file names."""
     keys = ("rope.scaling.factor", "rope.scale_linear")
-    factor = next(filter(None, (fields.number(key, 0.0, low=0) for key in keys)), 1.0)  # llama.cpp takes 0 for 1
+    factor = next(filter(None, (fields.number(key, 0.0, low=0) for key in keys)), 1.0)  # llama.cpp treats 0 as 1
     kind = fields.text("rope.scaling.type", "linear")
     temperature = float(fields.number("rope.scaling.attn_factor", 1.0, above=0))
     trained = fields.whole("rope.scaling.original_context_length", fields.whole("context_length"))
     if kind not in ("none", "linear", "yarn", "longrope"):
         got = f"got {fields.path} with rope.scaling.type={kind!r}, which llama.cpp does not load"
-        raise InputError(got, "none, linear, yarn or longrope")
+        raise InputError(got, "use none, linear, yarn or longrope")
     kind, factor = ("none", 1.0) if kind == "none" or (kind == "linear" and factor == 1) else (kind, float(factor))
     long, short, plain = (
         fields.factors(name, num_pairs) for name in ("rope_factors_long", "rope_factors_short", "rope_freqs")
@@ -319,14 +329,14 @@ def _scaling(fields: _Fields, n_ctx: int, num_pairs: int, notes: list[str]) -> S
     if long and short:
         chosen = "long" if n_ctx > trained else "short"
         notes.append(
-            f"the {chosen} factors are used, for a context of {n_ctx:,} is allocated, however short the text is"
+            f"the {chosen} factors are used for texts of any length, because a context of {n_ctx:,} is allocated"
         )
     elif plain:
         long = short = plain
     if long and short:
         if kind == "yarn":
-            got = f"got {fields.path} with YaRN beside factors for every pair"
-            raise InputError(got, "locant.encoding_from_config with the model's config.json")
+            got = f"got {fields.path} with both YaRN and factors for each pair"
+            raise InputError(got, USE_CONFIG)
         return LongRoPE(
             short_factor=[factor * each for each in short],
             long_factor=[factor * each for each in long],
@@ -343,7 +353,7 @@ def _scaling(fields: _Fields, n_ctx: int, num_pairs: int, notes: list[str]) -> S
             )
             ramp = {}
         if fields.number("rope.scaling.yarn_log_multiplier", 0.0):
-            notes.append("the temperature of YaRN is in the scale of the scores, by code of this architecture")
+            notes.append("the code of this architecture puts the temperature of YaRN into the scale of the scores")
         return YaRN(
             factor=factor,
             original_max_seq_len=trained,
@@ -351,26 +361,26 @@ def _scaling(fields: _Fields, n_ctx: int, num_pairs: int, notes: list[str]) -> S
             **ramp,
         )
     if temperature != 1:
-        got = f"got {fields.path} with rope.scaling.attn_factor={temperature:g} beside {kind} scaling"
-        raise InputError(got, "locant.encoding_from_config with the model's config.json")
-    return None if factor == 1 else Linear(factor=factor)  # also of a longrope without factors
+        got = f"got {fields.path} with rope.scaling.attn_factor={temperature:g} and {kind} scaling"
+        raise InputError(got, USE_CONFIG)
+    return None if factor == 1 else Linear(factor=factor)  # also for longrope without factors
 
 
-# ---------------------------------------------------------------------- beside a configuration
+# ---------------------------------------------------------------------- comparison with a configuration
 
 ROUNDING = 2.0**-23
-"""Relative, of frequencies: what llama.cpp itself loses, which computes angles in float32."""
+"""The relative error of frequencies in llama.cpp, which computes angles in float32."""
 
 
 def compare_gguf(
     path: Path | str, config: Config, *, n_ctx: int | None = None, folder: Path | None = None
 ) -> GgufComparison:
-    """What llama.cpp computes with a file, beside what `transformers` computes with a configuration.
+    """Compare the positions of llama.cpp with a file to the positions of `transformers` with a configuration.
 
     Args:
         config: a Hugging Face configuration.
-        n_ctx: the context that llama.cpp allocates; default: the file's.
-        folder: of safetensors, whose q and k are compared with those of the file.
+        n_ctx: the context that llama.cpp allocates. Default: the trained length in the file.
+        folder: a folder of safetensors, whose q and k are compared with q and k of the file.
 
     Raises:
         InputError: the file or the configuration cannot be read, or the configuration has no rotary positions.
@@ -392,8 +402,8 @@ def compare_gguf(
         differences.append(f"cosines and sines differ by up to {spell(error, 2)} within {model.n_ctx:,} positions")
     if isinstance(stated.scaling, LongRoPE) and model.n_ctx > (trained := stated.scaling.original_max_seq_len):
         differences.append(
-            f"texts of up to {trained:,} tokens get the long factors in llama.cpp, for {model.n_ctx:,} are allocated, "
-            f"and the short ones in transformers: start it with -c {trained} for those"
+            f"texts of up to {trained:,} tokens get the long factors in llama.cpp, because {model.n_ctx:,} are "
+            f"allocated, but the short ones in transformers: start llama.cpp with -c {trained} for these texts"
         )
     reordered = stated.layout != model.encoding.layout
     weights = None if folder is None else _weights(fields, TensorFolder(folder), reordered=reordered)
@@ -404,27 +414,27 @@ def compare_gguf(
     )
 
 
-def _differences(ours: Rotary, stated: Rotary) -> Iterator[str]:
-    """What makes a comparison of angles meaningless."""
+def _differences(in_file: Rotary, in_config: Rotary) -> Iterator[str]:
+    """Yield the differences with which angles cannot be compared."""
     for name in ("head_dim", "rotary_dim"):
-        of_file, of_config = getattr(ours, name), getattr(stated, name)
-        if of_file != of_config:
-            yield f"{name} is {of_file} in the file and {of_config} in the configuration"
+        file_size, config_size = getattr(in_file, name), getattr(in_config, name)
+        if file_size != config_size:
+            yield f"{name} is {file_size} in the file and {config_size} in the configuration"
 
 
-def _cos_sin_error(ours: Rotary, stated: Rotary, n_ctx: int) -> float:
-    """Over positions spread over the context, for a text that fills it."""
-    if stated.scaling.length_that_matters is not None:
-        stated = stated.for_length(n_ctx)
-    positions = Positions.of(sorted({*np.linspace(0, n_ctx - 1, MOST_POSITIONS).astype(int).tolist()}))
-    if stated.sections is not None:
-        stated = stated.alike(sections=None, axial=False)  # text has one index on all axes
-    pairs = zip(ours.cos_sin(positions), stated.cos_sin(positions), strict=True)
+def _cos_sin_error(in_file: Rotary, in_config: Rotary, n_ctx: int) -> float:
+    """Return the largest error at positions spread over the context, for a text that fills it."""
+    if in_config.scaling.length_that_matters is not None:
+        in_config = in_config.for_length(n_ctx)
+    positions = Positions.of(sorted({*np.linspace(0, n_ctx - 1, NUM_COMPARED).astype(int).tolist()}))
+    if in_config.sections is not None:
+        in_config = in_config.alike(sections=None, axial=False)  # text has one index on all axes
+    pairs = zip(in_file.cos_sin(positions), in_config.cos_sin(positions), strict=True)
     return max(float((a - b).abs().max()) for a, b in pairs)
 
 
 def _ignored(fields: _Fields, config: Config, kind: str | None) -> Iterator[tuple[str, str]]:
-    """Keys of a configuration that llama.cpp has no counterpart for, and why."""
+    """Yield the keys of a configuration that llama.cpp does not support, and why."""
     rope = rope_dictionary(config)
     if is_per_layer(rope):
         rope = rope.get(str(kind)) or {}
@@ -440,24 +450,27 @@ def _ignored(fields: _Fields, config: Config, kind: str | None) -> Iterator[tupl
 
 
 def _weights(fields: _Fields, folder: TensorFolder, *, reordered: bool) -> str | None:
-    """Whether q and k of the first layer are in the order that the pairs of llama.cpp need; ``None``: not found."""
+    """Return the order of q and k of the first layer, and whether it is wrong for the pairs of llama.cpp.
+
+    Return ``None`` if they are not found.
+    """
     heads = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
     answers = set[str]()
     for (name, count), module in zip(heads.items(), ("q_proj", "k_proj"), strict=True):
-        theirs, ours = f"blk.0.{name}.weight", folder.find(f"layers.0.self_attn.{module}")
-        if theirs not in fields.tensors or ours is None:
+        in_file, in_folder = f"blk.0.{name}.weight", folder.find(f"layers.0.self_attn.{module}")
+        if in_file not in fields.tensors or in_folder is None:
             return None
-        plain = folder.tensor(ours).float().numpy()
-        of_file = fields.dequantised(theirs)
+        plain = folder.tensor(in_folder).float().numpy()
+        weight = fields.dequantised(in_file)
         num_heads = fields.whole(count, fields.whole("attention.head_count"))
-        if of_file.size != plain.size or len(plain) % (2 * num_heads):
+        if weight.size != plain.size or len(plain) % (2 * num_heads):
             answers.add("of another size")
             continue
-        of_file = of_file.reshape(plain.shape)
+        weight = weight.reshape(plain.shape)
         halves = plain.reshape(num_heads, 2, -1, plain.shape[-1])
         interleaved = halves.swapaxes(1, 2).reshape(plain.shape)
-        errors = {"as they are": np.abs(of_file - plain).mean(), "reordered": np.abs(of_file - interleaved).mean()}
+        errors = {"as they are": np.abs(weight - plain).mean(), "reordered": np.abs(weight - interleaved).mean()}
         nearest = min(errors, key=lambda order: errors[order])
         answers.add(nearest if 2 * errors[nearest] < max(errors.values()) else "other weights")
-    wanted = "reordered" if reordered else "as they are"
-    return wanted if answers == {wanted} else f"wrong: {' and '.join(sorted(answers))}, where {wanted} is needed"
+    expected = "reordered" if reordered else "as they are"
+    return expected if answers == {expected} else f"wrong: {' and '.join(sorted(answers))}, expected {expected}"

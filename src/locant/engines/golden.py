@@ -1,7 +1,7 @@
-"""Golden vectors: what a port of rotary positions to another language or library has to compute.
+"""Golden vectors: reference values for a port of rotary positions to another language or library.
 
-One file of safetensors, which every language reads. Its header tells each encoding as the keys of a Hugging Face
-configuration; its tensors are::
+They are one safetensors file, which every language can read. Its header describes each encoding by its fields. Its
+tensors are::
 
     positions            int64   [seq]
     x                    float32 [seq, head_dim]   between -1 and 1
@@ -50,11 +50,11 @@ SCALINGS: dict[str, Scaling] = {
 POSITIONS = (
     0, 1, 2, 3, 7, 64, 255, 256, TRAINED - 1, TRAINED, 65_535, 65_536, 131_071, 1_000_000, 2**24 + 1, LONGEST - 1,
 )  # fmt: skip
-"""Around the ends of bytes and of the trained length, beyond the integers that float32 holds, and the last one."""
+"""Positions around the limits of bytes and of the trained length, beyond the integers of float32, and the last one."""
 
 
 def golden_vectors() -> tuple[dict[str, Tensor], dict[str, str]]:
-    """All tensors, and the header, which says how the encodings are made.
+    """Return all tensors, and the header, which describes the encodings.
 
     >>> tensors, header = golden_vectors()
     >>> tensors["yarn/1e4/exact/cos"].shape
@@ -69,7 +69,7 @@ def golden_vectors() -> tuple[dict[str, Tensor], dict[str, str]]:
             rotary = Rotary(HEAD_DIM, base=base, scaling=scaling)
             if scaling.length_that_matters is not None:
                 rotary = rotary.for_length(LONGEST)
-            encodings[name] = _described(rotary)
+            encodings[name] = _describe(rotary)
             tensors[f"{name}/inv_freq"] = rotary.inv_freq
             for angles in ("exact", "float32"):
                 cos, sin = rotary.alike(angles=angles).cos_sin(positions)
@@ -82,7 +82,7 @@ def golden_vectors() -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def write_golden(path: Path) -> int:
-    """Write the file; returns how many tensors it holds.
+    """Write the file, and return its number of tensors.
 
     Raises:
         InputError: the name does not end in ``.safetensors``.
@@ -95,19 +95,19 @@ def write_golden(path: Path) -> int:
 
 
 def _numbers(rows: int, columns: int) -> Tensor:
-    """The same numbers everywhere: multiples of an odd number modulo 2^24, which float32 holds, from -1 to 1."""
+    """Return reproducible numbers from -1 to 1: multiples of an odd number modulo 2^24, which float32 can represent."""
     count = torch.arange(rows * columns, dtype=torch.int64).reshape(rows, columns)
     return (count * 10_368_889 % 2**24).to(torch.float32) / 2**23 - 1
 
 
-def _described(rotary: Rotary) -> dict[str, object]:
-    """Its fields: no configuration of `transformers` says NTK, or for which length an encoding is."""
+def _describe(rotary: Rotary) -> dict[str, object]:
+    """Return the fields of an encoding. No configuration of `transformers` can express NTK, or `for_length`."""
     fields = {} if isinstance(rotary.scaling, Unscaled) else vars(rotary.scaling)
-    given = {name: value for name, value in fields.items() if value is not None}
+    stated = {name: value for name, value in fields.items() if value is not None}
     return {
         "base": rotary.base,
         "scaling": type(rotary.scaling).__name__,
-        **given,
+        **stated,
         "attention_factor": rotary.scaling.effective_attention_factor,
         "seq_len": rotary.seq_len,
     }

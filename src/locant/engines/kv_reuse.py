@@ -1,8 +1,8 @@
-"""Cached keys at another place: a text that was read once stands after another one, or moves up in a conversation.
+"""Reuse of cached keys at other positions: a cached text follows another one, or moves up in a conversation.
 
-One rotation after another is one by the sum of their angles, so keys move by one more rotation, which is the same for
-all tokens of a span. Values need nothing. What this does not repair: in every layer but the first, keys and values have
-seen the tokens before them, and moved ones have seen another past.
+Two rotations are equal to one rotation by the sum of their angles, so keys move by one more rotation, which is the same
+for all tokens of a span. Values do not change. One error remains: in every layer but the first, keys and values depend
+on the tokens before them, and moved ones come from another context.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ Cache = TypeVar("Cache")
 Spans = Sequence[tuple[int, int]]
 
 WITHOUT_POSITIONS = ("keys", "values", "conv_states", "recurrent_states")
-"""States of a cached layer that are moved here, or that have no rotation to correct."""
+"""States of a cached layer that move, or that need no correction because they are not rotated."""
 
 UNROTATED = (PositionEncoding, Tempered)
-"""Encodings of layers whose keys are cached as they are."""
+"""Encodings of layers that do not rotate keys."""
 
-PER_LAYER = "[rotary, None, ...], one encoding for each layer, None where it does not rotate"
+PER_LAYER = "[rotary, None, ...], one encoding for each layer, or None if it does not rotate"
 
 
 class _Move(NamedTuple):
-    """Keys that move: each span ``(start, stop, by)``, and where the keys stand now."""
+    """Keys that move, with their spans ``(start, stop, by)`` and their current positions."""
 
     keys: Float[Tensor, "batch kv_heads seq head_dim"]
     rotary: Rotary
     spans: list[tuple[int, int, int]]
-    here: Positions
+    positions: Positions
 
 
 def move_cache(
@@ -58,30 +58,30 @@ def move_cache(
     positions: Positions | None = None,
     latent_layout: Layout | None = None,
 ) -> Cache:
-    """Move the keys of a cache by so many positions, in place, and return the cache.
+    """Move the keys of a cache by a number of positions, in place, and return the cache.
 
     With exact angles each span is one rotation by one angle, which takes about as long as copying the keys. With
-    ``angles="float32"`` the rounding of the model at both places is made again, which takes several times as long.
+    ``angles="float32"`` the rounding of the model at both positions is reproduced, which takes several times as long.
 
     Args:
-        cache: of `transformers` (dynamic or static), or keys as a tensor
-            ``batch kv_heads seq head_dim``; blocks of a paged cache ``blocks block kv_heads head_dim`` as
-            ``blocks.transpose(1, 2)``, each block a row.
-        encoding: the model that filled the cache, or its configuration, whose layers may differ. Or the `Rotary` that
-            rotated all keys. Or one encoding for each layer, ``None`` for layers that do not rotate.
-        by: how far, negative ones towards the start; one number, or one for each span.
-        spans: slots of the cache ``(start, stop)`` that move, without overlap; default: all of it.
-        positions: where the keys stand now; default: each at the position of its slot, behind the tokens that a
-            sliding window has dropped. With exact angles only the end of what an encoding is defined for depends on it.
-        latent_layout: which dimensions of a cached key form a pair in multi-head latent attention, of which
-            `transformers` caches the rotated part as values: ``"half"`` for DeepSeek-V3 and what follows its code,
-            whatever ``rope_interleave`` of the configuration says, for it sorts them before it rotates;
-            ``"interleaved"`` for DeepSeek-V2. Required there: the wrong one is 7 off without a word.
+        cache: a cache of `transformers` (dynamic or static), or keys as a tensor ``batch kv_heads seq head_dim``. For
+            blocks of a paged cache ``blocks block kv_heads head_dim``, pass ``blocks.transpose(1, 2)``, with a row for
+            each block.
+        encoding: the model that filled the cache, or its configuration (layers may differ). Or the `Rotary` that
+            rotated all keys. Or one encoding for each layer, with ``None`` for layers that do not rotate.
+        by: the number of positions, negative towards the start. One number, or one for each span.
+        spans: slots ``(start, stop)`` of the cache that move, without overlap. Default: all slots.
+        positions: the current positions of the keys. Default: each key is at the position of its slot, after the tokens
+            that a sliding window has dropped. With exact angles they only matter for the range check of the encoding.
+        latent_layout: the layout of cached keys in multi-head latent attention, where `transformers` caches the rotated
+            part as values. Use ``"half"`` for DeepSeek-V3 and models with its code, which sorts dimensions before it
+            rotates, so that ``rope_interleave`` does not matter. Use ``"interleaved"`` for DeepSeek-V2. It is required
+            for such models, because the wrong layout causes errors of 7 in silence.
 
     Raises:
-        LocantError: a quantised cache, or one with other rotated states beside its keys; an encoding that is not
-            rotary; one `Rotary` for a model whose layers differ.
-        RangeError, ShapeError: spans outside of the cache or of each other, or keys that are not of this encoding.
+        LocantError: the cache is quantised, or has other rotated states. Or the encoding is not rotary, or is one
+            `Rotary` for a model whose layers differ.
+        RangeError, ShapeError: spans exceed the cache or overlap, or the keys do not fit the encoding.
 
     >>> rotary, keys = Rotary(8), torch.randn(1, 2, 3, 8)
     >>> rotated = rotary.rotate_one(keys, Positions.arange(3))
@@ -93,7 +93,7 @@ def move_cache(
         one_of("latent_layout", latent_layout, get_args(Layout))
     if positions is not None:
         require_positions(positions)
-    moves = [*_moves(cache, encoding, by, spans, positions, latent_layout)]  # all is checked before any of it moves
+    moves = [*_moves(cache, encoding, by, spans, positions, latent_layout)]  # check everything before anything moves
     with torch.no_grad():
         for each in moves:
             with torch.inference_mode(each.keys.is_inference() or torch.is_inference_mode_enabled()):
@@ -104,7 +104,7 @@ def move_cache(
 def _moves(
     cache: object, encoding: Any, by: object, spans: Spans | None, positions: Positions | None, latent: Layout | None
 ) -> Iterator[_Move]:
-    """Every layer's keys that move."""
+    """Yield the move of each layer with rotated keys."""
     if isinstance(cache, Tensor):
         rotary = _encoding_of_keys(encoding)
         if rotary is not None:
@@ -114,41 +114,43 @@ def _moves(
     layers = getattr(cache, "layers", None)
     if layers is None:
         got = f"got {shown(cache)}, expected a cache of transformers, or keys"
-        raise LocantError(got, "move_cache(keys, ...) for the keys of each layer")
+        raise LocantError(got, "call move_cache(keys, ...) for the keys of each layer")
     encodings, is_latent = _encodings_of_layers(encoding, layers), _has_latent_attention(encoding)
     for number, layer in enumerate(layers):
         _require_plain(layer, spans)
-        rotary = _one_of(encodings, number)
+        rotary = _rotary_of_layer(encodings, number)
         if rotary is not None and _is_filled(layer):
             keys, rotary = _rotated_part(layer, rotary, latent, is_latent=is_latent)
             yield _checked_move(keys, rotary, by, spans, _positions_of(layer, keys, positions))
 
 
-def _checked_move(keys: Tensor, rotary: Rotary, by: object, spans: Spans | None, here: Positions | None) -> _Move:
+def _checked_move(keys: Tensor, rotary: Rotary, by: object, spans: Spans | None, positions: Positions | None) -> _Move:
     _require_keys(keys, rotary)
     steps = _spans_of(keys, by, spans)
-    here = Positions.arange(keys.shape[2], device=keys.device) if here is None else here
+    positions = Positions.arange(keys.shape[2], device=keys.device) if positions is None else positions
     last = max((stop for _, stop, _ in steps), default=0)
-    if here.seq_len < last or here.batch not in (1, len(keys)):
-        got = f"got positions for {here.batch} rows of {here.seq_len} tokens, and {len(keys)} rows of {last} slots"
-        raise ShapeError(got, "positions with one entry for each slot")
-    _require_places(rotary, steps, here)
-    return _Move(keys, rotary, steps, here)
+    if positions.seq_len < last or positions.batch not in (1, len(keys)):
+        rows = f"{positions.batch} rows of {positions.seq_len} tokens, and {len(keys)} rows of {last} slots"
+        raise ShapeError(f"got positions for {rows}", "pass positions with one entry for each slot")
+    _require_defined(rotary, steps, positions)
+    return _Move(keys, rotary, steps, positions)
 
 
-# ---------------------------------------------------------------------- which encoding a layer has
+# ---------------------------------------------------------------------- the encoding of each layer
 
 
 def _encoding_of_keys(encoding: Any) -> Rotary | None:
-    """That of the keys of one layer, given as a tensor."""
+    """Return the encoding of keys of one layer that are passed as a tensor."""
     encodings = encoding if isinstance(encoding, (PositionEncoding, list, tuple)) else _encodings_of_model(encoding)
     if isinstance(encodings, (list, tuple)) and len({repr(each) for each in encodings}) != 1:
-        raise LocantError(f"got {len(encodings)} encodings for the keys of one layer", "the encoding of that layer")
-    return _one_of(encodings, 0)
+        raise LocantError(
+            f"got {len(encodings)} encodings for the keys of one layer", "pass the encoding of that layer"
+        )
+    return _rotary_of_layer(encodings, 0)
 
 
 def _encodings_of_layers(encoding: Any, layers: Sequence[Any]) -> Rotary | Sequence[PositionEncoding | None]:
-    """The encoding of each layer of a cache, or one that all of them have."""
+    """Return the encoding of each layer of a cache, or one encoding for all of them."""
     if isinstance(encoding, (list, tuple)):
         return encoding
     if not isinstance(encoding, PositionEncoding):
@@ -161,15 +163,15 @@ def _encodings_of_layers(encoding: Any, layers: Sequence[Any]) -> Rotary | Seque
         )
     if kinds is None and len({getattr(layer, "is_sliding", False) for layer in layers}) > 1:
         raise LocantError(
-            "got one encoding for a cache in which some layers have a sliding window: the others may have another base "
-            "or no rotation",
+            "got one encoding for a cache where some layers have a sliding window: the others may have another base or "
+            "no rotation",
             f"move_cache(cache, model, by=...), or {PER_LAYER}",
         )
-    return encoding  # type: ignore[return-value]  # `_one_of` refuses what is not rotary
+    return encoding  # type: ignore[return-value]  # `_rotary_of_layer` raises if it is not rotary
 
 
 def _has_latent_attention(encoding: Any) -> bool:
-    """Whether this is a model, or its configuration, with multi-head latent attention."""
+    """Return whether this is a model or a configuration with multi-head latent attention."""
     is_model = not isinstance(encoding, (PositionEncoding, list, tuple))
     return is_model and read(_config_of(encoding))[1].rotary_keys.latent
 
@@ -183,7 +185,7 @@ def _config_of(model: Any) -> Any:
 
 
 def _encodings_of_model(model: Any) -> list[PositionEncoding]:
-    """The encoding of each layer of a model, or of a configuration."""
+    """Return the encoding of each layer of a model or a configuration."""
     config = _config_of(model)
     values, _ = read(config)
     if any(told_layers(values)):
@@ -196,36 +198,38 @@ def _encodings_of_model(model: Any) -> list[PositionEncoding]:
     return [by_kind[kind] for kind in kinds]
 
 
-def _one_of(encodings: Any, number: int) -> Rotary | None:
-    """The encoding of this layer; ``None`` if it does not rotate."""
+def _rotary_of_layer(encodings: Any, number: int) -> Rotary | None:
+    """Return the encoding of this layer, or ``None`` if it does not rotate."""
     one = encodings
     if isinstance(encodings, (list, tuple)):
         if number >= len(encodings):
-            raise ShapeError(f"got {len(encodings)} encodings for layer {number}", "one for each layer of the cache")
+            raise ShapeError(
+                f"got {len(encodings)} encodings for layer {number}", "pass one for each layer of the cache"
+            )
         one = encodings[number]
     if one is None or type(one) in UNROTATED:
         return None
     if type(one) is not Rotary:
         got = f"got {shown(one)}, expected a Rotary"
-        raise LocantError(got, "move_cache(cache, model, by=...), for a model that rotates its keys")
+        raise LocantError(got, "call move_cache(cache, model, by=...) for a model that rotates its keys")
     return one
 
 
-# ---------------------------------------------------------------------- what a layer of a cache holds
+# ---------------------------------------------------------------------- the states of a cached layer
 
 
 def _require_plain(layer: Any, spans: Spans | None) -> None:
     name = type(layer).__name__
     if "Quantized" in name:
         got = f"got a cache with a {name}, whose keys are rounded: another rotation would round them again"
-        raise LocantError(got, "a cache of the model's dtype, or the text read again")
+        raise LocantError(got, "use a cache of the model's dtype, or read the text again")
     if getattr(layer, "is_sliding", False) and spans is not None:
-        got = f"got spans for a cache with a {name}, whose slots are no positions"
-        raise LocantError(got, "move_cache without spans, for the whole window")
-    beside = [key for key, value in vars(layer).items() if key not in WITHOUT_POSITIONS and _holds_states(value)]
-    if beside:
-        got = f"got a cache with a {name}, which keeps {', '.join(beside)} beside its keys, rotated in another way"
-        raise LocantError(got, "read the text again at its new place")
+        got = f"got spans for a cache with a {name}, whose slots are not positions"
+        raise LocantError(got, "call move_cache without spans, for the whole window")
+    others = [key for key, value in vars(layer).items() if key not in WITHOUT_POSITIONS and _holds_states(value)]
+    if others:
+        got = f"got a cache with a {name}, which also has {', '.join(others)}, rotated in another way than its keys"
+        raise LocantError(got, "read the text again at its new position")
 
 
 def _holds_states(value: object) -> bool:
@@ -235,28 +239,31 @@ def _holds_states(value: object) -> bool:
 
 
 def _is_filled(layer: Any) -> bool:
-    """Not so: layers with a state in the place of keys, and those that nothing was written to."""
+    """Return whether a layer has keys: it may have another state instead, or be empty."""
     keys = getattr(layer, "keys", None)
     return isinstance(keys, Tensor) and keys.numel() > 0
 
 
 def _rotated_part(layer: Any, rotary: Rotary, latent: Layout | None, *, is_latent: bool) -> tuple[Tensor, Rotary]:
-    """What is rotated in a layer of a cache, and with which pairs; `is_latent` if the model is known to be so."""
+    """Return the rotated states of a layer, and the encoding with their layout.
+
+    `is_latent` if the model is known to have multi-head latent attention.
+    """
     keys, values = layer.keys, layer.values
     fits_values = values.shape[1] == 1 and values.shape[-1] == rotary.head_dim
     if latent is not None:
         if not fits_values:
             got = f"got latent_layout for values of shape {tuple(values.shape)}, expected one head of {rotary.head_dim}"
-            raise LocantError(got, "move_cache without latent_layout, for keys that are cached whole")
+            raise LocantError(got, "call move_cache without latent_layout if whole keys are cached")
         return values, rotary.alike(layout=latent)
     if fits_values and (is_latent or keys.shape[-1] != rotary.head_dim):
-        got = "got a cache of multi-head latent attention, whose keys need not be in the order of the configuration"
-        raise LocantError(got, "latent_layout='half' for DeepSeek-V3 and its kin, 'interleaved' for DeepSeek-V2")
+        got = "got a cache of multi-head latent attention, whose layout may differ from the configuration"
+        raise LocantError(got, "latent_layout='half' for models like DeepSeek-V3, 'interleaved' for DeepSeek-V2")
     return keys, rotary
 
 
 def _positions_of(layer: Any, keys: Tensor, positions: Positions | None) -> Positions | None:
-    """Where the keys of a layer stand; a sliding window keeps the last tokens."""
+    """Return the positions of the keys of a layer. A sliding window keeps the last tokens."""
     if not getattr(layer, "is_sliding", False):
         return positions
     slots = keys.shape[2]
@@ -267,49 +274,50 @@ def _positions_of(layer: Any, keys: Tensor, positions: Positions | None) -> Posi
 
 
 def _spans_of(keys: Tensor, by: object, spans: Spans | None) -> list[tuple[int, int, int]]:
-    """Where each span begins and ends, and how far it moves."""
+    """Return the start and stop of each span, and by how many positions it moves."""
     length = keys.shape[2]
     try:
-        given = [(0, length)] if spans is None else [(index(start), index(stop)) for start, stop in spans]
+        bounds = [(0, length)] if spans is None else [(index(start), index(stop)) for start, stop in spans]
     except (TypeError, ValueError):
         raise RangeError(f"got {shown(spans)} for spans", "[(start, stop), ...], slots of the cache") from None
-    of_numbers = by.tolist() if isinstance(by, (Tensor, np.ndarray)) else by
-    steps = [*of_numbers] if isinstance(of_numbers, (Sequence, range)) else [of_numbers] * len(given)
-    if len(steps) != len(given):
-        raise ShapeError(f"got {len(steps)} numbers for by and {len(given)} spans", "one number for each span, or one")
-    steps = [whole("by", each, -MAX_INT32, remedy="a number of positions") for each in steps]
+    numbers = by.tolist() if isinstance(by, (Tensor, np.ndarray)) else by
+    steps = [*numbers] if isinstance(numbers, (Sequence, range)) else [numbers] * len(bounds)
+    if len(steps) != len(bounds):
+        got = f"got {len(steps)} numbers for by and {len(bounds)} spans"
+        raise ShapeError(got, "pass one number, or one for each span")
+    steps = [whole("by", each, -MAX_INT32, remedy="pass a number of positions") for each in steps]
     before = 0
-    for start, stop in sorted(given):
+    for start, stop in sorted(bounds):
         if not before <= start <= stop <= length:
             got = f"got the span {(start, stop)} of a cache with {length} slots"
-            raise RangeError(got, "spans within it that do not overlap")
+            raise RangeError(got, "use spans within it that do not overlap")
         before = stop
-    return [(start, stop, step) for (start, stop), step in zip(given, steps, strict=True)]
+    return [(start, stop, step) for (start, stop), step in zip(bounds, steps, strict=True)]
 
 
 def _require_keys(keys: Tensor, rotary: Rotary) -> None:
     if keys.ndim != 4 or keys.shape[-1] != rotary.head_dim:
         got = f"got keys of shape {tuple(keys.shape)}, expected (batch, kv_heads, seq, {rotary.head_dim})"
-        raise ShapeError(got, "keys[..., -head_dim:] for the part that is rotated, and the encoding in its layout")
+        raise ShapeError(got, "keys[..., -head_dim:] for the rotated part, and an encoding in its layout")
     if not keys.dtype.is_floating_point or keys.dtype.itemsize < 2:
         got = f"got keys of {dtype_name(keys.dtype)}, which another rotation would round again"
-        raise LocantError(got, "keys.float() * scale moved, and quantised anew")
+        raise LocantError(got, "move keys.float() * scale, and quantise the result")
     if keys.requires_grad and torch.is_grad_enabled():
-        got = "got keys that need a gradient, which a move in place would not be part of"
-        raise LocantError(got, "torch.no_grad() around it, or rotary.move(keys, positions, to)")
+        got = "got keys that need a gradient, which cannot include a move in place"
+        raise LocantError(got, "call it under torch.no_grad(), or use rotary.move(keys, positions, to)")
 
 
-def _require_places(rotary: Rotary, spans: list[tuple[int, int, int]], here: Positions) -> None:
-    """Raise where a token would move to a position that the encoding has no angle for."""
+def _require_defined(rotary: Rotary, spans: list[tuple[int, int, int]], positions: Positions) -> None:
+    """Raise `RangeError` if a token would move to a position for which the encoding has no angle."""
     for start, stop, step in spans:
-        part = here.slice(start, stop)
+        part = positions.slice(start, stop)
         if part.index.numel():
             ends = [int(end) + step * part.denominator for end in part.index.aminmax()]
             rotary.cos_sin(Positions.of(ends, denominator=part.denominator))
 
 
 def _move(move: _Move) -> None:
-    keys, rotary, spans, here = move
+    keys, rotary, spans, positions = move
     for start, stop, step in spans:
         part = keys[:, :, start:stop]
         if rotary.angles.mode == "exact" and rotary.pairs.runs_as is not None:
@@ -317,7 +325,7 @@ def _move(move: _Move) -> None:
             tables = rotary.angles.tables(keys.device, None, None)._replace(attention_factor=1.0)
             rotate(part, None, steps, tables, rotary.layout, inplace=True)
             continue
-        before = here.slice(start, stop)
+        before = positions.slice(start, stop)
         index = before.index + step * before.denominator
         after = Positions.of(index, before.document_or_none, order=before.order_or_none, denominator=before.denominator)
         part.copy_(rotary.move(part, before, after))

@@ -1,4 +1,4 @@
-"""The standard rotary operator of ONNX, with tables of ours."""
+"""The standard rotary operator of ONNX, with the tables of an encoding."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ IR_VERSION = 10
 def rotary_model(
     rotary: Rotary, *, num_heads: int, max_seq_len: int, domain: Literal["", "com.microsoft"] = ""
 ) -> bytes:
-    """A model of one operator, ``RotaryEmbedding``, that rotates as `rotary` does; its tables stand in it.
+    """Return a model with one operator, ``RotaryEmbedding``, that rotates as `rotary` does and contains its tables.
 
-    Its input ``x`` is float32 ``[batch, num_heads, seq, head_dim]``, ``positions`` is int64 ``[batch, seq]``, and its
-    output is ``y``. To have it within a larger model, take its node and its two initialisers, or export a module that
-    calls `Rotary.rotate`, which makes the same angles at any position and needs no tables.
+    The inputs are ``x``, float32 ``[batch, num_heads, seq, head_dim]``, and ``positions``, int64 ``[batch, seq]``. The
+    output is ``y``. To use it in a larger model, copy its node and its two initialisers. Or export a module that calls
+    `Rotary.rotate`, which computes the same angles at any position and needs no tables.
 
     Args:
-        num_heads: heads of `x`.
-        max_seq_len: positions in the tables, 4 x rotary_dim bytes each.
-        domain: ``""`` for the operator of opset 23; ``"com.microsoft"`` for that of ONNX Runtime, which is older.
+        num_heads: the number of heads of `x`.
+        max_seq_len: the number of positions in the tables, with 4 x rotary_dim bytes each.
+        domain: ``""`` for the operator of opset 23, or ``"com.microsoft"`` for the older operator of ONNX Runtime.
 
     Raises:
         InputError: the package ``onnx`` is missing.
-        LocantError: an encoding whose pairs, axes or temperature the operator cannot express.
+        LocantError: the operator cannot express the pairs, axes or temperature of the encoding.
 
     >>> len(rotary_model(Rotary(64), num_heads=4, max_seq_len=128)) > 128 * 64 * 4
     True
@@ -38,10 +38,10 @@ def rotary_model(
     from onnx import TensorProto, helper, numpy_helper
 
     one_of("domain", domain, OPSETS)
-    whole("num_heads", num_heads, 1, MAX_INT32, remedy="the heads of x")
+    whole("num_heads", num_heads, 1, MAX_INT32, remedy="pass the number of heads of x")
     if not rotary.is_short or rotary.sections is not None or rotary.temperature is not None:
         got = f"got {rotary}, which ONNX's RotaryEmbedding cannot express"
-        raise LocantError(got, "torch.onnx.export of a module that calls rotary.rotate")
+        raise LocantError(got, "use torch.onnx.export for a module that calls rotary.rotate")
     cos, sin = rotary.tables(max_seq_len)
     part = 0 if rotary.rotary_dim == rotary.head_dim else rotary.rotary_dim
     attributes: dict[str, Any] = {"interleaved": int(rotary.layout == "interleaved"), "rotary_embedding_dim": part}

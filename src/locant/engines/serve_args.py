@@ -1,4 +1,4 @@
-"""The flags with which a server stretches the context of a model, and what it ignores of a scaling."""
+"""The flags with which a server extends the context of a model, and the keys of a scaling that it ignores."""
 
 from __future__ import annotations
 
@@ -17,45 +17,47 @@ from locant.models.rope_parameters import ropes_by_layer
 from locant.models.rotary_to_config import rotary_to_config
 from locant.positions.scaling import Linear, YaRN
 
-IN_THE_FILE = "its factors stand in the GGUF file, where no flag reaches them"
-CANNOT: Mapping[str, Mapping[str, str]] = {
+FACTORS_IN_FILE = "its factors are in the GGUF file, where no flag can change them"
+UNSUPPORTED: Mapping[str, Mapping[str, str]] = {
     "vllm": {"dynamic": "its table of angles ends at the trained length"},
     "sglang": {},
-    "llama.cpp": {"dynamic": NO_DYNAMIC, "longrope": IN_THE_FILE, "llama3": IN_THE_FILE},
+    "llama.cpp": {"dynamic": NO_DYNAMIC, "longrope": FACTORS_IN_FILE, "llama3": FACTORS_IN_FILE},
     "transformers": {},
 }
-"""Scalings that an engine does not have, and why."""
+"""Scalings that an engine does not support, and why."""
 
-ENGINES = tuple(CANNOT)
+ENGINES = tuple(UNSUPPORTED)
 WITH_AXES = ("yarn", "ntk")
-"""The scalings of which vLLM and SGLang have a table for several axes."""
+"""The scalings that vLLM and SGLang support with several axes."""
 
-MOVED = ("qwen2_vl", "qwen2_5_vl")
-"""Models whose configurations lie flat in a file, and whose class in `transformers` moves them into a text part."""
+FLAT_CONFIGS = ("qwen2_vl", "qwen2_5_vl")
+"""Models with flat configurations in files, which their class in `transformers` moves into a text part."""
 
 IGNORED: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("vllm", "longrope"): {"short_factor": "all texts get the long factors, unless --max-model-len is {trained}"},
-    ("sglang", "longrope"): {"short_factor": "all texts of a batch get the long factors when one has over {trained}"},
+    ("sglang", "longrope"): {
+        "short_factor": "all texts of a batch get the long factors if one has more than {trained}"
+    },
     ("sglang", "dynamic"): {"factor": "all texts get the base of {to} tokens"},
-    ("sglang", "yarn"): {"attention_factor": "it is not read; attn_factor is, which multiplies YaRN's own"},
+    ("sglang", "yarn"): {"attention_factor": "it is not read; attn_factor is, which multiplies the factor of YaRN"},
     ("llama.cpp", "yarn"): {
         "truncate": ALWAYS_ROUNDED,
         "beta_fast, beta_slow": "for most architectures they are not read from a file: use --yarn-beta-fast and -slow",
-        "attention_factor": "it is not read: use --yarn-attn-factor, which multiplies YaRN's own",
+        "attention_factor": "it is not read: use --yarn-attn-factor, which multiplies the factor of YaRN",
     },
 }
-"""What an engine does not do as `transformers` does, or keys that it does not read."""
+"""The keys that an engine does not read, or reads differently from `transformers`, and how."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeArguments:
-    """How an engine is started so that a model has a longer context.
+    """The arguments that start an engine with a longer context.
 
     Args:
-        arguments: the words of its command line, unquoted; none for `transformers`.
-        override: what changes in the configuration; nothing for llama.cpp, which reads none.
-        ignored: keys of this scaling that the engine ignores or reads otherwise than `transformers`, and how.
-        extension: the same as a configuration.
+        arguments: the words of its command line, unquoted. Empty for `transformers`.
+        override: the keys that change in the configuration. Empty for llama.cpp, which reads no configuration.
+        ignored: keys of this scaling that the engine ignores or reads differently from `transformers`, and how.
+        extension: the same extension as a configuration.
     """
 
     engine: str
@@ -68,16 +70,16 @@ class ServeArguments:
 def serve_arguments(
     config: Mapping[str, Any] | object, *, to: int, engine: str, scaling: str = "yarn"
 ) -> ServeArguments:
-    """The flags or overrides with which `engine` serves a model with sequences of `to` tokens.
+    """Return the flags or overrides with which `engine` serves a model with sequences of `to` tokens.
 
     Args:
-        config: a Hugging Face configuration of a model with rotary positions and no scaling yet.
-        to: tokens, more than the model was trained with.
+        config: a Hugging Face configuration of a model with rotary positions and without a scaling.
+        to: the number of tokens, which must exceed the trained length.
         engine: one of `ENGINES`.
         scaling: one of `locant.checkpoints.extension.METHODS`.
 
     Raises:
-        InputError: the model cannot be stretched, or the engine does not have the scaling.
+        InputError: the model cannot be extended, or the engine does not support the scaling.
 
     >>> config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "rope_theta": 10000.0}
     >>> config["max_position_embeddings"] = 4096
@@ -86,26 +88,26 @@ def serve_arguments(
     """
     one_of("engine", engine, ENGINES)
     one_of("scaling", scaling, METHODS)
-    if reason := CANNOT[engine].get(scaling):
-        able = [name for name in METHODS if name not in CANNOT[engine]]
-        raise InputError(f"got {scaling} for {engine}: {reason}", _remedy(able))
+    if reason := UNSUPPORTED[engine].get(scaling):
+        supported = [name for name in METHODS if name not in UNSUPPORTED[engine]]
+        raise InputError(f"got {scaling} for {engine}: {reason}", _remedy(supported))
     extension = extend(config, to=to, method=scaling)
     if engine in ("vllm", "sglang") and extension.rotary[1].sections and scaling not in WITH_AXES:
-        got = f"got {scaling} for a model with positions in time, rows and columns, which {engine} then loses"
+        got = f"got {scaling} for a model with positions in time, rows and columns, which {engine} cannot combine"
         raise InputError(got, _remedy(WITH_AXES))
     override: Mapping[str, Any] = {} if engine == "llama.cpp" else _override(extension, engine)
     reasons = IGNORED.get((engine, scaling), {})
     return ServeArguments(
         engine=engine,
-        arguments=tuple(_flags_of_llama_cpp(extension) if engine == "llama.cpp" else _flags(engine, override, to)),
+        arguments=tuple(_llama_cpp_flags(extension) if engine == "llama.cpp" else _flags(engine, override, to)),
         override=override,
         ignored={key: why.format(trained=extension.trained, to=to) for key, why in reasons.items()},
         extension=extension,
     )
 
 
-def _remedy(able: Sequence[str]) -> Remedy:
-    first, *others = able
+def _remedy(supported: Sequence[str]) -> Remedy:
+    first, *others = supported
     return Remedy(" or ".join(["{}", *others]), scaling=first)
 
 
@@ -116,25 +118,25 @@ def _flags(engine: str, override: Mapping[str, Any], to: int) -> tuple[str, ...]
     }
     if engine not in names:
         return ()
-    of_config, of_length = names[engine]
-    return of_config, json.dumps(override), of_length, str(to)
+    config_flag, length_flag = names[engine]
+    return config_flag, json.dumps(override), length_flag, str(to)
 
 
 def _override(extension: Extension, engine: str) -> Mapping[str, Any]:
-    """The keys that change, in the model's text part; for a server with all rope parameters, which it replaces."""
+    """Return the changed keys, in the text part of the model. A server needs all rope parameters, which it replaces."""
     override = {key: new for key, (_, new) in extension.changed.items()}
     rotary = extension.rotary[1]
     if engine != "transformers":
         values, architecture = read_known(extension.config)
         lengths = {key: value for key, value in override.items() if key in (*LENGTHS, TRAINED)}
-        if _is_multiplied(extension, engine, values["model_type"]):
-            lengths = {}  # and their tables with it
+        if _multiplies_length(extension, engine, values["model_type"]):
+            lengths = {}  # and the size of their tables with it
         rope: Any = override.get("rope_parameters")
         if rope is None and (layers := ropes_by_layer(values, architecture.rotary_keys)) is not None:
             rope = {name: {"rope_type": "default", **(each or {})} for name, each in layers.items()}
         override = {"rope_parameters": rope or rotary_to_config(rotary)["rope_parameters"], **lengths}
     part: Any = extension.config
-    if engine != "transformers" and part.get("model_type") in MOVED and part.get("text_config") is None:
+    if engine != "transformers" and part.get("model_type") in FLAT_CONFIGS and part.get("text_config") is None:
         override = {"text_config": override}
     keys: list[str] = []
     while (key := part_key(part)) is not None:
@@ -145,20 +147,20 @@ def _override(extension: Extension, engine: str) -> Mapping[str, Any]:
     return override
 
 
-def _is_multiplied(extension: Extension, engine: str, model_type: str) -> bool:
-    """Whether a server multiplies the stated length by the factor of linear scaling."""
+def _multiplies_length(extension: Extension, engine: str, model_type: str) -> bool:
+    """Return whether a server multiplies the stated length by the factor of linear scaling."""
     scaling = extension.rotary[1].scaling
     if not isinstance(scaling, Linear) or extension.trained * scaling.factor < extension.to:
         return False
     return extension.layer_type is None if engine == "sglang" else "gemma3" not in model_type
 
 
-def _flags_of_llama_cpp(extension: Extension) -> Iterator[str]:
+def _llama_cpp_flags(extension: Extension) -> Iterator[str]:
     rotary = extension.rotary[1]
     scaling = rotary.scaling
     if extension.layer_type is not None or getattr(scaling, "mscale", None) is not None:
-        got = "got a model whose layers, or whose temperature, llama.cpp scales by code of the architecture"
-        raise InputError(got, "a GGUF file made from the configuration that locant extend writes")
+        got = "got a model whose layers or temperature llama.cpp scales in the code of the architecture"
+        raise InputError(got, "make a GGUF file from the configuration that locant extend writes")
     if isinstance(scaling, (Linear, YaRN)):
         yield from ("--rope-scaling", scaling.info.rope_type, "--rope-scale", _number(scaling.factor))
     else:

@@ -1,9 +1,9 @@
 """Published models: how their configurations describe positions, one row per architecture.
 
-To read another architecture, add a row to its family (`llama`, `layered`, `deepseek`, `gpt`, `added`, `vision`, ...):
-an `Architecture` under its ``model_type``, with the keys that differ from Llama's. From outside of this package,
-`register_architecture` does the same. `Rotary.from_config`, `encoding_from_config`, `convert_layout`,
-`InputEmbedding.from_pretrained`, ``locant explain`` and ``locant extend`` read from the rows alone.
+To support another architecture, add a row to its family (`llama`, `mixed_layers`, `deepseek`, `gpt`,
+`additive_positions`, `vision`, ...): an `Architecture` under its ``model_type``, with the keys that differ from
+Llama's. Code outside this package calls `register_architecture` instead. `Rotary.from_config`, `encoding_from_config`,
+`convert_layout`, `InputEmbedding.from_pretrained`, ``locant explain`` and ``locant extend`` read nothing but the rows.
 """
 
 from locant.models.architecture import Architecture as Architecture

@@ -1,4 +1,4 @@
-"""Speech and sound: encoders that rotate as Llama or GPT-J does, with keys of their own, or convolve."""
+"""Speech and sound: encoders with other keys that rotate like Llama or GPT-J, or that use convolutions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from locant.errors import InputError
 from locant.kernels.rotary import Layout
 from locant.models.architecture import SHARE, Architecture, RotaryKeys, rotary_row, warn_if
-from locant.models.config_values import HEADS, WIDTHS, Config, flag_at, number, one_named, required, stated
+from locant.models.config_values import HEADS, WIDTHS, Config, flag_at, number, required, required_name, required_value
 from locant.models.relative_biases import SINES_IN_TURNS
-from locant.models.sinusoids import fairseq
+from locant.models.sinusoids import fairseq_encoding
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.convolutional import Convolutional
 from locant.positions.encodings.shaw import Shaw
@@ -22,12 +22,12 @@ from locant.positions.pair_table import Pairs
 
 
 def _conformer(config: Config, layer_type: str | None) -> PositionEncoding | None:
-    """Rotary positions, sines of the distance, a vector for each distance, or none."""
+    """Return rotary positions (``None``), sines of the distance, a vector for each distance, or no positions."""
     kinds = ("rotary", "relative", "relative_key")
     remedy = f"'position_embeddings_type': {' or '.join(map(repr, kinds))}, as the model was trained with"
-    if stated(config, "position_embeddings_type", remedy) is None:
+    if required_value(config, "position_embeddings_type", remedy) is None:
         return PositionEncoding()
-    kind = one_named(config, "position_embeddings_type", kinds, remedy=remedy)
+    kind = required_name(config, "position_embeddings_type", kinds, remedy=remedy)
     if kind == "rotary":
         return None
     heads, width = required(config, HEADS[0]), required(config, WIDTHS[0])
@@ -38,12 +38,12 @@ def _conformer(config: Config, layer_type: str | None) -> PositionEncoding | Non
 
 
 def _seamless(config: Config, layer_type: str | None) -> PositionEncoding | None:
-    """A Conformer for speech; for text, in encoder and decoder, the sines of M2M100."""
-    return _conformer(config, None) if layer_type == "speech" else fairseq(config, None)
+    """Return a Conformer for speech, or the sines of M2M100 for text."""
+    return _conformer(config, None) if layer_type == "speech" else fairseq_encoding(config, None)
 
 
-def _of_seconds(config: Config, rope: Config, rotary_dim: int) -> Pairs:
-    """Of a feature of sound: its frame x its window of frames, and its frame x its place there (Music Flamingo)."""
+def _time_pairs(config: Config, rope: Config, rotary_dim: int) -> Pairs:
+    """Return pairs for frame x window and for frame x place in the window, for features of sound (Music Flamingo)."""
     longest = number("max_position_embeddings", config.get("max_position_embeddings"))
     base = rope.get("rope_theta", config.get("rope_theta"))
     step = 4 * number("audio_frame_step", config.get("audio_frame_step", 0.01), above=0)
@@ -58,18 +58,18 @@ def _of_seconds(config: Config, rope: Config, rotary_dim: int) -> Pairs:
 
 def _speech(config: Config, layer_type: str | None) -> PositionEncoding:
     if flag_at(config, "conv_pos_batch_norm"):
-        got = "got conv_pos_batch_norm=True, a norm over batches, in which rows depend on each other"
+        got = "got conv_pos_batch_norm=True, a norm over the batch, which makes rows depend on each other"
         raise InputError(got, "'conv_pos_batch_norm': False, as most have it")
     return _convolutional(config, kernel_size=required(config, "num_conv_pos_embeddings"))
 
 
 def _squeezed(config: Config, layer_type: str | None) -> PositionEncoding:
-    got = f"got {config['model_type']}, whose convolution gives a position to every squeeze_factor-th frame alone"
-    raise InputError(got, "locant.Convolutional for the frames before they are squeezed")
+    got = f"got {config['model_type']}, whose convolution gives a position only to every squeeze_factor-th frame"
+    raise InputError(got, "use locant.Convolutional for the frames before they are squeezed")
 
 
 def _wavlm(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A convolution at the input, and T5's buckets in the layers, which each layer multiplies with a gate."""
+    """Return a convolution for the input, or T5's buckets for the layers, which multiply them with a gate."""
     if layer_type != "attention":
         return _speech(config, None)
     buckets, distance = required(config, "num_buckets"), required(config, "max_bucket_distance")
@@ -83,7 +83,7 @@ def _data2vec(config: Config, layer_type: str | None) -> PositionEncoding:
 
 def _convolutional(config: Config, **options: Any) -> PositionEncoding:
     released = "'feat_extract_activation': 'gelu', as released models have it"
-    one_named(config, "feat_extract_activation", ("gelu",), "gelu", released)
+    required_name(config, "feat_extract_activation", ("gelu",), "gelu", released)
     return Convolutional(required(config, *WIDTHS), groups=required(config, "num_conv_pos_embedding_groups"), **options)
 
 
@@ -92,11 +92,11 @@ EMBEDDED = (
     "features of sound are rotated before they enter the model, as one head: a position is (frame x window, "
     "frame x place in the window), with frames of 4 x audio_frame_step seconds"
 )
-GATED = "each layer multiplies the bias of a query by a gate that it makes of its hidden state, for every head"
+GATED = "each layer multiplies the bias of a query by a gate for each head, which it computes from its hidden state"
 
 
-def _with_own_ropes(base: float, share: float, max_seq_len: int, layout: Layout = "half") -> Architecture:
-    """A class with rope parameters of its own: without any in the configuration, keys beside them are not read."""
+def _row_with_default_ropes(base: float, share: float, max_seq_len: int, layout: Layout = "half") -> Architecture:
+    """Return a row of a class with default rope parameters, which override all keys outside them."""
     return rotary_row(
         max_seq_len=max_seq_len,
         keys=RotaryKeys(layout=layout, share_keys=SHARE),
@@ -135,14 +135,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         1e4, 512, None, 0.9, keys=INTERLEAVED, attribute_map={"num_attention_heads": "encoder_num_attention_heads"},
     ),
     "musicflamingo": rotary_row(
-        1200.0, 1200, 1280, 0.2, keys=RotaryKeys(pairs=_of_seconds, not_converted="which rotates no queries and keys"),
+        1200.0, 1200, 1280, 0.2, keys=RotaryKeys(pairs=_time_pairs, not_converted="which rotates no queries and keys"),
         warnings=(EMBEDDED,),
     ),
     **dict.fromkeys(
-        ("moonshine_streaming", "moonshine_streaming_encoder"), _with_own_ropes(1e4, 0.8, 4096, "interleaved")
+        ("moonshine_streaming", "moonshine_streaming_encoder"), _row_with_default_ropes(1e4, 0.8, 4096, "interleaved")
     ),
     "moshi": rotary_row(1e4, 3000),
-    "nemotron3_5_transcribe_asr_audio": _with_own_ropes(1e4, 0.5, 5000),
+    "nemotron3_5_transcribe_asr_audio": _row_with_default_ropes(1e4, 0.5, 5000),
     "nemotron3_diarization_audio": rotary_row(1e4, 5000, keys=PART),
     **dict.fromkeys(("neucodec", "xcodec2"), rotary_row(1e4, 4096, 64)),
     **dict.fromkeys(

@@ -1,4 +1,4 @@
-"""The sizes that the class of an architecture in `transformers` takes where a configuration has none.
+"""The default sizes of the class of an architecture in `transformers`, for configurations without sizes.
 
 The text part of a published multimodal model often states nothing but its ``model_type``.
 """

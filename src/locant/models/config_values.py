@@ -1,4 +1,4 @@
-"""Values of a configuration, read by key and checked: a wrong one is an `InputError` that names its key."""
+"""Values of a configuration, read by key and checked. A wrong value raises an `InputError` that names its key."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ TRAINED = "original_max_position_embeddings"
 
 
 NULLS = ("sliding_window", "position_embeddings_type")
-"""Keys whose null is no absence: there is no window, or there are no positions, whatever the class has by default."""
+"""Keys whose null is a value: no window or no positions, even if the default of the class is another."""
 
 
 def part_key(config: Config) -> str | None:
-    """The key of the part that a configuration of several models is read by; ``None``: it is one model's.
+    """Return the key of the part to read in a configuration of several models, or ``None`` if it describes one model.
 
     >>> part_key({"model_type": "vision-encoder-decoder", "encoder": {}, "decoder": {}})
     'decoder'
@@ -38,14 +38,14 @@ def part_key(config: Config) -> str | None:
 
 
 def config_dict(config: Config | object) -> dict[str, Any]:
-    """A configuration as a dictionary, without nulls that mean absence; of several models in one, that of the text."""
+    """Return a configuration, or its text part, as a dictionary without nulls that mean absence."""
     to_dict = getattr(config, "to_dict", None)
     values: Any = to_dict() if callable(to_dict) else config
     if not isinstance(values, Mapping):
         got = f"got {type(config).__name__}, expected a Hugging Face configuration or a dictionary"
-        of_file = "json.loads(Path('config.json').read_text())"
+        from_file = "json.loads(Path('config.json').read_text())"
         by_name = f"transformers.AutoConfig.from_pretrained({config!r}), or " if isinstance(config, str) else ""
-        raise InputError(got, f"{by_name}{of_file}")
+        raise InputError(got, f"{by_name}{from_file}")
     if values is not config and (types := getattr(config, "layer_types", None)):  # a property in some classes
         values = {**values, "layer_types": [*types]}
     key = part_key(values)
@@ -58,74 +58,74 @@ def attribute(config: object, name: str, layer: int | None = None) -> Any:
     """Return an attribute of a configuration object, or ``None`` if there is none.
 
     Args:
-        layer: whose value is meant, if the layers may differ in it.
+        layer: the layer whose value to return, if the layers may differ in it.
 
     Raises:
-        InputError: the layers differ in it, and none is named. (Gemma 4's do from transformers 5.24 on.)
+        InputError: the layers differ in it, and `layer` is ``None`` (Gemma 4 from transformers 5.24 on).
     """
     if layer is not None and getattr(config, "is_heterogeneous", False):
         config = cast(Any, config).per_layer_config[layer]
     try:
         return getattr(config, name, None)
-    except RuntimeError as error:  # of transformers, about a value that is each layer's own
+    except RuntimeError as error:  # transformers raises it for a value that differs between layers
         got = f"got {type(config).__name__}, whose layers differ in {name}"
         raise InputError(got, f"use a model whose layers have the same {name}") from error
 
 
 def part_of(whole: Config, part: Config | object, others: Config | None = None) -> dict[str, Any]:
-    """The configuration of a part, which may leave its ``model_type`` to the class of the whole.
+    """Return the configuration of a part, with the ``model_type`` that the class of the whole implies if it has none.
 
-    `others` are keys that older files of CLIP and its kin have beside it, and that count more.
+    `others` are keys beside the part in older files of CLIP and similar models. They take precedence.
     """
     if not isinstance(part, Mapping):
         return config_dict(part)
     model_type = whole.get("model_type")
     name = TYPE_OF_PART.get(model_type) if isinstance(model_type, str) else None
-    stated = {} if name is None or part.get("model_type") is not None else {"model_type": name}
-    return config_dict({**part, **(others or {}), **stated})
+    implied = {} if name is None or part.get("model_type") is not None else {"model_type": name}
+    return config_dict({**part, **(others or {}), **implied})
 
 
 def value_at(config: Config, *keys: str) -> Any:
-    """The value under whichever of these synonyms is there, or ``None``; two that differ raise."""
-    return agreed({key: config[key] for key in keys if config.get(key) is not None})
+    """Return the value under any of these synonyms, or ``None``. Raise `InputError` if two of them differ."""
+    return common_value({key: config[key] for key in keys if config.get(key) is not None})
 
 
-def agreed(values: Mapping[str, Any]) -> Any:
-    """The one value that all of these keys have; ``None`` where there is none."""
+def common_value(values: Mapping[str, Any]) -> Any:
+    """Return the one value that all of these keys have, or ``None`` if there are no keys."""
     first = next(iter(values.values()), None)
     if any(value is not first and value != first for value in values.values()):  # NaN differs from itself
         got = " and ".join(f"{key}={shown(value)}" for key, value in values.items())
-        raise InputError(f"got {got}, expected one value", f"the configuration without {next(iter(values))}")
+        raise InputError(f"got {got}, expected one value", f"remove {next(iter(values))} from the configuration")
     return first
 
 
 def integer_at(config: Config, *keys: str, low: int = 1) -> int | None:
-    """The integer under whichever of these synonyms is there, or ``None``."""
+    """Return the integer under any of these synonyms, or ``None``."""
     value = value_at(config, *keys)
     return None if value is None else integer(next(key for key in keys if config.get(key) is not None), value, low)
 
 
 def required(config: Config, *keys: str, low: int = 1) -> int:
-    """The integer under one of these synonyms, which has to be there.
+    """Return the integer under one of these synonyms. Raise `InputError` if there is none.
 
     >>> required({"n_head": 12}, "num_attention_heads", "n_head")
     12
     """
     value = integer_at(config, *keys, low=low)
     if value is None:
-        raise missing(config, keys[0], f"{keys[0]!r} in it, as the model has it")
+        raise missing_key_error(config, keys[0], f"add {keys[0]!r}, as the model has it")
     return value
 
 
-def stated(config: Config, key: str, remedy: str) -> Any:
-    """The value under this key, which has to be there."""
+def required_value(config: Config, key: str, remedy: str) -> Any:
+    """Return the value under this key. Raise `InputError` if it is missing."""
     if key not in config:
-        raise missing(config, key, remedy)
+        raise missing_key_error(config, key, remedy)
     return config[key]
 
 
-def one_named(config: Config, key: str, names: Sequence[str], default: str | None = None, remedy: str = "") -> str:
-    """The name under this key, which has to be one of these."""
+def required_name(config: Config, key: str, names: Sequence[str], default: str | None = None, remedy: str = "") -> str:
+    """Return the name under this key. Raise `InputError` unless it is one of `names`."""
     name = config.get(key, default)
     if not isinstance(name, str) or name not in names:
         expected = " or ".join(map(repr, names))
@@ -134,21 +134,23 @@ def one_named(config: Config, key: str, names: Sequence[str], default: str | Non
     return name
 
 
-def missing(config: Config, key: str, remedy: str) -> InputError:
-    """The error for a configuration without this key."""
+def missing_key_error(config: Config, key: str, remedy: str) -> InputError:
+    """Return the error for a configuration without this key."""
     return InputError(f"got a {config.get('model_type', '')} configuration without {key}".replace("  ", " "), remedy)
 
 
 def width_per_head(config: Config) -> int:
-    """The width of a model divided by its heads."""
+    """Return the width of a model divided by its number of heads."""
     width, heads = required(config, *WIDTHS), required(config, *HEADS)
     if width % heads:
-        raise InputError(f"got hidden_size={width} for {heads} heads, expected a multiple", "the sizes of the model")
+        raise InputError(
+            f"got hidden_size={width} for {heads} heads, expected a multiple", "use the sizes of the model"
+        )
     return width // heads
 
 
 def patches(config: Config) -> tuple[int, int]:
-    """How many patches an image has, down and across."""
+    """Return how many patches an image has, down and across."""
     both = (config.get("image_size"), config.get("patch_size"))
     (height, width), (patch_height, patch_width) = (
         one if isinstance(one, (list, tuple)) and len(one) == 2 else (one, one) for one in both
@@ -164,7 +166,7 @@ def patches(config: Config) -> tuple[int, int]:
 
 
 def sections_in(rope: Config, default: Sequence[int] = (16, 24, 24), axes: int | None = 3) -> tuple[int, ...]:
-    """The pairs of each axis in ``mrope_section``, or what the modeling code takes without it."""
+    """Return the number of pairs of each axis in ``mrope_section``, or the default of the modeling code."""
     sections = rope.get("mrope_section", default)
     if not isinstance(sections, (list, tuple)) or axes not in (None, len(sections)):
         got = f"got mrope_section={shown(sections)}, expected a list of pairs for each of time, height, width"
@@ -173,28 +175,28 @@ def sections_in(rope: Config, default: Sequence[int] = (16, 24, 24), axes: int |
 
 
 def flag(key: str, value: object) -> bool:
-    """`value`, if it is true or false; the text "false" is neither."""
+    """Return `value` if it is true or false. The text "false" is neither."""
     return _checked(lambda: arguments.flag(key, value), f"{key!r}: true or false")
 
 
 def flag_at(config: Config, key: str, *, default: bool = False) -> bool:
-    """Whether this key holds true."""
+    """Return whether the value under this key is true."""
     return flag(key, config.get(key, default))
 
 
 def number(key: str, value: object, **ends: Real) -> float:
-    """`value`, if it is a finite number within these ends; see `arguments.real`."""
+    """Return `value` if it is a finite number within these bounds. See `arguments.real`."""
     return float(_checked(lambda: arguments.real(key, value, **ends, remedy=""), f"{key!r}: a number"))
 
 
 def integer(key: str, value: object, low: int = 1) -> int:
-    """`value`, if it is a whole number of `low` or more that 31 bits can hold; 4096.0 is one."""
+    """Return `value` if it is an integer of at least `low` that fits into 31 bits. 4096.0 counts as an integer."""
     whole = int(value) if isinstance(value, float) and value.is_integer() else value
     return _checked(lambda: arguments.whole(key, whole, low, remedy=""), f"{key!r}: an integer")
 
 
 def layer_types_in(config: Config) -> tuple[str, ...]:
-    """The type of each layer, where a configuration lists them."""
+    """Return the type of each layer, or nothing if a configuration does not list them."""
     types = config.get("layer_types", ())
     if not isinstance(types, (list, tuple)) or not all(isinstance(one, str) for one in types):
         raise InputError(f"got layer_types={shown(types)}, expected a list of names", "['full_attention', ...]")
@@ -202,7 +204,7 @@ def layer_types_in(config: Config) -> tuple[str, ...]:
 
 
 def of_single_layers(config: Config) -> dict[int, Config]:
-    """What ``per_layer_config`` holds for single layers, by their number."""
+    """Return the entries of ``per_layer_config`` by the number of their layer."""
     layers = config.get("per_layer_config", {})
     if not isinstance(layers, Mapping) or not all(isinstance(layer, Mapping) for layer in layers.values()):
         raise InputError(f"got per_layer_config={shown(layers)}, expected a dictionary per layer", "{'5': {...}}")
@@ -213,7 +215,7 @@ def of_single_layers(config: Config) -> dict[int, Config]:
 
 
 def _checked(check: Callable[[], T], remedy: str) -> T:
-    """What a check of an argument gives, where a wrong value is one of a file."""
+    """Return the result of a check of arguments, and raise its error as an `InputError`."""
     try:
         return check()
     except LocantError as error:

@@ -11,7 +11,14 @@ from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import SHARE, Architecture, RotaryKeys, rotary_row, warn_if
 from locant.models.config_values import TRAINED, Config, layer_types_in, required
-from locant.models.layered import LISTED_KEYS, base_inside, layers_of_list, listed_layers, none_without, of_types
+from locant.models.mixed_layers import (
+    LISTED_KEYS,
+    drop_outer_base,
+    kinds_from_base_keys,
+    listed_kinds,
+    listed_kinds_by_layer,
+    nope_if_without,
+)
 from locant.models.rope_parameters import rope_dictionary
 from locant.models.weights import HeadRows, InputTables, query_rows
 from locant.positions.base import PositionEncoding
@@ -25,7 +32,7 @@ def _latent_attention(config: Config, encoding: PositionEncoding) -> str | None:
     if not isinstance(encoding, Rotary) or "qk_nope_head_dim" not in config:
         return None
     return (
-        f"each head has {required(config, 'qk_nope_head_dim')} more dimensions without positions beside these "
+        f"each head has {required(config, 'qk_nope_head_dim')} more dimensions without positions, in addition to these "
         f"{encoding.head_dim}, and all heads share one rotated key"
     )
 
@@ -40,7 +47,7 @@ def _scale_of_scores(config: Config, encoding: PositionEncoding) -> str | None:
     weight = 0.1 * scaling.mscale_all_dim * math.log(scaling.factor) + 1
     factor = scaling.effective_attention_factor
     return (
-        f"the attention factor is {spell(factor)}, because mscale_all_dim acts on all scores instead: attend "
+        f"the attention factor is {spell(factor)}, because mscale_all_dim multiplies all scores instead: attend "
         f"with scale={spell(weight**2 / math.sqrt(width))}, which is {spell(weight**2, 4)} / sqrt({width})"
     )
 
@@ -64,20 +71,21 @@ MISTRAL_YARN = {
 
 GROWING_QUERIES = warn_if(
     lambda config, encoding: getattr(encoding, "temperature", None) is not None,
-    "the temperature multiplies whole queries: encoding.temperature.grown(q, positions) for what is not rotated",
+    "the temperature multiplies whole queries: call encoding.temperature.grown(q, positions) for dimensions that are "
+    "not rotated",
 )
 
 
 def _trailing(config: Config, rope: Config, rotary_dim: int) -> Pairs:
-    """The last dimensions of a head (DeepSeek-V4)."""
+    """Return pairs of the last dimensions of a head (DeepSeek-V4)."""
     start = required(config, "head_dim") - rotary_dim
     return Pairs(dims=[(start + i, start + j) for i, j in Pairs.of(rotary_dim, layout="interleaved").dims])
 
 
 def _two_ladders(config: Config) -> Config:
-    """DeepSeek-V4 as published: keys of DeepSeek-V3, where YaRN acts on the layers that compress, and on scores not."""
+    """Rewrite DeepSeek-V4 as published: keys of DeepSeek-V3, where YaRN affects compressing layers, but not scores."""
     ropes = rope_dictionary(config)
-    if all(isinstance(ropes.get(kind), Mapping) for kind in V4_KINDS):  # then what stands in them counts
+    if all(isinstance(ropes.get(kind), Mapping) for kind in V4_KINDS):  # then the code reads these
         inside = {key for kind, key in V4_KINDS.items() if "rope_theta" in ropes[kind]}
         inside |= {*V4_FLAT} if any(SHARE[0] in ropes[kind] for kind in V4_KINDS) else {*V4_FLAT} - {*SHARE}
         rest = {key: value for key, value in config.items() if key not in inside}
@@ -100,7 +108,7 @@ V4_LAYERS = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "hea
 
 
 def _kinds_of_v4(config: Config) -> tuple[str, ...]:
-    """``main`` for sliding windows, ``compress`` for what is compressed; also by ``compress_ratios``."""
+    """Return ``main`` for layers with sliding windows, else ``compress``, also if the key is ``compress_ratios``."""
     types = layer_types_in(config)
     if not types and (ratios := config.get("compress_ratios")) is not None:
         if not isinstance(ratios, (list, tuple)) or not all(ratio in V4_LAYERS for ratio in ratios):
@@ -112,23 +120,23 @@ def _kinds_of_v4(config: Config) -> tuple[str, ...]:
 
 
 def _one_base_for_a_scaling(config: Config) -> Config:
-    """Dots 3 with ``rope_scaling`` has another base in sliding layers than without."""
+    """Raise `InputError` for Dots 3 with ``rope_scaling``, which changes the base of sliding layers."""
     if not config.get("rope_parameters") and rope_dictionary(config):
-        got = f"got rope_scaling={shown(config['rope_scaling'])}, of which its code makes one base for all layers"
+        got = f"got rope_scaling={shown(config['rope_scaling'])}, for which its code uses one base in all layers"
         raise InputError(got, "'rope_parameters' with a dictionary per layer type")
     return config
 
 
-ROTATED_BACK = "the key is the value, and the output of attention is rotated back by the position of its query"
+ROTATED_BACK = "keys are also values, and the output of attention is rotated back by the position of its query"
 LEARNED_FREQUENCIES = (
-    "a checkpoint's rotary_emb.alpha is learned: each inverse frequency is multiplied by e ** alpha, 1 before"
+    "a checkpoint's rotary_emb.alpha is learned: it multiplies each inverse frequency by e ** alpha, at first 1"
 )
 LATENT = RotaryKeys(layout="interleaved", head_dim_key="qk_rope_head_dim")
 EITHER_LAYOUT = replace(LATENT, interleave_key=True)
-OF_DEEPSEEK: Mapping[str, Any] = {
+DEEPSEEK_WEIGHTS: Mapping[str, Any] = {
     "projections": {
         "q_b_proj": lambda shape: (query_rows(shape),),
-        # What keys and values are made of, then the part of the keys that is rotated, once for all heads.
+        # The latent vector of keys and values, then the rotated part of the keys, which all heads share.
         "kv_a_proj_with_mqa": lambda shape: (
             HeadRows(count=1, width=shape.latent),
             HeadRows(count=1, width=shape.rotated, rotated=shape.rotated),
@@ -136,32 +144,32 @@ OF_DEEPSEEK: Mapping[str, Any] = {
     },
     "vllm": True,
 }
-"""The names of the weights, which are not known of others with latent attention."""
+"""The names of the weights. Other models with latent attention may have other names."""
 
 
-def _latent(
+def _latent_row(
     base: float, max_seq_len: int | None, width: int = 64, keys: RotaryKeys = LATENT, **row: Any
 ) -> Architecture:
-    """Multi-head latent attention, of which so many dimensions of a head are rotated."""
+    """Return a row with multi-head latent attention, where `width` dimensions of a head are rotated."""
     warnings, defaults = (_latent_attention, _scale_of_scores), {"qk_rope_head_dim": width}
     return rotary_row(base, max_seq_len, keys=keys, defaults=defaults, warnings=warnings, **row)
 
 
-V3 = _latent(1e4, 4096, keys=EITHER_LAYOUT, **OF_DEEPSEEK)
+V3 = _latent_row(1e4, 4096, keys=EITHER_LAYOUT, **DEEPSEEK_WEIGHTS)
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "deepseek_v2": _latent(1e4, 2048, **OF_DEEPSEEK),
+    "deepseek_v2": _latent_row(1e4, 2048, **DEEPSEEK_WEIGHTS),
     "deepseek_v3": replace(V3, presets={"deepseek-v3": DEEPSEEK_V3}),
     "kimi_k2": replace(V3, defaults={}),
-    "sarvam_mla": _latent(1e4, 4096, keys=replace(EITHER_LAYOUT, rope_types={"deepseek_yarn": "yarn"})),
-    "axk1": _latent(1e4, 32768, keys=EITHER_LAYOUT),
-    "axk2": _latent(1e4, 131072, 32),
-    "bailing_hybrid": _latent(6e6, None, keys=replace(LATENT, respell=base_inside)),
-    "deepseek_v32": _latent(1e4, 163840),
+    "sarvam_mla": _latent_row(1e4, 4096, keys=replace(EITHER_LAYOUT, rope_types={"deepseek_yarn": "yarn"})),
+    "axk1": _latent_row(1e4, 32768, keys=EITHER_LAYOUT),
+    "axk2": _latent_row(1e4, 131072, 32),
+    "bailing_hybrid": _latent_row(6e6, None, keys=replace(LATENT, respell=drop_outer_base)),
+    "deepseek_v32": _latent_row(1e4, 163840),
     "dots3_note_text": rotary_row(
         keys=replace(
             LATENT, per_layer=True, respell=_one_base_for_a_scaling,
-            layer_kinds=of_types(sliding_attention="swa_rope_theta", indexed_attention="rope_theta"),
+            layer_kinds=kinds_from_base_keys(sliding_attention="swa_rope_theta", indexed_attention="rope_theta"),
         ),
         defaults={
             "head_dim": 256, "qk_rope_head_dim": 64, "max_position_embeddings": 524288, "rope_theta": 8e7,
@@ -171,8 +179,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "deepseek_v4": rotary_row(
         keys=RotaryKeys(
-            layout="interleaved", pairs=_trailing, share_keys=SHARE, per_layer=True, layer_kinds=of_types(**V4_KINDS),
-            respell=_two_ladders,
+            layout="interleaved", pairs=_trailing, share_keys=SHARE, per_layer=True,
+            layer_kinds=kinds_from_base_keys(**V4_KINDS), respell=_two_ladders,
             not_converted="which rotates the last dimensions of its one key, and values with it",
         ),
         inputs=InputTables(tokens="embed"),
@@ -183,9 +191,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         kinds_by_layer=_kinds_of_v4,
         warnings=(ROTATED_BACK,),
     ),
-    "glm4_moe_lite": _latent(1e4, 202752, keys=EITHER_LAYOUT),
-    "glm_moe_dsa": _latent(1e4, 202752, keys=replace(LATENT, other_keys=("indexer_rope_interleave",))),
-    "hy_v4": _latent(
+    "glm4_moe_lite": _latent_row(1e4, 202752, keys=EITHER_LAYOUT),
+    "glm_moe_dsa": _latent_row(1e4, 202752, keys=replace(LATENT, other_keys=("indexer_rope_interleave",))),
+    "hy_v4": _latent_row(
         1e4, 262144,
         keys=replace(
             LATENT, layout="half",
@@ -194,7 +202,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "pass layout=... with the better one",
         ),
     ),
-    "longcat_flash": _latent(1e7, 131072),
+    "longcat_flash": _latent_row(1e7, 131072),
     "ministral3": rotary_row(
         keys=RotaryKeys(temperature_key=BETA, other_keys=MISTRAL_OTHERS),
         defaults={
@@ -213,8 +221,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         warnings=(_latent_attention, _scale_of_scores, GROWING_QUERIES),
     ),
     "mistral_large4_text": rotary_row(
-        keys=replace(LATENT, layer_keys=LISTED_KEYS), encoding=none_without, layer_types=listed_layers(),
-        kinds_by_layer=layers_of_list(),
+        keys=replace(LATENT, layer_keys=LISTED_KEYS), encoding=nope_if_without, layer_types=listed_kinds(),
+        kinds_by_layer=listed_kinds_by_layer(),
         defaults={
             "qk_rope_head_dim": 64, "max_position_embeddings": 1048576,
             "rope_parameters": {
@@ -224,6 +232,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         warnings=(_latent_attention, LEARNED_FREQUENCIES),
     ),
-    "minicpm3": _latent(1e4, 32768, 32, replace(LATENT, layout="half"), inputs=InputTables(scale_key="scale_emb")),
-    "youtu": _latent(1e4, 131072, keys=EITHER_LAYOUT),
+    "minicpm3": _latent_row(1e4, 32768, 32, replace(LATENT, layout="half"), inputs=InputTables(scale_key="scale_emb")),
+    "youtu": _latent_row(1e4, 131072, keys=EITHER_LAYOUT),
 }  # fmt: skip

@@ -11,7 +11,7 @@ from locant.errors import InputError, LocantError, Remedy
 from locant.kernels.rotary import Layout
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import NUM_LAYERS, Config, layer_types_in, required
-from locant.models.layered import full_every
+from locant.models.mixed_layers import full_every
 from locant.models.registry import class_sizes, flat_part, read, read_known, with_defaults
 from locant.models.rope_parameters import ropes_by_layer
 from locant.models.rotary_config import Reading, read_rotary, second_members
@@ -32,41 +32,40 @@ def encoding_from_config(
     layout: Layout | None = None,
     allow_no_rotation: bool = False,
 ) -> PositionEncoding:
-    """The position encoding of a published model, from its Hugging Face configuration.
+    """Return the position encoding of a published model, from its Hugging Face configuration.
 
-    Tables come out untrained; a checkpoint's rows fit into them as they are. Where a key is missing that decides
-    something, what `transformers` takes for the architecture is taken (`locant.models.with_defaults`), and a warning
-    says which and what.
+    Tables are untrained. The rows of a checkpoint fit into them as they are. If a key that matters is missing, the
+    default of `transformers` for this architecture is used (`locant.models.with_defaults`), and a warning names the
+    key and the value.
 
     Args:
-        config: a configuration object, or the dictionary of a ``config.json``. A configuration of several models is
-            read by the part that writes or reads text: ``text_config``, or the decoder of an encoder-decoder.
-        layer_type: which layers, for models whose layers differ; `layer_types` names them, and the names in the
-            ``layer_types`` of the configuration are understood as well. T5 has ``"encoder"`` (the default) and
-            ``"decoder"``. In a configuration of several models, the key of a part, such as ``"encoder"`` or
+        config: a configuration object, or the dictionary of a ``config.json``. If it describes several models, the
+            part that writes or reads text is used: ``text_config``, or the decoder of an encoder-decoder.
+        layer_type: the layers to read, if the layers of the model differ: one of `layer_types`, or a name in the
+            ``layer_types`` of the configuration. T5 has ``"encoder"`` (the default) and ``"decoder"``. In a
+            configuration of several models, it can also be the key of a part, such as ``"encoder"`` or
             ``"vision_config"``. See `encodings_by_layer` for one encoding per layer.
-        angles: for rotary positions, see `Rotary`.
-        layout: for rotary positions of converted weights; default: the architecture's.
-        allow_no_rotation: whether the two models whose code turns the members of a pair by different angles
-            (HunYuan-VL, V-JEPA 2) are read as they are, with a warning that tells how much lengths change.
+        angles: the precision of rotary angles. See `Rotary`.
+        layout: the layout of rotary positions, for converted weights. Default: the layout of the architecture.
+        allow_no_rotation: whether to accept the two models whose code turns the members of a pair by different angles
+            (HunYuan-VL, V-JEPA 2). A warning then states by how much lengths change.
 
     Raises:
-        InputError: an architecture that is not known, or a key that is wrong, or missing without a default; it is
-            named.
+        InputError: the architecture is unknown, or a key is wrong, or missing without a default. The error names it.
 
     >>> encoding_from_config({"model_type": "bloom", "n_head": 32})
     ALiBi(num_heads=32)
     >>> encoding_from_config({"model_type": "gpt2", "n_positions": 1024, "n_embd": 768})
     Learned(max_seq_len=1024, d_model=768)
     """
-    asked = flag("allow_no_rotation", allow_no_rotation)
-    config, layer_type = _named_part(config, layer_type)
+    allowed = flag("allow_no_rotation", allow_no_rotation)
+    config, layer_type = _select_part(config, layer_type)
     _warn_of_form(config, layout, depth=3)
-    return _of_what_is_stated(config, lambda stated: _encoding(stated, layer_type, angles, layout, asked), depth=3)
+    return _make_with_defaults(config, lambda stated: _encoding(stated, layer_type, angles, layout, allowed), depth=3)
 
 
-def _named_part(config: Config | object, layer_type: str | None) -> tuple[Config | object, str | None]:
-    """The part of a configuration of several models that `layer_type` names, or else what was given."""
+def _select_part(config: Config | object, layer_type: str | None) -> tuple[Config | object, str | None]:
+    """Return the part that `layer_type` names, if a configuration describes several models, else both arguments."""
     values = config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
     part = values.get(layer_type) if isinstance(layer_type, str) else None
     is_model = (isinstance(part, Mapping) and "model_type" in part) or hasattr(part, "model_type")
@@ -79,7 +78,7 @@ def _encoding(
     values, architecture = read_measurable(config)
     has_kinds = architecture.layer_types is None or architecture.layer_types(values)
     chosen = architecture.default_layer_type if layer_type is None and has_kinds else layer_type
-    named = () if chosen is not None else tuple(architecture.rotary_keys.layer_kinds)  # whatever else is missing
+    named = () if chosen is not None else tuple(architecture.rotary_keys.layer_kinds)  # even if other keys are missing
     kinds = named or _layer_types(values, architecture)
     if chosen is not None and chosen not in kinds and chosen in layer_types_in(values):
         if chosen in WITHOUT_ATTENTION:
@@ -89,17 +88,19 @@ def _encoding(
     if chosen not in (*kinds, *shared):
         got = f"got layer_type={shown(layer_type)} for {values['model_type']}, expected "
         if not kinds:
-            raise InputError(f"{got}none: its layers share one encoding", "no layer_type")
+            raise InputError(f"{got}none: its layers share one encoding", "leave layer_type out")
         raise InputError(f"{got}one of {', '.join(kinds)}: their encodings differ", Remedy(layer_type=kinds[0]))
-    other = _other_than_rotary(values, architecture, chosen)
+    other = _non_rotary_encoding(values, architecture, chosen)
     if other is not None:
         return other
     if architecture.rotary is UNKNOWN and layout is None:
         from locant.probing.probe import measured_rotary
 
         return measured_rotary(config, layer_type).alike(angles=angles)
-    of_ropes = chosen if architecture.layer_types is None else None  # others share one dictionary of rope parameters
-    options: dict[str, Any] = {"layer_type": of_ropes, "layout": layout}
+    rope_type = (
+        chosen if architecture.layer_types is None else None
+    )  # other kinds share one dictionary of rope parameters
+    options: dict[str, Any] = {"layer_type": rope_type, "layout": layout}
     options["allow_no_rotation"] = allow_no_rotation
     reading = read_rotary(values, architecture, **options)
     _warn(reading, depth=6)
@@ -109,7 +110,7 @@ def _encoding(
         return rotary
     low, high = unequal.stretch(Positions.grid(*(4 for _ in range(rotary.pairs.num_axes or 1))))
     warnings.warn(
-        f"{values['model_type']} is no rotation: among 4 positions on each axis it changes the length of a pair of "
+        f"{values['model_type']} does not rotate: among 4 positions on each axis it multiplies the length of a pair of "
         f"dimensions by {low:.3f} to {high:.3f}, and scores depend on more than distances",
         stacklevel=5,
     )
@@ -117,21 +118,21 @@ def _encoding(
 
 
 WITHOUT_ATTENTION = ("linear_attention", "mamba", "conv", "recurrent", "moe", "mlp")
-"""Names in ``layer_types`` of layers that have no queries and keys to rotate."""
+"""The names in ``layer_types`` for layers without queries and keys to rotate."""
 
 
 def _kind_of_type(config: Config, architecture: Architecture, layer_type: str) -> str | None:
-    """The kind of the layers that ``layer_types`` calls so; of several, the one that is rotated, with a warning."""
+    """Return the kind of the layers with this name in ``layer_types``. Of several, take a rotated one, and warn."""
     types, kinds = layer_types_in(config), _kinds_by_layer(config, architecture)
-    found = [*dict.fromkeys(kind for one, kind in zip(types, kinds, strict=False) if one == layer_type)]
-    rotated = [kind for kind in found if _other_than_rotary(config, architecture, kind) is None]
-    if len(found) > 1 and rotated:
+    candidates = [*dict.fromkeys(kind for one, kind in zip(types, kinds, strict=False) if one == layer_type)]
+    rotated = [kind for kind in candidates if _non_rotary_encoding(config, architecture, kind) is None]
+    if len(candidates) > 1 and rotated:
         warnings.warn(
-            f"{config['model_type']}: some layers of type {layer_type!r} have rotary positions, and some have none: "
-            "this is the encoding of those that have. Use locant.models.encodings_by_layer(config) for each layer",
+            f"{config['model_type']}: some layers of type {layer_type!r} have rotary positions, and some do not: "
+            "this is the encoding of the layers that do. Use locant.models.encodings_by_layer(config) for each layer",
             stacklevel=6,
         )
-    return next(iter(rotated or found), layer_type)
+    return next(iter(rotated or candidates), layer_type)
 
 
 def encodings_by_layer(
@@ -146,31 +147,31 @@ def encodings_by_layer(
         config, angles, layout: as in `encoding_from_config`.
 
     Raises:
-        InputError: as in `encoding_from_config`; or the configuration does not state the kinds of its layers, or its
-            parts are not layers of one stack (T5).
+        InputError: as in `encoding_from_config`, or if the configuration does not state the kinds of its layers, or
+            its parts are not layers of one stack (T5).
 
     >>> sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 4, "rope_theta": 1e4}
     >>> config = {"model_type": "smollm3", **sizes, "no_rope_layers": [1, 1, 1, 0]}
     >>> [type(each).__name__ for each in encodings_by_layer(config)]
     ['Rotary', 'Rotary', 'Rotary', 'PositionEncoding']
     """
-    values, architecture = _with_kinds(config)
+    values, architecture = _read_with_kinds(config)
     kinds = _kinds_by_layer(values, architecture)
 
     def make(stated: Config | object) -> dict[str | None, PositionEncoding]:
-        made: dict[str | None, PositionEncoding] = {}
-        for kind in dict.fromkeys(kinds):  # a comprehension would have a frame of its own, and warnings another place
+        encodings: dict[str | None, PositionEncoding] = {}
+        for kind in dict.fromkeys(kinds):  # no comprehension: its extra frame would move the place of warnings
             is_attention = kind not in WITHOUT_ATTENTION
-            made[kind] = _encoding(stated, kind, angles, layout, False) if is_attention else PositionEncoding()
-        return made
+            encodings[kind] = _encoding(stated, kind, angles, layout, False) if is_attention else PositionEncoding()
+        return encodings
 
     _warn_of_form(config, layout, depth=3)
-    made = _of_what_is_stated(config, make, depth=3)
-    return [made[kind] for kind in kinds]
+    encodings = _make_with_defaults(config, make, depth=3)
+    return [encodings[kind] for kind in kinds]
 
 
 def _kinds_by_layer(config: Config, architecture: Architecture) -> tuple[str | None, ...]:
-    """The kind of each layer in order."""
+    """Return the kind of each layer, in order."""
     kinds, types = _layer_types(config, architecture), layer_types_in(config)
     if architecture.kinds_by_layer is not None and kinds:
         return architecture.kinds_by_layer(config)
@@ -181,7 +182,9 @@ def _kinds_by_layer(config: Config, architecture: Architecture) -> tuple[str | N
         types = full_every(architecture.full_attention_every, "sliding_window_pattern")(config)
     if not types or not {*types} <= {*kinds, *WITHOUT_ATTENTION}:
         got = f"got a {config.get('model_type')} configuration without the kind of each layer: {', '.join(kinds)}"
-        raise InputError(got, "encoding_from_config with a layer_type, or layer_types with a name for each layer")
+        raise InputError(
+            got, "call encoding_from_config with a layer_type, or add layer_types with a name for each layer"
+        )
     return types
 
 
@@ -194,27 +197,27 @@ def rotary_from_config(
     layout: Layout | None,
     for_all_layers: bool = True,
 ) -> Rotary:
-    """What `Rotary.from_config` gives: by the row of the architecture, else by measurement, else by its layout.
+    """Return what `Rotary.from_config` returns: by the row of the architecture, else by measurement, else by `layout`.
 
-    Unless it is `for_all_layers`, nothing is said of layers that have no rotary positions.
+    If it is `for_all_layers`, warn of layers that have no rotary positions.
     """
     from locant.probing.probe import is_measurable, measured_rotary
 
-    def made(stated: Config | object) -> Rotary:
+    def make(stated: Config | object) -> Rotary:
         values, architecture = read(stated)
         if architecture.rotary is UNKNOWN and layout is None and is_measurable(stated):
             return measured_rotary(stated, layer_type).alike(angles=angles)
-        of_ropes = layer_type
+        rope_type = layer_type
         if layer_type is not None and architecture.layer_types is not None:
             kinds = architecture.layer_types(values)
-            rotated = [kind for kind in kinds if _other_than_rotary(values, architecture, kind) is None]
+            rotated = [kind for kind in kinds if _non_rotary_encoding(values, architecture, kind) is None]
             if layer_type in kinds and layer_type not in rotated and rotated:
-                remedy = Remedy("{}, or PositionEncoding() for these layers", layer_type=rotated[0])
+                remedy = Remedy("{}, or use PositionEncoding() for these layers", layer_type=rotated[0])
                 raise InputError(f"got layer_type={shown(layer_type)}, which has no rotary positions", remedy)
-            of_ropes = None if layer_type in kinds else layer_type
-        reading = read_rotary(values, architecture, layer_type=of_ropes, layout=layout)
+            rope_type = None if layer_type in kinds else layer_type
+        reading = read_rotary(values, architecture, layer_type=rope_type, layout=layout)
         _warn(reading, depth=6)
-        if for_all_layers and layer_type is None and (others := _not_rotated(values, architecture)):
+        if for_all_layers and layer_type is None and (others := _unrotated_kinds(values, architecture)):
             warnings.warn(
                 f"{values['model_type']}: this is not the encoding of all layers. Those of kind "
                 f"{' and '.join(map(repr, others))} have no rotary positions. Use encoding_from_config(config, "
@@ -224,15 +227,15 @@ def rotary_from_config(
         return cls(**reading.arguments, angles=angles)
 
     _warn_of_form(config, layout, depth=4)
-    return _of_what_is_stated(config, made, depth=4)
+    return _make_with_defaults(config, make, depth=4)
 
 
 def _warn_of_form(config: Config | object, layout: Layout | None, *, depth: int) -> None:
-    """Warn of a layout that is doubted, and of a part whose keys stand where its class may not read them."""
+    """Warn if the layout is in doubt, or if keys of the text part are where its class may not read them."""
     if isinstance(config, Mapping) and (part := flat_part(config)) is not None:
         warnings.warn(
-            f"got a {config['model_type']} configuration without text_config: its own keys are read as those of its "
-            f"text part, a {part}; its class in transformers may take its defaults in their place",
+            f"got a {config['model_type']} configuration without text_config: its keys are read as those of its text "
+            f"part, {part}. Its class in transformers may use defaults instead",
             stacklevel=depth,
         )
     doubt = read(config)[1].rotary_keys.layout_doubt
@@ -245,34 +248,35 @@ def _warn(reading: Reading, *, depth: int) -> None:
         warnings.warn(note, stacklevel=depth)
 
 
-def _of_what_is_stated(config: Config | object, make: Callable[[Config | object], E], *, depth: int) -> E:
-    """What is made of a configuration; where that lacks keys, with their defaults, which a warning names.
+def _make_with_defaults(config: Config | object, make: Callable[[Config | object], E], *, depth: int) -> E:
+    """Return `make(config)`. If keys are missing, make it with their defaults, and name these in a warning.
 
-    A base that was lost on the way would otherwise be replaced by another one in silence. An error that is left with
-    all defaults may come of a default that does not fit the other keys; one about the layer type does not.
+    Without the warning, a base that got lost would be replaced in silence. If an error remains with all defaults, a
+    default may be the cause, because it does not fit the other keys. So the first error is raised, unless the other one
+    is about the layer type or a contradiction.
     """
     try:
         return make(config)
-    except InputError as lacking:
+    except InputError as first_error:
         stated, full = read(config)[0], {**class_sizes(config), **with_defaults(config)}
-        taken = {key: value for key, value in full.items() if key not in stated}
-        error = _error_of(make, full) if taken else lacking
+        missing = {key: value for key, value in full.items() if key not in stated}
+        error = _find_error(make, full) if missing else first_error
         if error is not None:
-            of_layers = isinstance(error.remedy, Remedy) and "layer_type" in error.remedy.arguments
-            raise (error if of_layers or CONTRADICTION in error.cause else lacking) from None
-    for key in tuple(taken):  # what it reads as well without has no part in it
-        fewer = {each: value for each, value in taken.items() if each != key}
-        taken = taken if _error_of(make, {**stated, **fewer}) else fewer
+            is_about_layers = isinstance(error.remedy, Remedy) and "layer_type" in error.remedy.arguments
+            raise (error if is_about_layers or CONTRADICTION in error.cause else first_error) from None
+    for key in tuple(missing):  # leave out the defaults that are not needed
+        fewer = {each: value for each, value in missing.items() if each != key}
+        missing = missing if _find_error(make, {**stated, **fewer}) else fewer
     warnings.warn(
-        f"got a {full['model_type']} configuration without {', '.join(taken)}: taken is what its class in transformers "
-        f"takes, {shown(taken)}; a model that was trained with anything else needs it in the configuration",
+        f"got a {full['model_type']} configuration without {', '.join(missing)}: using the defaults of its class in "
+        f"transformers, {shown(missing)}. Add what the model was trained with to the configuration, if it differs",
         stacklevel=depth,
     )
-    return make({**stated, **taken})
+    return make({**stated, **missing})
 
 
-def _error_of(make: Callable[[Config | object], object], config: Config) -> LocantError | None:
-    """The error of this reading, if there is one: a default may also be a number that does not fit the others."""
+def _find_error(make: Callable[[Config | object], object], config: Config) -> LocantError | None:
+    """Return the error that `make(config)` raises, or ``None``. A default may not fit the other keys."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -283,7 +287,7 @@ def _error_of(make: Callable[[Config | object], object], config: Config) -> Loca
 
 
 def read_measurable(config: Config | object) -> tuple[dict[str, Any], Architecture]:
-    """A configuration and its row, which may be none where an installed `transformers` has what can be measured."""
+    """Return a configuration and its row. The row may be unknown if an installed `transformers` can be measured."""
     from locant.probing.probe import is_measurable
 
     values, architecture = read(config)
@@ -291,16 +295,16 @@ def read_measurable(config: Config | object) -> tuple[dict[str, Any], Architectu
 
 
 def layer_types(config: Config | object) -> tuple[str, ...]:
-    """The kinds of layers whose encodings differ, as `encoding_from_config` takes them; empty: one for all.
+    """Return the kinds of layers whose encodings differ, as `encoding_from_config` takes them. Empty if all are equal.
 
     >>> layer_types({"model_type": "t5"})
     ('encoder', 'decoder')
     """
-    return _layer_types(*_with_kinds(config))
+    return _layer_types(*_read_with_kinds(config))
 
 
-def _with_kinds(config: Config | object) -> tuple[dict[str, Any], Architecture]:
-    """A configuration and its row, with the defaults of its class if its layers cannot be told apart without them."""
+def _read_with_kinds(config: Config | object) -> tuple[dict[str, Any], Architecture]:
+    """Return a configuration and its row, with the defaults of its class if the kinds of layers depend on them."""
     values, architecture = read_measurable(config)
     try:
         _layer_types(values, architecture)
@@ -314,18 +318,18 @@ def _with_kinds(config: Config | object) -> tuple[dict[str, Any], Architecture]:
 
 
 def rotary_layer_types(config: Config | object) -> tuple[str | None, ...]:
-    """Those of `layer_types` that have rotary positions; ``(None,)`` where all layers have the same."""
-    values, architecture = _with_kinds(config)
+    """Return the `layer_types` that have rotary positions, or ``(None,)`` if all layers have the same."""
+    values, architecture = _read_with_kinds(config)
     kinds = _layer_types(values, architecture) or (None,)
-    return tuple(kind for kind in kinds if _other_than_rotary(values, architecture, kind) is None)
+    return tuple(kind for kind in kinds if _non_rotary_encoding(values, architecture, kind) is None)
 
 
-def _not_rotated(config: Config, architecture: Architecture) -> tuple[str, ...]:
-    """The kinds of layers that have no rotary positions, if they are known and there are some that have."""
+def _unrotated_kinds(config: Config, architecture: Architecture) -> tuple[str, ...]:
+    """Return the kinds of layers without rotary positions, if they are known and other layers have them."""
     try:
         kinds = _layer_types(config, architecture)
-        others = tuple(kind for kind in kinds if _other_than_rotary(config, architecture, kind) is not None)
-    except InputError:  # what is needed to tell them apart is missing
+        others = tuple(kind for kind in kinds if _non_rotary_encoding(config, architecture, kind) is not None)
+    except InputError:  # a key that distinguishes the kinds is missing
         return ()
     return others if len(others) < len(kinds) else ()
 
@@ -336,10 +340,10 @@ def _layer_types(config: Config, architecture: Architecture) -> tuple[str, ...]:
     return () if architecture.rotary is None else tuple(ropes_by_layer(config, architecture.rotary) or ())
 
 
-def _other_than_rotary(config: Config, architecture: Architecture, layer_type: str | None) -> PositionEncoding | None:
-    """The encoding of layers without rotary positions."""
+def _non_rotary_encoding(config: Config, architecture: Architecture, layer_type: str | None) -> PositionEncoding | None:
+    """Return the encoding of these layers, or ``None`` if they have rotary positions."""
     if architecture.encoding is not None:
         return architecture.encoding(config, layer_type)
     ropes = None if layer_type is None else ropes_by_layer(config, architecture.rotary_keys)
-    stands_still = ropes is not None and layer_type in ropes and ropes[layer_type or ""] is None
-    return PositionEncoding() if stands_still else None
+    has_no_rotation = ropes is not None and layer_type in ropes and ropes[layer_type or ""] is None
+    return PositionEncoding() if has_no_rotation else None

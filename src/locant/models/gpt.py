@@ -1,4 +1,4 @@
-"""GPT-J, GPT-NeoX, gpt-oss, and Phi: most rotate a part of each head; from Phi-3 on, with LongRoPE."""
+"""GPT-J, GPT-NeoX, gpt-oss, and Phi: most rotate a part of each head. Since Phi-3, Phi has LongRoPE."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from locant.positions.scaling import LongRoPE, YaRN
 
 
 def _in_four_parts(shape: HeadShape) -> tuple[HeadRows, ...]:
-    """CodeGen: cut for four accelerators, and in each part queries, values, keys."""
+    """Return four parts, one per accelerator, each with queries, values and keys (CodeGen)."""
     share = shape.queries // 4
     return (query_rows(shape, share), value_rows(shape, share), key_rows(shape, share)) * 4
 
 
 ROUNDED_RAMP = warn_if(
     lambda config, encoding: isinstance(scaling := getattr(encoding, "scaling", None), YaRN) and scaling.truncate,
-    "truncate is not false, as it is for released gpt-oss models: their ramp is not rounded to whole pairs",
+    "truncate is not false: released gpt-oss models have false, so their ramp is not rounded to whole pairs",
 )
 SHORT_FACTORS = warn_if(
     lambda config, encoding: isinstance(getattr(encoding, "scaling", None), LongRoPE),
-    "transformers rotates phimoe with the short factors at every length, and never takes the long ones",
+    "transformers rotates phimoe with the short factors at every length, and never uses the long ones",
 )
 
 GPT_J = RotaryKeys(layout="interleaved", fixed_base=10_000.0, share_keys=("rotary_dim",))

@@ -1,7 +1,7 @@
 """Learned grids: a row for each patch of an image, after rows for class tokens, added to the patches.
 
-ViT's kin have one row before the patches, SigLIP's kin have none. An image of another size has the table resized to its
-grid, as `LearnedGrid` does; Idefics and MiniCPM take the nearest rows instead.
+Models like ViT have one row before the patches, and models like SigLIP have none. For an image of another size the
+table is resized to its grid, as in `LearnedGrid`. Idefics and MiniCPM use the nearest rows instead.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import Architecture
-from locant.models.config_values import HEADS, WIDTHS, Config, flag_at, integer, patches, required, stated
-from locant.models.learned_tables import NOT_COMPARED, row_of
+from locant.models.config_values import HEADS, WIDTHS, Config, flag_at, integer, patches, required, required_value
+from locant.models.learned_tables import NOT_COMPARED, encoding_row
 from locant.models.vision import SAM, learned_grid
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.grid_bias import GridBias
@@ -23,12 +23,12 @@ from locant.positions.encodings.sinusoidal import Sinusoidal
 
 
 def _grid(image: int, patch: int, prefix: int = 0, **row: Any) -> Architecture:
-    """A table for images of this size in patches of this size, which are the defaults of the class."""
-    return row_of(learned_grid(prefix), {"image_size": image, "patch_size": patch}, **row)
+    """Return a row with a table for images and patches of these sizes, which are the defaults of the class."""
+    return encoding_row(learned_grid(prefix), {"image_size": image, "patch_size": patch}, **row)
 
 
 def _spectrogram(config: Config, layer_type: str | None) -> PositionEncoding:
-    """Patches of a spectrogram overlap: bands of frequency down, frames across."""
+    """Return a grid of overlapping patches of a spectrogram: bands of frequency down, frames across."""
     patch = required(config, "patch_size")
     sizes = {"num_mel_bins": "frequency_stride", "max_length": "time_stride"}
     down, across = ((required(config, size) - patch) // required(config, step) + 1 for size, step in sizes.items())
@@ -46,7 +46,7 @@ def _siglip_navit(config: Config, layer_type: str | None) -> PositionEncoding:
 
 def _aimv2(config: Config, layer_type: str | None) -> PositionEncoding:
     if flag_at(config, "is_native"):
-        got = "got is_native=true: sines of rows and columns, which are none of this package's encodings"
+        got = "got is_native=true: sines of rows and columns, which this package does not have"
         raise InputError(got, "'is_native': False, as models with a learned table have it")
     return learned_grid(0)(config, layer_type)
 
@@ -58,13 +58,13 @@ def _internvl(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _yolos(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A class token, the patches, and tokens for what is found."""
+    """Return a table for a class token, the patches, and detection tokens."""
     down, across = patches(config)
     return Learned(1 + down * across + required(config, "num_detection_tokens"), required(config, *WIDTHS))
 
 
 def _vivit(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A class token, and tubes of frames, rows and columns, one after the other."""
+    """Return a table for a class token, and for tubes of frames, rows and columns, one after the other."""
     sides = config.get("tubelet_size")
     if not isinstance(sides, (list, tuple)) or len(sides) != 3:
         raise InputError("got no tubelet_size of three numbers", "'tubelet_size': [2, 16, 16]")
@@ -75,7 +75,7 @@ def _vivit(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _heads_by_stage(config: Config) -> list[int]:
-    heads = stated(config, HEADS[0], "[4, 8, 16, 32], a number for each stage")
+    heads = required_value(config, HEADS[0], f"{HEADS[0]!r}: [4, 8, 16, 32], a number for each stage")
     if not isinstance(heads, (list, tuple)) or not heads:
         got = f"got {HEADS[0]}={shown(heads)}, expected a list with a number of heads for each stage"
         raise InputError(got, "[4, 8, 16, 32]")
@@ -83,29 +83,31 @@ def _heads_by_stage(config: Config) -> list[int]:
 
 
 def _clap(config: Config, layer_type: str | None) -> PositionEncoding:
-    """Swin's bias in windows; each stage has a number of heads of its own."""
+    """Return Swin's bias in windows. Stages differ in their number of heads."""
     stage = int((layer_type or "stage1").removeprefix("stage")) - 1
     window = required(config, "window_size")
     return GridBias(_heads_by_stage(config)[stage], window, window)
 
 
-def _refused(scheme: str, remedy: str = "locant.PositionEncoding, with an embed or bias of your own") -> Architecture:
-    """A row of a model whose positions no encoding of this package describes."""
+def _unsupported(
+    scheme: str, remedy: str = "write a subclass of locant.PositionEncoding with embed or bias"
+) -> Architecture:
+    """Return the row of a model whose positions no encoding of this package describes."""
 
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
-        raise InputError(f"got {config['model_type']}, which has {scheme}: no encoding of this package", remedy)
+        raise InputError(f"got {config['model_type']}, which has {scheme}: this package has no encoding for it", remedy)
 
     return Architecture(encoding=encoding, inputs=NOT_COMPARED)
 
 
-DETECTOR = _refused("sines or tables of rows and columns, which every layer adds to its queries and keys")
-ROWS_AND_COLUMNS = _refused("a table of rows and one of columns, whose vectors are added up")
+DETECTOR = _unsupported("sines or tables of rows and columns, which every layer adds to its queries and keys")
+ROWS_AND_COLUMNS = _unsupported("a table of rows and a table of columns, whose vectors are added")
 
 NEAREST = "images of other sizes take the rows nearest to their patches: the table is not resized"
-BESIDES_FRAMES = "frames of a video have a table besides, time_embeddings"
-AFTER_CLASS = "the row of the class token is added to every patch: weight[1:] + weight[:1] of its table fits"
+FRAMES = "frames of a video have another table, time_embeddings"
+AFTER_CLASS = "the row of the class token is added to every patch: use weight[1:] + weight[:1] of its table"
 WITHOUT_PREFIX = "class and register tokens before the patches have no rows"
-NOT_RESIZED = "class token, patches and detection tokens share one table; patches of other sizes have theirs resized"
+NOT_RESIZED = "class token, patches and detection tokens share one table; its code resizes the rows of the patches"
 TUBES = "a position is a tube of frames, rows and columns, counted after the class token"
 FIXED = "a position is a tube of frames, rows and columns, counted one after the other"
 
@@ -147,7 +149,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "bridgetower_vision_model": _grid(288, 16, 1),
     "tipsv2_vision_model": _grid(448, 14, 1),
-    "timesformer": _grid(224, 16, 1, warnings=(BESIDES_FRAMES,)),
+    "timesformer": _grid(224, 16, 1, warnings=(FRAMES,)),
     **dict.fromkeys(("internvl_vision", "qianfan_ocr_vision"), INTERNVL),
     "mgp-str": Architecture(
         encoding=learned_grid(1), inputs=NOT_COMPARED, defaults={"image_size": (32, 128), "patch_size": 4}
@@ -199,12 +201,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         DETECTOR,
     ),
     **dict.fromkeys(("pix2struct_vision_model", "tvp"), ROWS_AND_COLUMNS),
-    "levit": _refused("a bias for every pair of offsets between grids, which differ from layer to layer"),
-    "mllama_vision_model": _refused("gated tables of patches and of the tiles of an image"),
-    "pvt": _refused("a grid of its own in every stage"),
-    "radio": _refused("a table that is cut out of a larger one by the size of an image"),
-    "sam2_hiera_det_model": _refused("a small table that is stretched, and one that is repeated in every window"),
-    "videoprism_vision_model": _refused("a table of the places in a frame, and later one of the frames"),
+    "levit": _unsupported("a bias for every pair of offsets between grids, which differ from layer to layer"),
+    "mllama_vision_model": _unsupported("gated tables of patches and of the tiles of an image"),
+    "pvt": _unsupported("another grid in every stage"),
+    "radio": _unsupported("a table that is cut out of a larger one by the size of an image"),
+    "sam2_hiera_det_model": _unsupported("a small table that is resized, and a table that is repeated in every window"),
+    "videoprism_vision_model": _unsupported("a table of the places in a frame, and a later table of the frames"),
     **dict.fromkeys(
         (
             "deepseek_ocr2_sam_vision_model", "got_ocr2_vision", "pp_chart2table_vision",

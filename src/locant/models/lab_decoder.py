@@ -10,7 +10,7 @@ from typing import Any
 from locant.arguments import shown
 from locant.errors import InputError, LocantError, RangeError
 from locant.models.architecture import Architecture
-from locant.models.config_values import Config, missing
+from locant.models.config_values import Config, missing_key_error
 from locant.models.weights import InputTables
 from locant.positions.base import PositionEncoding
 from locant.positions.description import built
@@ -36,7 +36,7 @@ def encoding_of(config: Config, layer_type: str | None = None) -> PositionEncodi
     """
     description: Any = config.get("encoding")
     if description is None:
-        raise missing(config, "encoding", AGAIN)
+        raise missing_key_error(config, "encoding", AGAIN)
     name = description.get("name") if isinstance(description, dict) else None
     if not isinstance(name, str):
         got = f"got a model of locant train with the encoding {shown(description)}, expected a name and options"

@@ -1,9 +1,9 @@
 """Learned tables of positions: one row for each position of a text, added to the token embeddings.
 
-Three facts decide which row a position has: whether rows come before position 0, how many, and whether the length in
-the configuration counts them. RoBERTa and its kin put position 0 after the row of the padding token, and their length
-counts these rows: 514 rows are 512 positions. BART and its kin have two rows before position 0, which their length does
-not count: 1 026 rows for 1 024 positions.
+Three facts decide the row of a position: whether rows come before position 0, how many, and whether the length in the
+configuration counts them. RoBERTa and similar models have position 0 after the row of the padding token, and their
+length counts these rows: 514 rows for 512 positions. BART and similar models have two rows before position 0, which
+their length does not count: 1 026 rows for 1 024 positions.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from typing import Any
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import Architecture, warn_if
-from locant.models.config_values import LENGTHS, WIDTHS, Config, flag_at, integer, required, stated
+from locant.models.config_values import LENGTHS, WIDTHS, Config, flag_at, integer, required, required_value
 from locant.models.weights import InputTables
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.learned import Learned, LearnedGrid
 
-NOT_COMPARED = InputTables(why_not="what its code does with the input was not compared with InputEmbedding")
-EncodingOf = Callable[[Config, str | None], PositionEncoding]
+NOT_COMPARED = InputTables(why_not="the input embedding of its code was not compared with InputEmbedding")
+EncodingFactory = Callable[[Config, str | None], PositionEncoding]
 LENGTH = LENGTHS[0]
 PADDING = "pad_token_id"
 
 
 def size(config: Config, key: str, synonyms: tuple[str, ...]) -> int:
-    """The size under the key that the class reads; without it, under one of the usual keys."""
+    """Return the size under the key that the class reads, or else under one of the usual keys."""
     return required(config, key) if config.get(key) is not None else required(config, key, *synonyms)
 
 
-def row_of(encoding: EncodingOf, defaults: Config, /, **row: Any) -> Architecture:
-    """A row with this encoding and these defaults, unless `row` has another encoding; its ``defaults`` are added."""
+def encoding_row(encoding: EncodingFactory, defaults: Config, /, **row: Any) -> Architecture:
+    """Return a row with this encoding and these defaults. `row` may replace the encoding, and adds its ``defaults``."""
     fields: dict[str, Any] = {"encoding": encoding, "inputs": NOT_COMPARED, **row}
     fields["defaults"] = {**defaults, **row.get("defaults", {})}
     return Architecture(**fields)
@@ -42,21 +42,21 @@ def row_of(encoding: EncodingOf, defaults: Config, /, **row: Any) -> Architectur
 def learned(
     max_seq_len: int = 512, *, length: str = LENGTH, width: str = WIDTHS[0], offset: int = 0, **row: Any
 ) -> Architecture:
-    """A table whose length counts positions: `offset` further rows come before position 0.
+    """Return a row with a table whose length counts positions: `offset` more rows come before position 0.
 
-    `length` and `width` are the keys of the configuration, and `max_seq_len` is the default of its class.
+    `length` and `width` are keys of the configuration, and `max_seq_len` is the default of its class.
     """
 
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
         return Learned(size(config, length, LENGTHS), size(config, width, WIDTHS), offset=offset)
 
-    return row_of(encoding, {length: max_seq_len}, **row)
+    return encoding_row(encoding, {length: max_seq_len}, **row)
 
 
 def learned_after_padding(
     max_seq_len: int = 512, padding: int | None = 1, *, fixed: bool = False, width: str = WIDTHS[0], **row: Any
 ) -> Architecture:
-    """A table whose length counts rows, and whose position 0 comes after the row of the padding token.
+    """Return a row with a table whose length counts rows, with position 0 after the row of the padding token.
 
     `max_seq_len` and `padding` are the defaults of its class. If the token is `fixed`, no key changes it.
     """
@@ -64,27 +64,27 @@ def learned_after_padding(
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
         return after_padding(config, size(config, width, WIDTHS), padding if fixed else None)
 
-    given = {} if fixed or padding is None else {PADDING: padding}
-    return row_of(encoding, {LENGTH: max_seq_len, **given}, **row)
+    token = {} if fixed or padding is None else {PADDING: padding}
+    return encoding_row(encoding, {LENGTH: max_seq_len, **token}, **row)
 
 
 def after_padding(config: Config, width: int, padding: int | None = None) -> Learned:
-    """The table of a configuration whose position 0 comes after the row of the padding token."""
-    token = stated(config, PADDING, f"{PADDING!r}: 1, usually") if padding is None else padding
+    """Return the table of a configuration where position 0 comes after the row of the padding token."""
+    token = required_value(config, PADDING, f"{PADDING!r}: 1, usually") if padding is None else padding
     offset = integer(PADDING, token, 0) + 1
     rows = size(config, LENGTH, LENGTHS)
     if rows <= offset:
-        raise InputError(f"got {LENGTH}={rows}, of which {offset} are no positions", f"{LENGTH!r}: 514, usually")
+        raise InputError(f"got {LENGTH}={rows}, of which {offset} rows are not positions", f"{LENGTH!r}: 514, usually")
     return Learned(rows - offset, width, offset=offset)
 
 
 def _encoder_or_decoder(config: Config, layer_type: str | None) -> PositionEncoding:
-    """The longer table of the encoder, or that of the decoder (LED)."""
+    """Return the longer table of the encoder, or the table of the decoder (LED)."""
     return Learned(required(config, f"max_{layer_type}_position_embeddings"), size(config, "d_model", WIDTHS))
 
 
 def _reformer(config: Config, layer_type: str | None) -> PositionEncoding:
-    """As many rows as two tables make: row p is row p // W of one beside row p % W of the other, which has W."""
+    """Return a table made of two: row p joins row p // W of the first and row p % W of the second, which has W rows."""
     if not flag_at(config, "axial_pos_embds", default=True):
         return Learned(size(config, LENGTH, LENGTHS), size(config, WIDTHS[0], WIDTHS))
     sides = config.get("axial_pos_shape")
@@ -93,47 +93,47 @@ def _reformer(config: Config, layer_type: str | None) -> PositionEncoding:
     return Learned(math.prod(integer("axial_pos_shape", side) for side in sides), required(config, WIDTHS[0]))
 
 
-def _stretched(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A table that is resized to the length of a text, as those of images are to their size."""
+def _resized_table(config: Config, layer_type: str | None) -> PositionEncoding:
+    """Return a table that is resized to the length of a text, as a table of patches is resized for an image."""
     return LearnedGrid(1, size(config, LENGTH, LENGTHS), size(config, WIDTHS[0], WIDTHS), mode="bilinear")
 
 
 def _queries(config: Config, layer_type: str | None) -> PositionEncoding:
-    """Learned queries have no positions; text beside them has a table."""
+    """Return a table for text. Learned queries have no positions."""
     if not flag_at(config, "use_qformer_text_input"):
         return PositionEncoding()
     return Learned(size(config, LENGTH, LENGTHS), size(config, WIDTHS[0], WIDTHS))
 
 
-TWO_TABLES = "encoder and decoder have a table each"
+TWO_TABLES = "encoder and decoder have one table each"
 AXIAL = warn_if(
     lambda config, encoding: flag_at(config, "axial_pos_embds", default=True),
-    "its table is made of two: row p is row p // W of the first beside row p % W of the second, with "
+    "its table is made of two: row p is row p // W of the first, joined with row p % W of the second, with "
     "axial_pos_shape={config[axial_pos_shape]} and W the last of these",
 )
 STRETCHED = (
-    "a text shorter than the table has it stretched over its tokens: embed with Positions.grid(1, length), or pad"
+    "the table is resized to the length of a shorter text: embed with Positions.grid(1, length), or pad the text"
 )
-BOXES = "the place of a word on the page is added besides: a table each for x, y, height and width of its box"
-CHARACTERS = "the input is characters, each at a position of its own; positions of the middle layers are those before"
-BY_TIME = "an index is the time of a step, and return, state and action of one step share it"
-TYPES_OF_TOKENS = "row, column and rank of a cell are added besides, each from a table of its own"
-DISTANCES_OF_BOXES = "scores have a term besides, of sines of how far apart the boxes of two words are"
-TASKS = "a task may have a row besides, of a table of its own"
-SEEN_TABLE = "the tokens of an image have a second table, visual_position_embeddings"
-SPOKEN_BESIDES = "pronunciation and shape of a character are added besides"
+BOXES = "its code also adds the place of a word on the page, from tables for x, y, height and width of its box"
+CHARACTERS = "the input is characters, with one position each; the middle layers add no positions"
+BY_TIME = "a position is the time of a step, and return, state and action of one step share it"
+TYPES_OF_TOKENS = "its code also adds row, column and rank of a cell, from one table each"
+DISTANCES_OF_BOXES = "scores also have a term of sines of the distance between the boxes of two words"
+TASKS = "its code may also add a row for the task, from another table"
+IMAGE_TABLE = "the tokens of an image have a second table, visual_position_embeddings"
+PRONUNCIATION = "its code also adds pronunciation and shape of a character"
 BY_HIDDEN_STATES = (
-    "its decoder adds a number for each head and bucket of distances besides, which a matrix makes of the hidden "
-    "states and not of queries or keys"
+    "its decoder also adds a number for each head and bucket of distances, which it computes from hidden states and "
+    "not from queries or keys"
 )
-ENTITIES = "entities have a table of their own, and take the mean of the rows of their words"
+ENTITIES = "entities have another table, and get the mean of the rows of their words"
 
 PLAIN = learned()
-CLIP_KIN = learned(77)
-OWL_KIN = learned(16)
-SIGLIP_KIN = learned(64)
-BART_KIN = learned(1024, width="d_model", offset=2, warnings=(TWO_TABLES,))
-ROBERTA_KIN = learned_after_padding()
+CLIP_LIKE = learned(77)
+OWL_LIKE = learned(16)
+SIGLIP_LIKE = learned(64)
+BART_LIKE = learned(1024, width="d_model", offset=2, warnings=(TWO_TABLES,))
+ROBERTA_LIKE = learned_after_padding()
 ROBERTA_514 = learned_after_padding(514)
 LAYOUT = (BOXES,)
 
@@ -143,8 +143,8 @@ BART_LARGE = {
 }  # fmt: skip
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "bart": replace(BART_KIN, presets={"bart-large": BART_LARGE}),
-    **dict.fromkeys(("mbart", "mvp", "plbart"), BART_KIN),
+    "bart": replace(BART_LIKE, presets={"bart-large": BART_LARGE}),
+    **dict.fromkeys(("mbart", "mvp", "plbart"), BART_LIKE),
     "pp_formulanet_text": learned(2560, width="d_model", offset=2),
     "biogpt": learned(1024, offset=2),
     "blenderbot": learned(128, width="d_model", warnings=(TWO_TABLES,)),
@@ -168,8 +168,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     **dict.fromkeys(("convbert", "squeezebert"), learned(width="embedding_size")),
     "rembert": learned(width="input_embedding_size"),
     "ernie": learned(warnings=(TASKS,)),
-    "roc_bert": learned(warnings=(SPOKEN_BESIDES,)),
-    "visual_bert": learned(warnings=(SEEN_TABLE,)),
+    "roc_bert": learned(warnings=(PRONUNCIATION,)),
+    "visual_bert": learned(warnings=(IMAGE_TABLE,)),
     "tapas": learned(1024, warnings=(TYPES_OF_TOKENS,)),
     "big_bird": learned(4096),
     "git": learned(1024),
@@ -179,23 +179,23 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "aimv2_text_model", "clip_text_model", "clipseg_text_model", "groupvit_text_model", "metaclip_2_text_model",
             "xclip_text_model",
         ),
-        CLIP_KIN,
+        CLIP_LIKE,
     ),
-    "sam3_lite_text_text_model": learned(77, encoding=_stretched, warnings=(STRETCHED,)),
-    **dict.fromkeys(("owlv2_text_model", "owlvit_text_model"), OWL_KIN),
-    **dict.fromkeys(("siglip2_text_model", "siglip_text_model"), SIGLIP_KIN),
+    "sam3_lite_text_text_model": learned(77, encoding=_resized_table, warnings=(STRETCHED,)),
+    **dict.fromkeys(("owlv2_text_model", "owlvit_text_model"), OWL_LIKE),
+    **dict.fromkeys(("siglip2_text_model", "siglip_text_model"), SIGLIP_LIKE),
     "mra": learned(offset=2),
     "nystromformer": learned(510, offset=2),
     "yoso": learned(4096, offset=2),
     **dict.fromkeys(
-        ("data2vec-text", "ibert", "longformer", "roberta-prelayernorm", "xmod"), ROBERTA_KIN
+        ("data2vec-text", "ibert", "longformer", "roberta-prelayernorm", "xmod"), ROBERTA_LIKE
     ),
     **dict.fromkeys(
         ("altclip_text_model", "bridgetower_text_model", "clap_text_model", "xlm-roberta-xl"), ROBERTA_514
     ),
     "luke": learned_after_padding(warnings=(ENTITIES,)),
     "lilt": learned_after_padding(512, 0, warnings=LAYOUT),
-    "markuplm": learned_after_padding(512, 0, warnings=("the path of a word in the page's tree is added besides",)),
+    "markuplm": learned_after_padding(512, 0, warnings=("its code also adds the path of a word in the page's tree",)),
     "layoutlm": learned(warnings=LAYOUT),
     "bros": learned(warnings=(DISTANCES_OF_BOXES,)),
     "openai-gpt": learned(512, length="n_positions", width="n_embd"),

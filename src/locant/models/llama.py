@@ -1,7 +1,7 @@
-"""Llama, and the models that are built like it: rotary positions over whole heads, the base as ``rope_theta``.
+"""Llama, and the models that are built like it: rotary positions over whole heads, with the base ``rope_theta``.
 
-Many differ in nothing but their sizes. Some of them rotate the queries and keys of some of their layers only; of
-Qwen's, those that read images and video have sections of pairs for the axes.
+Many differ only in their sizes. Some rotate queries and keys in only some of their layers. The Qwen models for images
+and video have sections of pairs for the axes.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from locant.models.architecture import SHARE, Architecture, LayerKind, RotaryKeys, rotary_row, warn_if
-from locant.models.config_values import Config, flag, number, required, stated
-from locant.models.layered import (
+from locant.models.config_values import Config, flag, number, required, required_value
+from locant.models.mixed_layers import (
     LISTED_KEYS,
-    layers_of_list,
-    listed_layers,
-    none_of_granite,
-    none_of_zamba,
-    none_without,
+    listed_kinds,
+    listed_kinds_by_layer,
+    nope_for_granite,
+    nope_for_zamba,
+    nope_if_without,
     nope_in_full_attention,
-    windowed_layers,
+    windowed_kinds,
 )
 from locant.models.weights import InputTables
 from locant.positions.base import PositionEncoding
@@ -27,22 +27,22 @@ from locant.positions.temperature import Tempered
 
 
 def _llama_4(config: Config, layer_type: str | None) -> PositionEncoding | None:
-    """Layers without rotary positions let queries grow with their position, if they are asked to."""
+    """Return a temperature for layers without rotary positions, whose queries can grow with their position."""
     if layer_type != "without":
         return None
     key = "attn_temperature_tuning"
-    remedy = "true beside floor_scale and attn_scale, or false, as the model was trained with"
-    if not flag(key, stated(config, key, remedy)):
+    remedy = f"{key!r}: true with floor_scale and attn_scale, or false, as the model was trained with"
+    if not flag(key, required_value(config, key, remedy)):
         return PositionEncoding()
-    scale = stated(config, "attn_scale", "'attn_scale': 0.1, usually")
+    scale = required_value(config, "attn_scale", "'attn_scale': 0.1, usually")
     return Tempered(required(config, "floor_scale"), number("attn_scale", scale))
 
 
 GROWING = warn_if(
     lambda config, encoding: isinstance(encoding, Tempered),
     "attn_temperature_tuning: queries are multiplied by 1 + {encoding.temperature.weight:g} log(1 + floor((n + 1) / "
-    "{encoding.temperature.step:,})) at position n, which changes nothing in the first ones; keys stay as they are, "
-    "and nothing is rotated",
+    "{encoding.temperature.step:,})) at position n, which is 1 for the first positions. Keys do not change, and "
+    "nothing is rotated",
 )
 
 UNREAD = warn_if(
@@ -78,7 +78,7 @@ QWEN_2_5_7B = {
     "vocab_size": 152064, "hidden_size": 3584, "num_attention_heads": 28, "num_hidden_layers": 28,
     "max_position_embeddings": 32768, "tie_word_embeddings": False, "rope_theta": 1000000.0,
 }  # fmt: skip
-"""The instruction-tuned one; its base model has 131 072 positions."""
+"""The instruction-tuned model. Its base model has 131 072 positions."""
 
 QWEN_2_VL_7B = {**QWEN_2_5_7B, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}
 
@@ -86,7 +86,7 @@ EXAONE_4 = rotary_row(
     1e4,
     2048,
     encoding=nope_in_full_attention(rotary_without_windows=True),
-    layer_types=windowed_layers,
+    layer_types=windowed_kinds,
     full_attention_every=4,
     defaults={"sliding_window": 4096},
     vllm=True,
@@ -101,7 +101,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": rotary_row(1e4, 2048, presets={"llama-3.1-8b": LLAMA_3_1_8B}, vllm=True),
     "llama4_text": rotary_row(
         5e5, 131072, 128, keys=replace(INTERLEAVED, layer_keys=LISTED_KEYS), encoding=_llama_4,
-        layer_types=listed_layers(default_interval=4), kinds_by_layer=layers_of_list(default_interval=4),
+        layer_types=listed_kinds(default_interval=4), kinds_by_layer=listed_kinds_by_layer(default_interval=4),
         defaults={"no_rope_layer_interval": 4, "attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.1},
         warnings=(GROWING,), vllm=True,
     ),
@@ -115,7 +115,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "cohere": rotary_row(5e5, 8192, keys=INTERLEAVED, vllm=True),
     "cohere2": rotary_row(
         1e4, 8192, keys=INTERLEAVED, encoding=nope_in_full_attention(rotary_without_windows=False),
-        layer_types=windowed_layers, full_attention_every=4, defaults={"sliding_window": 4096}, vllm=True,
+        layer_types=windowed_kinds, full_attention_every=4, defaults={"sliding_window": 4096}, vllm=True,
     ),
     "ernie4_5": rotary_row(5e5, 131072, 128, keys=INTERLEAVED, vllm=True),
     "ernie4_5_moe": rotary_row(5e5, 131072, keys=INTERLEAVED),
@@ -133,8 +133,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "nemotron": rotary_row(1e4, 4096, None, 0.5, vllm=True),
     "seed_oss": rotary_row(1e4, 524288, 128, vllm=True),
     "smollm3": rotary_row(
-        2e6, 32768, keys=RotaryKeys(layer_keys=LISTED_KEYS), encoding=none_without, layer_types=listed_layers(),
-        kinds_by_layer=layers_of_list(), defaults={"no_rope_layer_interval": 4}, vllm=True,
+        2e6, 32768, keys=RotaryKeys(layer_keys=LISTED_KEYS), encoding=nope_if_without, layer_types=listed_kinds(),
+        kinds_by_layer=listed_kinds_by_layer(), defaults={"no_rope_layer_interval": 4}, vllm=True,
     ),
     "stablelm": rotary_row(1e4, 4096, None, 0.25, vllm=True),
     "bamba": rotary_row(1e4, 262144, None, 0.5),
@@ -162,7 +162,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gpt_neox_japanese": rotary_row(
         max_seq_len=2048, keys=RotaryKeys(base_key="rotary_emb_base", share_keys=("rotary_pct",)),
         defaults={"rotary_emb_base": 1e4}, inputs=InputTables(tokens="embed_in", padding=False)),
-    "granitemoehybrid": rotary_row(1e4, 2048, encoding=none_of_granite),
+    "granitemoehybrid": rotary_row(1e4, 2048, encoding=nope_for_granite),
     "hrm_text": rotary_row(1e4, 2048, 128, inputs=InputTables(scale_key="embedding_scale")),
     "hy_v3": rotary_row(11158840.0, 131072, 128),
     "jetmoe": rotary_row(1e4, 4096, keys=RotaryKeys(head_dim_key="kv_channels"), defaults={"kv_channels": 128}),
@@ -179,7 +179,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "solar_open": rotary_row(1e6, 131072, 128, keys=PART),
     "zamba2": rotary_row(
         1e4, 4096, keys=RotaryKeys(head_dim_key="attention_head_dim", layer_keys=("use_mem_rope",)),
-        encoding=none_of_zamba, defaults={"use_mem_rope": False},
+        encoding=nope_for_zamba, defaults={"use_mem_rope": False},
     ),
     "qwen2": rotary_row(1e4, 32768, presets={"qwen2.5-7b": QWEN_2_5_7B}, vllm=True),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), rotary_row(1e4, 32768, vllm=True)),

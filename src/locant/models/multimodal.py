@@ -1,6 +1,6 @@
-"""Language models that read images, video or sound: pairs of dimensions are dealt out to the axes of a position.
+"""Language models that read images, video or sound: each pair of dimensions belongs to one axis of a position.
 
-A position is ``(time, row, column)``; text has the same index on every axis, or positions of one axis.
+A position is ``(time, row, column)``. Text has the same index on every axis, or positions of one axis.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import replace
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.kernels.rotary import Layout
-from locant.models.architecture import SHARE, Architecture, PairsOf, RotaryKeys, rotary_row
+from locant.models.architecture import SHARE, Architecture, PairsFactory, RotaryKeys, rotary_row
 from locant.models.config_values import HEADS, Config, flag_at, integer, number, required, sections_in
-from locant.models.layered import rope
+from locant.models.mixed_layers import rope
 from locant.models.weights import RMS_NORMED
 from locant.positions.base import PositionEncoding
 from locant.positions.pair_table import Pairs
@@ -23,18 +23,18 @@ MROPE = {"mrope": "default"}
 
 
 def axes_in_turns(pairs: int, rows: int, columns: int) -> list[int]:
-    """The axis of every pair, where every third is of rows and every third of columns, as far as there are any."""
+    """Return the axis of each pair: every third is for rows, and every third for columns, until these are used up."""
     reach = {ROW: 3 * rows, COLUMN: 3 * columns}
     return [pair % 3 if pair < reach.get(pair % 3, 0) else TIME for pair in range(pairs)]
 
 
-def _by_stride(*default: int, layout: Layout = "half") -> PairsOf:
-    """Every third pair belongs to rows, and every third to columns, as far as their sections reach (Qwen3-VL)."""
+def _by_stride(*default: int, layout: Layout = "half") -> PairsFactory:
+    """Give every third pair to rows, and every third to columns, as far as their sections reach (Qwen3-VL)."""
 
     def pairs(config: Config, rope: Config, rotary_dim: int) -> Pairs:
         if rope.get("mrope_interleaved") is False:
-            got = f"got mrope_interleaved=false for {config['model_type']}, whose code always deals pairs out in turns"
-            raise InputError(got, "the configuration without it")
+            got = f"got mrope_interleaved=false for {config['model_type']}, whose code always interleaves the axes"
+            raise InputError(got, "remove it from the configuration")
         _, rows, columns = sections_in(rope, default)
         axes = axes_in_turns((rotary_dim + 1) // 2, rows, columns)
         return replace(Pairs.of(rotary_dim, layout=layout), axes=axes, num_axes=3)
@@ -42,22 +42,22 @@ def _by_stride(*default: int, layout: Layout = "half") -> PairsOf:
     return pairs
 
 
-def _rows_and_columns_in_turns(config: Config, rope: Config, rotary_dim: int) -> Pairs:
-    """Rows and columns take turns, and the slowest pairs are time's (ERNIE 4.5 VL)."""
+def _alternate_rows_and_columns(config: Config, rope: Config, rotary_dim: int) -> Pairs:
+    """Return pairs of alternating rows and columns, and the slowest pairs for time (ERNIE 4.5 VL)."""
     rows, columns, frames = sections_in(rope, (22, 22, 20))
     if rows != columns or 2 * (rows + columns + frames) != rotary_dim:
         got = f"got mrope_section={[rows, columns, frames]} for {rotary_dim // 2} pairs"
-        raise InputError(got, "[22, 22, 20]: as many for columns as for rows, and the rest for time")
+        raise InputError(got, "[22, 22, 20]: the same number for rows and columns, and the rest for time")
     return replace(Pairs.of(rotary_dim, layout="interleaved"), axes=[ROW, COLUMN] * rows + [TIME] * frames, num_axes=3)
 
 
-def _in_sections_of_dimensions(member: int) -> PairsOf:
-    """Axes have sections of dimensions, not of pairs: this member of a pair has the axis of its own (HunYuan-VL)."""
+def _by_sections_of_dimensions(member: int) -> PairsFactory:
+    """Give each pair the axis of this member: the sections count dimensions, not pairs (HunYuan-VL)."""
 
     def pairs(config: Config, rope: Config, head_dim: int) -> Pairs:
         sections = rope.get("mrope_section")
         if not isinstance(sections, (list, tuple)):
-            got = f"got mrope_section={shown(sections)}, expected a list of half as many dimensions for each axis"
+            got = f"got mrope_section={shown(sections)}, expected a list of half the number of dimensions of each axis"
             raise InputError(got, "[16, 16, 16, 16]")
         counts = [2 * integer("mrope_section", section, 0) for section in sections]
         axes = [axis for axis, count in enumerate(counts) for _ in range(count)]
@@ -71,17 +71,17 @@ def _in_sections_of_dimensions(member: int) -> PairsOf:
 
 
 def _atoms(config: Config, rope: Config, head_dim: int) -> Pairs:
-    """Three coordinates in space and the number of the molecule, each with a ladder; the rest is not rotated."""
+    """Return pairs for three coordinates and the number of the molecule, with a ladder each."""
     along, molecule = (required(config, f"num_{key}") for key in ("spatial_rope_pairs_per_axis", "uid_rope_pairs"))
     bases = [number(key, config.get(key)) for key in ("spatial_rope_base_frequency", "uid_rope_base_frequency")]
-    spatial, own = (
+    spatial, molecular = (
         [base ** -(rung / count) for rung in range(count)] for base, count in zip(bases, (along, molecule), strict=True)
     )
     count = 3 * along + molecule
     return Pairs(
         dims=[(pair, pair + head_dim // 2) for pair in range(count)],
         axes=[axis for axis in range(3) for _ in range(along)] + [3] * molecule,
-        inv_freq=[*spatial, *spatial, *spatial, *own],
+        inv_freq=[*spatial, *spatial, *spatial, *molecular],
     )
 
 
@@ -89,7 +89,7 @@ def _clvp(config: Config, layer_type: str | None) -> PositionEncoding | None:
     return None if flag_at(config, "use_rotary_embedding", default=True) else PositionEncoding()
 
 
-VALUES_TOO = "it rotates values as it rotates queries and keys"
+VALUES_TOO = "it also rotates values, in the same way as queries and keys"
 BLOCKS = RotaryKeys(rope_types=MROPE, default_sections=(16, 24, 24))
 QWEN_3 = RotaryKeys(rope_types=MROPE, pairs=_by_stride(24, 20, 20))
 QWEN_3_5 = RotaryKeys(rope_types=MROPE, pairs=_by_stride(11, 11, 10), share_keys=SHARE)
@@ -131,7 +131,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen4_exp_text": rotary_row(1e4, 32768, 256, keys=QWEN_3_5),
     "cohere_compass_text": rotary_row(None, 8192, 128, keys=RotaryKeys(per_layer=True, pairs=_by_stride(24, 20, 20))),
     "ernie4_5_vl_moe_text": rotary_row(
-        5e5, 131072, keys=RotaryKeys(layout="interleaved", rope_types=MROPE, pairs=_rows_and_columns_in_turns),
+        5e5, 131072, keys=RotaryKeys(layout="interleaved", rope_types=MROPE, pairs=_alternate_rows_and_columns),
     ),
     "neomme": rotary_row(
         None, 16384, 64,  # even pairs are rotated by rows, odd ones by columns; a position is (row, column)
@@ -145,10 +145,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "hunyuan_vl_text": Architecture(
         rotary=RotaryKeys(
-            pairs=_in_sections_of_dimensions(0), second_pairs=_in_sections_of_dimensions(1), ntk_alpha=True,
+            pairs=_by_sections_of_dimensions(0), second_pairs=_by_sections_of_dimensions(1), ntk_alpha=True,
             rope_types=MROPE,
-            no_rotation="which turns the two dimensions of a pair by different axes: no rotation, unless a token has "
-            "the same index on all of them (then model_type 'hunyuan_v1_dense' has it)",
+            no_rotation="which turns the two dimensions of a pair by different axes: not a rotation, unless a token "
+            "has the same index on all axes (then use model_type 'hunyuan_v1_dense')",
         )
     ),
     "nanochat": rotary_row(
@@ -162,7 +162,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "clvp_encoder": Architecture(
         rotary=RotaryKeys(
             fixed_base=10_000.0, not_converted="which rotates values too", layer_keys=("use_rotary_embedding",),
-            pairs=lambda config, rope, head_dim: Pairs.of(  # of the width that speech and text are projected to
+            pairs=lambda config, rope, head_dim: Pairs.of(  # from the width that speech and text are projected to
                 max(required(config, "projection_dim") // (2 * required(config, *HEADS)), 32)
             ),
         ),

@@ -1,6 +1,6 @@
-"""Which part of a composite model is its language model, and what `transformers` takes that part for.
+"""The parts of composite models: the key of the language model, and its model type in `transformers`.
 
-The part of a published configuration may lack its ``model_type``; the class of the whole model knows it.
+A part of a published configuration may lack its ``model_type``. The class of the whole model then implies it.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 PARTS = ("text_config", "thinker_config", "language_config", "llm_config")
-"""Where a composite configuration has that of its language model."""
+"""The keys under which a composite configuration has its language model."""
 
-_MODELS: Mapping[str, str] = {
+_COMPOSITES_BY_PART: Mapping[str, str] = {
     "aimv2_text_model": "aimv2",
     "align_text_model": "align",
     "altclip_text_model": "altclip",
@@ -117,7 +117,7 @@ _MODELS: Mapping[str, str] = {
 }
 """Names of composite models by the ``model_type`` of their language model."""
 
-TYPE_OF_PART: Mapping[str, str] = {name: part for part, names in _MODELS.items() for name in names.split()}
+TYPE_OF_PART: Mapping[str, str] = {name: part for part, names in _COMPOSITES_BY_PART.items() for name in names.split()}
 
 PART_WITHOUT_TEXT: Mapping[str, str] = {
     **dict.fromkeys(("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder"), "decoder"),
@@ -151,4 +151,4 @@ PART_WITHOUT_TEXT: Mapping[str, str] = {
         "backbone_config",
     ),
 }  # fmt: skip
-"""Where a composite configuration without any of `PARTS` has what it is read by: what writes text, or an encoder."""
+"""The key of the part to read in a composite configuration without any of `PARTS`: a text decoder, or an encoder."""

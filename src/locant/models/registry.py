@@ -1,4 +1,4 @@
-"""Architectures by the ``model_type`` of their configurations: this package's families, and what others register."""
+"""Architectures by the ``model_type`` of their configurations: the families of this package, and registered ones."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 from locant.arguments import shown
 from locant.errors import InputError, RangeError
 from locant.models import (
-    added,
+    additive_positions,
     audio,
     deepseek,
     gpt,
     image_tables,
     lab_decoder,
-    layered,
     learned_tables,
     llama,
+    mixed_layers,
     multimodal,
     relative_biases,
     remote_code,
@@ -33,7 +33,19 @@ from locant.models.parts import TYPE_OF_PART
 from locant.registry import Registry
 
 TABLES = (learned_tables, sinusoids, relative_biases, without_positions)
-FAMILIES = (llama, layered, deepseek, gpt, added, *TABLES, audio, vision, image_tables, multimodal, remote_code)
+FAMILIES = (
+    llama,
+    mixed_layers,
+    deepseek,
+    gpt,
+    additive_positions,
+    *TABLES,
+    audio,
+    vision,
+    image_tables,
+    multimodal,
+    remote_code,
+)
 
 
 def _require_architecture(name: str, architecture: Architecture) -> None:
@@ -44,29 +56,31 @@ def _require_architecture(name: str, architecture: Architecture) -> None:
         raise RangeError(f"got layout=None for {name}", "layout='half' or 'interleaved'")
 
 
-def _own(registry: Registry[Architecture]) -> None:
+def _register_families(registry: Registry[Architecture]) -> None:
     for family in FAMILIES:
         for name, architecture in family.ARCHITECTURES.items():
             registry.register(name, architecture)
 
 
-ARCHITECTURES = Registry[Architecture]("architecture", "locant.architectures", _require_architecture, _own)
+ARCHITECTURES = Registry[Architecture](
+    "architecture", "locant.architectures", _require_architecture, _register_families
+)
 
 
 def register_architecture(name: str, architecture: Architecture, aliases: Iterable[str] = ()) -> None:
-    """Teach this package to read configurations with a new ``model_type``.
+    """Register an architecture, so that this package reads configurations with its ``model_type``.
 
-    `Rotary.from_config`, `encoding_from_config`, `convert_layout`, ``locant explain`` and ``locant extend`` then know
-    it like one of their own. An installed package offers its architectures without being imported: through entry
-    points in the group ``locant.architectures``, each a name and an `Architecture`.
+    `Rotary.from_config`, `encoding_from_config`, `convert_layout`, ``locant explain`` and ``locant extend`` then
+    support it like the built-in ones. An installed package can also register architectures without being imported:
+    through entry points in the group ``locant.architectures``, each with a name and an `Architecture`.
 
     Args:
-        name: what its configurations have for ``model_type``.
-        architecture: how they are read; see `locant.models.Architecture`.
-        aliases: other values of ``model_type`` for the same.
+        name: the ``model_type`` of its configurations.
+        architecture: the row that describes how to read them. See `locant.models.Architecture`.
+        aliases: other values of ``model_type`` for the same architecture.
 
     Raises:
-        RangeError: a name that is taken, or an architecture without a layout.
+        RangeError: the name is taken, or the architecture has no layout.
 
     >>> from locant import Rotary
     >>> from locant.models import Architecture, RotaryKeys
@@ -79,7 +93,7 @@ def register_architecture(name: str, architecture: Architecture, aliases: Iterab
 
 
 def read(config: Config | object) -> tuple[dict[str, Any], Architecture]:
-    """A configuration as a dictionary under standard keys, and its row; an unknown architecture has no layout."""
+    """Return a configuration as a dictionary with standard keys, and its row. An unknown architecture has no layout."""
     values = config_dict(config)
     name = values.get("model_type") or ("" if isinstance(config, Mapping) else type(config).__name__)
     if not isinstance(name, str):
@@ -102,9 +116,10 @@ def _row(name: str) -> Architecture:
 
 
 def flat_part(config: Config) -> str | None:
-    """The model type of the text part of a composite model whose configuration has the keys of that part itself.
+    """Return the model type of the text part, if a composite configuration has the keys of that part at its top level.
 
-    So do the first files of PaddleOCR-VL, GOT-OCR2 and Step-3.7. ``None``: it has parts, or it is one model's.
+    The first files of PaddleOCR-VL, GOT-OCR2 and Step-3.7 are such. Return ``None`` if the configuration has parts,
+    or belongs to a single model.
     """
     name = config.get("model_type")
     if not isinstance(name, str) or part_key(config) is not None or _row(name).rotary is not UNKNOWN:
@@ -113,25 +128,25 @@ def flat_part(config: Config) -> str | None:
 
 
 def read_known(config: Config | object) -> tuple[dict[str, Any], Architecture]:
-    """The same, where an unknown ``model_type`` is refused with the names of those that are known."""
+    """Return the same as `read`, or raise an error with known names if the ``model_type`` is unknown."""
     values, architecture = read(config)
     if architecture.rotary is UNKNOWN:
-        name, known = str(values.get("model_type", "")), sorted(name for name, _ in ARCHITECTURES.items())
-        near = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.5)) or "llama, qwen3, gemma3_text"
+        name, names = str(values.get("model_type", "")), sorted(each for each, _ in ARCHITECTURES.items())
+        near = ", ".join(difflib.get_close_matches(name, names, n=3, cutoff=0.5)) or "llama, qwen3, gemma3_text"
         got = f"got model_type={shown(name)}" if name else "got a configuration without model_type"
         raise InputError(
-            f"{got}, expected one of {len(known)} that are known, such as {near}",
-            "locant.register_architecture, as docs/extending.md says, or Rotary.from_config(config, layout=...), if it "
-            "has rotary positions",
+            f"{got}, expected one of {len(names)} known architectures, such as {near}",
+            "call locant.register_architecture (see docs/extending.md), or Rotary.from_config(config, layout=...) if "
+            "it has rotary positions",
         )
     return values, architecture
 
 
 def with_defaults(config: Config | object) -> dict[str, Any]:
-    """A configuration with what `transformers` takes where a key is missing, as far as its architecture has it.
+    """Return a configuration whose missing keys have the defaults of `transformers`, if the row of its model has them.
 
-    `Rotary.from_config` and `encoding_from_config` take what they need of it, and warn; ``locant explain`` takes all,
-    and prints which values these are. Sizes of the model are not filled in.
+    `Rotary.from_config` and `encoding_from_config` use the defaults that they need, and warn. ``locant explain`` uses
+    all of them, and prints their values. Sizes of the model are not filled in.
 
     >>> with_defaults({"model_type": "gpt_neox", "max_position_embeddings": 4096})
     {'model_type': 'gpt_neox', 'max_position_embeddings': 4096, 'rotary_emb_base': 10000.0, 'rotary_pct': 0.25}
@@ -142,33 +157,33 @@ def with_defaults(config: Config | object) -> dict[str, Any]:
 
 
 def class_sizes(config: Config | object) -> dict[str, int]:
-    """The width and the number of heads that the class in `transformers` takes where a configuration has none."""
+    """Return the default width and number of heads of the class in `transformers`, if a configuration lacks them."""
     values, _ = read(config)
-    stated = {"hidden_size": WIDTHS, "num_attention_heads": HEADS}
+    synonyms = {"hidden_size": WIDTHS, "num_attention_heads": HEADS}
     sizes = CLASS_SIZES.get(name, {}) if isinstance(name := values.get("model_type"), str) else {}
-    return {key: size for key, size in sizes.items() if not any(name in values for name in stated[key])}
+    return {key: size for key, size in sizes.items() if not any(name in values for name in synonyms[key])}
 
 
 def _is_stated(key: str, config: Config, architecture: Architecture) -> bool:
-    """Whether a key is there under any of its names, in or beside the dictionary of rope parameters."""
+    """Return whether a configuration has a key under any of its names, in or outside its rope parameters."""
     keys = architecture.rotary_keys
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     inner = [rope, *rope.values()] if isinstance(rope, Mapping) else []
-    found = {name for one in inner if isinstance(one, Mapping) for name in one}
-    if key == "rope_parameters":  # without any, a class with its own takes them, whatever stands beside
+    names = {name for one in inner if isinstance(one, Mapping) for name in one}
+    if key == "rope_parameters":  # a class with default rope parameters ignores the keys outside them
         return bool(rope) or any(kind.base_key in config for kind in keys.layer_kinds.values())
     if key in keys.base_keys:
-        return key in config or "rope_theta" in found
+        return key in config or "rope_theta" in names
     if key == keys.full_head_dim_key:
         widths = (layer.get("head_dim") for layer in of_single_layers(config).values())
         return key in config or any(width is not None for width in widths)
     if key in keys.share_keys:
-        return any(name in config for name in keys.share_keys) or "partial_rotary_factor" in found
+        return any(name in config for name in keys.share_keys) or "partial_rotary_factor" in names
     return any(name in config for name in (LENGTHS if key in LENGTHS else (key,)))
 
 
 def presets() -> dict[str, dict[str, Any]]:
-    """Configurations of published models by name: the keys that matter here, and no others."""
+    """Return configurations of published models by name, with only the keys that matter here."""
     return {
         name: {"model_type": model_type, **copy.deepcopy(dict(config))}
         for model_type, architecture in ARCHITECTURES.items()

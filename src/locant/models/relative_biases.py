@@ -1,9 +1,9 @@
-"""Relative positions: a bias of the scores that depends on how far apart two tokens are.
+"""Relative positions: a bias of the scores that depends on the distance between two tokens.
 
-T5's buckets have many descendants, with a table each for encoder and decoder. MPNet and LayoutLM v2 and v3 add such a
-bias in their layers, and a table of positions at the input besides; `layer_types` names both. XLNet and Funnel have
-Transformer-XL's sines of the distance, and so have Conformers, Wav2Vec2-BERT and Granite Speech a vector for each
-distance (Shaw), DeBERTa disentangled attention.
+Many models have T5's buckets, with one table for the encoder and one for the decoder. MPNet and LayoutLM v2 and v3 add
+such a bias in their layers, and also a table of positions at the input. `layer_types` names both. XLNet, Funnel and
+Conformers have Transformer-XL's sines of the distance. Wav2Vec2-BERT and Granite Speech have a vector for each distance
+(Shaw), and DeBERTa has disentangled attention.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from locant.errors import InputError
-from locant.models.added import T5, UNSCALED_SCORES
+from locant.models.additive_positions import T5, UNSCALED_SCORES
 from locant.models.architecture import Architecture, warn_if
 from locant.models.config_values import HEADS, LENGTHS, WIDTHS, Config, flag_at, integer, required
-from locant.models.learned_tables import BOXES, LENGTH, NOT_COMPARED, PADDING, EncodingOf, after_padding, size
+from locant.models.learned_tables import BOXES, LENGTH, NOT_COMPARED, PADDING, EncodingFactory, after_padding, size
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.learned import Learned
 from locant.positions.encodings.shaw import Shaw
@@ -29,14 +29,14 @@ ATTENTION, INPUT = "attention", "input"
 
 
 def _mpnet(config: Config, layer_type: str | None) -> PositionEncoding:
-    """RoBERTa's table at the input; in the layers 32 buckets, whatever the configuration holds."""
+    """Return RoBERTa's table for the input, and 32 buckets for the layers, because the code reads no key for them."""
     if layer_type == INPUT:
         return after_padding(config, size(config, WIDTHS[0], WIDTHS), padding=1)
     return T5Bias(required(config, *HEADS), num_buckets=32, bidirectional=True)
 
 
-def _layoutlm(table: Callable[[Config], PositionEncoding]) -> EncodingOf:
-    """T5's buckets in the layers, unless a configuration turns them off; a table at the input."""
+def _layoutlm(table: Callable[[Config], PositionEncoding]) -> EncodingFactory:
+    """Return a table for the input, and T5's buckets for the layers unless a configuration turns them off."""
 
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
         if layer_type == INPUT or not flag_at(config, "has_relative_attention_bias", default=True):
@@ -60,17 +60,17 @@ def _cpmant(config: Config, layer_type: str | None) -> PositionEncoding:
 # ------------------------------------------------------------------ sines of the distance
 
 
-def _transformer_xl(heads: str = HEADS[0], width: str = WIDTHS[0], head_dim: str = "") -> EncodingOf:
+def _transformer_xl(heads: str = HEADS[0], width: str = WIDTHS[0], head_dim: str = "") -> EncodingFactory:
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
-        own = integer(head_dim, config[head_dim]) if config.get(head_dim) is not None else None
-        return TransformerXL(size(config, heads, HEADS), size(config, width, WIDTHS), head_dim=own)
+        head_width = integer(head_dim, config[head_dim]) if config.get(head_dim) is not None else None
+        return TransformerXL(size(config, heads, HEADS), size(config, width, WIDTHS), head_dim=head_width)
 
     return encoding
 
 
 def _xlnet(config: Config, layer_type: str | None) -> PositionEncoding:
     if integer("clamp_len", config.get("clamp_len", -1), -1) > 0:
-        got = f"got clamp_len={config['clamp_len']}, with which all distances beyond are one"
+        got = f"got clamp_len={config['clamp_len']}, which makes all larger distances equal"
         raise InputError(got, "'clamp_len': -1, as released models have it")
     return _transformer_xl(width="d_model", head_dim="d_head")(config, layer_type)
 
@@ -87,21 +87,21 @@ def _granite(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _speecht5(config: Config, layer_type: str | None) -> PositionEncoding:
-    """160 vectors for keys that come later, as many for the others, of which the nearest is the token itself."""
+    """Return 160 vectors for later keys, and 160 for the token itself and earlier keys."""
     reach = integer("encoder_max_relative_position", config.get("encoder_max_relative_position", 160))
     heads = required(config, "encoder_attention_heads")
     return Shaw(required(config, WIDTHS[0]) // heads, reach - 1, max_later=reach)
 
 
-PER_LAYER = "each layer has a table of its own"
-SEGMENTS = "two tokens of one segment score differently from two of different segments; that term is not part of this"
-PAIRS_WITH_CLS = "for every pair with the first token the terms of the distance are left out (separate_cls)"
-POOLED = "after each block every second token remains: it keeps the position of the first of the two"
+PER_LAYER = "each layer has its own table"
+SEGMENTS = "the score of two tokens also depends on whether they have one segment; this encoding omits that term"
+PAIRS_WITH_CLS = "a pair with the first token has no terms of the distance (separate_cls)"
+POOLED = "after each block every second token remains, and keeps the position of the first of the two"
 SINES_IN_TURNS = (
-    "its sines and cosines take turns: weight[:, 0::2] of the projection of positions comes first here, then "
+    "its sines and cosines alternate: for this encoding, reorder the projection of positions to weight[:, 0::2], then "
     "weight[:, 1::2]"
 )
-COUNTED_BACKWARDS = "its table begins with the farthest later key: weight.flip(0) of it fits"
+COUNTED_BACKWARDS = "its table begins with the farthest later key: use weight.flip(0) of it"
 DIVIDED = warn_if(
     lambda config, encoding: isinstance(encoding, T5Bias),
     "its code divides the bias by sqrt(head_dim): divide the weights of a checkpoint by that",
@@ -109,14 +109,14 @@ DIVIDED = warn_if(
 WINDOW = (
     "with encoder_attention_type 'local' or 'transient-global' the encoder attends to local_radius tokens on each side"
 )
-PREPARED = "the input has positions besides: sines, with a trained factor for text, and a convolution for speech"
+PREPARED = "the input also has positions: sines with a trained factor for text, and a convolution for speech"
 
 MPNET_BASE = {
     "vocab_size": 30527, "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12,
     "max_position_embeddings": 514, "relative_attention_num_buckets": 32, "pad_token_id": 1,
 }  # fmt: skip
 
-T5_KIN = replace(T5, presets={})
+T5_LIKE = replace(T5, presets={})
 CONFORMER = Architecture(encoding=_transformer_xl(), inputs=NOT_COMPARED, warnings=(SINES_IN_TURNS,))
 LAYOUTLM_2 = Architecture(
     encoding=_layoutlm(lambda config: Learned(size(config, LENGTH, LENGTHS), size(config, WIDTHS[0], WIDTHS))),
@@ -134,11 +134,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         LAYOUTLM_2, defaults={**LAYOUTLM_2.defaults, PADDING: 1}, warnings=(BOXES, DIVIDED),
         encoding=_layoutlm(lambda config: after_padding(config, size(config, WIDTHS[0], WIDTHS))),
     ),
-    **dict.fromkeys(("pop2piano", "switch_transformers"), T5_KIN),
-    "umt5": replace(T5_KIN, warnings=(UNSCALED_SCORES, PER_LAYER)),
-    "longt5": replace(T5_KIN, warnings=(UNSCALED_SCORES, WINDOW)),
-    "udop": replace(T5_KIN, warnings=(UNSCALED_SCORES, BOXES)),
-    "pix2struct_text_model": replace(T5_KIN, layer_types=lambda config: ()),
+    **dict.fromkeys(("pop2piano", "switch_transformers"), T5_LIKE),
+    "umt5": replace(T5_LIKE, warnings=(UNSCALED_SCORES, PER_LAYER)),
+    "longt5": replace(T5_LIKE, warnings=(UNSCALED_SCORES, WINDOW)),
+    "udop": replace(T5_LIKE, warnings=(UNSCALED_SCORES, BOXES)),
+    "pix2struct_text_model": replace(T5_LIKE, layer_types=lambda config: ()),
     "cpmant": Architecture(
         encoding=_cpmant, inputs=NOT_COMPARED, warnings=(SEGMENTS,),
         defaults={"position_bias_num_buckets": 512, "position_bias_max_distance": 2048},

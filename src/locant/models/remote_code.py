@@ -1,6 +1,7 @@
-"""Architectures that many people run, whose code is published beside their weights and is not part of `transformers`.
+"""Architectures with remote code: models that many people run, whose code is with their weights, not in `transformers`.
 
-Each row follows that code. Where it does something past the trained length that no row can express, a warning says so.
+Each row follows that code. If the code does something beyond the trained length that no row can express, a warning
+states it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from locant.positions.encodings.alibi import ALiBi
 
 
 def _chatglm(config: Config) -> Config:
-    """ChatGLM2 to GLM-4: the base is a multiple of 10 000, half of each head is rotated, and a key names the layout."""
+    """Rewrite ChatGLM2 to GLM-4: a multiple of the base 10 000, half of each head, and a key for the layout."""
     rest = {key: value for key, value in config.items() if key not in ("rope_ratio", "original_rope")}
     base = 10_000.0 * number("rope_ratio", config.get("rope_ratio", 1.0), above=0)
     interleaved = flag_at(config, "original_rope", default=True)
@@ -24,7 +25,7 @@ def _chatglm(config: Config) -> Config:
 
 
 def _baichuan(config: Config, layer_type: str | None) -> PositionEncoding | None:
-    """Rotary positions in the models of 7 billion parameters, which are known by their width, and ALiBi in others."""
+    """Return ALiBi, or ``None`` for rotary positions in models of 7 billion parameters, identified by their width."""
     names = config.get("architectures") or ()
     rotated = required(config, *WIDTHS) == 4096 or "BaiChuanForCausalLM" in names
     return None if rotated else ALiBi(required(config, *HEADS))
@@ -34,8 +35,8 @@ PAST_TRAINING = warn_if(
     lambda config, encoding: bool(
         config.get("seq_length") and (config.get("use_dynamic_ntk") or config.get("use_logn_attn"))
     ),
-    "past its trained length (seq_length) its code raises the base in steps, and multiplies queries by a "
-    "logarithm, which this encoding does not",
+    "beyond its trained length (seq_length) its code raises the base in steps, and multiplies queries by a "
+    "logarithm, but this encoding does not",
 )
 RATIO = warn_if(
     lambda config, encoding: getattr(encoding, "base", 1e4) != 1e4,
@@ -43,7 +44,7 @@ RATIO = warn_if(
     "Linear(factor=rope_ratio)",
 )
 LIKE_LLAMA = rotary_row()
-"""Rotary positions over whole heads, by ``rope_theta``, which published configurations have."""
+"""Rotary positions over whole heads, with the ``rope_theta`` of published configurations."""
 
 QWEN_7B = {
     "vocab_size": 151936, "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,

@@ -1,8 +1,8 @@
 """Rotary positions from a configuration: base, sizes, sections, layout and scaling, by the keys of its architecture.
 
-Reads ``rope_parameters`` (transformers 5), the older ``rope_scaling`` beside ``rope_theta``, dictionaries per layer
-type, and the many names of partial rotation. A base that is not there is not taken for 10 000 here. A key that the
-modeling code does not read is passed over with a warning, unless it contradicts what is read: see `unread_keys`.
+This module reads ``rope_parameters`` (transformers 5), the older ``rope_scaling`` with ``rope_theta``, dictionaries per
+layer type, and the many names of partial rotation. It never assumes a base of 10 000. A key that the modeling code does
+not read is ignored with a warning, unless it contradicts the keys that are read: see `unread_keys`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from locant.models.config_values import (
     TRAINED,
     WIDTHS,
     Config,
-    agreed,
+    common_value,
     flag,
     integer,
     integer_at,
@@ -42,7 +42,7 @@ from locant.models.rope_parameters import (
     rope_type_of,
     ropes_by_layer,
 )
-from locant.models.unread_keys import Facts, is_number, pass_over, unread
+from locant.models.unread_keys import RotaryFacts, check_unread_keys, find_unread_keys, is_number
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.encodings.rotary_by_head import UnequalAngles
 from locant.positions.pair_table import Pairs
@@ -54,7 +54,7 @@ SHARE = "partial_rotary_factor"
 
 @dataclass(frozen=True)
 class Reading:
-    """The arguments of `Rotary` but for its angles, and what a user has to be warned of."""
+    """The arguments of `Rotary` without its angles, and the warnings for the user."""
 
     arguments: dict[str, Any]
     notes: tuple[str, ...]
@@ -70,14 +70,15 @@ def read_rotary(
 ) -> Reading:
     """Read the rotary positions of these layers from a configuration of this architecture.
 
-    With `allow_no_rotation` what is no rotation is that of the first members of pairs: see `second_members`.
+    With `allow_no_rotation`, a model that does not rotate is read by the first members of its pairs. See
+    `second_members`.
     """
     keys = architecture.rotary_keys
     _require_rotary(config, keys, allow_no_rotation)
     rope = rope_of_layers(config, architecture, layer_type)
     nested = layer_type is not None and keys.layout is not None and ropes_by_layer(config, keys) is not None
     is_inside = nested and rope.get(TRAINED) is None
-    rope, overruled = (_of_layer_type if nested else _trained_beside)(config, rope, architecture)
+    rope, overridden = (_complete_nested_rope if nested else _override_trained_length)(config, rope, architecture)
     rope_type = rope_type_of(rope, {"su": "longrope", **keys.rope_types}, weighted=keys.weighted_longrope)
     proportional = rope_type.scaling is Proportional
     head_dim = head_dim_of(config, architecture, layer_type)
@@ -92,72 +93,80 @@ def read_rotary(
     rotated = head_dim if proportional else rotary_dim_of(config, rope, architecture, head_dim)
     if keys.pairs is not None:
         arguments["pairs"] = _pairs(keys.pairs(config, rope, rotated), config, layout)
-    elif rotated % 2 and keys.rounds_down:  # that code rotates one dimension beyond the share, as the last's partner
-        arguments["pairs"] = Pairs.of(rotated, layout=_layout(config, keys, layout))
+    elif rotated % 2 and keys.rounds_down:  # its code adds a dimension beyond the share, as the partner of the last one
+        arguments["pairs"] = Pairs.of(rotated, layout=_choose_layout(config, keys, layout))
     else:
         sections = _sections(rope, keys)
-        arguments |= {"layout": _layout(config, keys, layout), "rotary_dim": rotated, "sections": sections}
+        arguments |= {"layout": _choose_layout(config, keys, layout), "rotary_dim": rotated, "sections": sections}
     _require_lengths(scaling, rotated)
     facts = _facts(config, keys, arguments, rotated, layout)
     model_type = str(config.get("model_type", "a configuration of this kind"))
-    strange = pass_over(config, unread(config, (*keys.keys, "qk_rope_head_dim")), facts, model_type)
+    unknown = check_unread_keys(config, find_unread_keys(config, (*keys.keys, "qk_rope_head_dim")), facts, model_type)
     if larger_base is None:
         axes = [key for key in ("mrope_section", "mrope_interleaved") if key in rope and _has_one_axis(keys)]
-        strange += pass_over(rope, (*read.unread, *axes), facts, f"rope_type {rope_type.name!r} of {model_type}")
-    passed = [f"got {', '.join(strange)}, which {model_type} does not read: passed over"] if strange else []
-    return Reading(arguments, (*overruled, *read.notes, *passed))
+        unknown += check_unread_keys(
+            rope, (*read.unread, *axes), facts, f"rope_type {rope_type.name!r} of {model_type}"
+        )
+    ignored = [f"got {', '.join(unknown)}, which {model_type} does not read: ignored"] if unknown else []
+    return Reading(arguments, (*overridden, *read.notes, *ignored))
 
 
-def _of_layer_type(config: Config, rope: Config, architecture: Architecture) -> tuple[Config, tuple[str, ...]]:
-    """The rope parameters of a layer type with what `transformers` takes for them, and sentences where that differs.
+def _complete_nested_rope(config: Config, rope: Config, architecture: Architecture) -> tuple[Config, tuple[str, ...]]:
+    """Return the rope parameters of a layer type as `transformers` reads them, and warnings about differing values.
 
-    It reads ``truncate`` beside the dictionaries of the layer types alone, and the trained length in them alone.
+    `transformers` reads ``truncate`` only outside the dictionaries of the layer types, and the trained length only
+    inside.
     """
     rope_type, outer, notes = rope.get("rope_type", rope.get("type")), rope_dictionary(config), []
-    beside = outer if is_per_layer(outer) else {}
-    whose = f"of one layer type, where {config['model_type']} reads"
+    outside = outer if is_per_layer(outer) else {}
+    model_type = config["model_type"]
     if rope_type == "yarn":
-        read, given = beside.get("truncate", True), rope.get("truncate")
-        if given not in (None, read):
-            notes.append(f"got truncate={shown(given)} in rope parameters {whose} none: taken is {shown(read)}")
+        read, inside = outside.get("truncate", True), rope.get("truncate")
+        if inside not in (None, read):
+            got = f"got truncate={shown(inside)} in the rope parameters of one layer type"
+            notes.append(f"{got}, which {model_type} does not read: using {shown(read)}")
         rope = {**rope, "truncate": read}
-    trained = integer_at(config, TRAINED) or integer_at(beside, TRAINED)
+    trained = integer_at(config, TRAINED) or integer_at(outside, TRAINED)
     if rope_type in TRAINED_ELSEWHERE and rope.get(TRAINED) is None and trained is not None:
         longest = integer_at(config, *LENGTHS)
         if longest is None:
             raise architecture.lacks("max_position_embeddings", config, "the trained length of its rope parameters")
         if trained != longest:
-            got = f"got {TRAINED}={trained} outside the rope parameters {whose} it inside alone"
-            notes.append(f"{got}: taken is max_position_embeddings={longest}")
+            got = f"got {TRAINED}={trained} outside the rope parameters of one layer type"
+            notes.append(f"{got}, where {model_type} does not read it: using max_position_embeddings={longest}")
         rope = {**rope, TRAINED: longest}
     return rope, tuple(notes)
 
 
 TRAINED_ELSEWHERE = ("llama3", "yarn", "longrope")
-"""Types for which `transformers` takes ``max_position_embeddings`` where the trained length is not stated."""
+"""Rope types whose trained length is ``max_position_embeddings`` in `transformers` if no key states it."""
 
 
-def _trained_beside(config: Config, rope: Config, architecture: Architecture) -> tuple[Config, tuple[str, ...]]:
-    """The rope parameters with the trained length that the class takes beside them, and a sentence if it differs."""
-    ours = architecture.rotary_keys.trained_beside
-    if ours is None or TRAINED in config or rope.get(TRAINED) in (None, ours):
+def _override_trained_length(
+    config: Config, rope: Config, architecture: Architecture
+) -> tuple[Config, tuple[str, ...]]:
+    """Return the rope parameters with the trained length outside them in the class, and a warning if it differs."""
+    trained = architecture.rotary_keys.trained_beside
+    if trained is None or TRAINED in config or rope.get(TRAINED) in (None, trained):
         return rope, ()
-    got = f"got {TRAINED}={shown(rope[TRAINED])} in rope parameters alone, where {config['model_type']} reads none: "
-    return {**rope, TRAINED: ours}, (f"{got}its class has {ours} beside them",)
+    got = (
+        f"got {TRAINED}={shown(rope[TRAINED])} in rope parameters alone, where {config['model_type']} does not read it"
+    )
+    return {**rope, TRAINED: trained}, (f"{got}: using {trained}, which its class has outside them",)
 
 
 def _facts(
     config: Config, keys: RotaryKeys, arguments: Mapping[str, Any], rotated: int, layout: Layout | None
-) -> Facts:
-    """What is read of all layers, with which keys that are not read are compared."""
+) -> RotaryFacts:
+    """Return the values that are read for all layers, with which unread keys are compared."""
     head_dim, scaling, pairs = arguments["head_dim"], arguments["scaling"], arguments.get("pairs")
     ropes = [rope for rope in dictionaries(config) if isinstance(rope, Mapping)]
-    stated = [rope.get("rope_theta") for rope in ropes] + [config.get(key) for key in keys.base_keys]
+    bases = [rope.get("rope_theta") for rope in ropes] + [config.get(key) for key in keys.base_keys]
     shares = [rope.get(SHARE) for rope in ropes]
     named = [rope.get("rope_type", rope.get("type", "default")) for rope in ropes]
     factor = getattr(scaling, "factor", 1.0)
-    return Facts(
-        bases={float(one) for one in (arguments["base"], *stated) if is_number(one)},
+    return RotaryFacts(
+        bases={float(one) for one in (arguments["base"], *bases) if is_number(one)},
         widths={rotated, *(int(head_dim * share) for share in shares if is_number(share))},
         shares={rotated / head_dim, *(float(share) for share in shares if is_number(share))},
         layout=(pairs.layout or "") if pairs is not None else arguments["layout"],
@@ -168,18 +177,21 @@ def _facts(
 
 
 def _require_lengths(scaling: Scaling | None, rotated: int) -> None:
-    """Raise unless LongRoPE has a factor for each pair."""
+    """Raise `InputError` unless LongRoPE has a factor for each pair."""
     if not isinstance(scaling, LongRoPE):
         return
     for key in ("short_factor", "long_factor"):
         count = len(getattr(scaling, key))
         if count != rotated // 2:
             got = f"got {key} with {count} numbers, expected {rotated // 2}: one for each pair of dimensions"
-            raise InputError(got, f"{key!r} of a model with {rotated} rotated dimensions per head")
+            raise InputError(got, f"use the {key!r} of a model with {rotated} rotated dimensions per head")
 
 
 def second_members(rotary: Rotary, config: Config, architecture: Architecture) -> UnequalAngles | None:
-    """What is no rotation, where `rotary` is that of the first members of pairs; ``None`` where it is one."""
+    """Return the unequal angles of a model that does not rotate, or ``None`` if the model does.
+
+    `rotary` has the angles of the first members of pairs.
+    """
     keys = architecture.rotary_keys
     if keys.second_pairs is None:
         return None
@@ -188,34 +200,34 @@ def second_members(rotary: Rotary, config: Config, architecture: Architecture) -
 
 
 def _pairs(pairs: Pairs, config: Config, layout: Layout | None) -> Pairs:
-    """The table of an architecture, in the layout that is asked for, else in the one that the configuration names."""
-    asked = named_layout(config) if layout is None else layout
-    if asked in (None, pairs.layout):
+    """Return the table of an architecture in this layout, else in the layout that the configuration names."""
+    wanted_layout = named_layout(config) if layout is None else layout
+    if wanted_layout in (None, pairs.layout):
         return pairs
     if pairs.runs_as is None or any(i > j for i, j in pairs.dims):
-        got = f"got layout={asked!r} for {config['model_type']}, whose pairs are not those of a layout"
-        raise InputError(got, "no layout")
-    return replace(pairs, dims=Pairs.of(2 * len(pairs), layout=asked).dims)
+        got = f"got layout={wanted_layout!r} for {config['model_type']}, whose pairs do not have a layout"
+        raise InputError(got, "leave the layout out")
+    return replace(pairs, dims=Pairs.of(2 * len(pairs), layout=wanted_layout).dims)
 
 
 def _require_rotary(config: Config, keys: RotaryKeys, allow_no_rotation: bool) -> None:
-    """Refuse a model without rotation."""
+    """Raise `InputError` for a model without rotation."""
     if config.get("alibi"):
         raise InputError("got alibi=true, a model without rotary positions", "locant.encoding_from_config(config)")
     if keys.no_rotation is not None and not allow_no_rotation:
-        remedy = "locant.encoding_from_config(config, allow_no_rotation=True), which does as its code does"
+        remedy = "locant.encoding_from_config(config, allow_no_rotation=True), to compute what its code computes"
         raise InputError(f"got {config['model_type']}, {keys.no_rotation}", remedy)
 
 
 def _larger_base(rope: Config, keys: RotaryKeys) -> NTK | None:
-    """HunYuan's reading of ``dynamic`` beside ``alpha``, where no other key counts."""
+    """Return the larger base that HunYuan derives from ``dynamic`` with ``alpha``. It then reads no other key."""
     if not keys.ntk_alpha or rope.get("rope_type", rope.get("type")) != "dynamic" or not rope.get("alpha"):
         return None
     return NTK(factor=number("alpha", rope["alpha"]), form="aware")
 
 
 def _temperature(rope: Config, keys: RotaryKeys) -> Temperature | None:
-    """Of queries, which grow with every trained length that they are past."""
+    """Return the temperature of queries, which grow with every trained length that their position has passed."""
     weight = None if keys.temperature_key is None else rope.get(keys.temperature_key)
     if weight is None:
         return None
@@ -223,22 +235,23 @@ def _temperature(rope: Config, keys: RotaryKeys) -> Temperature | None:
 
 
 def _rotated_share(config: Config, rope: Config) -> dict[str, Any]:
-    """The share of the pairs that are rotated, in or beside the dictionary; it has no other name there."""
+    """Return the share of rotated pairs, from inside or outside the rope parameters. No other key may state it."""
     key, others = SHARE, [other for other in ("rotary_pct", "rotary_dim") if other in config]
     if others:
-        raise InputError(f"got {others[0]!r} beside rope_type 'proportional', which reads {key}", f"{key!r} for it")
-    values = {"in the rope parameters": rope.get(key), "beside them": config.get(key)}
+        got = f"got {others[0]!r} with rope_type 'proportional', which reads {key}"
+        raise InputError(got, f"rename it to {key!r}")
+    values = {"in the rope parameters": rope.get(key), "outside them": config.get(key)}
     share = value_at(values, *values)
     return {} if share is None else {key: share}
 
 
 def _base(config: Config, rope: Config, architecture: Architecture, layer_type: str | None) -> float:
-    """The base of the frequencies; it has a default here only where the modeling code knows no other."""
+    """Return the base of the frequencies. It has a default only if the modeling code fixes it."""
     keys = architecture.rotary_keys
-    found = {key: config[key] for key in keys.base_keys_of(layer_type) if key in config}
+    bases = {key: config[key] for key in keys.base_keys_of(layer_type) if key in config}
     if rope.get("rope_theta") is not None:
-        found["rope_theta of the rope parameters"] = rope["rope_theta"]
-    base = keys.fixed_base if keys.fixed_base is not None else agreed(found)
+        bases["rope_theta of the rope parameters"] = rope["rope_theta"]
+    base = keys.fixed_base if keys.fixed_base is not None else common_value(bases)
     if base is None:
         raise architecture.lacks(
             (keys.base_keys_of(layer_type) or ("rope_theta",))[-1], config, "the base of the frequencies"
@@ -247,27 +260,27 @@ def _base(config: Config, rope: Config, architecture: Architecture, layer_type: 
 
 
 def head_dim_of(config: Config, architecture: Architecture, layer_type: str | None) -> int:
-    """The width of a head, or of its rotated part in multi-head latent attention."""
+    """Return the width of a head, or of its rotated part in multi-head latent attention."""
     keys = architecture.rotary_keys
     if keys.head_dim_of is not None:
         return keys.head_dim_of(config)
-    stated = _head_dim_of_layers(config, architecture, layer_type) or config.get(keys.head_dim_key)
-    if stated is not None:
-        return integer(keys.head_dim_key, stated)
+    width = _head_dim_of_layers(config, architecture, layer_type) or config.get(keys.head_dim_key)
+    if width is not None:
+        return integer(keys.head_dim_key, width)
     if architecture.head_dim_required or value_at(config, *WIDTHS) is None or value_at(config, *HEADS) is None:
         raise architecture.lacks(keys.head_dim_key, config)
     return required(config, *WIDTHS) // required(config, *HEADS) if keys.rounds_down else width_per_head(config)
 
 
 def rotary_dim_of(config: Config, rope: Config, architecture: Architecture, head_dim: int) -> int:
-    """How many dimensions are rotated; a share of the head is rounded down, as the reference does."""
+    """Return the number of rotated dimensions. A share of the head is rounded down, as in `transformers`."""
     keys = architecture.rotary_keys
-    names = (keys.share_keys or (SHARE,)) if keys.flat_keys else ()  # a whole head may be called a share of 1
+    names = (keys.share_keys or (SHARE,)) if keys.flat_keys else ()  # a share of 1 is a whole head
     names = [key for key in names if key not in (*keys.other_keys, "rotary_dim")]
     shares = {key: config[key] for key in names if key in config}
     if rope.get(SHARE) is not None and SHARE not in keys.other_keys:
         shares[f"{SHARE} of the rope parameters"] = rope[SHARE]
-    share = agreed(shares)
+    share = common_value(shares)
     dims: dict[str, int] = {}
     if share is not None:
         whole = integer("head_dim", config.get("head_dim", head_dim)) if keys.latent else head_dim
@@ -278,35 +291,35 @@ def rotary_dim_of(config: Config, rope: Config, architecture: Architecture, head
         dims["rotary_dim"] = integer("rotary_dim", config["rotary_dim"])
     if not dims and architecture.share_required:
         raise architecture.lacks(keys.share_keys[0], config, "the part of each head that is rotated")
-    rotated = agreed(dims) if dims else head_dim
+    rotated = common_value(dims) if dims else head_dim
     if rotated != head_dim and not keys.share_keys:
         raise InputError(
             f"got partial_rotary_factor={shown(share)} for {config['model_type']}, whose code in transformers rotates "
-            "the whole head, or stops, where other programs rotate a part",
-            "the configuration without it, if the model was trained that way",
+            "the whole head, or stops, but other programs rotate a part",
+            "remove it from the configuration, if the model was trained with whole heads",
         )
     return rotated
 
 
 def _sections(rope: Config, keys: RotaryKeys) -> tuple[int, ...] | None:
-    """Pairs per position axis, for models that read images or video."""
+    """Return the number of pairs of each position axis, for models that read images or video."""
     if _has_one_axis(keys):
         return None
     if rope.get("mrope_interleaved"):
-        without = "the configuration without it, if all positions are those of text"
-        raise InputError("got mrope_interleaved, expected a section of pairs for each axis", without)
+        remedy = "remove it from the configuration, if all positions are positions of text"
+        raise InputError("got mrope_interleaved, expected a section of pairs for each axis", remedy)
     if rope.get("mrope_section") is None:
         return keys.default_sections
     return sections_in(rope, axes=None if keys.default_sections is None else 3)
 
 
 def _has_one_axis(keys: RotaryKeys) -> bool:
-    """Whether its code is known to give all pairs one axis, so that it reads no sections."""
+    """Return whether the architecture is known and has one axis for all pairs, so that it reads no sections."""
     return keys.layout is not None and keys.default_sections is None and keys.pairs is None
 
 
-def _layout(config: Config, keys: RotaryKeys, layout: Layout | None) -> Layout:
-    """Which dimensions form a pair: as asked for, else by ``rope_interleave``, else by the architecture."""
+def _choose_layout(config: Config, keys: RotaryKeys, layout: Layout | None) -> Layout:
+    """Return `layout`, else the layout that ``rope_interleave`` names, else the layout of the architecture."""
     named = named_layout(config)
     if layout is not None:
         return layout
@@ -314,34 +327,34 @@ def _layout(config: Config, keys: RotaryKeys, layout: Layout | None) -> Layout:
         raise InputError(
             f"got rope_interleave={config['rope_interleave']} for {config['model_type']}, whose layout is always "
             f"{keys.layout!r}",
-            f"weights converted to {keys.layout!r}, and no rope_interleave",
+            f"convert the weights to {keys.layout!r}, and remove rope_interleave",
         )
-    found = named or keys.layout
-    if found is None:
+    chosen = named or keys.layout
+    if chosen is None:
         raise InputError(
             f"got model_type={shown(config.get('model_type'))}, whose layout is not known",
-            "layout='half' or 'interleaved', as its weights were trained with, or locant.register_architecture: "
-            "docs/extending.md says how",
+            "layout='half' or 'interleaved', as its weights were trained with, or locant.register_architecture (see "
+            "docs/extending.md)",
         )
-    return found
+    return chosen
 
 
 def named_layout(config: Config) -> Layout | None:
-    """The layout that ``rope_interleave`` names."""
+    """Return the layout that ``rope_interleave`` names, or ``None``."""
     if config.get("rope_interleave") is None:
         return None
     return "interleaved" if flag("rope_interleave", config["rope_interleave"]) else "half"
 
 
 def _head_dim_of_layers(config: Config, architecture: Architecture, layer_type: str | None) -> Any:
-    """What layers of this type have of their own (Gemma 4: wider heads where attention is full)."""
+    """Return the width of heads that only layers of this type have (Gemma 4: wider heads in full attention)."""
     key = architecture.rotary_keys.full_head_dim_key
     if key is None:
         return None
     types, layers = layer_types_in(config), of_single_layers(config)
     if any(place >= len(types) for place in layers):
         got = f"got per_layer_config of layer {max(layers)}, and layer_types of {len(types)} layers"
-        raise InputError(got, "layer_types with the type of each layer")
+        raise InputError(got, "write layer_types with the type of each layer")
     widths = {
         f"head_dim of layer {place}": layer["head_dim"]
         for place, layer in layers.items()
@@ -351,4 +364,4 @@ def _head_dim_of_layers(config: Config, architecture: Architecture, layer_type: 
         widths |= {key: config[key]} if key in config else {}
         if not widths:
             raise architecture.lacks(key, config)
-    return agreed(widths)
+    return common_value(widths)

@@ -29,39 +29,41 @@ from locant.positions.scaling import (
 def rotary_to_config(
     rotary: Rotary, *, max_seq_len: int | None = None, form: str = "rope_parameters"
 ) -> dict[str, Any]:
-    """The keys with which `transformers` and vLLM rotate as this encoding does.
+    """Return the keys with which `transformers` and vLLM rotate as this encoding does.
 
-    The encoding that is read from them rotates alike. It is equal, but for `NTK`, which is written as the larger base
-    that it is, and for fields without an effect, which are not written: a lone ``mscale`` of `YaRN`, or both beside an
-    ``attention_factor``, and the ``factor`` of `LongRoPE` beside an ``attention_factor`` where `max_seq_len` differs
-    from it. The length of `for_length` and `angles` are not part of it.
+    An encoding that is read from these keys rotates in the same way. It is equal, with two exceptions. `NTK` is written
+    as a larger base, which is its effect. Fields without an effect are left out: one ``mscale`` of `YaRN` alone, or
+    both with an ``attention_factor``, and the ``factor`` of `LongRoPE` with an ``attention_factor`` if `max_seq_len`
+    does not agree with it. The length of `for_length` and `angles` are not written.
 
-    ``rope_interleave`` and ``partial_rotary_factor`` are written so that a configuration is refused when it is read
-    for an architecture of another layout or share. The arguments are those of `Rotary.to_config`.
+    ``rope_interleave`` and ``partial_rotary_factor`` are written so that an architecture with another layout or share
+    raises an error. The arguments are the same as in `Rotary.to_config`.
     """
     sections = list(rotary.sections) if rotary.sections is not None else None
-    if not rotary.is_short and (sections := _dealt_out(rotary.pairs)) is None:
-        got = f"got a table of {rotary.pairs}, which no keys of a configuration express in general"
-        raise InputError(got, "the model_type that it was read from, with its own keys")
+    if not rotary.is_short and (sections := _interleaved_sections(rotary.pairs)) is None:
+        got = f"got a table of {rotary.pairs}, which the keys of a configuration cannot express in general"
+        raise InputError(got, "use the model_type that it was read from, with its keys")
     if rotary.axial:
-        raise InputError("got axial=True, which no text model's configuration can express", "sections alone")
+        raise InputError("got axial=True, which no text model's configuration can express", "use sections alone")
     if isinstance(rotary.scaling, Proportional) and rotary.rotary_dim != rotary.head_dim:
         got = f"got Proportional scaling of {rotary.rotary_dim} of {rotary.head_dim} dimensions, and one share for both"
-        raise InputError(got, "rotary_dim=head_dim, or another scaling")
+        raise InputError(got, "rotary_dim=head_dim, or use another scaling")
     one_of("form", form, ("rope_parameters", "rope_scaling"))
     if max_seq_len is not None:
-        max_seq_len = whole("max_seq_len", max_seq_len, 1, remedy="the longest sequence in tokens")
+        max_seq_len = whole("max_seq_len", max_seq_len, 1, remedy="pass the longest sequence in tokens")
     scaling, base = with_base(rotary.scaling, rotary)
     lengths = _written_lengths(scaling, max_seq_len)
     rope = write_scaling(scaling) | _written_temperature(rotary)
     if isinstance(scaling, LongRoPE) and scaling.attention_factor is not None:
         stretched = round(scaling.factor * scaling.original_max_seq_len)
-        if stretched != lengths["max_position_embeddings"]:  # then the factor decides nothing, and would be refused
+        if (
+            stretched != lengths["max_position_embeddings"]
+        ):  # then the factor has no effect, and reading it would raise an error
             del rope["factor"]
     if sections is not None:
         rope["mrope_section"] = sections
         rope |= {} if rotary.is_short else {"mrope_interleaved": True}
-    share = {} if rotary.rotary_dim == rotary.head_dim else {"partial_rotary_factor": _share_of(rotary)}
+    share = {} if rotary.rotary_dim == rotary.head_dim else {"partial_rotary_factor": _written_share(rotary)}
     sizes: dict[str, Any] = {"head_dim": rotary.head_dim, "rope_interleave": rotary.layout == "interleaved"}
     sizes |= lengths
     if form == "rope_parameters":
@@ -70,27 +72,27 @@ def rotary_to_config(
 
 
 def warn_of_servers(rotary: Rotary) -> None:
-    """Warn the caller's caller of a scaling that these keys do not make the same in `transformers` and in servers."""
+    """Warn the caller's caller of a scaling that `transformers` and servers compute differently from these keys."""
     scaling = rotary.scaling
     if isinstance(scaling, LongRoPE) and scaling.short_factor != scaling.long_factor:
         trained = scaling.original_max_seq_len
         warnings.warn(
-            f"LongRoPE: transformers takes the short factors for texts of up to {trained} tokens; vLLM and llama.cpp "
-            "take the long ones for every text where they are started for more, SGLang where one text of a batch has "
-            f"more; try: serve such texts with a longest length of {trained}",
+            f"LongRoPE: transformers uses the short factors for texts of up to {trained} tokens. vLLM and llama.cpp "
+            "use the long ones for every text if they are started for more, and SGLang if one text of a batch has "
+            f"more. Serve texts of up to {trained} tokens with that maximum length",
             stacklevel=3,
         )
 
 
-def _dealt_out(pairs: Pairs) -> list[int] | None:
-    """``mrope_section`` of a table whose pairs are dealt out to three axes in turns, as Qwen3-VL's are."""
+def _interleaved_sections(pairs: Pairs) -> list[int] | None:
+    """Return the ``mrope_section`` of a table whose pairs take the three axes in turns (Qwen3-VL), or ``None``."""
     sections = [pairs.axes.count(axis) if pairs.axes else 0 for axis in range(3)]
     plain = Pairs.of(2 * len(pairs))
     return sections if pairs == replace(plain, axes=axes_in_turns(len(pairs), *sections[1:]), num_axes=3) else None
 
 
 def with_base(scaling: Scaling, rotary: Rotary) -> tuple[Scaling, float]:
-    """What is written for this scaling of an encoding: NTK scaling is nothing but a larger base."""
+    """Return the scaling and the base to write. NTK scaling becomes a larger base."""
     if not isinstance(scaling, NTK):
         return scaling, float(rotary.base)
     exponent = ntk_exponent(rotary.rotary_dim) if scaling.form == "aware" else 1.0
@@ -98,25 +100,25 @@ def with_base(scaling: Scaling, rotary: Rotary) -> tuple[Scaling, float]:
 
 
 def _written_temperature(rotary: Rotary) -> dict[str, Any]:
-    """As Ministral 3 and Mistral 4 have it, whose step is the trained length."""
+    """Return the key of the temperature in Ministral 3 and Mistral 4, whose step is the trained length."""
     if rotary.temperature is None:
         return {}
     trained = getattr(rotary.scaling, "original_max_seq_len", None)
     if (rotary.temperature.step, rotary.temperature.shift) != (trained, 0):
-        got = f"got {rotary.temperature} beside a scaling from {trained} tokens, which one key cannot express"
-        raise InputError(got, f"Temperature(step={trained or 8192}), and a scaling from as many tokens")
+        got = f"got {rotary.temperature} with a scaling from {trained} tokens, which one key cannot express"
+        raise InputError(got, f"Temperature(step={trained or 8192}), and a scaling from the same number of tokens")
     return {"llama_4_scaling_beta": rotary.temperature.weight}
 
 
-def _share_of(rotary: Rotary) -> float:
-    """A factor from which ``int(head_dim * factor)`` gives the rotary dimension back, however it rounds."""
+def _written_share(rotary: Rotary) -> float:
+    """Return a factor for which ``int(head_dim * factor)`` is the rotary dimension, in spite of rounding."""
     share = rotary.rotary_dim / rotary.head_dim
     return share if int(rotary.head_dim * share) == rotary.rotary_dim else (rotary.rotary_dim + 0.5) / rotary.head_dim
 
 
 def _written_lengths(scaling: Scaling, max_seq_len: int | None) -> dict[str, Any]:
-    """The longest sequence as far as it is known, and the trained one where an architecture reads it outside."""
-    if isinstance(scaling, DynamicNTK):  # the reference takes max_position_embeddings for the trained length
+    """Return the longest sequence if it is known, and the trained length if it is read outside the rope parameters."""
+    if isinstance(scaling, DynamicNTK):  # transformers uses max_position_embeddings as the trained length
         trained = scaling.original_max_seq_len
         if max_seq_len not in (None, trained):
             got = f"got max_seq_len={max_seq_len}, but dynamic scaling needs {trained} there"

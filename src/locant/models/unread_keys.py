@@ -1,8 +1,8 @@
 """Keys about rotary positions that the modeling code does not read.
 
-Published configurations have many of them: from older versions of a model, or from other programs. A key that states
-what is done anyway is passed over in silence. A key that states something else is refused. For any other key there is a
-warning, because nobody here knows what it means.
+Published configurations have many of them, from older versions of a model or from other programs. A key that agrees
+with the values that are read is ignored in silence. A key that contradicts them is an error. Any other key causes a
+warning, because its meaning is unknown.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from locant.models.config_values import Config
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What is read, over all layers of a model."""
+class RotaryFacts:
+    """The values that are read for all layers of a model."""
 
     bases: Collection[float]
     widths: Collection[int]
@@ -30,33 +30,33 @@ class Facts:
     has_axes: bool
 
 
-Claim = Callable[[Any, Facts], bool]
-"""Whether a value states what is read."""
+Claim = Callable[[Any, RotaryFacts], bool]
+"""A test of whether a value agrees with the facts."""
 
-CONTRADICTION = "and which contradicts what it reads"
-CONCERNS = re.compile("rope|rotary")
+CONTRADICTION = "and which contradicts the keys that it reads"
+ROTARY_NAME = re.compile("rope|rotary")
 
 
-def unread(config: Config, known: Collection[str]) -> list[str]:
-    """The keys that are about rotary positions by their name, and are not known."""
-    return [key for key in map(str, config) if CONCERNS.search(key) and key not in known]
+def find_unread_keys(config: Config, known: Collection[str]) -> list[str]:
+    """Return the keys whose names concern rotary positions, but are not in `known`."""
+    return [key for key in map(str, config) if ROTARY_NAME.search(key) and key not in known]
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a value can be compared with what is read: a file may hold an integer of any size."""
+    """Return whether a value can be compared with a float. A file may hold an integer of any size."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= FINITE
 
 
-def _number_in(values: Callable[[Facts], Collection[float]]) -> Claim:
+def _number_in(values: Callable[[RotaryFacts], Collection[float]]) -> Claim:
     return lambda value, facts: is_number(value) and any(abs(value - one) <= 1e-6 * abs(one) for one in values(facts))
 
 
-def _is_layout(value: Any, facts: Facts) -> bool:
+def _is_layout(value: Any, facts: RotaryFacts) -> bool:
     return value is (facts.layout == "interleaved")
 
 
-def _is_plain(value: Any, facts: Facts) -> bool:
-    """Whether a dictionary of rope parameters states no scaling."""
+def _has_no_scaling(value: Any, facts: RotaryFacts) -> bool:
+    """Return whether a dictionary of rope parameters has no scaling."""
     return isinstance(value, Mapping) and value.get("rope_type", value.get("type", "default")) == "default"
 
 
@@ -71,27 +71,27 @@ CLAIMS: Mapping[str, Claim] = {
     r"use_mrope|rope_3d": lambda value, facts: value is facts.has_axes,
     r"(rotary|rope)_(scaling_)?(factor|ratio)": _number_in(lambda facts: facts.factors),
     r"rope_(scaling_)?type": lambda value, facts: isinstance(value, str) and value in facts.types,
-    r"rope_(scaling|parameters)": _is_plain,
-    r"factor|attention_factor": lambda value, facts: value == 1,  # in a dictionary whose type does not read it
+    r"rope_(scaling|parameters)": _has_no_scaling,
+    r"factor|attention_factor": lambda value, facts: value == 1,  # in a dictionary whose rope type does not read it
     r"rotary_emb_scale_base": lambda value, facts: False,  # xPos
     r"no_rope_layers": lambda value, facts: isinstance(value, list) and all(value),
 }
-"""By the name of a key."""
+"""The claim of a key, by a pattern of its name."""
 
 
-def pass_over(config: Config, keys: Collection[str], facts: Facts, model_type: str) -> list[str]:
-    """The keys to warn of; raise an `InputError` for one that states something else than what is read."""
-    strange = []
+def check_unread_keys(config: Config, keys: Collection[str], facts: RotaryFacts, model_type: str) -> list[str]:
+    """Return the keys to warn of. Raise `InputError` if a key contradicts the facts."""
+    unknown = []
     for key in keys:
         value = config[key]
         if value is None or value in ([], {}):
             continue
         claim = next((claim for name, claim in CLAIMS.items() if re.fullmatch(name, key)), None)
         if claim is None and value is not False:
-            strange.append(f"{key}={shown(value)}")
+            unknown.append(f"{key}={shown(value)}")
         elif claim is not None and not claim(value, facts):
             raise InputError(
                 f"got {key!r}: {shown(value)}, which {model_type} does not read, {CONTRADICTION}",
-                f"the configuration without {key!r}, if the model was trained without it",
+                f"remove {key!r} from the configuration, if the model was trained without it",
             )
-    return strange
+    return unknown

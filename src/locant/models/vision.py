@@ -1,9 +1,9 @@
 """Encoders of images: rotation by row and column, biases of rows and columns, or a learned grid.
 
-Rotation has a ladder of frequencies for each axis, and what differs is the order of the pairs. A position is
-``(row, column)``, or ``(frame, row, column)``, from 0, unless the family says otherwise. Biases have SAM and ViTDet,
-Swin and its kin by stages, and BEiT. Swin's layers attend within windows (`locant.positions.GridWindows`), and so do
-most of SAM's and ViTDet's.
+Rotation has a ladder of frequencies for each axis, and models differ in the order of the pairs. A position is
+``(row, column)`` or ``(frame, row, column)``, from 0, unless a row states otherwise. SAM, ViTDet and BEiT have biases,
+and so have Swin and similar models, which have stages. Layers of Swin attend within windows
+(`locant.positions.GridWindows`), as do most layers of SAM and ViTDet.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from locant.arguments import shown
 from locant.errors import InputError
-from locant.models.architecture import Architecture, PairsOf, RotaryKeys, rotary_row, warn_if
+from locant.models.architecture import Architecture, PairsFactory, RotaryKeys, rotary_row, warn_if
 from locant.models.config_values import (
     HEADS,
     WIDTHS,
@@ -24,7 +24,7 @@ from locant.models.config_values import (
     number,
     patches,
     required,
-    stated,
+    required_value,
     width_per_head,
 )
 from locant.positions.base import PositionEncoding
@@ -35,8 +35,8 @@ from locant.positions.pair_table import Pairs
 ROW, COLUMN = 0, 1
 
 
-def _ladders(*axes: int, interleaved: bool = False, in_turns: bool = False) -> PairsOf:
-    """A ladder for each axis, one axis after the other; or these take turns, rung by rung (Kimi)."""
+def _ladders(*axes: int, interleaved: bool = False, in_turns: bool = False) -> PairsFactory:
+    """Return a ladder for each axis, one axis after the other, or rung by rung if they are `in_turns` (Kimi)."""
 
     def pairs(config: Config, rope: Config, head_dim: int) -> Pairs:
         count = head_dim // 2 // len(axes)
@@ -51,25 +51,25 @@ def _ladders(*axes: int, interleaved: bool = False, in_turns: bool = False) -> P
 
 
 def _table(dims: Any, places: Sequence[tuple[int, int]], ladder: int) -> Pairs:
-    """Pairs with an axis each, and a rung of a ladder over so many dimensions."""
+    """Return pairs with an axis and a rung for each. The ladder is the number of dimensions that its rungs cover."""
     return Pairs(dims=dims, axes=[axis for axis, _ in places], rungs=[(ladder, rung) for _, rung in places])
 
 
 def _half_by_half(config: Config, rope: Config, head_dim: int) -> Pairs:
-    """A head within the head for each axis, in the layout half (Gemma 4)."""
+    """Return pairs with one half of the head for each axis, each in the layout half (Gemma 4)."""
     count = head_dim // 4
     dims = [(start + i, start + i + count) for start in (0, 2 * count) for i in range(count)]
     return _table(dims, [(axis, rung) for axis in (ROW, COLUMN) for rung in range(count)], 2 * count)
 
 
 def _every_other_rung(config: Config, rope: Config, head_dim: int) -> Pairs:
-    """One ladder over the whole head: rows take the even rungs, then columns the odd ones (Pixtral)."""
+    """Return one ladder over the head: first rows with the even rungs, then columns with the odd ones (Pixtral)."""
     places = [(axis, 2 * rung + axis) for axis in (ROW, COLUMN) for rung in range(head_dim // 4)]
     return _table(Pairs.of(head_dim).dims, places, head_dim)
 
 
-def _every_other_angle(member: int) -> PairsOf:
-    """A head within the head for each axis, where members of a pair have rungs next to each other (V-JEPA 2)."""
+def _every_other_angle(member: int) -> PairsFactory:
+    """Give each axis one third of the head. The members of a pair have neighbouring rungs (V-JEPA 2)."""
 
     def pairs(config: Config, rope: Config, head_dim: int) -> Pairs:
         count = head_dim // 3 // 2
@@ -80,7 +80,7 @@ def _every_other_angle(member: int) -> PairsOf:
 
 
 def _over_the_width(config: Config, rope: Config, head_dim: int) -> Pairs:
-    """EfficientLoFTR rotates the whole width before it cuts it into heads: here one head."""
+    """Return pairs over the whole width as one head: EfficientLoFTR rotates before it splits the width."""
     share = number("partial_rotary_factor", rope.get("partial_rotary_factor", 4.0), above=0)
     ladder = int(required(config, *WIDTHS) // required(config, *HEADS) * share)
     if 2 * ladder != head_dim:
@@ -91,7 +91,7 @@ def _over_the_width(config: Config, rope: Config, head_dim: int) -> Pairs:
 
 
 def _from_the_centre(config: Config, rope: Config, head_dim: int) -> Pairs:
-    """Patches from -1 to 1 over the image: in half patches from its centre, over the number of patches (DINOv3)."""
+    """Return pairs for places from -1 to 1: half patches from the centre, divided by their number (DINOv3)."""
     base = number("rope_theta", rope.get("rope_theta", config.get("rope_theta", 100.0)), above=0)
     steps = [2 * math.pi / count for count in patches(config)]
     return Pairs(
@@ -105,30 +105,35 @@ def _size_of_image(config: Config, encoding: PositionEncoding) -> str:
     down, across = patches(config)
     return (
         f"positions are counted in half patches from the centre, as 2 i + 1 - {down} down and 2 j + 1 - {across} "
-        "across; images of another size have another image_size, and frequencies of their own"
+        "across; for images of another size, set image_size, which changes the frequencies"
     )
 
 
 def _memory_head(config: Config) -> int:
-    """The width of a head of SAM's attention to its memory, which alone is rotated."""
+    """Return the width of a head in the memory attention of SAM 2, the only attention that is rotated."""
     width, heads = (required(config, f"memory_attention_{key}") for key in ("hidden_size", "num_attention_heads"))
     return width // (required(config, "memory_attention_downsample_rate") * heads)
 
 
-def _axial(
-    pairs: PairsOf, base: float = 1e4, head_dim: int | None = None, *, row: Mapping[str, Any] | None = None, **keys: Any
+def _axial_row(
+    pairs: PairsFactory,
+    base: float = 1e4,
+    head_dim: int | None = None,
+    *,
+    row: Mapping[str, Any] | None = None,
+    **keys: Any,
 ) -> Architecture:
-    """Two or three axes, with other fields of the row and of its keys."""
+    """Return a row with two or three axes, and other fields of the row and of its keys."""
     keys = {"rope_types": {"axial": "default"}, "pairs": pairs, **keys}
     return rotary_row(base, None, head_dim, keys=RotaryKeys(**keys), **(row or {}))
 
 
 FIRST_IS_ONE = "positions are (row + 1, column + 1), and (0, 0) for the class token"
 BEFORE_HEADS = (
-    "it rotates the whole width before it is cut into heads: here q is one head; rows and columns count from 1"
+    "it rotates the whole width before it is split into heads: pass q as one head; rows and columns count from 1"
 )
 INTERLEAVED = _ladders(ROW, COLUMN, interleaved=True)
-MEMORY = _axial(
+MEMORY = _axial_row(
     INTERLEAVED,
     head_dim_of=_memory_head,
     other_keys=tuple(f"memory_attention_rope_{key}" for key in ("feat_sizes", "k_sizes", "dropout")),
@@ -140,35 +145,36 @@ CENTRED = rotary_row(100.0, keys=RotaryKeys(pairs=_from_the_centre), warnings=(_
 
 
 def _stages(config: Config) -> tuple[str, ...]:
-    """``stage1``, ``stage2``, ...: each has a number of heads of its own."""
+    """Return ``stage1``, ``stage2``, ..., which differ in their number of heads."""
     return tuple(f"stage{number + 1}" for number in range(len(_by_stage(config, "num_heads"))))
 
 
 def _by_stage(config: Config, key: str) -> tuple[Any, ...]:
-    values = stated(config, key, f"{key!r}: a number for each stage")
+    values = required_value(config, key, f"{key!r}: a number for each stage")
     if not isinstance(values, (list, tuple)) or not values:
         raise InputError(f"got {key}={shown(values)}, expected a number for each stage", f"{key!r}: [3, 6, 12, 24]")
     return tuple(values)
 
 
-def _of_stage(config: Config, key: str, layer_type: str | None, low: int = 1) -> int:
+def _stage_value(config: Config, key: str, layer_type: str | None, low: int = 1) -> int:
     values, stage = _by_stage(config, key), _stages(config).index(layer_type or "stage1")
     if stage >= len(values):
-        raise InputError(f"got {key} of {len(values)} stages for {len(_stages(config))}", f"{key!r}: one for each")
+        got = f"got {key} of {len(values)} stages for {len(_stages(config))}"
+        raise InputError(got, f"{key!r}: one number for each stage")
     return integer(key, values[stage], low)
 
 
 def _swin(config: Config, layer_type: str | None) -> PositionEncoding:
     window = required(config, "window_size")
-    return GridBias(_of_stage(config, "num_heads", layer_type), window, window)
+    return GridBias(_stage_value(config, "num_heads", layer_type), window, window)
 
 
 def _swin_v2(config: Config, layer_type: str | None) -> PositionEncoding:
-    """Windows are no larger than what is left of the image at a stage."""
-    heads, stage = _of_stage(config, "num_heads", layer_type), _stages(config).index(layer_type or "stage1")
+    """Return the bias of Swin v2, whose windows are not larger than the image at their stage."""
+    heads, stage = _stage_value(config, "num_heads", layer_type), _stages(config).index(layer_type or "stage1")
     window = min(required(config, "window_size"), *(max(side >> stage, 1) for side in patches(config)))
     sizes = config.get("pretrained_window_sizes")
-    trained = 0 if sizes is None else _of_stage(config, "pretrained_window_sizes", layer_type, low=0)
+    trained = 0 if sizes is None else _stage_value(config, "pretrained_window_sizes", layer_type, low=0)
     encoding = ContinuousGridBias(heads, trained or window, trained or window)
     return encoding.at(window, window)
 
@@ -182,13 +188,13 @@ def _beit(config: Config, layer_type: str | None) -> PositionEncoding:
     return GridBias(required(config, *HEADS), *patches(config), prefix=True)
 
 
-def _kinds(config: Config) -> tuple[str, ...]:
-    """Layers that attend to the whole image, and those that attend within windows, where there are some."""
+def _window_kinds(config: Config) -> tuple[str, ...]:
+    """Return ``global`` for layers that attend to the whole image, and ``window``, or nothing without windows."""
     return ("global", "window") if integer("window_size", config.get("window_size", 0), 0) else ()
 
 
 def _decomposed(key: str) -> Any:
-    """SAM's and ViTDet's, where this key says that they have it."""
+    """Return the bias of SAM and ViTDet. It raises `InputError` if this key is false."""
 
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
         if not flag_at(config, key):
@@ -202,7 +208,7 @@ def _decomposed(key: str) -> Any:
 
 
 def learned_grid(prefix: int, **how: Any) -> Callable[[Config, str | None], PositionEncoding]:
-    """A table of as many cells as an image of the trained size has patches."""
+    """Return a table with one cell for each patch of an image of the trained size."""
 
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
         return LearnedGrid(*patches(config), required(config, *WIDTHS), prefix=prefix, **how)
@@ -211,7 +217,7 @@ def learned_grid(prefix: int, **how: Any) -> Callable[[Config, str | None], Posi
 
 
 def _siglip2(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A square table of so many patches, for images of any size."""
+    """Return a square table with a cell for each of `num_patches`, for images of any size."""
     side = math.isqrt(required(config, "num_patches"))
     return LearnedGrid(side, side, required(config, *WIDTHS), mode="bilinear", antialias=True)
 
@@ -220,7 +226,7 @@ IMAGE = {"image_size": 224, "patch_size": 16}
 TABLES = ("use_absolute_embeddings", "use_absolute_position_embeddings", "use_abs_pos")
 AT_THE_INPUT = warn_if(
     lambda config, encoding: any(flag_at(config, key) for key in TABLES),
-    "its input has learned positions besides: locant.LearnedGrid",
+    "its input also has learned positions: locant.LearnedGrid",
 )
 COSINES = (
     "Swin v2 attends to normalised queries and keys, and each head has a learned factor: attend with scale=1.0 to "
@@ -232,7 +238,7 @@ SWIN = Architecture(
 )  # fmt: skip
 BEIT = Architecture(encoding=_beit, defaults=IMAGE, warnings=(AT_THE_INPUT,))
 SAM = Architecture(
-    encoding=_decomposed("use_rel_pos"), layer_types=_kinds, default_layer_type="global",
+    encoding=_decomposed("use_rel_pos"), layer_types=_window_kinds, default_layer_type="global",
     defaults={"image_size": 1024, "patch_size": 16, "window_size": 14, "use_rel_pos": True}, warnings=(AT_THE_INPUT,),
 )  # fmt: skip
 
@@ -245,21 +251,21 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "qwen2_5_vl_vision", "qwen3_5_moe_vision", "qwen3_5_vision", "qwen3_omni_moe_vision_encoder",
             "qwen3_vl_moe_vision", "qwen3_vl_vision", "qwen4_exp_vision", "video_llama_3_vision",
         ),
-        _axial(_ladders(ROW, COLUMN)),
+        _axial_row(_ladders(ROW, COLUMN)),
     ),
-    "lfm3_vl_vision": _axial(_ladders(ROW, COLUMN), 1e6),
-    "qwen2_vl_vision": _axial(
+    "lfm3_vl_vision": _axial_row(_ladders(ROW, COLUMN), 1e6),
+    "qwen2_vl_vision": _axial_row(
         _ladders(ROW, COLUMN), head_dim_of=lambda config: required(config, "embed_dim") // required(config, *HEADS)
     ),
-    "sam3_vit_model": _axial(INTERLEAVED),
+    "sam3_vit_model": _axial_row(INTERLEAVED),
     **dict.fromkeys(("edgetam_video", "sam2_video", "sam3_tracker_video"), MEMORY),
-    "inkling2_vision": _axial(_ladders(COLUMN, ROW, interleaved=True)),
-    "step3p5_vision": _axial(_ladders(COLUMN, ROW)),
-    "minimax_m3_vl_vision": _axial(_ladders(0, 1, 2)),
-    "kimi_k25_vision": _axial(_ladders(COLUMN, ROW, in_turns=True)),
-    "gemma4_vision": _axial(_half_by_half, 100.0, 64, not_converted="which has a layout for each half of a head"),
-    "pixtral": _axial(_every_other_rung),
-    "llama4_vision_model": _axial(
+    "inkling2_vision": _axial_row(_ladders(COLUMN, ROW, interleaved=True)),
+    "step3p5_vision": _axial_row(_ladders(COLUMN, ROW)),
+    "minimax_m3_vl_vision": _axial_row(_ladders(0, 1, 2)),
+    "kimi_k25_vision": _axial_row(_ladders(COLUMN, ROW, in_turns=True)),
+    "gemma4_vision": _axial_row(_half_by_half, 100.0, 64, not_converted="which has a layout for each half of a head"),
+    "pixtral": _axial_row(_every_other_rung),
+    "llama4_vision_model": _axial_row(
         _ladders(COLUMN, ROW, interleaved=True), row={"warnings": (FIRST_IS_ONE,)},
         rope_types=dict.fromkeys(("axial", "linear", "dynamic", "yarn", "llama3", "longrope"), "default"),
     ),
@@ -267,14 +273,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "vjepa2": Architecture(
         rotary=RotaryKeys(
             fixed_base=10_000.0, pairs=_every_other_angle(0), second_pairs=_every_other_angle(1),
-            no_rotation="which turns the two dimensions of a pair by different frequencies: no rotation, for it "
-            "changes their length",
+            no_rotation="which turns the two dimensions of a pair by different frequencies: not a rotation, because "
+            "it changes their length",
         )
     ),
     "efficientloftr": rotary_row(
         1e4,
         keys=RotaryKeys(
-            pairs=_over_the_width, not_converted="which rotates before its width is cut into heads",
+            pairs=_over_the_width, not_converted="which rotates before its width is split into heads",
             other_keys=("partial_rotary_factor",), head_dim_of=lambda config: required(config, *WIDTHS),
         ),
         defaults={"partial_rotary_factor": 4.0}, warnings=(BEFORE_HEADS,),
@@ -287,7 +293,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     **dict.fromkeys(("beit", "data2vec-vision"), BEIT),
     "vitdet": Architecture(
-        encoding=_decomposed("use_relative_position_embeddings"), layer_types=_kinds, default_layer_type=None,
+        encoding=_decomposed("use_relative_position_embeddings"), layer_types=_window_kinds, default_layer_type=None,
         defaults=IMAGE, warnings=(AT_THE_INPUT,),
     ),
     "vit": Architecture(encoding=learned_grid(1), defaults=IMAGE),

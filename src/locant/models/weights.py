@@ -1,6 +1,6 @@
-"""What a checkpoint holds: the tables of its input, and the order of rows in projections of queries and keys.
+"""The weights of a checkpoint: the tables of its input, and the order of rows in projections of queries and keys.
 
-Which rows belong to which head, and which of them are rotated; and what the code does with the rows of the tables.
+This module describes which rows belong to which head, which of them are rotated, and how the code uses the tables.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ RowScale = float | Literal["sqrt_d_model", "sqrt_d_model_rounded"]
 
 @dataclass(frozen=True, kw_only=True)
 class InputTables:
-    """The input embedding of an architecture; the defaults are Llama's.
+    """The input embedding of an architecture, with the defaults of Llama.
 
-    The names of modules are the ends of the names in a file, whatever class of the architecture was saved:
-    ``embed_tokens`` is ``model.embed_tokens.weight`` as well as ``embed_tokens.weight``.
+    A module name matches the end of a name in a file, because different classes of the architecture add different
+    prefixes: ``embed_tokens`` matches ``model.embed_tokens.weight`` and ``embed_tokens.weight``.
 
     Args:
         tokens: the module of the token table.
-        positions: that of the table of positions, which the architecture's encoding adds.
-        segments: that of the table of segments, of which ``type_vocab_size`` says how many.
-        norm: that of the layer norm of the sum.
-        width_keys: the key of the token table's width; the first that is there.
-        scale: what token rows are multiplied with, as in `TokenEmbedding`.
-        scale_key: the key of that number, where it is one of the configuration.
+        positions: the module of the table of positions, which the encoding of the architecture adds.
+        segments: the module of the table of segments. ``type_vocab_size`` is their number.
+        norm: the module of the layer norm of the sum.
+        width_keys: possible keys of the width of the token table. The first one in the configuration counts.
+        scale: the factor of token rows, as in `TokenEmbedding`.
+        scale_key: the key of that factor, if the configuration has it.
         padding: whether the row of ``pad_token_id`` has no gradient.
         norm_eps: the key of the norm's epsilon, or the number in the modeling code.
-        norm_bias_key: the key that says whether the norm has a bias; without one it has.
+        norm_bias_key: the key for whether the norm has a bias. Without it, the norm has one.
         dropout_key: the key of the dropout after the sum.
-        why_not: what the modeling code does with the input beside all this, so that an `InputEmbedding` cannot be it.
+        why_not: what else the modeling code does with the input, so that an `InputEmbedding` cannot represent it.
     """
 
     tokens: str = "embed_tokens"
@@ -61,11 +61,11 @@ class HeadShape:
     """The heads of one layer.
 
     Args:
-        queries, keys: how many heads.
-        width: rows of a head in the projection of queries.
-        start: the first row of a head that is rotated; not 0 in multi-head latent attention alone.
-        rotated: how many rows of a head are rotated.
-        latent: rows before the one key head of multi-head latent attention.
+        queries, keys: the number of heads.
+        width: the number of rows of a head in the projection of queries.
+        start: the first rotated row of a head. It is 0 except in multi-head latent attention.
+        rotated: the number of rotated rows of a head.
+        latent: the number of rows before the one key head of multi-head latent attention.
     """
 
     queries: int
@@ -78,7 +78,7 @@ class HeadShape:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadRows:
-    """`count` heads one after the other, of `width` rows each, of which `rotated` rows from `start` on are rotated."""
+    """`count` consecutive heads of `width` rows each. `rotated` rows of each head are rotated, beginning at `start`."""
 
     count: int
     width: int
@@ -91,31 +91,31 @@ class HeadRows:
 
 
 RowOrder = Callable[[HeadShape], tuple[HeadRows, ...]]
-"""What a projection of a layer with these heads holds, from its first row to its last."""
+"""A function that returns the contents of a projection for these heads, from the first row to the last."""
 
 
 def query_rows(shape: HeadShape, count: int | None = None) -> HeadRows:
-    """`count` heads of queries; default: all."""
+    """Return the rows of `count` heads of queries. Default: all."""
     count = shape.queries if count is None else count
     return HeadRows(count=count, width=shape.width, start=shape.start, rotated=shape.rotated)
 
 
 def key_rows(shape: HeadShape, count: int | None = None) -> HeadRows:
-    """`count` heads of keys; default: all."""
+    """Return the rows of `count` heads of keys. Default: all."""
     return query_rows(shape, shape.keys if count is None else count)
 
 
 def value_rows(shape: HeadShape, count: int | None = None) -> HeadRows:
-    """`count` heads of values; default: all."""
+    """Return the rows of `count` heads of values. Default: all."""
     return replace(key_rows(shape, count), start=0, rotated=0)
 
 
 def one_after_another(shape: HeadShape) -> tuple[HeadRows, ...]:
-    """All queries, all keys, all values (Phi-3)."""
+    """Return the order of Phi-3: all queries, all keys, all values."""
     return query_rows(shape), key_rows(shape), value_rows(shape)
 
 
 def group_by_group(shape: HeadShape) -> tuple[HeadRows, ...]:
-    """The queries that share a key, then that key and its value (GPT-NeoX, Falcon)."""
+    """Return the order of GPT-NeoX and Falcon: for each key, the queries that share it, then the key and its value."""
     group = (query_rows(shape, shape.queries // shape.keys), key_rows(shape, 1), value_rows(shape, 1))
     return group * shape.keys

@@ -1,7 +1,7 @@
-"""Without positions: recurrent layers and convolutions know the order of their input, and add nothing to it.
+"""Without positions: recurrent layers and convolutions see the order of their input, and add nothing to it.
 
-Mamba and its kin read one token after the other. Jamba, Zamba and Nemotron-H have attention besides, which sees the
-order in what the recurrent layers give it. Every encoding here is `PositionEncoding` itself: NoPE.
+Mamba and similar models read one token after the other. Jamba, Zamba and Nemotron-H also have attention, which sees
+the order in the output of the recurrent layers. Every encoding here is `PositionEncoding` itself: NoPE.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from locant.models.architecture import Architecture
-from locant.models.learned_tables import row_of
+from locant.models.learned_tables import encoding_row
 from locant.positions.base import PositionEncoding
 
 
 def _without(warning: str, **row: Any) -> Architecture:
-    return row_of(lambda config, _: PositionEncoding(), {}, warnings=(warning,), **row)
+    return encoding_row(lambda config, _: PositionEncoding(), {}, warnings=(warning,), **row)
 
 
 RECURRENT = "its layers are recurrent: they read one token after the other, and need no positions"
-HYBRID = "its attention has no positions: it sees the order in what the recurrent layers before it give"
+HYBRID = "its attention has no positions: it sees the order in the output of the recurrent layers before it"
 CONVOLUTIONS = "its convolutions see the order of their input, and nothing is added to it"
 
 MAMBA_130M = {"vocab_size": 50280, "hidden_size": 768, "num_hidden_layers": 24}

@@ -1,4 +1,4 @@
-"""Batches of trainers: documents packed into one row, and what is wrong with a batch that somebody else packed."""
+"""Batches for training: documents packed into one row, and checks of batches that other programs packed."""
 
 from locant.engines.batches.check import Findings as Findings
 from locant.engines.batches.check import check_batch as check_batch

@@ -1,7 +1,7 @@
-"""Ids of several axes without the grids they are of: whether any texts, images and videos have such ids.
+"""Ids of several axes without their grids: a check of whether any texts, images and videos have such ids.
 
-Text has the same id on all axes. A grid begins as text does and goes through columns, rows and frames. Text after it
-goes on from its longer side, or from its largest id.
+Text has the same id on all axes. A grid begins like text and goes through columns, rows and frames. Text after it
+continues from its longer side, or from its largest id.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Ids = Sequence[tuple[int, ...]]
 
 
 def form_findings(batch: Batch) -> Iterator[Finding]:
-    """The first token of each row whose ids neither go on from a text nor belong to a grid."""
+    """Yield the first token of a row whose ids neither continue a text nor belong to a grid."""
     index = batch.index
     if index is None or index.ndim != 3 or index.shape[2] != AXES:
         return
@@ -33,12 +33,12 @@ def form_findings(batch: Batch) -> Iterator[Finding]:
                 wrong = f"position_ids {at(row, slot)} are (time, row, column) {ids[token]}"
                 before = f" after {ids[token - 1]}" if token else ""
                 remedy = "compute them with the model's get_rope_index"
-                yield Finding("images", f"{wrong}{before}, as no text, image or video has them", remedy, row, slot)
+                yield Finding("images", f"{wrong}{before}, which no text, image or video has", remedy, row, slot)
                 return
 
 
 def first_odd(ids: Ids) -> int | None:
-    """The first token that no sequence of texts and grids has; ``None``: they are one.
+    """Return the first token that cannot belong to a sequence of texts and grids, or ``None`` if all can.
 
     >>> first_odd([(0, 0, 0), (1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (3, 3, 3)])
     >>> first_odd([(0, 0, 0), (1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (5, 5, 5)])
@@ -57,7 +57,7 @@ def first_odd(ids: Ids) -> int | None:
 
 
 def _grid_at(ids: Ids, begin: int) -> tuple[int, int, int]:
-    """Columns, rows and frames of the largest grid that begins at a token; 1, 1 and 1 for one of text."""
+    """Return the columns, rows and frames of the largest grid that begins at a token: 1, 1 and 1 for text."""
     time, row, column = ids[begin]
     columns = 1
     while ids[begin + columns : begin + columns + 1] == [(time, row, column + columns)]:
@@ -72,5 +72,5 @@ def _grid_at(ids: Ids, begin: int) -> tuple[int, int, int]:
         if len(times) > 1 or times.pop() < ids[next_frame - 1][0]:
             break
         frames, next_frame = frames + 1, next_frame + size
-    stands_still = ids[next_frame - 1][0] == time  # frames may share an id where they are fast, but not all of them
-    return columns, rows, 1 if stands_still else frames
+    has_no_time = ids[next_frame - 1][0] == time  # fast frames may share an id, but not all of them
+    return columns, rows, 1 if has_no_time else frames

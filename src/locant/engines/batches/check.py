@@ -1,4 +1,4 @@
-"""Whether a batch is consistent: all that its tensors say of positions and documents, beside each other and a model."""
+"""The consistency check of a batch: what its tensors state about positions and documents must agree with each other."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from locant.engines.batches.documents import (
     documents_of,
     label_findings,
     mixing_findings,
+    only_flash_separates,
+    only_ids_separate,
     other_findings,
-    seen_by_flash_alone,
-    separated_by_ids,
 )
 from locant.engines.batches.finding import Batch, Finding
 from locant.engines.batches.ids import counts_padding, id_findings, padding_findings
@@ -36,15 +36,15 @@ ROWS = ("input_ids", "labels", "position_ids", "attention_mask", "token_type_ids
 PER_TOKEN = ("labels", "token_type_ids", "mm_token_type_ids", "seq_idx")
 SINGLE = ("max_length_q", "max_length_k", "use_cache")
 MOST_AXES = 4
-"""HunYuan-VL's."""
+"""The number of axes of HunYuan-VL."""
 
 
 class Findings(tuple[Finding, ...]):
-    """What is wrong with a batch, a sentence each; empty: nothing was found.
+    """The mistakes in a batch, one sentence each. Empty if there are none.
 
     Args:
         findings: the sentences.
-        unchecked: what was not checked, and why.
+        unchecked: sentences on what was not checked, and why.
     """
 
     unchecked: tuple[str, ...]
@@ -63,17 +63,17 @@ class Findings(tuple[Finding, ...]):
 
 
 def check_batch(batch: Mapping[str, Any], *, axes: int | None = None, model: Source | None = None) -> Findings:
-    """Find what is wrong with the positions and documents of a batch. Nothing: it is consistent.
+    """Find mistakes in the positions and documents of a batch. The result is empty if the batch is consistent.
 
-    Much depends on the model: whether padding shifts positions, how many ids there are, how images are counted. What
-    could not be checked without it is in ``unchecked`` of the result.
+    Much depends on the model: whether padding shifts positions, how many ids there are, how images are counted. The
+    ``unchecked`` of the result lists what needs a model to be checked.
 
     Args:
-        batch: the arguments that a model of `transformers` is called with: ``input_ids``, ``position_ids``,
+        batch: the arguments of a call of a model of `transformers`. The check reads ``input_ids``, ``position_ids``,
             ``attention_mask``, ``labels``, ``token_type_ids``, ``cu_seq_lens_q`` and ``cu_seq_lens_k``,
             ``max_length_q`` and ``max_length_k``, ``seq_idx``, ``image_grid_thw``, ``video_grid_thw``,
-            ``second_per_grid_ts`` and ``mm_token_type_ids``, as far as there.
-        axes: 3 for models with positions of time, rows and columns, such as Qwen2-VL; default: those of the model.
+            ``second_per_grid_ts`` and ``mm_token_type_ids``, if they are there.
+        axes: 3 for models with positions of time, rows and columns, such as Qwen2-VL. Default: the axes of the model.
         model: the model, its configuration, its folder, or the name of a preset such as ``"gpt2"``.
 
     >>> check_batch({"input_ids": torch.ones(1, 5), "position_ids": torch.tensor([[0, 1, 2, 3, 4]])})
@@ -83,19 +83,19 @@ def check_batch(batch: Mapping[str, Any], *, axes: int | None = None, model: Sou
     'give Positions.from_mask(attention_mask).index for position_ids'
     """
     if axes is not None:
-        axes = whole("axes", axes, 1, MOST_AXES, remedy=Remedy("{} for Qwen2-VL and its kin", axes=AXES))
+        axes = whole("axes", axes, 1, MOST_AXES, remedy=Remedy("{} for models like Qwen2-VL", axes=AXES))
     facts = facts_of(model)
-    given = _read(batch)
+    tensors = _read(batch)
     axes = axes or facts.axes
     try:
-        read = _arranged(given, axes, facts)
+        read = _arrange(tensors, axes, facts)
     except _MisshapenError as error:
         return Findings(error.findings)
     return Findings(_findings(read, axes), _unchecked(read, axes))
 
 
 class _MisshapenError(Exception):
-    """Tensors that do not fit each other, of which no more can be said."""
+    """Tensors whose shapes do not fit each other, which ends the check."""
 
     def __init__(self, *findings: Finding) -> None:
         super().__init__(*findings)
@@ -103,19 +103,20 @@ class _MisshapenError(Exception):
 
 
 def _read(batch: Mapping[str, Any]) -> dict[str, Tensor]:
-    """What says something of positions and documents, each with a row for each row of the batch."""
+    """Return the tensors about positions and documents, with a row for each row of the batch."""
     if not isinstance(batch, Mapping):
-        raise LocantError(f"got {shown(batch)} for batch, expected a dictionary", "the keywords of a model's call")
+        got = f"got {shown(batch)} for batch, expected a dictionary"
+        raise LocantError(got, "pass the keyword arguments of a model's call")
     tensors = dict[str, Tensor]()
     for name in (*ROWS, *BOUNDARIES, *SINGLE, *GRIDS, "second_per_grid_ts"):
         value = batch.get(name)
-        if name == "attention_mask" and isinstance(value, Mapping):  # a mask per kind of layer
+        if name == "attention_mask" and isinstance(value, Mapping):  # a mask for each kind of layers
             value = value.get("full_attention", next(iter(value.values()), None))
         if value is not None:
             tensors[name] = _tensor(name, value)
     if not tensors.keys() - {"use_cache"}:
         got = f"got a batch with {', '.join(map(str, batch)) or 'nothing'}"
-        raise LocantError(f"{got}, which says nothing of tokens and positions", f"{', '.join(ROWS[:4])} in it")
+        raise LocantError(f"{got}, without tokens and positions", f"add {', '.join(ROWS[:4])}")
     return tensors
 
 
@@ -124,13 +125,13 @@ def _tensor(name: str, value: Any) -> Tensor:
         tensor = torch.as_tensor(value).detach().cpu()
     except (TypeError, ValueError, RuntimeError):
         got = f"got {shown(value)} for {name}, expected numbers"
-        raise LocantError(got, "a tensor, one row for each row of the batch") from None
+        raise LocantError(got, "pass a tensor with one row for each row of the batch") from None
     if (tensor.ndim == 0 and name in ROWS) or (tensor.numel() != 1 and name in SINGLE):
         one = "one number" if name in SINGLE else "a number for each token"
-        raise LocantError(f"got {shown(value)} for {name}, expected {one}", "locant check-batch --help")
+        raise LocantError(f"got {shown(value)} for {name}, expected {one}", "see locant check-batch --help")
     if name in GRIDS and (tensor.ndim != 2 or tensor.shape[1] != AXES or tensor.is_floating_point()):
         got = f"got {name} of shape {tuple(tensor.shape)}, expected frames, rows and columns of each"
-        raise LocantError(got, f"{name} as the processor makes it")
+        raise LocantError(got, f"pass {name} as the processor makes it")
     return tensor[None] if name in ROWS and tensor.ndim == 1 else tensor
 
 
@@ -138,30 +139,30 @@ def _shape(message: str, remedy: str) -> _MisshapenError:
     return _MisshapenError(Finding("shape", message, remedy))
 
 
-def _arranged(given: Mapping[str, Tensor], axes: int | None, facts: ModelFacts) -> Batch:
-    """The batch as the checks read it; raises `_MisshapenError` where tensors do not fit each other."""
-    mask = given.get("attention_mask")
+def _arrange(tensors: Mapping[str, Tensor], axes: int | None, facts: ModelFacts) -> Batch:
+    """Return the batch as the checks read it. Raise `_MisshapenError` if shapes do not fit each other."""
+    mask = tensors.get("attention_mask")
     if mask is not None and mask.ndim not in (2, 4):
-        raise _shape(f"attention_mask has {mask.ndim} axes", "give (batch, seq), or (batch, heads or 1, seq, seq)")
-    if "input_ids" in given and given["input_ids"].ndim != 2:
+        raise _shape(f"attention_mask has {mask.ndim} axes", "use (batch, seq), or (batch, heads or 1, seq, seq)")
+    if "input_ids" in tensors and tensors["input_ids"].ndim != 2:
         raise _shape(
-            f"input_ids are of {tuple(given['input_ids'].shape)}", "give a number for each token, (batch, seq)"
+            f"input_ids are of {tuple(tensors['input_ids'].shape)}", "give a number for each token, (batch, seq)"
         )
-    per_token = (given.get("input_ids"), given.get("labels"), mask if mask is not None and mask.ndim == 2 else None)
+    per_token = (tensors.get("input_ids"), tensors.get("labels"), mask if mask is not None and mask.ndim == 2 else None)
     shape = next((tensor.shape[:2] for tensor in per_token if tensor is not None), None)
     text, index = None, None
-    if "position_ids" in given:
-        text, index, shape = _ids(given["position_ids"], shape, axes)
+    if "position_ids" in tensors:
+        text, index, shape = _ids(tensors["position_ids"], shape, axes)
     if shape is None and mask is not None:
         shape = torch.Size((mask.shape[0], mask.shape[3]))
-    if shape is None and (ends := next((given[name] for name in BOUNDARIES if name in given), None)) is not None:
+    if shape is None and (ends := next((tensors[name] for name in BOUNDARIES if name in tensors), None)) is not None:
         shape = torch.Size((1, int(ends.flatten()[-1]) if ends.numel() else 0))
     if shape is None:
-        shape = next((given[name].shape[:2] for name in PER_TOKEN if name in given), torch.Size((0, 0)))
+        shape = next((tensors[name].shape[:2] for name in PER_TOKEN if name in tensors), torch.Size((0, 0)))
     for name in PER_TOKEN:
-        if name in given and given[name].shape != shape:
+        if name in tensors and tensors[name].shape != shape:
             remedy = "give a number for each token"
-            raise _shape(f"{name} are of {tuple(given[name].shape)}, and the batch of {tuple(shape)}", remedy)
+            raise _shape(f"{name} are of {tuple(tensors[name].shape)}, and the batch of {tuple(shape)}", remedy)
     real, visible = torch.ones(shape, dtype=torch.bool), None
     if mask is not None:
         fits = mask.shape == shape if mask.ndim == 2 else _fits(mask, shape)
@@ -171,16 +172,16 @@ def _arranged(given: Mapping[str, Tensor], axes: int | None, facts: ModelFacts) 
         real, visible = read_mask(mask)
         real = real.expand(shape)
         visible = None if visible is None else visible.expand(shape[0], -1, -1)
-    return Batch(given=given, shape=shape, text=text, index=index, real=real, visible=visible, facts=facts)
+    return Batch(tensors=tensors, shape=shape, text=text, index=index, real=real, visible=visible, facts=facts)
 
 
 def _fits(mask: Tensor, shape: torch.Size) -> bool:
-    """Whether a mask of four axes is of these tokens."""
+    """Return whether a mask of four axes fits these tokens."""
     return mask.shape[0] in (1, shape[0]) and mask.shape[2:] == (shape[1], shape[1])
 
 
 def _ids(ids: Tensor, shape: torch.Size | None, axes: int | None) -> tuple[Tensor | None, Tensor, torch.Size]:
-    """The ids of text and those of every axis, for each row of the batch."""
+    """Return the ids of text and the ids of all axes, for each row of the batch."""
     try:
         text, index = ids_of(ids)
     except LocantError as error:
@@ -190,8 +191,8 @@ def _ids(ids: Tensor, shape: torch.Size | None, axes: int | None) -> tuple[Tenso
     if ids.ndim == 3 and len(ids) == axes == MOST_AXES:  # all of them are axes
         text, index = None, ids.long().movedim(0, -1)
     if shape is not None and (index.shape[1] != shape[1] or index.shape[0] not in (1, shape[0])):
-        of_ids, of_batch = (f"{rows} x {tokens}" for rows, tokens in (index.shape[:2], shape))
-        wrong = f"position_ids are for {of_ids} tokens, and the batch has {of_batch}"
+        ids_size, batch_size = (f"{rows} x {tokens}" for rows, tokens in (index.shape[:2], shape))
+        wrong = f"position_ids are for {ids_size} tokens, and the batch has {batch_size}"
         raise _shape(wrong, "make them of the same tokens, padding included")
     shape = index.shape[:2] if shape is None else shape
     text = None if text is None or (ids.ndim == 3 and len(ids) == AXES) else text.expand(shape)
@@ -199,12 +200,12 @@ def _ids(ids: Tensor, shape: torch.Size | None, axes: int | None) -> tuple[Tenso
 
 
 def _findings(batch: Batch, axes: int | None) -> Iterator[Finding]:
-    mask = batch.given.get("attention_mask")
+    mask = batch.tensors.get("attention_mask")
     if mask is not None:
         yield from mask_findings(mask, batch.facts)
         if inverted := list(inverted_findings(batch)):
             yield from inverted
-            return  # whom it means to show is not known
+            return  # the intended meaning of the mask is unknown
         yield from future_findings(batch)
     yield from _axes_findings(batch, axes)
     yield from id_findings(batch)
@@ -212,7 +213,7 @@ def _findings(batch: Batch, axes: int | None) -> Iterator[Finding]:
     misread = list(boundary_findings(batch))
     yield from misread
     if batch.has_boundaries and any(finding.check == "lengths" for finding in misread):
-        return  # what the lengths mean is not known
+        return  # the intended meaning of the lengths is unknown
     yield from padding_findings(batch)
     yield from label_findings(batch)
     yield from other_findings(batch)
@@ -223,30 +224,30 @@ def _axes_findings(batch: Batch, axes: int | None) -> Iterator[Finding]:
     index = batch.index
     if index is None or axes is None:
         return
-    given = index.shape[2] if index.ndim == 3 else 1
-    if given == 1 < axes:
+    num_axes = index.shape[2] if index.ndim == 3 else 1
+    if num_axes == 1 < axes:
         wrong = f"position_ids have one axis, and the model has {axes}: images are counted as text"
-        if has_grids(batch) or not batch.facts.is_given:
+        if has_grids(batch) or not batch.facts.is_known:
             yield Finding("axes", wrong, "compute them with the model's get_rope_index")
-    elif given > 1 and given != axes and batch.facts.is_given:
-        wrong = f"position_ids have {given} axes, and {batch.facts.name} has {axes}"
+    elif num_axes > 1 and num_axes != axes and batch.facts.is_known:
+        wrong = f"position_ids have {num_axes} axes, and {batch.facts.name} has {axes}"
         yield Finding("axes", wrong, "give (batch, seq)" if axes == 1 else f"give ({axes}, batch, seq)")
 
 
 def _unchecked(batch: Batch, axes: int | None) -> Iterator[str]:
-    """What was not checked, and why."""
+    """Yield what was not checked, and why."""
     facts = batch.facts
     if facts.absolute is None and counts_padding(batch):
-        why = f"of which {facts.name} is not known to be ({facts.doubt})" if facts.doubt else "give the model"
+        why = f"{facts.name} may be one ({facts.doubt})" if facts.doubt else "give the model"
         yield f"padding before tokens, which models with absolute positions count (GPT-2): {why}"
     document = documents_of(batch)
-    if document is not None and facts.attention is None and seen_by_flash_alone(document, batch):
-        yield "documents in cu_seq_lens_q, which FlashAttention alone reads: give the model"
+    if document is not None and facts.attention is None and only_flash_separates(document, batch):
+        yield "documents in cu_seq_lens_q, which only FlashAttention reads: give the model"
     several = document is not None and bool((document.diff(dim=1) != 0).any())
     if several and batch.shape[0] > 1 and facts.attention is None and not batch.has_boundaries and not batch.has_mask:
-        yield "documents in several rows, which FlashAttention does not look for: sdpa and eager attention do"
-    if facts.makes_cache and "use_cache" not in batch.given and separated_by_ids(batch):
-        yield "whether a cache is made, beside which a model looks for no documents in ids: set use_cache=False"
+        yield "documents in several rows, which only sdpa and eager attention look for, not FlashAttention"
+    if facts.makes_cache and "use_cache" not in batch.tensors and only_ids_separate(batch):
+        yield "whether a cache is made, because then a model looks for no documents in ids: set use_cache=False"
     for why in (future_unchecked(batch), not_compared(batch, axes)):
         if why is not None:
             yield why

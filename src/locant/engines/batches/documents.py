@@ -1,4 +1,4 @@
-"""Where the documents of a batch begin: in cumulative lengths, in masks, in ids, and what labels make of it."""
+"""Checks of document boundaries in a batch: in cumulative lengths, masks, ids and labels."""
 
 from __future__ import annotations
 
@@ -15,108 +15,110 @@ from locant.positions.batches import BOUNDARIES, counted, documents_of_boundarie
 
 
 def boundary_findings(batch: Batch) -> Iterator[Finding]:
-    """Cumulative lengths and largest lengths, among each other and beside ids."""
-    given = batch.given
+    """Compare cumulative lengths, largest lengths and ids with each other."""
+    tensors = batch.tensors
     for name in BOUNDARIES:
-        yield from _longest_finding(given, name)
-        if name not in given:
+        yield from _longest_finding(tensors, name)
+        if name not in tensors:
             continue
         other = BOUNDARIES[1 - BOUNDARIES.index(name)]
         try:
-            documents_of_boundaries(given[name], batch.shape.numel())
+            documents_of_boundaries(tensors[name], batch.shape.numel())
         except LocantError as error:
             yield Finding("lengths", error.cause.replace(BOUNDARIES[0], name), "give 0 and the end of each document")
             return
-        if other not in given:
-            yield Finding("lengths", f"{name} is there and {other} is not: both are needed", f"give {other}, too")
-        elif name == BOUNDARIES[0] and not torch.equal(given[name], given[other]):
-            wrong = f"{name} and {other} differ: tokens would see those of other documents"
+        if other not in tensors:
+            yield Finding("lengths", f"{name} is there, but {other} is missing: both are needed", f"add {other}")
+        elif name == BOUNDARIES[0] and not torch.equal(tensors[name], tensors[other]):
+            wrong = f"{name} and {other} differ: tokens would see other documents"
             yield Finding("lengths", wrong, "give the same lengths for both")
-    if (document := _of_boundaries(batch)) is not None:
-        yield from _boundaries_beside_ids(document, batch)
+    if (document := _documents_from_lengths(batch)) is not None:
+        yield from _compare_lengths_with_ids(document, batch)
 
 
-def _of_boundaries(batch: Batch) -> Int[Tensor, "rows tokens"] | None:
-    """The documents of cumulative lengths, if there are lengths of these tokens."""
+def _documents_from_lengths(batch: Batch) -> Int[Tensor, "rows tokens"] | None:
+    """Return the documents of cumulative lengths, if there are lengths that fit these tokens."""
     for name in BOUNDARIES:
-        if name in batch.given:
+        if name in batch.tensors:
             try:
-                return documents_of_boundaries(batch.given[name], batch.shape.numel()).reshape(batch.shape)
+                return documents_of_boundaries(batch.tensors[name], batch.shape.numel()).reshape(batch.shape)
             except LocantError:
                 return None
     return None
 
 
-def _longest_finding(given: Mapping[str, Tensor], name: str) -> Iterator[Finding]:
+def _longest_finding(tensors: Mapping[str, Tensor], name: str) -> Iterator[Finding]:
     longest = f"max_length_{name[-1]}"
-    if longest not in given:
+    if longest not in tensors:
         return
-    number = float(given[longest])
-    ends = given.get(name)
+    number = float(tensors[longest])
+    ends = tensors.get(name)
     if not (math.isfinite(number) and number == int(number) and number >= 0):
-        yield Finding("lengths", f"{longest} is {number:,g}, which is no number of tokens", f"give max({name}.diff())")
+        yield Finding(
+            "lengths", f"{longest} is {number:,g}, which is not a number of tokens", f"give max({name}.diff())"
+        )
     elif ends is None:
-        yield Finding("lengths", f"{longest} is there, and {name} is not", f"give {name}, too")
+        yield Finding("lengths", f"{longest} is there, but {name} is missing", f"add {name}")
     elif ends.ndim == 1 and len(ends) > 1 and number < int(ends.diff().max()):
         wrong = f"{longest} is {int(number):,}, and a document has {int(ends.diff().max()):,} tokens"
         yield Finding("lengths", wrong, f"give max({name}.diff())")
 
 
-def _boundaries_beside_ids(document: Int[Tensor, "rows tokens"], batch: Batch) -> Iterator[Finding]:
+def _compare_lengths_with_ids(document: Int[Tensor, "rows tokens"], batch: Batch) -> Iterator[Finding]:
     tokens = batch.shape[1]
     if batch.text is not None:
         differ = documents_of_ids(batch.text.reshape(1, -1)) != document.reshape(1, -1)
         if (place := place_of(differ)) is not None:
             slot = place[1]
-            wrong = f"position_ids and {BOUNDARIES[0]} tell different documents from token {slot} on"
+            wrong = f"position_ids and {BOUNDARIES[0]} have different documents from token {slot} on"
             yield Finding("documents", wrong, "make both of the same lengths", slot // tokens, slot % tokens)
         return
     if batch.index is not None:
-        wrong = "position_ids have no ids of text before those of the axes, in which the model looks for documents"
+        wrong = "position_ids have no ids of text before the ids of the axes, in which the model looks for documents"
         yield Finding("documents", wrong, "put a row of ids of text before them, so that they are (4, batch, seq)")
-    elif seen_by_flash_alone(document, batch) and batch.facts.attention in ("sdpa", "eager"):
+    elif only_flash_separates(document, batch) and batch.facts.attention in ("sdpa", "eager"):
         row, token = place_of(document != document[:, :1]) or (0, 0)
         wrong = (
             f"{BOUNDARIES[0]} begins a document {at(row, token)}, and {batch.facts.attention} attention reads only ids"
         )
-        yield Finding("documents", wrong, "give position_ids that begin again with each document", row, token)
-    joined = document[1:, :1] == document[:-1, -1:]
-    if (place := place_of(joined)) is not None:
+        yield Finding("documents", wrong, "give position_ids that restart with each document", row, token)
+    in_two_rows = document[1:, :1] == document[:-1, -1:]
+    if (place := place_of(in_two_rows)) is not None:
         row = place[0] + 1
-        wrong = f"{BOUNDARIES[0]} go on from row {row - 1} to row {row}: one document is in two rows"
-        yield Finding("documents", wrong, "end a document with each row", row, 0)
+        wrong = f"{BOUNDARIES[0]} continue from row {row - 1} to row {row}: one document is in two rows"
+        yield Finding("documents", wrong, "end a document at the end of each row", row, 0)
 
 
-def seen_by_flash_alone(document: Int[Tensor, "rows tokens"], batch: Batch) -> bool:
-    """Whether cumulative lengths, which other attention does not read, are all that tells documents of a row."""
+def only_flash_separates(document: Int[Tensor, "rows tokens"], batch: Batch) -> bool:
+    """Return whether only cumulative lengths separate the documents of a row, which only FlashAttention reads."""
     several = bool((document != document[:, :1]).any())
     by_ids = batch.index is not None and batch.facts.finds_documents is not False
     return batch.has_boundaries and several and not by_ids and batch.visible is None
 
 
 def documents_of(batch: Batch) -> Int[Tensor, "rows tokens"] | None:
-    """The documents that a batch means, as its lengths, its mask or its ids have them; ``None``: nothing has them."""
+    """Return the documents of a batch, from its lengths, its mask or its ids, or ``None`` if none of them has any."""
     if batch.has_boundaries:
-        return _of_boundaries(batch)
+        return _documents_from_lengths(batch)
     if batch.visible is not None:
         apart = ~batch.visible.diagonal(-1, 1, 2) & batch.real[:, 1:] & batch.real[:, :-1]
         return torch.nn.functional.pad(apart.long().cumsum(1), (1, 0))
-    mask = batch.given.get("attention_mask")
+    mask = batch.tensors.get("attention_mask")
     if mask is not None:
         return mask.long() if bool((mask > 1).any()) else None
     if batch.text is None:
         return None
-    begins = (batch.text.diff(dim=1) <= 0) & begins_again(batch.text)
+    begins = (batch.text.diff(dim=1) <= 0) & is_first_id(batch.text)
     return torch.nn.functional.pad(begins.long().cumsum(1), (1, 0))
 
 
-def begins_again(text: Int[Tensor, "rows tokens"]) -> Bool[Tensor, "rows rest"]:
-    """Whether a token, from the second on, has the id that documents begin with: 0, or the first of its row."""
+def is_first_id(text: Int[Tensor, "rows tokens"]) -> Bool[Tensor, "rows rest"]:
+    """Return for each token but the first whether it has an id at which documents begin: 0, or the first of its row."""
     return (text[:, 1:] == 0) | (text[:, 1:] == text[:, :1])
 
 
-def several_documents(batch: Batch) -> tuple[int, int] | None:
-    """The first token, and its row, that begins another document than the first of a row; ``None``: there is none."""
+def second_document(batch: Batch) -> tuple[int, int] | None:
+    """Return the row and the number of the first token that begins a second document in a row, or ``None``."""
     document = documents_of(batch)
     begins = None if document is None else (document.diff(dim=1) != 0) & batch.real[:, 1:] & batch.real[:, :-1]
     if begins is None or (place := place_of(begins)) is None:
@@ -124,23 +126,23 @@ def several_documents(batch: Batch) -> tuple[int, int] | None:
     return place[0], place[1] + 1
 
 
-def separated_by_ids(batch: Batch) -> bool:
-    """Whether ids are all that keeps the documents of a row apart, as far as is known of the model."""
+def only_ids_separate(batch: Batch) -> bool:
+    """Return whether only ids separate the documents of a row, as far as the model is known."""
     reads_lengths = "flash" in (batch.facts.attention or "")
     if batch.has_mask or batch.text is None or reads_lengths or batch.facts.finds_documents is False:
         return False
-    return several_documents(batch) is not None and not any(mixing_findings(batch))
+    return second_document(batch) is not None and not any(mixing_findings(batch))
 
 
 def mixing_findings(batch: Batch) -> Iterator[Finding]:
-    """Documents of one row for a model that does not separate them."""
-    facts, given = batch.facts, batch.given
-    if (place := several_documents(batch)) is None or batch.has_padding_mask:
+    """Find documents of one row that the model does not separate."""
+    facts, tensors = batch.facts, batch.tensors
+    if (place := second_document(batch)) is None or batch.has_padding_mask:
         return
     wrong = f"a document begins {at(*place)}, and {facts.name}"
-    leak = "tokens see those of the document before"
+    leak = "tokens see the document before"
     if facts.reads_seq_idx is not None:
-        if not (facts.reads_seq_idx and "seq_idx" in given):
+        if not (facts.reads_seq_idx and "seq_idx" in tensors):
             state = f"{wrong} carries a state from token to token: {leak}"
             yield Finding("documents", state, facts.separation, *place)
     elif batch.visible is None and facts.finds_documents is False:
@@ -151,8 +153,8 @@ def mixing_findings(batch: Batch) -> Iterator[Finding]:
 
 
 def label_findings(batch: Batch) -> Iterator[Finding]:
-    """Targets at padding, and targets that another document would have to predict."""
-    labels = batch.given.get("labels")
+    """Find targets at padding, and targets that are predicted from another document."""
+    labels = batch.tensors.get("labels")
     if labels is None:
         return
     if (place := place_of(~batch.real & (labels != NO_TARGET))) is not None:
@@ -172,8 +174,8 @@ def label_findings(batch: Batch) -> Iterator[Finding]:
 
 
 def other_findings(batch: Batch) -> Iterator[Finding]:
-    """Segments beyond a table, sequence numbers of other documents, and padding that no mask tells of."""
-    types, kinds = batch.given.get("token_type_ids"), batch.facts.config.get("type_vocab_size")
+    """Find segments beyond their table, wrong document numbers, and padding without a mask."""
+    types, kinds = batch.tensors.get("token_type_ids"), batch.facts.config.get("type_vocab_size")
     if types is not None:
         most = kinds if isinstance(kinds, int) and kinds > 0 else None
         outside = (types < 0) if most is None else (types < 0) | (types >= most)
@@ -182,14 +184,14 @@ def other_findings(batch: Batch) -> Iterator[Finding]:
             wrong = f"token_type_ids are {int(types[row, token])} {at(row, token)}"
             wrong += "" if most is None else f", and {batch.facts.name} has {most} types"
             yield Finding("types", wrong, "count types from 0", row, token)
-    numbers, document = batch.given.get("seq_idx"), documents_of(batch)
+    numbers, document = batch.tensors.get("seq_idx"), documents_of(batch)
     if numbers is not None and document is not None:
         differ = (counted(numbers) != counted(document)) & batch.real
         if (place := place_of(differ)) is not None:
             row, token = place
-            wrong = f"seq_idx and position_ids tell different documents from token {token} of row {row} on"
+            wrong = f"seq_idx and position_ids have different documents from token {token} of row {row} on"
             yield Finding("documents", wrong, "number the documents in seq_idx", row, token)
-    config, ids = batch.facts.config, batch.given.get("input_ids")
+    config, ids = batch.facts.config, batch.tensors.get("input_ids")
     pad, special = config.get("pad_token_id"), (config.get("bos_token_id"), config.get("eos_token_id"))
     if ids is not None and isinstance(pad, int) and pad not in special and not batch.has_mask:
         padded = (ids[:, :1] == pad) & (ids != pad).any(1, keepdim=True)

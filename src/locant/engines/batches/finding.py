@@ -1,4 +1,4 @@
-"""A mistake in a batch, as a sentence and as data; and a batch as the checks read it."""
+"""The data types of the checks: a finding, which is a mistake in a batch, and a batch as the checks read it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NO_TARGET = -100
 
 
 class Finding(str):
-    """A sentence that says what is wrong with a batch, where, and what to do; and the same as data.
+    """A mistake in a batch: a sentence with the mistake, its place and the remedy, which are also attributes.
 
     Args:
-        check: the kind of mistake, a name for programs.
-        wrong: what is wrong, with its place.
+        check: the kind of mistake, as a name for programs.
+        wrong: the mistake and its place.
         remedy: what to do.
-        row: the row of the batch, if it is one.
-        token: the token of the row, if it is one.
+        row: the row of the batch, if the mistake is in one row.
+        token: the token of the row, if the mistake is at one token.
     """
 
     check: str
@@ -42,7 +42,7 @@ class Finding(str):
         return Finding, (self.check, wrong, self.remedy, self.row, self.token)
 
     def to_dict(self) -> dict[str, Any]:
-        """Values for JSON."""
+        """Return a dictionary for JSON."""
         return {
             "check": self.check, "message": str(self), "remedy": self.remedy, "row": self.row, "token": self.token,
         }  # fmt: skip
@@ -50,19 +50,19 @@ class Finding(str):
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """A batch as it was read, each tensor with a row for each row of it.
+    """A batch as the checks read it.
 
     Args:
-        given: tensors by name.
-        shape: rows and tokens.
-        text: ids in which documents are found; ``None``: there are none.
-        index: ids of every axis, ``rows tokens`` or ``rows tokens axes``.
-        real: which tokens are no padding.
-        visible: which key each query sees, of a mask of four axes.
-        facts: about the model.
+        tensors: its tensors by name, with one row for each row of the batch.
+        shape: the numbers of rows and tokens.
+        text: the ids in which models look for documents, or ``None``.
+        index: the ids of all axes, ``rows tokens`` or ``rows tokens axes``.
+        real: whether each token is not padding.
+        visible: whether each query sees each key, if the mask has four axes.
+        facts: facts about the model.
     """
 
-    given: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor]
     shape: torch.Size
     text: Int[Tensor, "rows tokens"] | None
     index: Tensor | None
@@ -72,26 +72,26 @@ class Batch:
 
     @property
     def has_mask(self) -> bool:
-        return "attention_mask" in self.given
+        return "attention_mask" in self.tensors
 
     @property
     def has_padding_mask(self) -> bool:
-        """Whether there is a mask of two axes."""
+        """Return whether there is a mask of two axes."""
         return self.has_mask and self.visible is None
 
     @property
     def has_boundaries(self) -> bool:
-        return any(name in self.given for name in BOUNDARIES)
+        return any(name in self.tensors for name in BOUNDARIES)
 
 
 def place_of(where: Bool[Tensor, "*places"]) -> tuple[int, ...] | None:
-    """The first place that is marked, as a number on each axis."""
+    """Return the first place that is true, as a number on each axis, or ``None``."""
     if not bool(where.any()):
         return None
-    first = where.flatten().byte().argmax()  # of large masks, all places at once would take long
+    first = where.flatten().byte().argmax()  # nonzero() of a large mask would be slow
     return tuple(int(number) for number in torch.unravel_index(first, where.shape))
 
 
 def at(row: int, token: int) -> str:
-    """The place of a token, for a sentence."""
+    """Return the place of a token, for a sentence."""
     return f"at token {token:,} of row {row:,}"

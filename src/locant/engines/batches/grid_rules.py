@@ -1,4 +1,4 @@
-"""How vision-language models count the tokens of images and videos, read off their ``get_rope_index``."""
+"""The rules by which vision-language models number the tokens of images and videos, from their ``get_rope_index``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class GridRule:
-    """How a model counts the tokens of its images and videos.
+    """The rule by which a model numbers the tokens of its images and videos.
 
     Args:
-        merge: patches per side of a token.
-        merge_frames: frames of a video in one token.
-        per_second: ids per second of a video; ``None``: frames are 1 apart.
-        by_frame: whether every frame of a video is a grid of its own, with text between (Qwen3-VL).
+        merge: the number of patches per side of a token.
+        merge_frames: the number of frames of a video in one token.
+        per_second: the number of ids per second of a video. ``None``: frames are 1 apart.
+        by_frame: whether each frame of a video is a separate grid, with text in between (Qwen3-VL).
     """
 
     merge: int = 2
@@ -35,7 +35,7 @@ OTHER_RULES = ("glm_image", "hunyuan_vl", "hy_v4_vl", "minicpmv4_7", "qwen2_5_om
 
 
 def rule_of(name: str, config: Mapping[str, Any]) -> GridRule | None:
-    """The rule of a ``model_type``; ``None``: it is not known here."""
+    """Return the rule of a ``model_type``, or ``None`` if locant does not know it."""
     vision = config.get("vision_config")
     vision = vision if isinstance(vision, Mapping) else {}
     merge = _positive(vision, "spatial_merge_size", 2)

@@ -1,4 +1,4 @@
-"""Position ids: those that no text has, and those that a model reads as other documents than they mean."""
+"""Checks of position ids: ids that no text can have, and ids that a model reads as other documents."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from locant.engines.batches.documents import begins_again, documents_of
+from locant.engines.batches.documents import documents_of, is_first_id
 from locant.engines.batches.finding import NO_TARGET, Batch, Finding, at, place_of
 from locant.positions.batches import counted
 
 EXACT_IDS = 2**24
-"""Angles are made of float32 ids, which are whole numbers up to here."""
+"""The limit of exact integers in float32. Models compute angles from float32 ids."""
 
 
 def id_findings(batch: Batch) -> Iterator[Finding]:
-    """Ids that no text has, or that a model reads as other documents than they mean."""
+    """Find ids that no text can have, or that a model reads as other documents."""
     yield from _range_of_ids(batch)
     text = batch.text
     if text is None:
         yield from _ids_of_axes(batch)
-    elif (same := _all_the_same(text, batch)) is not None:
+    elif (same := _constant_row(text, batch)) is not None:
         row, number = same
-        what = "every token is a document of its own" if not batch.has_mask else "no token has a place of its own"
-        wrong = f"position_ids are {number} for every token of row {row}: {what}"
+        what = "each token is a separate document" if not batch.has_mask else "all tokens have the same position"
+        wrong = f"position_ids are {number} for all tokens of row {row}: {what}"
         yield Finding("ids", wrong, "count the tokens of each document from 0", row, 0)
     elif batch.visible is not None:
-        yield from _ids_beside_attention_mask(text, batch.visible, batch)
+        yield from _ids_with_attention_mask(text, batch.visible, batch)
     elif batch.has_padding_mask:
-        yield from _ids_beside_padding_mask(text, batch)
+        yield from _ids_with_padding_mask(text, batch)
     elif not batch.has_boundaries:
         yield from _ids_alone(text, batch)
 
@@ -42,8 +42,8 @@ def _range_of_ids(batch: Batch) -> Iterator[Finding]:
         rows, tokens = batch.shape
         most = facts.longest
         if most is not None and rows and facts.counting == "slots" and tokens > most - facts.first_id:
-            end = "whose table has no more rows" if facts.has_table else "which was made for no more"
-            wrong = f"rows have {tokens:,} tokens, and {facts.name}, {end}, counts {most - facts.first_id:,}"
+            limit = "has a table for" if facts.has_table else "is made for"
+            wrong = f"rows have {tokens:,} tokens, and {facts.name} {limit} {most - facts.first_id:,}"
             yield Finding("length", wrong, "cut the texts")
         return
     flat = index if index.ndim == 3 else index[..., None]
@@ -63,46 +63,46 @@ def _range_of_ids(batch: Batch) -> Iterator[Finding]:
         yield Finding("ids", f"{got}, and {owner}", "count the tokens of each document from 0", row, token)
 
 
-def _all_the_same(text: Tensor, batch: Batch) -> tuple[int, int] | None:
-    """The row whose ids are all one number, and which.
+def _constant_row(text: Tensor, batch: Batch) -> tuple[int, int] | None:
+    """Return the row whose ids are all one number, and the number, or ``None``.
 
-    Two such tokens may be documents of one token, and a row without targets may be a filler.
+    Two such tokens may be documents of one token each, and a row without targets may be padding of the batch.
     """
     if batch.visible is not None or batch.has_boundaries:
         return None
     for row, (ids, real) in enumerate(zip(text, batch.real, strict=True)):
-        of_tokens = ids[real]
-        labels = batch.given.get("labels")
-        aims = labels is None or bool((labels[row] != NO_TARGET).any())
-        if len(of_tokens) > (1 if batch.has_mask else 2) and aims and bool((of_tokens == of_tokens[0]).all()):
-            return row, int(of_tokens[0])
+        real_ids = ids[real]
+        labels = batch.tensors.get("labels")
+        has_targets = labels is None or bool((labels[row] != NO_TARGET).any())
+        if len(real_ids) > (1 if batch.has_mask else 2) and has_targets and bool((real_ids == real_ids[0]).all()):
+            return row, int(real_ids[0])
     return None
 
 
 def _steps(text: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """From the token before: the step of ids, and whether both are real; for every token but the first."""
+    """Return for each token but the first the step from the id before it, and whether both tokens are real."""
     return text.diff(dim=1), real[:, 1:] & real[:, :-1]
 
 
 def _falls(text: Tensor, real: Tensor) -> Bool[Tensor, "rows tokens"]:
-    """Where the id of a token is not larger than that of the token before it, whatever padding stands between."""
+    """Return whether the id of each token is not larger than the id of the real token before it."""
     slots = torch.where(real, torch.arange(text.shape[1]), -1)
     before = torch.nn.functional.pad(slots, (1, 0), value=-1)[:, :-1].cummax(1).values
     return real & (before >= 0) & (text <= text.gather(1, before.clamp(min=0)))
 
 
-def _fall(text: Tensor, row: int, token: int) -> Finding:
+def _fall_finding(text: Tensor, row: int, token: int) -> Finding:
     wrong = f"position_ids go from {int(text[row, token - 1]):,} to {int(text[row, token]):,} {at(row, token)}"
     return Finding("ids", wrong + ", within a document", "count the tokens of each document from 0", row, token)
 
 
 def _ids_alone(text: Tensor, batch: Batch) -> Iterator[Finding]:
-    """Without a mask, every id that is not the one before plus one begins a document."""
+    """Check ids without a mask, where a document begins unless an id is one more than the id before it."""
     step, both = _steps(text, torch.ones_like(batch.real))
-    again = begins_again(text)
+    again = is_first_id(text)
     falls, jumps = both & (step <= 0) & ~again, both & (step > 1)
     if (place := place_of(falls)) is not None:
-        yield _fall(text, place[0], place[1] + 1)
+        yield _fall_finding(text, place[0], place[1] + 1)
     if (place := place_of(jumps)) is not None:
         row, token = place[0], place[1] + 1
         before, after = int(text[row, token - 1]), int(text[row, token])
@@ -113,24 +113,26 @@ def _ids_alone(text: Tensor, batch: Batch) -> Iterator[Finding]:
     if (place := place_of(starts)) is not None:
         row, token = place[0], place[1] + 1
         if facts.finds_documents is False:
-            return  # whatever else the batch holds
-        if batch.given.get("use_cache") is not None and bool(batch.given["use_cache"]):
-            wrong = f"position_ids begin again {at(row, token)}, and with a cache a model looks for no documents in ids"
+            return  # `mixing_findings` reports these
+        if batch.tensors.get("use_cache") is not None and bool(batch.tensors["use_cache"]):
+            wrong = f"position_ids restart {at(row, token)}, but with a cache a model looks for no documents in ids"
             yield Finding("documents", wrong, "set use_cache=False", row, token)
         elif len(text) > 1 and "flash" in (facts.attention or ""):
-            wrong = f"position_ids begin again {at(row, token)}, and FlashAttention looks for documents in a single row"
+            wrong = (
+                f"position_ids restart {at(row, token)}, but FlashAttention looks for documents only in a single row"
+            )
             yield Finding("documents", wrong, "pack all documents into one row", row, token)
 
 
-def _ids_beside_padding_mask(text: Tensor, batch: Batch) -> Iterator[Finding]:
+def _ids_with_padding_mask(text: Tensor, batch: Batch) -> Iterator[Finding]:
     if (place := place_of(_falls(text, batch.real))) is None:
         return
     row, token = place
     if int(text[row, token]) not in (0, int(text[row, 0]), int(_first_real(text, batch.real)[row])):
-        yield _fall(text, row, token)
+        yield _fall_finding(text, row, token)
         return
-    wrong = f"attention_mask stands beside ids of several documents, of which one begins {at(row, token)}: models"
-    wrong += " then do not look for documents in the ids"
+    wrong = f"there is an attention_mask, and a document begins in the ids {at(row, token)}: with a mask, models"
+    wrong += " do not look for documents in the ids"
     facts = batch.facts
     remedy = "leave attention_mask out" if batch.real.all() else "leave out the padding, and attention_mask with it"
     if facts.finds_documents is False or facts.reads_seq_idx is not None:
@@ -139,12 +141,12 @@ def _ids_beside_padding_mask(text: Tensor, batch: Batch) -> Iterator[Finding]:
 
 
 def _first_real(text: Tensor, real: Tensor) -> Int[Tensor, " rows"]:
-    """The id of the first real token of each row."""
+    """Return the id of the first real token of each row."""
     slots = real.long().argmax(1) if real.shape[1] else torch.zeros(len(real), dtype=torch.int64)
     return text.gather(1, slots[:, None])[:, 0] if text.shape[1] else slots
 
 
-def _ids_beside_attention_mask(text: Tensor, visible: Tensor, batch: Batch) -> Iterator[Finding]:
+def _ids_with_attention_mask(text: Tensor, visible: Tensor, batch: Batch) -> Iterator[Finding]:
     document = _falls(text, batch.real).long().cumsum(1)
     earlier = torch.ones_like(visible[0]).tril(-1)
     apart = document[:, :, None] != document[:, None, :]
@@ -156,20 +158,20 @@ def _ids_beside_attention_mask(text: Tensor, visible: Tensor, batch: Batch) -> I
         if int(text[row, begin]) in (0, int(_first_real(text, batch.real)[row])):
             wrong = f"position_ids begin a document {at(row, begin)}, and attention_mask of four axes shows token"
             wrong += f" {query} the token {key} before it"
-            yield Finding("documents", wrong, "hide from each token those of other documents", row, query)
+            yield Finding("documents", wrong, "hide other documents from each token", row, query)
         else:
-            yield _fall(text, row, begin)
+            yield _fall_finding(text, row, begin)
 
 
 def _ids_of_axes(batch: Batch) -> Iterator[Finding]:
-    """Ids of several axes without those of text, which are the only ones in which documents are found."""
+    """Check ids of several axes without ids of text, the only ids in which models look for documents."""
     if batch.index is None or batch.index.ndim != 3:
         return
     index, real = batch.index, batch.real
     for row in range(len(index)):
-        of_tokens = index[row][real[row]]
-        if len(of_tokens) > 1 and bool((of_tokens == of_tokens[0]).all()):
-            wrong = f"position_ids are {of_tokens[0].tolist()} for every token of row {row}: no token has its own place"
+        real_ids = index[row][real[row]]
+        if len(real_ids) > 1 and bool((real_ids == real_ids[0]).all()):
+            wrong = f"position_ids are {real_ids[0].tolist()} for all tokens of row {row}: they have the same position"
             yield Finding("ids", wrong, "compute them with the model's get_rope_index", row, 0)
             return
     at_zero = (index == 0).all(-1)
@@ -178,20 +180,22 @@ def _ids_of_axes(batch: Batch) -> Iterator[Finding]:
         again &= batch.visible.diagonal(-1, 1, 2)
     if (place := place_of(again)) is not None:
         row, token = place[0], place[1] + 1
-        wrong = f"position_ids begin again {at(row, token)}, and have no ids of text before those of the axes, in which"
+        wrong = f"position_ids restart {at(row, token)}, but have no ids of text before the ids of the axes, in which"
         remedy = "put a row of ids of text before them, so that they are (4, batch, seq)"
         yield Finding("documents", f"{wrong} a model looks for documents", remedy, row, token)
 
 
 def padding_findings(batch: Batch) -> Iterator[Finding]:
-    """Ids that count padding or other documents, for a model that looks at more than distances."""
+    """Find ids that count padding or other documents, if the model depends on more than distances."""
     facts = batch.facts
     if not facts.absolute or (batch.text is None and (batch.index is not None or facts.counting != "slots")):
         return
     slots = torch.arange(batch.shape[1]).expand(batch.shape)
     text = slots + facts.first_id if batch.text is None else batch.text
-    whose = "position_ids" if batch.text is not None else f"position_ids are not there, and those of {facts.name}"
-    if (place := place_of(_behind_padding(batch) & (text != facts.first_id))) is not None:
+    whose = (
+        "position_ids" if batch.text is not None else f"position_ids are missing, and the default ids of {facts.name}"
+    )
+    if (place := place_of(_first_after_padding(batch) & (text != facts.first_id))) is not None:
         row, token = place
         wrong = f"{whose} count the padding: the first token of row {row}, token {token}, has the id"
         remedy = "give Positions.from_mask(attention_mask).index for position_ids"
@@ -203,13 +207,13 @@ def padding_findings(batch: Batch) -> Iterator[Finding]:
     begins &= torch.nn.functional.pad(batch.real[:, :-1], (1, 0))
     if (place := place_of(begins & (text != facts.first_id))) is not None:
         row, token = place
-        wrong = f"{whose} go on across documents: the first token of one, {token} of row {row}, has the id"
+        wrong = f"{whose} continue across documents: token {token} of row {row}, the first of a document, has the id"
         remedy = f"count the tokens of each document from {facts.first_id}"
         yield Finding("documents", f"{wrong} {int(text[row, token]):,}", remedy, row, token)
 
 
-def _behind_padding(batch: Batch) -> Bool[Tensor, "rows tokens"]:
-    """The first real token of each row that begins with padding."""
+def _first_after_padding(batch: Batch) -> Bool[Tensor, "rows tokens"]:
+    """Return the first real token of each row that begins with padding."""
     nth = batch.real.long().cumsum(1)
     first = batch.real & (nth == 1)
     first[:, :1] = False
@@ -217,8 +221,8 @@ def _behind_padding(batch: Batch) -> Bool[Tensor, "rows tokens"]:
 
 
 def counts_padding(batch: Batch) -> bool:
-    """Whether it depends on the model if padding does harm: ids count it, or there are none."""
-    behind = _behind_padding(batch)
+    """Return whether padding may do harm, depending on the model: ids count it, or there are no ids."""
+    behind = _first_after_padding(batch)
     if batch.text is None:
         return batch.index is None and bool(behind.any())
     return bool((behind & (batch.text != 0)).any())

@@ -1,8 +1,8 @@
-"""Ids of images and videos, computed anew from their grids by the rule of the model, and compared.
+"""Checks of the ids of images and videos: they are compared with ids computed from the grids by the model's rule.
 
-A document is a sequence of texts, images and videos, as ``mm_token_type_ids`` has them (0, 1 and 2).
-`Positions.multimodal` has the rule. Models differ in how far apart frames are, and in whether a video is one grid or
-many. Models whose rule is another one are named as not checked.
+A document is a sequence of texts, images and videos, according to ``mm_token_type_ids`` (0, 1 and 2).
+`Positions.multimodal` has the rule. Models differ in the distance of frames, and in whether a video is one grid or
+several. Models with another rule are reported as not checked.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from locant.positions.multimodal import Counting
 
 GRIDS = ("image_grid_thw", "video_grid_thw")
 TEXT, IMAGE, VIDEO = 0, 1, 2
-KINDS = {IMAGE: "image", VIDEO: "video"}
-GET = "compute them with the model's get_rope_index"
+KIND_NAMES = {IMAGE: "image", VIDEO: "video"}
+USE_ROPE_INDEX = "compute them with the model's get_rope_index"
 
 
 def has_grids(batch: Batch) -> bool:
-    """Whether the batch has images or videos."""
-    return any(name in batch.given for name in GRIDS)
+    """Return whether the batch has images or videos."""
+    return any(name in batch.tensors for name in GRIDS)
 
 
 def rules_for(batch: Batch) -> Sequence[GridRule]:
-    """The rule of the model; without a model all that may be meant."""
-    if batch.facts.is_given:
+    """Return the rule of the model, or all possible rules if there is no model."""
+    if batch.facts.is_known:
         return () if batch.facts.rule is None else (batch.facts.rule,)
     sizes = [(merge, frames) for frames in (1, 2) for merge in (2, 1, 3, 4)]
     rules = [GridRule(merge=merge, merge_frames=frames) for merge, frames in sizes]
-    if "video_grid_thw" not in batch.given:
+    if "video_grid_thw" not in batch.tensors:
         return [rule for rule in rules if rule.merge_frames == 1]
     rules += [GridRule(merge=merge, by_frame=True) for merge in (2, 1, 3, 4)]
-    if "second_per_grid_ts" in batch.given:  # of published models, of the class's default, and of the Omni models
+    if "second_per_grid_ts" in batch.tensors:  # published models, the default of the class, and the Omni models
         rules += [GridRule(per_second=per_second) for per_second in (2, 4, 25)]
     return rules
 
 
 Run = tuple[int, int]
-"""The kind of some tokens in a row, and how many they are."""
+"""The kind of consecutive tokens, and their number."""
 
 
 class _Document(NamedTuple):
@@ -63,7 +63,7 @@ class _Document(NamedTuple):
 
 
 class _MisfitError(Exception):
-    """The tokens of an image are not those of its grid."""
+    """The number of tokens of an image does not fit its grid."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(str(finding))
@@ -71,12 +71,12 @@ class _MisfitError(Exception):
 
 
 class _Grids:
-    """The grids of a batch in the order in which its tokens use them up."""
+    """The grids of a batch, in the order in which its tokens use them."""
 
     def __init__(self, batch: Batch, rule: GridRule) -> None:
         self.rule = rule
         self.left = {IMAGE: self._of(batch, "image_grid_thw"), VIDEO: self._of(batch, "video_grid_thw")}
-        seconds = batch.given.get("second_per_grid_ts")
+        seconds = batch.tensors.get("second_per_grid_ts")
         steps = itertools.repeat(1.0) if seconds is None else iter(seconds.flatten().float().tolist())
         if rule.by_frame:
             self.left[VIDEO] = [(1, rows, columns) for frames, rows, columns in self.left[VIDEO] for _ in range(frames)]
@@ -86,16 +86,16 @@ class _Grids:
 
     @staticmethod
     def _of(batch: Batch, name: str) -> list[tuple[Any, ...]]:
-        return [] if name not in batch.given else [tuple(grid) for grid in batch.given[name].tolist()]
+        return [] if name not in batch.tensors else [tuple(grid) for grid in batch.tensors[name].tolist()]
 
     def tokens_of(self, grid: Sequence[Any], kind: int) -> int:
-        """How many tokens a grid has."""
+        """Return the number of tokens of a grid."""
         frames, rows, columns = grid[:3]
         frames = frames // self.rule.merge_frames if kind == VIDEO and frames > 1 else frames
         return frames * (rows // self.rule.merge) * (columns // self.rule.merge)
 
     def take(self, kind: int, tokens: int, row: int, token: int) -> Iterator[tuple[Any, ...]]:
-        """The grids that these tokens of a row, which begin at a token, belong to."""
+        """Yield the grids of these tokens, which begin at `token` of `row`, and remove them from `left`."""
         left = tokens
         while left > 0:
             grid = self.left[kind].pop(0) if self.left[kind] else None
@@ -105,14 +105,14 @@ class _Grids:
             left -= taken
 
     def require_none_left(self) -> None:
-        """Raise if there are more grids than images and videos."""
+        """Raise `_MisfitError` if there are more grids than images and videos."""
         for kind, left in self.left.items():
             if left:
-                wrong = f"{GRIDS[kind - 1]} has {len(left)} more than the batch has {KINDS[kind]}s"
+                wrong = f"{GRIDS[kind - 1]} has {len(left)} more than the batch has {KIND_NAMES[kind]}s"
                 raise _MisfitError(Finding("images", wrong, f"give {GRIDS[kind - 1]} of this batch"))
 
     def _misfit(self, grid: Sequence[Any] | None, kind: int, left: int, row: int, token: int) -> Finding:
-        what = f"{left} tokens of {KINDS[kind]} begin {at(row, token)}"
+        what = f"{left} tokens of {KIND_NAMES[kind]} begin {at(row, token)}"
         name = GRIDS[kind - 1]
         if grid is None:
             return Finding(
@@ -123,34 +123,38 @@ class _Grids:
 
 
 def _types(batch: Batch) -> Int[Tensor, "rows tokens"] | None:
-    """Which tokens are of text, images and videos: as they are given, or by the model's ids of these tokens."""
-    if "mm_token_type_ids" in batch.given:
-        return batch.given["mm_token_type_ids"]
+    """Return the type of each token (text, image or video), from the batch or from the model's ids of these tokens."""
+    if "mm_token_type_ids" in batch.tensors:
+        return batch.tensors["mm_token_type_ids"]
     image, video = (batch.facts.config.get(f"{kind}_token_id") for kind in ("image", "video"))
-    ids = batch.given.get("input_ids")
-    if ids is None or not isinstance(image, int) or (batch.facts.name in BY_FRAME and "video_grid_thw" in batch.given):
+    ids = batch.tensors.get("input_ids")
+    if (
+        ids is None
+        or not isinstance(image, int)
+        or (batch.facts.name in BY_FRAME and "video_grid_thw" in batch.tensors)
+    ):
         return None
-    of_video = (ids == video) if isinstance(video, int) else torch.zeros_like(ids, dtype=torch.bool)
-    return (ids == image).long() * IMAGE + of_video.long() * VIDEO
+    is_video = (ids == video) if isinstance(video, int) else torch.zeros_like(ids, dtype=torch.bool)
+    return (ids == image).long() * IMAGE + is_video.long() * VIDEO
 
 
 def image_findings(batch: Batch, axes: int | None) -> Iterator[Finding]:
-    """Ids that are not those of the grids; without grids, ids that no grid has."""
+    """Find ids that differ from the ids of the grids, or without grids, ids that no grid can have."""
     if not rules_for(batch):
         return
     if not has_grids(batch):
         yield from form_findings(batch)
         return
-    yield from _types_beside_tokens(batch)
+    yield from _compare_types_with_tokens(batch)
     types = _types(batch)
     if batch.index is None:
-        if axes == AXES and "mm_token_type_ids" not in batch.given:
-            wrong = "there are grids, and neither position_ids nor mm_token_type_ids: the model counts images as text"
+        if axes == AXES and "mm_token_type_ids" not in batch.tensors:
+            wrong = "there are grids, but neither position_ids nor mm_token_type_ids: the model counts images as text"
             yield Finding("images", wrong, "give mm_token_type_ids, as the processor makes them")
-        elif types is not None and batch.facts.is_given:
+        elif types is not None and batch.facts.is_known:
             yield from _misfits(batch, types)
         return
-    if types is None or batch.index.ndim != 3:  # without ids of axes it is said elsewhere
+    if types is None or batch.index.ndim != 3:  # `check` reports ids of one axis
         return
     documents = _documents(batch, types)
     tries = [_compare(batch, documents, rule, goes_on) for rule in rules_for(batch) for goes_on in ("sides", "largest")]
@@ -158,7 +162,7 @@ def image_findings(batch: Batch, axes: int | None) -> Iterator[Finding]:
 
 
 def _misfits(batch: Batch, types: Tensor) -> Iterator[Finding]:
-    """Where the model cannot compute ids, as its grids do not fit its tokens."""
+    """Find grids that do not fit the tokens, so that the model cannot compute ids."""
     grids = _Grids(batch, rules_for(batch)[0])
     try:
         for document in _documents(batch, types):
@@ -171,17 +175,17 @@ def _misfits(batch: Batch, types: Tensor) -> Iterator[Finding]:
 def _documents(batch: Batch, types: Tensor) -> list[_Document]:
     document = documents_of(batch)
     numbers = torch.zeros(batch.shape, dtype=torch.int64) if document is None else counted(document)
-    found = list[_Document]()
+    documents = list[_Document]()
     for row in range(batch.shape[0]):
         for number in numbers[row].unique_consecutive().tolist():
             slots = ((numbers[row] == number) & batch.real[row]).nonzero()[:, 0]
-            kinds = itertools.groupby(kind if kind in KINDS else TEXT for kind in types[row, slots].tolist())
-            found += [_Document(row, slots, [(kind, len(list(run))) for kind, run in kinds])] if len(slots) else []
-    return found
+            kinds = itertools.groupby(kind if kind in KIND_NAMES else TEXT for kind in types[row, slots].tolist())
+            documents += [_Document(row, slots, [(kind, len(list(run))) for kind, run in kinds])] if len(slots) else []
+    return documents
 
 
 def _parts(document: _Document, grids: _Grids) -> list[int | tuple[Any, ...]]:
-    """A document as `Positions.multimodal` takes it."""
+    """Return a document in the form of `Positions.multimodal`."""
     parts, first = list[int | tuple[Any, ...]](), 0
     for kind, tokens in document.runs:
         where = document.row, int(document.slots[first])
@@ -193,19 +197,19 @@ def _parts(document: _Document, grids: _Grids) -> list[int | tuple[Any, ...]]:
 def _compare(
     batch: Batch, documents: Sequence[_Document], rule: GridRule, goes_on: str
 ) -> tuple[int | float, list[Finding]]:
-    """How many tokens have other ids than the rule gives, and what is to be said of the first."""
-    assert batch.index is not None  # noqa: S101  # only then is it asked for
+    """Return how many tokens have other ids than the rule, and the finding about the first one."""
+    assert batch.index is not None  # noqa: S101  # the caller has checked it
     counting = Counting(merge=rule.merge, merge_frames=rule.merge_frames, goes_on=goes_on, denominator=1)
     grids, wrong, first = _Grids(batch, rule), 0, list[Finding]()
     try:
         for document in documents:
             expected = torch.from_numpy(counting.document(_parts(document, grids)))
-            given = batch.index[document.row, document.slots]
-            shift = int((given[0] - expected[0]).min())  # a document may go on from the one before it
-            differs = (given != expected + shift).any(1)
+            index = batch.index[document.row, document.slots]
+            shift = int((index[0] - expected[0]).min())  # a document may continue from the one before it
+            differs = (index != expected + shift).any(1)
             wrong += int(differs.sum())
             if not first and bool(differs.any()):
-                first = [_difference(given, expected + shift, document, batch.facts.name)]
+                first = [_difference(index, expected + shift, document, batch.facts.name)]
         grids.require_none_left()
     except _MisfitError as error:
         return math.inf, [error.finding]
@@ -214,36 +218,36 @@ def _compare(
     return wrong, first
 
 
-def _difference(given: Tensor, expected: Tensor, document: _Document, name: str) -> Finding:
-    """The first token whose id is another, and in which way the ids of its document are."""
-    differs = given != expected
+def _difference(index: Tensor, expected: Tensor, document: _Document, name: str) -> Finding:
+    """Return a finding about the first token with another id, and how the ids of its document differ."""
+    differs = index != expected
     token = int(differs.any(1).long().argmax())
     kinds = torch.tensor([kind for kind, tokens in document.runs for _ in range(tokens)])
     axes = [axis for axis, differ in zip(("time", "row", "column"), differs.any(0).tolist(), strict=True) if differ]
-    if bool((given == given[:, :1]).all()):
+    if bool((index == index[:, :1]).all()):
         how = "images are counted as text"
-    elif bool((given[:, [0, 2, 1]] == expected).all()):
+    elif bool((index[:, [0, 2, 1]] == expected).all()):
         how = "rows and columns are exchanged"
     elif int(kinds[token]) == TEXT:
-        how = "text goes on from the longer side of the image before it"
+        how = "text continues from the longer side of the image before it"
     else:
-        how = f"the {' and the '.join(axes)} of the grid {'is another' if len(axes) == 1 else 'are others'}"
-    what, slot = {TEXT: "text", **KINDS}[int(kinds[token])], int(document.slots[token])
+        how = f"the {' and the '.join(axes)} of the grid {'differs' if len(axes) == 1 else 'differ'}"
+    what, slot = {TEXT: "text", **KIND_NAMES}[int(kinds[token])], int(document.slots[token])
     wrong = (
-        f"position_ids {at(document.row, slot)} ({what}) are (time, row, column) {tuple(given[token].tolist())}, and"
+        f"position_ids {at(document.row, slot)} ({what}) are (time, row, column) {tuple(index[token].tolist())}, and"
     )
     wrong += f" by the rule of {name} {tuple(expected[token].tolist())}: {how}"
-    return Finding("images", wrong, GET, document.row, slot)
+    return Finding("images", wrong, USE_ROPE_INDEX, document.row, slot)
 
 
-def _types_beside_tokens(batch: Batch) -> Iterator[Finding]:
-    """Types of tokens that are not the types of the model's ids for images and videos."""
-    types, ids = batch.given.get("mm_token_type_ids"), batch.given.get("input_ids")
+def _compare_types_with_tokens(batch: Batch) -> Iterator[Finding]:
+    """Find types of tokens that do not agree with the model's ids for images and videos."""
+    types, ids = batch.tensors.get("mm_token_type_ids"), batch.tensors.get("input_ids")
     image, video = (batch.facts.config.get(f"{kind}_token_id") for kind in ("image", "video"))
     if types is None or ids is None or not isinstance(image, int) or not isinstance(video, int):
         return
-    of_grids = (ids == image) | (ids == video)
-    differ = (of_grids != ((types == IMAGE) | (types == VIDEO))) & batch.real
+    is_patch = (ids == image) | (ids == video)
+    differ = (is_patch != ((types == IMAGE) | (types == VIDEO))) & batch.real
     if (place := place_of(differ)) is not None:
         row, token = place
         wrong = f"mm_token_type_ids are {int(types[row, token])} {at(row, token)}"
@@ -252,19 +256,21 @@ def _types_beside_tokens(batch: Batch) -> Iterator[Finding]:
 
 
 def not_compared(batch: Batch, axes: int | None) -> str | None:
-    """Why ids of axes were not compared with a rule; ``None``: they were, or there are none."""
+    """Return why ids of axes were not compared with a rule, or ``None`` if they were, or if there are none."""
     if batch.facts.name in OTHER_RULES:
-        return f"ids of images: the rule of {batch.facts.name} is not known here; compare with its get_rope_index"
+        return f"ids of images: locant does not know the rule of {batch.facts.name}; compare with its get_rope_index"
     if has_grids(batch) and batch.index is not None and batch.index.ndim == 2 and axes is None:
-        return "whether images may be counted as text, which depends on the model: give it, or its number of axes"
+        return (
+            "whether images may be counted as text, which depends on the model: give the model, or its number of axes"
+        )
     if batch.index is None or batch.index.ndim != 3:
         return None
-    if batch.facts.is_given and batch.facts.rule is None:
-        return f"ids of axes: no rule is known for {batch.facts.name}"
+    if batch.facts.is_known and batch.facts.rule is None:
+        return f"ids of axes: locant does not know the rule of {batch.facts.name}"
     if not has_grids(batch):
-        return "ids of axes beside those of the model's rule: there are no grids, and only their form was checked"
+        return "ids of axes by the model's rule: there are no grids, so only their form was checked"
     if _types(batch) is None:
-        return "ids of axes: without mm_token_type_ids it is not known which tokens are of images"
-    if not batch.facts.is_given and "video_grid_thw" in batch.given:
-        return "the time of videos beside one rule alone: without a model any that fits was taken for its rule"
+        return "ids of axes: without mm_token_type_ids it is unknown which tokens belong to images"
+    if not batch.facts.is_known and "video_grid_thw" in batch.tensors:
+        return "the time of videos by the model's rule: without a model any rule that fits was accepted"
     return None

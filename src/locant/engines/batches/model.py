@@ -1,6 +1,6 @@
-"""What decides, in a model, whether a batch is right for it: where positions act, how many there are, who counts them.
+"""The facts about a model that decide whether a batch is right for it: how it uses, limits and counts positions.
 
-Read off a configuration, and off the code of `transformers`, which ``tests/engines/test_batch_model.py`` runs.
+They come from its configuration and from the code of `transformers`, which ``tests/engines/test_batch_model.py`` runs.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Source = object
 Counting = Literal["slots", "mask", "tokens"]
 
 COUNT_THE_MASK = ("opt",)
-"""Without ``position_ids`` these count the ones of ``attention_mask``."""
+"""Models that count the ones of ``attention_mask`` if there are no ``position_ids``."""
 
 COUNT_TOKENS = (
     "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet",
     "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
 )  # fmt: skip
-"""Without ``position_ids`` these count the tokens that are not ``pad_token_id``, on from the row after it."""
+"""Models that count the tokens except ``pad_token_id`` if there are no ``position_ids``, from the row after it."""
 
 ENCODER_DECODERS = (
     "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "fsmt", "led", "longt5", "m2m_100", "marian", "mbart",
@@ -47,7 +47,7 @@ TAKE_NO_IDS = (
     *ENCODER_DECODERS, "bloom", "cpmant", "dpr", "falcon_mamba", "funnel", "lxmert", "mamba", "mamba2", "mpt",
     "roformer", "rwkv", "trocr", "xlnet", "xlstm",
 )  # fmt: skip
-"""The ``forward`` of these has no ``position_ids``."""
+"""Models whose ``forward`` has no ``position_ids``."""
 
 ENCODERS = (
     *COUNT_TOKENS, *ENCODER_DECODERS, "albert", "bert", "big_bird", "bros", "canine", "convbert", "deberta",
@@ -56,60 +56,60 @@ ENCODERS = (
     "nystromformer", "rembert", "roc_bert", "roformer", "splinter", "squeezebert", "tapas", "visual_bert", "xlm",
     "yoso",
 )  # fmt: skip
-"""A token of these sees those after it, unless ``is_decoder`` is set; they look for no documents in ids."""
+"""Models whose tokens see later ones unless ``is_decoder`` is set, and which look for no documents in ids."""
 
 FIND_NO_DOCUMENTS = (
     *COUNT_THE_MASK, *ENCODERS, *TAKE_NO_IDS, "bert-generation", "biogpt", "granitemoehybrid", "imagegpt",
     "openai-gpt", "xglm",
 )  # fmt: skip
-"""These make their mask without ``position_ids``: no id begins a document for them."""
+"""Models that make their mask without ``position_ids``, so that no id begins a document."""
 
 MAKE_THEIR_OWN_MASK = ("deberta", "deberta-v2")
-"""These refuse a mask of four axes that shows documents only themselves."""
+"""Models that do not support a mask of four axes that separates documents."""
 
 CARRY_STATE = (
     "falcon_mamba", "jamba", "mamba", "minimax", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zaya",
 )  # fmt: skip
-"""Layers of these carry a state or a convolution across documents, whatever a batch holds."""
+"""Models whose layers always carry a state or a convolution across documents."""
 
 READ_SEQ_IDX = (
     "bailing_hybrid", "bamba", "falcon_h1", "glm5_next_text", "granitemoehybrid", "inkling2_text", "inkling_text",
     "kimi_linear", "lara_mini", "lfm2", "lfm2_moe", "lfm3", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text",
     "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "zamba2",
 )  # fmt: skip
-"""Layers of these carry a state across documents too, unless ``seq_idx`` numbers the documents."""
+"""Models whose layers carry a state across documents, unless ``seq_idx`` numbers the documents."""
 
 OTHER_MASKS = ("dream", "llada", "llada_moe", "xlnet")
-"""Models of text that generate it otherwise than from left to right."""
+"""Language models that do not generate from left to right."""
 
 PREFIX_MODELS = ("colpali", "gemma3", "gemma3n", "gemma4", "git", "paligemma", "pi0", "shieldgemma2")
-"""Tokens of a prompt or of an image see those after them in these."""
+"""Models where tokens of a prompt or of an image see later ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What a model makes of a batch; ``None`` where it is not known.
+    """The facts about a model that matter for a batch. A fact is ``None`` if it is unknown.
 
     Args:
         name: its ``model_type``.
-        absolute: whether the same tokens with larger ids give other outputs.
+        absolute: whether the same tokens with larger ids have other outputs.
         first_id: the id of the first token of a text.
-        longest: how many ids there are from 0 on.
-        has_table: whether ids past the longest end in an error, and negative ones, too.
-        counting: which tokens it counts where a batch has no ids.
-        axes: how many ids a token has.
+        longest: the number of ids, from 0 on.
+        has_table: whether larger ids and negative ids cause an error.
+        counting: the tokens that it counts if a batch has no ids.
+        axes: the number of ids of a token.
         finds_documents: whether it looks for documents in ids.
         takes_ids: whether its ``forward`` has ``position_ids``.
         takes_blocks: whether a mask of four axes separates documents.
-        reads_seq_idx: whether its layers carry a state from token to token, unless (``True``) or even if (``False``)
-            there are ``seq_idx``; ``None``: they carry none.
-        is_causal: whether a token sees none of those after it.
+        reads_seq_idx: ``True`` if its layers carry a state from token to token unless there are ``seq_idx``, ``False``
+            if they always do, ``None`` if they carry no state.
+        is_causal: whether tokens do not see later ones.
         sees_prefix: whether tokens of a prompt or of an image are an exception.
-        makes_cache: whether it makes a cache unless a batch says otherwise.
-        attention: how its attention is computed, ``"sdpa"`` for one.
-        rule: how it counts images.
+        makes_cache: whether it makes a cache by default.
+        attention: its attention implementation, such as ``"sdpa"``.
+        rule: the rule by which it numbers images.
         config: the whole configuration.
-        doubt: why its positions are not known.
+        doubt: why its positions are unknown.
     """
 
     name: str = "the model"
@@ -133,21 +133,21 @@ class ModelFacts:
 
     @property
     def separation(self) -> str:
-        """What to do where the model mixes documents of a row."""
+        """Return the remedy if the model mixes documents of a row."""
         if self.reads_seq_idx:
-            return "give seq_idx and cu_seq_lens_q of the documents, or each document a row of its own"
+            return "give seq_idx and cu_seq_lens_q of the documents, or put each document into its own row"
         if self.reads_seq_idx is False or self.takes_blocks is False:
-            return "give each document a row of its own"
+            return "put each document into its own row"
         return "give an attention_mask of four axes that shows each document only itself"
 
     @property
-    def is_given(self) -> bool:
-        """Whether there is a model at all."""
+    def is_known(self) -> bool:
+        """Return whether there is a model."""
         return bool(self.config)
 
 
 def facts_of(model: Source | None) -> ModelFacts:
-    """Read the facts about a model; about ``None`` there are none."""
+    """Read the facts about a model. There are none about ``None``."""
     if model is None:
         return ModelFacts()
     config = _whole_config(model)
@@ -182,7 +182,7 @@ def facts_of(model: Source | None) -> ModelFacts:
 
 
 def _whole_config(model: Source) -> Mapping[str, Any]:
-    """The configuration with all its parts, as a dictionary."""
+    """Return the configuration with all its parts, as a dictionary."""
     if isinstance(model, (str, Path)):
         return read_source(model)
     config = getattr(model, "config", model)
@@ -195,9 +195,9 @@ def _whole_config(model: Source) -> Mapping[str, Any]:
 
 
 def _encoding_or_doubt(config: Mapping[str, Any]) -> tuple[PositionEncoding | None, str | None]:
-    """The encoding of a model, of its first kind of layers where they differ; or why there is none to be had."""
+    """Return the encoding of a model (of its first kind of layers, if they differ), or why there is none."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of base and layout, which no batch depends on
+        warnings.simplefilter("ignore")  # they concern base and layout, which do not matter for a batch
         try:
             return encoding_from_config(config, allow_no_rotation=True), None
         except LocantError as error:
@@ -210,7 +210,7 @@ def _encoding_or_doubt(config: Mapping[str, Any]) -> tuple[PositionEncoding | No
 
 
 def _longest(encoding: PositionEncoding | None, text: Mapping[str, Any], first: int) -> int | None:
-    """How many ids a table has rows for, or rotary positions are made for."""
+    """Return the number of rows of a table, or the longest sequence of rotary positions."""
     if isinstance(encoding, Learned):
         return first + encoding.max_seq_len
     if not isinstance(encoding, Rotary):
@@ -225,7 +225,7 @@ def _longest(encoding: PositionEncoding | None, text: Mapping[str, Any], first: 
 
 
 def _takes_ids(model: Source, kind: str) -> bool:
-    """Whether ``position_ids`` are an argument of a model: of its ``forward`` where there is one, or of its kind's."""
+    """Return whether a model has ``position_ids`` as an argument, by its ``forward`` or by its model type."""
     names = set[str]()
     for module in (model, getattr(model, "base_model", None)):
         forward = getattr(module, "forward", None)
@@ -238,7 +238,7 @@ def _reads_seq_idx(kind: str) -> bool | None:
 
 
 def _is_attention_alone(text: Mapping[str, Any]) -> bool:
-    """Whether every layer is said to be attention, as all of some hybrid models are."""
+    """Return whether the configuration lists attention for all layers, as for some hybrid models."""
     kinds = text.get("layer_types") or text.get("layers_block_type") or ()
     return bool(kinds) and {*map(str, kinds)} <= {"attention", "full_attention", "sliding_attention"}
 
@@ -246,7 +246,7 @@ def _is_attention_alone(text: Mapping[str, Any]) -> bool:
 def _is_causal(
     kind: str, config: Mapping[str, Any], text: Mapping[str, Any], encoding: PositionEncoding | None
 ) -> bool | None:
-    """Whether a token sees none of those after it; ``None``: it is not known."""
+    """Return whether tokens do not see later ones, or ``None`` if it is unknown."""
     if kind in ENCODERS or text.get("is_causal") is False or text.get("use_bidirectional_attention") is True:
         return bool(text.get("is_decoder"))
     if config.get("is_encoder_decoder"):
@@ -259,7 +259,7 @@ def _is_causal(
 
 
 def _attention(model: Source) -> str | None:
-    """How attention is computed, of a model or a configuration object that says so."""
+    """Return the attention implementation of a model or a configuration object, or ``None``."""
     config = getattr(model, "config", model)
     stated = getattr(config, "_attn_implementation", None)
     return stated if isinstance(stated, str) else None

@@ -17,14 +17,14 @@ from locant.positions.checks import integers
 
 
 def pack_documents(examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A ``collate_fn`` that packs the documents of a batch into one row, so that none sees another.
+    """Pack the documents of a batch into one row, so that none sees another. Use it as a ``collate_fn``.
 
-    Models of `transformers` read what it makes, with any attention implementation: ``input_ids``, ``labels``, which
-    have no target at the first token of a document, and `Positions.to_batch`. Call them with ``use_cache=False``, as
-    their trainer does: with a cache they do not look for documents, and each sees those before it.
+    The result works with models of `transformers` and any attention implementation. It has ``input_ids``, ``labels``
+    without a target at the first token of a document, and the keys of `Positions.to_batch`. Call the model with
+    ``use_cache=False``, as its trainer does. With a cache it does not look for documents, and each sees earlier ones.
 
     Args:
-        examples: each with ``input_ids``, and with ``labels`` of the same length where they differ from these.
+        examples: dictionaries with ``input_ids``, and with ``labels`` of the same length if they differ from these.
 
     >>> batch = pack_documents([{"input_ids": [5, 6]}, {"input_ids": [7, 8, 9]}])
     >>> batch["labels"], batch["position_ids"]
@@ -45,7 +45,7 @@ def pack_documents(examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _document(example: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """The ids and the targets of one document, without its padding."""
+    """Return the ids and the targets of one document, without its padding."""
     if not isinstance(example, Mapping) or example.get("input_ids") is None:
         got = f"got {shown(example)} for a document, expected a dictionary with input_ids"
         raise LocantError(got, '{"input_ids": [5, 6, 7]}')
@@ -57,7 +57,7 @@ def _document(example: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         got = (
             f"got input_ids of shape {tuple(ids.shape)}, labels of {tuple(labels.shape)}, a mask of {tuple(real.shape)}"
         )
-        raise ShapeError(f"{got}, expected one number per token", "the ids of one document")
+        raise ShapeError(f"{got}, expected one number per token", "pass the ids of one document")
     ids, labels = ids[real != 0], labels[real != 0].clone()
     labels[:1] = NO_TARGET
     return ids, labels

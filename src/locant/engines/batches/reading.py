@@ -1,4 +1,4 @@
-"""Batches saved to a file."""
+"""Reading batches from files."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from locant.errors import InputError
 
 
 def read_batch(path: Path | str) -> dict[str, Any]:
-    """A batch from a file of safetensors, of NumPy's ``.npz``, or of JSON; a pickle is not opened.
+    """Read a batch from a file of safetensors, NumPy's ``.npz``, or JSON. Pickles are not supported.
 
     Raises:
-        InputError: no such file, or none that can be read.
+        InputError: there is no such file, or it cannot be read.
     """
-    path, kinds = Path(path), "a batch saved as .safetensors, .npz or .json"
+    path, remedy = Path(path), "pass a batch saved as .safetensors, .npz or .json"
     if not path.is_file():
-        raise InputError(f"got no file {path}", kinds)
+        raise InputError(f"got no file {path}", remedy)
     if path.suffix not in (".safetensors", ".npz", ".json"):
-        raise InputError(f"got {path} of kind {path.suffix!r}", kinds)
+        raise InputError(f"got {path} of kind {path.suffix!r}", remedy)
     try:
         match path.suffix:
             case ".safetensors":
@@ -37,9 +37,7 @@ def read_batch(path: Path | str) -> dict[str, Any]:
                 batch = json.loads(path.read_bytes())
         numbers = (int, torch.Tensor, list)
         if not isinstance(batch, dict) or not all(isinstance(value, numbers) for value in batch.values()):
-            raise ValueError("it holds other things than arrays by name")
+            raise ValueError("it does not map names to arrays")
         return {name: torch.as_tensor(value) for name, value in batch.items()}
     except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, zipfile.BadZipFile) as error:
-        raise InputError(
-            f"got {path}, which is no batch that can be read: {error}", "a file of arrays by name"
-        ) from None
+        raise InputError(f"cannot read a batch from {path}: {error}", "pass a file that maps names to arrays") from None

@@ -1,7 +1,8 @@
-"""Positions that are added: learned tables at the input, biases at the scores, and models that have either or rotation.
+"""Additive positions: learned tables added to the input, biases added to the scores, and models with these or rotation.
 
-Tables have GPT-2, OPT (whose row 2 is position 0) and BERT's kin, disentangled attention DeBERTa; linear biases (ALiBi)
-BLOOM, MPT and, besides rotary positions, Falcon; biases by buckets T5, with a table each for encoder and decoder.
+GPT-2, OPT (whose row 2 is position 0) and models like BERT have tables, and DeBERTa has disentangled attention. BLOOM
+and MPT have linear biases (ALiBi), and Falcon has these or rotary positions. T5 has biases by buckets, with one table
+for the encoder and one for the decoder.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from locant.models.config_values import (
     flag,
     integer,
     number,
-    one_named,
     required,
-    stated,
+    required_name,
+    required_value,
     value_at,
     width_per_head,
 )
@@ -37,67 +38,75 @@ from locant.positions.encodings.t5 import T5Bias
 
 
 def _table_width(config: Config) -> int:
-    """The width of the position table, which may be narrower than the layers (ALBERT, ELECTRA)."""
-    own = next((key for key in ("embedding_size", "dim") if config.get(key) is not None), None)
-    return required(config, *WIDTHS) if own is None else required(config, own)
+    """Return the width of the position table, which may be narrower than the layers (ALBERT, ELECTRA)."""
+    narrow_key = next((key for key in ("embedding_size", "dim") if config.get(key) is not None), None)
+    return required(config, *WIDTHS) if narrow_key is None else required(config, narrow_key)
 
 
 def _table(config: Config, layer_type: str | None = None) -> PositionEncoding:
-    """One row per position (GPT-2)."""
+    """Return a table with one row per position (GPT-2)."""
     return Learned(required(config, *LENGTHS), _table_width(config))
 
 
-def _projected(config: Config) -> str | None:
-    """OPT 350m: token rows are narrower than the layers, and go through a matrix before positions are added."""
-    own = value_at(config, "word_embed_proj_dim")
-    if own is None or own == value_at(config, *WIDTHS):
+def _projection_reason(config: Config) -> str | None:
+    """Return why `InputEmbedding` does not fit, if token rows are narrower than the layers (OPT 350m)."""
+    width = value_at(config, "word_embed_proj_dim")
+    if width is None or width == value_at(config, *WIDTHS):
         return None
-    return f"token rows of word_embed_proj_dim={shown(own)} go through a matrix before positions are added"
+    return f"token rows of word_embed_proj_dim={shown(width)} go through a matrix before positions are added"
 
 
 KEY_TERMS: Mapping[str, bool] = {"relative_key": False, "relative_key_query": True}
-"""Whether keys are multiplied with the table as well. BERT counts its rows from the other end: flip its table."""
+"""Names of relative positions, and whether they also multiply keys with the table. BERT's table has to be flipped."""
 
 
 def _bert(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A table, or what ``position_embedding_type`` names instead (up to transformers 4)."""
-    kind = one_named(config, "position_embedding_type", ("absolute", *KEY_TERMS), "absolute")
+    """Return a table, or the relative positions that ``position_embedding_type`` names (up to transformers 4)."""
+    kind = required_name(config, "position_embedding_type", ("absolute", *KEY_TERMS), "absolute")
     if kind == "absolute":
         return _table(config)
     return Shaw(width_per_head(config), required(config, *LENGTHS) - 1, key_term=KEY_TERMS[kind])
 
 
 def _roberta(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A table that begins after the row of the padding token: 514 rows are 512 positions."""
-    offset = integer("pad_token_id", stated(config, "pad_token_id", "'pad_token_id': 1, usually"), 0) + 1
-    one_named(config, "position_embedding_type", ("absolute",), "absolute", "model_type 'bert', which has the others")
+    """Return a table that begins after the row of the padding token: 514 rows are 512 positions."""
+    offset = integer("pad_token_id", required_value(config, "pad_token_id", "'pad_token_id': 1, usually"), 0) + 1
+    required_name(
+        config, "position_embedding_type", ("absolute",), "absolute", "use model_type 'bert', which has the others"
+    )
     rows = required(config, *LENGTHS)
     if rows <= offset:
-        got = f"got max_position_embeddings={rows}, of which {offset} are no positions"
+        got = f"got max_position_embeddings={rows}, of which {offset} rows are not positions"
         raise InputError(got, "'max_position_embeddings': 514, usually")
     return Learned(rows - offset, _table_width(config), offset=offset)
 
 
 def _esm(config: Config, layer_type: str | None) -> PositionEncoding | None:
-    """Rotary positions, or RoBERTa's table, which is what its class takes where nothing is said."""
+    """Return ``None`` for rotary positions, or RoBERTa's table, which is the default of its class."""
     published = "'position_embedding_type': 'rotary', as published models have it"
-    kind = one_named(config, "position_embedding_type", ("rotary", "absolute"), "absolute", published)
+    kind = required_name(config, "position_embedding_type", ("rotary", "absolute"), "absolute", published)
     return None if kind == "rotary" else _roberta(config, layer_type)
 
 
 def _deberta_kinds(config: Config) -> tuple[str, ...]:
-    """Disentangled attention in the layers and a table at the input; released models have the former alone."""
-    kinds = {"attention": _is_true(config, "relative_attention"), "input": _is_true(config, "position_biased_input")}
+    """Return the two kinds if a model has both disentangled attention and a table at the input.
+
+    Released models have disentangled attention alone.
+    """
+    kinds = {
+        "attention": _required_flag(config, "relative_attention"),
+        "input": _required_flag(config, "position_biased_input"),
+    }
     return tuple(kinds) if all(kinds.values()) else ()
 
 
-def _is_true(config: Config, key: str) -> bool:
-    return flag(key, stated(config, key, f"{key!r}: true or false"))
+def _required_flag(config: Config, key: str) -> bool:
+    return flag(key, required_value(config, key, f"{key!r}: true or false"))
 
 
 def _deberta(config: Config, layer_type: str | None) -> PositionEncoding:
-    """Disentangled attention, over log buckets in DeBERTa v2 and v3, or a table, as two keys say."""
-    is_relative, is_biased = (_is_true(config, key) for key in ("relative_attention", "position_biased_input"))
+    """Return disentangled attention (over log buckets in DeBERTa v2 and v3) or a table, depending on two keys."""
+    is_relative, is_biased = (_required_flag(config, key) for key in ("relative_attention", "position_biased_input"))
     if layer_type == "input" or not is_relative:
         return _table(config) if is_biased else PositionEncoding()
     first = config.get("model_type") == "deberta"  # which reads no buckets and no norm
@@ -110,13 +119,13 @@ def _deberta(config: Config, layer_type: str | None) -> PositionEncoding:
         width_per_head(config),
         num_buckets=None if first else buckets,
         max_distance=longest or required(config, *LENGTHS),
-        terms=_names(config, "pos_att_type"),  # type: ignore[arg-type]  # it knows its terms, and refuses others
+        terms=_names(config, "pos_att_type"),  # type: ignore[arg-type]  # Deberta raises an error for unknown terms
         norm=not first and "layer_norm" in _names(config, "norm_rel_ebd"),
     )
 
 
 def _names(config: Config, key: str) -> list[str]:
-    """Names in a list, or in one text with bars between them."""
+    """Return the names in a list, or in one text that separates them by bars."""
     value = config.get(key, "")
     names = value.split("|") if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
@@ -125,10 +134,10 @@ def _names(config: Config, key: str) -> list[str]:
 
 
 def _mpt(config: Config, layer_type: str | None) -> PositionEncoding:
-    """Slopes of which the smallest is ``2 ** -alibi_bias_max``.
+    """Return ALiBi, whose smallest slope is ``2 ** -alibi_bias_max``.
 
-    Where the number of heads is not a power of two, MPT sorts the slopes of the next larger one into odd and even
-    places; that is the paper's rule in other words.
+    If the number of heads is not a power of two, MPT sorts the slopes of the next power into odd and even places. That
+    is equal to the rule of the paper.
     """
     attention = config.get("attn_config", {})
     if not isinstance(attention, Mapping):
@@ -143,25 +152,25 @@ def _mpt(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _falcon(config: Config, layer_type: str | None) -> PositionEncoding | None:
-    """Rotary positions, or ALiBi, whose slopes Falcon adds before it divides the scores by ``sqrt(head_dim)``."""
-    if not flag("alibi", stated(config, "alibi", "'alibi': False for rotary positions")):
+    """Return ``None`` for rotary positions, or ALiBi, which Falcon adds before it scales by ``1 / sqrt(head_dim)``."""
+    if not flag("alibi", required_value(config, "alibi", "'alibi': False for rotary positions")):
         return None
     heads, width = required(config, *HEADS), width_per_head(config)
     return ALiBi(heads, slopes=[slope / math.sqrt(width) for slope in alibi_slopes(heads)])
 
 
 def _falcon_keys(config: Config, queries: int) -> int | None:
-    """One key/value head, or as many as queries, unless it is of the newer architecture."""
+    """Return the number of key/value heads: 1 or `queries`, or ``None`` in the newer architecture, which has a key."""
     if config.get("new_decoder_architecture"):
         return None
-    shared = stated(config, "multi_query", "'multi_query': true or false in it")
+    shared = required_value(config, "multi_query", "'multi_query': true or false")
     return 1 if flag("multi_query", shared) else queries
 
 
 def _t5(config: Config, layer_type: str | None) -> PositionEncoding:
-    """The table of relative buckets; the encoder's tells earlier keys from later ones."""
+    """Return a table of relative buckets. The table of the encoder distinguishes earlier keys from later ones."""
     buckets = required(config, "relative_attention_num_buckets")
-    distance = config.get("relative_attention_max_distance", 128)  # as T5's code had it before there was a key
+    distance = config.get("relative_attention_max_distance", 128)  # the constant in T5's code before there was a key
     return T5Bias(
         required(config, *HEADS),
         num_buckets=buckets,
@@ -170,27 +179,30 @@ def _t5(config: Config, layer_type: str | None) -> PositionEncoding:
     )
 
 
-def _is(kind: type[PositionEncoding]) -> Callable[[Config, PositionEncoding], bool]:
+def _has_type(kind: type[PositionEncoding]) -> Callable[[Config, PositionEncoding], bool]:
     return lambda config, encoding: isinstance(encoding, kind)
 
 
 FLIPPED = warn_if(
-    _is(Shaw), "BERT counts the rows of its table from the other end: weight.flip(0) of distance_embedding fits"
+    _has_type(Shaw), "BERT counts the rows of its table from the other end: use weight.flip(0) of distance_embedding"
 )
 ONE_SCALE = warn_if(
-    _is(Deberta), "content and positions share one scale: attend with scale={encoding.scale:.6g}, and causal=False"
+    _has_type(Deberta),
+    "content and positions share one scale: attend with scale={encoding.scale:.6g}, and causal=False",
 )
 ROUNDED_SLOPES = warn_if(
-    _is(ALiBi),
+    _has_type(ALiBi),
     "the slopes are the paper's divided by sqrt(head_dim), as Falcon adds them before it scales; transformers "
     "rounds them to bfloat16, and long prompts show the difference",
 )
 UNSCALED_SCORES = (
-    "T5 does not divide scores by sqrt(head_dim): attend with scale=1.0; and it has no bias in cross-attention"
+    "T5 does not divide scores by sqrt(head_dim): attend with scale=1.0. It has no bias in cross-attention"
 )
 
 GPT_2_TABLES = InputTables(tokens="wte", positions="wpe", padding=False, dropout_key="embd_pdrop")
-OPT_TABLES = InputTables(positions="embed_positions", width_keys=("word_embed_proj_dim", *WIDTHS), why_not=_projected)
+OPT_TABLES = InputTables(
+    positions="embed_positions", width_keys=("word_embed_proj_dim", *WIDTHS), why_not=_projection_reason
+)
 BERT_TABLES = InputTables(
     tokens="embeddings.word_embeddings",
     positions="embeddings.position_embeddings",
