@@ -22,18 +22,9 @@ from locant.positions.scaling import Unscaled
 from locant.probing.costs import Finding
 from locant.probing.report import Report
 from locant.probing.rotation import NEAR, Block, Rotation, encoding_of, slopes_of, wrapped
-from locant.probing.subject import (
-    FAILED,
-    HEADS,
-    TRIAL,
-    WIDTH_NAMES,
-    WIDTHS,
-    Subject,
-    Tried,
-    arguments_of,
-    name_of,
-    refuse_unsteady,
-)
+from locant.probing.subject import WIDTH_NAMES, Subject, name_of, refuse_unsteady
+from locant.probing.table_calls import WIDTHS
+from locant.probing.token_calls import FAILED, HEADS, TRIAL, Tried, arguments_of
 
 SAME = 1e-4
 """How far vectors may be apart to be taken for the same, over the largest number."""

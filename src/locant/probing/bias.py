@@ -18,7 +18,8 @@ from locant.positions.encodings.alibi import ALiBi, alibi_slopes
 from locant.positions.encodings.t5 import T5Bias
 from locant.probing.costs import Finding
 from locant.probing.report import Report, some
-from locant.probing.subject import FAILED, Tried, UnusableError, called_of, name_of, refuse_unsteady
+from locant.probing.subject import name_of, refuse_unsteady
+from locant.probing.token_calls import FAILED, Tried, UnusableError, function_of
 
 BIASED = 300
 """Tokens whose bias is looked at: past the distance of most buckets, and where bfloat16 counts in steps."""
@@ -186,7 +187,7 @@ def _ways(target: Any) -> dict[str, BiasOf]:
         return {"encoding.matrix(query_len, key_len)": target.matrix}
     ways: dict[str, BiasOf] = {}
     with contextlib.suppress(TypeError, ValueError):  # it takes other arguments, or is written in C
-        inspect.signature(called_of(target)).bind(1, 1)
+        inspect.signature(function_of(target)).bind(1, 1)
         ways["f(query_len, key_len)"] = lambda q, k: target(q, k)
     if not hasattr(target, "compute_bias"):
         return ways

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from locant.arguments import shown
 from locant.errors import InputError, RangeError
-from locant.probing.subject import HEADS, Subject, Way
+from locant.probing.subject import Subject
+from locant.probing.token_calls import HEADS, Way
 
 SIDES = ("queries", "keys")
 SIZES = (1.0, 1.0, 30.0, 1e-2, 1e-3, 1e-4)

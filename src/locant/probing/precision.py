@@ -23,7 +23,8 @@ from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 from locant.positions.scaling import Unscaled
 from locant.probing.rotation import NEAR, Rotation, is_recognised, wrapped
-from locant.probing.subject import FAILED, HEADS, Subject, refuse_unsteady
+from locant.probing.subject import Subject, refuse_unsteady
+from locant.probing.token_calls import FAILED, HEADS
 
 FAR = (1, 257, 1025, 4097, 16_385, 65_537, 2**20 + 1, 2**24 + 1, 2**28 + 1, MAX_INT32)
 """One past powers of two, which narrow numbers round away."""

@@ -39,7 +39,8 @@ from locant.probing.norm import NormReport, weights_of, without_norm
 from locant.probing.precision import FLOAT32, UNHARMED, Arrangement, arrangement_of, precision_of, shifts_of, steady
 from locant.probing.report import SIDES, Report, RotationReport, first_difference
 from locant.probing.rotation import EVEN, NEAR, Rotation, encoding_of, odd_pairs, rotations
-from locant.probing.subject import FAILED, HEADS, Subject, Tried, name_of, refuse, subject_of
+from locant.probing.subject import Subject, name_of, refuse, subject_of
+from locant.probing.token_calls import FAILED, HEADS, Tried
 
 SAME = 1e-3
 """How far tokens of length 1 in each dimension may be apart; float32 angles up to 61 radians move them by 1e-5."""

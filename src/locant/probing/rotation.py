@@ -20,7 +20,8 @@ from locant.errors import LocantError
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.pair_table import Pairs
 from locant.positions.scaling import Linear, Llama3, Proportional, Scaling, Unscaled, YaRN
-from locant.probing.subject import HEADS, Subject
+from locant.probing.subject import Subject
+from locant.probing.token_calls import HEADS
 
 NEAR = (1, 2, 3, 5, 8, 13, 21, 34, 61)
 """Each at most twice the one before: a frequency known from one says how often the next went round."""
