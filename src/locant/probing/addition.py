@@ -24,7 +24,7 @@ from locant.probing.report import Report
 from locant.probing.rotation import NEAR, Block, Rotation, encoding_of, slopes_of, wrapped
 from locant.probing.subject import WIDTH_NAMES, Subject, name_of, refuse_unsteady
 from locant.probing.table_calls import WIDTHS
-from locant.probing.token_calls import FAILED, HEADS, TRIAL, Tried, arguments_of
+from locant.probing.token_calls import CALL_ERRORS, HEADS, NUM_TOKENS, Failures, arguments_of
 
 SAME = 1e-4
 """How far vectors may be apart to be taken for the same, over the largest number."""
@@ -138,11 +138,11 @@ class _Call(NamedTuple):
 
 def is_addition(subject: Subject) -> bool:
     """Whether what was found to change tokens adds something to them that does not depend on them."""
-    index = subject.places(*range(TRIAL))
-    one, other = torch.randn(2, 1, HEADS, TRIAL, subject.width, generator=torch.Generator().manual_seed(0))
+    index = subject.index(*range(NUM_TOKENS))
+    one, other = torch.randn(2, 1, HEADS, NUM_TOKENS, subject.width, generator=torch.Generator().manual_seed(0))
     try:
         results = [torch.stack(subject.rotate(x.clone(), index)).double() for x in (one, other)]
-    except FAILED:
+    except CALL_ERRORS:
         return False
     return _factor(results, [x.double() for x in (one, other)]) is not None
 
@@ -158,7 +158,7 @@ def _factor(results: Sequence[Tensor], given: Sequence[Tensor]) -> float | None:
 
 
 def addition_report(
-    target: Any, expected: PositionEncoding | None, head_dim: int | None, tried: Tried
+    target: Any, expected: PositionEncoding | None, head_dim: int | None, failures: Failures
 ) -> AdditionReport | None:
     """What is added to tokens; ``None``: nothing is that follows positions alone."""
     ran: set[str] = set()
@@ -171,8 +171,8 @@ def addition_report(
         try:
             results = [call.result(x, positions) for x in given]
             again = call.result(given[1], positions)
-        except FAILED as error:
-            tried.setdefault(call.called, error)
+        except CALL_ERRORS as error:
+            failures.setdefault(call.called, error)
             continue
         refuse_unsteady(target, results[1], again)
         factor = _factor(results, [*given.double()])
@@ -201,9 +201,9 @@ def _calls(target: Any, head_dim: int | None) -> Iterator[_Call]:
     for width in widths:
         if isinstance(target, PositionEncoding):
             called = "encoding.embed(x, positions)"
-            yield _Call(called, lambda x, ids: target.embed(x, Positions.of(ids[None])), width, (1, TRIAL), 1)
+            yield _Call(called, lambda x, ids: target.embed(x, Positions.of(ids[None])), width, (1, NUM_TOKENS), 1)
         elif isinstance(target, nn.Embedding):
-            yield _Call(f"x + {name_of(target)}(positions)", lambda x, ids: x + target(ids), width, (1, TRIAL), 1)
+            yield _Call(f"x + {name_of(target)}(positions)", lambda x, ids: x + target(ids), width, (1, NUM_TOKENS), 1)
         else:
             yield from _calls_of(target, width)
     for width, size in dict.fromkeys((table.shape[-1], size) for table in tables for size in table.shape[:-1]):
@@ -215,23 +215,23 @@ def _calls(target: Any, head_dim: int | None) -> Iterator[_Call]:
 
 def _calls_of(target: Any, width: int) -> Iterator[_Call]:
     for arguments in arguments_of(target):
-        if arguments.given and not arguments.one_number:
+        if arguments.takes_positions and not arguments.takes_offset:
             for sizes, axis, shape in (
-                ((1, TRIAL), 1, (1, -1)), ((1, TRIAL), 1, (-1,)), ((TRIAL, 1), 0, (-1,)), ((TRIAL, 1), 0, (-1, 1)),
-                ((TRIAL,), 0, (-1,)),
+                ((1, NUM_TOKENS), 1, (1, -1)), ((1, NUM_TOKENS), 1, (-1,)), ((NUM_TOKENS, 1), 0, (-1,)), ((NUM_TOKENS, 1), 0, (-1, 1)),
+                ((NUM_TOKENS,), 0, (-1,)),
             ):  # fmt: skip
 
                 def told(x: Tensor, ids: Tensor, arguments: Any = arguments, shape: Any = shape) -> Any:
                     return arguments.invoke(target, (x, x.clone())[: arguments.num_tokens], ids.reshape(shape))
 
-                yield _Call(arguments.words, told, width, sizes, axis)
+                yield _Call(arguments.notation, told, width, sizes, axis)
             continue
 
         def counted(x: Tensor, ids: Tensor, arguments: Any = arguments) -> Any:
             return arguments.invoke(target, (x, x.clone())[: arguments.num_tokens], 0)
 
-        called = arguments.words.replace("number of the first token", "0").partition(":")[0]
-        yield from (_Call(called, counted, width, sizes, None) for sizes in ((2, TRIAL), (TRIAL,), (2, 4, TRIAL)))
+        called = arguments.notation.replace("number of the first token", "0").partition(":")[0]
+        yield from (_Call(called, counted, width, sizes, None) for sizes in ((2, NUM_TOKENS), (NUM_TOKENS,), (2, 4, NUM_TOKENS)))
 
 
 def _report(
@@ -264,12 +264,12 @@ def _end(call: _Call, axis: int) -> tuple[int, str | None]:
     def error_at(place: int) -> str | None:
         try:
             call.rows(torch.tensor([place]), axis)
-        except FAILED as error:
+        except CALL_ERRORS as error:
             return type(error).__name__
         return None
 
     limit = MAX_INT32 if call.axis is not None else LARGEST // call.width - 1
-    low, high = TRIAL - 1, 2 * TRIAL
+    low, high = NUM_TOKENS - 1, 2 * NUM_TOKENS
     ended = error_at(high := min(high, limit))
     while ended is None and high < limit:
         low, high = high, min(2 * high, limit)

@@ -19,7 +19,7 @@ from locant.positions.encodings.t5 import T5Bias
 from locant.probing.costs import Finding
 from locant.probing.report import Report, some
 from locant.probing.subject import name_of, refuse_unsteady
-from locant.probing.token_calls import FAILED, Tried, UnusableError, function_of
+from locant.probing.token_calls import CALL_ERRORS, Failures, UnusableError, function_of
 
 BIASED = 300
 """Tokens whose bias is looked at: past the distance of most buckets, and where bfloat16 counts in steps."""
@@ -136,15 +136,15 @@ def _whose_slopes(slopes: Sequence[float]) -> tuple[int, int] | None:
     return None
 
 
-def bias_report(target: Any, expected: PositionEncoding | None, tried: Tried) -> BiasReport | None:
-    """What a bias does; ``None``: it is none that can be called by two lengths, and `tried` says why."""
+def bias_report(target: Any, expected: PositionEncoding | None, failures: Failures) -> BiasReport | None:
+    """What a bias does; ``None``: it is none that can be called by two lengths, and `failures` says why."""
     for called, way in _ways(target).items():
         bias_of = partial(_bias, way)
         try:
             bias_of(5, 7)
             break
-        except FAILED as error:
-            tried.setdefault(called, error)
+        except CALL_ERRORS as error:
+            failures.setdefault(called, error)
     else:
         return None
     whole = bias_of(BIASED, BIASED)
@@ -230,7 +230,7 @@ def _by_distance(bias_of: BiasOf, bias: Tensor) -> tuple[Tensor, Tensor]:
     for queries, keys in ((1, FAR), (FAR, 1)):
         try:
             line = bias_of(queries, keys).flatten(1)
-        except FAILED:
+        except CALL_ERRORS:
             continue
         line = line.masked_fill(line <= HIDDEN, torch.nan)
         lines += [line, line.flip(-1)]
@@ -259,7 +259,7 @@ def _values(curves: Tensor) -> int:
 def _is_cached(bias_of: BiasOf, relative: Tensor) -> bool | None:
     try:
         newest = bias_of(1, BIASED)
-    except FAILED:
+    except CALL_ERRORS:
         return None
     return torch.allclose((newest - newest[..., -1:])[:, 0], relative[:, -1], atol=SAME, equal_nan=True)
 

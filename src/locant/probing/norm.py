@@ -19,7 +19,7 @@ from torch import Tensor
 from locant.arguments import shown
 from locant.errors import InputError, RangeError
 from locant.probing.subject import Subject
-from locant.probing.token_calls import HEADS, Way
+from locant.probing.token_calls import HEADS, Convention
 
 SIDES = ("queries", "keys")
 SIZES = (1.0, 1.0, 30.0, 1e-2, 1e-3, 1e-4)
@@ -159,13 +159,13 @@ def without_norm(
         InputError: a mean is subtracted, so that no tokens go in whose norm is what is to be rotated.
     """
     x = _tokens(subject)
-    sides = [side.double() for side in subject.rotate(x.clone(), subject.places(0))]
+    sides = [side.double() for side in subject.rotate(x.clone(), subject.index(0))]
     expected = [Norm(weight=weight, weights="", eps=eps) for weight in weights]
     off = tuple(_apart(side, norm(x.double())) for side, norm in zip(sides, expected, strict=True))
     found = [_explained(sides[side], x.double(), expected, side, plus_one) for side in (0, 1)]
     for name, norm in zip(SIDES, found, strict=True):
         if norm is not None and norm.kind == "mean":
-            got = f"got {subject.way.called}, whose norm of {name} subtracts the mean: it is a LayerNorm, no RMSNorm"
+            got = f"got {subject.convention.notation}, whose norm of {name} subtracts the mean: it is a LayerNorm, no RMSNorm"
             raise InputError(got, "a norm that divides each head by the root of its mean square")
     undone = [norm or right for norm, right in zip(found, expected, strict=True)]
     after = tuple(_comes_after(subject, norm, side) for side, norm in enumerate(undone))
@@ -174,10 +174,10 @@ def without_norm(
         (*_wrong(*each[:3]), *(FOLLOWS if each[3] else PRECEDES for _ in range(each[4])))
         for each in zip(found, expected, off, after, misplaced, strict=True)
     )
-    way = replace(subject.way, call=_undoing(subject.way, undone, after), undoes_norm=True)
+    convention = replace(subject.convention, call=_undoing(subject.convention, undone, after), undoes_norm=True)
     told = tuple(None if norm is None else _told(norm) for norm in found)
     report = NormReport(eps=eps, found=told, off=off, wrong=wrong, after=after, should_follow=should_follow)
-    return replace(subject, way=way), report
+    return replace(subject, convention=convention), report
 
 
 FOLLOWS = "it comes after the rotation, and its weights scale what has been rotated: no rotation any more"
@@ -246,7 +246,7 @@ def _gives(norm: Norm, x: Tensor, side: Tensor) -> bool:
     )  # few are rounded otherwise
 
 
-def _undoing(way: Way, norms: Sequence[Norm], after: Sequence[bool | None]) -> Any:
+def _undoing(convention: Convention, norms: Sequence[Norm], after: Sequence[bool | None]) -> Any:
     """A call that gives what the rotation alone makes of tokens."""
 
     def call(target: Any, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -255,7 +255,7 @@ def _undoing(way: Way, norms: Sequence[Norm], after: Sequence[bool | None]) -> A
             tokens = wide if after[side] else wide / norm.weight
             size = tokens.square().mean((1, 3), keepdim=True).sqrt().clamp(min=TINY)
             tokens = (16 * tokens / size).to(x.dtype)  # far from any eps
-            rotated, normed = way.call(target, tokens.clone(), index)[side].double(), tokens.double()
+            rotated, normed = convention.call(target, tokens.clone(), index)[side].double(), tokens.double()
             if after[side]:
                 rotated = rotated * norm.size(normed) / norm.weight * size / 16
             else:  # of tokens on one axis a rounding changes the length alone
@@ -275,8 +275,8 @@ def _comes_after(subject: Subject, norm: Norm, side: int) -> bool | None:
     x = torch.randn(4, HEADS, 1, subject.width, generator=generator)
     changes = []
     for after in (False, True):
-        call = _undoing(subject.way, [norm, norm], [after, after])
-        lengths = [call(subject.target, x, subject.places(place))[side].norm(dim=-1) for place in (0, 1, 5, 17)]
+        call = _undoing(subject.convention, [norm, norm], [after, after])
+        lengths = [call(subject.target, x, subject.index(place))[side].norm(dim=-1) for place in (0, 1, 5, 17)]
         changes.append(max(float((each / lengths[0] - 1).abs().max()) for each in lengths[1:]))
     return changes[1] < LENGTHS < changes[0]
 

@@ -24,7 +24,7 @@ from locant.positions.positions import Positions
 from locant.positions.scaling import Unscaled
 from locant.probing.rotation import NEAR, Rotation, is_recognised, wrapped
 from locant.probing.subject import Subject, refuse_unsteady
-from locant.probing.token_calls import FAILED, HEADS
+from locant.probing.token_calls import CALL_ERRORS, HEADS
 
 FAR = (1, 257, 1025, 4097, 16_385, 65_537, 2**20 + 1, 2**24 + 1, 2**28 + 1, MAX_INT32)
 """One past powers of two, which narrow numbers round away."""
@@ -114,14 +114,14 @@ def precision_of(
     index, measured, errors, ended = _errors(subject, rotation, angles)
     near, casts, narrow, sampled = subject.within(min(CAST_UP_TO, int(index[-1]))), {}, None, False
     for name, dtype in NARROW.items() if subject.original is not None else ():
-        with contextlib.suppress(*FAILED):
-            after = near.again(dtype)
+        with contextlib.suppress(*CALL_ERRORS):
+            after = near.fresh_copy(dtype)
             places, cast, off, _ = _errors(after, rotation, angles)
             largest = _largest_error(after, rotation, angles)
             sampled = sampled or largest is None
             casts[name] = max([*off.values(), largest or 0.0]), _rounding(cast, places, rotation, true)
-    with contextlib.suppress(*FAILED):
-        if not subject.way.undoes_norm:  # what narrow tokens make of a norm comes before all angles
+    with contextlib.suppress(*CALL_ERRORS):
+        if not subject.convention.undoes_norm:  # what narrow tokens make of a norm comes before all angles
             places, cast, _, _ = _errors(near, rotation, angles, torch.bfloat16)
             narrow = _rounding(cast, places, rotation, true, READ_OFF_NARROW) or UNEXPLAINED
     rounding = _rounding(measured, index, rotation, true, is_measured=is_measured, is_scaled=is_scaled)
@@ -148,10 +148,10 @@ def _errors(
         place = asked.pop(0)
         with _Largest() as sizes:
             try:
-                angles, truth = measure(subject.places(place))
+                angles, truth = measure(subject.index(place))
             except MemoryError:
                 break
-            except FAILED as error:
+            except CALL_ERRORS as error:
                 if ended is None and errors:  # its positions end between this one and the one before
                     ended, asked = type(error).__name__, [_last_place(subject, max(errors), place)]
                     continue
@@ -172,21 +172,21 @@ def _last_place(subject: Subject, works: int, fails: int) -> int:
     while fails - works > 1:
         middle = (works + fails) // 2
         try:
-            subject.rotate(x.clone(), subject.places(middle))
+            subject.rotate(x.clone(), subject.index(middle))
             works = middle
-        except FAILED:
+        except CALL_ERRORS:
             fails = middle
     return works
 
 
 def _largest_error(subject: Subject, rotation: Rotation, encoding: Rotary) -> float | None:
     """The largest error of an angle among all positions; ``None``: it does not take them at once."""
-    if subject.way.one_by_one:
+    if subject.convention.one_by_one:
         return None
     try:
-        index = subject.places(*range(1, subject.limit + 1))
+        index = subject.index(*range(1, subject.limit + 1))
         angles, truth = _angle_reader(rotation, encoding, subject, torch.float32)(index)
-    except FAILED:
+    except CALL_ERRORS:
         return None
     return float(wrapped(angles - truth).abs().max())
 
@@ -324,27 +324,27 @@ class Arrangement:
 
 def steady(subject: Subject) -> Subject:
     """What gives the same when it is called again; as what counts tokens itself, where positions have no effect."""
-    x, near = _random(subject, SHORT), subject.places(*range(SHORT))
+    x, near = _random(subject, SHORT), subject.index(*range(SHORT))
     one, again = (torch.cat(subject.rotate(x.clone(), near)) for _ in range(2))
     refuse_unsteady(subject.target, one, again)
-    if subject.way.given:
-        x, places = _random(subject, 5), [subject.places(*range(begin, begin + 5)) for begin in (0, 7)]
+    if subject.convention.takes_positions:
+        x, places = _random(subject, 5), [subject.index(*range(begin, begin + 5)) for begin in (0, 7)]
         here, there = (torch.cat(subject.rotate(x.clone(), index)) for index in places)
-        subject = subject.counting() if torch.equal(here, there) else subject
-    subject = subject if subject.way.given else subject.within(COUNTED - 1)
+        subject = subject.with_counting() if torch.equal(here, there) else subject
+    subject = subject if subject.convention.takes_positions else subject.within(COUNTED - 1)
     try:
-        subject.rotate(_random(subject, 1), subject.places(min(NEAR[-1], subject.limit)))
-    except FAILED:  # it has few positions
+        subject.rotate(_random(subject, 1), subject.index(min(NEAR[-1], subject.limit)))
+    except CALL_ERRORS:  # it has few positions
         subject = subject.within(_last_place(subject, SHORT - 1, NEAR[-1]))
     return subject
 
 
 def arrangement_of(subject: Subject) -> Arrangement:
     """All of it; short sequences come first, so that what remembers has nothing to remember yet."""
-    x, near, given = _random(subject, SHORT), range(SHORT), subject.way.given
+    x, near, given = _random(subject, SHORT), range(SHORT), subject.convention.takes_positions
     rotated = _rotated(subject, x, near)
     written = x.clone()
-    subject.rotate(written, subject.places(*near))
+    subject.rotate(written, subject.index(*near))
     alone = rows = False
     if given:
         places = [place for place in (0, 0, 0, 1, 2, 3, 40, 41) if place <= subject.limit]
@@ -364,7 +364,7 @@ def arrangement_of(subject: Subject) -> Arrangement:
     _rotated_or_none(subject, *long)
     remembers, writes = _apart(_rotated(subject, x, near), rotated), not torch.equal(written, x)
     return Arrangement(
-        neighbours=alone, rows=rows, grows_at=grows_at, remembers=remembers, writes=writes and not subject.way.writes,
+        neighbours=alone, rows=rows, grows_at=grows_at, remembers=remembers, writes=writes and not subject.convention.writes,
         crowds=given and not (alone or remembers) and _crowds(subject, x, rotated),
         strided=_strided(subject, x, rotated),
     )  # fmt: skip
@@ -372,7 +372,7 @@ def arrangement_of(subject: Subject) -> Arrangement:
 
 def _crowds(subject: Subject, x: Tensor, few: Tensor) -> bool:
     """Whether the same tokens at the same small positions come out otherwise when there are many: kernels differ."""
-    if subject.way.one_by_one:
+    if subject.convention.one_by_one:
         return False
     many = [place % SHORT for place in range(CROWD)]
     rotated = _rotated_or_none(subject, x[:, :, many], many)
@@ -385,8 +385,8 @@ def _strided(subject: Subject, x: Tensor, rotated: Tensor) -> bool:
     view = wide[..., subject.width : 2 * subject.width]
     view.copy_(x)
     try:
-        other = subject.rotate(view, subject.places(*range(SHORT)))[0]
-    except FAILED:
+        other = subject.rotate(view, subject.index(*range(SHORT)))[0]
+    except CALL_ERRORS:
         return False
     beside = torch.cat([wide[..., : subject.width], wide[..., 2 * subject.width :]], -1)
     return _apart(other, rotated) or not bool((beside == 1).all())
@@ -404,8 +404,8 @@ def shifts_of(subject: Subject, factor: float, limit: int) -> dict[int, float]:
         if shift + max(where) > limit:
             break
         try:
-            q, k = subject.rotate(x.clone(), subject.places(*(shift + place for place in where)))
-        except FAILED:  # its positions end before
+            q, k = subject.rotate(x.clone(), subject.index(*(shift + place for place in where)))
+        except CALL_ERRORS:  # its positions end before
             break
         scores[shift] = q.double() @ k.double().mT
     size = x.double().norm(dim=-1)
@@ -422,7 +422,7 @@ def _grows_at(subject: Subject) -> int | None:
         rotated = _rotated_or_none(subject, longer, (*range(SHORT), last))
         return rotated is not None and _apart(rotated[:, :, :SHORT], given)
 
-    end = COUNTED if not subject.way.given else LONGEST if subject.limit == MAX_INT32 else subject.limit
+    end = COUNTED if not subject.convention.takes_positions else LONGEST if subject.limit == MAX_INT32 else subject.limit
     low, high = SHORT, 2 * SHORT
     while high <= end and not changes(high - 1):
         low, high = high, 2 * high
@@ -440,13 +440,13 @@ def _apart(one: Tensor, other: Tensor) -> bool:
 
 def _rotated(subject: Subject, x: Tensor, *rows: Sequence[int]) -> Tensor:
     """Queries of a copy of tokens at these positions of each row."""
-    return subject.rotate(x.clone(), torch.cat([subject.places(*row) for row in rows]))[0].clone()
+    return subject.rotate(x.clone(), torch.cat([subject.index(*row) for row in rows]))[0].clone()
 
 
 def _rotated_or_none(subject: Subject, x: Tensor, *rows: Sequence[int]) -> Tensor | None:
     try:
         return _rotated(subject, x, *rows)
-    except FAILED:
+    except CALL_ERRORS:
         return None
 
 

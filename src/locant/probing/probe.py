@@ -39,8 +39,8 @@ from locant.probing.norm import NormReport, weights_of, without_norm
 from locant.probing.precision import FLOAT32, UNHARMED, Arrangement, arrangement_of, precision_of, shifts_of, steady
 from locant.probing.report import SIDES, Report, RotationReport, first_difference
 from locant.probing.rotation import EVEN, NEAR, Rotation, encoding_of, odd_pairs, rotations
-from locant.probing.subject import Subject, name_of, refuse, subject_of
-from locant.probing.token_calls import FAILED, HEADS, Tried
+from locant.probing.subject import Subject, name_of, refuse, find_subject
+from locant.probing.token_calls import CALL_ERRORS, HEADS, Failures
 
 SAME = 1e-3
 """How far tokens of length 1 in each dimension may be apart; float32 angles up to 61 radians move them by 1e-5."""
@@ -51,7 +51,7 @@ AGREES = 1e-4
 PARTS = ("Vision", "Audio")
 """In the names of classes of a part: its rotary module is not built of the configuration of another part."""
 
-CALLED_SO = re.compile(r"Rotary|Rope(?=[A-Z])|RoPE(?=[A-Z])")
+ROTARY_CLASS_NAME = re.compile(r"Rotary|Rope(?=[A-Z])|RoPE(?=[A-Z])")
 
 
 def probe(
@@ -132,13 +132,13 @@ def probe(
             note = f"It was made from {source.note}."
             report = replace(report, note=note if report.note is None else f"{note} {report.note}")
         return report
-    tried: Tried = {}
+    failures: Failures = {}
     with torch.no_grad():
         if isinstance(target, PositionEncoding):
             if "rotate" in target.doors():
                 report = _probed(_of_encoding(target), expected)
             else:
-                report = bias_report(target, expected, tried) or addition_report(target, expected, head_dim, tried)
+                report = bias_report(target, expected, failures) or addition_report(target, expected, head_dim, failures)
         elif isinstance(target, Mapping) or hasattr(target, "model_type"):
             by_row = expected is None and read(target)[1].rotary is not UNKNOWN
             if by_row:
@@ -153,18 +153,18 @@ def probe(
             weights = None if norm is None else weights_of(norm, head_dim, plus_one)
             width = head_dim if weights is None else len(weights[0])
             options: dict[str, Any] = {"head_dim": width, "axes": axes, "apply": apply, "limit": limit, "qkv": qkv}
-            subject = subject_of(target, tried, config=config, layer_type=layer_type, **options)
+            subject = find_subject(target, failures, config=config, layer_type=layer_type, **options)
             found = None
             if subject is not None and weights is not None:
                 subject, found = without_norm(subject, weights, eps, plus_one, norm_follows)
-            report = bias_report(target, expected, tried) if subject is None else None
+            report = bias_report(target, expected, failures) if subject is None else None
             if report is None and found is None and qkv is None and (subject is None or is_addition(subject)):
-                report = addition_report(target, expected, head_dim, tried)
+                report = addition_report(target, expected, head_dim, failures)
             if report is None and subject is not None:
                 report = _probed(subject, expected, found)
         else:
             report = None
-    return refuse(target, tried) if report is None else report
+    return refuse(target, failures) if report is None else report
 
 
 def _probed(
@@ -176,7 +176,7 @@ def _probed(
     differences, note = [] if expected is None else _differences((q, k), expected), None
     if by_row and differences and expected is not None and _has_frequencies_of(q, expected):
         differences, note, expected = [], OTHER_PAIRS.format(f"{expected!r}"), None
-    arrangement = functools.reduce(Arrangement.with_keys, [arrangement_of(side.again()) for side in subject.sides()])
+    arrangement = functools.reduce(Arrangement.with_keys, [arrangement_of(side.fresh_copy()) for side in subject.sides()])
     reach = subject if arrangement.grows_at is None else subject.within(arrangement.grows_at - 1)
     names = [encoding_of(side, subject.width, subject.axes) for side in ((q,) if k is q else (q, k))]
     truth = None if differences else expected
@@ -199,9 +199,9 @@ def _probed(
     compared = ((each, _apart(subject, (q, k), each)) for each in candidates)
     encoding, agrees = next(((each, apart) for each, apart in compared if apart <= SAME * q.factor), (None, None))
     return RotationReport(
-        subject=name_of(subject.target), called=subject.way.called, encoding=encoding, agrees=agrees, expected=expected,
+        subject=name_of(subject.target), called=subject.convention.notation, encoding=encoding, agrees=agrees, expected=expected,
         differences=tuple(text for text, _ in differences), costs=tuple(cost for _, cost in differences),
-        head_dim=subject.width, axes=subject.axes, given=subject.way.given, queries=q, keys=k, norm=norm, note=note,
+        head_dim=subject.width, axes=subject.axes, given=subject.convention.takes_positions, queries=q, keys=k, norm=norm, note=note,
         each=tuple(names) if encoding is None and k is not q else (), arrangement=arrangement,
         shifts=shifts_of(reach, q.factor * k.factor, min(precision["last"], reach.limit)),
         worse=None if len({*kinds}) == 1 else SIDES[worst], **precision,
@@ -225,7 +225,7 @@ def _has_frequencies_of(rotation: Rotation, expected: PositionEncoding) -> bool:
 
 
 def _of_encoding(encoding: PositionEncoding) -> Subject:
-    subject = subject_of(encoding, {})
+    subject = find_subject(encoding, {})
     if subject is None:
         got = f"got {encoding!r}, which does not give {HEADS} heads back in the width they came in"
         raise InputError(got, "an encoding that rotates, such as locant.Rotary(64)")
@@ -351,29 +351,29 @@ def _of_config(
 def _measured(
     config: object, layer_type: str | None, expected: PositionEncoding | None, module: nn.Module | None, by_row: bool
 ) -> RotationReport:
-    built, tried = _configuration(config), Tried()
+    built, failures = _configuration(config), Failures()
     rope = getattr(built, "rope_parameters", None)
     kinds = {kind: one for kind, one in rope.items() if one is not None} if isinstance(rope, dict) else {}
     if layer_type is None and kinds and all(isinstance(one, dict) for one in kinds.values()):
         layer_type = next(iter(kinds))  # the kinds of layers have parameters of their own
     with torch.no_grad(), torch.device("cpu"):
-        for each in _rotary_modules(built, tried) if module is None else (module,):
-            subject = subject_of(each, tried, config=built, layer_type=layer_type)
+        for each in _rotary_modules(built, failures) if module is None else (module,):
+            subject = find_subject(each, failures, config=built, layer_type=layer_type)
             if subject is not None:
                 return _probed(subject, expected, by_row=by_row)
-    raise _refusal(config, built, tried)
+    raise _refusal(config, built, failures)
 
 
-def _refusal(config: object, built: object, tried: Tried) -> InputError:
+def _refusal(config: object, built: object, failures: Failures) -> InputError:
     """Return the error that states why nothing of this configuration could be measured."""
     stated = config.get("model_type") if isinstance(config, Mapping) else getattr(config, "model_type", config)
     name, remedy = shown(stated), "locant.probe(lambda x, positions: ..., head_dim=64), with a function of that model"
     if built is None:
         got = f"got a configuration of {name}, which the installed transformers does not know"
         return InputError(got, f"a newer transformers, or {remedy}")
-    if not tried:
+    if not failures:
         return InputError(f"got {name}, whose code in transformers has no rotary module", remedy)
-    told = "; ".join(f"{called} raised {type(error).__name__}: {error}" for called, error in tried.items())
+    told = "; ".join(f"{called} raised {type(error).__name__}: {error}" for called, error in failures.items())
     got = f"got {name}, whose rotary module in transformers cannot be built or called with this configuration"
     return InputError(f"{got}: {told}", remedy)
 
@@ -405,7 +405,7 @@ def _configuration(config: object) -> Any:
         return built
 
 
-def _rotary_modules(config: Any, tried: Tried) -> Iterator[nn.Module]:
+def _rotary_modules(config: Any, failures: Failures) -> Iterator[nn.Module]:
     """Those of the Python module of a configuration, those first whose constructor names its class."""
     place = type(config).__module__.replace(".configuration_", ".modeling_")
     if config is None or find_spec(place) is None:
@@ -422,8 +422,8 @@ def _rotary_modules(config: Any, tried: Tried) -> Iterator[nn.Module]:
         try:
             with torch.device("cpu"):
                 module = cls(config)
-        except FAILED as error:
-            tried.setdefault(f"{cls.__name__}(config)", error)
+        except CALL_ERRORS as error:
+            failures.setdefault(f"{cls.__name__}(config)", error)
             continue
         yield module
 
@@ -437,4 +437,4 @@ def _rotary_module_in(model: object) -> nn.Module | None:
 
 def _is_rotary(cls: type) -> bool:
     name = cls.__name__
-    return issubclass(cls, nn.Module) and CALLED_SO.search(name) is not None and "Attention" not in name
+    return issubclass(cls, nn.Module) and ROTARY_CLASS_NAME.search(name) is not None and "Attention" not in name

@@ -124,7 +124,7 @@ def odd_pairs(one: Rotation, other: Rotation, least: float) -> tuple[list[tuple[
 def rotations(subject: Subject) -> tuple[Rotation, Rotation]:
     """What is done to queries, and to keys; one object, where it is the same."""
     steps = [step for step in NEAR if step <= subject.limit]
-    index = torch.cat([subject.places(0), *(subject.places(*steps, axis=axis) for axis in range(subject.axes))], 1)
+    index = torch.cat([subject.index(0), *(subject.index(*steps, axis=axis) for axis in range(subject.axes))], 1)
     basis = torch.eye(subject.width)[:, None, None, :].expand(-1, HEADS, index.shape[1], -1).clone()
     q, k = (side.double().permute(1, 2, 3, 0) for side in subject.rotate(basis, index))
     of_q = _rotation(q, steps, subject.axes)

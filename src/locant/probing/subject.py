@@ -1,7 +1,7 @@
-"""What is probed, brought into one form: something that rotates tokens at positions, however it wants to be called.
+"""The subject of a probe: a target that rotates tokens, with the calling convention that works.
 
-No code is read: every way of calling that the field uses is tried on a few tokens. The first is taken whose tokens come
-back, and come back otherwise from later positions. A call that is tried may raise whatever it likes.
+No code is read. Every calling convention of the field is tried on a few tokens. We take the first one that returns
+tokens, and rotates later positions differently. A trial call may raise any error.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from torch import Tensor, nn
 from locant.arguments import MAX_INT32, shown
 from locant.errors import InputError
 from locant.positions.base import PositionEncoding
-from locant.probing.table_calls import APPLY, WIDTHS, Apply, Trial, is_axial, rotating_functions, table_calls
+from locant.probing.table_calls import APPLY_REMEDY, WIDTHS, Apply, Trial, is_axial, rotating_functions, table_calls
 from locant.probing.token_calls import (
-    BY_NAME,
+    CALL_ERRORS,
     ENCODING,
-    FAILED,
     HEADS,
-    ROTATES,
-    TRIAL,
-    WITH_OFFSET,
-    Tried,
+    NUM_TOKENS,
+    OFFSET_METHOD,
+    ROTATION_REMEDY,
+    TWO_SIDED_METHOD,
+    Convention,
+    Failures,
     UnusableError,
-    Way,
     counting_call,
     direct_calls,
     fixed_length_calls,
@@ -43,69 +43,71 @@ from locant.probing.token_calls import (
 )
 
 WIDTH_NAMES = ("head_dim", "dim_head", "d_head", "head_size", "d_k", "dim", "d", "d_model", "embed_dim")
-"""Attributes in which a module may say its width; only the first is relied upon."""
+"""Attributes that may hold the width of a module. Only the first one is trusted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """Something that rotates tokens.
+    """A target that rotates tokens.
 
     Args:
-        limit: the last position that it can be asked for.
-        original: a copy of its module as it was; ``None``: it is no module, or holds what Python cannot copy.
+        limit: the last position that may be tried.
+        original: a copy of the unused module, ``None`` if the target is not a module or cannot be copied.
     """
 
     target: Any
-    way: Way
+    convention: Convention
     width: int
     axes: int = 1
     limit: int = MAX_INT32
     original: nn.Module | None = None
 
     def rotate(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """What becomes of tokens as queries, and as keys; one tensor, where one result stands for both."""
-        return self.way.call(self.target, x, index)
+        """Return tokens rotated as queries and as keys, one tensor twice if the target does not distinguish them."""
+        return self.convention.call(self.target, x, index)
 
-    def again(self, dtype: torch.dtype | None = None) -> Subject:
-        """The same with a copy of its module as it was, cast to a dtype; itself, where there is none."""
+    def fresh_copy(self, dtype: torch.dtype | None = None) -> Subject:
+        """Return the subject with a fresh copy of its module, cast to a dtype, or itself if it has no copy."""
         if self.original is None:
             return self
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of complex numbers, whose imaginary part a cast discards
+            warnings.simplefilter("ignore")  # a cast discards the imaginary part of complex numbers
             return replace(self, target=copy.deepcopy(self.original).to(dtype))
 
     def within(self, limit: int) -> Subject:
-        """The same, asked for no position past this one."""
+        """Return the subject with at most this last position."""
         return replace(self, limit=min(limit, self.limit))
 
     def sides(self) -> tuple[Subject, ...]:
-        """What is done to queries, and what to keys, each as if both got it; one, where one result stands for both."""
-        q, k = self.rotate(torch.ones(1, HEADS, TRIAL, self.width), self.places(*range(TRIAL)))
-        calls = [lambda *given, side=side: for_both_sides(self.way.call(*given)[side]) for side in (0, 1)]
-        return (self,) if q is k else tuple(replace(self, way=replace(self.way, call=call)) for call in calls)
+        """Return a subject for queries and one for keys, or only one if the target does not distinguish them."""
+        q, k = self.rotate(torch.ones(1, HEADS, NUM_TOKENS, self.width), self.index(*range(NUM_TOKENS)))
+        calls = [lambda *given, side=side: for_both_sides(self.convention.call(*given)[side]) for side in (0, 1)]
+        conventions = [replace(self.convention, call=call) for call in calls]
+        return (self,) if q is k else tuple(replace(self, convention=each) for each in conventions)
 
-    def counting(self) -> Subject:
-        """What is told positions and counts tokens itself, as what it is."""
+    def with_counting(self) -> Subject:
+        """Return the subject of a target that ignores its positions, as one that counts tokens."""
 
         def by_count(target: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-            return self.way.call(target, x, self.places(*range(x.shape[2])))
+            return self.convention.call(target, x, self.index(*range(x.shape[2])))
 
-        return replace(self, way=replace(self.way, call=counting_call(by_count), given=False), axes=1)
+        convention = replace(self.convention, call=counting_call(by_count), takes_positions=False)
+        return replace(self, convention=convention, axes=1)
 
-    def places(self, *index: int, axis: int | None = None) -> Tensor:
-        """These positions, ``[1, seq, axes]``: on one axis, with 0 on the others, or on all."""
-        asked = torch.tensor([axis in (None, each) for each in range(self.axes)])
-        return torch.tensor(index)[None, :, None] * asked
+    def index(self, *positions: int, axis: int | None = None) -> Tensor:
+        """Return an index ``[1, seq, axes]`` with positions on all axes, or on one axis and 0 on the others."""
+        is_used = torch.tensor([axis in (None, each) for each in range(self.axes)])
+        return torch.tensor(positions)[None, :, None] * is_used
 
 
 def name_of(target: Any) -> str:
-    """What it is called in sentences."""
+    """Return the name of a target for sentences."""
     return getattr(target, "__qualname__", None) or type(target).__name__
 
 
-def subject_of(
+def find_subject(
     target: Any,
-    tried: Tried,
+    failures: Failures,
     *,
     head_dim: int | None = None,
     axes: int | None = None,
@@ -115,49 +117,50 @@ def subject_of(
     layer_type: str | None = None,
     qkv: tuple[int, int, int] | None = None,
 ) -> Subject | None:
-    """Return the one form of what was given to `probe`, or ``None`` if no call gives tokens back: `tried` says why."""
+    """Return the subject for a target, or ``None`` if no call returns tokens. `failures` then holds the errors."""
     stated = [each for each in (head_dim or _stated_width(target, config),) if each]
     guessed = [getattr(target, name, None) for name in WIDTH_NAMES]
     widths = stated or [*(each for each in guessed if isinstance(each, int) and each > 1 and not each % 2), *WIDTHS]
     counts = _stated_axes(target) if axes is None else (axes,)
     best: tuple[int, Subject] | None = None
-    for width, num_axes, way in _trials(target, widths, counts, stated, apply, layer_type, qkv, tried):
-        subject = Subject(target=target, way=way, width=width, axes=num_axes, limit=limit or MAX_INT32)
+    for width, num_axes, convention in _trials(target, widths, counts, stated, apply, layer_type, qkv, failures):
+        subject = Subject(target=target, convention=convention, width=width, axes=num_axes, limit=limit or MAX_INT32)
         try:
-            likeness = _likeness(subject)
-        except FAILED as error:
-            tried.setdefault(re.split(":| with tokens|, in place", way.called)[0], error)
+            score = _score(subject)
+        except CALL_ERRORS as error:
+            failures.setdefault(re.split(":| with tokens|, in place", convention.notation)[0], error)
             continue
-        if likeness == ALIKE:
+        if score == BEST:
             return _with_original(subject)
-        if (best is None or likeness > best[0]) and (likeness or not way.writes):  # who writes nothing does not write
-            best = likeness, subject
+        # A call in place that changes nothing does not write.
+        if (best is None or score > best[0]) and (score or not convention.writes):
+            best = score, subject
     return None if best is None else _with_original(best[1])
 
 
-ALIKE = 2
+BEST = 2
 
 
-def _likeness(subject: Subject) -> int:
-    """2: later tokens are rotated otherwise than the first, and heads alike. 1: tokens are. 0: nothing changes.
+def _score(subject: Subject) -> int:
+    """Return 2 if tokens are rotated by position and heads equally, 1 if only tokens are, and 0 if nothing changes.
 
-    Where heads are taken for tokens, these are less.
+    A convention that confuses heads with tokens gets a lower score.
     """
-    x, index = torch.ones(1, HEADS, TRIAL, subject.width), subject.places(*range(TRIAL))
+    x, index = torch.ones(1, HEADS, NUM_TOKENS, subject.width), subject.index(*range(NUM_TOKENS))
     others = torch.cat([x[..., :1], -x[..., 1:]], -1)
     sides = unpack_sides(subject.rotate(x, index), x.shape, 2)
     if not all(side.isfinite().all() for side in sides):
         remedy = "return finite numbers for tokens of ones at positions 0, 1 and 2"
-        raise UnusableError("gave NaN or infinite numbers", remedy)
+        raise UnusableError("returned NaN or infinite numbers", remedy)
     q, k = (side.clone() for side in sides)
     if torch.equal(subject.rotate(others, index)[0], q):
-        raise UnusableError("gave the same for other tokens", ROTATES)
+        raise UnusableError("returned the same for different tokens", ROTATION_REMEDY)
     moves = any(bool((side[:, 0, :1] != side[:, 0, 1:]).any()) for side in (q, k))
     return moves + (moves and all(torch.equal(side[:, 0], side[:, 1]) for side in (q, k)))
 
 
 def _with_original(subject: Subject) -> Subject:
-    with contextlib.suppress(*FAILED):
+    with contextlib.suppress(*CALL_ERRORS):
         if isinstance(subject.target, nn.Module):
             return replace(subject, original=copy.deepcopy(subject.target))
     return subject
@@ -165,46 +168,46 @@ def _with_original(subject: Subject) -> Subject:
 
 def _trials(
     target: Any, widths: Sequence[int], counts: Sequence[int], stated: Sequence[int], apply: Apply | None,
-    layer_type: str | None, qkv: tuple[int, int, int] | None, tried: Tried,
+    layer_type: str | None, qkv: tuple[int, int, int] | None, failures: Failures,
 ) -> Iterator[Trial]:  # fmt: skip
-    """Widths and numbers of axes with every way of calling, the likely first."""
+    """Yield widths and numbers of axes with every calling convention, the most likely first."""
 
-    def called(ways: Callable[[], Iterator[Way]]) -> Iterator[Trial]:
+    def trials(conventions: Callable[[], Iterator[Convention]]) -> Iterator[Trial]:
         for width, num_axes in itertools.product(widths, counts):
-            yield from ((width, num_axes, way) for way in ways())
+            yield from ((width, num_axes, convention) for convention in conventions())
 
     functions = rotating_functions(target) if apply is None else [apply]
-    tables = table_calls(target, stated, counts, functions, layer_type, tried)
-    direct = called(lambda: direct_calls(target))
+    tables = table_calls(target, stated, counts, functions, layer_type, failures)
+    direct = trials(lambda: direct_calls(target))
     if isinstance(target, PositionEncoding):
-        return called(lambda: iter((ENCODING,)))
+        return trials(lambda: iter((ENCODING,)))
     if qkv is not None:
-        return called(lambda: fused_calls(target, qkv))
+        return trials(lambda: fused_calls(target, qkv))
     if hasattr(target, "rotate_queries_or_keys"):
-        return called(lambda: iter((BY_NAME if getattr(target, "use_xpos", False) else WITH_OFFSET,)))
+        return trials(lambda: iter((TWO_SIDED_METHOD if getattr(target, "use_xpos", False) else OFFSET_METHOD,)))
     if apply is not None or type(target).__module__.startswith("transformers."):
         return itertools.chain(tables, direct)
-    lengths = called(lambda: fixed_length_calls(target)) if isinstance(target, nn.Module) else ()
+    lengths = trials(lambda: fixed_length_calls(target)) if isinstance(target, nn.Module) else ()
     return itertools.chain(direct, tables if isinstance(target, nn.Module) else (), lengths)
 
 
 def _stated_width(target: Any, config: Any) -> int | None:
-    """The width of a head, as far as it is said; layers of a Gemma 4 have no single one."""
-    said = {} if config is None else config if isinstance(config, Mapping) else config.to_dict()
-    if said.get("per_layer_config"):
+    """Return the width of a head if it is stated. The layers of Gemma 4 have different widths."""
+    stated = {} if config is None else config if isinstance(config, Mapping) else config.to_dict()
+    if stated.get("per_layer_config"):
         return None
 
     def read(name: str) -> Any:
-        return said.get(name, None if isinstance(config, Mapping) else getattr(config, name, None))
+        return stated.get(name, None if isinstance(config, Mapping) else getattr(config, name, None))
 
     width, heads = read("hidden_size"), read("num_attention_heads")
-    values = [getattr(target, "head_dim", None), said.get("qk_rope_head_dim"), said.get("head_dim")]
+    values = [getattr(target, "head_dim", None), stated.get("qk_rope_head_dim"), stated.get("head_dim")]
     values += [width // heads] if isinstance(width, int) and isinstance(heads, int) else []
     return next((value for value in values if isinstance(value, int)), None)
 
 
 def _stated_axes(target: Any) -> tuple[int, ...]:
-    """How many axes positions may have, the likely first."""
+    """Return the numbers of axes that positions may have, the most likely first."""
     if isinstance(target, PositionEncoding):
         return (getattr(getattr(target, "pairs", None), "num_axes", 1),)
     if is_axial(target):
@@ -213,38 +216,39 @@ def _stated_axes(target: Any) -> tuple[int, ...]:
     return (len(sections),) if isinstance(sections, (list, tuple)) else (3,) if sections else (1, 2, 3, 4)
 
 
-# ---------------------------------------------------------------------- refusals
+# ---------------------------------------------------------------------- errors
 
 
-def refuse(target: Any, tried: Tried) -> NoReturn:
-    """What could be called in no way, with the calls that were tried, and what each ended with."""
+def refuse(target: Any, failures: Failures) -> NoReturn:
+    """Raise `InputError` for a target that no calling convention fits, with each call and its error."""
     if inspect.isclass(target) and issubclass(target, nn.Module):
         got = f"got the class {target.__name__}, which has to be built before it can be called"
         raise InputError(got, f"locant.probe({target.__name__}(...))")
     calls: dict[str, list[str]] = {}
-    for called, error in tried.items():
-        ended = error.cause if isinstance(error, UnusableError) else f"raised {type(error).__name__}: {error}"
-        calls.setdefault(" ".join(ended.split()), []).append(called)
-    told = "; ".join(f"{' and '.join(ways)} {ended}" for ended, ways in calls.items())
-    got = f"got {shown(target)}, which neither rotates tokens nor gives a bias in any way of calling that is known"
-    errors = [error for error in tried.values() if isinstance(error, UnusableError)]
-    first = next(iter(tried.values()), None)
-    tables = next((error.remedy for error in errors if error.remedy == APPLY), None)
-    remedy = tables or (first.remedy if isinstance(first, UnusableError) else ROTATES)
-    raise InputError(f"{got}: {told}" if told else got, remedy) from first
+    for notation, error in failures.items():
+        outcome = error.cause if isinstance(error, UnusableError) else f"raised {type(error).__name__}: {error}"
+        calls.setdefault(" ".join(outcome.split()), []).append(notation)
+    reasons = "; ".join(f"{' and '.join(notations)} {outcome}" for outcome, notations in calls.items())
+    got = f"got {shown(target)}, which neither rotates tokens nor returns a bias with any known calling convention"
+    errors = [error for error in failures.values() if isinstance(error, UnusableError)]
+    first = next(iter(failures.values()), None)
+    tables = next((error.remedy for error in errors if error.remedy == APPLY_REMEDY), None)
+    remedy = tables or (first.remedy if isinstance(first, UnusableError) else ROTATION_REMEDY)
+    raise InputError(f"{got}: {reasons}" if reasons else got, remedy) from first
 
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 def refuse_unsteady(target: Any, one: Tensor, again: Tensor) -> None:
-    """Of two equal calls the same is expected, up to the last digits."""
-    apart = float((one - again).nan_to_num().abs().max())
-    if apart > 1e-4:
-        got = f"two equal calls give numbers up to {apart:.2g} apart"
+    """Raise `InputError` if two equal calls differ by more than the last digits."""
+    difference = float((one - again).nan_to_num().abs().max())
+    if difference > 1e-4:
+        got = f"two equal calls differ by up to {difference:.2g}"
         owner = getattr(target, "__self__", target)
-        inside = owner.modules() if isinstance(owner, nn.Module) else ()
-        drops = any(isinstance(each, DROPOUTS) and each.training and each.p > 0 for each in inside)
-        why = "whose dropout is active, because it is in training mode" if drops else "which is random or keeps a state"
-        got = f"got {name_of(target)}, {why}: {got}"
-        raise InputError(got, ".eval() on its module, which turns dropout off, or leave the random part out")
+        modules = owner.modules() if isinstance(owner, nn.Module) else ()
+        has_dropout = any(isinstance(each, DROPOUTS) and each.training and each.p > 0 for each in modules)
+        dropout, state = "whose dropout is active, because it is in training mode", "which is random or keeps a state"
+        reason = dropout if has_dropout else state
+        got = f"got {name_of(target)}, {reason}: {got}"
+        raise InputError(got, "call .eval() on its module, which turns dropout off, or remove the random part")
