@@ -199,7 +199,7 @@ def biases() -> dict[str, tuple[Callable[[int, int], Tensor], Any, str]]:
         "a sign": (lambda q, k: slopes * distances(q, k).abs(), None, "Far tokens count more than near ones"),
         "slopes by one formula": (
             lambda q, k: -torch.tensor(SLOPES)[:, None, None] * distances(q, k).abs(), None,
-            "The slopes follow no rule that is known: ALiBi has 0.5, 0.25, 0.125, ..., 0.08839 for 12 heads",
+            "The slopes follow no known rule: ALiBi has 0.5, 0.25, 0.125, ..., 0.08839 for 12 heads",
         ),
         "slopes from head 0": (lambda q, k: -2 * slopes * distances(q, k).abs(), None, "They begin one head too early"),
         "no distance": (lambda q, k: torch.outer(torch.arange(q), torch.arange(k)).sqrt()[None], None, "on more than"),
