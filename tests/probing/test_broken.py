@@ -296,7 +296,8 @@ def missing(key: str) -> Any:
         (lambda x, positions: None, "returned None, which is not a tensor"),
         (lambda x: None, "f(x) returned None, which is not a tensor"),
         (lambda x, positions: x * torch.nan, "f(x, positions) returned NaN"),
-        (lambda x, positions: x[..., :4], "f(x, positions) returned shape [1, 2, 3, 4] for tokens of shape [1, 2, 3, 32]"),
+        (lambda x, positions: x[..., :4],
+         "f(x, positions) returned shape [1, 2, 3, 4] for tokens of shape [1, 2, 3, 32]"),
     ],
 )  # fmt: skip
 def test_a_call_that_fails_is_named_with_its_own_error(target: Any, said: str) -> None:
