@@ -118,7 +118,7 @@ class _Call(NamedTuple):
     axis: int | None
     """``None`` if the target counts tokens itself, on any axis."""
     is_fixed: bool = False
-    """Whether the target takes sequences of this length only."""
+    """True if the target takes only sequences of this length."""
 
     def result(self, x: Tensor, positions: Tensor) -> Tensor:
         """Return the result for tokens, in float64."""

@@ -162,21 +162,21 @@ def without_norm(
     sides = [side.double() for side in subject.rotate(x.clone(), subject.index(0))]
     expected = [Norm(weight=weight, weights="", eps=eps) for weight in weights]
     off = tuple(_apart(side, norm(x.double())) for side, norm in zip(sides, expected, strict=True))
-    found = [_explained(sides[side], x.double(), expected, side, plus_one) for side in (0, 1)]
-    for name, norm in zip(SIDES, found, strict=True):
+    norms = [_explained(sides[side], x.double(), expected, side, plus_one) for side in (0, 1)]
+    for name, norm in zip(SIDES, norms, strict=True):
         if norm is not None and norm.kind == "mean":
             call = subject.convention.notation
             got = f"got {call}, whose norm of {name} subtracts the mean: it is a LayerNorm, not an RMSNorm"
             raise InputError(got, "use a norm that divides each head by the root of its mean square")
-    undone = [norm or right for norm, right in zip(found, expected, strict=True)]
+    undone = [norm or right for norm, right in zip(norms, expected, strict=True)]
     after = tuple(_comes_after(subject, norm, side) for side, norm in enumerate(undone))
     misplaced = [each is not None and each != should_follow for each in after]
     wrong = tuple(
         (*_wrong(*each[:3]), *(FOLLOWS if each[3] else PRECEDES for _ in range(each[4])))
-        for each in zip(found, expected, off, after, misplaced, strict=True)
+        for each in zip(norms, expected, off, after, misplaced, strict=True)
     )
     convention = replace(subject.convention, call=_without_norms(subject.convention, undone, after), undoes_norm=True)
-    descriptions = tuple(None if norm is None else _describe(norm) for norm in found)
+    descriptions = tuple(None if norm is None else _describe(norm) for norm in norms)
     report = NormReport(eps=eps, found=descriptions, off=off, wrong=wrong, after=after, should_follow=should_follow)
     return replace(subject, convention=convention), report
 

@@ -346,12 +346,12 @@ def steady(subject: Subject) -> Subject:
 
 def arrangement_of(subject: Subject) -> Arrangement:
     """Measure the arrangement. Short sequences come first, before a target can remember a long one."""
-    x, near, given = _random(subject, SHORT), range(SHORT), subject.convention.takes_positions
+    x, near, takes_positions = _random(subject, SHORT), range(SHORT), subject.convention.takes_positions
     rotated = _rotated(subject, x, near)
     written = x.clone()
     subject.rotate(written, subject.index(*near))
     alone = rows = False
-    if given:
+    if takes_positions:
         places = [place for place in (0, 0, 0, 1, 2, 3, 40, 41) if place <= subject.limit]
         tokens = _random(subject, len(places))
         whole = _rotated(subject, tokens, places)
@@ -365,13 +365,17 @@ def arrangement_of(subject: Subject) -> Arrangement:
         rows = batch is not None and _differ(batch[1:2], _rotated(subject, tokens[1:2], second))
     grows_at = _grows_at(subject)
     longest = min(LONGEST, 4 * (grows_at or COUNTED)) if subject.limit == MAX_INT32 else subject.limit
-    long = (torch.cat([x, x[:, :, :1]], 2), (*near, longest - 1)) if given else (_random(subject, 1), [longest - 1])
+    long = (
+        (torch.cat([x, x[:, :, :1]], 2), (*near, longest - 1))
+        if takes_positions
+        else (_random(subject, 1), [longest - 1])
+    )
     _rotated_or_none(subject, *long)
     remembers, writes = _differ(_rotated(subject, x, near), rotated), not torch.equal(written, x)
     return Arrangement(
         neighbours=alone, rows=rows, grows_at=grows_at, remembers=remembers,
         writes=writes and not subject.convention.writes,
-        crowds=given and not (alone or remembers) and _crowds(subject, x, rotated),
+        crowds=takes_positions and not (alone or remembers) and _crowds(subject, x, rotated),
         strided=_strided(subject, x, rotated),
     )  # fmt: skip
 

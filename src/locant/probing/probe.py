@@ -158,14 +158,14 @@ def probe(
             width = head_dim if weights is None else len(weights[0])
             options: dict[str, Any] = {"head_dim": width, "axes": axes, "apply": apply, "limit": limit, "qkv": qkv}
             subject = find_subject(target, failures, config=config, layer_type=layer_type, **options)
-            found = None
+            norm_report = None
             if subject is not None and weights is not None:
-                subject, found = without_norm(subject, weights, eps, plus_one, norm_follows)
+                subject, norm_report = without_norm(subject, weights, eps, plus_one, norm_follows)
             report = bias_report(target, expected, failures) if subject is None else None
-            if report is None and found is None and qkv is None and (subject is None or is_addition(subject)):
+            if report is None and norm_report is None and qkv is None and (subject is None or is_addition(subject)):
                 report = addition_report(target, expected, head_dim, failures)
             if report is None and subject is not None:
-                report = _probe_rotation(subject, expected, found)
+                report = _probe_rotation(subject, expected, norm_report)
         else:
             report = None
     return refuse(target, failures) if report is None else report

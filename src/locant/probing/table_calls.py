@@ -64,7 +64,7 @@ Shape = Callable[[Tensor, int], tuple[Tensor, Callable[[Tensor], Tensor]]]
 
 
 def _first_dims(times: int, heads_last: bool) -> Shape:
-    """Return the shape of the first dimensions only: as many as a table has, times `times` if tables hold pairs."""
+    """Return a conversion that passes only the first dimensions: `times` the width of the table."""
 
     def shape(x: Tensor, width: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         part, rest = x[..., : times * width], x[..., times * width :]

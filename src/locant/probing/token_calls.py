@@ -47,11 +47,11 @@ class Convention:
     call: Call
     takes_positions: bool = True
     writes: bool = False
-    """Whether the target returns nothing, and rotates its tokens in place."""
+    """True if the target returns nothing and rotates its tokens in place."""
     one_by_one: bool = False
-    """Whether each token needs a separate call."""
+    """True if each token needs a separate call."""
     undoes_norm: bool = False
-    """Whether the call transforms tokens so that a norm before the rotation has no effect."""
+    """True if the call transforms tokens so that a norm before the rotation has no effect."""
 
 
 def function_of(target: Any) -> Any:
@@ -162,7 +162,7 @@ class Arguments(NamedTuple):
     invoke: Callable[[Any, Sequence[Tensor], Any], Any]
     takes_positions: bool = True
     takes_offset: bool = False
-    """Whether the position is one number, the position of the first token."""
+    """True if the position is one number, the position of the first token."""
 
 
 POSITION_NAME = re.compile(r"pos|index|idx|offset|ids$|^t$|step|start")

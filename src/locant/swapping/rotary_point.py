@@ -190,7 +190,7 @@ class LayerHook:
 
 
 def _angles(encoding: Any, for_longest: ForLongestRow, position_ids: Any, form: Form, like: Angles) -> Angles:
-    """Return the angles of `encoding` in the form and dtype of `like`, or angles that rotate nothing if it has none."""
+    """Return the angles of `encoding` in the form and dtype of `like`, or zero angles if it does not rotate."""
     if form.name is None or not isinstance(encoding, Rotary):
         return form.zero_angles(like)
     encoding = for_longest(encoding, position_ids)
@@ -275,7 +275,7 @@ def _name(path: str, module: nn.Module) -> str:
 
 
 def _lengths(config: Any, module: nn.Module) -> list[int]:
-    """Return lengths on both sides of every length in the configuration, where a module may begin to compute others.
+    """Return lengths on both sides of every length in the configuration, beyond which a module may change its angles.
 
     A module that looks up its angles in a table has none for longer rows. Its model raises an error for them.
     """
