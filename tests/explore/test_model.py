@@ -236,7 +236,7 @@ def test_a_model_without_rotary_positions_has_no_frequencies_to_show(
 
 def test_what_is_refused_is_said_with_its_remedy(folder: Path) -> None:
     refused = numbers_of("swap", model="bloom-7b1", **{"with": "kerple"})["refused"]
-    assert "ALiBi of its own code" in refused[0]
+    assert "ALiBi in its own code" in refused[0]
     ways = swapped(folder, **{"with": "rerope"})["ways"]
     assert [refused is None for _, refused in ways] == [True, False]
     [(measure, _), (train, _)] = swapped(folder, **{"with": "yarn"})["ways"]

@@ -101,7 +101,7 @@ def test_settings_that_share_values_out_alike_are_all_said() -> None:
     assert len(same) > 1
     said = f"num_buckets=10, max_distance={same[0]} to {same[-1]}, bidirectional=False"
     assert found.alike == (said,)
-    assert f"Distances up to 4,095 do not tell apart T5Bias with {said}." in str(found)
+    assert f"Distances up to 4,095 do not distinguish T5Bias with {said}." in str(found)
 
 
 def test_what_lies_beyond_the_tokens_is_left_open() -> None:

@@ -199,7 +199,7 @@ def biases() -> dict[str, tuple[Callable[[int, int], Tensor], Any, str]]:
         "a sign": (lambda q, k: slopes * distances(q, k).abs(), None, "Far tokens count more than near ones"),
         "slopes by one formula": (
             lambda q, k: -torch.tensor(SLOPES)[:, None, None] * distances(q, k).abs(), None,
-            "The slopes follow no rule that is known: ALiBi has 0.5, 0.25, 0.125, ..., 0.08839 for 12 heads",
+            "The slopes follow no known rule: ALiBi has 0.5, 0.25, 0.125, ..., 0.08839 for 12 heads",
         ),
         "slopes from head 0": (lambda q, k: -2 * slopes * distances(q, k).abs(), None, "They begin one head too early"),
         "no distance": (lambda q, k: torch.outer(torch.arange(q), torch.arange(k)).sqrt()[None], None, "on more than"),
@@ -293,14 +293,15 @@ def missing(key: str) -> Any:
         (lambda x, positions: 1 / 0, "f(x, positions) and f(q, k) and f(query_len, key_len) raised ZeroDivisionError"),
         (lambda x: missing("table"), "f(x) raised KeyError: 'table'"),
         (lambda q, k, positions: missing("table"), "f(q, k, positions) raised KeyError: 'table'"),
-        (lambda x, positions: None, "gave None, which is no tensor"),
-        (lambda x: None, "f(x) gave None, which is no tensor"),
-        (lambda x, positions: x * torch.nan, "f(x, positions) gave NaN"),
-        (lambda x, positions: x[..., :4], "f(x, positions) gave shape [1, 2, 3, 4] for tokens of shape [1, 2, 3, 32]"),
+        (lambda x, positions: None, "returned None, which is not a tensor"),
+        (lambda x: None, "f(x) returned None, which is not a tensor"),
+        (lambda x, positions: x * torch.nan, "f(x, positions) returned NaN"),
+        (lambda x, positions: x[..., :4],
+         "f(x, positions) returned shape [1, 2, 3, 4] for tokens of shape [1, 2, 3, 32]"),
     ],
 )  # fmt: skip
 def test_a_call_that_fails_is_named_with_its_own_error(target: Any, said: str) -> None:
-    with refuses(InputError, "in any way of calling that is known", said):
+    with refuses(InputError, "with any known calling convention", said):
         locant.probe(target, head_dim=WIDTH)
 
 

@@ -176,7 +176,7 @@ def test_a_wrong_head_or_changed_values_are_named() -> None:
         qkv[:, 2 * WIDTH : 3 * WIDTH] = before[:, 2 * WIDTH : 3 * WIDTH]
 
     assert any("Heads are rotated differently" in warning for warning in of_fused(second_head).warnings)
-    with refuses(InputError, "changed the values, which lie behind queries and keys"):
+    with refuses(InputError, "changed the values, which follow queries and keys"):
         of_fused(lambda qkv, positions: fused(qkv, positions, heads=(4, 4, 0)), norm=None)
 
 

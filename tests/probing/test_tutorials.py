@@ -264,7 +264,9 @@ def test_what_was_tried_is_said_if_nothing_fits() -> None:
             return x.mean()
 
     with refuses(
-        InputError, "f(x) gave shape [] for tokens of shape [1, 2, 3, 64]", "module(x [batch, seq, dim]) gave no tables"
+        InputError,
+        "f(x) returned shape [] for tokens of shape [1, 2, 3, 64]",
+        "module(x [batch, seq, dim]) returned no tables",
     ):
         locant.probe(RotaryOfNothing())
     with refuses(InputError, "the class RotaryPositionalEmbedding, which has to be built", "probe(RotaryPositional"):

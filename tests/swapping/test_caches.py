@@ -272,12 +272,12 @@ def test_a_cache_that_others_filled_is_read_by_the_mask_or_refused(name: str) ->
         cache = rebuilt(filled(model, plain), model.config)
         alone = model(plain[0][:, BEFORE:], **behind(model, cache)).logits
         assert off(alone, model(plain[0]).logits[:, BEFORE:]) <= LOGITS
-        with pytest.raises(LocantError, match="do not say where its keys stand"):
+        with pytest.raises(LocantError, match="do not determine them"):
             rest_off(model, gaps, rebuilt(filled(model, gaps), model.config))
         tokens, mask, places = padding
         for options in ({"attention_mask": mask}, {"position_ids": places[:, BEFORE:]}):
             cache = rebuilt(filled(model, padding), model.config)
-            with pytest.raises(LocantError, match="do not say where its keys stand"):
+            with pytest.raises(LocantError, match="do not determine them"):
                 model(tokens[:, BEFORE:], **options, **behind(model, cache))
 
 

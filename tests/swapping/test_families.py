@@ -73,7 +73,7 @@ def test_a_module_that_computes_otherwise_from_some_length_on_is_refused_with_th
     another = locant.Rotary(16, base=500.0)
     tokens = ids().repeat(1, 40 // ids().shape[1] + 1)
     with locant.swap(model, another) as swapped:
-        assert "in the place of" in swapped.sentences[0]
+        assert "in place of" in swapped.sentences[0]
         actual = model(tokens).logits
     del model.model.rotary_emb.forward
     with locant.swap(model, another):

@@ -67,7 +67,7 @@ def test_a_name_that_nobody_knows_is_refused_and_nothing_is_changed(name: str) -
     model = make()
     assert isinstance(model, (LlamaForCausalLM, GPT2LMHeadModel))
     before = state(model)
-    with refuses(InputError, f"found no argument for {words}(", "known are", "a newer locant"):
+    with refuses(InputError, f"found no argument for {words}(", "known names are", "a newer locant"):
         locant.swap(model, encoding)
     assert state(model) == before
 

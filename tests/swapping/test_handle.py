@@ -60,7 +60,7 @@ def test_attention_that_calls_no_function_is_refused_for_that_reason(
     tokens, mask, _ = padded()
     model(tokens, attention_mask=mask)
     assert not calls
-    with refuses(InputError, family.cls, "ALiBi of its own code", "calls no function by name", "T5's bias"):
+    with refuses(InputError, family.cls, "ALiBi in its own code", "calls no function by name", "T5's bias"):
         locant.swap(tiny(family), locant.ALiBi(4))
 
 
@@ -75,7 +75,11 @@ def test_attention_that_calls_no_function_is_refused_for_that_reason(
         ({"layers": {"each": 2}}, RangeError, ("each", "every")),
         ({"layers": 3}, RangeError, ("3",)),
         ({"layers": lambda layer, kind: "nope"}, RangeError, ("layer 0", "'nope'")),
-        ({"encoding": locant.ALiBi(4), "layers": lambda layer, kind: None}, InputError, ("beside a function",)),
+        (
+            {"encoding": locant.ALiBi(4), "layers": lambda layer, kind: None},
+            InputError,
+            ("both encoding and a function",),
+        ),
         ({"angles": "float64"}, RangeError, ("angles",)),
         ({"layers": {"every": 2, "encoding": locant.Sinusoidal(64)}}, InputError, ("embeddings",)),
         ({"encoding": locant.Sinusoidal(32)}, RangeError, ("d_model=64",)),
@@ -99,11 +103,11 @@ def test_what_does_not_fit_is_refused_and_nothing_is_changed(
 def test_models_without_a_point_are_refused_by_name() -> None:
     with refuses(InputError, "Linear"):
         locant.swap(nn.Linear(2, 2))
-    with refuses(InputError, "no rotary", "one table of learned ones"):  # what else is suggested is refused, too
+    with refuses(InputError, "no rotary", "one table of learned positions"):  # what else is suggested is refused, too
         locant.swap(tiny(Family("bloom", "BloomForCausalLM")))
     with refuses(InputError, "no rotary", "swap(model, encoding)"):
         locant.swap(tiny(Family("opt", "OPTForCausalLM")))
-    with refuses(InputError, "BloomForCausalLM", "ALiBi of its own code"):
+    with refuses(InputError, "BloomForCausalLM", "ALiBi in its own code"):
         locant.swap(tiny(Family("bloom", "BloomForCausalLM")), locant.PositionEncoding())
     model = tiny(LLAMA)
     model.config._attn_implementation = "flash_attention_2"
@@ -166,7 +170,7 @@ def test_its_own_encoding_repairs_frequencies_that_were_rounded(narrow: torch.dt
     assert not torch.equal(model(ids()).logits, expected)
     with locant.swap(model, angles="float32") as swapped:
         assert torch.equal(model(ids()).logits, expected)
-        assert "were rounded to 16 bits, its angles off by up to 0.0" in swapped.sentences[0]
+        assert "were rounded to 16 bits, and its angles are off by up to 0.0" in swapped.sentences[0]
         assert "in the first 11 tokens" in swapped.sentences[0]
 
 
@@ -175,7 +179,7 @@ def test_undo_leaves_nothing_and_a_model_is_swapped_once(encoding: Any) -> None:
     model = tiny(LLAMA)
     before = state(model)
     swapped = locant.swap(model, encoding)
-    with refuses(InputError, "swapped already", "undo"):
+    with refuses(InputError, "already swapped", "undo"):
         locant.swap(model)
     assert len(swapped.sentences) == 4
     swapped.undo()
@@ -226,7 +230,7 @@ def test_a_copy_of_a_swapped_model_is_apart_and_stays_swapped(encoding: Any) -> 
     handle.undo()
     assert torch.equal(model(ids()).logits, before)
     assert torch.equal(copied(ids()).logits, of_copy)
-    with refuses(InputError, "a copy of a swapped model", "before it is swapped"):
+    with refuses(InputError, "a copy of a swapped model", "before you swap it"):
         locant.swap(copied)
 
 

@@ -170,7 +170,7 @@ def test_another_bias_is_what_its_own_code_would_add(encoding: Any, bias: Any, a
         assert off(after[name], expected[name]) <= LOGITS, name
     assert off(after["both"], before) > DIFFERENT
     assert torch.equal(logits(model), before)
-    assert "its learned bias taken out" in swapped.sentences[0]
+    assert "its learned bias removed" in swapped.sentences[0]
 
 
 def rotated_by_hand(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
@@ -255,7 +255,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with refuses(RangeError, "head_dim=16"):
         locant.swap(model_of(), locant.Rotary(8))
     long = tiny(Family("longt5", "LongT5ForConditionalGeneration"))
-    with refuses(InputError, "LongT5LocalAttention", "no query and key"):
+    with refuses(InputError, "LongT5LocalAttention", "not computed from query-key distances"):
         locant.swap(long)
     other = model_of()
     attention = other.decoder.block[0].layer[0].SelfAttention

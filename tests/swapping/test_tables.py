@@ -72,7 +72,7 @@ def test_rows_are_longer_than_the_table_was(family: Family, encoding: Any) -> No
 def test_nothing_is_left_of_its_positions_and_nothing_else_is_lost(family: Family) -> None:
     model = model_of(family)
     with locant.swap(model, locant.PositionEncoding()) as handle:
-        assert "table of positions taken out" in handle.sentences[0]
+        assert "table of positions removed" in handle.sentences[0]
         assert (model(ids()).logits - without(model)(ids()).logits).abs().max() <= LOGITS
         assert not any(TABLES[family.model_type] in name for name, _ in model.named_parameters()), "it is trained"
 

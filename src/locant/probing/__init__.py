@@ -1,1 +1,1 @@
-"""An instrument: what a function, a module or a published model does with positions, measured."""
+"""Measurements of what a function, a module or a published model does with positions."""

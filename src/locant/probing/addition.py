@@ -1,6 +1,7 @@
-"""Modules that add a vector to each token by its position: which vectors, along which axis, and up to which position.
+"""Modules that add a vector to each token by its position: the vectors, the axis of positions, and the last position.
 
-A call adds, if what it makes of two different inputs differs as these do, times one number. What remains is the vector.
+A call adds a vector if its results for two inputs differ as the inputs do, times one number. The rest of the result is
+the vector.
 """
 
 from __future__ import annotations
@@ -22,51 +23,42 @@ from locant.positions.scaling import Unscaled
 from locant.probing.costs import Finding
 from locant.probing.report import Report
 from locant.probing.rotation import NEAR, Block, Rotation, encoding_of, slopes_of, wrapped
-from locant.probing.subject import (
-    FAILED,
-    HEADS,
-    TRIAL,
-    WIDTH_NAMES,
-    WIDTHS,
-    Subject,
-    Tried,
-    arguments_of,
-    name_of,
-    refuse_unsteady,
-)
+from locant.probing.subject import WIDTH_NAMES, Subject, name_of, refuse_unsteady
+from locant.probing.table_calls import WIDTHS
+from locant.probing.token_calls import CALL_ERRORS, HEADS, NUM_TOKENS, Failures, arguments_of
 from locant.spelling import spell
 
 SAME = 1e-4
-"""How far vectors may be apart to be taken for the same, over the largest number."""
+"""The largest difference of equal vectors, relative to the largest number."""
 
 WRONG = 1e-2
-"""Vectors of the sinusoidal table that are off by more than this are warned of."""
+"""The error of sinusoidal vectors from which on there is a warning."""
 
 FAR = 4096
 """The last position whose vectors are compared with a formula."""
 
 LARGEST = 2**22
-"""How many numbers the longest sequence has that is tried."""
+"""The largest number of elements in a sequence that is tried."""
 
 SHAPES = {
     (2, 0): "[seq, batch, dim]", (2, 1): "[batch, seq, dim]", (1, 0): "[seq, dim]",
     (3, 0): "[seq, batch, heads, dim]", (3, 1): "[batch, seq, heads, dim]", (3, 2): "[batch, heads, seq, dim]",
 }  # fmt: skip
-"""What tokens are, by how many axes they have beside the last one, and which of these is counted along."""
+"""The shapes of tokens, by their number of axes without the last one, and the axis of positions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdditionReport(Report):
-    """What `locant.probe` found of a module that adds a vector to each token by its position.
+    """The report on a module that adds a vector to each token by its position.
 
     Args:
         width: the width of a token.
         tokens: the shape of its tokens, in words.
-        along: the axes of tokens along which it counts; one, as a rule.
-        given: whether it takes positions; otherwise it counts tokens from 0.
-        factor: the number that tokens are multiplied by before the vector is added.
-        last: the last position that it has a vector for; ``None``: several axes are counted along.
-        ended: the error that a later position raises; ``None``: none was found.
+        along: the axes of positions, usually one.
+        given: whether it takes positions. Otherwise it counts tokens from 0.
+        factor: the factor of tokens before the vector is added.
+        last: the last position that has a vector, ``None`` if there are several axes of positions.
+        ended: the error that a later position raises, ``None`` if no error was found.
         far: the last position whose vectors were compared with a formula.
     """
 
@@ -81,22 +73,22 @@ class AdditionReport(Report):
 
     @property
     def compared(self) -> str:
-        """What was compared with the encoding."""
+        """Return what was compared with the encoding, in words."""
         return f"at positions up to {self.far:,}"
 
     def _facts(self) -> Iterator[str]:
         yield "It adds a vector to each token by its position. It does not rotate tokens."
         if not math.isclose(self.factor, 1, rel_tol=SAME):
             root = math.isclose(self.factor, math.sqrt(self.width), rel_tol=SAME)
-            told = f", the square root of the width {self.width}" if root else ""
-            yield f"Tokens are multiplied by {spell(self.factor)} first{told}."
+            reason = f", the square root of the width {self.width}" if root else ""
+            yield f"Tokens are multiplied by {spell(self.factor)} first{reason}."
         axes = f"ax{'is' if len(self.along) == 1 else 'es'} {' and '.join(map(str, self.along))}"
         counts = "It takes positions of tokens along" if self.given else "It counts tokens from 0 along"
         yield f"{counts} {axes}: tokens are {self.tokens}."
         if self.last is not None:
-            told = f"Its last position is {self.last:,}: a later one raises {self.ended}."
+            end = f"Its last position is {self.last:,}: a later one raises {self.ended}."
             yield (
-                told
+                end
                 if self.ended is not None
                 else f"Positions up to {self.last:,} have vectors. No later one was tried."
             )
@@ -113,85 +105,84 @@ class AdditionReport(Report):
             remedy = "Transpose them first, or count along axis 1"
             yield Finding(f"If tokens are [batch, seq, dim], it counts along the batch: {same}. {remedy}.")
         if self.agrees is not None and self.agrees > WRONG:
-            told = (
-                f"up to position {NEAR[-1]}, but up to position {self.far:,} they are up to {spell(self.agrees, 2)} off"
-            )
-            yield Finding(f"The vectors are those of the sinusoidal table {told}.")
+            error = spell(self.agrees, 2)
+            extent = f"up to position {NEAR[-1]}, but up to position {self.far:,} they are up to {error} off"
+            yield Finding(f"The vectors are those of the sinusoidal table {extent}.")
 
 
 class _Call(NamedTuple):
-    """A way to call it: tokens of these sizes, without the width, and positions that are counted along an axis."""
+    """A calling convention, with the sizes of tokens (without the width), and the axis of positions."""
 
     called: str
     add: Callable[[Tensor, Tensor], Any]
     width: int
     sizes: tuple[int, ...]
     axis: int | None
-    """``None``: it counts tokens itself, along any axis."""
+    """``None`` if the target counts tokens itself, on any axis."""
     is_fixed: bool = False
-    """Whether it takes sequences of that length alone."""
+    """True if the target takes only sequences of this length."""
 
     def result(self, x: Tensor, positions: Tensor) -> Tensor:
-        """What becomes of the tokens, in float64."""
+        """Return the result for tokens, in float64."""
         result = self.add(x.clone(), positions)
         result = result[0] if isinstance(result, (tuple, list)) and result else result
         if not isinstance(result, Tensor) or result.shape != x.shape or result.is_complex():
-            raise ValueError("gave no tensor of the shape of the tokens")
+            raise ValueError("returned no tensor of the shape of the tokens")
         return result.double()
 
     def rows(self, positions: Tensor, axis: int) -> Tensor:
-        """The vectors ``[positions, width]`` that are added: what becomes of zeros, so that no sum rounds them."""
+        """Return the added vectors ``[positions, width]``: the results for zeros, so that no sum rounds them."""
         sizes = [1] * len(self.sizes)
         sizes[axis] = len(positions) if self.axis is not None else int(positions.max()) + 1
-        whole = [*self.sizes] if self.is_fixed else sizes
-        added = self.result(torch.zeros(*whole, self.width), positions).movedim(axis, 0).flatten(1, -2)[:, 0]
+        sizes = [*self.sizes] if self.is_fixed else sizes
+        added = self.result(torch.zeros(*sizes, self.width), positions).movedim(axis, 0).flatten(1, -2)[:, 0]
         return added if self.axis is not None else added[positions]
 
 
 def is_addition(subject: Subject) -> bool:
-    """Whether what was found to change tokens adds something to them that does not depend on them."""
-    index = subject.places(*range(TRIAL))
-    one, other = torch.randn(2, 1, HEADS, TRIAL, subject.width, generator=torch.Generator().manual_seed(0))
+    """Return whether the subject adds a vector to tokens that does not depend on them."""
+    index = subject.index(*range(NUM_TOKENS))
+    one, other = torch.randn(2, 1, HEADS, NUM_TOKENS, subject.width, generator=torch.Generator().manual_seed(0))
     try:
         results = [torch.stack(subject.rotate(x.clone(), index)).double() for x in (one, other)]
-    except FAILED:
+    except CALL_ERRORS:
         return False
     return _factor(results, [x.double() for x in (one, other)]) is not None
 
 
-def _factor(results: Sequence[Tensor], given: Sequence[Tensor]) -> float | None:
-    """The number that tokens are multiplied by before something is added; ``None``: that is not what was done."""
-    moved, change = results[0] - results[1], (given[0] - given[1]).expand_as(results[0])
+def _factor(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> float | None:
+    """Return the factor of tokens before a vector is added, ``None`` if the results are no such sums."""
+    moved, change = results[0] - results[1], (inputs[0] - inputs[1]).expand_as(results[0])
     factor = float((moved * change).sum() / change.square().sum())
-    least = SAME * max(float(each.abs().max()) for each in (*results, *given))
+    least = SAME * max(float(each.abs().max()) for each in (*results, *inputs))
     if not abs(factor) > SAME or not float((moved - factor * change).abs().max()) <= least:
         return None
-    return factor if float((results[0] - factor * given[0]).abs().max()) > least else None
+    return factor if float((results[0] - factor * inputs[0]).abs().max()) > least else None
 
 
 def addition_report(
-    target: Any, expected: PositionEncoding | None, head_dim: int | None, tried: Tried
+    target: Any, expected: PositionEncoding | None, head_dim: int | None, failures: Failures
 ) -> AdditionReport | None:
-    """What is added to tokens; ``None``: nothing is that follows positions alone."""
-    ran: set[str] = set()
+    """Return a report on the added vectors, ``None`` if they do not depend on positions alone."""
+    measured: set[str] = set()
     for call in _calls(target, head_dim):
-        if call.called in ran:  # with another width
+        if call.called in measured:  # with another width
             continue
         generator = torch.Generator().manual_seed(0)
-        given = torch.randn(2, *call.sizes, call.width, generator=generator)
+        inputs = torch.randn(2, *call.sizes, call.width, generator=generator)
         positions = torch.arange(max(call.sizes))
         try:
-            results = [call.result(x, positions) for x in given]
-            again = call.result(given[1], positions)
-        except FAILED as error:
-            tried.setdefault(call.called, error)
+            results = [call.result(x, positions) for x in inputs]
+            repeated = call.result(inputs[1], positions)
+        except CALL_ERRORS as error:
+            failures.setdefault(call.called, error)
             continue
-        refuse_unsteady(target, results[1], again)
-        factor = _factor(results, [*given.double()])
+        refuse_unsteady(target, results[1], repeated)
+        factor = _factor(results, [*inputs.double()])
         if factor is None:
             continue
-        ran.add(call.called)
-        added = results[0] - factor * given[0].double()
+        measured.add(call.called)
+        added = results[0] - factor * inputs[0].double()
         varying = [axis for axis, size in enumerate(call.sizes) if size > 1 and _varies(added, axis)]
         if varying and call.axis in (None, *varying):
             return _report(target, call, tuple(varying), factor, expected)
@@ -204,20 +195,20 @@ def _varies(added: Tensor, axis: int) -> bool:
 
 
 def _calls(target: Any, head_dim: int | None) -> Iterator[_Call]:
-    """Every way to hand it tokens, the likely first."""
+    """Yield every calling convention, the most likely first."""
     tables = [*target.parameters(), *target.buffers()] if isinstance(target, nn.Module) else []
     tables = [table for table in tables if table.ndim > 1]
-    said = [getattr(target, name, None) for name in WIDTH_NAMES]
-    widths = [each for each in said if isinstance(each, int) and each > 1]
+    stated = [getattr(target, name, None) for name in WIDTH_NAMES]
+    widths = [each for each in stated if isinstance(each, int) and each > 1]
     widths = [head_dim] if head_dim else [*dict.fromkeys((*widths, *(table.shape[-1] for table in tables), *WIDTHS))]
     for width in widths:
         if isinstance(target, PositionEncoding):
             called = "encoding.embed(x, positions)"
-            yield _Call(called, lambda x, ids: target.embed(x, Positions.of(ids[None])), width, (1, TRIAL), 1)
+            yield _Call(called, lambda x, ids: target.embed(x, Positions.of(ids[None])), width, (1, NUM_TOKENS), 1)
         elif isinstance(target, nn.Embedding):
-            yield _Call(f"x + {name_of(target)}(positions)", lambda x, ids: x + target(ids), width, (1, TRIAL), 1)
+            yield _Call(f"x + {name_of(target)}(positions)", lambda x, ids: x + target(ids), width, (1, NUM_TOKENS), 1)
         else:
-            yield from _calls_of(target, width)
+            yield from _calls_with_arguments(target, width)
     for width, size in dict.fromkeys((table.shape[-1], size) for table in tables for size in table.shape[:-1]):
         if 1 < size <= FAR and width in widths and not isinstance(target, (PositionEncoding, nn.Embedding)):
             for sizes in ((2, size), (size, 2), (size,)):
@@ -225,31 +216,32 @@ def _calls(target: Any, head_dim: int | None) -> Iterator[_Call]:
                 yield _Call(called, lambda x, ids: target(x), width, sizes, None, is_fixed=True)
 
 
-def _calls_of(target: Any, width: int) -> Iterator[_Call]:
+def _calls_with_arguments(target: Any, width: int) -> Iterator[_Call]:
     for arguments in arguments_of(target):
-        if arguments.given and not arguments.one_number:
+        if arguments.takes_positions and not arguments.takes_offset:
             for sizes, axis, shape in (
-                ((1, TRIAL), 1, (1, -1)), ((1, TRIAL), 1, (-1,)), ((TRIAL, 1), 0, (-1,)), ((TRIAL, 1), 0, (-1, 1)),
-                ((TRIAL,), 0, (-1,)),
+                ((1, NUM_TOKENS), 1, (1, -1)), ((1, NUM_TOKENS), 1, (-1,)), ((NUM_TOKENS, 1), 0, (-1,)),
+                ((NUM_TOKENS, 1), 0, (-1, 1)), ((NUM_TOKENS,), 0, (-1,)),
             ):  # fmt: skip
 
-                def told(x: Tensor, ids: Tensor, arguments: Any = arguments, shape: Any = shape) -> Any:
+                def add_at(x: Tensor, ids: Tensor, arguments: Any = arguments, shape: Any = shape) -> Any:
                     return arguments.invoke(target, (x, x.clone())[: arguments.num_tokens], ids.reshape(shape))
 
-                yield _Call(arguments.words, told, width, sizes, axis)
+                yield _Call(arguments.notation, add_at, width, sizes, axis)
             continue
 
-        def counted(x: Tensor, ids: Tensor, arguments: Any = arguments) -> Any:
+        def add_from_zero(x: Tensor, ids: Tensor, arguments: Any = arguments) -> Any:
             return arguments.invoke(target, (x, x.clone())[: arguments.num_tokens], 0)
 
-        called = arguments.words.replace("number of the first token", "0").partition(":")[0]
-        yield from (_Call(called, counted, width, sizes, None) for sizes in ((2, TRIAL), (TRIAL,), (2, 4, TRIAL)))
+        called = arguments.notation.replace("number of the first token", "0").partition(":")[0]
+        for sizes in ((2, NUM_TOKENS), (NUM_TOKENS,), (2, 4, NUM_TOKENS)):
+            yield _Call(called, add_from_zero, width, sizes, None)
 
 
 def _report(
     target: Any, call: _Call, along: tuple[int, ...], factor: float, expected: PositionEncoding | None
 ) -> AdditionReport:
-    """What the vectors are, and where they end."""
+    """Return a report on the vectors and their last position."""
     last, ended, far, rows = None, None, 0, None
     axis, *others = along
     tokens = SHAPES[len(call.sizes), axis]
@@ -269,19 +261,19 @@ def _report(
 
 
 def _end(call: _Call, axis: int) -> tuple[int, str | None]:
-    """The last position that has a vector, and the error of the next."""
+    """Return the last position that has a vector, and the error of the next position."""
     if call.is_fixed:
         return call.sizes[axis] - 1, None
 
     def error_at(place: int) -> str | None:
         try:
             call.rows(torch.tensor([place]), axis)
-        except FAILED as error:
+        except CALL_ERRORS as error:
             return type(error).__name__
         return None
 
     limit = MAX_INT32 if call.axis is not None else LARGEST // call.width - 1
-    low, high = TRIAL - 1, 2 * TRIAL
+    low, high = NUM_TOKENS - 1, 2 * NUM_TOKENS
     ended = error_at(high := min(high, limit))
     while ended is None and high < limit:
         low, high = high, min(2 * high, limit)
@@ -300,7 +292,7 @@ def _vectors(encoding: PositionEncoding, count: int) -> Tensor:
 
 
 def _sinusoidal(rows: Tensor) -> Sinusoidal | None:
-    """The encoding whose vectors these are: their sines and cosines are read as angles of a rotation."""
+    """Return the encoding with these vectors, ``None`` if there is none. Their sines and cosines are read as angles."""
     width, steps = rows.shape[1], [step for step in NEAR if step < len(rows)]
     if width % 2 or len(steps) < 2:
         return None
@@ -338,7 +330,7 @@ def _sinusoidal(rows: Tensor) -> Sinusoidal | None:
 
 
 def _differences(rows: Tensor | None, expected: PositionEncoding) -> Iterator[str]:
-    """Where its vectors are not those of an encoding."""
+    """Yield differences of the vectors from an encoding."""
     if "embed" not in expected.doors():
         yield "it adds vectors to tokens, and the encoding does not"
         return
@@ -346,7 +338,7 @@ def _differences(rows: Tensor | None, expected: PositionEncoding) -> Iterator[st
     if rows is None or width != rows.shape[1]:
         yield f"its vectors have other axes or another width, the encoding has {width}"
         return
-    apart = (_vectors(expected, len(rows)) - rows).abs().amax(1)
-    odd = (apart > SAME * max(1.0, float(rows.abs().max()))).nonzero()[:, 0]
-    if len(odd):
-        yield f"its vectors differ from position {int(odd[0])} on, by up to {spell(float(apart.max()), 2)}"
+    errors = (_vectors(expected, len(rows)) - rows).abs().amax(1)
+    wrong = (errors > SAME * max(1.0, float(rows.abs().max()))).nonzero()[:, 0]
+    if len(wrong):
+        yield f"its vectors differ from position {int(wrong[0])} on, by up to {spell(float(errors.max()), 2)}"

@@ -1,4 +1,4 @@
-"""What a bias on attention scores is a function of."""
+"""The dependence of a bias on attention scores: on distances, slopes, buckets or more."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from locant.positions.encodings.alibi import ALiBi, alibi_slopes
 from locant.positions.encodings.t5 import T5Bias
 from locant.probing.costs import Finding
 from locant.probing.report import Report, some
-from locant.probing.subject import FAILED, Tried, UnusableError, called_of, name_of, refuse_unsteady
+from locant.probing.subject import name_of, refuse_unsteady
+from locant.probing.token_calls import CALL_ERRORS, Failures, UnusableError, function_of
 from locant.spelling import dtype_name
 
 BIASED = 300
-"""Tokens whose bias is looked at: past the distance of most buckets, and where bfloat16 counts in steps."""
+"""The number of tokens whose bias is measured: beyond most buckets, and beyond the exact integers of bfloat16."""
 
 FAR = 4096
-"""Tokens of the single row and the single column in which buckets are looked for, where these can be asked for."""
+"""The length of the row and the column in which we look for buckets, if the target can return them."""
 
 UNBOUNDED = 2 * FAR
-"""A largest distance that nothing that is looked at tells from larger ones."""
+"""A largest distance that the measured values do not distinguish from larger ones."""
 
 HIDDEN = -1e4
 SAME = 1e-5
@@ -38,22 +39,22 @@ BiasOf = Callable[[int, int], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class BiasReport(Report):
-    """What adds to attention scores.
+    """The report on a bias that is added to attention scores.
 
     Args:
-        num_heads: how many heads the bias has.
-        of_distance: whether it depends on the distance alone.
-        up_to_rows: whether it does once a constant of each row is taken away, which softmax does not see.
+        num_heads: the number of heads.
+        of_distance: whether the bias depends only on the distance.
+        up_to_rows: whether it does so up to a constant per row, which softmax ignores.
         causal: whether later keys are hidden.
-        symmetric: whether earlier and later keys are told apart.
-        slopes: per head, where the bias is linear in the distance; else ``None``.
-        slopes_of: the number of heads of an ALiBi with these slopes, and the first of them, if there is one.
-        buckets: how many values there are for earlier and for later keys, where they are fewer than distances.
-        farthest: the largest distance that was looked at for them.
-        alike: settings of the encoding that share values out alike up to there; empty: there is one.
-        of_all: whether the encoding gives the same to all keys that are not hidden, not to earlier ones alone.
-        cached: whether the newest query alone gets the last row of all; ``None``: it cannot be asked for.
-        rounded: the dtype that rounds the bias to steps, so that neighbouring distances share one.
+        symmetric: whether earlier and later keys at the same distance have the same bias.
+        slopes: the slope of each head if the bias is linear in the distance, else ``None``.
+        slopes_of: the number of heads of an ALiBi that has these slopes, and the first of these heads, if there is one.
+        buckets: the numbers of values for earlier and for later keys, if they are fewer than the distances.
+        farthest: the largest distance at which buckets were measured.
+        alike: all settings of the encoding that give the same buckets up to there, empty if there is only one.
+        of_all: whether the encoding agrees at all keys that are not hidden, not only at earlier keys.
+        cached: whether the newest query alone gets the last row of the matrix, ``None`` if it cannot be requested.
+        rounded: the dtype that rounds the bias to steps, so that neighbouring distances share a value.
     """
 
     num_heads: int
@@ -72,7 +73,7 @@ class BiasReport(Report):
 
     @property
     def compared(self) -> str:
-        """What was compared with the encoding."""
+        """Return what was compared with the encoding, in words."""
         return f"among {BIASED} tokens" + ("" if self.of_all else ", for earlier keys alone: a causal mask is needed")
 
     def _facts(self) -> Iterator[str]:
@@ -90,12 +91,12 @@ class BiasReport(Report):
                 heads = f"heads {first} to {first + self.num_heads - 1} of {total}"
                 yield f"These are the slopes of {heads}, as one rank of several has them."
         if self.buckets is not None:
-            told = f"{self.buckets[0]} for earlier keys, {self.buckets[1]} for later ones"
-            yield f"Distances up to {self.farthest:,} share values: {told}."
+            counts = f"{self.buckets[0]} for earlier keys, {self.buckets[1]} for later ones"
+            yield f"Distances up to {self.farthest:,} share values: {counts}."
         if self.symmetric and not self.causal:
-            yield "Earlier and later keys at the same distance get the same."
+            yield "Earlier and later keys at the same distance have the same bias."
         if self.alike:
-            yield f"Distances up to {self.farthest:,} do not tell apart T5Bias with {' or '.join(self.alike)}."
+            yield f"Distances up to {self.farthest:,} do not distinguish T5Bias with {' or '.join(self.alike)}."
 
     def _warnings(self) -> Iterator[Finding]:
         if not (self.of_distance or self.up_to_rows):
@@ -104,47 +105,47 @@ class BiasReport(Report):
             yield Finding("Far tokens count more than near ones: the sign of the slopes is reversed.")
         elif self.slopes is not None and self.slopes_of is None and self.expected is None:
             usual = some(alibi_slopes(self.num_heads))
-            told = f"The slopes follow no rule that is known: ALiBi has {usual} for {self.num_heads} heads"
+            text = f"The slopes follow no known rule: ALiBi has {usual} for {self.num_heads} heads"
             powers = [2.0 ** (-8 * (head + 1) / self.num_heads) for head in range(self.num_heads)]
-            if _alike(self.slopes, powers):
-                told += ". They are powers of one number, as ALiBi has them where the number of heads is a power of two"
-            if _alike(self.slopes, [2.0 ** (-8 * head / self.num_heads) for head in range(self.num_heads)]):
-                told += ". They begin one head too early"
-            yield Finding(f"{told}. Weights that were trained with ALiBi are wrong with them.")
+            if _are_equal(self.slopes, powers):
+                text += ". They are powers of one number, as in ALiBi if the number of heads is a power of two"
+            if _are_equal(self.slopes, [2.0 ** (-8 * head / self.num_heads) for head in range(self.num_heads)]):
+                text += ". They begin one head too early"
+            yield Finding(f"{text}. Weights that were trained with ALiBi are wrong with them.")
         if self.buckets is not None and self.buckets[0] == 1 < self.buckets[1]:
-            told = "the distance is counted in the other direction"
-            yield Finding(f"Earlier keys all get one value and later ones are told apart: {told}.")
+            reason = "the distance is counted in the other direction"
+            yield Finding(f"Earlier keys all have one value and later keys have different ones: {reason}.")
         if self.cached is False:
-            told = "With a cache the newest query gets another bias than in the whole sequence"
-            yield Finding(f"{told}: it is taken for the first token.")
+            text = "With a cache the newest query gets another bias than in the whole sequence"
+            yield Finding(f"{text}: it is treated as the first token.")
         if self.rounded is not None:
             yield Finding(f"The bias is rounded to {self.rounded}: far distances share one value.")
 
 
-def _alike(slopes: Sequence[float], others: Sequence[float]) -> bool:
+def _are_equal(slopes: Sequence[float], others: Sequence[float]) -> bool:
     return all(math.isclose(a, b, rel_tol=1e-5) for a, b in zip(slopes, others, strict=True))
 
 
-def _whose_slopes(slopes: Sequence[float]) -> tuple[int, int] | None:
-    """The number of heads of an ALiBi that has these slopes in a row, and the first of these; ``None``: none has."""
+def _find_alibi(slopes: Sequence[float]) -> tuple[int, int] | None:
+    """Return the number of heads of an ALiBi that contains these slopes, and the first of these heads, or ``None``."""
     count = len(slopes)
     for num_heads in (count, *(count * times for times in (2, 3, 4, 5, 6, 8, 10, 12, 16, 32, 64))):
         usual = alibi_slopes(num_heads)
         for first in range(0, num_heads, count):
-            if _alike(slopes, usual[first : first + count]):
+            if _are_equal(slopes, usual[first : first + count]):
                 return num_heads, first
     return None
 
 
-def bias_report(target: Any, expected: PositionEncoding | None, tried: Tried) -> BiasReport | None:
-    """What a bias does; ``None``: it is none that can be called by two lengths, and `tried` says why."""
-    for called, way in _ways(target).items():
-        bias_of = partial(_bias, way)
+def bias_report(target: Any, expected: PositionEncoding | None, failures: Failures) -> BiasReport | None:
+    """Return a report on a bias, ``None`` if it cannot be called with two lengths. `failures` then holds the errors."""
+    for called, call in _calls(target).items():
+        bias_of = partial(_bias, call)
         try:
             bias_of(5, 7)
             break
-        except FAILED as error:
-            tried.setdefault(called, error)
+        except CALL_ERRORS as error:
+            failures.setdefault(called, error)
     else:
         return None
     whole = bias_of(BIASED, BIASED)
@@ -152,12 +153,12 @@ def bias_report(target: Any, expected: PositionEncoding | None, tried: Tried) ->
     later = torch.ones(BIASED, BIASED, dtype=torch.bool).triu(1)
     hidden = whole <= HIDDEN
     causal = bool(hidden[:, later].all()) and not bool(hidden[:, ~later].any())
-    seen = whole.masked_fill(hidden, torch.nan)
-    relative = _relative(seen)
-    of_distance, up_to_rows = _is_toeplitz(seen), _is_toeplitz(relative)
-    earlier, after = _by_distance(bias_of, seen) if of_distance else _sides(relative)
+    visible = whole.masked_fill(hidden, torch.nan)
+    relative = _relative(visible)
+    of_distance, up_to_rows = _is_toeplitz(visible), _is_toeplitz(relative)
+    earlier, after = _by_distance(bias_of, visible) if of_distance else _sides(relative)
     slopes, rounded = _slopes(earlier) if up_to_rows else (None, None)
-    counts = [_values(side[:, 1:]) for side in (earlier, after)]
+    counts = [_count_values(side[:, 1:]) for side in (earlier, after)]
     shared = any(0 < 2 * count < side.shape[1] for count, side in zip(counts, (earlier, after), strict=True))
     encoding, alike, agrees, of_all = None, (), None, True
     if slopes is not None and rounded is None:
@@ -166,47 +167,47 @@ def bias_report(target: Any, expected: PositionEncoding | None, tried: Tried) ->
     elif of_distance:
         encoding, alike = _bucketed(earlier, None if causal else after)
     if encoding is not None:
-        apart = (_relative(encoding.matrix(BIASED).double()) - relative).abs().masked_fill(hidden, 0)
-        of_all = float(apart.max()) <= SAME * _largest(relative)
-        agrees = float((apart if of_all else apart[:, ~later]).max())
+        errors = (_relative(encoding.matrix(BIASED).double()) - relative).abs().masked_fill(hidden, 0)
+        of_all = float(errors.max()) <= SAME * _largest(relative)
+        agrees = float((errors if of_all else errors[:, ~later]).max())
     return BiasReport(
         subject=name_of(target), called=called, encoding=encoding, agrees=agrees, of_all=of_all, alike=alike,
         expected=expected, differences=() if expected is None else tuple(_differences(relative, expected, hidden)),
         num_heads=len(whole), of_distance=of_distance, up_to_rows=up_to_rows, causal=causal,
         symmetric=not causal and torch.allclose(earlier[:, :BIASED], after[:, :BIASED], atol=SAME),
         slopes=None if slopes is None else tuple(slopes.tolist()),
-        slopes_of=None if slopes is None else _whose_slopes(slopes.tolist()),
+        slopes_of=None if slopes is None else _find_alibi(slopes.tolist()),
         buckets=(counts[0], counts[1]) if up_to_rows and slopes is None and shared else None,
         farthest=min(earlier.shape[1], after.shape[1]) - 1, cached=_is_cached(bias_of, relative), rounded=rounded,
     )  # fmt: skip
 
 
-def _ways(target: Any) -> dict[str, BiasOf]:
-    """What it can be called as, in words and as code."""
+def _calls(target: Any) -> dict[str, BiasOf]:
+    """Return the calls of two lengths, by their notation."""
     if isinstance(target, PositionEncoding):
         return {"encoding.matrix(query_len, key_len)": target.matrix}
-    ways: dict[str, BiasOf] = {}
+    calls: dict[str, BiasOf] = {}
     with contextlib.suppress(TypeError, ValueError):  # it takes other arguments, or is written in C
-        inspect.signature(called_of(target)).bind(1, 1)
-        ways["f(query_len, key_len)"] = lambda q, k: target(q, k)
+        inspect.signature(function_of(target)).bind(1, 1)
+        calls["f(query_len, key_len)"] = lambda q, k: target(q, k)
     if not hasattr(target, "compute_bias"):
-        return ways
+        return calls
     compute = target.compute_bias
     if "past_seen_tokens" in inspect.signature(compute).parameters:
         compute = lambda q, k: target.compute_bias(q, k, past_seen_tokens=k - q)  # noqa: E731
-    return {"module.compute_bias(query_len, key_len)": compute, **ways}
+    return {"module.compute_bias(query_len, key_len)": compute, **calls}
 
 
-def _bias(way: BiasOf, query_len: int, key_len: int) -> Tensor:
-    bias = way(query_len, key_len)
+def _bias(call: BiasOf, query_len: int, key_len: int) -> Tensor:
+    bias = call(query_len, key_len)
     if not isinstance(bias, Tensor) or bias.ndim < 2 or bias.shape[-2:] != (query_len, key_len):
-        got = f"gave no tensor whose last two sizes are [{query_len}, {key_len}]"
-        raise UnusableError(got, "a bias [heads, queries, keys]")
+        got = f"returned no tensor whose last two sizes are [{query_len}, {key_len}]"
+        raise UnusableError(got, "return a bias [heads, queries, keys]")
     return bias.double().reshape(-1, query_len, key_len)
 
 
 def _relative(bias: Tensor) -> Tensor:
-    """To the entry of the query's own token, whose row loses a constant, which softmax does not see."""
+    """Return the bias relative to the query's own token. Softmax ignores this constant per row."""
     return bias - bias.diagonal(dim1=1, dim2=2)[..., None]
 
 
@@ -220,17 +221,17 @@ def _is_toeplitz(bias: Tensor) -> bool:
 
 
 def _sides(bias: Tensor) -> tuple[Tensor, Tensor]:
-    """The values of earlier keys, and of later ones, ``[heads, distance]``, from distance 0 up."""
+    """Return the values of earlier keys and of later keys, ``[heads, distance]``, from distance 0 on."""
     return bias[:, -1].flip(-1), bias[:, 0]
 
 
 def _by_distance(bias_of: BiasOf, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """The same up to `FAR`, from a row and a column that say the same, whichever tokens these count as the last."""
+    """Return the values up to distance `FAR`, from a row and a column that agree with the matrix, in either order."""
     lines: list[Tensor] = []
     for queries, keys in ((1, FAR), (FAR, 1)):
         try:
             line = bias_of(queries, keys).flatten(1)
-        except FAILED:
+        except CALL_ERRORS:
             continue
         line = line.masked_fill(line <= HIDDEN, torch.nan)
         lines += [line, line.flip(-1)]
@@ -240,32 +241,32 @@ def _by_distance(bias_of: BiasOf, bias: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _slopes(earlier: Tensor) -> tuple[Tensor | None, str | None]:
-    """Of a straight line, one of each head, and the dtype in which it has steps; ``None``: it is none, or has none."""
+    """Return the slope of each head if the bias is linear, and the dtype that rounds it, each or ``None``."""
     slopes = -earlier[:, 1]
     line = -slopes[:, None] * torch.arange(earlier.shape[1])
     for dtype in (torch.bfloat16, torch.float16):
         if torch.equal(earlier, line.to(dtype).double()) and not torch.equal(earlier, line):
             return slopes, dtype_name(dtype)
-    straight = torch.allclose(earlier - earlier[:, :1], line, rtol=1e-4, atol=SAME)
-    return slopes if bool(slopes.abs().max() > 0) and straight else None, None
+    is_straight = torch.allclose(earlier - earlier[:, :1], line, rtol=1e-4, atol=SAME)
+    return slopes if bool(slopes.abs().max() > 0) and is_straight else None, None
 
 
-def _values(curves: Tensor) -> int:
-    """How many there are, of all heads together."""
-    seen = curves[:, ~curves.isnan().any(0)]
-    return torch.unique(seen, dim=1).shape[1] if seen.numel() else 0
+def _count_values(curves: Tensor) -> int:
+    """Return the number of different values, where heads count together."""
+    visible = curves[:, ~curves.isnan().any(0)]
+    return torch.unique(visible, dim=1).shape[1] if visible.numel() else 0
 
 
 def _is_cached(bias_of: BiasOf, relative: Tensor) -> bool | None:
     try:
         newest = bias_of(1, BIASED)
-    except FAILED:
+    except CALL_ERRORS:
         return None
     return torch.allclose((newest - newest[..., -1:])[:, 0], relative[:, -1], atol=SAME, equal_nan=True)
 
 
 class _Buckets(NamedTuple):
-    """T5's buckets, with the largest distances, the first and the last, that give them; the last may be `UNBOUNDED`."""
+    """T5's buckets, with the range of `max_distance` that gives them, whose end may be `UNBOUNDED`."""
 
     bidirectional: bool
     num_buckets: int
@@ -273,21 +274,21 @@ class _Buckets(NamedTuple):
     highest: int
 
     def __str__(self) -> str:
-        """As arguments of `T5Bias`."""
+        """Return the arguments of `T5Bias`."""
         span = f"{self.lowest} to {self.highest}" if self.highest < UNBOUNDED else f"{self.lowest} or more"
         far = f"{self.lowest}" if self.lowest == self.highest else span
         return f"num_buckets={self.num_buckets}, max_distance={far}, bidirectional={self.bidirectional}"
 
     @property
     def oddity(self) -> tuple[bool, bool, int]:
-        """Least for the usual settings: 128 tokens, a power of two."""
+        """Return a sort key that is least for the usual settings: 128 tokens, a power of two."""
         return not self.lowest <= 128 <= self.highest, self.num_buckets.bit_count() > 1, self.num_buckets
 
 
 def _bucketed(earlier: Tensor, after: Tensor | None) -> tuple[PositionEncoding | None, tuple[str, ...]]:
-    """T5's bias with its table read off, and all settings that share these values out alike, if there are several.
+    """Return T5's bias with the measured table, and all settings with the same buckets, if there are several.
 
-    `after` is ``None`` where later keys are hidden.
+    `after` is ``None`` if later keys are hidden.
     """
     starts = _starts(earlier)
     one_way = after is None or bool((after == after[:, :1]).all())
@@ -306,36 +307,37 @@ def _bucketed(earlier: Tensor, after: Tensor | None) -> tuple[PositionEncoding |
         reach = next((far for far in usual if lowest <= far <= highest), lowest)
         bias = T5Bias(len(earlier), num_buckets=num_buckets, max_distance=reach, bidirectional=bidirectional)
         bias.weight.zero_()
-        for side, where in sides:
-            bias.weight[bias.buckets(where)] = side.T.float()
-        if all(torch.equal(bias.weight[bias.buckets(where)].T, side.float()) for side, where in sides):
+        for side, distances in sides:
+            bias.weight[bias.buckets(distances)] = side.T.float()
+        if all(torch.equal(bias.weight[bias.buckets(distances)].T, side.float()) for side, distances in sides):
             return bias, tuple(map(str, settings)) if len(settings) > 1 or lowest < highest else ()
     return None, ()
 
 
 def _starts(side: Tensor) -> list[int]:
-    """The distances from 1 on whose values are not those of the distance before, in some head."""
+    """Return the distances from 1 on whose values differ from the distance before, in some head."""
     return ((side[:, 1:] != side[:, :-1]).any(0).nonzero()[:, 0] + 1).tolist()
 
 
 def _settings(starts: list[int], count: int) -> Iterator[tuple[int, int, int]]:
-    """T5's numbers of buckets of one side, and the largest distances, first and last, whose buckets begin there.
+    """Yield numbers of buckets of one side, with the first and the last `max_distance` whose buckets begin there.
 
-    A bucket is one distance up to half their number, so that half is no more than the distances that stand alone.
+    The first half of T5's buckets hold one distance each. So this half has at most as many buckets as distances with
+    their own value.
     """
-    alone = next((place for place, start in enumerate(starts, 1) if place != start), len(starts) + 1)
-    if not starts or alone >= count:  # one value, or as many as distances: no buckets
+    num_single = next((place for place, start in enumerate(starts, 1) if place != start), len(starts) + 1)
+    if not starts or num_single >= count:  # one value, or a value for each distance: no buckets
         return
     ends = torch.tensor([*starts, count], dtype=torch.float64) - 1
     firsts = torch.tensor([0, *starts], dtype=torch.float64)
-    for exact, buckets in ((exact, 2 * exact + odd) for exact in range(1, alone + 1) for odd in (0, 1)):
+    for exact, buckets in ((exact, 2 * exact + odd) for exact in range(1, num_single + 1) for odd in (0, 1)):
 
         def bucket(distance: Tensor, far: Tensor, exact: int = exact, buckets: int = buckets) -> Tensor:
             share = (distance.clamp(min=1) / exact).log() / (far / exact).log()[:, None] * (buckets - exact)
             return torch.where(distance < exact, distance, (exact + share.floor()).clamp(max=buckets - 1))
 
         far = torch.arange(exact + 1, UNBOUNDED + 1, dtype=torch.float64)
-        for least in (len(starts) - 1, 0):  # few pass the last bucket alone
+        for least in (len(starts) - 1, 0):  # few distances pass the last bucket alone
             first, last = bucket(firsts[least:], far), bucket(ends[least:], far)
             far = far[(first == last).all(1) & (first[:, 1:] > last[:, :-1]).all(1)]
         if len(far):
@@ -347,13 +349,13 @@ def _differences(relative: Tensor, expected: PositionEncoding, hidden: Tensor) -
     if len(other) != len(relative):
         return [f"it has {len(relative)} heads"]
     other = _relative(other)
-    apart = (relative - other).masked_fill(hidden, 0).abs()
-    if float(apart.max()) <= SAME * max(float(other.abs().max()), 1.0):
+    errors = (relative - other).masked_fill(hidden, 0).abs()
+    if float(errors.max()) <= SAME * max(float(other.abs().max()), 1.0):
         return []
     if torch.allclose(relative.transpose(1, 2), other, atol=SAME):
         return ["earlier and later keys are exchanged"]
-    odd = apart.gt(SAME)
-    heads = odd.any(2).any(1).nonzero()[:, 0]
+    wrong = errors.gt(SAME)
+    heads = wrong.any(2).any(1).nonzero()[:, 0]
     rows = torch.arange(BIASED)
-    distance = int((rows[:, None] - rows).abs()[odd[heads[0]]].min())
+    distance = int((rows[:, None] - rows).abs()[wrong[heads[0]]].min())
     return [f"the biases of {len(heads)} heads differ, in head {int(heads[0])} from distance {distance} on"]

@@ -1,8 +1,8 @@
-"""What mistakes with positions cost a model, as measured: the one home of these numbers.
+"""The measured costs of mistakes with positions.
 
-The loss of SmolLM2-135M (rotary base 100 000, trained to 8 192 tokens) on Python's documentation, in nats above the
-loss of the right model: 4 windows of 2 048 tokens and 2 of 8 192. It is one model and one text, so the order of the
-mistakes is worth more than the numbers.
+The numbers are the loss of SmolLM2-135M (rotary base 100 000, trained to 8 192 tokens) on Python's documentation, in
+nats above the loss of the right model, from 4 windows of 2 048 tokens and 2 windows of 8 192. This is one model and one
+text, so the order of the mistakes is more reliable than the numbers.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 MODEL = "SmolLM2-135M"
 SMALL = 1e-3
-"""Changes of the loss up to here are no cost."""
+"""Changes of the loss up to this size do not count as a cost."""
 
 
 class Cost(NamedTuple):
-    """By how many nats a mistake raised the loss in windows of both lengths; ``None``: not measured."""
+    """The nats by which a mistake raised the loss in windows of two lengths, ``None`` if not measured."""
 
     mistake: str
     at_2048: float
@@ -23,21 +23,21 @@ class Cost(NamedTuple):
 
     @property
     def worst(self) -> float:
-        """The larger of the two."""
+        """Return the larger cost."""
         return max(self.at_2048, self.at_8192 or 0.0)
 
     def __str__(self) -> str:
-        """Return one sentence: how much of a matter it is, by what evidence."""
+        """Return one sentence on how much the mistake matters, with the evidence."""
         if self.worst <= SMALL:
             return (
                 f"This hardly matters up to 8,192 tokens: {self.mistake} changed the loss of one measured model, "
                 f"{MODEL}, by less than {SMALL} nats in windows of 2,048 and of 8,192 tokens, its trained length."
             )
         rises = {2048: self.at_2048, 8192: self.at_8192}
-        told = [f"by {nats:.2f} nats in windows of {length:,} tokens" for length, nats in rises.items() if nats]
-        told += [] if self.at_2048 > SMALL else ["not at all in windows of 2,048"]
+        parts = [f"by {nats:.2f} nats in windows of {length:,} tokens" for length, nats in rises.items() if nats]
+        parts += [] if self.at_2048 > SMALL else ["not at all in windows of 2,048"]
         matters = "This matters" if self.at_2048 > SMALL else "This matters in long texts"
-        return f"{matters}: {self.mistake} raised the loss of one measured model, {MODEL}, {' and '.join(told)}."
+        return f"{matters}: {self.mistake} raised the loss of one measured model, {MODEL}, {' and '.join(parts)}."
 
 
 COSTS = {
@@ -61,11 +61,11 @@ OF_ROUNDINGS = {
     "bfloat16(position) x bfloat16(frequency)": "product in bfloat16",
     "angles rounded to bfloat16": "product in bfloat16",
 }
-"""The cost of each explanation of angles that `locant.probing.precision` gives, where it was measured."""
+"""The measured cost of explanations of angles by `locant.probing.precision`."""
 
 
 class Finding(NamedTuple):
-    """One warning, what it costs if that was measured, and whether it harms at all."""
+    """A warning, its cost if that was measured, and whether it does harm."""
 
     text: str
     cost: str | None = None
@@ -73,14 +73,14 @@ class Finding(NamedTuple):
 
     @property
     def rank(self) -> float:
-        """Less is said first: what makes scores wrong in a way that no model survives, then measured costs."""
+        """Return the sort key: first harm whose cost was not measured, then the highest cost, and notes last."""
         if self.cost is None:
             return -float("inf") if self.harms else 0.0
         return -COSTS[self.cost].worst
 
     @property
     def matters(self) -> bool:
-        """Whether it is worth a warning: it harms, or costs something that was measured."""
+        """Return whether this is worth a warning: it does harm, or has a measured cost."""
         return self.harms if self.cost is None else COSTS[self.cost].worst > SMALL
 
     def __str__(self) -> str:

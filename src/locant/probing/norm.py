@@ -1,8 +1,8 @@
-"""The norm that a fused kernel takes of each head before it rotates: which one it is, and the rotation without it.
+"""The norm that a fused kernel applies to each head before it rotates, and the rotation without this norm.
 
-At position 0 nothing is rotated, so that the norm stands there alone, and is compared with every norm that a mistake
-makes of the right one. What was found is then undone: tokens go in whose norm is what is to be rotated. All that is
-measured of a rotation is so measured behind the norm, too.
+Position 0 is not rotated, so that it shows the norm alone. We compare it with every norm that a known mistake would
+make from the right one. The norm is then undone: we pass tokens whose norm is the vector to rotate. In this way
+everything about a rotation is also measured if a norm comes first.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from torch import Tensor
 
 from locant.arguments import shown
 from locant.errors import InputError, RangeError
-from locant.probing.subject import HEADS, Subject, Way
+from locant.probing.subject import Subject
+from locant.probing.token_calls import HEADS, Convention
 from locant.spelling import dtype_name, spell
 
 SIDES = ("queries", "keys")
 SIZES = (1.0, 1.0, 30.0, 1e-2, 1e-3, 1e-4)
-"""Sizes of tokens that are normed: an eps shows in small ones."""
+"""The sizes of tokens to norm. Small tokens show the eps."""
 
 EXPLAINED = 3e-5
-"""How far a normed head may be from a norm that explains it, over its largest entry."""
+"""The largest difference of a normed head from a norm that explains it, relative to its largest entry."""
 
 DIGITS = (1, 2, 4, 7)
-"""Digits of an eps that is measured, the fewest first: few are meant, and a measurement has more."""
+"""The digits of a measured eps, the fewest first: the intended number has few digits, and a measurement has more."""
 
 TINY = 1e-30
 LENGTHS = 1e-3
-"""A rotation changes the length of a token by no more than this share."""
+"""The largest relative change of a token's length in a rotation."""
 
 Kind = Literal["rms", "all heads", "mean", "length", "none"]
 KINDS: dict[Kind, str] = {
@@ -56,18 +57,18 @@ ROUNDED: Dtypes = {
         )
     },
 }
-"""What may be rounded: the divided head, and the weighted one."""
+"""The dtypes to which the divided head and the weighted head may be rounded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    """An RMSNorm of each head, or what a mistake made of one.
+    """An RMSNorm of each head, or the result of a mistake in one.
 
     Args:
-        weight: what each dimension is multiplied by, ``[head_dim]`` in float64, or ``[]``.
-        weights: what these are, in words.
-        eps: what is added to the mean square.
-        outside: whether it is added to the root of that instead.
+        weight: the factor of each dimension, ``[head_dim]`` in float64, or ``[]``.
+        weights: a description of the mistake in the weights, empty if there is none.
+        eps: the number that is added to the mean square.
+        outside: whether eps is added to the root of the mean square instead.
     """
 
     weight: Tensor
@@ -78,7 +79,7 @@ class Norm:
     rounding: str = ""
 
     def size(self, x: Tensor) -> Tensor:
-        """By what a head ``[..., heads, seq, head_dim]`` is divided."""
+        """Return the divisor of each head ``[..., heads, seq, head_dim]``."""
         if self.kind == "none":
             return torch.ones_like(x[..., :1])
         square = (torch.sum if self.kind == "length" else torch.mean)(x.square(), -1, keepdim=True)
@@ -96,15 +97,15 @@ class Norm:
 
 @dataclass(frozen=True, kw_only=True)
 class NormReport:
-    """What was found of the norms of queries and of keys.
+    """The measured norms of queries and of keys.
 
     Args:
-        eps: what was expected to be added to the mean square.
-        found: what explains each side; ``None``: no norm that is known.
-        off: how far each is from the expected norm at position 0, over the largest entry.
-        wrong: for each side, what is wrong, in words.
-        after: for each side, whether the norm comes after the rotation; ``None``: with equal weights it is the same.
-        should_follow: whether it should.
+        eps: the expected eps.
+        found: the norm that explains each side, ``None`` if no known norm does.
+        off: the largest difference of each side from the expected norm at position 0, relative to the largest entry.
+        wrong: the mistakes of each side, in words.
+        after: for each side, whether the norm comes after the rotation, ``None`` if equal weights hide the order.
+        should_follow: whether the norm should come after the rotation.
     """
 
     eps: float
@@ -115,16 +116,16 @@ class NormReport:
     should_follow: bool
 
     def facts(self) -> Iterator[str]:
-        """What is right, in sentences."""
+        """Yield sentences about the right norms."""
         right = [side for side, wrong in zip(SIDES, self.wrong, strict=True) if not wrong]
         if right:
             order = "after" if self.should_follow else "before"
-            told = f"It norms each head of {' and '.join(right)} {order} it rotates, as expected: RMSNorm with eps"
+            fact = f"It norms each head of {' and '.join(right)} {order} it rotates, as expected: RMSNorm with eps"
             same = " With equal weights the other order would be the same." if None in self.after else ""
-            yield f"{told} {spell(self.eps)}.{same}"
+            yield f"{fact} {spell(self.eps)}.{same}"
 
     def warnings(self) -> Iterator[str]:
-        """What is wrong, in sentences; what is wrong with both sides is said once."""
+        """Yield sentences about the mistakes, only one for a mistake of both sides."""
         if self.wrong[0] == self.wrong[1]:
             yield from (f"The norm of queries and of keys is wrong: {each}." for each in self.wrong[0])
             return
@@ -133,61 +134,62 @@ class NormReport:
 
 
 def weights_of(norm: Any, width: int | None, plus_one: bool) -> tuple[Tensor, Tensor]:
-    """Return the weights that were given for queries and for keys, as they multiply, in float64.
+    """Return the factors of queries and of keys from the argument `norm`, in float64.
 
     Raises:
-        RangeError: they are no tensor or pair of tensors ``[head_dim]``, or some are 0, which no measurement undoes.
+        RangeError: `norm` is not a tensor or a pair of tensors ``[head_dim]``, or has zeros, which cannot be undone.
     """
     pair = (norm, norm) if isinstance(norm, Tensor) else norm
-    right = isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(each, Tensor) for each in pair)
-    if not right or any(each.ndim != 1 or (width or len(each)) != len(each) for each in pair):
+    is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(each, Tensor) for each in pair)
+    if not is_pair or any(each.ndim != 1 or (width or len(each)) != len(each) for each in pair):
         expected = f"the weights [{'head_dim' if width is None else width}] of queries and of keys"
         raise RangeError(f"got {shown(norm)} for norm, expected {expected}", "norm=(q_norm.weight, k_norm.weight)")
     q, k = (each.detach().cpu().double() + plus_one for each in pair)
     if not all(bool((each != 0).all()) for each in (q, k)):
-        got = "got weights of 0 for norm, behind which nothing can be measured"
-        raise RangeError(got, "weights other than 0 in the module and in norm, such as torch.rand(head_dim) + 0.5")
+        got = "got weights of 0 for norm, after which nothing can be measured"
+        raise RangeError(got, "use weights other than 0 in the module and in norm, such as torch.rand(head_dim) + 0.5")
     return q, k
 
 
 def without_norm(
     subject: Subject, weights: tuple[Tensor, Tensor], eps: float, plus_one: bool, should_follow: bool
 ) -> tuple[Subject, NormReport]:
-    """Return what rotates with its norms undone, and what these were found to be.
+    """Return the subject with its norms undone, and a report on these norms.
 
     Raises:
-        InputError: a mean is subtracted, so that no tokens go in whose norm is what is to be rotated.
+        InputError: a norm subtracts the mean, so that it cannot be undone.
     """
     x = _tokens(subject)
-    sides = [side.double() for side in subject.rotate(x.clone(), subject.places(0))]
+    sides = [side.double() for side in subject.rotate(x.clone(), subject.index(0))]
     expected = [Norm(weight=weight, weights="", eps=eps) for weight in weights]
     off = tuple(_apart(side, norm(x.double())) for side, norm in zip(sides, expected, strict=True))
-    found = [_explained(sides[side], x.double(), expected, side, plus_one) for side in (0, 1)]
-    for name, norm in zip(SIDES, found, strict=True):
+    norms = [_explained(sides[side], x.double(), expected, side, plus_one) for side in (0, 1)]
+    for name, norm in zip(SIDES, norms, strict=True):
         if norm is not None and norm.kind == "mean":
-            got = f"got {subject.way.called}, whose norm of {name} subtracts the mean: it is a LayerNorm, no RMSNorm"
-            raise InputError(got, "a norm that divides each head by the root of its mean square")
-    undone = [norm or right for norm, right in zip(found, expected, strict=True)]
+            call = subject.convention.notation
+            got = f"got {call}, whose norm of {name} subtracts the mean: it is a LayerNorm, not an RMSNorm"
+            raise InputError(got, "use a norm that divides each head by the root of its mean square")
+    undone = [norm or right for norm, right in zip(norms, expected, strict=True)]
     after = tuple(_comes_after(subject, norm, side) for side, norm in enumerate(undone))
     misplaced = [each is not None and each != should_follow for each in after]
     wrong = tuple(
         (*_wrong(*each[:3]), *(FOLLOWS if each[3] else PRECEDES for _ in range(each[4])))
-        for each in zip(found, expected, off, after, misplaced, strict=True)
+        for each in zip(norms, expected, off, after, misplaced, strict=True)
     )
-    way = replace(subject.way, call=_undoing(subject.way, undone, after), undoes_norm=True)
-    told = tuple(None if norm is None else _told(norm) for norm in found)
-    report = NormReport(eps=eps, found=told, off=off, wrong=wrong, after=after, should_follow=should_follow)
-    return replace(subject, way=way), report
+    convention = replace(subject.convention, call=_without_norms(subject.convention, undone, after), undoes_norm=True)
+    descriptions = tuple(None if norm is None else _describe(norm) for norm in norms)
+    report = NormReport(eps=eps, found=descriptions, off=off, wrong=wrong, after=after, should_follow=should_follow)
+    return replace(subject, convention=convention), report
 
 
-FOLLOWS = "it comes after the rotation, and its weights scale what has been rotated: no rotation any more"
+FOLLOWS = "it comes after the rotation, and its weights scale the rotated dimensions, which is not a rotation"
 PRECEDES = "it comes before the rotation"
 
 
 def _tokens(subject: Subject) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(len(SIZES), HEADS, 1, subject.width, generator=generator)
-    return (x + 0.3) * torch.tensor(SIZES)[:, None, None, None]  # whose mean is not 0
+    return (x + 0.3) * torch.tensor(SIZES)[:, None, None, None]  # with a mean other than 0
 
 
 def _apart(one: Tensor, other: Tensor) -> float:
@@ -196,12 +198,12 @@ def _apart(one: Tensor, other: Tensor) -> float:
 
 
 def _explained(side: Tensor, x: Tensor, expected: Sequence[Norm], number: int, plus_one: bool) -> Norm | None:
-    """The norm with the fewest mistakes that gives these heads."""
+    """Return the norm with the fewest mistakes that gives these heads, ``None`` if no known norm does."""
     right, other = expected[number], expected[1 - number]
     weights = {"": right.weight, "the weights are those of the other side": other.weight}
     weights["the weights are left out"] = torch.ones((), dtype=torch.float64)
-    told = "the weights are multiplied as they are, not 1 + them" if plus_one else "1 + the weights are multiplied"
-    weights[told] = right.weight - 1 if plus_one else right.weight + 1
+    mistake = "the weights are multiplied as they are, not 1 + them" if plus_one else "1 + the weights are multiplied"
+    weights[mistake] = right.weight - 1 if plus_one else right.weight + 1
     weights["the weights are rounded to bfloat16"] = right.weight.to(torch.bfloat16).double()
     halves = right.weight.unflatten(0, (2, -1)) if len(right.weight) % 2 == 0 else right.weight[None]
     weights["the weights are in the order of the other layout"] = halves.T.flatten()
@@ -214,27 +216,27 @@ def _explained(side: Tensor, x: Tensor, expected: Sequence[Norm], number: int, p
         for rounding in ROUNDED
     ]
 
-    def mistakes(norm: Norm) -> int:
+    def count_mistakes(norm: Norm) -> int:
         is_eps = norm.eps == right.eps and not norm.outside
         return bool(norm.weights) + (not is_eps) + (norm.kind != "rms") + bool(norm.rounding)
 
-    return next((norm for norm in sorted(norms, key=mistakes) if _gives(norm, x, side)), None)
+    return next((norm for norm in sorted(norms, key=count_mistakes) if _gives(norm, x, side)), None)
 
 
 def _epsilons(bare: Norm, expected: float, x: Tensor, side: Tensor) -> list[tuple[float, bool]]:
-    """The expected eps, none, and those that the smallest tokens were divided with, in the root or outside of it."""
+    """Return the expected eps, no eps, and each eps that the smallest tokens show, inside or outside of the root."""
     if bare.kind == "none":
         return [(expected, False)]
     token, normed = x[-1:], side[-1:]
     token = token - token.mean(-1, keepdim=True) if bare.kind == "mean" else token
     size, divided = bare.size(token), (token * bare.weight / normed).abs().nanmedian(-1, keepdim=True).values
     measured = {False: divided.square() - size.square(), True: divided - size}
-    found = [(expected, False), (0.0, False), (expected, True)]
+    epsilons = [(expected, False), (0.0, False), (expected, True)]
     for outside, each in measured.items():
         eps = float(each.median())
         if 0 < eps < 1e6:
-            found += [(float(f"{eps:.{digits - 1}e}"), outside) for digits in DIGITS]
-    return [*dict.fromkeys(found)]
+            epsilons += [(float(f"{eps:.{digits - 1}e}"), outside) for digits in DIGITS]
+    return [*dict.fromkeys(epsilons)]
 
 
 def _gives(norm: Norm, x: Tensor, side: Tensor) -> bool:
@@ -243,11 +245,11 @@ def _gives(norm: Norm, x: Tensor, side: Tensor) -> bool:
     within = (side - other).abs() <= EXPLAINED * largest
     return (
         bool(within.all()) if not norm.rounding else float(within.double().mean()) > 0.98
-    )  # few are rounded otherwise
+    )  # a few may be rounded differently
 
 
-def _undoing(way: Way, norms: Sequence[Norm], after: Sequence[bool | None]) -> Any:
-    """A call that gives what the rotation alone makes of tokens."""
+def _without_norms(convention: Convention, norms: Sequence[Norm], after: Sequence[bool | None]) -> Any:
+    """Return a call that gives the result of the rotation alone."""
 
     def call(target: Any, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         wide, sides = x.double(), []
@@ -255,10 +257,10 @@ def _undoing(way: Way, norms: Sequence[Norm], after: Sequence[bool | None]) -> A
             tokens = wide if after[side] else wide / norm.weight
             size = tokens.square().mean((1, 3), keepdim=True).sqrt().clamp(min=TINY)
             tokens = (16 * tokens / size).to(x.dtype)  # far from any eps
-            rotated, normed = way.call(target, tokens.clone(), index)[side].double(), tokens.double()
+            rotated, normed = convention.call(target, tokens.clone(), index)[side].double(), tokens.double()
             if after[side]:
                 rotated = rotated * norm.size(normed) / norm.weight * size / 16
-            else:  # of tokens on one axis a rounding changes the length alone
+            else:  # a rounding of tokens on one axis changes only the length
                 lengths = [each.norm(dim=-1, keepdim=True).clamp(min=TINY) for each in (wide, norm(normed))]
                 rotated = rotated * lengths[0] / lengths[1]
             sides.append(rotated.to(x.dtype))
@@ -268,20 +270,20 @@ def _undoing(way: Way, norms: Sequence[Norm], after: Sequence[bool | None]) -> A
 
 
 def _comes_after(subject: Subject, norm: Norm, side: int) -> bool | None:
-    """Whether lengths are kept where the norm is undone behind the rotation, and not before it."""
+    """Return whether lengths stay the same only if the norm is undone after the rotation, ``None`` if not known."""
     if bool((norm.weight == norm.weight.flatten()[:1]).all()):
         return None
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(4, HEADS, 1, subject.width, generator=generator)
     changes = []
     for after in (False, True):
-        call = _undoing(subject.way, [norm, norm], [after, after])
-        lengths = [call(subject.target, x, subject.places(place))[side].norm(dim=-1) for place in (0, 1, 5, 17)]
+        call = _without_norms(subject.convention, [norm, norm], [after, after])
+        lengths = [call(subject.target, x, subject.index(place))[side].norm(dim=-1) for place in (0, 1, 5, 17)]
         changes.append(max(float((each / lengths[0] - 1).abs().max()) for each in lengths[1:]))
     return changes[1] < LENGTHS < changes[0]
 
 
-def _told(norm: Norm) -> str:
+def _describe(norm: Norm) -> str:
     words = [norm.weights, KINDS[norm.kind], norm.rounding]
     eps = f"eps {spell(norm.eps)}" + (" outside of the root" if norm.outside else "")
     return ", ".join([eps, *(each for each in words if each)])
@@ -302,7 +304,7 @@ def _wrong(norm: Norm | None, right: Norm, off: float) -> Iterator[str]:
             told = f"eps is added to the root of the mean square, not to the mean square{other}"
             yield f"{told}, up to {spell(off, 2)} off"
         elif norm.eps != right.eps and norm.kind in ("rms", "all heads"):
-            told = f"eps is {spell(norm.eps)}, not {spell(right.eps)}" if norm.eps else "there is no eps"
-            yield f"{told}, so that heads of small numbers are up to {spell(off, 2)} off"
+            mistake = f"eps is {spell(norm.eps)}, not {spell(right.eps)}" if norm.eps else "there is no eps"
+            yield f"{mistake}, so that heads of small numbers are up to {spell(off, 2)} off"
         if norm.rounding:
             yield f"heads are {norm.rounding}, {spell(off, 2)} off"

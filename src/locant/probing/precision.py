@@ -1,8 +1,8 @@
-"""How far angles are from the truth at positions up to 2^31 - 1, and whether a position alone decides them.
+"""The errors of angles at positions up to 2^31 - 1, and whether angles depend on anything but the position.
 
-The truth is that of the encoding which the frequencies were found to be, in float64. Frequencies of no formula are
-known as far as they were measured, so no errors are told of them: only whether their angles go on evenly. Angles may
-also hang on neighbours, the length, other rows, or earlier calls.
+The true angles come from the encoding that has the measured frequencies, in float64. Frequencies without a formula are
+only as exact as the measurement. So we report no errors for them, only whether their angles grow evenly. Angles may
+also depend on neighbours, the length, other rows, or earlier calls.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 from locant.positions.scaling import Unscaled
 from locant.probing.rotation import NEAR, Rotation, is_recognised, wrapped
-from locant.probing.subject import FAILED, HEADS, Subject, refuse_unsteady
+from locant.probing.subject import Subject, refuse_unsteady
+from locant.probing.token_calls import CALL_ERRORS, HEADS
 
 FAR = (1, 257, 1025, 4097, 16_385, 65_537, 2**20 + 1, 2**24 + 1, 2**28 + 1, MAX_INT32)
-"""One past powers of two, which narrow numbers round away."""
+"""Positions just above powers of two, which narrow dtypes round."""
 
 CAST_UP_TO = 4097
 NARROW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 MOST_ELEMENTS = 2**23
-"""The largest tensor that a call may make: what keeps a table of all positions is asked no further."""
+"""The largest tensor that a call may make. We try no larger positions if a target makes a table of all positions."""
 
 EXPLAINED = 4e-6
-"""How far angles may be from those of the rounding that explains them; an angle read off float32 is good for 1e-7."""
+"""The largest difference of angles from a rounding that explains them. Angles from float32 are exact to 1e-7."""
 
 READ_OFF, READ_OFF_NARROW = 5e-7, 1.2e-2
-"""How far an angle that is read off float32 may be from what it was, and one read off bfloat16."""
+"""The largest error of an angle that is computed from float32 results, and from bfloat16 results."""
 
 EXACT = "exact"
 FLOAT32 = "float32(position) x float32(frequency)"
@@ -46,17 +47,17 @@ FLOAT64 = "float64(position) x float32(frequency)"
 COUNTED_IN_FLOAT32 = "positions counted in float32"
 IN_FLOAT32 = "arithmetic in float32"
 UNHARMED = (EXACT, FLOAT32, FLOAT64, COUNTED_IN_FLOAT32, IN_FLOAT32)
-"""No mistakes: what models are trained with, or no worse."""
+"""Roundings that are no mistakes: models are trained with them, or they are no worse."""
 
 RESTARTS = "positions that start again at {:,}"
 
 UNEXPLAINED = "in a way that no rounding of one number explains"
 
 FEW_ROUNDINGS = 2.0**-21
-"""By how much of itself an angle may be off after a few operations in float32."""
+"""The largest relative error of an angle after a few operations in float32."""
 
 ULPS = 4
-"""Float32 frequencies may be so many units of the last digit away: each program has its own power function."""
+"""The largest difference of float32 frequencies, in units of the last digit: power functions differ."""
 
 Dtypes = tuple[torch.dtype, torch.dtype, torch.dtype]
 
@@ -78,33 +79,33 @@ ROUNDINGS: tuple[tuple[str, Dtypes], ...] = (
         )
     ),
 )
-"""The dtypes of positions, of frequencies and of their product, which angles may be, the best first."""
+"""Possible dtypes of positions, of frequencies and of their product, the most exact first."""
 
 SAME = 1e-4
-"""How far two rotations of one token may be apart at small positions; wrong ones are further by far."""
+"""The largest difference of two equal rotations at small positions. Wrong ones differ by much more."""
 
 SHORT = 8
 LONGEST = 2**18
 CROWD = 5200
-"""Tokens of two heads, for which kernels are chosen that take many at once."""
+"""A number of tokens for which code may choose another kernel."""
 
 COUNTED = 2048
-"""How many tokens are rotated at once where positions are counted."""
+"""The largest number of tokens in one call of a target that counts positions."""
 
 
 def precision_of(
     subject: Subject, rotation: Rotation, angles: Rotary | None, expected: PositionEncoding | None
 ) -> dict[str, Any]:
-    """What a `RotationReport` tells of the angles of one side; `expected` has its frequencies, if it is one."""
+    """Return the fields of a `RotationReport` for the angles of one side. `expected` has the true frequencies."""
     if angles is None:
         return {"errors": {}, "last": CAST_UP_TO, "rounding": None, "uneven": None, "casts": {}, "narrow": None}
     is_scaled = not isinstance(angles.scaling, Unscaled)
     is_measured = not isinstance(expected, Rotary) and not is_recognised(angles)
-    of_dims = {block.dims: sum(block.frequencies) for block in rotation.blocks} if is_measured else {}
+    by_dims = {block.dims: sum(block.frequencies) for block in rotation.blocks} if is_measured else {}
     if isinstance(expected, Rotary):
-        of_dims = dict(zip(expected.pairs.dims, expected.inv_freq.tolist(), strict=True))
-    if of_dims:
-        sizes = {frozenset(dims): abs(each) for dims, each in of_dims.items()}
+        by_dims = dict(zip(expected.pairs.dims, expected.inv_freq.tolist(), strict=True))
+    if by_dims:
+        sizes = {frozenset(dims): abs(each) for dims, each in by_dims.items()}
         inv_freq = [sizes.get(frozenset(pair), 0.0) for pair in angles.pairs.dims]
         angles = Rotary(angles.head_dim, pairs=replace(angles.pairs, rungs=None, inv_freq=inv_freq))
     rows = zip(angles.pairs.dims, angles.inv_freq.abs().tolist(), strict=True)
@@ -113,14 +114,14 @@ def precision_of(
     index, measured, errors, ended = _errors(subject, rotation, angles)
     near, casts, narrow, sampled = subject.within(min(CAST_UP_TO, int(index[-1]))), {}, None, False
     for name, dtype in NARROW.items() if subject.original is not None else ():
-        with contextlib.suppress(*FAILED):
-            after = near.again(dtype)
-            places, cast, off, _ = _errors(after, rotation, angles)
-            largest = _largest_error(after, rotation, angles)
+        with contextlib.suppress(*CALL_ERRORS):
+            cast_subject = near.fresh_copy(dtype)
+            places, cast, cast_errors, _ = _errors(cast_subject, rotation, angles)
+            largest = _largest_error(cast_subject, rotation, angles)
             sampled = sampled or largest is None
-            casts[name] = max([*off.values(), largest or 0.0]), _rounding(cast, places, rotation, true)
-    with contextlib.suppress(*FAILED):
-        if not subject.way.undoes_norm:  # what narrow tokens make of a norm comes before all angles
+            casts[name] = max([*cast_errors.values(), largest or 0.0]), _rounding(cast, places, rotation, true)
+    with contextlib.suppress(*CALL_ERRORS):
+        if not subject.convention.undoes_norm:  # narrow tokens make a norm inexact, which hides the angles
             places, cast, _, _ = _errors(near, rotation, angles, torch.bfloat16)
             narrow = _rounding(cast, places, rotation, true, READ_OFF_NARROW) or UNEXPLAINED
     rounding = _rounding(measured, index, rotation, true, is_measured=is_measured, is_scaled=is_scaled)
@@ -134,30 +135,30 @@ def precision_of(
 def _errors(
     subject: Subject, rotation: Rotation, encoding: Rotary, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor, dict[int, float], str | None]:
-    """Positions, the angles there of tokens in a dtype, ``[positions, pairs]``, the largest error at each, and an end.
+    """Return positions, the angles of tokens there ``[positions, pairs]``, the largest error at each, and an end.
 
-    That is the name of the error with which the position after the last one ends, where there is such a position.
+    The end is the name of the error that the position after the last one raises, ``None`` if no position raises one.
     """
     measure, ended = _angle_reader(rotation, encoding, subject, dtype), None
     errors: dict[int, float] = {}
     rows: list[Tensor] = []
     before = MAX_INT32
-    asked = sorted({min(place, subject.limit) for place in FAR})
-    while asked:
-        place = asked.pop(0)
+    queue = sorted({min(place, subject.limit) for place in FAR})
+    while queue:
+        place = queue.pop(0)
         with _Largest() as sizes:
             try:
-                angles, truth = measure(subject.places(place))
+                angles, truth = measure(subject.index(place))
             except MemoryError:
                 break
-            except FAILED as error:
-                if ended is None and errors:  # its positions end between this one and the one before
-                    ended, asked = type(error).__name__, [_last_place(subject, max(errors), place)]
+            except CALL_ERRORS as error:
+                if ended is None and errors:  # the positions end between the last one and this one
+                    ended, queue = type(error).__name__, [_last_place(subject, max(errors), place)]
                     continue
                 break
         errors[place] = float(wrapped(angles - truth).abs().max())
         rows.append(angles)
-        if sizes.largest > max(MOST_ELEMENTS // 16, before):  # it grows: the next would be 16 times as large
+        if sizes.largest > max(MOST_ELEMENTS // 16, before):  # it grows: the next one would be 16 times as large
             break
         before = sizes.largest
     if not rows:
@@ -166,26 +167,26 @@ def _errors(
 
 
 def _last_place(subject: Subject, works: int, fails: int) -> int:
-    """The last position between the two that it can be asked for."""
+    """Return the last position that works, between one that works and one that fails."""
     x = torch.ones(1, HEADS, 1, subject.width)
     while fails - works > 1:
         middle = (works + fails) // 2
         try:
-            subject.rotate(x.clone(), subject.places(middle))
+            subject.rotate(x.clone(), subject.index(middle))
             works = middle
-        except FAILED:
+        except CALL_ERRORS:
             fails = middle
     return works
 
 
 def _largest_error(subject: Subject, rotation: Rotation, encoding: Rotary) -> float | None:
-    """The largest error of an angle among all positions; ``None``: it does not take them at once."""
-    if subject.way.one_by_one:
+    """Return the largest error of an angle at any position, ``None`` if the target cannot take all at once."""
+    if subject.convention.one_by_one:
         return None
     try:
-        index = subject.places(*range(1, subject.limit + 1))
+        index = subject.index(*range(1, subject.limit + 1))
         angles, truth = _angle_reader(rotation, encoding, subject, torch.float32)(index)
-    except FAILED:
+    except CALL_ERRORS:
         return None
     return float(wrapped(angles - truth).abs().max())
 
@@ -193,10 +194,10 @@ def _largest_error(subject: Subject, rotation: Rotation, encoding: Rotary) -> fl
 def _angle_reader(
     rotation: Rotation, encoding: Rotary, subject: Subject, dtype: torch.dtype
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """What reads the angles at an index ``[1, seq, axes]`` off tokens in a dtype, and the true ones."""
+    """Return a function of an index ``[1, seq, axes]`` that returns measured angles and true angles."""
     dims = torch.tensor([block.dims for block in rotation.blocks])
     x = torch.zeros(1, HEADS, 1, subject.width, dtype=torch.float64)
-    x[..., dims[:, 0]] = 1  # one vector tells the angles of all pairs
+    x[..., dims[:, 0]] = 1  # one vector shows the angles of all pairs
 
     def angles_of(rotated: Tensor) -> Tensor:
         entries = rotated[0, 0].double()
@@ -217,19 +218,19 @@ def _offsets(rotation: Rotation) -> Tensor:
 
 
 def _uneven(
-    angles: Tensor, index: Tensor, frequencies: Tensor, of: int, share: float = FEW_ROUNDINGS
+    angles: Tensor, index: Tensor, frequencies: Tensor, farthest: int, share: float = FEW_ROUNDINGS
 ) -> tuple[int, float] | None:
-    """The first position whose angles no frequency explains that explains those before, and how far they are off.
+    """Return the first position whose angles do not fit the frequencies of earlier positions, and their error.
 
-    A frequency is known from positions up to `of`, and better from each farther one that it explains. An angle may be
-    off by a share of itself.
+    The frequencies were measured at positions up to `farthest`. Each farther position that fits makes them more exact.
+    An angle may have a relative error of `share`.
     """
     for place, row in zip(index.tolist(), angles, strict=True):
         apart = wrapped(row - place * frequencies)
-        if bool((apart.abs() > READ_OFF * (1 + place / of) + share * place * frequencies.abs()).any()):
+        if bool((apart.abs() > READ_OFF * (1 + place / farthest) + share * place * frequencies.abs()).any()):
             return place, float(apart.abs().max())
-        if place > of:
-            frequencies, of = frequencies + apart / place, place
+        if place > farthest:
+            frequencies, farthest = frequencies + apart / place, place
     return None
 
 
@@ -237,10 +238,10 @@ def _rounding(
     angles: Tensor, index: Tensor, rotation: Rotation, frequencies: Tensor, within: float = EXPLAINED, *,
     is_measured: bool = False, is_scaled: bool = False,
 ) -> str | None:  # fmt: skip
-    """What gives these angles, ``[positions, pairs]``: ``"exact"``, one of `ROUNDINGS`; ``None``: none of them.
+    """Return the rounding that gives these angles ``[positions, pairs]``: ``"exact"``, one of `ROUNDINGS`, or ``None``.
 
-    Cosines of narrow angles are narrow too, which moves the angle that is read off them. Frequencies that were measured
-    are exact where angles go on evenly. Scaled ones may have taken a rounding more.
+    Cosines of narrow angles are narrow too, which changes the angle that is computed from them. Measured frequencies
+    are exact if angles grow evenly. Scaled frequencies may have one more rounding.
     """
     if is_measured and _uneven(angles, index, frequencies, NEAR[-1], 0.0) is None:
         return EXACT
@@ -254,28 +255,29 @@ def _rounding(
     near = (itertools.accumulate([end] * ULPS, torch.nextafter, initial=frequencies.float()) for end in ends)
     candidates = torch.stack([*itertools.chain(*near)])[:, None]
     for allowed in sorted({within, READ_OFF_NARROW}):
-        for name, (of_index, of_speed, of_product) in ROUNDINGS:
-            speeds = frequencies[None, None] if of_speed == torch.float64 else candidates
-            wide = torch.promote_types(of_index, of_speed)
-            product = (index[:, None].to(of_index).to(wide) * speeds.to(of_speed).to(wide)).to(of_product)
+        for name, (index_dtype, frequency_dtype, product_dtype) in ROUNDINGS:
+            speeds = frequencies[None, None] if frequency_dtype == torch.float64 else candidates
+            wide = torch.promote_types(index_dtype, frequency_dtype)
+            product = index[:, None].to(index_dtype).to(wide) * speeds.to(frequency_dtype).to(wide)
+            product = product.to(product_dtype)
             apart = wrapped(product.double() - angles).abs().amax(1)
             if float(apart.amin(0).max()) <= (within if name in UNHARMED else allowed):
                 return name
         if allowed == within:
-            few = exact <= within + FEW_ROUNDINGS * index[:, None] * frequencies.abs()
-            even = is_measured and _uneven(angles, index, frequencies, NEAR[-1]) is None
-            if even or (is_scaled and bool(few.all())):
+            is_close = exact <= within + FEW_ROUNDINGS * index[:, None] * frequencies.abs()
+            is_even = is_measured and _uneven(angles, index, frequencies, NEAR[-1]) is None
+            if is_even or (is_scaled and bool(is_close.all())):
                 return IN_FLOAT32
             for length in (2**power for power in range(6, 21)):
-                again = (index % length)[:, None].double() * frequencies
-                allowance = within + FEW_ROUNDINGS * again.abs()
-                if length < int(index[-1]) and bool((wrapped(again - angles).abs() <= allowance).all()):
+                restarted = (index % length)[:, None].double() * frequencies
+                allowance = within + FEW_ROUNDINGS * restarted.abs()
+                if length < int(index[-1]) and bool((wrapped(restarted - angles).abs() <= allowance).all()):
                     return RESTARTS.format(length)
     return None
 
 
 class _Largest(TorchDispatchMode):
-    """Remembers the number of elements of the largest tensor that is made."""
+    """Record the number of elements of the largest tensor that is made."""
 
     largest = 0
 
@@ -289,17 +291,17 @@ class _Largest(TorchDispatchMode):
 
 @dataclass(frozen=True, kw_only=True)
 class Arrangement:
-    """What else a rotation depends on.
+    """The things other than a token's position that change its rotation.
 
     Args:
-        neighbours: positions of one call are no consecutive numbers, or some of them equal: left padding, a cache.
-        rows: rows of a batch with positions of their own.
-        grows_at: the largest position of a call from which on small positions too are rotated otherwise.
-        remembers: a short sequence is rotated otherwise after a long one.
-        writes: it overwrites what it is given, and returns something, too.
-        crowds: among thousands of tokens some are rotated otherwise than among a few.
-        strided: tokens that are a view into a larger tensor are rotated otherwise, or what lies beside them changes.
-        of: the one side of which that holds, ``"queries"`` or ``"keys"``; ``None``: both, or more than one thing.
+        neighbours: positions of one call that are equal or not consecutive, as with left padding or a cache.
+        rows: rows of a batch with different positions.
+        grows_at: the smallest largest position of a call that also changes the rotation at small positions.
+        remembers: an earlier long sequence changes the rotation of a short one.
+        writes: the target overwrites its arguments, and also returns a result.
+        crowds: some of thousands of tokens are rotated differently than among a few tokens.
+        strided: a view into a larger tensor is rotated differently, or the rest of that tensor changes.
+        of: the only side that is affected, ``"queries"`` or ``"keys"``, ``None`` if both are, or in different ways.
     """
 
     neighbours: bool = False
@@ -312,7 +314,7 @@ class Arrangement:
     of: str | None = None
 
     def with_keys(self, keys: Arrangement) -> Arrangement:
-        """That of queries and that of keys in one."""
+        """Return the union with the arrangement of keys."""
         if self == keys:
             return self
         either = {each.name: getattr(self, each.name) or getattr(keys, each.name) for each in fields(self)}
@@ -322,89 +324,99 @@ class Arrangement:
 
 
 def steady(subject: Subject) -> Subject:
-    """What gives the same when it is called again; as what counts tokens itself, where positions have no effect."""
-    x, near = _random(subject, SHORT), subject.places(*range(SHORT))
-    one, again = (torch.cat(subject.rotate(x.clone(), near)) for _ in range(2))
-    refuse_unsteady(subject.target, one, again)
-    if subject.way.given:
-        x, places = _random(subject, 5), [subject.places(*range(begin, begin + 5)) for begin in (0, 7)]
-        here, there = (torch.cat(subject.rotate(x.clone(), index)) for index in places)
-        subject = subject.counting() if torch.equal(here, there) else subject
-    subject = subject if subject.way.given else subject.within(COUNTED - 1)
+    """Return the subject if two equal calls agree. If positions have no effect, return it as one that counts tokens.
+
+    Raises:
+        InputError: two equal calls differ.
+    """
+    x, near = _random(subject, SHORT), subject.index(*range(SHORT))
+    first, second = (torch.cat(subject.rotate(x.clone(), near)) for _ in range(2))
+    refuse_unsteady(subject.target, first, second)
+    if subject.convention.takes_positions:
+        x, places = _random(subject, 5), [subject.index(*range(begin, begin + 5)) for begin in (0, 7)]
+        near_tokens, far_tokens = (torch.cat(subject.rotate(x.clone(), index)) for index in places)
+        subject = subject.with_counting() if torch.equal(near_tokens, far_tokens) else subject
+    subject = subject if subject.convention.takes_positions else subject.within(COUNTED - 1)
     try:
-        subject.rotate(_random(subject, 1), subject.places(min(NEAR[-1], subject.limit)))
-    except FAILED:  # it has few positions
+        subject.rotate(_random(subject, 1), subject.index(min(NEAR[-1], subject.limit)))
+    except CALL_ERRORS:  # it has few positions
         subject = subject.within(_last_place(subject, SHORT - 1, NEAR[-1]))
     return subject
 
 
 def arrangement_of(subject: Subject) -> Arrangement:
-    """All of it; short sequences come first, so that what remembers has nothing to remember yet."""
-    x, near, given = _random(subject, SHORT), range(SHORT), subject.way.given
+    """Measure the arrangement. Short sequences come first, before a target can remember a long one."""
+    x, near, takes_positions = _random(subject, SHORT), range(SHORT), subject.convention.takes_positions
     rotated = _rotated(subject, x, near)
     written = x.clone()
-    subject.rotate(written, subject.places(*near))
+    subject.rotate(written, subject.index(*near))
     alone = rows = False
-    if given:
+    if takes_positions:
         places = [place for place in (0, 0, 0, 1, 2, 3, 40, 41) if place <= subject.limit]
         tokens = _random(subject, len(places))
         whole = _rotated(subject, tokens, places)
         for number, place in enumerate(places):
             one = _rotated(subject, tokens[:, :, number : number + 1], [place])
-            alone = alone or _apart(one, whole[:, :, number : number + 1])
+            alone = alone or _differ(one, whole[:, :, number : number + 1])
         last = min(30, subject.limit)
         tokens, second = _random(subject, 5).repeat(3, 1, 1, 1), range(last - 4, last + 1)
-        # More rows than heads, so that no code takes one for the other.
+        # More rows than heads, so that no code confuses them.
         batch = _rotated_or_none(subject, tokens, range(5), second, range(5))
-        rows = batch is not None and _apart(batch[1:2], _rotated(subject, tokens[1:2], second))
+        rows = batch is not None and _differ(batch[1:2], _rotated(subject, tokens[1:2], second))
     grows_at = _grows_at(subject)
     longest = min(LONGEST, 4 * (grows_at or COUNTED)) if subject.limit == MAX_INT32 else subject.limit
-    long = (torch.cat([x, x[:, :, :1]], 2), (*near, longest - 1)) if given else (_random(subject, 1), [longest - 1])
+    long = (
+        (torch.cat([x, x[:, :, :1]], 2), (*near, longest - 1))
+        if takes_positions
+        else (_random(subject, 1), [longest - 1])
+    )
     _rotated_or_none(subject, *long)
-    remembers, writes = _apart(_rotated(subject, x, near), rotated), not torch.equal(written, x)
+    remembers, writes = _differ(_rotated(subject, x, near), rotated), not torch.equal(written, x)
     return Arrangement(
-        neighbours=alone, rows=rows, grows_at=grows_at, remembers=remembers, writes=writes and not subject.way.writes,
-        crowds=given and not (alone or remembers) and _crowds(subject, x, rotated),
+        neighbours=alone, rows=rows, grows_at=grows_at, remembers=remembers,
+        writes=writes and not subject.convention.writes,
+        crowds=takes_positions and not (alone or remembers) and _crowds(subject, x, rotated),
         strided=_strided(subject, x, rotated),
     )  # fmt: skip
 
 
 def _crowds(subject: Subject, x: Tensor, few: Tensor) -> bool:
-    """Whether the same tokens at the same small positions come out otherwise when there are many: kernels differ."""
-    if subject.way.one_by_one:
+    """Return whether tokens at small positions are rotated differently if there are many, as by another kernel."""
+    if subject.convention.one_by_one:
         return False
     many = [place % SHORT for place in range(CROWD)]
     rotated = _rotated_or_none(subject, x[:, :, many], many)
-    return rotated is not None and (bool(rotated.isnan().any()) or _apart(rotated, few[:, :, many]))
+    return rotated is not None and (bool(rotated.isnan().any()) or _differ(rotated, few[:, :, many]))
 
 
 def _strided(subject: Subject, x: Tensor, rotated: Tensor) -> bool:
-    """Whether tokens in the middle third of a tensor come out otherwise, or what lies beside them changes."""
+    """Return whether a view into the middle third of a tensor is rotated differently, or the other thirds change."""
     wide = torch.ones(*x.shape[:-1], 3 * subject.width)
     view = wide[..., subject.width : 2 * subject.width]
     view.copy_(x)
     try:
-        other = subject.rotate(view, subject.places(*range(SHORT)))[0]
-    except FAILED:
+        other = subject.rotate(view, subject.index(*range(SHORT)))[0]
+    except CALL_ERRORS:
         return False
-    beside = torch.cat([wide[..., : subject.width], wide[..., 2 * subject.width :]], -1)
-    return _apart(other, rotated) or not bool((beside == 1).all())
+    rest = torch.cat([wide[..., : subject.width], wide[..., 2 * subject.width :]], -1)
+    return _differ(other, rotated) or not bool((rest == 1).all())
 
 
 def shifts_of(subject: Subject, factor: float, limit: int) -> dict[int, float]:
-    """By how much q . k changes when both move on together, over the lengths of both, by how far they moved.
+    """Return the change of q . k, relative to the lengths of both, for each common shift of their positions.
 
-    `factor` is by what q . k is multiplied.
+    Args:
+        factor: the factor of q . k.
     """
     x = _random(subject, 4)
-    where = (0, 1, 3, 7)
+    places = (0, 1, 3, 7)
     scores: dict[int, Tensor] = {}
     for shift in (0, 1, 64, 1000, 65_536, 2**20):
-        if shift + max(where) > limit:
+        if shift + max(places) > limit:
             break
         try:
-            q, k = subject.rotate(x.clone(), subject.places(*(shift + place for place in where)))
-        except FAILED:  # its positions end before
+            q, k = subject.rotate(x.clone(), subject.index(*(shift + place for place in places)))
+        except CALL_ERRORS:  # its positions end earlier
             break
         scores[shift] = q.double() @ k.double().mT
     size = x.double().norm(dim=-1)
@@ -413,15 +425,16 @@ def shifts_of(subject: Subject, factor: float, limit: int) -> dict[int, float]:
 
 
 def _grows_at(subject: Subject) -> int | None:
-    """The smallest last position, in a power of two or between, at which small positions are rotated otherwise."""
+    """Return the smallest last position that changes the rotation at small positions, ``None`` if none does."""
     x = _random(subject, SHORT)
-    given, longer = _rotated(subject, x, range(SHORT)), torch.cat([x, x[:, :, :1]], 2)
+    rotated_alone, longer = _rotated(subject, x, range(SHORT)), torch.cat([x, x[:, :, :1]], 2)
 
     def changes(last: int) -> bool:
         rotated = _rotated_or_none(subject, longer, (*range(SHORT), last))
-        return rotated is not None and _apart(rotated[:, :, :SHORT], given)
+        return rotated is not None and _differ(rotated[:, :, :SHORT], rotated_alone)
 
-    end = COUNTED if not subject.way.given else LONGEST if subject.limit == MAX_INT32 else subject.limit
+    longest = LONGEST if subject.limit == MAX_INT32 else subject.limit
+    end = longest if subject.convention.takes_positions else COUNTED
     low, high = SHORT, 2 * SHORT
     while high <= end and not changes(high - 1):
         low, high = high, 2 * high
@@ -433,19 +446,19 @@ def _grows_at(subject: Subject) -> int | None:
     return high - 1
 
 
-def _apart(one: Tensor, other: Tensor) -> bool:
+def _differ(one: Tensor, other: Tensor) -> bool:
     return float((one - other).abs().max()) > SAME
 
 
 def _rotated(subject: Subject, x: Tensor, *rows: Sequence[int]) -> Tensor:
-    """Queries of a copy of tokens at these positions of each row."""
-    return subject.rotate(x.clone(), torch.cat([subject.places(*row) for row in rows]))[0].clone()
+    """Return the queries of a copy of tokens at these positions of each row."""
+    return subject.rotate(x.clone(), torch.cat([subject.index(*row) for row in rows]))[0].clone()
 
 
 def _rotated_or_none(subject: Subject, x: Tensor, *rows: Sequence[int]) -> Tensor | None:
     try:
         return _rotated(subject, x, *rows)
-    except FAILED:
+    except CALL_ERRORS:
         return None
 
 

@@ -1,7 +1,7 @@
-"""`locant.probe`: the order of what is measured, on anybody's code, and on the rotary modules of `transformers`.
+"""`locant.probe` measures foreign code, and the rotary modules of `transformers`.
 
-Of these nothing is fetched and no code is run but that of the installed package: an ``auto_map`` of a configuration,
-which names code of others, is not looked at. Only the rotary module is built, not the model.
+For `transformers` nothing is downloaded, and only code of the installed package runs. An ``auto_map`` in a
+configuration, which names foreign code, is ignored. We build only the rotary module, not the model.
 """
 
 from __future__ import annotations
@@ -40,19 +40,20 @@ from locant.probing.norm import NormReport, weights_of, without_norm
 from locant.probing.precision import FLOAT32, UNHARMED, Arrangement, arrangement_of, precision_of, shifts_of, steady
 from locant.probing.report import SIDES, Report, RotationReport, first_difference
 from locant.probing.rotation import EVEN, NEAR, Rotation, encoding_of, odd_pairs, rotations
-from locant.probing.subject import FAILED, HEADS, Subject, Tried, name_of, refuse, subject_of
+from locant.probing.subject import Subject, find_subject, name_of, refuse
+from locant.probing.token_calls import CALL_ERRORS, HEADS, Failures
 from locant.spelling import spell
 
 SAME = 1e-3
-"""How far tokens of length 1 in each dimension may be apart; float32 angles up to 61 radians move them by 1e-5."""
+"""The largest difference of equal tokens of size 1. Float32 angles up to 61 radians change them by 1e-5."""
 
 AGREES = 1e-4
-"""How far a measured encoding may be from what it was measured on to be taken for it: float32 angles up to 61."""
+"""The largest difference between a measured encoding and its target, for float32 angles up to 61 radians."""
 
 PARTS = ("Vision", "Audio")
-"""In the names of classes of a part: its rotary module is not built of the configuration of another part."""
+"""Words in class names of one part of a model, whose rotary module is not built from another part's configuration."""
 
-CALLED_SO = re.compile(r"Rotary|Rope(?=[A-Z])|RoPE(?=[A-Z])")
+ROTARY_CLASS_NAME = re.compile(r"Rotary|Rope(?=[A-Z])|RoPE(?=[A-Z])")
 
 
 def probe(
@@ -71,41 +72,43 @@ def probe(
     norm_follows: bool = False,
     qkv: tuple[int, int, int] | None = None,
 ) -> Report:
-    """What a function or module does with positions, measured, without reading its code.
+    """Measure what a function or module does with positions, without reading its code.
 
-    Random tokens and unit vectors go in, and what comes out tells pairs, axes, frequencies, direction, lengths, whether
-    scores depend on distances alone, how far angles are from the truth up to position 2^31 - 1, what a cast to
-    bfloat16 does, and whether neighbours, rows, lengths or earlier calls matter. Takes a second at most for a head of
-    128. A module is called as it is, on the CPU, and copied before it is cast.
+    We pass random tokens and unit vectors. The results show pairs, axes, frequencies, direction and lengths, whether
+    scores depend only on distances, the errors of angles up to position 2^31 - 1, the effect of a cast to bfloat16, and
+    whether neighbours, rows, lengths or earlier calls matter. This takes at most a second for a head of 128. A module
+    is called unchanged, on the CPU, and copied before a cast.
 
     Args:
-        target: A function or a module that rotates, ``f(x, positions)``, ``f(q, k, positions)``, ``f(x)`` or
-            ``f(q, k)``, with tokens in any usual shape such as ``[batch, heads, seq, head_dim]``, and also in place.
-            Or one that adds a vector to each token. What makes tables of cosines and sines or matrices, by positions or
-            by a length. A model or a configuration of `transformers`, whose rotary module is probed, or the path or
-            name of one, as in ``locant probe``; also a model of `locant train`. An encoding of this package, or what
-            holds one. Or a bias, ``f(query_len, key_len)`` or a module with ``compute_bias``.
-        head_dim: the width of a head; default: as the module says, else widths are tried.
-        axes: how many indices a position has; default: as many as work.
-        apply: the function that rotates by the tables; default: the function beside a module in its Python module.
-        limit: the last position that it can be asked for; default: none.
-        config: the configuration a module was made from, which may say the width of a head.
-        layer_type: which layers, for modules that ask.
-        expected: an encoding that it should be; the report says where they part. Default: of a configuration, what
-            this package makes of it.
-        norm: the weights ``[head_dim]`` of queries and of keys, where each head is normed by RMSNorm before it is
-            rotated, as fused kernels do. The report says whether norm, order and rotation are right. A function of one
-            side, ``f(x, positions)``, takes one tensor.
+        target: one of these.
+            A function or module that rotates tokens, ``f(x, positions)``, ``f(q, k, positions)``, ``f(x)`` or
+            ``f(q, k)``, with tokens in any usual shape such as ``[batch, heads, seq, head_dim]``, in place or not.
+            A function or module that adds a vector to each token.
+            A function or module that makes tables of cosines and sines, or matrices, from positions or a length.
+            A model or a configuration of `transformers`, whose rotary module is probed, or its path or name, as in
+            ``locant probe``.
+            A model of `locant train`, an encoding of this package, or a module that holds one.
+            A bias, ``f(query_len, key_len)``, or a module with ``compute_bias``.
+        head_dim: the width of a head. Default: the width that the module states. Otherwise widths are tried.
+        axes: the number of indices of a position. Default: the number that works.
+        apply: the function that rotates by the tables. Default: a function in the Python file of the module.
+        limit: the last position to try. Default: no limit.
+        config: the configuration of a module, which may state the width of a head.
+        layer_type: the type of layers, for modules that need it.
+        expected: the encoding that the target should have. The report lists the differences. Default: the encoding that
+            this package builds from a configuration.
+        norm: the weights ``[head_dim]`` of queries and of keys, if each head is normed by RMSNorm before it is rotated,
+            as in fused kernels. The report states whether norm, order and rotation are right. For a function of one
+            side, ``f(x, positions)``, pass one tensor.
         eps: the number that this norm adds to the mean square.
-        plus_one: whether it multiplies by 1 + the weights, as Gemma's does.
-        norm_follows: whether it comes after the rotation, as HunYuan's does.
-        qkv: how many heads of queries, of keys and of values lie beside each other in the tensor
-            ``[tokens, (hq + hk + hv) * head_dim]`` that the function ``f(qkv, positions)`` rotates parts of. It may
-            write into that tensor or return it.
+        plus_one: whether the norm multiplies by 1 + the weights, as Gemma's does.
+        norm_follows: whether the norm comes after the rotation, as HunYuan's does.
+        qkv: the numbers of heads of queries, keys and values in the tensor ``[tokens, (hq + hk + hv) * head_dim]``,
+            parts of which the function ``f(qkv, positions)`` rotates, in place or not.
 
     Raises:
-        InputError: nothing that can be called in a known way; the message names the calls and what each ended with.
-            Or what gives something else when it is called again, as with dropout.
+        InputError: no known calling convention fits. The message names the calls and their errors. Also if two equal
+            calls differ, as with dropout.
 
     >>> from locant import Positions
     >>> found = probe(lambda x, positions: Rotary(8).rotate_one(x, Positions.of(positions)), head_dim=8)
@@ -114,7 +117,7 @@ def probe(
     """
     for name, value in (("head_dim", head_dim), ("axes", axes), ("limit", limit)):
         if value is not None:
-            whole(name, value, 1, remedy="an integer from 1, or None")
+            whole(name, value, 1, remedy="use an integer from 1, or None")
     if not (isinstance(eps, (int, float)) and 0 <= eps < 1):
         raise RangeError(f"got eps={shown(eps)}, expected a number from 0 and below 1", "eps=1e-6")
     if qkv is not None and (len(qkv) != 3 or not all(isinstance(each, int) and each > 0 for each in qkv)):
@@ -125,30 +128,32 @@ def probe(
     if config is not None and inspect.isclass(target):
         target = config
     if isinstance(target, (str, Path)):
-        from locant.checkpoints.config_source import find_source  # which imports models, and these import this file
+        from locant.checkpoints.config_source import find_source  # imports models, which import this file
         from locant.checkpoints.pretrained import read_lab_encoding
 
         if (encoding := read_lab_encoding(target)) is not None:
-            return _of_lab_model(str(target), encoding, expected)
+            return _probe_lab_model(str(target), encoding, expected)
         source = find_source(str(target))
         report = probe(source.config, layer_type=layer_type, expected=expected)
         if source.note is not None and isinstance(report, RotationReport):
             note = f"It was made from {source.note}."
             report = replace(report, note=note if report.note is None else f"{note} {report.note}")
         return report
-    tried: Tried = {}
+    failures: Failures = {}
     with torch.no_grad():
         if isinstance(target, PositionEncoding):
             if "rotate" in target.doors():
-                report = _probed(_of_encoding(target), expected)
+                report = _probe_rotation(_subject_of(target), expected)
             else:
-                report = bias_report(target, expected, tried) or addition_report(target, expected, head_dim, tried)
+                report = bias_report(target, expected, failures) or addition_report(
+                    target, expected, head_dim, failures
+                )
         elif lab_decoder.is_lab_decoder(target):
             encoding = lab_decoder.encoding_of(target)
             if encoding.state_dict():
                 got = f"got the configuration of a model of locant train, whose {name_of(encoding)} has weights"
                 raise InputError(got, "pass the path of its folder")
-            report = _of_lab_model("the configuration", encoding, expected)
+            report = _probe_lab_model("the configuration", encoding, expected)
         elif isinstance(target, Mapping) or hasattr(target, "model_type"):
             by_row = expected is None and read(target)[1].rotary is not UNKNOWN
             if by_row:
@@ -156,33 +161,33 @@ def probe(
                     expected = rotary_from_config(
                         Rotary, target, layer_type=layer_type, angles="exact", layout=None, for_all_layers=False
                     )
-            report = _of_config(target, layer_type, expected, by_row=by_row)
+            report = _probe_config(target, layer_type, expected, by_row=by_row)
         elif (module := _rotary_module_in(target)) is not None:
-            report = _of_config(target.config, layer_type, expected, module)
+            report = _probe_config(target.config, layer_type, expected, module)
         elif callable(target):
             weights = None if norm is None else weights_of(norm, head_dim, plus_one)
             width = head_dim if weights is None else len(weights[0])
             options: dict[str, Any] = {"head_dim": width, "axes": axes, "apply": apply, "limit": limit, "qkv": qkv}
-            subject = subject_of(target, tried, config=config, layer_type=layer_type, **options)
-            found = None
+            subject = find_subject(target, failures, config=config, layer_type=layer_type, **options)
+            norm_report = None
             if subject is not None and weights is not None:
-                subject, found = without_norm(subject, weights, eps, plus_one, norm_follows)
-            report = bias_report(target, expected, tried) if subject is None else None
-            if report is None and found is None and qkv is None and (subject is None or is_addition(subject)):
-                report = addition_report(target, expected, head_dim, tried)
+                subject, norm_report = without_norm(subject, weights, eps, plus_one, norm_follows)
+            report = bias_report(target, expected, failures) if subject is None else None
+            if report is None and norm_report is None and qkv is None and (subject is None or is_addition(subject)):
+                report = addition_report(target, expected, head_dim, failures)
             if report is None and subject is not None:
-                report = _probed(subject, expected, found)
+                report = _probe_rotation(subject, expected, norm_report)
         else:
             report = None
     if report is None and isinstance(target, nn.Module):
-        held = next((each for each in target.modules() if isinstance(each, PositionEncoding)), target)
-        if held is not target:
-            return probe(held, expected=expected)
-    return refuse(target, tried) if report is None else report
+        encoding = next((each for each in target.modules() if isinstance(each, PositionEncoding)), None)
+        if encoding is not None and encoding is not target:
+            return probe(encoding, expected=expected)
+    return refuse(target, failures) if report is None else report
 
 
-def _of_lab_model(model: str, encoding: PositionEncoding, expected: PositionEncoding | None) -> Report:
-    """Measure the encoding that a model holds."""
+def _probe_lab_model(model: str, encoding: PositionEncoding, expected: PositionEncoding | None) -> Report:
+    """Measure the encoding of a model of `locant train`."""
     if not encoding.doors():
         raise InputError(f"got {model}, which has no positions (NoPE)", "train one with locant train --encoding rotary")
     try:
@@ -192,16 +197,18 @@ def _of_lab_model(model: str, encoding: PositionEncoding, expected: PositionEnco
         raise InputError(got, "measure what it does to the loss with locant evaluate MODEL --with own,nope") from error
 
 
-def _probed(
+def _probe_rotation(
     subject: Subject, expected: PositionEncoding | None, norm: NormReport | None = None, *, by_row: bool = False
 ) -> RotationReport:
-    """All that is measured of a rotation; short sequences come first. `expected` may be what a row of ours reads."""
+    """Measure a rotation, short sequences first. With `by_row`, `expected` was read from a configuration."""
     subject = steady(subject)
     q, k = rotations(subject)
     differences, note = [] if expected is None else _differences((q, k), expected), None
     if by_row and differences and expected is not None and _has_frequencies_of(q, expected):
         differences, note, expected = [], OTHER_PAIRS.format(f"{expected!r}"), None
-    arrangement = functools.reduce(Arrangement.with_keys, [arrangement_of(side.again()) for side in subject.sides()])
+    arrangement = functools.reduce(
+        Arrangement.with_keys, [arrangement_of(side.fresh_copy()) for side in subject.sides()]
+    )
     reach = subject if arrangement.grows_at is None else subject.within(arrangement.grows_at - 1)
     names = [encoding_of(side, subject.width, subject.axes) for side in ((q,) if k is q else (q, k))]
     truth = None if differences else expected
@@ -216,17 +223,19 @@ def _probed(
     precision = precisions[worst]
     mode: AngleMode = "float32" if precision["rounding"] == FLOAT32 else "exact"
     candidates: list[PositionEncoding] = []
-    known = norm is None or None not in norm.found  # lengths behind another norm are those of no encoding
-    if known and (angles := names[0]) is not None:  # of these angles, rounded in this way; lengths decide
+    is_norm_known = norm is None or None not in norm.found  # lengths after an unknown norm fit no encoding
+    if is_norm_known and (angles := names[0]) is not None:  # with these angles and this rounding. Lengths decide
         candidates.append(angles.alike(angles=mode))
         if q.change > 1e-3 and angles.is_short:
             candidates.append(XPos(angles.head_dim, base=angles.base, layout=angles.layout, angles=mode))
-    compared = ((each, _apart(subject, (q, k), each)) for each in candidates)
+    compared = ((each, _largest_difference(subject, (q, k), each)) for each in candidates)
     encoding, agrees = next(((each, apart) for each, apart in compared if apart <= SAME * q.factor), (None, None))
     return RotationReport(
-        subject=name_of(subject.target), called=subject.way.called, encoding=encoding, agrees=agrees, expected=expected,
+        subject=name_of(subject.target), called=subject.convention.notation, encoding=encoding, agrees=agrees,
+        expected=expected,
         differences=tuple(text for text, _ in differences), costs=tuple(cost for _, cost in differences),
-        head_dim=subject.width, axes=subject.axes, given=subject.way.given, queries=q, keys=k, norm=norm, note=note,
+        head_dim=subject.width, axes=subject.axes, given=subject.convention.takes_positions, queries=q, keys=k,
+        norm=norm, note=note,
         each=tuple(names) if encoding is None and k is not q else (), arrangement=arrangement,
         shifts=shifts_of(reach, q.factor * k.factor, min(precision["last"], reach.limit)),
         worse=None if len({*kinds}) == 1 else SIDES[worst], **precision,
@@ -240,8 +249,8 @@ OTHER_PAIRS = (
 
 
 def _has_frequencies_of(rotation: Rotation, expected: PositionEncoding) -> bool:
-    """Whether all pairs have the frequencies and axes of an encoding, whatever dimensions they are of."""
-    both = (rotation, rotations(_of_encoding(expected))[0])
+    """Return whether the pairs have the frequencies and axes of an encoding, in any dimensions."""
+    both = (rotation, rotations(_subject_of(expected))[0])
     ours, others = ([(block.axes, abs(sum(block.frequencies))) for block in one.blocks] for one in both)
     pairs = zip(sorted(ours), sorted(others), strict=False)
     return len(ours) == len(others) and all(
@@ -249,16 +258,16 @@ def _has_frequencies_of(rotation: Rotation, expected: PositionEncoding) -> bool:
     )
 
 
-def _of_encoding(encoding: PositionEncoding) -> Subject:
-    subject = subject_of(encoding, {})
+def _subject_of(encoding: PositionEncoding) -> Subject:
+    subject = find_subject(encoding, {})
     if subject is None:
-        got = f"got {encoding!r}, which does not give {HEADS} heads back in the width they came in"
-        raise InputError(got, "an encoding that rotates, such as locant.Rotary(64)")
+        got = f"got {encoding!r}, which does not return {HEADS} heads in the width of its input"
+        raise InputError(got, "use an encoding that rotates, such as locant.Rotary(64)")
     return subject
 
 
-def _apart(subject: Subject, sides: tuple[Rotation, Rotation], encoding: PositionEncoding) -> float:
-    """How far its queries and keys are from those of the encoding, whatever the order of dimensions they share."""
+def _largest_difference(subject: Subject, sides: tuple[Rotation, Rotation], encoding: PositionEncoding) -> float:
+    """Return the largest difference from the encoding's queries and keys, in any common order of dimensions."""
     if sides[0].order != sides[1].order:
         return math.inf
     generator = torch.Generator().manual_seed(0)
@@ -266,31 +275,31 @@ def _apart(subject: Subject, sides: tuple[Rotation, Rotation], encoding: Positio
     orders = [torch.randperm(last + 1, generator=generator)[:16] for _ in range(subject.axes)]
     index = torch.stack(orders, -1)[None]
     x = torch.randn(1, HEADS, index.shape[1], subject.width, generator=generator)
-    ours, theirs = (torch.stack(one.rotate(x.clone(), index)) for one in (subject, _of_encoding(encoding)))
-    return float((sides[0].in_order(ours) - theirs).abs().max())
+    measured, other = (torch.stack(one.rotate(x.clone(), index)) for one in (subject, _subject_of(encoding)))
+    return float((sides[0].in_order(measured) - other).abs().max())
 
 
 Difference = tuple[str, str | None]
-"""In words, and what it costs: a key of `COSTS`; ``None``: that was not measured."""
+"""A difference in words, and its cost: a key of `COSTS`, ``None`` if not measured."""
 
 
 def _differences(sides: tuple[Rotation, Rotation], expected: PositionEncoding) -> list[Difference]:
-    """Where what was measured parts from an encoding, which is measured in the same way."""
-    told = [[*_parted(*both)] for both in zip(sides, rotations(_of_encoding(expected)), strict=True)]
-    if told[0] == told[1]:
-        return told[0]
-    both = zip(SIDES, told, strict=True)
-    return [(f"of its {side}, {text}", cost) for side, differences in both for text, cost in differences]
+    """Return the differences from an encoding, which is measured in the same way."""
+    differences = [[*_side_differences(*both)] for both in zip(sides, rotations(_subject_of(expected)), strict=True)]
+    if differences[0] == differences[1]:
+        return differences[0]
+    both = zip(SIDES, differences, strict=True)
+    return [(f"of its {side}, {text}", cost) for side, of_side in both for text, cost in of_side]
 
 
-def _parted(ours: Rotation, other: Rotation) -> Iterator[Difference]:
-    """Where one side parts from the same side of an encoding."""
+def _side_differences(ours: Rotation, other: Rotation) -> Iterator[Difference]:
+    """Yield the differences of one side from the same side of an encoding."""
     pairs = [[block.dims for block in one.blocks] for one in (ours, other)]
     if pairs[0] != pairs[1]:
-        lacks = bool(pairs[0]) and {*pairs[0]} < {*pairs[1]}
+        is_part = bool(pairs[0]) and {*pairs[0]} < {*pairs[1]}
         yield (
             first_difference(pairs[0], pairs[1], "its pairs", "those of the encoding"),
-            "pairs not rotated" if lacks else None,
+            "pairs not rotated" if is_part else None,
         )
         return
     if ours.num_heads != other.num_heads:
@@ -308,20 +317,20 @@ def _parted(ours: Rotation, other: Rotation) -> Iterator[Difference]:
         (a, b), *_ = odd
         if a.axes != b.axes:
             axes = [" and ".join(map(str, each.axes)) or "none" for each in (a, b)]
-            told = f"follow another axis, the first of them {a.dims} axis {axes[0]} and not axis {axes[1]}"
+            text = f"follow another axis, the first of them {a.dims} axis {axes[0]} and not axis {axes[1]}"
         else:
             speeds = f"{spell(sum(a.frequencies))} for {spell(sum(b.frequencies))}"
-            told = f"have another frequency, the first of them {a.dims} with {speeds} radians per position"
-        yield f"{len(odd)} of {len(ours.blocks)} pairs {told}", _cost_of(ours, other)
+            text = f"have another frequency, the first of them {a.dims} with {speeds} radians per position"
+        yield f"{len(odd)} of {len(ours.blocks)} pairs {text}", _frequency_cost(ours, other)
     if not math.isclose(ours.factor, other.factor, rel_tol=1e-5):
         yield f"tokens are multiplied by {spell(ours.factor)}, not by {spell(other.factor)}", "attention factor"
     if ours.begin != other.begin:
-        told = "no position is" if ours.begin is None else f"position {spell(ours.begin)}"
-        yield f"position 0 is rotated as {told}", None
+        begin = "no position is" if ours.begin is None else f"position {spell(ours.begin)}"
+        yield f"position 0 is rotated as {begin}", None
 
 
-def _cost_of(ours: Rotation, other: Rotation) -> str | None:
-    """Of other frequencies: another base, or all multiplied by one number, of which the cost of one was measured."""
+def _frequency_cost(ours: Rotation, other: Rotation) -> str | None:
+    """Return the measured cost of other frequencies: another base, or a factor of all, ``None`` for other changes."""
     both = [(sum(a.frequencies), sum(b.frequencies)) for a, b in zip(ours.blocks, other.blocks, strict=True)]
     if any(a.axes != b.axes for a, b in zip(ours.blocks, other.blocks, strict=True)) or not all(
         a * b > 0 for a, b in both
@@ -335,22 +344,22 @@ def _cost_of(ours: Rotation, other: Rotation) -> str | None:
 
 
 def is_measurable(config: object) -> bool:
-    """Whether the class of this configuration in `transformers` has a rotary module that can be built."""
+    """Return whether `transformers` has a rotary module for this configuration that can be built."""
     return next(_rotary_modules(_configuration(config), {}), None) is not None
 
 
 def measured_rotary(config: object, layer_type: str | None) -> Rotary:
-    """The encoding of an architecture without a row, by measurement; a warning says so.
+    """Return the measured encoding of an unknown architecture, with a warning.
 
     Raises:
-        InputError: what was measured is no encoding of this package.
+        InputError: the measured rotation is no encoding of this package.
     """
-    report = _of_config(config, layer_type, None)
+    report = _probe_config(config, layer_type, None)
     name = config.get("model_type") if isinstance(config, Mapping) else getattr(config, "model_type", "")
     encoding, grows_at = report.encoding, report.arrangement.grows_at
-    remedy = "layout='half' or 'interleaved', as its weights were trained with"
+    remedy = "pass layout='half' or 'interleaved', as its weights were trained"
     if not isinstance(encoding, Rotary) or report.agrees is None or report.agrees > AGREES:
-        raise InputError(f"got {name}, whose {report.subject} is no rotation that has a name: {report}", remedy)
+        raise InputError(f"got {name}, whose {report.subject} is not a known rotation: {report}", remedy)
     if grows_at is not None:
         got = f"got {name}, whose frequencies depend on the length from position {grows_at} on"
         raise InputError(f"{got}, which a measurement cannot name", remedy)
@@ -362,49 +371,49 @@ def measured_rotary(config: object, layer_type: str | None) -> Rotary:
     return encoding
 
 
-def _of_config(
+def _probe_config(
     config: object, layer_type: str | None, expected: PositionEncoding | None, module: nn.Module | None = None,
     by_row: bool = False,
 ) -> RotationReport:  # fmt: skip
-    """What the rotary module of a configuration does; `module` is the one to take, if it is built."""
+    """Return a report on the rotary module of a configuration, or on `module` if it is already built."""
     require("transformers", "probing a model by its configuration")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its own code, about configurations that are older than itself
-        return _measured(config, layer_type, expected, module, by_row)
+        warnings.simplefilter("ignore")  # its own code warns about older configurations
+        return _probe_modules(config, layer_type, expected, module, by_row)
 
 
-def _measured(
+def _probe_modules(
     config: object, layer_type: str | None, expected: PositionEncoding | None, module: nn.Module | None, by_row: bool
 ) -> RotationReport:
-    built, tried = _configuration(config), Tried()
+    built, failures = _configuration(config), Failures()
     rope = getattr(built, "rope_parameters", None)
     kinds = {kind: one for kind, one in rope.items() if one is not None} if isinstance(rope, dict) else {}
     if layer_type is None and kinds and all(isinstance(one, dict) for one in kinds.values()):
-        layer_type = next(iter(kinds))  # the kinds of layers have parameters of their own
+        layer_type = next(iter(kinds))  # layer types have different parameters
     with torch.no_grad(), torch.device("cpu"):
-        for each in _rotary_modules(built, tried) if module is None else (module,):
-            subject = subject_of(each, tried, config=built, layer_type=layer_type)
+        for each in _rotary_modules(built, failures) if module is None else (module,):
+            subject = find_subject(each, failures, config=built, layer_type=layer_type)
             if subject is not None:
-                return _probed(subject, expected, by_row=by_row)
-    raise _refusal(config, built, tried)
+                return _probe_rotation(subject, expected, by_row=by_row)
+    raise _refusal(config, built, failures)
 
 
-def _refusal(config: object, built: object, tried: Tried) -> InputError:
+def _refusal(config: object, built: object, failures: Failures) -> InputError:
     """Return the error that states why nothing of this configuration could be measured."""
     stated = config.get("model_type") if isinstance(config, Mapping) else getattr(config, "model_type", config)
     name, remedy = shown(stated), "locant.probe(lambda x, positions: ..., head_dim=64), with a function of that model"
     if built is None:
         got = f"got a configuration of {name}, which the installed transformers does not know"
-        return InputError(got, f"a newer transformers, or {remedy}")
-    if not tried:
+        return InputError(got, f"install a newer transformers, or use {remedy}")
+    if not failures:
         return InputError(f"got {name}, whose code in transformers has no rotary module", remedy)
-    told = "; ".join(f"{called} raised {type(error).__name__}: {error}" for called, error in tried.items())
+    errors = "; ".join(f"{call} raised {type(error).__name__}: {error}" for call, error in failures.items())
     got = f"got {name}, whose rotary module in transformers cannot be built or called with this configuration"
-    return InputError(f"{got}: {told}", remedy)
+    return InputError(f"{got}: {errors}", remedy)
 
 
 def _configuration(config: object) -> Any:
-    """The object of `transformers`, of several models in one that of the text; ``None``: it has no class for it."""
+    """Return the configuration of `transformers`, or its text part. ``None`` if `transformers` has no class for it."""
     if not is_installed("transformers"):
         return None
     built: Any = config
@@ -416,22 +425,22 @@ def _configuration(config: object) -> Any:
             return None
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of keys that are older than itself
+                warnings.simplefilter("ignore")  # it warns about older keys
                 built = CONFIG_MAPPING[name](**{key: value for key, value in config.items() if key != "model_type"})
-                built.to_dict()  # which fails for some values that are taken
+                built.to_dict()  # fails for some values that the class accepts
         except Exception as error:  # a configuration can make transformers fail in any way
             got = f"got a {name} configuration that transformers refuses: {error}"
-            raise InputError(got, "transformers.AutoConfig.from_pretrained, which says what it expects") from error
+            raise InputError(got, "call transformers.AutoConfig.from_pretrained, whose error names the key") from error
     elif not type(config).__module__.startswith("transformers.models."):
         return None
     try:
         return built.get_text_config()
-    except ValueError:  # it has several
+    except ValueError:  # it has several text parts
         return built
 
 
-def _rotary_modules(config: Any, tried: Tried) -> Iterator[nn.Module]:
-    """Those of the Python module of a configuration, those first whose constructor names its class."""
+def _rotary_modules(config: Any, failures: Failures) -> Iterator[nn.Module]:
+    """Yield the rotary modules in the Python file of a configuration, first those whose constructor names its class."""
     place = type(config).__module__.replace(".configuration_", ".modeling_")
     if config is None or find_spec(place) is None:
         return
@@ -447,14 +456,14 @@ def _rotary_modules(config: Any, tried: Tried) -> Iterator[nn.Module]:
         try:
             with torch.device("cpu"):
                 module = cls(config)
-        except FAILED as error:
-            tried.setdefault(f"{cls.__name__}(config)", error)
+        except CALL_ERRORS as error:
+            failures.setdefault(f"{cls.__name__}(config)", error)
             continue
         yield module
 
 
 def _rotary_module_in(model: object) -> nn.Module | None:
-    """The first rotary module inside of a model of `transformers`."""
+    """Return the first rotary module inside a model of `transformers`."""
     if not isinstance(model, nn.Module) or getattr(getattr(model, "config", None), "model_type", None) is None:
         return None
     return next((module for module in model.modules() if module is not model and _is_rotary(type(module))), None)
@@ -462,4 +471,4 @@ def _rotary_module_in(model: object) -> nn.Module | None:
 
 def _is_rotary(cls: type) -> bool:
     name = cls.__name__
-    return issubclass(cls, nn.Module) and CALLED_SO.search(name) is not None and "Attention" not in name
+    return issubclass(cls, nn.Module) and ROTARY_CLASS_NAME.search(name) is not None and "Attention" not in name

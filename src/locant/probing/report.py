@@ -1,4 +1,4 @@
-"""What was found: numbers, sentences and warnings."""
+"""The reports of `locant.probe`: numbers, sentences and warnings."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from locant.spelling import spell
 SIDES = ("queries", "keys")
 
 DEPENDS = 1e-3
-"""Scores that change by more than this share of |q| |k| over a thousand positions depend on more than distances."""
+"""Scores depend on more than distances if they change by more than this share of |q| |k| over a thousand positions."""
 
 FACTOR = 1e-5
-"""Lengths multiplied by 1 up to this share are kept."""
+"""The largest relative change of a length that counts as none."""
 
 NEGLIGIBLE = 1e-2
-"""Angles that a cast moves by no more than this, in radians up to position 4,097."""
+"""The largest change of an angle by a cast that is ignored, in radians at positions up to 4,097."""
 
 ARRANGED = {
     "neighbours": "A token is rotated otherwise when others stand beside it: with left padding, a cache or positions "
@@ -39,21 +39,22 @@ ARRANGED = {
     "lies beside them changes.",
     "writes": "It overwrites the tokens it is given.",
 }
-"""What goes wrong with each part of an `Arrangement`."""
+"""The problem that each part of an `Arrangement` means."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What `locant.probe` found; `str` says it in sentences.
+    """A report of `locant.probe`. `str` returns it in sentences.
 
     Args:
-        subject: what was probed.
-        called: how it was called.
-        encoding: the encoding of this package that does the same, where there is one.
-        agrees: how far the two were apart on random tokens at positions up to 61, or biases; ``None``: not compared.
-        expected: what it was held against.
-        differences: where it parts from that.
-        costs: what each of these costs, a key of `locant.probing.costs.COSTS`, where it was measured.
+        subject: the name of the target.
+        called: the calling convention that worked.
+        encoding: the encoding of this package that does the same, if there is one.
+        agrees: the largest difference from it on random tokens at positions up to 61, or of biases, ``None`` if not
+            compared.
+        expected: the encoding that the target was compared with.
+        differences: the differences from it.
+        costs: the cost of each difference, a key of `locant.probing.costs.COSTS`, if it was measured.
     """
 
     subject: str
@@ -66,12 +67,12 @@ class Report:
 
     @property
     def compared(self) -> str:
-        """What was compared with the encoding."""
+        """Return what was compared with the encoding, in words."""
         return f"on random tokens at positions up to {NEAR[-1]}"
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is wrong, or easily goes wrong, in plain words; what costs most comes first."""
+        """Return what is wrong or easily goes wrong, in plain words, the most costly first."""
         return tuple(map(str, self._findings()))
 
     def _findings(self) -> list[Finding]:
@@ -87,7 +88,7 @@ class Report:
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON."""
+        """Return the report as plain values, for JSON."""
         return {**{each.name: _plain(getattr(self, each.name)) for each in fields(self)}, "warnings": [*self.warnings]}
 
     def __str__(self) -> str:
@@ -100,30 +101,30 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class RotationReport(Report):
-    """What rotates tokens.
+    """The report on a target that rotates tokens.
 
     Args:
         head_dim: the width of a head.
-        axes: how many indices a position has.
-        given: whether it is told positions, and they have an effect; else it counts tokens from 0.
-        queries, keys: what each is multiplied by; one object where they are rotated alike.
-        each: where they are not, the encoding whose angles queries have, and that whose angles keys have.
-        shifts: by how much q . k changes, over the lengths of both, when both move on by so many positions.
-        errors: the largest error of an angle at a position, in radians, of the side that is further off, as all that
-            follows on angles; empty where the truth is not known.
+        axes: the number of indices of a position.
+        given: whether the target takes positions that have an effect. Otherwise it counts tokens from 0.
+        queries, keys: the rotation of each side, one object if both are rotated equally.
+        each: if they are not, the encoding with the angles of queries, and the encoding with the angles of keys.
+        shifts: the change of q . k, relative to the lengths of both, for each common shift of their positions.
+        errors: the largest error of an angle at each position, in radians, empty if the true angles are not known. This
+            field and the next ones on angles describe the side with the larger errors.
         last: the last position whose angles were measured.
-        rounding: which arithmetic explains the angles; ``None``: none that is known.
-        uneven: where the truth is not known, nor an exact rounding, the first position whose angles do not go on
-            evenly, and by how much.
-        worse: the side that is further off, where something else explains the angles of the other one.
-        casts: for each narrower dtype, the largest error up to position 4,097 after its module was cast, and what
-            explains it.
-        sampled: whether that is the largest of a few positions alone.
-        narrow: what explains the angles of bfloat16 tokens; ``None``: nothing, or it does not take them.
-        arrangement: what else than its position a token's rotation depends on.
-        ended: the error with which a position after `last` ends, where it has no more.
-        norm: what was found of a norm before the rotation, if one was asked for.
-        note: what else there is to be said.
+        rounding: the arithmetic that explains the angles, ``None`` if no known one does.
+        uneven: if neither the true angles nor an exact rounding are known, the first position whose angles do not grow
+            evenly, and their error.
+        worse: the side with the larger errors, if another rounding explains the angles of the other side.
+        casts: for each narrower dtype, the largest error up to position 4,097 after a cast of the module, and the
+            rounding that explains it.
+        sampled: whether the errors after casts were measured only at a few positions.
+        narrow: the rounding that explains the angles of bfloat16 tokens, ``None`` if there is none, or no such tokens.
+        arrangement: the things other than its position that change a token's rotation.
+        ended: the error that a position after `last` raises, if the positions end there.
+        norm: the report on a norm before the rotation, if one was expected.
+        note: another remark.
     """
 
     head_dim: int
@@ -148,18 +149,18 @@ class RotationReport(Report):
 
     @property
     def moves(self) -> bool:
-        """Whether positions have any effect."""
+        """Return whether positions have any effect."""
         return self.queries.moves or self.keys.moves
 
     @property
     def is_rotation(self) -> bool:
-        """Whether every pair of dimensions is rotated, of queries and of keys, and keeps its length up to a factor."""
+        """Return whether both members of every pair have the same angle, in queries and in keys."""
         blocks = (*self.queries.blocks, *self.keys.blocks)
         return bool(blocks) and all(block.is_rotation for block in blocks)
 
     @property
     def layout(self) -> str | None:
-        """``"half"``, ``"interleaved"`` or ``"of its own"``; ``None``: there are no pairs."""
+        """Return ``"half"``, ``"interleaved"`` or ``"of its own"``, ``None`` if there are no pairs."""
         dims = [block.dims for block in self.queries.blocks]
         count = len(dims)
         if dims == [(i, i + count) for i in range(count)]:
@@ -168,12 +169,12 @@ class RotationReport(Report):
 
     @property
     def reversed(self) -> bool:
-        """Whether every pair is rotated from its second dimension to its first."""
+        """Return whether every pair is rotated from its second dimension towards its first."""
         return bool(self.queries.blocks) and all(sum(block.frequencies) < 0 for block in self.queries.blocks)
 
     @property
     def reciprocal(self) -> bool:
-        """Whether keys shrink as queries grow, as with xPos."""
+        """Return whether keys shrink as queries grow, as with xPos."""
         near = [move for shift, move in self.shifts.items() if shift <= 1000]
         grows = self.queries is not self.keys and self.queries.change > FACTOR
         return grows and bool(near) and max(near) < DEPENDS
@@ -276,7 +277,7 @@ class RotationReport(Report):
                 yield Finding(told, harms=name != "writes")
 
     def _times_counted(self) -> float:
-        """How far the first position rotates the fastest pair, 1 as a rule; 1 if that is what was expected."""
+        """Return the angle of the fastest pair at position 1, usually 1, or 1 if the rotation was expected."""
         if self.expected is not None and not self.differences:
             return 1.0
         return max(abs(sum(block.frequencies)) for block in (*self.queries.blocks, *self.keys.blocks))
@@ -287,7 +288,7 @@ class RotationReport(Report):
         return [axis for axis in range(self.axes) if axis not in used]
 
     def _imprecise(self) -> Iterator[Finding]:
-        """Angles of a rotation that are off, in its own numbers or after a cast."""
+        """Yield warnings about wrong angles, in the target's own dtype or after a cast."""
         of, why = "" if self.worse is None else f" of {self.worse}", self.rounding or ""
         cost = "restarts" if why.startswith(RESTARTS.split("{")[0]) else OF_ROUNDINGS.get(why)
         if self.uneven is not None:
@@ -345,7 +346,7 @@ class RotationReport(Report):
 
 
 def some(values: Iterable[Any]) -> str:
-    """The first three, and the last one."""
+    """Return the first three values and the last one, in words."""
     told = [spell(each, 4) if isinstance(each, float) else str(each) for each in values]
     return ", ".join(told if len(told) <= 4 else [*told[:3], "...", told[-1]])
 
@@ -354,7 +355,7 @@ Dims = Sequence[tuple[int, int]]
 
 
 def first_difference(one: Dims, other: Dims, name: str, other_name: str) -> str:
-    """Where two lists of pairs part, in words: from the beginning, after some pairs, or at the end of one."""
+    """Describe the first difference of two lists of pairs: at the beginning, after some pairs, or in their length."""
     differing = (number for number, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     same = next(differing, min(len(one), len(other)))
     if same == 0:
@@ -370,7 +371,7 @@ def _per_axis(frequencies: tuple[float, ...]) -> str:
 
 
 def _parted(q: Rotation, k: Rotation, reciprocal: bool) -> Iterator[str]:
-    """How keys are treated otherwise than queries, as scores see it."""
+    """Yield the differences of keys from queries that affect scores."""
     if not k.blocks or not q.blocks:
         if q.mixed == 1 or k.mixed == 1:
             yield f"rotated alike: {'keys' if q.blocks else 'queries'} are not rotated at all"

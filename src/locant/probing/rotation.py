@@ -1,8 +1,8 @@
-"""The matrix by which each position multiplies a head, what it is made of, and the encoding that is made of the same.
+"""The matrix that each position multiplies a head by, its pairs and frequencies, and the encoding that has the same.
 
-Unit vectors are rotated, so that what comes back are the entries of the matrix: cosines and sines as they are, with no
-rounding but their own. Everything is measured at positions up to 61 first, where no angle of a usual frequency has
-gone round so often that rounding would matter.
+We rotate unit vectors, so that the result holds the entries of the matrix: cosines and sines, with no other rounding
+than their own. Everything is first measured at positions up to 61, where no angle of a usual frequency has made so many
+turns that rounding matters.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from locant.errors import LocantError
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.pair_table import Pairs
 from locant.positions.scaling import Linear, Llama3, Proportional, Scaling, Unscaled, YaRN
-from locant.probing.subject import HEADS, Subject
+from locant.probing.subject import Subject
+from locant.probing.token_calls import HEADS
 
 NEAR = (1, 2, 3, 5, 8, 13, 21, 34, 61)
-"""Each at most twice the one before: a frequency known from one says how often the next went round."""
+"""Positions that are each at most twice the last one, whose frequency gives the number of full turns at the next."""
 
 EVEN = 1e-3
-"""How far angles may be off a straight line, in radians at positions up to 61."""
+"""The largest distance of angles from a straight line, in radians at positions up to 61."""
 
 NOTHING = 1e-9
-"""Entries of a matrix up to here are 0, and angles too."""
+"""Matrix entries and angles up to this size count as 0."""
 
 ROUNDED = 2e-5
-"""Angles up to 61 radians and products of them agree to this in float32."""
+"""The largest difference of equal angles up to 61 radians, and of products of them, in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +41,11 @@ class Block:
     """One pair of dimensions.
 
     Args:
-        dims: the two; a positive angle rotates the first towards the second.
-        frequencies: of the first member, in radians per position, for each axis; a single one is not 0, as a rule.
-        of_second: of the second member; the same in a rotation.
+        dims: the two dimensions. A positive angle rotates the first towards the second.
+        frequencies: the first member's frequency on each axis, in radians per position. Usually only one is not 0.
+        of_second: the second member's frequencies, which are the same in a rotation.
         offset: the angle at position 0.
-        cosine_axes: axes that change its cosine and leave its sine 0: none, in a rotation.
+        cosine_axes: axes that change the cosine but leave the sine 0. A rotation has none.
     """
 
     dims: tuple[int, int]
@@ -55,29 +56,29 @@ class Block:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """Those that rotate it."""
+        """Return the axes that rotate the pair."""
         return tuple(axis for axis, one in enumerate(self.frequencies) if abs(one) > NOTHING)
 
     @property
     def is_rotation(self) -> bool:
-        """Whether both members have one angle."""
+        """Return whether both members have the same angle."""
         return _near(self.frequencies, self.of_second, 1e-4, NOTHING)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rotation:
-    """What one side, queries or keys, is multiplied by.
+    """The matrices that one side, queries or keys, is multiplied by.
 
     Args:
-        blocks: the rotated pairs; empty where dimensions are mixed in larger groups.
-        mixed: the largest number of dimensions that depend on each other; 2 in a rotation of pairs.
-        factor: by which lengths are multiplied at position 0.
-        change: the largest relative change of the length of a pair beside that, among positions up to 61.
-        bent: how far angles are from frequency x position, in radians.
-        order: the dimension of the input that each one of the output is; ``None``: itself.
-        num_heads: how many heads are rotated, from the first on; ``None``: all.
-        same_heads: whether all of these are rotated alike.
-        moves: whether what is done depends on the position.
+        blocks: the rotated pairs, empty if dimensions are mixed in larger groups.
+        mixed: the largest number of dimensions that depend on each other, 2 in a rotation of pairs.
+        factor: the factor of lengths at position 0.
+        change: the largest other relative change of a pair's length, at positions up to 61.
+        bent: the largest difference of an angle from frequency x position, in radians.
+        order: the input dimension of each output dimension, ``None`` if the order does not change.
+        num_heads: the number of heads that are rotated, from the first on, ``None`` for all.
+        same_heads: whether all of these heads are rotated equally.
+        moves: whether the result depends on the position.
         is_multiple: whether position 0 is multiplied by one number, up to the order of dimensions.
     """
 
@@ -94,10 +95,10 @@ class Rotation:
 
     @property
     def begin(self) -> float | None:
-        """The position as which 0 is rotated; ``None``: its angles are those of no position."""
+        """Return the position whose angles position 0 has, ``None`` if there is no such position."""
         moving = [(block.offset, sum(block.frequencies)) for block in self.blocks if sum(block.frequencies)]
         steps = 0.0
-        for offset, speed in sorted(moving, key=lambda each: abs(each[1])):  # the slow ones have not gone round yet
+        for offset, speed in sorted(moving, key=lambda each: abs(each[1])):  # the slow ones have not made a full turn
             steps += math.remainder(offset - steps * speed, math.tau) / speed
         for begin in (float(round(steps)), steps):
             if all(abs(math.remainder(offset - begin * speed, math.tau)) < ROUNDED for offset, speed in moving):
@@ -105,7 +106,7 @@ class Rotation:
         return None
 
     def in_order(self, x: Tensor) -> Tensor:
-        """Rotated tokens with each dimension where it was in the input."""
+        """Return rotated tokens with their dimensions in the order of the input."""
         return x if self.order is None else x[..., torch.tensor(self.order).argsort()]
 
 
@@ -114,16 +115,16 @@ def _near(one: Sequence[float], other: Sequence[float], share: float, least: flo
 
 
 def odd_pairs(one: Rotation, other: Rotation, least: float) -> tuple[list[tuple[Block, Block]], bool]:
-    """Of rotations of the same pairs those whose frequencies differ, and whether all of these are opposite."""
+    """Return the pairs whose frequencies differ between two rotations, and whether all of them are opposite."""
     both = zip(one.blocks, other.blocks, strict=True)
     odd = [(a, b) for a, b in both if not _near(a.frequencies, b.frequencies, 1e-5, least)]
     return odd, all(_near(a.frequencies, [-each for each in b.frequencies], 1e-5, least) for a, b in odd)
 
 
 def rotations(subject: Subject) -> tuple[Rotation, Rotation]:
-    """What is done to queries, and to keys; one object, where it is the same."""
+    """Return the rotations of queries and of keys, one object twice if they are the same."""
     steps = [step for step in NEAR if step <= subject.limit]
-    index = torch.cat([subject.places(0), *(subject.places(*steps, axis=axis) for axis in range(subject.axes))], 1)
+    index = torch.cat([subject.index(0), *(subject.index(*steps, axis=axis) for axis in range(subject.axes))], 1)
     basis = torch.eye(subject.width)[:, None, None, :].expand(-1, HEADS, index.shape[1], -1).clone()
     q, k = (side.double().permute(1, 2, 3, 0) for side in subject.rotate(basis, index))
     of_q = _rotation(q, steps, subject.axes)
@@ -132,16 +133,16 @@ def rotations(subject: Subject) -> tuple[Rotation, Rotation]:
 
 
 def _rotation(heads: Tensor, steps: Sequence[int], axes: int) -> Rotation:
-    """What matrices ``[heads, positions, width, width]`` of position 0 and of steps on each axis are."""
+    """Analyse matrices ``[heads, positions, width, width]`` of position 0 and of steps on each axis."""
     matrix, order, blocks, bent = heads[0], None, (), 0.0
-    still = [bool((head == head[:1]).all()) for head in heads]
-    num_heads = still.index(True) if not still[0] and any(still) else None
-    there = matrix[0].abs() > NOTHING
-    if bool((there.sum(0) == 1).all() and (there.sum(1) == 1).all()):
-        places = there.double().argmax(1)
-        if not torch.equal(places, torch.arange(len(places))):
-            order = tuple(places.tolist())
-            matrix = matrix[:, places.argsort()]
+    is_constant = [bool((head == head[:1]).all()) for head in heads]
+    num_heads = is_constant.index(True) if not is_constant[0] and any(is_constant) else None
+    nonzero = matrix[0].abs() > NOTHING
+    if bool((nonzero.sum(0) == 1).all() and (nonzero.sum(1) == 1).all()):
+        columns = nonzero.double().argmax(1)
+        if not torch.equal(columns, torch.arange(len(columns))):
+            order = tuple(columns.tolist())
+            matrix = matrix[:, columns.argsort()]
     entries = (matrix.abs() > NOTHING).any(0)
     partners = [row.nonzero().flatten().tolist() for row in entries | entries.T]
     moving = (matrix - matrix[:1]).abs().amax(0) > NOTHING
@@ -166,42 +167,43 @@ def _rotation(heads: Tensor, steps: Sequence[int], axes: int) -> Rotation:
         )  # fmt: skip
         bent = max(bends)
     else:
-        factor = float(heads[0, 0].norm() / math.sqrt(len(there)))
+        factor = float(heads[0, 0].norm() / math.sqrt(len(nonzero)))
         lengths = torch.linalg.svdvals(matrix)
     return Rotation(
         blocks=blocks, mixed=mixed, factor=factor, change=float((lengths / factor - 1).abs().max()), bent=bent,
         order=order, num_heads=num_heads, same_heads=all(torch.equal(heads[0], head) for head in heads[:num_heads]),
-        moves=bool(moving.any()), is_multiple=bool((matrix[0] - factor * torch.eye(len(there))).abs().max() < ROUNDED),
+        moves=bool(moving.any()),
+        is_multiple=bool((matrix[0] - factor * torch.eye(len(nonzero))).abs().max() < ROUNDED),
     )  # fmt: skip
 
 
 def slopes_of(angles: Tensor, steps: Sequence[int], axes: int) -> tuple[Tensor, float]:
-    """Radians per position, ``[pairs, axes]``, and how far angles are from them times position."""
+    """Return radians per position, ``[pairs, axes]``, and the largest difference of an angle from them x position."""
     slopes, bent = [], 0.0
     for line in wrapped(angles[1:] - angles[:1]).unflatten(0, (axes, len(steps))):
         slope = line[0] / steps[0]
         for step, angle in zip(steps, line, strict=True):
             slope = slope + wrapped(angle - step * slope) / step
-        apart = wrapped(line - torch.tensor(steps, dtype=torch.float64)[:, None] * slope)
-        bent = max(bent, float(apart.abs().max()))
+        difference = wrapped(line - torch.tensor(steps, dtype=torch.float64)[:, None] * slope)
+        bent = max(bent, float(difference.abs().max()))
         slopes.append(slope)
     return torch.stack(slopes, -1), bent
 
 
 def wrapped(angle: Tensor) -> Tensor:
-    """From -pi to pi."""
+    """Return the angle from -pi to pi."""
     return torch.remainder(angle + math.pi, 2 * math.pi) - math.pi
 
 
 SAME = 4e-6
-"""How far a measured frequency may be from one of a formula, over its size: float32 made it, and measured it."""
+"""The largest relative difference of a measured frequency from a formula. Both were computed in float32."""
 
 LENGTHS = tuple(2**power for power in range(8, 21))
-"""Trained lengths that are tried."""
+"""The trained lengths to try."""
 
 
 def encoding_of(rotation: Rotation, width: int, axes: int) -> Rotary | None:
-    """The rotary encoding with these pairs and frequencies; ``None``: there is none, a pair follows two axes."""
+    """Return the rotary encoding with these pairs and frequencies, ``None`` if there is none."""
     blocks = rotation.blocks
     if not blocks or rotation.bent > EVEN or not all(block.is_rotation and len(block.axes) == 1 for block in blocks):
         return None
@@ -220,7 +222,7 @@ def encoding_of(rotation: Rotation, width: int, axes: int) -> Rotary | None:
             continue
         if torch.allclose(encoding.inv_freq.abs(), frequencies, rtol=SAME, atol=0):
             fits.append(encoding)
-            if _round(base, 1e-12) == _round(base, 1e-2):  # two digits: no coincidence
+            if _round(base, 1e-12) == _round(base, 1e-2):  # a base of two digits is no coincidence
                 break
     if fits:
         return _with_factor(_short(fits[-1] if len(f"{fits[-1].base:g}") <= 5 else fits[0]), rotation.factor)
@@ -228,22 +230,22 @@ def encoding_of(rotation: Rotation, width: int, axes: int) -> Rotary | None:
 
 
 def is_recognised(encoding: Rotary) -> bool:
-    """Whether its frequencies follow from numbers of three digits, which no measurement gives by chance.
+    """Return whether the frequencies follow from numbers of three digits, which a measurement does not give by chance.
 
-    Others are known as far as they were measured, and no error of an angle is told by them.
+    Other frequencies are only as exact as the measurement, so that errors of angles cannot be computed from them.
     """
     names = ("factor", "low_freq_factor", "high_freq_factor", "rotated_share")
-    given = [encoding.base, *(getattr(encoding.scaling, name, 1.0) for name in names)]
-    return encoding.pairs.inv_freq is None and all(float(f"{each:.2e}") == each for each in given)
+    numbers = [encoding.base, *(getattr(encoding.scaling, name, 1.0) for name in names)]
+    return encoding.pairs.inv_freq is None and all(float(f"{each:.2e}") == each for each in numbers)
 
 
 Ladder = tuple[float, Scaling | None, list[tuple[int, int]]]
 
 
 def _ladders(frequencies: Tensor, axis: Sequence[int], width: int, apart: int) -> Iterator[Ladder]:
-    """Bases, scalings and rungs that may have made these frequencies, the plain first.
+    """Yield bases, scalings and rungs that may give these frequencies, the simplest first.
 
-    Where the members of a pair are half a head apart, the ladder is likely over the whole head.
+    If the members of a pair are half a head apart, the ladder probably covers the whole head.
     """
     count = len(frequencies)
     per_axis = tuple(axis[:pair].count(each) for pair, each in enumerate(axis))
@@ -258,7 +260,7 @@ def _ladders(frequencies: Tensor, axis: Sequence[int], width: int, apart: int) -
 
 
 def _scaled(frequencies: Tensor, order: Sequence[int], ladder: int) -> Iterator[tuple[float, Scaling | None]]:
-    """With each scaling whose frequencies follow from a few of these."""
+    """Yield a base with each scaling whose parameters follow from a few of the frequencies."""
     rungs = torch.tensor(order, dtype=torch.float64)
     first, last = int(rungs.argmin()), int(rungs.argmax())
     fastest = float(frequencies[first])
@@ -286,7 +288,7 @@ def _scaled(frequencies: Tensor, order: Sequence[int], ladder: int) -> Iterator[
     factor = _round(1 / float(slowed[last]))
     share = (slowed - 1 / factor) / (1 - 1 / factor)
     inside = (share > 1e-4) & (share < 1 - 1e-4)
-    if inside.sum() >= 2:  # a straight line, in Llama 3
+    if inside.sum() >= 2:  # a straight line in Llama 3
         x, y = plain[inside], share[inside]
         slope = float(((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum())
         start = float(y.mean() - slope * x.mean())
@@ -299,7 +301,7 @@ def _scaled(frequencies: Tensor, order: Sequence[int], ladder: int) -> Iterator[
 
 
 def _round(value: float, rel: float | None = None) -> float:
-    """The number of fewest digits that it may be, as far as float32 tells; of more digits fewer agree by chance."""
+    """Return the number with the fewest digits that equals the value in float32. More digits need a closer match."""
     for digits in range(1, 7):
         shorter = float(f"{value:.{digits - 1}e}")
         if math.isclose(shorter, value, rel_tol=min(2e-5, 10.0 ** -(digits + 2)) if rel is None else rel):
@@ -308,7 +310,7 @@ def _round(value: float, rel: float | None = None) -> float:
 
 
 def _short(encoding: Rotary) -> Rotary:
-    """The same by ``layout``, ``rotary_dim``, ``sections`` and ``axial``, where these write the same table."""
+    """Return the encoding in terms of ``layout``, ``rotary_dim``, ``sections`` and ``axial``, if these suffice."""
     pairs, width = encoding.pairs, encoding.head_dim
     runs = [pairs.axes.count(axis) for axis in range(pairs.num_axes or 1)] if pairs.axes else []
     choices: list[dict[str, Any]] = [{}, {"rotary_dim": 2 * len(pairs)}]
@@ -316,14 +318,14 @@ def _short(encoding: Rotary) -> Rotary:
         choices = [{**choice, "sections": tuple(runs), "axial": axial} for choice in choices for axial in (False, True)]
     elif 2 * len(pairs) < width and isinstance(encoding.scaling, Unscaled):
         choices.append({"scaling": Proportional(rotated_share=2 * len(pairs) / width)})
-    own = _turning(encoding)
+    own = _frequencies_of_pairs(encoding)
     for layout, choice in itertools.product(("half", "interleaved"), choices if pairs.num_heads is None else ()):
         options: dict[str, Any] = {"scaling": encoding.scaling, "layout": layout, **choice}
         try:
             short = Rotary(width, base=encoding.base, **options)
         except LocantError:
             continue
-        other = _turning(short)
+        other = _frequencies_of_pairs(short)
         if own.keys() == other.keys() and all(
             axis == other[pair][0] and math.isclose(each, other[pair][1], rel_tol=SAME)
             for pair, (axis, each) in own.items()
@@ -332,20 +334,20 @@ def _short(encoding: Rotary) -> Rotary:
     return encoding
 
 
-def _turning(encoding: Rotary) -> dict[tuple[int, int], tuple[int, float]]:
-    """Axis and frequency of each pair that is rotated, by its dimensions."""
+def _frequencies_of_pairs(encoding: Rotary) -> dict[tuple[int, int], tuple[int, float]]:
+    """Return the axis and the frequency of each rotated pair, by its dimensions."""
     rows = zip(encoding.pairs.dims, encoding.pairs.axes or (), encoding.inv_freq.tolist(), strict=True)
     return {pair: (axis, abs(each)) for pair, axis, each in rows if each}
 
 
 def _with_factor(encoding: Rotary, factor: float) -> Rotary:
-    """With the attention factor that was measured, where it is another."""
+    """Return the encoding with the measured attention factor, if it differs from the encoding's own."""
     scaling, usual = encoding.scaling, encoding.scaling.effective_attention_factor
     if math.isclose(usual, factor, rel_tol=SAME) or math.isclose(usual, _round(factor), rel_tol=SAME):
         return encoding
     if isinstance(scaling, YaRN):
         return encoding.alike(scaling=replace(scaling, attention_factor=_round(factor)))
-    alone = YaRN(factor=1.0, original_max_seq_len=4096, attention_factor=_round(factor))  # which keeps frequencies
+    alone = YaRN(factor=1.0, original_max_seq_len=4096, attention_factor=_round(factor))  # keeps the frequencies
     if isinstance(scaling, Unscaled):
         return encoding.alike(scaling=alone)
     pairs = replace(encoding.pairs, rungs=None, inv_freq=encoding.inv_freq.tolist())

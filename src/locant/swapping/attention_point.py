@@ -1,12 +1,14 @@
-"""Biases and rotations of queries and keys in the attention of a `transformers` model, by a named attention function.
+"""An attention function that adds biases and rotates queries and keys in a `transformers` model.
 
-`transformers` calls the function that the configuration names, and a function of the same name for the mask. Ours adds
-to the scores what the layer's encoding adds, and leaves the rest to the function that was named before. Its mask holds,
-for each query and key, by how many slots they are apart, and, far below zero, that the query may not see the key.
-A slot is a token's place in the row that the cache has seen; a window keeps the last slots only. A hook before the
-model passes on to every layer at which slot its tokens begin. Where a caller gives position ids that are no slots, it
-passes on these, and another hook behind the model notes them beside the keys in the cache: these are rotated, and
-biased, as the model's own would have been.
+`transformers` calls the attention function that the configuration names, and a mask function of the same name. Our
+attention function applies the layer's encoding and calls the previous function for the rest. Our mask function returns
+the distance in slots of each query and key, or a number far below zero if the query may not see the key. A slot is the
+index of a token in the row that the cache has processed. A window keeps only the last slots.
+
+A hook before the model passes the slot of its first token to every layer. If the caller gives position ids that are not
+the slots, the hook passes the ids as well, and another hook after the model stores them with the keys in the cache. So
+keys are rotated and biased as in the model's own code. In this file, a token's *place* is its position id, or its slot
+if it has no position id.
 """
 
 from __future__ import annotations
@@ -29,36 +31,36 @@ from locant.positions.documents import PADDING
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 from locant.positions.rotary_by_class import products
-from locant.swapping.added_point import GivenBias
+from locant.swapping.added_point import T5BiasWithoutTable
 from locant.swapping.forward_arguments import ForwardArguments, cache_in, named_argument
-from locant.swapping.rotary_point import OfLength
+from locant.swapping.rotary_point import ForLongestRow
 from locant.tensors import has_values
 
 NAME = "locant"
 KEY = "_locant_point"
 EAGER = "eager_attention_forward"
-BEFORE = ("sdpa", "eager")
-"""The functions that take a mask of numbers, and so can be left the rest of the work."""
+SUPPORTED = ("sdpa", "eager")
+"""The attention functions that take a mask of numbers, so that ours can call them."""
 
 HIDDEN = 2**30
-"""What is taken off the distance of a query and a key that it may not see."""
+"""The number that is subtracted from the distance of a query and a key that it may not see."""
 
 PLACES = "locant_places"
-"""Models pass what they do not know on to their attention, as they do for fused kernels."""
+"""The argument that holds the `Places`. Models pass unknown arguments on to their attention, for fused kernels."""
 KEYS = "_locant_places"
-"""Where a cache holds its `KeyPlaces`."""
-FOLLOWED = ("reorder_cache", "batch_select_indices", "batch_repeat_interleave", "crop")
+"""The attribute of a cache that holds its `KeyPlaces`."""
+ROW_METHODS = ("reorder_cache", "batch_select_indices", "batch_repeat_interleave", "crop")
 """The methods of a cache that change which rows and keys it holds."""
 
 
 class Places(NamedTuple):
-    """Where the tokens of a call are.
+    """The places of the tokens of a call.
 
     Args:
-        queries: their position ids, ``batch|1 seq``; ``None``: these are their slots.
-        keys: the position ids of the first slots, up to the last query unless a graph counts on in a cache of one
-            shape; those behind count up to the queries' without a gap. ``None``: so do all.
-        first: the slot of the first query; ``None``: not known, and all earlier keys are there.
+        queries: the position ids of the queries, ``batch|1 seq``, ``None`` if they are the slots.
+        keys: the position ids of the first slots, up to the last query unless a graph continues in a static cache. The
+            ids of later slots count up to the queries' ids without a gap. ``None`` if all do so.
+        first: the slot of the first query, ``None`` if it is not known and the cache holds all earlier keys.
     """
 
     queries: Tensor | None = None
@@ -68,150 +70,155 @@ class Places(NamedTuple):
 
 @dataclass
 class AttentionPoint:
-    """What an attention module needs to know: its encoding, and the function that was named before.
+    """The encoding of an attention module, and the attention function that it had before.
 
     Args:
         owner: the model that holds the encodings, as `locant`, so that they are trained and saved with it.
-        place: which of them; ``None``: this layer has its attention as before.
-        of_length: one for all layers of this encoding.
-        own: the bias that the model's own code hands on to the layer, as its table where `place` is ``None``; for
-            another encoding it is left out. ``None``: it is added as it comes.
+        encoding_index: the index of the encoding among them, ``None`` if the layer keeps its own attention.
+        previous: the name of the previous attention function.
+        for_longest: an object that all layers of this encoding share.
+        own: the bias that the model's own code passes to the layer. It arrives as its table if the layer keeps its own
+            attention, and is left out for another encoding. ``None`` if it is added unchanged.
     """
 
     owner: nn.Module
-    place: int | None
-    before: str
-    of_length: OfLength
-    own: GivenBias | None = None
+    encoding_index: int | None
+    previous: str
+    for_longest: ForLongestRow
+    own: T5BiasWithoutTable | None = None
 
     @property
     def encoding(self) -> PositionEncoding | None:
-        return None if self.place is None else getattr(self.owner.locant, str(self.place))
+        return None if self.encoding_index is None else getattr(self.owner.locant, str(self.encoding_index))
 
-    def function(self, module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
-        """The function that was named before."""
+    def previous_function(self, module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        """Return the attention function that the module had before."""
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-        files = (sys.modules[cls.__module__] for cls in type(module).__mro__)  # FSDP makes a subclass of its own
+        files = (sys.modules[cls.__module__] for cls in type(module).__mro__)  # FSDP makes a subclass in another file
         eager = next((vars(file)[EAGER] for file in files if EAGER in vars(file)), None)
-        return ALL_ATTENTION_FUNCTIONS.get(self.before, eager)
+        return ALL_ATTENTION_FUNCTIONS.get(self.previous, eager)
 
 
 def attention_modules(owner: nn.Module) -> dict[int, list[nn.Module]]:
-    """The attention modules of each layer."""
-    found: dict[int, list[nn.Module]] = {}
+    """Return the attention modules of each layer."""
+    modules: dict[int, list[nn.Module]] = {}
     for module in owner.modules():
         layer = getattr(module, "layer_idx", None)
         if "Attention" in type(module).__name__ and isinstance(layer, int):
-            found.setdefault(layer, []).append(module)
-    return found
+            modules.setdefault(layer, []).append(module)
+    return modules
 
 
-def goes_by_class(encoding: PositionEncoding) -> bool:
-    """Whether it rotates a pair of tokens by its class."""
+def rotates_by_class(encoding: PositionEncoding) -> bool:
+    """Return whether the encoding rotates each pair of tokens by the class of the pair."""
     return type(encoding).pair_classes is not PositionEncoding.pair_classes
 
 
 def has_learned_bias(owner: nn.Module) -> bool:
-    """Whether the attention has a learned bias of its own, as T5's has."""
+    """Return whether the model's attention has a learned bias, as T5's has."""
     return any("relative_attention_bias" in path or "rel_pos" in path for path, _ in owner.named_parameters())
 
 
 def require_point(owner: Any, *, has_known_bias: bool = False) -> None:
-    """Raise unless the model asks for its attention function by name, and has named one that takes a mask.
+    """Raise `InputError` unless the model calls an attention function by name, and it takes a mask of numbers.
 
-    T5 does not say that it supports any function, since it calls it with its bias, which others would not know.
+    T5 does not declare support for other functions, because it passes its bias, which they do not know.
     """
     name = type(owner).__name__
     if not (owner._supports_attention_backend or has_known_bias) or not owner._can_set_attn_implementation():
-        got = f"got {name}, whose attention is not called by name and has no point for scores"
-        raise InputError(got, "a model whose attention goes through transformers.AttentionInterface")
+        got = f"got {name}, whose attention is not called by name, so that nothing can be added to its scores"
+        raise InputError(got, "use a model whose attention goes through transformers.AttentionInterface")
     if has_learned_bias(owner) and not has_known_bias:
-        raise InputError(f"got {name}, whose attention has a learned bias of its own", "a model without one")
+        raise InputError(f"got {name}, whose attention has its own learned bias", "use a model without one")
     from transformers.masking_utils import sdpa_mask
 
     named_argument(sdpa_mask, "the slots of queries", *SLOTS_OF_QUERIES)
-    if owner.config._attn_implementation not in BEFORE:
+    if owner.config._attn_implementation not in SUPPORTED:
         got = f"got {name} with {owner.config._attn_implementation} attention, which is fused and takes no bias"
         raise InputError(got, "model.set_attn_implementation('sdpa')")
 
 
-def name_our_function(owner: Any, places: PlacesHooks | None) -> list[Any]:
-    """Let the model call our attention function, registered once under one name for all models; returns hooks.
+def install_function(owner: Any, places: PlacesHooks | None) -> list[Any]:
+    """Let the model call our attention function, which has one name for all models. Return the handles of hooks.
 
-    One refuses to run the model after it was told to call another one, without its encoding; two tell every layer
-    where its tokens are. ``None`` for T5 and its kin, which have two stacks of layers and no position ids.
+    One hook raises an error if the model is later set to another function, which would lose its encoding. Two hooks
+    pass the places of the tokens to every layer.
+
+    Args:
+        places: ``None`` for T5 and its relatives, which have two stacks of layers and no position ids.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, mask_of_slots)
+    AttentionMaskInterface.register(NAME, distance_mask)
     owner.set_attn_implementation(NAME)
     hooks = [] if places is None else places.attach(owner)
     return [owner.register_forward_pre_hook(_require_name), *hooks]
 
 
 def _require_name(owner: Any, args: tuple[Any, ...]) -> None:
-    named = owner.config._attn_implementation
-    if named != NAME:
-        got = f"got {type(owner).__name__} set to {named} attention while it is swapped, which would lose its encoding"
-        raise LocantError(got, f"handle.undo(), then set_attn_implementation({named!r}) and swap again")
+    name = owner.config._attn_implementation
+    if name != NAME:
+        got = f"got {type(owner).__name__} set to {name} attention while it is swapped, which would lose its encoding"
+        raise LocantError(got, f"handle.undo(), then set_attn_implementation({name!r}) and swap again")
 
 
-def name_again(owner: Any, before: str) -> None:
-    """Name the function from before; one that the user has named since stays."""
+def restore_function(owner: Any, previous: str) -> None:
+    """Set the previous attention function again, unless the user has set another one since."""
     if owner.config._attn_implementation == NAME:
-        owner.set_attn_implementation(before)
+        owner.set_attn_implementation(previous)
 
 
-# ---------------------------------------------------------------------- where tokens are
+# ---------------------------------------------------------------------- places of tokens
 
 
 class PlacesHooks:
-    """Pass on to the attention where the tokens are, and note beside the keys of a cache where these are."""
+    """Hooks that pass the places of the tokens to the attention, and store the places of keys in the cache."""
 
     def __init__(self, owner: nn.Module, *, generates: bool) -> None:
         self.arguments = ForwardArguments(owner, generates=generates)
 
     def attach(self, owner: nn.Module) -> list[Any]:
-        """The handles of the hooks."""
+        """Register the hooks, and return their handles."""
         return [
             owner.register_forward_pre_hook(self.before, with_kwargs=True),
             owner.register_forward_hook(self.after, with_kwargs=True),
         ]
 
     def before(self, owner: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = self.arguments.read(args, kwargs)
-        return args, kwargs | {PLACES: _places(given, self.arguments.cache_of(given))}
+        arguments = self.arguments.read(args, kwargs)
+        return args, kwargs | {PLACES: _places(arguments, self.arguments.cache_of(arguments))}
 
     def after(self, owner: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         places, cache = kwargs[PLACES], cache_in(result)
-        if cache is None:  # one that is given is written to, whether the model returns it or not
+        if cache is None:  # the model writes to the caller's cache, even if it does not return it
             cache = self.arguments.cache_of(self.arguments.read(args, kwargs))
-        told = isinstance(getattr(places, "first", None), int) or not torch.compiler.is_compiling()
-        if places is not None and cache is not None and told:  # what a graph makes does not outlast its next run
-            setattr(cache, KEYS, KeyPlaces(places.keys, _tensor_of(cache)))
-            _follow(cache)
+        # A tensor that a graph makes is overwritten by the next run of the graph.
+        may_keep = isinstance(getattr(places, "first", None), int) or not torch.compiler.is_compiling()
+        if places is not None and cache is not None and may_keep:
+            setattr(cache, KEYS, KeyPlaces(places.keys, _first_keys(cache)))
+            _wrap_row_methods(cache)
 
 
 @dataclass
 class KeyPlaces:
-    """Where the keys of a cache stand.
+    """The places of the keys in a cache.
 
     Args:
-        ids: their position ids, ``batch|1 keys``; ``None``: their slots.
-        tensor: the keys of a layer when this was noted. If the cache holds another, its rows were changed by means that
-            nobody follows; a copy of the cache has a copy of both.
+        ids: the position ids of the keys, ``batch|1 keys``, ``None`` if they are the slots.
+        tensor: the keys of a layer when the ids were stored. If the cache now holds another tensor, its rows were
+            changed in a way that we do not follow. A copy of the cache has a copy of both.
     """
 
     ids: Tensor | None
     tensor: Tensor | None
 
     def change(self, method: str, *args: Any, **kwargs: Any) -> None:
-        """Do with the position ids what this method of a layer does with its keys."""
+        """Change the position ids as this method of a layer changes its keys."""
         from transformers.cache_utils import DynamicLayer
 
-        if self.ids is None or (len(self.ids) == 1 and method != "crop"):  # one row stands for all
+        if self.ids is None or (len(self.ids) == 1 and method != "crop"):  # all rows share these ids
             return
         layer = DynamicLayer()
         layer.keys = layer.values = self.ids[:, None, :, None]
@@ -220,61 +227,62 @@ class KeyPlaces:
         self.ids = layer.keys[:, 0, :, 0]
 
 
-def _tensor_of(cache: Any) -> Tensor | None:
-    """The keys of the first layer that has some."""
+def _first_keys(cache: Any) -> Tensor | None:
+    """Return the keys of the first layer that has keys."""
     layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", ())
     return next((each.keys for each in layers if isinstance(getattr(each, "keys", None), Tensor)), None)
 
 
-def _follow(cache: Any) -> None:
-    """Let the methods of this cache that change its rows change the places of its keys as well."""
-    for name, followed in METHODS.items():
+def _wrap_row_methods(cache: Any) -> None:
+    """Let the methods of this cache that change its rows also change the places of its keys."""
+    for name, wrapper in WRAPPERS.items():
         method = getattr(type(cache), name, None)
         if method is not None and getattr(getattr(cache, name), "__func__", None) is method:
-            setattr(cache, name, MethodType(followed, cache))  # which copies of the cache take with them
+            setattr(cache, name, MethodType(wrapper, cache))  # copies of the cache keep it
 
 
-def _followed(name: str) -> Callable[..., None]:
+def _wrapper(name: str) -> Callable[..., None]:
     def method(cache: Any, *args: Any, **kwargs: Any) -> None:
-        kept: KeyPlaces = getattr(cache, KEYS)
-        known = kept.tensor is _tensor_of(cache)
+        key_places: KeyPlaces = getattr(cache, KEYS)
+        is_valid = key_places.tensor is _first_keys(cache)
         getattr(type(cache), name)(cache, *args, **kwargs)
-        if known:
-            kept.change(name, *args, **kwargs)
-            kept.tensor = _tensor_of(cache)
+        if is_valid:
+            key_places.change(name, *args, **kwargs)
+            key_places.tensor = _first_keys(cache)
 
-    method.__name__ = name  # by which a cache is restored from a file, with the method of its class
+    method.__name__ = name  # by this name, unpickling a cache finds the method of its class
     return method
 
 
-METHODS = {name: _followed(name) for name in FOLLOWED}
+WRAPPERS = {name: _wrapper(name) for name in ROW_METHODS}
 
 
-def _places(given: dict[str, Any], cache: Any) -> Places | None:
-    """By the position ids that a model is given, else by slots; ``None``: the model is given no tokens."""
-    ids = given.get("position_ids")
-    tokens = given.get("input_ids") if given.get("inputs_embeds") is None else given["inputs_embeds"]
+def _places(arguments: dict[str, Any], cache: Any) -> Places | None:
+    """Return places from the model's position ids, else from slots, ``None`` if the model gets no tokens."""
+    ids = arguments.get("position_ids")
+    tokens = arguments.get("input_ids") if arguments.get("inputs_embeds") is None else arguments["inputs_embeds"]
     if tokens is None:
         return None
     seen: int | Tensor = 0 if cache is None else cache.get_seq_length()
-    seen = seen.clone() if isinstance(seen, Tensor) else seen  # the first layer counts on in the same tensor
+    seen = seen.clone() if isinstance(seen, Tensor) else seen  # the first layer changes this tensor in place
     if ids is not None and ids.ndim != 2:
         return Places(first=seen)
     slots = (torch.arange(tokens.shape[1], device=tokens.device) + seen)[None]
-    kept: KeyPlaces | None = getattr(cache, KEYS, None)
-    kept = kept if kept is not None and kept.tensor is _tensor_of(cache) else None
-    if isinstance(seen, Tensor) and not has_values(slots):  # a cache of one shape in a graph
-        known = None if kept is None else kept.ids
-        if ids is None and known is None:
+    stored: KeyPlaces | None = getattr(cache, KEYS, None)
+    stored = stored if stored is not None and stored.tensor is _first_keys(cache) else None
+    if isinstance(seen, Tensor) and not has_values(slots):  # a static cache in a graph
+        stored_ids = None if stored is None else stored.ids
+        if ids is None and stored_ids is None:
             return Places(first=seen)
-        return Places(slots if ids is None else ids, known, seen)
+        return Places(slots if ids is None else ids, stored_ids, seen)
     count, past = int(seen), None
-    if count and kept is not None and _fits(kept.ids, len(tokens), count):
-        past = kept.ids
+    if count and stored is not None and _fits(stored.ids, len(tokens), count):
+        past = stored.ids
     elif count:
-        past = _places_of_past(given.get("attention_mask"), ids, slots, count)
+        past = _past_places(arguments.get("attention_mask"), ids, slots, count)
     if past is None and (ids is None or (has_values(ids) and torch.equal(ids, slots.expand_as(ids)))):
-        return Places(first=seen)  # fused kernels know it; transformers looks as often whether a mask hides anything
+        # Fused kernels can use this. Reading the ids costs no more than transformers' own check of the mask.
+        return Places(first=seen)
     ids = slots if ids is None else ids
     if not count:
         return Places(ids, ids, 0)
@@ -287,13 +295,13 @@ def _fits(ids: Tensor | None, rows: int, keys: int) -> bool:
     return ids is None or (len(ids) in (1, rows) and ids.shape[1] == keys)
 
 
-def _places_of_past(mask: Any, ids: Tensor | None, slots: Tensor, seen: int) -> Tensor | None:
-    """Where the keys of a cache stand that was filled or changed by others; ``None``: at their slots.
+def _past_places(mask: Any, ids: Tensor | None, slots: Tensor, seen: int) -> Tensor | None:
+    """Return the places of keys in a cache that other code filled or changed, ``None`` if they are the slots.
 
-    The first token of a row follows its keys: at its slot, or behind as many as the mask does not hide.
+    The position of a row's first new token must be its slot, or the number of earlier tokens that the mask shows.
 
     Raises:
-        LocantError: it does neither, so that there is a gap somewhere.
+        LocantError: it is neither, so that there is a gap somewhere.
     """
     past = torch.arange(seen, device=slots.device)[None]
     if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[1] < seen + slots.shape[1]:
@@ -304,7 +312,7 @@ def _places_of_past(mask: Any, ids: Tensor | None, slots: Tensor, seen: int) -> 
     else:
         real = mask.to(slots.device)[:, : seen + slots.shape[1]] != 0
         counts = (real.long().cumsum(1) - 1).clamp(min=0)
-        begin = real[:, seen:].long().argmax(1, keepdim=True)  # padding may come first, which nothing follows from
+        begin = real[:, seen:].long().argmax(1, keepdim=True)  # padding may come first, and has no position
         first, slot = (
             (slots if each is None else each).expand(len(real), -1).gather(1, begin) for each in (ids, slots)
         )
@@ -312,27 +320,28 @@ def _places_of_past(mask: Any, ids: Tensor | None, slots: Tensor, seen: int) -> 
         hidden = ~real[:, :seen].all(1, keepdim=True)
     by_slot = (first == slot) & (~hidden if ids is None else True)
     by_count = first == count
-    known = bool((by_slot | by_count).all()) if has_values(first) else not torch.compiler.is_compiling()
-    if not known:
-        got = f"got a cache of {seen} keys whose places are not known: others filled it or changed its rows, and "
-        got += "position_ids and attention_mask do not say where its keys stand (rows have padding or gaps)"
-        remedy = "a cache that this model filled, and methods of the cache that change its rows; or the attention_mask "
-        remedy += "of the whole row and position_ids that count on behind its keys; or the whole row without a cache"
+    is_known = bool((by_slot | by_count).all()) if has_values(first) else not torch.compiler.is_compiling()
+    if not is_known:
+        got = f"got a cache of {seen} keys with unknown positions: other code filled it or changed its rows, and "
+        got += "position_ids and attention_mask do not determine them (rows have padding or gaps)"
+        remedy = "use a cache that this model filled, and change its rows by the cache's methods only; or pass the "
+        remedy += "attention_mask of the whole row and position_ids that continue after its keys; or pass the whole "
+        remedy += "row without a cache"
         raise LocantError(got, remedy)
     if has_values(first) and bool(by_slot.all()):
         return None
     return torch.where(by_count, counted, past)
 
 
-# ---------------------------------------------------------------------- what transformers calls
+# ---------------------------------------------------------------------- functions that transformers calls
 
 
 SLOTS_OF_QUERIES = ("q_length", "cache_position")
-"""What functions for masks are told of the slots of queries: how many there are, beside `q_offset`, the first of them;
-before `transformers` 5.4, all of them."""
+"""The arguments of mask functions for the slots of queries: their number (`q_offset` is the first slot), and before
+`transformers` 5.4 a tensor of all slots."""
 
 
-def mask_of_slots(
+def distance_mask(
     *,
     kv_length: int,
     kv_offset: int = 0,
@@ -341,31 +350,31 @@ def mask_of_slots(
     device: Any = None,
     **others: Any,
 ) -> Tensor | None:
-    """``batch 1 query key``: slots from key to query, less `HIDDEN` where the key is not seen.
+    """Return the distances in slots of queries and keys, ``batch 1 query key``, minus `HIDDEN` for hidden keys.
 
-    ``None``: nothing is hidden but later keys, and the queries are the last of the keys.
+    Return ``None`` if only later keys are hidden, and the queries are the last keys.
     """
     from transformers.masking_utils import sdpa_mask
 
     if (queries := others.get("cache_position")) is None:
         first = others.get("q_offset", 0)
-        last = isinstance(first, int) and first + others["q_length"] == kv_offset + kv_length
+        are_last = isinstance(first, int) and first + others["q_length"] == kv_offset + kv_length
         queries = torch.arange(others["q_length"], device=device) + first
         others["device"] = device
-    else:  # whoever says so allows no mask to be skipped but for caches whose last keys are the queries'
-        last = True
+    else:  # these releases allow a skipped mask only if the last keys of the cache are the queries' keys
+        are_last = True
     visible = sdpa_mask(
         kv_length=kv_length,
         kv_offset=kv_offset,
-        allow_is_causal_skip=allow_is_causal_skip and last,
-        allow_is_bidirectional_skip=allow_is_bidirectional_skip and last,
+        allow_is_causal_skip=allow_is_causal_skip and are_last,
+        allow_is_bidirectional_skip=allow_is_bidirectional_skip and are_last,
         **others,
     )
     if visible is None:
         return None
     keys = torch.arange(kv_length, device=queries.device) + kv_offset
-    apart = (queries[:, None] - keys).to(torch.int32)
-    return torch.where(visible, apart, apart - HIDDEN)
+    distance = (queries[:, None] - keys).to(torch.int32)
+    return torch.where(visible, distance, distance - HIDDEN)
 
 
 def attention(
@@ -378,37 +387,37 @@ def attention(
     dropout: float = 0.0,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The output ``batch query heads value_dim`` and, where the function named before returns them, the weights."""
+    """Return the output ``batch query heads value_dim``, and the weights if the previous function returns them."""
     point: AttentionPoint | None = getattr(module, KEY, None)
     if point is None:
-        got = f"got {type(module).__name__} of a model that was built from the configuration of a swapped one"
-        raise LocantError(got, "model.set_attn_implementation('sdpa') of the new model, or a configuration of its own")
+        got = f"got {type(module).__name__} of a model that was built from the configuration of a swapped model"
+        raise LocantError(got, "new_model.set_attn_implementation('sdpa'), or give it another configuration")
     encoding, own_bias, ids = point.encoding, others.pop("position_bias", None), others.get("position_ids")
-    of_layer = None if ids is None or ids.ndim != 2 else Places(ids)  # where the model passed nothing on
-    places = others.pop(PLACES, of_layer)
+    layer_places = None if ids is None or ids.ndim != 2 else Places(ids)  # for models that pass nothing on
+    places = others.pop(PLACES, layer_places)
     if own_bias is not None and encoding is not None and point.own is None:
-        raise LocantError(f"got a bias of its own from {type(module).__name__}", "a model without one")
+        raise LocantError(f"got {type(module).__name__}, which computes its own bias", "use a model without one")
     causal = others.get("is_causal")
     causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
     mask = None if attention_mask is None else attention_mask[..., : key.shape[2]]
-    plain = mask is None and _is_plain(point, module, others)
-    if encoding is None and plain:
-        encoding = _by_table(point, query, key, own_bias)
+    can_attend = mask is None and _is_plain_softmax(point, module, others)
+    if encoding is None and can_attend:
+        encoding = _matrix_free_bias(point, query, key, own_bias)
     if encoding is None:
-        mask, added = _as_before(point, query, key, mask, own_bias, causal=causal)
-        return point.function(module)(
-            module, query, key, value, mask, scaling=scaling, dropout=dropout, **added, **others
+        mask, options = _own_mask_and_bias(point, query, key, mask, own_bias, causal=causal)
+        return point.previous_function(module)(
+            module, query, key, value, mask, scaling=scaling, dropout=dropout, **options, **others
         )
-    if goes_by_class(encoding) and places is not None and places.queries is not None:
-        plain = False  # its classes go by distance, not by slots
-    if mask is None and not plain:
-        mask = _later_keys_hidden(query, key, causal)
+    if rotates_by_class(encoding) and places is not None and places.queries is not None:
+        can_attend = False  # its classes depend on distances, not on slots
+    if mask is None and not can_attend:
+        mask = _slot_distances(query, key, causal)
     width, dtype = query.shape[-1], query.dtype
     positions, k_positions = _positions(query, key, mask, places)
     if type(encoding) is Rotary:
-        encoding = point.of_length(encoding, positions.index)
+        encoding = point.for_longest(encoding, positions.index)
     query, key = encoding.rotate(query, key, positions, k_positions)
-    if scaling is not None:  # that of a model is for the width of its heads, which an encoding may double (PoPE)
+    if scaling is not None:  # the model's scaling is for the width of its heads, which an encoding may double (PoPE)
         scaling *= (width / query.shape[-1]) ** 0.5
     if mask is None:
         y = attend(
@@ -417,58 +426,62 @@ def attention(
         )  # fmt: skip
         return y.transpose(1, 2).contiguous(), None
     bias = encoding.bias(query, key, positions, k_positions) if has_bias(encoding) else None
-    counted = (replace(each, order_or_none=None) for each in (positions, k_positions))  # as slots do in a document
-    if (classes := encoding.pair_classes(*counted)) is not None:
-        # A matrix: where a row is padded or packed, only the model's mask says which pairs there are.
+    unordered = (replace(each, order_or_none=None) for each in (positions, k_positions))  # ordered by their positions
+    if (classes := encoding.pair_classes(*unordered)) is not None:
+        # We need a matrix: if a row is padded or packed, only the model's mask shows which pairs exist.
         bias = products(classes, query, key) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
         if (softcap := others.get("softcap")) is not None:
             bias = (bias / softcap).tanh() * softcap
-        query = query * 0.0  # whose scores are these, and no others
-    if bias is not None:  # float32, whatever the model computes in: 16 bits cannot tell far distances apart
+        query = query * 0.0  # so that the scores are only these
+    if bias is not None:  # use float32, whatever the model's dtype: 16 bits cannot distinguish long distances
         query, key, value = (x.to(bias.dtype) for x in (query, key, value))
-    mask = _numbers(mask, query.dtype, bias)
-    y, weights = point.function(module)(module, query, key, value, mask, scaling=scaling, dropout=dropout, **others)
+    mask = _additive_mask(mask, query.dtype, bias)
+    function = point.previous_function(module)
+    y, weights = function(module, query, key, value, mask, scaling=scaling, dropout=dropout, **others)
     return y.to(dtype), weights
 
 
-def _by_table(point: AttentionPoint, query: Tensor, key: Tensor, table: Tensor | None) -> GivenBias | None:
-    """The model's own bias, where a matrix of it would take more than adding it without one costs."""
+def _matrix_free_bias(
+    point: AttentionPoint, query: Tensor, key: Tensor, table: Tensor | None
+) -> T5BiasWithoutTable | None:
+    """Return the model's own bias if its matrix would cost more than adding it without a matrix, else ``None``."""
     if point.own is None or table is None or query.shape[:3].numel() * key.shape[2] < SMALL:
         return None
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and table.requires_grad):
-        return None  # a graph cannot be made of another table, and a gradient keeps the matrix of its own code
-    return point.own.of_table(table)
+        return None  # a graph cannot be made from another table, and gradients need the matrix of the model's own code
+    return point.own.with_table(table)
 
 
-def _as_before(
+def _own_mask_and_bias(
     point: AttentionPoint, query: Tensor, key: Tensor, mask: Tensor | None, bias: Tensor | None, *, causal: bool
 ) -> tuple[Tensor | None, dict[str, Tensor]]:
-    """The mask of numbers and the bias that the model's own code would call the function from before with."""
-    if mask is None and causal and point.before == "eager" and query.shape[2] > 1:
-        mask = _later_keys_hidden(query, key, causal)  # sdpa does so itself
+    """Return the mask of numbers and the bias that the model's own code would pass to the previous function."""
+    if mask is None and causal and point.previous == "eager" and query.shape[2] > 1:
+        mask = _slot_distances(query, key, causal)  # sdpa hides later keys itself
     if bias is not None and point.own is not None:
-        bias = point.own.matrix_of(bias, *_positions(query, key, mask, None))
+        bias = point.own.make_matrix(bias, *_positions(query, key, mask, None))
     if mask is not None:
-        return _numbers(mask, query.dtype, bias), {}
+        return _additive_mask(mask, query.dtype, bias), {}
     return None, {} if bias is None else {"position_bias": bias}
 
 
-def _is_plain(point: AttentionPoint, module: nn.Module, others: dict[str, Any]) -> bool:
-    """Whether nothing stands beside the softmax that only the function named before knows of."""
-    beside = any(others.get(name) is not None for name in ("softcap", "s_aux", "cache")) or hasattr(module, "sinks")
-    return point.before == "sdpa" and not beside
+def _is_plain_softmax(point: AttentionPoint, module: nn.Module, others: dict[str, Any]) -> bool:
+    """Return whether `attend` can replace the previous function: it is sdpa, without soft cap, sinks or a cache."""
+    has_more = any(others.get(name) is not None for name in ("softcap", "s_aux", "cache")) or hasattr(module, "sinks")
+    return point.previous == "sdpa" and not has_more
 
 
-def _later_keys_hidden(query: Tensor, key: Tensor, causal: bool) -> Tensor:
+def _slot_distances(query: Tensor, key: Tensor, causal: bool) -> Tensor:
+    """Return the distances in slots, minus `HIDDEN` for later keys if the attention is causal."""
     keys = torch.arange(key.shape[2], device=query.device)
-    apart = (keys[key.shape[2] - query.shape[2] :, None] - keys)[None, None].to(torch.int32)
-    return torch.where(apart >= 0, apart, apart - HIDDEN) if causal else apart
+    distance = (keys[key.shape[2] - query.shape[2] :, None] - keys)[None, None].to(torch.int32)
+    return torch.where(distance >= 0, distance, distance - HIDDEN) if causal else distance
 
 
 def _positions(query: Tensor, key: Tensor, mask: Tensor | None, places: Places | None) -> tuple[Positions, Positions]:
-    """Where the queries and the keys are: at their places, or else at their slots, and in the order of these.
+    """Return the positions of queries and keys, from their places or else their slots, in the order of the slots.
 
-    A key that no query sees is padding: what counts the keys in between does not count it.
+    A key that no query sees is padding: encodings that count the keys in between do not count it.
     """
     length, keys, device = query.shape[2], key.shape[2], query.device
     places = places or Places()
@@ -480,8 +493,8 @@ def _positions(query: Tensor, key: Tensor, mask: Tensor | None, places: Places |
     if mask is not None:
         document = torch.where(_visible(mask).any(2)[:, 0], 0, PADDING)
         if mask.dtype == torch.int32:
-            apart = mask[0, 0, 0, 0].long()
-            before = torch.where(apart < -HIDDEN // 2, apart + HIDDEN, apart)
+            distance = mask[0, 0, 0, 0].long()
+            before = torch.where(distance < -HIDDEN // 2, distance + HIDDEN, distance)
     if places.first is None:
         first = before
     largest = first + keys if isinstance(first, int) else keys if places.first is None else MAX_INT32
@@ -490,11 +503,11 @@ def _positions(query: Tensor, key: Tensor, mask: Tensor | None, places: Places |
     index, k_index = order, k_order
     if places.queries is not None:
         index, largest = places.queries, MAX_INT32
-        if places.keys is None or isinstance(places.first, Tensor):  # of padding below 0
+        if places.keys is None or isinstance(places.first, Tensor):  # padding would be below 0
             k_index = (k_order + (index[:, -1:] - order[:, -1:])).clamp(min=0)
-        if places.keys is not None:  # a cache of one shape has slots behind the last query, too, which nothing sees
-            told = places.keys[:, k_order[0].clamp(max=places.keys.shape[1] - 1)]
-            k_index = torch.where(k_order < places.keys.shape[1], told, k_index)
+        if places.keys is not None:  # a static cache also has slots after the last query, which no query sees
+            known = places.keys[:, k_order[0].clamp(max=places.keys.shape[1] - 1)]
+            k_index = torch.where(k_order < places.keys.shape[1], known, k_index)
     rows = max(len(k_index), 1 if document is None else len(document))
     document = None if document is None else document.expand(rows, -1)
     k_positions = Positions(k_index.expand(rows, -1), document, k_order.expand(rows, -1), max_index=largest)
@@ -502,16 +515,16 @@ def _positions(query: Tensor, key: Tensor, mask: Tensor | None, places: Places |
 
 
 def _visible(mask: Tensor) -> Tensor:
-    """Which key each query may see."""
-    if mask.is_floating_point():  # one that the caller made
+    """Return which keys each query may see."""
+    if mask.is_floating_point():  # the caller's mask
         return mask > torch.finfo(mask.dtype).min / 2
     return mask if mask.dtype == torch.bool else mask > -HIDDEN // 2
 
 
-def _numbers(mask: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
-    """What is added to the scores: the bias, and the smallest number where a key is not seen."""
-    if mask.is_floating_point():  # one that the caller made
+def _additive_mask(mask: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
+    """Return the numbers to add to the scores: the bias, or the smallest number for a hidden key."""
+    if mask.is_floating_point():  # the caller's mask
         return mask.to(dtype) if bias is None else mask.to(dtype) + bias
     visible = _visible(mask)
-    added = torch.zeros((), dtype=dtype, device=mask.device) if bias is None else bias
-    return torch.where(visible, added, torch.finfo(dtype).min)
+    numbers = torch.zeros((), dtype=dtype, device=mask.device) if bias is None else bias
+    return torch.where(visible, numbers, torch.finfo(dtype).min)

@@ -1,7 +1,8 @@
-"""Which layer of a model gets which encoding, and how that is written down: a `locant` key in the configuration.
+"""The encoding of every layer, and the `locant` key of the configuration that stores it.
 
-`from_pretrained` of `transformers` would load such a folder without its encoding, in silence. So the configuration also
-names an attention function that does not exist, whose name is a sentence: `from_pretrained` refuses it and prints that.
+`from_pretrained` of `transformers` would silently load such a folder without its encoding. So the configuration also
+names an attention function that does not exist. Its name is a sentence that says how to load the model, and
+`from_pretrained` raises an error that contains this sentence.
 """
 
 from __future__ import annotations
@@ -21,57 +22,58 @@ from locant.positions.description import described
 LayerPlan = Mapping[str, Any] | Callable[[int, str | None], PositionEncoding | None]
 """``{"every": 4, "encoding": other}``, or a function of the layer's index and type."""
 
-REMEDY = 'layers={"every": 4, "encoding": locant.encoding("nope")}, or a function of a layer\'s index and type'
+REMEDY = 'layers={"every": 4, "encoding": locant.encoding("nope")}, or pass a function of a layer\'s index and type'
 
 
-def planned(
+def encodings_by_layer(
     encoding: PositionEncoding | None, layers: LayerPlan | None, types: Sequence[str | None]
 ) -> list[PositionEncoding | None]:
-    """The encoding of each layer; ``None``: its own."""
+    """Return the encoding of each layer, ``None`` if the layer keeps its own."""
     if layers is None:
-        return [_required("encoding", encoding)] * len(types)
-    plan = _by_layer(encoding, layers, types)
+        return [_require_encoding("encoding", encoding)] * len(types)
+    plan = _assign_encodings(encoding, layers, types)
     if all(each is None for each in plan):
-        raise RangeError(f"got layers that give none of {len(types)} layers an encoding", REMEDY)
+        raise RangeError(f"got layers that give an encoding to none of {len(types)} layers", REMEDY)
     return plan
 
 
-def _by_layer(
+def _assign_encodings(
     encoding: PositionEncoding | None, layers: LayerPlan, types: Sequence[str | None]
 ) -> list[PositionEncoding | None]:
     count = len(types)
     if isinstance(layers, Mapping):
         if set(layers) != {"every", "encoding"}:
             raise RangeError(f"got {shown(dict(layers))} for layers, expected the keys every and encoding", REMEDY)
-        every = whole("every", layers["every"], 1, count, remedy=f"1 to {count}, the number of layers")
-        other, rest = _required("layers['encoding']", layers["encoding"]), _required("encoding", encoding)
-        return [other if (index + 1) % every == 0 else rest for index in range(count)]
+        every = whole("every", layers["every"], 1, count, remedy=f"use 1 to {count}, the number of layers")
+        other = _require_encoding("layers['encoding']", layers["encoding"])
+        default = _require_encoding("encoding", encoding)
+        return [other if (index + 1) % every == 0 else default for index in range(count)]
     if not callable(layers):
         raise RangeError(f"got {shown(layers)} for layers", REMEDY)
     if encoding is not None:
-        got = "got encoding beside a function for layers, which says the encoding of every layer"
+        got = "got both encoding and a function for layers, which returns the encoding of every layer"
         raise InputError(got, "swap(model, layers=function)")
-    return [_required(f"layer {index}", layers(index, kind)) for index, kind in enumerate(types)]
+    return [_require_encoding(f"layer {index}", layers(index, kind)) for index, kind in enumerate(types)]
 
 
-def _required(name: str, encoding: Any) -> PositionEncoding | None:
+def _require_encoding(name: str, encoding: Any) -> PositionEncoding | None:
     if encoding is not None and not isinstance(encoding, PositionEncoding):
         raise RangeError(f"got {shown(encoding)} for {name}, expected an encoding", 'locant.encoding("alibi", ...)')
     return encoding
 
 
-# ---------------------------------------------------------------------- written down
+# ---------------------------------------------------------------------- the entry in the configuration
 
 KEY = "locant"
-"""The entry of a configuration."""
+"""The entry in the configuration."""
 FUNCTION = "attn_implementation"
 PRIVATE_FUNCTION = "_attn_implementation"
-"""What `transformers` before 5.4 reads in a file, where it passes over the key without the underscore."""
+"""The key that `transformers` before 5.4 reads from a file. It ignores the key without the underscore."""
 SENTENCE = "the positions of this model are locant's: load it with locant.checkpoints.load_swapped(folder)"
 
 
-def own_configurations(model: nn.Module) -> None:
-    """Give the model copies of its configurations: another model may have been built from the same ones."""
+def copy_configurations(model: nn.Module) -> None:
+    """Replace the configurations of the model by copies, because other models may share them."""
     from transformers import PreTrainedConfig
 
     copies: dict[int, Any] = {}
@@ -82,18 +84,21 @@ def own_configurations(model: nn.Module) -> None:
 
 
 def record(
-    config: Any, foreign: Sequence[PositionEncoding], places: Sequence[int | None], angles: AngleMode
+    config: Any, encodings: Sequence[PositionEncoding], indices: Sequence[int | None], angles: AngleMode
 ) -> list[dict[str, Any] | None]:
-    """Write into the configuration which layer has which encoding; those that cannot be told are ``None``."""
-    told = [described(each) for each in foreign]
-    setattr(config, KEY, {"encodings": told, "layers": list(places), "angles": angles})
+    """Write the encodings, and the index of each layer's encoding, into the configuration.
+
+    Return the descriptions of the encodings, ``None`` for an encoding that cannot be rebuilt from one.
+    """
+    descriptions = [described(each) for each in encodings]
+    setattr(config, KEY, {"encodings": descriptions, "layers": list(indices), "angles": angles})
     setattr(config, FUNCTION, SENTENCE)
-    vars(config)[PRIVATE_FUNCTION] = SENTENCE  # past the property of that name: the model goes on as it does
-    return told
+    vars(config)[PRIVATE_FUNCTION] = SENTENCE  # bypass the property, so that the model keeps its function
+    return descriptions
 
 
 def forget(config: Any) -> None:
-    """Take it out of the configuration."""
+    """Remove what `record` wrote into the configuration."""
     delattr(config, KEY)
     delattr(config, FUNCTION)
     del vars(config)[PRIVATE_FUNCTION]
