@@ -51,7 +51,7 @@ def test_a_folder_of_other_things_is_refused_and_with_force_kept(tmp_path: Path,
     """A file that only has the name of results is no report."""
     (tmp_path / "thesis.txt").write_text("mine")
     (tmp_path / "results.json").write_text(content)
-    with pytest.raises(InputError, match=r"holds other things than a report; try: another folder, or force=True"):
+    with pytest.raises(InputError, match=r"holds other things than a report; try: use another folder, or force=True"):
         ResultsFolder(tmp_path)
     forced = ResultsFolder(tmp_path, force=True)
     assert not forced.holds_earlier
