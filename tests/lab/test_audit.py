@@ -314,7 +314,7 @@ def test_layers_without_positions_are_given_none_by_another_share() -> None:
 
 def test_too_little_text_is_refused(tmp_path: Path) -> None:
     folder, files = saved(llama(PLAIN), tmp_path)
-    with pytest.raises(InputError, match="got 9 windows of 64 tokens, expected 10 or more; try: windows=16"):
+    with pytest.raises(InputError, match="got 9 windows of 64 tokens, expected 10 or more; try: use windows=16"):
         audit(folder, files, length=LENGTH, windows=9)
     with pytest.raises(InputError, match="a text of more than 5,000 tokens, or a smaller length="):
         audit(folder, files, length=5_000)
