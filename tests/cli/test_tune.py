@@ -39,7 +39,7 @@ def test_it_says_what_it_did_and_evaluate_reads_what_it_wrote(
     [
         ("--with exact", "--with own"),
         ("--with yarn", "yarn:4"),
-        ("--with yarn:1", "stretches nothing"),
+        ("--with yarn:1", "does not stretch the model"),
         ("--with yarn:0.5", "at least 1"),
         ("--with alibi:4", "takes no number"),
         ("--with albi", "with='alibi'"),

@@ -168,8 +168,8 @@ def test_an_interrupted_run_ends_with_the_same_bits(here: Path, monkeypatch: pyt
 
     What `minutes` chose, the same number of steps makes again.
     """
-    fitting = tuning._Run._fitting
-    monkeypatch.setattr(tuning._Run, "_fitting", lambda run, seconds: max(3, min(5, fitting(run, seconds))))
+    steps_in_time = tuning._Run._steps_in_time
+    monkeypatch.setattr(tuning._Run, "_steps_in_time", lambda run, seconds: max(3, min(5, steps_in_time(run, seconds))))
     monkeypatch.setattr(tuning, "SAVE_SECONDS", 0.0)
     chosen = TuneSettings(way="kerple", minutes=1.0, batch_size=30, learning_rate=1e-2)
     text, done = [str(here / "text.txt")], []
@@ -304,7 +304,7 @@ def test_another_run_is_not_gone_on_with(here: Path) -> None:
     with pytest.raises(KeyboardInterrupt) as told:
         tune(here / "model", [str(here / "text.txt")], TuneSettings(way="own", **SMALL), output=here / "out",
              on_step=stop)  # fmt: skip
-    assert "the same command goes on" in told.value.__notes__[0]
+    assert "the same command continues it" in told.value.__notes__[0]
     with refuses(InputError, "another way", "force=True"):
         tuned(here, "alibi", seed=1)
     assert tuned(here, "alibi", seed=1, force=True)["settings"]["seed"] == 1
