@@ -266,12 +266,12 @@ def test_a_training_that_goes_astray_says_so_and_a_full_disk_keeps_what_there_is
         raise SafetensorError("No space left on device")
 
     monkeypatch.setattr(unfinished, "save_file", full)
-    with refuses(InputError, "cannot write", "No space left", "the same command goes on"):
+    with refuses(InputError, "cannot write", "No space left", "run the same command again"):
         tuned(here, "own", force=True)
     monkeypatch.undo()
     (here / "out-unfinished").mkdir()
     (here / "out-unfinished" / "state.safetensors").write_bytes(b"junk")
-    with refuses(InputError, "no state of an unfinished run", "force=True"):
+    with refuses(InputError, "not the state of an unfinished run", "force=True"):
         tuned(here, "own")
     for left in ("out-unfinished/.state.1.safetensors", ".out.0123abcd/model.safetensors"):  # by SIGKILL
         (here / left).parent.mkdir(exist_ok=True)
