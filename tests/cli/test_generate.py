@@ -147,7 +147,7 @@ def test_what_a_decoder_of_the_lab_is_not_for_is_said(
     run: Run, folder: Path, complains: Complains, succeeds: Run
 ) -> None:
     succeeds(f"{TRAIN} --encoding learned")
-    assert "--tokens 5, or an encoding without a table" in complains("generate model cat --tokens 6")
+    assert "--tokens 5, or use an encoding without a table" in complains("generate model cat --tokens 6")
     assert "which is not rotary" in complains("generate model cat --tokens 5 --with yarn:2")
     assert "at most 257; try: --top-k 50" in complains("generate model cat --tokens 5 --top-k 300")
     weights = (folder / "model" / "model.safetensors").read_bytes()
