@@ -134,7 +134,7 @@ def test_a_text_begins_and_ends_as_the_tokenizer_and_the_model_say(succeeds: Run
 test_what_cannot_be_generated_is_one_line = refused(
     "generate",
     ("nothing here", "got no file nothing/config.json"),
-    ("model ''", "got a prompt without a token; try: a word"),
+    ("model ''", "got a prompt without a token; try: pass a word or more"),
     ("model a --tokens 0", "0 is not in the range"),
     ("model a --temperature -1", "-1.0 is not in the range"),
     ("model a --with yarnn:2", "expected 'own', 'exact'"),
@@ -178,7 +178,7 @@ def test_a_folder_that_is_there_is_not_written_over(complains: Complains, succee
     assert listing(folder) != before
     assert "got both steps and minutes" in complains(f"{TRAIN} --minutes 1 -o other")
     for name in UNTOLD:
-        assert "which a folder does not hold" in complains(f"{TRAIN} -o other --encoding {name}")
+        assert "which cannot be saved" in complains(f"{TRAIN} -o other --encoding {name}")
     for name in ("rotary+yarn", "yarn"):
         assert "but a scaling is not trained; try: 'rotary'" in complains(f"{TRAIN} --encoding {name} -o other")
 
@@ -188,6 +188,6 @@ def test_an_encoding_that_its_options_do_not_tell_is_refused(tmp_path: Path) -> 
         pass
 
     model = Decoder(257, Unknown(), d_model=8, num_layers=1, num_heads=2)
-    with pytest.raises(locant.InputError, match="got Unknown, which a folder does not hold"):
+    with pytest.raises(locant.InputError, match="got Unknown, which cannot be saved"):
         save(model, locant.Tokenizer.bytes(), tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
