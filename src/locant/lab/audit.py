@@ -67,7 +67,10 @@ ROTARY: Mapping[str, tuple[Any, ...]] = {
     "scaling": ("none", "linear:2", "linear:4", "linear:8", "yarn:4", "llama3:8"),
     "share": (1.0, 0.5, 0.25),
 }
-"""The values to try. The bases are those of Llama, gpt-oss, Llama 3, Qwen and Mistral, Yi, and million-token models."""
+"""The values to try. The bases are from Llama, gpt-oss, Llama 3, Qwen and Mistral, Yi, and million-token models.
+
+The scalings are the most common ones.
+"""
 TURNED: Mapping[str, Callable[[Tensor, int], Tensor]] = {
     "other sign": lambda bias, heads: -bias,
     "heads in reverse": lambda bias, heads: bias.unflatten(0, (-1, heads)).flip(1).flatten(0, 1),
@@ -78,7 +81,7 @@ BIASED = {"bloom": "alibi", "mpt": "position_bias"}
 TABLE = "a table of learned positions, which are in the weights themselves"
 NOTHING_ELSE = "no positions that can be read in another way"
 LEAST = 0.0005
-"""The smallest difference that counts, in nats per token; it is printed as 0.001. Windows may agree on less, too."""
+"""The smallest difference that counts, in nats per token, even if all windows agree. It is printed as 0.001."""
 FEWEST = 2
 """The number of windows after which a reading may be dropped."""
 PART = 32
@@ -454,7 +457,7 @@ class _Search:
 
 
 def _is_worse(losses: np.ndarray, best: np.ndarray, looks: int) -> bool:
-    """Return whether the first losses of a reading clearly exceed those of the best one, at one of `looks` looks."""
+    """Return whether the first losses of a reading clearly exceed the losses of the best one, at one of `looks` looks."""
     differences = losses - best[: len(losses)]
     parts = np.array_split(differences, max(1, differences.shape[1] // PART), axis=1)
     by_part = np.stack([part.mean(1) for part in parts])

@@ -31,7 +31,7 @@ from locant.positions.scaling import EXTENDING, DynamicNTK, scaling_by_name, sca
 from locant.spelling import dtype_name
 
 EXTENSIONS = tuple(name for name in EXTENDING if name != DynamicNTK.info.name)
-"""The scalings that extend a context by a factor, whatever the length of a sequence."""
+"""The scalings that extend a context by a factor, independently of the length of a sequence."""
 
 OPTIONS: dict[str, dict[str, float]] = {
     "learned": {"init_std": 1.0},  # as large as the decoder's scaled token rows, else it would have little effect
@@ -95,7 +95,7 @@ class Contestant:
             cause = f"got {shown(name)}, but {encoding} has no frequencies to scale"
             raise RangeError(cause, f"use {encoding} or rotary+yarn")
         if plus:
-            remedy = " or ".join(f"{encoding}+{known}" for known in EXTENSIONS)
+            remedy = " or ".join(f"{encoding}+{extension}" for extension in EXTENSIONS)
             scaling = one_of("a scaling", scaling_name(scaling) or scaling.strip().lower(), EXTENSIONS, remedy)
         return cls(encoding, scaling, places)
 

@@ -118,7 +118,7 @@ class EvaluationSettings:
 
     def __post_init__(self) -> None:
         if not self.lengths or not self.ways:
-            remedy = Remedy("{} and {}", lengths=(1024, 4096), ways=("own", "exact"))
+            remedy = Remedy("pass {} and {}", lengths=(1024, 4096), ways=("own", "exact"))
             raise InputError("got no lengths or no encodings", remedy)
         lengths = {whole("lengths", length, 2, remedy=Remedy(lengths=(1024, 4096))) for length in self.lengths}
         object.__setattr__(self, "lengths", tuple(sorted(lengths)))
@@ -126,7 +126,7 @@ class EvaluationSettings:
         whole("windows", self.windows, 1, remedy=Remedy(windows=16))
         if self.minutes is not None:
             real("minutes", self.minutes, above=0, remedy=Remedy(minutes=10))
-        whole("keys", self.keys, 0, remedy=Remedy("{}, or 0 for none", keys=2))
+        whole("keys", self.keys, 0, remedy=Remedy("use {}, or 0 for none", keys=2))
         object.__setattr__(
             self, "tasks", tuple(dict.fromkeys(one_of("tasks", task, ruler.TASKS) for task in self.tasks))
         )

@@ -132,7 +132,7 @@ class TaskRecord(_Measured):
 
     steps: int
     learned: bool
-    """Whether enough rows of the trained length are right. If not, longer rows show nothing about the encoding."""
+    """True if enough rows of the trained length are right. If not, longer rows show nothing about the encoding."""
     accuracy_by_length: dict[int, float]
     token_accuracy_by_length: dict[int, float]
 
@@ -334,7 +334,7 @@ class ResultsFolder:
 
 
 def earlier(path: Path) -> dict[str, Any]:
-    """Return what an earlier run wrote into a JSON file; empty if there is no such file or it cannot be read."""
+    """Return the contents of an earlier run's JSON file. They are empty if the file is missing or unreadable."""
     try:
         return strict_json(path.read_bytes(), path.name)
     except (OSError, FaultError):

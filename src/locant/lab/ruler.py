@@ -169,13 +169,13 @@ def score(written: str, answers: Sequence[str]) -> float:
 
 
 def rows(task: str, tokenizer: Tokenizer, length: int, count: int, depth: float | None = None) -> list[Prompt]:
-    """Return `count` rows of a task, always the same ones; none if the smallest row does not fit."""
+    """Return `count` rows of a task, always the same ones. If the smallest row does not fit, there are none."""
     prompts = (prompt(task, tokenizer, length, seed, depth) for seed in range(count))
     return [row for row in prompts if row is not None]
 
 
 def prompt(name: str, tokenizer: Tokenizer, length: int, seed: int, depth: float | None = None) -> Prompt | None:
-    """Return the largest row that fits into `length` tokens with its answer; ``None`` if not even the smallest does.
+    """Return the largest row that fits into `length` tokens with its answer, or ``None`` if the smallest does not fit.
 
     Args:
         depth: the place of the needle, from 0 to 1 at the end; default: anywhere, as in RULER.

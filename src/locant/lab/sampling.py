@@ -207,7 +207,7 @@ def _stated_length(model: Any) -> int | None:
 
 @contextmanager
 def _in_eval_mode(model: Any) -> Generator[None]:
-    """Without dropout; afterwards each part is in the mode that it was in."""
+    """Switch dropout off until the block ends. Afterwards each part has its former mode."""
     modes = [(part, part.training) for part in model.modules()] if isinstance(model, nn.Module) else []
     for part, _ in modes:
         part.training = False

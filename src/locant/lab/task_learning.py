@@ -113,7 +113,7 @@ def measured_rows(task: Task, length: int, seed: int = MEASURED) -> Batch:
 def accuracy(
     model: Any, contestant: Contestant, task: Task, length: int, *, longest: int, seed: int = MEASURED
 ) -> Accuracy:
-    """Return the accuracy of a `Decoder` in rows of `length` items. `longest` is the tokens in any row that it reads."""
+    """Return the accuracy of a `Decoder` in rows of `length` items. No row that it reads exceeds `longest` tokens."""
     rows, tokens = [], []
     model.eval()
     for ids, targets in zip(*(each.split(CHUNK) for each in measured_rows(task, length, seed)), strict=True):

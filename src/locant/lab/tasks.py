@@ -319,7 +319,7 @@ OWN: dict[str, Task] = {
     "parity": Parity(), "mqar": Recall(), "pass_key": PassKey(), "indexing": Indexing(), "flip_flop": FlipFlop(),
     "brackets": Brackets(), "scan": Commands(), "counting": Counting(),
 }  # fmt: skip
-"""This package's tasks by name."""
+"""The tasks of this package by name."""
 
 
 def _check(name: str, value: Task) -> None:

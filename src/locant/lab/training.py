@@ -120,7 +120,7 @@ def _trainings_with(settings: Settings, seed: int) -> list[Training]:
 
 
 def sweep(settings: Settings) -> list[Training]:
-    """Return the trainings that choose the learning rates; none if there is one rate."""
+    """Return the trainings that choose the learning rates. If there is one rate, there are none."""
     rates = settings.rates if len(settings.rates) > 1 else ()
     chosen = [each for each in _trainings_with(settings, SWEEP_SEED) if settings.chosen_on(each.task) == each.task]
     return [each._replace(rate=rate) for each in chosen for rate in rates]

@@ -1,4 +1,4 @@
-"""The values of `--with`: the positions that replace the own positions of a trained model.
+"""The values of `--with`: positions that replace those of a trained model.
 
 ``own`` keeps the model's positions, and ``exact`` computes them in exact angles. ``nope`` is no positions; ``drope`` is
 the same, by the name of its recipe. ``yarn:4`` and other scalings stretch the own encoding by a factor.
@@ -97,7 +97,7 @@ class Way:
         return self.name in ("exact", *BY_CLASS)
 
     def stretched(self, trained: int) -> int:
-        """Return the length to which this stretches a model; without a scaling, the trained length itself."""
+        """Return the length to which this stretches a model. Without a scaling, it is the trained length."""
         return round(trained * self.factor) if self.stretches and self.factor else trained
 
     def encoding(
@@ -162,7 +162,7 @@ class Way:
 def _shape_of(model: Any, way: str, longest: int) -> ModelShape:
     config = model.config.get_text_config()
     if (heads := attribute(config, "num_attention_heads")) is None:
-        raise InputError(f"got {way} for {type(model).__name__}, which has no attention heads", "own")
+        raise InputError(f"got {way} for {type(model).__name__}, which has no attention heads", "use own")
     return ModelShape(
         d_model=config.hidden_size,
         num_heads=heads,
