@@ -457,7 +457,7 @@ class _Search:
 
 
 def _is_worse(losses: np.ndarray, best: np.ndarray, looks: int) -> bool:
-    """Return whether the first losses of a reading clearly exceed the losses of the best one, at one of `looks` looks."""
+    """Return whether the first losses of a reading clearly exceed those of the best one, at one of `looks` looks."""
     differences = losses - best[: len(losses)]
     parts = np.array_split(differences, max(1, differences.shape[1] // PART), axis=1)
     by_part = np.stack([part.mean(1) for part in parts])
