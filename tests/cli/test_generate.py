@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig, GPT2Config, GPT
 
 import locant
 from locant.lab import Decoder, generate, load, save
-from locant.lab.unfinished import random_numbers_kept
-from locant.lab.ways import Way
+from locant.lab.position_overrides import PositionOverride
+from locant.lab.resume_state import random_numbers_kept
 from locant.positions.registry import encodings
 from tests.cli.conftest import Complains, Run, listing, refused
 
@@ -103,7 +103,7 @@ def test_an_encoding_that_needs_whole_texts_is_given_them(succeeds: Run, folder:
     asked = "generate model 'The cat' --tokens 6 --temperature 0 --with convolutional --json"
     written = json.loads(succeeds(asked).stdout)["ids"]
     with random_numbers_kept(torch.device("cpu")), torch.no_grad():
-        encoding = Way.of("convolutional").encoding(plain, 64, 64)
+        encoding = PositionOverride.of("convolutional").encoding(plain, 64, 64)
         with locant.swap(plain, encoding):
             for _ in range(6):
                 rows = torch.cat([rows, plain(rows, use_cache=False).logits[:, -1:].argmax(-1)], 1)

@@ -155,11 +155,11 @@ def test_of_several_rates_the_best_is_used_and_told(trained: list[Training], mon
         right = float(training.rate == best[training.encoding])
         return [
             TaskRecord(
-                **training._replace(encoding=contestant.name)._asdict(), train_length=3, learned=True, steps=6,
+                **training._replace(encoding=candidate.name)._asdict(), train_length=3, learned=True, steps=6,
                 accuracy_by_length={3: right}, token_accuracy_by_length={3: right}, train_loss=0.0, num_parameters=1,
                 seconds=0.0,
             )
-            for contestant in trainings.contestants(training, settings)
+            for candidate in trainings.candidates(training, settings)
         ]  # fmt: skip
 
     monkeypatch.setattr("locant.lab.pool.run", run)

@@ -146,7 +146,7 @@ def test_rates_are_chosen_on_neither_the_held_out_text_nor_the_measured_rows(mon
         sweeping[0] = training.seed == SWEEP_SEED
         return run(training, *rest)
 
-    def fit(model: object, contestant: object, ids: np.ndarray, *_: object, **__: object) -> float:
+    def fit(model: object, candidate: object, ids: np.ndarray, *_: object, **__: object) -> float:
         read.setdefault("training to choose" if sweeping[0] else "training", set()).update(ids.tolist())
         return 0.0
 

@@ -24,7 +24,7 @@ import locant
 from locant import files
 from locant.checkpoints import load_swapped
 from locant.errors import InputError
-from locant.lab import TuneSettings, tune, tuning, unfinished
+from locant.lab import TuneSettings, tune, tuning
 from locant.text.windows.loader import BatchSampler
 from tests.lab.on_a_device import SMALL, TEXT, small_model
 from tests.refusal import refuses
@@ -207,7 +207,7 @@ import os, signal, sys
 from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM  # once for all
-from locant.lab import TuneSettings, tune, tuning, unfinished
+from locant.lab import TuneSettings, resume_state, tune, tuning
 
 torch.set_num_threads(1)
 tuning.SAVE_SECONDS = 0.0
@@ -229,13 +229,13 @@ def half(tensors, path, metadata):
         die()
     save(tensors, path, metadata)
 
-save = unfinished.save_file
+save = resume_state.save_file
 if point == "state":
-    unfinished.save_file = half
+    resume_state.save_file = half
 if point == "folder":
     tuning.write_whole = die
 if point == "end":
-    unfinished.StateFolder.remove = die
+    resume_state.StateFolder.remove = die
 chosen = TuneSettings(way="alibi", num_steps=4, batch_size=2, learning_rate=1e-2)
 tune(here / "model", [str(here / "text.txt")], chosen, output=here / "out",
      on_step=lambda done, total, said: done == 2 and point == "step" and die())
@@ -265,7 +265,7 @@ def test_a_training_that_goes_astray_says_so_and_a_full_disk_keeps_what_there_is
     def full(*_: object) -> None:
         raise SafetensorError("No space left on device")
 
-    monkeypatch.setattr(unfinished, "save_file", full)
+    monkeypatch.setattr(resume_state, "save_file", full)
     with refuses(InputError, "cannot write", "No space left", "run the same command again"):
         tuned(here, "own", force=True)
     monkeypatch.undo()
@@ -286,7 +286,7 @@ def test_what_cannot_be_written_in_the_end_is_refused_before_the_training(here: 
         tuned(here, "own")
     assert not (here / "out-unfinished").exists()
     (here / "model" / "tokenizer_config.json").unlink()
-    with unfinished.StateFolder(here / "out"), refuses(InputError, "another run"):
+    with resume_state.StateFolder(here / "out"), refuses(InputError, "another run"):
         tuned(here, "own")
     (here / "out").mkdir()
     (here / "out" / "config.json").write_text("{}")  # a model, but the text lies in it

@@ -22,7 +22,7 @@ from jaxtyping import Int
 
 from locant.arguments import shown
 from locant.errors import InputError, LocantError, Remedy
-from locant.lab.contestant import Contestant, torch_settings_kept
+from locant.lab.candidate import Candidate, torch_settings_kept
 from locant.lab.language_model import device_of
 from locant.lab.pool import FAILURES, Pool, why
 from locant.lab.results import (
@@ -42,7 +42,7 @@ from locant.lab.results import (
 )  # fmt: skip
 from locant.lab.settings import TEXT, VOCAB_SIZE, Settings, fixed_by, require_one_duration
 from locant.lab.text_learning import build, shape, split_off
-from locant.lab.training import SHARE, SWEEP_SEED, Cost, Text, Training, contestants, cost, sweep, trainings
+from locant.lab.training import SHARE, SWEEP_SEED, Cost, Text, Training, candidates, cost, sweep, trainings
 from locant.positions import Positions
 from locant.text.corpus import Corpus, read_corpus
 
@@ -81,7 +81,7 @@ def compare(
 
     All trainings of a seed see the same windows or rows in the same order. They start from the same weights, except for
     the weights of the encoding. Learned positions get a table for the longest length, whose rows beyond the training
-    length stay untrained. An encoding that takes part with several scalings is trained once: see `Contestant`.
+    length stay untrained. An encoding that takes part with several scalings is trained once: see `Candidate`.
 
     Args:
         ids: the text, as token ids; required if ``text`` is one of the tasks.
@@ -113,7 +113,7 @@ def compare(
         for name in chosen.encodings:
             try:
                 with torch_settings_kept(name):
-                    _try_once(Contestant.of(name), chosen)
+                    _try_once(Candidate.of(name), chosen)
             except LocantError:
                 raise
             except FAILURES as error:  # from a class outside this package
@@ -139,11 +139,11 @@ def compare(
     return results
 
 
-def _try_once(contestant: Contestant, settings: Settings) -> None:
+def _try_once(candidate: Candidate, settings: Settings) -> None:
     """Build the encoding, and train a small model with it for one step. A failing step is reported by its training."""
-    contestant.build(shape(settings, settings.lengths[-1]))
+    candidate.build(shape(settings, settings.lengths[-1]))
     with suppress(*FAILURES):
-        model, ids = build(contestant, 0, 2, settings, longest=settings.lengths[-1]), torch.zeros(1, 2).long()
+        model, ids = build(candidate, 0, 2, settings, longest=settings.lengths[-1]), torch.zeros(1, 2).long()
         model.losses(ids, ids, Positions.arange(2)).mean().backward()
 
 
@@ -199,13 +199,13 @@ class _Table:
     def _keys(self, training: Training) -> list[Training]:
         """Return the keys of a training's records: one for each candidate that it serves."""
         rated = self._rated(training)
-        return [rated._replace(encoding=contestant.name) for contestant in contestants(rated, self.settings)]
+        return [rated._replace(encoding=candidate.name) for candidate in candidates(rated, self.settings)]
 
     def _rated(self, training: Training) -> Training:
         """Set the best rate that was tried for the encoding of a training, or the first rate if none was tried."""
         if training.seed == SWEEP_SEED:
             return training
-        name = contestants(training, self.settings)[
+        name = candidates(training, self.settings)[
             0
         ].name  # all candidates of a training are equal at the trained length
         first = training._replace(task=self.settings.chosen_on(training.task), encoding=name, seed=SWEEP_SEED)
@@ -329,7 +329,7 @@ def _earlier(path: Path, settings: Settings, facts: Mapping[str, Any]) -> tuple[
         return settings, []
     if settings.minutes is not None:
         settings = dataclasses.replace(settings, num_steps=report["settings"]["num_steps"])
-    files, now = report.get("files", {}), {name: Contestant.of(name).source for name in settings.encodings}
+    files, now = report.get("files", {}), {name: Candidate.of(name).source for name in settings.encodings}
     try:
         records = [read_record(each) for each in report["records"] if "failed" not in each]
         _require_fit(settings, report["settings"]["text"], records)

@@ -37,6 +37,7 @@ from locant.lab.language_model import (
     fingerprint,
     num_windows,
 )  # fmt: skip
+from locant.lab.position_overrides import PositionOverride
 from locant.lab.readable import Readable, is_lab_folder, read_language_model
 from locant.lab.results import (
     RESULTS,
@@ -50,10 +51,9 @@ from locant.lab.results import (
     read_record,
     unchanged,
 )  # fmt: skip
+from locant.lab.resume_state import random_numbers_kept
 from locant.lab.settings import VOCAB_SIZE, Settings
 from locant.lab.text_learning import OVERLAP, in_context, losses_in_windows
-from locant.lab.unfinished import random_numbers_kept
-from locant.lab.ways import Way
 from locant.models.config_values import integer_at
 from locant.models.lab_decoder import TRAIN_LENGTH, encoding_of
 from locant.positions.base import PositionEncoding
@@ -93,7 +93,7 @@ class EvaluationSettings:
 
     Args:
         lengths: tokens per window.
-        ways: encodings, each as `Way` reads it.
+        ways: encodings, each as `PositionOverride` reads it.
         windows: the largest number of windows of the longest length. Windows of other lengths read the same tokens.
         minutes: read only as many windows as fit into this time, which is estimated before the first; at least one.
         keys: rows of each of `KEYS` for each of `DEPTHS` and each length; 0 for none.
@@ -122,7 +122,7 @@ class EvaluationSettings:
             raise InputError("got no lengths or no encodings", remedy)
         lengths = {whole("lengths", length, 2, remedy=Remedy(lengths=(1024, 4096))) for length in self.lengths}
         object.__setattr__(self, "lengths", tuple(sorted(lengths)))
-        object.__setattr__(self, "ways", tuple(dict.fromkeys(str(Way.of(way)) for way in self.ways)))
+        object.__setattr__(self, "ways", tuple(dict.fromkeys(str(PositionOverride.of(way)) for way in self.ways)))
         whole("windows", self.windows, 1, remedy=Remedy(windows=16))
         if self.minutes is not None:
             real("minutes", self.minutes, above=0, remedy=Remedy(minutes=10))
@@ -255,7 +255,7 @@ def losses_of_extension(
 def _build(way: str, model: Readable, longest: int) -> PositionEncoding | None:
     """Build an encoding, with the same random numbers each time."""
     torch.manual_seed(0)
-    return model.encoding(Way.of(way), longest)
+    return model.encoding(PositionOverride.of(way), longest)
 
 
 def _read_with(model: Readable, way: str, encoding: PositionEncoding | None) -> AbstractContextManager[object]:

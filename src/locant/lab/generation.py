@@ -20,7 +20,7 @@ from locant.checkpoints.checkpoint_folder import headers_of, require_output
 from locant.checkpoints.config_source import CONFIG, read_json
 from locant.errors import InputError, LocantError, RangeError, Remedy, ShapeError
 from locant.files import json_text, new_folder, write_whole
-from locant.lab.contestant import unscaled
+from locant.lab.candidate import unscaled
 from locant.lab.decoder import Decoder
 from locant.lab.language_model import (
     device_of,
@@ -31,13 +31,13 @@ from locant.lab.language_model import (
     require_rows,
     trained_length,
 )
+from locant.lab.position_overrides import PositionOverride
 from locant.lab.results import environment
+from locant.lab.resume_state import random_numbers_kept
 from locant.lab.sampling import cached_or_whole, generate
 from locant.lab.settings import VOCAB_SIZE, Settings, require_one_duration
 from locant.lab.text_learning import shape
 from locant.lab.training import train
-from locant.lab.unfinished import random_numbers_kept
-from locant.lab.ways import Way
 from locant.models.config_values import flag, integer_at, required
 from locant.models.lab_decoder import AGAIN, MODEL_TYPE, SIZES, TRAIN_LENGTH, encoding_of, is_lab_decoder
 from locant.positions import PositionEncoding
@@ -171,13 +171,13 @@ def continue_text(
             ``<s>``. The model may end its text early. Its `generation_config.json` holds for everything that is not an
             argument here.
         num_tokens, temperature, top_k, seed: as for `generate`.
-        way: the positions of the model, as `Way` reads it.
+        way: the positions of the model, as `PositionOverride` reads it.
         device: such as ``cuda:1``; ``auto``: cuda if torch finds it, else the CPU.
 
     Returns:
         The prompt, its continuation, and the ids of both.
     """
-    path, place, chosen = Path(folder), device_of(device), Way.of(way)
+    path, place, chosen = Path(folder), device_of(device), PositionOverride.of(way)
     is_ours = is_lab_decoder(read_json(path / CONFIG))
     loaded: tuple[Any, Tokenizer] = load(path) if is_ours else (load_model(path, device=place), Tokenizer.load(path))
     model, tokenizer = loaded

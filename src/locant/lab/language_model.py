@@ -28,7 +28,7 @@ from locant.checkpoints.checkpoint_folder import headers_of
 from locant.checkpoints.config_source import CONFIG, read_json, require_no_code
 from locant.errors import InputError, RangeError, Remedy
 from locant.extras import require
-from locant.lab.unfinished import random_numbers_kept
+from locant.lab.resume_state import random_numbers_kept
 from locant.models.config_values import HEADS, NUM_LAYERS, WIDTHS, integer
 from locant.models.lab_decoder import is_lab_decoder
 from locant.models.registry import with_defaults

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import torch
 
 from locant.cluster import LOCAL, connected
-from locant.lab.contestant import process_settings, torch_settings_kept
+from locant.lab.candidate import process_settings, torch_settings_kept
 from locant.lab.results import AnyRecord, Failure
 from locant.lab.settings import Settings
-from locant.lab.training import Text, Training, contestants, run
+from locant.lab.training import Text, Training, candidates, run
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -102,7 +102,7 @@ def outcome(
         raise
     except FAILURES as error:
         reason = why(error)
-        named = [training._replace(encoding=contestant.name) for contestant in contestants(training, settings)]
+        named = [training._replace(encoding=candidate.name) for candidate in candidates(training, settings)]
         return [Failure(**each._asdict(), failed=reason) for each in named]
 
 

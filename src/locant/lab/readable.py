@@ -19,7 +19,7 @@ from locant.errors import InputError, Remedy
 from locant.lab.decoder import Decoder
 from locant.lab.generation import load
 from locant.lab.language_model import AsDecoder, load_model, require_positions, trained_length
-from locant.lab.ways import Way
+from locant.lab.position_overrides import PositionOverride
 from locant.models.lab_decoder import is_lab_decoder
 from locant.positions.base import PositionEncoding
 from locant.swapping import swap
@@ -49,7 +49,7 @@ class Readable(ABC):
         """Raise if its table of positions has fewer rows than this."""
 
     @abstractmethod
-    def encoding(self, way: Way, longest: int) -> PositionEncoding | None:
+    def encoding(self, way: PositionOverride, longest: int) -> PositionEncoding | None:
         """Return the encoding that replaces its own in texts of this length; ``None`` if it keeps its own."""
 
     @abstractmethod
@@ -67,7 +67,7 @@ class _OfTransformers(Readable):
     def require_positions(self, longest: int) -> None:
         require_positions(self.module, longest)
 
-    def encoding(self, way: Way, longest: int) -> PositionEncoding | None:
+    def encoding(self, way: PositionOverride, longest: int) -> PositionEncoding | None:
         encoding = way.encoding(self.module, self.trained or longest, longest)
         if way.name == "exact" and not rotary_points(self.module, angles="exact"):
             got = f"got exact for {type(self.module).__name__}, which has no rotary positions"
@@ -92,7 +92,7 @@ class _OfLab(Readable):
             got = f"got windows of {longest:,} tokens for a model whose table has {rows:,} positions"
             raise InputError(got, Remedy("use {}, or a model without such a table", lengths=(rows,)))
 
-    def encoding(self, way: Way, longest: int) -> PositionEncoding | None:
+    def encoding(self, way: PositionOverride, longest: int) -> PositionEncoding | None:
         return way.of_decoder(self.model, longest)
 
     def reading_with(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:

@@ -1,7 +1,7 @@
 """The results of an experiment: its records, settings and environment.
 
 The results include everything that decides the outcome. So `changed` recognises a run of something else, and a run that
-was stopped continues with the records that it has. The state of a single training is kept by `locant.lab.unfinished`.
+was stopped continues with the records that it has. The state of a single training is kept by `locant.lab.resume_state`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from locant._version import __version__
 from locant.arguments import shown
 from locant.errors import InputError, Remedy
 from locant.files import FaultError, json_text, lock, strict_json, write_whole
-from locant.lab.contestant import Contestant
+from locant.lab.candidate import Candidate
 from locant.lab.settings import TEXT, Settings, size_of
 
 RESULTS, LOCK = "results.json", ".lock"
@@ -223,7 +223,7 @@ class Results:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON: lengths become strings, and `text` becomes one of the settings."""
-        files = {name: digest for name in self.settings.encodings if (digest := Contestant.of(name).source)}
+        files = {name: digest for name in self.settings.encodings if (digest := Candidate.of(name).source)}
         return {
             "schema": SCHEMA, "settings": plain_settings(self.settings, self.text), "environment": self.environment,
             **({"files": files} if files else {}), "records": [record.to_dict() for record in self.records],

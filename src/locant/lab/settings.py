@@ -96,7 +96,7 @@ class Settings:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        from locant.lab.contestant import Contestant
+        from locant.lab.candidate import Candidate
         from locant.lab.tasks import TASKS, require_longer
 
         if self.suite:
@@ -113,7 +113,7 @@ class Settings:
             if name in ("learning_rate", "minutes"):
                 value = None if value is None else real(name, value, above=0, remedy=remedy)
             elif name == "encodings":
-                value = tuple(Contestant.of(each).name for each in entries(name, value, remedy))
+                value = tuple(Candidate.of(each).name for each in entries(name, value, remedy))
             elif name == "tasks":
                 value = tuple(each if each == TEXT else TASKS.name_of(each) for each in entries(name, value, remedy))
             elif name == "rates":

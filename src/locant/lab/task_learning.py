@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from locant.lab.contestant import Contestant
+from locant.lab.candidate import Candidate
 from locant.lab.decoder import Decoder
 from locant.lab.tasks import Task
 from locant.lab.text_learning import OnStep, update
@@ -111,13 +111,13 @@ def measured_rows(task: Task, length: int, seed: int = MEASURED) -> Batch:
 
 @torch.no_grad()
 def accuracy(
-    model: Any, contestant: Contestant, task: Task, length: int, *, longest: int, seed: int = MEASURED
+    model: Any, candidate: Candidate, task: Task, length: int, *, longest: int, seed: int = MEASURED
 ) -> Accuracy:
     """Return the accuracy of a `Decoder` in rows of `length` items. No row that it reads exceeds `longest` tokens."""
     rows, tokens = [], []
     model.eval()
     for ids, targets in zip(*(each.split(CHUNK) for each in measured_rows(task, length, seed)), strict=True):
-        positions = contestant.positions(ids, longest, task=task, length=length)
+        positions = candidate.positions(ids, longest, task=task, length=length)
         right, counts = model.scores(ids, positions).argmax(-1).cpu() == targets, targets != IGNORED
         rows.append((right | ~counts).all(1))
         tokens.append(right[counts])
@@ -125,7 +125,7 @@ def accuracy(
 
 
 def learn(
-    model: Decoder, contestant: Contestant, task: Task, *, length: int, longest: int, num_steps: int, batch_size: int,
+    model: Decoder, candidate: Candidate, task: Task, *, length: int, longest: int, num_steps: int, batch_size: int,
     rate: float, seed: int, on_step: OnStep | None = None,
 ) -> Learned:  # fmt: skip
     """Train a model in place on rows of 1 to `length` items, until they are learned, for `num_steps` at most.
@@ -139,7 +139,7 @@ def learn(
     def step(scale: float) -> None:
         items = random.randint(1, length)
         ids, targets = batch(task, random, [items] * batch_size)
-        positions = contestant.positions(ids, longest, random.getrandbits(32), task=task, length=items)
+        positions = candidate.positions(ids, longest, random.getrandbits(32), task=task, length=items)
         loss = model.train().losses(ids, targets, positions).sum() / (targets != IGNORED).sum()
         loss.backward()
         update(model.parameters(), *((optimizer, highest * scale) for optimizer, highest in optimizers))
@@ -148,7 +148,7 @@ def learn(
             on_step(len(losses), losses[-1])
 
     def right() -> float:
-        return accuracy(model, contestant, task, length, longest=longest, seed=ASKED).rows
+        return accuracy(model, candidate, task, length, longest=longest, seed=ASKED).rows
 
     def fall(highest: float, steps: int) -> None:
         for number in range(steps, 0, -1):

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from locant.errors import InputError
-from locant.lab.contestant import Contestant
+from locant.lab.candidate import Candidate
 from locant.lab.decoder import Decoder
 from locant.lab.results import Losses
 from locant.lab.settings import TEXT, Settings
@@ -40,7 +40,7 @@ OnStep = Callable[[int, float], None]
 
 
 def build(
-    contestant: Contestant, seed: int, vocab_size: int, settings: Settings, *, longest: int, task: str = TEXT
+    candidate: Candidate, seed: int, vocab_size: int, settings: Settings, *, longest: int, task: str = TEXT
 ) -> Decoder:
     """Build an untrained model. Encodings draw after the weights, so weights that all models share start the same.
 
@@ -57,7 +57,7 @@ def build(
 
     with BUILDING, torch.random.fork_rng(devices=[]):
         decoder(PositionEncoding())
-        return decoder(contestant.build(shape(settings, longest))).to(settings.device)
+        return decoder(candidate.build(shape(settings, longest))).to(settings.device)
 
 
 def shape(settings: Settings, longest: int) -> ModelShape:
@@ -66,7 +66,7 @@ def shape(settings: Settings, longest: int) -> ModelShape:
 
 
 def fit(
-    model: Decoder, contestant: Contestant, ids: Int[np.ndarray, " tokens"], settings: Settings, *, num_steps: int,
+    model: Decoder, candidate: Candidate, ids: Int[np.ndarray, " tokens"], settings: Settings, *, num_steps: int,
     seed: int, rate: float = 1.0, on_step: OnStep | None = None,
 ) -> float:  # fmt: skip
     """Train a model in place on random windows.
@@ -81,7 +81,7 @@ def fit(
     model.train()
     for step in range(num_steps):
         batch = windows.__getitems__(torch.randint(len(windows), (batch_size,), generator=order).tolist())
-        positions = contestant.positions(batch["ids"], settings.lengths[-1], step)
+        positions = candidate.positions(batch["ids"], settings.lengths[-1], step)
         loss = model.losses(batch["ids"], batch["targets"], positions).mean()
         loss.backward()
         update(model.parameters(), (optimizer, highest * schedule(step, num_steps)))

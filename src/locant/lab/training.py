@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Int
 from torch import Tensor
 
-from locant.lab.contestant import Contestant, unscaled
+from locant.lab.candidate import Candidate, unscaled
 from locant.lab.decoder import Decoder
 from locant.lab.results import AnyRecord, Losses, Record, TaskRecord, finite
 from locant.lab.settings import SWEEP_SEED, TEXT, VOCAB_SIZE, Settings
@@ -95,11 +95,11 @@ def train(
     >>> model(torch.from_numpy(tokenizer.encode("to be")).long()[None]).shape[-1] == tokenizer.vocab_size
     True
     """
-    contestant = unscaled(encoding)
+    candidate = unscaled(encoding)
     chosen = Settings(encodings=(encoding,), multiples=(1,), seeds=(seed,), **settings)
     tokenizer = Tokenizer.train([text], vocab_size) if tokenizer is None else tokenizer  # type: ignore[list-item]
     ids = np.asarray(tokenizer.encode(text) if isinstance(text, str) else text)
-    training, read = Training(TEXT, contestant.name, seed), Text(ids, ids[:0], tokenizer.vocab_size)
+    training, read = Training(TEXT, candidate.name, seed), Text(ids, ids[:0], tokenizer.vocab_size)
     if chosen.minutes is not None:
         steps = int(SHARE * 60 * chosen.minutes / _step_seconds(_OnText(training, chosen, read)))
         chosen = dataclasses.replace(chosen, num_steps=max(1, steps))
@@ -115,7 +115,7 @@ def trainings(settings: Settings) -> list[Training]:
 
 
 def _trainings_with(settings: Settings, seed: int) -> list[Training]:
-    names = dict.fromkeys(Contestant.of(name).trained.name for name in settings.encodings)
+    names = dict.fromkeys(Candidate.of(name).trained.name for name in settings.encodings)
     return [Training(task, name, seed) for task in settings.tasks for name in names]
 
 
@@ -126,10 +126,10 @@ def sweep(settings: Settings) -> list[Training]:
     return [each._replace(rate=rate) for each in chosen for rate in rates]
 
 
-def contestants(training: Training, settings: Settings) -> list[Contestant]:
+def candidates(training: Training, settings: Settings) -> list[Candidate]:
     """Return the candidates that a training serves."""
-    named = map(Contestant.of, settings.encodings)
-    return [contestant for contestant in named if contestant.trained.name == training.encoding]
+    named = map(Candidate.of, settings.encodings)
+    return [candidate for candidate in named if candidate.trained.name == training.encoding]
 
 
 def run(training: Training, settings: Settings, text: Text | None, on_step: OnStep | None = None) -> list[AnyRecord]:
@@ -139,9 +139,9 @@ def run(training: Training, settings: Settings, text: Text | None, on_step: OnSt
     facts = {**training._asdict(), **learner.train(on_step=on_step)}
     facts["num_parameters"] = sum(parameter.numel() for parameter in learner.model.parameters())
     taken, records = time.perf_counter() - began, list[AnyRecord]()
-    for contestant in contestants(training, settings):
+    for candidate in candidates(training, settings):
         began = time.perf_counter()
-        record = learner.record(contestant, **{**facts, "encoding": contestant.name, "seconds": 0.0})
+        record = learner.record(candidate, **{**facts, "encoding": candidate.name, "seconds": 0.0})
         seconds = round(taken + time.perf_counter() - began, 3)
         records.append(dataclasses.replace(record, seconds=seconds))
     return records
@@ -150,7 +150,7 @@ def run(training: Training, settings: Settings, text: Text | None, on_step: OnSt
 def cost(training: Training, settings: Settings, text: Text | None) -> Cost:
     """Estimate the cost of a training by timing some steps, and all or a part of the measurements."""
     learner = _learner(training, settings, text)
-    return Cost(_step_seconds(learner), learner.seconds(contestants(training, settings)))
+    return Cost(_step_seconds(learner), learner.seconds(candidates(training, settings)))
 
 
 def _step_seconds(learner: _Learner) -> float:
@@ -171,9 +171,9 @@ class _Learner(ABC):
 
     def __init__(self, training: Training, settings: Settings, vocab_size: int, longest: int) -> None:
         self.training, self.settings, self.longest = training, settings, longest
-        self.contestant = Contestant.of(training.encoding)
+        self.candidate = Candidate.of(training.encoding)
         self.model = build(
-            self.contestant, training.seed, vocab_size, settings, longest=longest, task=training.task
+            self.candidate, training.seed, vocab_size, settings, longest=longest, task=training.task
         )  # fmt: skip
 
     @abstractmethod
@@ -181,16 +181,16 @@ class _Learner(ABC):
         """Train the model for `num_steps`, by default as the settings say. Return facts for the record."""
 
     @abstractmethod
-    def record(self, contestant: Contestant, **facts: Any) -> AnyRecord:
+    def record(self, candidate: Candidate, **facts: Any) -> AnyRecord:
         """Measure the model for a candidate, and return the record with these facts."""
 
     @abstractmethod
-    def seconds(self, contestants: Sequence[Contestant]) -> float:
+    def seconds(self, candidates: Sequence[Candidate]) -> float:
         """Estimate the seconds that the measurements for all of these candidates take."""
 
-    def _reading(self, contestant: Contestant, length: int, trained: int) -> AbstractContextManager[Decoder]:
+    def _reading(self, candidate: Candidate, length: int, trained: int) -> AbstractContextManager[Decoder]:
         """Give the model the encoding of a candidate for rows of `length` tokens, until the block ends."""
-        encoding = contestant.at_length(
+        encoding = candidate.at_length(
             self.model.encoding, length, trained, shape(self.settings, self.longest)
         )  # fmt: skip
         return self.model.reading_with(encoding)
@@ -204,34 +204,34 @@ class _OnText(_Learner):
     def train(self, num_steps: int | None = None, on_step: OnStep | None = None) -> dict[str, Any]:
         steps = num_steps or self.settings.steps_for(len(self.text.training))
         loss = fit(
-            self.model, self.contestant, self.text.training, self.settings,
+            self.model, self.candidate, self.text.training, self.settings,
             num_steps=steps, seed=self.training.seed, rate=self.training.rate, on_step=on_step,
         )  # fmt: skip
         return {"train_loss": finite(loss), "steps": steps}
 
-    def record(self, contestant: Contestant, **facts: Any) -> AnyRecord:
-        return Record(train_length=self.settings.train_length, **facts, **self._losses(contestant, self.text.held_out))
+    def record(self, candidate: Candidate, **facts: Any) -> AnyRecord:
+        return Record(train_length=self.settings.train_length, **facts, **self._losses(candidate, self.text.held_out))
 
-    def seconds(self, contestants: Sequence[Contestant]) -> float:
+    def seconds(self, candidates: Sequence[Candidate]) -> float:
         """Estimate by the time of two windows of the longest length, one of them also in its full context."""
         windows, taken = self.text.held_out[: 2 * self.longest + 1], 0.0
         for _ in range(2):  # the first use of an operation takes longer
             began = time.perf_counter()
-            for contestant in contestants:
-                self._losses(contestant, windows)
+            for candidate in candidates:
+                self._losses(candidate, windows)
             taken = time.perf_counter() - began
         windows_held_out = len(self.text.held_out) / self.longest
         return taken * (windows_held_out + OVERLAP * min(STRETCHES, windows_held_out)) / (2 + OVERLAP)
 
-    def _losses(self, contestant: Contestant, ids: np.ndarray) -> dict[str, Any]:
+    def _losses(self, candidate: Candidate, ids: np.ndarray) -> dict[str, Any]:
         losses, trained = dict[int, Losses](), self.settings.train_length
         stretches = dict[int, list[float | None]]()
 
         def positions(ids: Tensor) -> Positions:
-            return contestant.positions(ids, self.longest)
+            return candidate.positions(ids, self.longest)
 
         for length in sorted({trained, *self.settings.lengths}):
-            with self._reading(contestant, length, trained) as model:
+            with self._reading(candidate, length, trained) as model:
                 if length in self.settings.lengths:
                     losses[length] = losses_in_windows(model, ids, length, positions=positions)
                 stretches[length] = [*map(finite, in_context(model, ids, length, self.longest, positions))]
@@ -248,14 +248,14 @@ class _OnTask(_Learner):
 
     def train(self, num_steps: int | None = None, on_step: OnStep | None = None) -> dict[str, Any]:
         learned = learn(
-            self.model, self.contestant, self.task, length=self.settings.task_length, longest=self.longest,
+            self.model, self.candidate, self.task, length=self.settings.task_length, longest=self.longest,
             num_steps=num_steps or self.settings.steps_for(), batch_size=self.settings.batch_for(self.training.task),
             rate=self.training.rate, seed=self.training.seed, on_step=on_step,
         )  # fmt: skip
         return {"train_loss": finite(learned.loss), "steps": learned.steps}
 
-    def record(self, contestant: Contestant, **facts: Any) -> AnyRecord:
-        trained, right = self.settings.task_length, self._accuracies(contestant)
+    def record(self, candidate: Candidate, **facts: Any) -> AnyRecord:
+        trained, right = self.settings.task_length, self._accuracies(candidate)
         return TaskRecord(
             train_length=trained,
             learned=right[trained].rows >= LEARNED,
@@ -264,16 +264,16 @@ class _OnTask(_Learner):
             **facts,
         )
 
-    def seconds(self, contestants: Sequence[Contestant]) -> float:
+    def seconds(self, candidates: Sequence[Candidate]) -> float:
         began = time.perf_counter()
-        for contestant in contestants:
-            self._accuracies(contestant)
+        for candidate in candidates:
+            self._accuracies(candidate)
         return time.perf_counter() - began
 
-    def _accuracies(self, contestant: Contestant) -> dict[int, Accuracy]:
+    def _accuracies(self, candidate: Candidate) -> dict[int, Accuracy]:
         tokens = {length: measured_rows(self.task, length).ids.shape[1] for length in self.lengths}
         right, seed = {}, CHOOSING if self.training.seed == SWEEP_SEED else MEASURED
         for length, row_tokens in tokens.items():
-            with self._reading(contestant, row_tokens, tokens[self.settings.task_length]) as model:
-                right[length] = accuracy(model, contestant, self.task, length, longest=self.longest, seed=seed)
+            with self._reading(candidate, row_tokens, tokens[self.settings.task_length]) as model:
+                right[length] = accuracy(model, candidate, self.task, length, longest=self.longest, seed=seed)
         return right

@@ -46,6 +46,7 @@ from locant.lab.language_model import (
     stated_length,
     trained_length,
 )
+from locant.lab.position_overrides import PositionOverride
 from locant.lab.results import (
     RECORD,
     Losses,
@@ -53,10 +54,9 @@ from locant.lab.results import (
     earlier,
     environment,
 )
+from locant.lab.resume_state import StateFolder, random_numbers_kept, refusing_to_lose
 from locant.lab.settings import VOCAB_SIZE, require_one_duration
 from locant.lab.text_learning import losses_in_windows, optimizer_of, schedule, split_off, update
-from locant.lab.unfinished import StateFolder, random_numbers_kept, refusing_to_lose
-from locant.lab.ways import Way
 from locant.swapping import swap
 from locant.text.corpus import Corpus, read_corpus
 from locant.text.windows import Windows
@@ -91,7 +91,7 @@ class TuneSettings:
     """The settings of a tuning run.
 
     Args:
-        way: the new positions, as `Way` reads them, such as ``yarn:8``, ``drope`` or ``alibi``.
+        way: the new positions, as `PositionOverride` reads them, such as ``yarn:8``, ``drope`` or ``alibi``.
         train: what is trained: ``"all"`` weights, the weights of the new encoding (``"new"``), or these and low-rank
             adapters of all linear layers (``"lora"``, with `peft`).
         length: tokens per window; default: the length that the model states, or with a scaling, the trained length
@@ -175,8 +175,8 @@ def tune(
     >>> tune("model", ["my.txt"], TuneSettings(way="yarn:8"), output="longer")  # doctest: +SKIP
     """
     source, output = Path(folder), Path(output)
-    way = Way.of(settings.way)
-    if way.is_for_reading_alone:
+    way = PositionOverride.of(settings.way)
+    if way.is_for_reading_only:
         got = f"got {way.name}, which is for reading without training: use locant.swap"
         raise InputError(got, Remedy(way="own"))
     config = load_config(source)
@@ -240,7 +240,7 @@ def _run_settings(source: Path, settings: TuneSettings, length: int, corpus: Cor
     return {"model": source.name, "model_sha256": fingerprint(source), **chosen, "text": text}
 
 
-def _prepare(model: Any, way: Way, settings: TuneSettings, length: int) -> Any:
+def _prepare(model: Any, way: PositionOverride, settings: TuneSettings, length: int) -> Any:
     """Give the model its new positions and adapters, and freeze the parameters that are not trained."""
     torch.manual_seed(settings.seed)
     if not way.stretches and way.name != "own":

@@ -70,7 +70,7 @@ that.
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Candidate:
     """An encoding, its scaling beyond the trained length, and the positions at which it is trained and read.
 
     The model is trained with the plain encoding only. At each longer length the frequencies are scaled by
@@ -82,7 +82,7 @@ class Contestant:
     places: str = ""
 
     @classmethod
-    def of(cls, name: str) -> Contestant:
+    def of(cls, name: str) -> Candidate:
         """Parse a name such as ``alibi``, ``rotary+yarn``, ``rotary@randomized`` or ``mine.py:Mine``."""
         encoding, plus, scaling, at, places = re.fullmatch(PARTS, str(name)).groups("")  # type: ignore[union-attr]
         if at:
@@ -105,7 +105,7 @@ class Contestant:
         return f"{self.encoding}{scaling}{places}"
 
     @property
-    def trained(self) -> Contestant:
+    def trained(self) -> Candidate:
         """The candidate that is trained for this one: the same without a scaling."""
         return replace(self, scaling="")
 
@@ -172,12 +172,12 @@ def kind_of(encoding: str) -> type[PositionEncoding]:
     return kind
 
 
-def unscaled(name: str) -> Contestant:
+def unscaled(name: str) -> Candidate:
     """Parse a name for training. Raise `RangeError` for a scaling, which is for reading only."""
-    contestant = Contestant.of(f"rotary+{name}" if scaling_name(name) else name)
-    if contestant.scaling:
-        raise RangeError(f"got {name!r}, but a scaling is not trained", repr(contestant.trained.name))
-    return contestant
+    candidate = Candidate.of(f"rotary+{name}" if scaling_name(name) else name)
+    if candidate.scaling:
+        raise RangeError(f"got {name!r}, but a scaling is not trained", repr(candidate.trained.name))
+    return candidate
 
 
 def process_settings() -> dict[str, Any]:

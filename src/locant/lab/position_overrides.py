@@ -43,18 +43,18 @@ USUAL_FACTOR = {"dynamic": 1.0, "self-extend": 8.0}
 
 
 @dataclass(frozen=True)
-class Way:
+class PositionOverride:
     """One value of `--with`: a name, and its factor or group size if it has one.
 
-    >>> Way.of("yarn:8"), Way.of("DroPE")
-    (Way(name='yarn', factor=8.0), Way(name='nope', factor=None))
+    >>> PositionOverride.of("yarn:8"), PositionOverride.of("DroPE")
+    (PositionOverride(name='yarn', factor=8.0), PositionOverride(name='nope', factor=None))
     """
 
     name: str
     factor: float | None = None
 
     @classmethod
-    def of(cls, text: str) -> Way:
+    def of(cls, text: str) -> PositionOverride:
         """Parse a value such as ``yarn:4``, ``drope`` or ``alibi``."""
         name, colon, factor = text.strip().lower().partition(":")
         name = _name_of(name)
@@ -92,7 +92,7 @@ class Way:
         return self.stretches or self.name in BY_CLASS
 
     @property
-    def is_for_reading_alone(self) -> bool:
+    def is_for_reading_only(self) -> bool:
         """Return whether this is for reading only: a training cannot adapt to it, and a folder cannot hold it."""
         return self.name in ("exact", *BY_CLASS)
 

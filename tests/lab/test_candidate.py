@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from locant import InputError, Positions, RangeError
-from locant.lab import Settings, compare, contestant
-from locant.lab.contestant import Contestant
+from locant.lab import Settings, candidate, compare
+from locant.lab.candidate import Candidate
 from locant.lab.results import Failure, TaskRecord
 from locant.lab.training import Training
 from locant.positions.base import ModelShape
@@ -54,21 +54,21 @@ def mine(tmp_path: Path) -> str:
     ],
 )
 def test_a_name_has_up_to_three_parts(name: str, parts: tuple[str, str, str]) -> None:
-    one = Contestant.of(name)
+    one = Candidate.of(name)
     assert (one.encoding, one.scaling, one.places, one.source) == (*parts, "")
-    assert Contestant.of(one.name) == one
+    assert Candidate.of(one.name) == one
 
 
 @pytest.mark.parametrize(
     "name", ["", "+yarn", "@randomized", "rotary+", "rotary@", "rotary++yarn", "alibi+yarn", "a.py"]
 )
-def test_what_is_no_contestant_is_refused(name: str) -> None:
+def test_what_is_no_candidate_is_refused(name: str) -> None:
     with refuses(RangeError, "got"):
-        Contestant.of(name)
+        Candidate.of(name)
 
 
 def test_a_class_in_a_file_takes_part_as_any_other(mine: str) -> None:
-    near, turned = Contestant.of(f"{mine}:Near@randomized"), Contestant.of(f"{mine}:Turned+yarn")
+    near, turned = Candidate.of(f"{mine}:Near@randomized"), Candidate.of(f"{mine}:Turned+yarn")
     assert (near.name, near.places, turned.scaling) == (f"{mine}:Near@randomized", "randomized", "yarn")
     shape = ModelShape(d_model=16, num_heads=2, max_seq_len=8)
     expected = -0.5 * (torch.arange(4)[:, None] - torch.arange(4)).float()
@@ -95,14 +95,14 @@ def test_a_class_in_a_file_takes_part_as_any_other(mine: str) -> None:
 def test_what_a_file_does_not_hold_is_refused(mine: str, named: str, words: tuple[str, ...]) -> None:
     kind = InputError if "cannot be read" in words else RangeError
     with refuses(kind, *words):
-        Contestant.of(named.format(mine))
+        Candidate.of(named.format(mine))
 
 
 @pytest.mark.parametrize("line", ["1 / 0", "import nowhere_at_all", "raise SystemExit(3)", "(", "null\0byte"])
 def test_a_file_that_cannot_be_run_is_named_with_the_reason(tmp_path: Path, line: str) -> None:
     (tmp_path / "bad.py").write_text(line)
     with refuses(InputError, "bad.py", "cannot be run"):
-        Contestant.of(f"{tmp_path / 'bad.py'}:Near")
+        Candidate.of(f"{tmp_path / 'bad.py'}:Near")
 
 
 def test_only_a_file_that_has_changed_is_trained_again(mine: str, tmp_path: Path, trained: list[Training]) -> None:
@@ -114,7 +114,7 @@ def test_only_a_file_that_has_changed_is_trained_again(mine: str, tmp_path: Path
     Path(mine).write_text(MINE.replace("0.5", "2.5"), encoding="utf-8")
     compared(tmp_path / "out", options)
     assert len(trained) == 2, "in one process a file is run once"
-    contestant._run.cache_clear()
+    candidate._run.cache_clear()
     compared(tmp_path / "out", options)
     assert [each.encoding for each in trained[2:]] == [f"{mine}:Near"]
 
@@ -122,7 +122,7 @@ def test_only_a_file_that_has_changed_is_trained_again(mine: str, tmp_path: Path
 def test_a_file_may_import_what_lies_beside_it(tmp_path: Path) -> None:
     (tmp_path / "beside_it.py").write_text("SLOPE = 3")
     (tmp_path / "uses.py").write_text("import beside_it\n" + MINE.replace("0.5", "beside_it.SLOPE"))
-    near = Contestant.of(f"{tmp_path / 'uses.py'}:Near").build(ModelShape(d_model=16, num_heads=2, max_seq_len=8))
+    near = Candidate.of(f"{tmp_path / 'uses.py'}:Near").build(ModelShape(d_model=16, num_heads=2, max_seq_len=8))
     bias = near.bias(torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8), Positions.arange(3))
     assert bias is not None
     assert bias[0, 0, 2].tolist() == [-6.0, -3.0, 0.0]
@@ -168,7 +168,7 @@ CHANGES = {
 
 
 def settings_of_torch() -> list[Any]:
-    return [get() for get, _ in (*contestant.OF_PROCESS.values(), *contestant.OF_THREAD.values())]
+    return [get() for get, _ in (*candidate.OF_PROCESS.values(), *candidate.OF_THREAD.values())]
 
 
 @pytest.mark.parametrize("place", ["file", "class", "training"])
