@@ -256,10 +256,10 @@ def test_a_killed_process_goes_on_to_the_same_bits(here: Path) -> None:
     assert same(here / "out", here / "again")
 
 
-def test_a_training_that_goes_astray_says_so_and_a_full_disk_keeps_what_there_is(
+def test_a_training_that_diverges_says_so_and_a_full_disk_keeps_what_there_is(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with refuses(InputError, "astray", "learning_rate=1e+29", "force=True"):
+    with refuses(InputError, "diverged", "learning_rate=1e+29", "force=True"):
         tuned(here, "own", num_steps=8, learning_rate=1e30)
 
     def full(*_: object) -> None:
