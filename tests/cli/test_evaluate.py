@@ -229,7 +229,7 @@ def test_keys_are_asked_for_at_each_depth_in_rows_of_ruler(
         is_near = text.index(prompt.answers[0]) < len(text) / 2
         return f" {prompt.answers[0]}." if is_near and FILLER in text else " the grass"
 
-    monkeypatch.setattr(evaluation.ruler, "written", written)
+    monkeypatch.setattr(evaluation.ruler, "write_answer", written)
     done = succeeds("evaluate model text.txt --with own --lengths 64,600 --windows 1 --keys 2 -o out")
     record = results(folder)["records"][0]
     for name, near in (("pass_keys", 2), ("key_values", 0)):

@@ -55,7 +55,7 @@ def mine(tmp_path: Path) -> str:
 )
 def test_a_name_has_up_to_three_parts(name: str, parts: tuple[str, str, str]) -> None:
     one = Candidate.of(name)
-    assert (one.encoding, one.scaling, one.places, one.source) == (*parts, "")
+    assert (one.encoding, one.scaling, one.position_scheme, one.source) == (*parts, "")
     assert Candidate.of(one.name) == one
 
 
@@ -69,7 +69,7 @@ def test_what_is_no_candidate_is_refused(name: str) -> None:
 
 def test_a_class_in_a_file_takes_part_as_any_other(mine: str) -> None:
     near, turned = Candidate.of(f"{mine}:Near@randomized"), Candidate.of(f"{mine}:Turned+yarn")
-    assert (near.name, near.places, turned.scaling) == (f"{mine}:Near@randomized", "randomized", "yarn")
+    assert (near.name, near.position_scheme, turned.scaling) == (f"{mine}:Near@randomized", "randomized", "yarn")
     shape = ModelShape(d_model=16, num_heads=2, max_seq_len=8)
     expected = -0.5 * (torch.arange(4)[:, None] - torch.arange(4)).float()
     where = Positions.arange(4)

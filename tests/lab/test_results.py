@@ -172,14 +172,14 @@ def test_what_fails_where_a_text_is_written_is_refused_before_a_loss_is_measured
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, files = small_model(tmp_path)
-    answered, steps = ruler.written, list[int]()
+    answered, steps = ruler.write_answer, list[int]()
 
     def written(model: Any, *asked: Any) -> str:
         if hasattr(model.model, "locant"):
             raise LocantError("got half of a text", "give it whole")
         return answered(model, *asked)
 
-    monkeypatch.setattr(ruler, "written", written)
+    monkeypatch.setattr(ruler, "write_answer", written)
     settings = EvaluationSettings(lengths=(16,), ways=("own", "convolutional"), windows=2, keys=1, device="cpu")
     with refuses(InputError, "convolutional", "cannot be measured: got half of a text", "give it whole"):
         evaluate_model(model, files, settings, output=tmp_path / "out", on_step=lambda done, _: steps.append(done))

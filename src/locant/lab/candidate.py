@@ -39,7 +39,7 @@ OPTIONS: dict[str, dict[str, float]] = {
     "convolutional": {"causal": True},
 }
 
-PLACES = ("randomized", "abacus", "coupled")
+POSITION_SCHEMES = ("randomized", "abacus", "coupled")
 """Positions other than 0, 1, 2, ...: see `locant.positions.generalizing`."""
 
 PARTS = re.compile(r"(.+?\.py:\w+|[^+@]*(?:\+\+)?)(?:(\+)([^@]*))?(?:(@)(.*))?", re.DOTALL)
@@ -79,14 +79,15 @@ class Candidate:
 
     encoding: str
     scaling: str = ""
-    places: str = ""
+    position_scheme: str = ""
 
     @classmethod
     def of(cls, name: str) -> Candidate:
         """Parse a name such as ``alibi``, ``rotary+yarn``, ``rotary@randomized`` or ``mine.py:Mine``."""
-        encoding, plus, scaling, at, places = re.fullmatch(PARTS, str(name)).groups("")  # type: ignore[union-attr]
+        encoding, plus, scaling, at, scheme = re.fullmatch(PARTS, str(name)).groups("")  # type: ignore[union-attr]
         if at:
-            places = one_of("positions", places.strip().lower(), PLACES, f"{encoding}{plus}{scaling}@randomized")
+            remedy = f"{encoding}{plus}{scaling}@randomized"
+            scheme = one_of("positions", scheme.strip().lower(), POSITION_SCHEMES, remedy)
         if scaled := scaling_name(encoding):
             raise RangeError(f"got {shown(name)}, which is a scaling of rotary", f"rotary+{scaled}")
         kind = kind_of(encoding)
@@ -97,12 +98,13 @@ class Candidate:
         if plus:
             remedy = " or ".join(f"{encoding}+{extension}" for extension in EXTENSIONS)
             scaling = one_of("a scaling", scaling_name(scaling) or scaling.strip().lower(), EXTENSIONS, remedy)
-        return cls(encoding, scaling, places)
+        return cls(encoding, scaling, scheme)
 
     @property
     def name(self) -> str:
-        scaling, places = f"+{self.scaling}" * bool(self.scaling), f"@{self.places}" * bool(self.places)
-        return f"{self.encoding}{scaling}{places}"
+        scaling = f"+{self.scaling}" if self.scaling else ""
+        scheme = f"@{self.position_scheme}" if self.position_scheme else ""
+        return f"{self.encoding}{scaling}{scheme}"
 
     @property
     def trained(self) -> Candidate:
@@ -144,16 +146,16 @@ class Candidate:
             InputError: positions that count the digits of numbers, for rows without numbers.
         """
         seq_len, device = ids.shape[1], ids.device
-        if not self.places:
+        if not self.position_scheme:
             return Positions.arange(seq_len, device=device)
-        if self.places == "randomized":
+        if self.position_scheme == "randomized":
             return randomized(seq_len, longest, seed=seed or 0, device=device)
         numbers = task.numbers_of(length) if task else []
         if task is None or not numbers:
             got = f"got {self.name} for rows without numbers, whose digits it counts"
             raise InputError(got, Remedy(tasks=("addition",)))
         offset = 0 if seed is None else Random(seed).randrange(max(1, longest // len(numbers) - length))
-        if self.places == "abacus":
+        if self.position_scheme == "abacus":
             return abacus(ids, task.digits, offset=offset)
         return coupled(numbers, start=1 + offset, length=seq_len, device=device)
 

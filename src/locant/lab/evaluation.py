@@ -268,7 +268,9 @@ def _try_once(model: Readable, way: str, corpus: Corpus, *, asks: bool) -> None:
     try:
         losses_in_windows(model.decoder(corpus.tokenizer), ids, len(ids) - 1)
         if asks:
-            ruler.written(model.module, corpus.tokenizer, ruler.Prompt(ids.tolist(), ("no two tokens spell this",), 2))
+            ruler.write_answer(
+                model.module, corpus.tokenizer, ruler.Prompt(ids.tolist(), ("no two tokens spell this",), 2)
+            )
     except LocantError as error:
         got = f"got {way} for {type(model.module).__name__}, which cannot be measured: {error.cause}"
         raise InputError(got, error.remedy) from error
@@ -316,7 +318,7 @@ def _measure(
         step()
     recalled, answers = {name: list[dict[str, Any]]() for name in KEYS}, list[dict[str, Any]]()
     for (name, length, depth), rows in questions.items():
-        result = ruler.answered(model.module, corpus.tokenizer, rows)
+        result = ruler.ask(model.module, corpus.tokenizer, rows)
         if depth is None:
             answers.append({"task": name, "length": length, **result})
         else:

@@ -68,7 +68,7 @@ def save(model: Decoder, tokenizer: Tokenizer, folder: str | Path, *, force: boo
     True
     """
     path, token, block = Path(folder), model.embedding.token, model.blocks[0]
-    encoding = told_of(model.encoding)
+    encoding = describe_encoding(model.encoding)
     require_output(path, force=force)
     sizes = dict(
         zip(SIZES, (*token.weight.shape, len(model.blocks), model.num_heads, block.keys_are_values), strict=True)
@@ -83,7 +83,7 @@ def save(model: Decoder, tokenizer: Tokenizer, folder: str | Path, *, force: boo
         tokenizer.save(new)
 
 
-def told_of(encoding: PositionEncoding) -> dict[str, Any]:
+def describe_encoding(encoding: PositionEncoding) -> dict[str, Any]:
     """Return an encoding's name and options, as `save` writes them. Raise `InputError` if they do not describe it."""
     if (description := described(encoding)) is None:
         got = f"got {type(encoding).__name__}, which cannot be saved: its name and its options do not describe it"
@@ -109,7 +109,7 @@ def train_files(
     """
     require_one_duration(options)
     require_output(folder, force=force)
-    told_of(unscaled(encoding).build(shape(Settings(), 1)))  # fails before the training
+    describe_encoding(unscaled(encoding).build(shape(Settings(), 1)))  # fails before the training
     corpus, losses = read_corpus(files, usual_vocab_size=VOCAB_SIZE, **text), list[float]()
 
     def step(done: int, loss: float) -> None:
@@ -187,7 +187,7 @@ def continue_text(
     rows, total = torch.tensor([before], device=place), len(before) + num_tokens
     if is_ours:
         model = model.to(place)
-        with random_numbers_kept(place), model.reading_with(chosen.of_decoder(model, total) or model.encoding):
+        with random_numbers_kept(place), model.reading_with(chosen.for_decoder(model, total) or model.encoding):
             rows = generate(model, rows, num_tokens, temperature=temperature, top_k=top_k, seed=seed)
     else:
         require_rows(model.config.get_text_config().vocab_size, np.asarray(before))

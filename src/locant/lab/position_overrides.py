@@ -115,7 +115,7 @@ class PositionOverride:
             raise InputError(got, "use own, or the model before the swap")
         return self._build(lambda: self._own(model, layer_type), lambda: _shape_of(model, self.name, longest), trained)
 
-    def of_decoder(self, model: Decoder, longest: int) -> PositionEncoding | None:
+    def for_decoder(self, model: Decoder, longest: int) -> PositionEncoding | None:
         """Return the encoding with which a decoder of the lab reads this length, or ``None`` for its own."""
         own = model.encoding
 

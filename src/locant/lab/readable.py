@@ -93,7 +93,7 @@ class _OfLab(Readable):
             raise InputError(got, Remedy("use {}, or a model without such a table", lengths=(rows,)))
 
     def encoding(self, way: PositionOverride, longest: int) -> PositionEncoding | None:
-        return way.of_decoder(self.model, longest)
+        return way.for_decoder(self.model, longest)
 
     def reading_with(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
         return self.model.reading_with(self.model.encoding if encoding is None else encoding)

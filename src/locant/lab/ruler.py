@@ -216,7 +216,7 @@ def has_chat_template(folder: str | Path) -> bool:
 
 
 @torch.no_grad()
-def written(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
+def write_answer(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
     """Return the most probable text after a prompt. It ends with the last answer, the text or `Prompt.most` tokens.
 
     If the name of the model's cache is unknown, or if the encoding needs whole texts, there is no cache, and the whole
@@ -231,10 +231,10 @@ def written(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
     if isinstance(model, Decoder):
         ids = torch.tensor(prompt.ids, device=model.norm.weight.device)
         return tokenizer.decode(generate(model, ids, prompt.most, temperature=0)[len(ids) :].tolist())
-    return cached_or_whole(partial(_written, model, tokenizer, prompt))
+    return cached_or_whole(partial(_write_answer, model, tokenizer, prompt))
 
 
-def _written(model: Any, tokenizer: Tokenizer, prompt: Prompt, with_cache: bool) -> str:
+def _write_answer(model: Any, tokenizer: Tokenizer, prompt: Prompt, with_cache: bool) -> str:
     ends = getattr(model.generation_config, "eos_token_id", None)
     name, cache = cache_argument(model), None
     whole = given = torch.tensor([prompt.ids], device=model.device)
@@ -262,9 +262,9 @@ def _written(model: Any, tokenizer: Tokenizer, prompt: Prompt, with_cache: bool)
     return text
 
 
-def answered(model: Any, tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> dict[str, Any]:
+def ask(model: Any, tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """Return the score of a model's answers, with its text for the first prompt, which explains a low score."""
-    texts = [written(model, tokenizer, prompt) for prompt in prompts]
+    texts = [write_answer(model, tokenizer, prompt) for prompt in prompts]
     scores = [score(text, prompt.answers) for text, prompt in zip(texts, prompts, strict=True)]
     return {
         "asked": len(prompts),
