@@ -142,7 +142,7 @@ class _AnySubject(ABC):
     """A model, its own positions, and a way to read it with others.
 
     Args:
-        own: its rotary encodings by the type of layers; the key ``None`` stands for all layers.
+        own: its rotary encodings by the type of layers. The key ``None`` stands for all layers.
         has_slopes: whether its positions are ALiBi's.
         trained: returns the length that the model states.
     """
@@ -261,7 +261,7 @@ def audit(
     windows: int = 16,
     device: str = "auto",
     dtype: str | Any = "auto",
-    on_step: Callable[[int, int, str], object] = lambda done, total, said: None,
+    on_step: Callable[[int, int, str], object] = lambda done, total, report: None,
 ) -> dict[str, Any]:
     """Find the reading of a model's positions under which it predicts a text best. The result is ready for JSON.
 

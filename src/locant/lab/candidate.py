@@ -113,7 +113,7 @@ class Candidate:
 
     @property
     def source(self) -> str:
-        """The SHA-256 of the file with the encoding; empty for a registered encoding."""
+        """The SHA-256 of the file with the encoding, or an empty string for a registered encoding."""
         return _module_of(self.encoding)[1] if ".py:" in self.encoding else ""
 
     def build(self, shape: ModelShape) -> PositionEncoding:

@@ -84,7 +84,7 @@ def compare(
     length stay untrained. An encoding that takes part with several scalings is trained once: see `Candidate`.
 
     Args:
-        ids: the text, as token ids; required if ``text`` is one of the tasks.
+        ids: the text, as token ids. It is required if ``text`` is one of the tasks.
         vocab_size: the vocabulary size of its tokenizer.
         ray: the address of a Ray cluster to train on, or ``"local"`` for a new one with a process for each of torch's
             threads.

@@ -95,7 +95,7 @@ class EvaluationSettings:
         lengths: tokens per window.
         ways: encodings, each as `PositionOverride` reads it.
         windows: the largest number of windows of the longest length. Windows of other lengths read the same tokens.
-        minutes: read only as many windows as fit into this time, which is estimated before the first; at least one.
+        minutes: limit the time. The number of windows, at least one, is chosen before the first by timing.
         keys: rows of each of `KEYS` for each of `DEPTHS` and each length; 0 for none.
         tasks: tasks of `locant.lab.ruler.TASKS`, each with `rows` rows of each length.
         far: whether tokens are also read with the full context of the longest length, and the same tokens with a

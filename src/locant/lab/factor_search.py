@@ -63,14 +63,14 @@ def search_factors(
     """
     generations = whole("generations", generations, 0, remedy=Remedy(generations=8))
     windows = whole("windows", windows, 1, remedy=Remedy(windows=4))
-    where, length = device_of(device), extension.to
-    model = load_model(folder, device=where)
+    chosen_device, length = device_of(device), extension.to
+    model = load_model(folder, device=chosen_device)
     corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
     count = num_windows(model.config.get_text_config().vocab_size, corpus, length, windows, argument="to")
     identity = {
         "model_sha256": fingerprint(folder), "tokenizer_fingerprint": corpus.tokenizer.fingerprint,
         "text_sha256": corpus.sha256, "to": length, "windows": count,
-        "config": extension.config, "device": where.type,
+        "config": extension.config, "device": chosen_device.type,
     }  # fmt: skip
     loss_of = _Losses(AsDecoder(model, corpus.tokenizer), corpus.ids[: count * length + 1], extension, record, identity)
     first, largest = _first_generation(extension), LARGEST * length / extension.trained

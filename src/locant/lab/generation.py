@@ -98,7 +98,7 @@ def train_files(
     *,
     folder: Path,
     force: bool,
-    on_step: Callable[[int, int | None, str], object] = lambda done, total, said: None,
+    on_step: Callable[[int, int | None, str], object] = lambda done, total, report: None,
     **text: Any,
 ) -> dict[str, Any]:
     """Train a decoder on texts and `save` it. Return the facts of the training in its `config.json`.

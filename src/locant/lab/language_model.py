@@ -354,9 +354,11 @@ class AsDecoder(nn.Module):
         targets = targets.to(hidden.device)
         size = max(1, HELD // self.model.config.get_text_config().vocab_size)
         losses: list[Tensor] = []
-        for some, aims in zip(hidden.flatten(0, 1).split(size), targets.flatten().split(size), strict=True):
-            logits = self._logits(token, lambda _, part=some: part[None])
-            losses.append(_cross_entropy(logits[0], aims))
+        for states_part, targets_part in zip(
+            hidden.flatten(0, 1).split(size), targets.flatten().split(size), strict=True
+        ):
+            logits = self._logits(token, lambda _, part=states_part: part[None])
+            losses.append(_cross_entropy(logits[0], targets_part))
         return torch.cat(losses).view(targets.shape)
 
     def _with_beginning(self, ids: Int[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:

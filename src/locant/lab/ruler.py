@@ -237,20 +237,20 @@ def write_answer(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
 def _write_answer(model: Any, tokenizer: Tokenizer, prompt: Prompt, with_cache: bool) -> str:
     ends = getattr(model.generation_config, "eos_token_id", None)
     name, cache = cache_argument(model), None
-    whole = given = torch.tensor([prompt.ids], device=model.device)
+    whole = unread = torch.tensor([prompt.ids], device=model.device)
     ids, text = list[int](), ""
 
     def last(head: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Keep the hidden state of the last token, whose logits are enough."""
-        if (read := args[0].shape[1]) != given.shape[1]:
-            got = f"got a model that reads {read:,} of {given.shape[1]:,} tokens"
+        if (read := args[0].shape[1]) != unread.shape[1]:
+            got = f"got a model that reads {read:,} of {unread.shape[1]:,} tokens"
             raise InputError(got, Remedy(lengths=(read,)))
         return (args[0][:, -1:],)
 
     with model.get_output_embeddings().register_forward_pre_hook(last):
         while len(ids) < prompt.most and score(text, prompt.answers) < 1:
-            given_cache = {} if name is None else {name: cache}
-            output = model(given, use_cache=with_cache and name is not None, **given_cache)
+            cache_arguments = {} if name is None else {name: cache}
+            output = model(unread, use_cache=with_cache and name is not None, **cache_arguments)
             cache = None if name is None or not with_cache else getattr(output, name, None)
             token = output.logits[:, -1, : tokenizer.vocab_size].argmax(-1, keepdim=True)
             if token.item() in (ends if isinstance(ends, list) else [ends]):
@@ -258,7 +258,7 @@ def _write_answer(model: Any, tokenizer: Tokenizer, prompt: Prompt, with_cache: 
             ids.append(int(token))
             text = tokenizer.decode(ids)
             whole = torch.cat([whole, token], 1)
-            given = whole if cache is None else token
+            unread = whole if cache is None else token
     return text
 
 

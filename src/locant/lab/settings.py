@@ -19,7 +19,7 @@ MAX_EPOCHS = 16
 TEXT_BATCH, TEXT_LAYERS = 32, 2
 
 TASK_STEPS, TASK_BATCH, TASK_LAYERS = 2000, 64, 3
-"""The largest number of steps; a training ends earlier if the task is learned. Two layers do not learn to copy."""
+"""The largest number of steps. A training ends earlier if the task is learned. Two layers do not learn to copy."""
 
 TASK_MULTIPLES = (0.5, 1, 1.25, 1.5, 2, 3, 4)
 """The lengths at which a model is measured on a task, in trained lengths."""
@@ -44,14 +44,14 @@ SUITES: dict[str, dict[str, Any]] = {
         "rates": (0.5, 1.0, 2.0),
     },
 }
-"""The settings that a suite fixes; all others have defaults. Its first, hardest task chooses the learning rates."""
+"""The settings that a suite fixes. All others have defaults. Its first, hardest task chooses the learning rates."""
 
 REMEDIES = {"num_steps": MAX_STEPS, "minutes": 3, "batch_size": TEXT_BATCH, "num_layers": TEXT_LAYERS}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that decides the outcome of `compare`, besides the text.
+    """All settings that decide the outcome of `compare`, apart from the text.
 
     Args:
         encodings: names of encodings. ``rotary+yarn`` is rotary, scaled by YaRN beyond the trained length.
@@ -68,7 +68,7 @@ class Settings:
         learning_rate: the peak rate for a text. The rates for tasks are in `locant.lab.task_learning`.
         rates: factors of the learning rates. If there are several, the best is found for each encoding, on the text and
             on the first of the other tasks, with a seed that no measured training has.
-        d_model: width of the decoder; heads have an even width.
+        d_model: width of the decoder. The width of each head has to be even.
         num_layers: default: `TEXT_LAYERS` and `TASK_LAYERS`.
         device: such as ``cuda``, on which models compute in bfloat16. On devices other than a CPU, models train one at
             a time.

@@ -59,7 +59,7 @@ class Spread:
         return cls(max(1, math.comb(len(encodings), 2)), squares / freedom if freedom else math.nan, freedom)
 
     def margin(self, one: Seeds, other: Seeds) -> float:
-        """Return half of the interval of the difference of two encodings; infinite if no encoding has two seeds.
+        """Return half of the interval of the difference of two encodings. It is infinite if no encoding has two seeds.
 
         >>> round(Spread.of([(0.1, 2), (0.1, 2)]).margin((0.1, 2), (0.1, 2)), 4)  # 4.303 * 0.1
         0.4303

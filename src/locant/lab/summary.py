@@ -50,7 +50,7 @@ class Row:
     by_position: tuple[Cell | None, ...]
     by_window: dict[int, tuple[Cell | None, ...]]
     by_stretch: dict[int, tuple[Cell | None, ...]] = field(default_factory=dict)
-    """The losses of the same targets by context length; see `locant.lab.text_learning.in_context`."""
+    """The losses of the same targets by context length. See `locant.lab.text_learning.in_context`."""
     far: Cell | None = None
     """The loss with the longest context minus the loss with the shortest, over seeds. Below 0, far tokens are used."""
 

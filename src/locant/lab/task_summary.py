@@ -114,14 +114,14 @@ def _score(task: str, encoding: str, records: Sequence[Mapping[str, Any]]) -> Sc
     )
 
 
-def reciprocal_ranks(of: Sequence[Score]) -> dict[str, float]:
+def reciprocal_ranks(all_scores: Sequence[Score]) -> dict[str, float]:
     """Return the mean reciprocal rank of each encoding over the tasks that it learned.
 
     In each task, encodings that are not clearly different from the first of a rank share it.
     """
     ranks: dict[str, list[float]] = {}
-    for task in dict.fromkeys(score.task for score in of):
-        learned = [score for score in of if score.task == task and score.has_learned]
+    for task in dict.fromkeys(score.task for score in all_scores):
+        learned = [score for score in all_scores if score.task == task and score.has_learned]
         ordered = sorted(learned, key=lambda score: -statistics.fmean(score.beyond))
         rank, first = 1, None
         for place, score in enumerate(ordered, 1):

@@ -178,7 +178,7 @@ class _Learner(ABC):
 
     @abstractmethod
     def train(self, num_steps: int | None = None, on_step: OnStep | None = None) -> dict[str, Any]:
-        """Train the model for `num_steps`, by default as the settings say. Return facts for the record."""
+        """Train the model for `num_steps`, by default the number in the settings. Return facts for the record."""
 
     @abstractmethod
     def record(self, candidate: Candidate, **facts: Any) -> AnyRecord:

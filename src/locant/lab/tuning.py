@@ -97,7 +97,7 @@ class TuneSettings:
         length: tokens per window; default: the length that the model states, or with a scaling, the trained length
             times the factor.
         num_steps: default: 400, as for YaRN, if there are no `minutes` either.
-        minutes: take as many steps as fit into this time, which is estimated before the first.
+        minutes: limit the time. The number of steps is chosen before the first by timing.
         batch_size: windows per step. They are read in parts if they do not fit into memory, with the same gradient.
         learning_rate: the peak rate of AdamW, after a warm-up; default: depends on `train`.
         rank: the rank of the adapters.
@@ -147,7 +147,7 @@ def tune(
     *,
     output: str | Path,
     force: bool = False,
-    on_step: OnStep = lambda done, total, said: None,
+    on_step: OnStep = lambda done, total, report: None,
 ) -> dict[str, Any]:
     """Tune a model on a text, and write it to a folder that `transformers` reads.
 
@@ -354,9 +354,9 @@ class _Run:
         for ids, targets in zip(batch["ids"].split(part), batch["targets"].split(part), strict=True):
             logits = self.decoder(ids, None)
             summed = F.cross_entropy(logits.flatten(0, 1), targets.to(logits.device).flatten(), reduction="sum")
-            some = summed / batch["targets"].numel()
-            some.backward()
-            loss += some.item()
+            share = summed / batch["targets"].numel()
+            share.backward()
+            loss += share.item()
         return loss
 
     def _measure(self) -> Losses:
