@@ -62,7 +62,7 @@ def test_a_name_has_up_to_three_parts(name: str, parts: tuple[str, str, str]) ->
 @pytest.mark.parametrize(
     "name", ["", "+yarn", "@randomized", "rotary+", "rotary@", "rotary++yarn", "alibi+yarn", "a.py"]
 )
-def test_what_is_no_candidate_is_refused(name: str) -> None:
+def test_a_wrong_name_is_refused(name: str) -> None:
     with refuses(RangeError, "got"):
         Candidate.of(name)
 
@@ -92,7 +92,7 @@ def test_a_class_in_a_file_takes_part_as_any_other(mine: str) -> None:
         ("{}:Near@somewhere", ("somewhere", "randomized")),
     ],
 )
-def test_what_a_file_does_not_hold_is_refused(mine: str, named: str, words: tuple[str, ...]) -> None:
+def test_a_class_missing_from_its_file_is_refused(mine: str, named: str, words: tuple[str, ...]) -> None:
     kind = InputError if "cannot be read" in words else RangeError
     with refuses(kind, *words):
         Candidate.of(named.format(mine))
@@ -139,7 +139,7 @@ def test_a_file_may_import_what_lies_beside_it(tmp_path: Path) -> None:
         ("of_distance(self, distance, head)", "raise ValueError('one\\ntwo')", "ValueError: one two"),
     ],
 )
-def test_what_goes_wrong_in_a_class_of_others_is_said_with_its_reason(
+def test_an_error_in_a_foreign_class_is_reported_with_its_reason(
     tmp_path: Path, where: str, line: str, reason: str
 ) -> None:
     """Where it cannot be built, before anything is trained; else beside the trainings of the others."""
@@ -191,7 +191,7 @@ def test_a_class_that_changes_settings_of_torch_is_refused_before_the_others_tra
     assert settings_of_torch() == before
 
 
-def test_who_changes_a_setting_of_torch_later_fails_and_the_next_train_as_alone(tmp_path: Path) -> None:
+def test_a_later_change_of_torch_settings_fails_its_training_alone(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(
         "import torch\nfrom locant import DistanceBias\ncalls = []\n"
         "class Late(DistanceBias):\n    def of_distance(self, distance, head):\n        calls.append(0)\n"
@@ -210,9 +210,7 @@ def test_who_changes_a_setting_of_torch_later_fails_and_the_next_train_as_alone(
     assert torch.get_default_dtype() == torch.float32
 
 
-def test_a_file_that_only_stands_in_earlier_results_is_not_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_only_earlier_results_name_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Results may come from anybody: their names are shown, and no more."""
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n{MINE}")
     options: dict[str, Any] = {**TASKS, "tasks": ("copy",), "encodings": ("alibi",), "seeds": (0,)}

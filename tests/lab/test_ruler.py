@@ -57,9 +57,7 @@ SOLVERS = {
 
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("length", [1_000, 4_500])
-def test_what_is_asked_for_follows_from_the_row_and_nothing_is_cut(
-    name: str, length: int, tokenizer: locant.Tokenizer
-) -> None:
+def test_answers_follow_from_complete_rows(name: str, length: int, tokenizer: locant.Tokenizer) -> None:
     for seed in range(3):
         row = prompt(name, tokenizer, length, seed)
         assert row is not None
@@ -109,7 +107,7 @@ def test_a_needle_lies_where_it_was_asked_for(name: str, tokenizer: locant.Token
         assert first.answers != rows(name, tokenizer, 1_000, 1)[0].answers, "of another depth"
 
 
-def test_a_score_is_the_share_of_the_answers_that_stand_there() -> None:
+def test_a_score_is_the_share_of_the_answers_in_the_text() -> None:
     assert [score(text, ["ab", "CD"]) for text in ("", "xaby", "cd AB", "a b")] == [0.0, 0.5, 1.0, 0.0]
 
 
