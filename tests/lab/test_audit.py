@@ -283,7 +283,7 @@ def fabricated(losses: dict[str, float], unigram: float = 6.0) -> tuple[dict[str
             yield [*losses.get(reading.name, 5.0) + np.sin(window) + noise.normal(0, 0.1, size=128)]
 
     search = _Search(_Subject(llama(PLAIN)), losses_of, 16, unigram, on_step=lambda *_: None)
-    return search.found(), asked
+    return search.run(), asked
 
 
 def test_a_reading_no_better_than_counting_words_explains_nothing() -> None:

@@ -24,7 +24,7 @@ import locant
 from locant import files
 from locant.checkpoints import load_swapped
 from locant.errors import InputError
-from locant.lab import TuneSettings, tune, tuning
+from locant.lab import TuneSettings, resume_state, tune, tuning
 from locant.text.windows.loader import BatchSampler
 from tests.lab.on_a_device import SMALL, TEXT, small_model
 from tests.refusal import refuses
