@@ -96,14 +96,14 @@ def test_what_is_finished_is_not_done_again(
     monkeypatch.setattr("locant.report.evaluation.write_evaluation", drawn)
     succeeds("evaluate model --with own,nope", *ASKED)
     first, measured = results(folder)["records"], []
-    monkeypatch.setattr(evaluation, "_measured", lambda model, way, *rest: measured.append(way) or first[0])
+    monkeypatch.setattr(evaluation, "_measure", lambda model, way, *rest: measured.append(way) or first[0])
     succeeds("evaluate model --with nope,own,exact", *ASKED)
     assert measured == ["exact"]
     assert results(folder)["records"][:2] == first[::-1]
     succeeds("evaluate model --with own", *ASKED[:-4], "--keys", 0, "-o", "out")
     assert measured == ["exact", "own"], "other settings"
     monkeypatch.setattr(
-        evaluation, "_measured", lambda model, *rest: measured.append(str(model.module.dtype)) or first[0]
+        evaluation, "_measure", lambda model, *rest: measured.append(str(model.module.dtype)) or first[0]
     )
     succeeds("evaluate model --with own", *ASKED, "--dtype", "bfloat16")
     assert measured[2:] == ["torch.bfloat16"]
@@ -181,7 +181,7 @@ test_what_cannot_be_measured_is_refused = refused(
 @pytest.mark.parametrize(
     ("lie", "said"),
     [
-        ({"vocab_size": 17}, ", where its config.json says (17, "),
+        ({"vocab_size": 17}, ", but its config.json states (17, "),
         ({"num_attention_heads": 5}, "is not a multiple of the number of attention heads (5)"),
     ],
 )
@@ -229,7 +229,7 @@ def test_keys_are_asked_for_at_each_depth_in_rows_of_ruler(
         is_near = text.index(prompt.answers[0]) < len(text) / 2
         return f" {prompt.answers[0]}." if is_near and FILLER in text else " the grass"
 
-    monkeypatch.setattr(evaluation.ruler, "written", written)
+    monkeypatch.setattr(evaluation.ruler, "write_answer", written)
     done = succeeds("evaluate model text.txt --with own --lengths 64,600 --windows 1 --keys 2 -o out")
     record = results(folder)["records"][0]
     for name, near in (("pass_keys", 2), ("key_values", 0)):
@@ -250,7 +250,7 @@ def test_minutes_decide_how_many_windows_once(
     monkeypatch.setattr("locant.report.evaluation.write_evaluation", lambda results, folder: folder / "report.html")
     succeeds(*asked, 1e-9)
     assert results(folder)["settings"]["text"]["windows"] == 1, "one at least"
-    monkeypatch.setattr(evaluation, "_fitting", lambda *given: 3)
+    monkeypatch.setattr(evaluation, "_windows_in_time", lambda *given: 3)
     succeeds(*asked, 1e-9)
     assert results(folder)["settings"]["text"]["windows"] == 1, "as it was decided"
     succeeds(*asked, 1.0)

@@ -122,14 +122,14 @@ def test_factors_are_searched_on_a_text_and_what_is_measured_is_not_measured_aga
         (folder / "new.search.json").write_text(json.dumps(damaged))
         again = run(line)
         assert again.exit_code == 2
-        assert "no record of a search with this model" in again.stderr
+        assert "not the record of a search with this model" in again.stderr
     (folder / "new.search.json").write_text(json.dumps(whole))
     kept = {path: path.read_bytes() for path in (folder / "text.txt", *model.iterdir())}
     for change in (write_another_text, save_other_weights_in_place, save_another_tokenizer):
         change(folder)
         again = run(line)
         assert again.exit_code == 2, change.__name__
-        assert "no record of a search with this model" in again.stderr
+        assert "not the record of a search with this model" in again.stderr
         for path, content in kept.items():
             path.write_bytes(content)
     succeeds(line, "--generations", 0)

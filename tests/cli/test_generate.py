@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig, GPT2Config, GPT
 
 import locant
 from locant.lab import Decoder, generate, load, save
-from locant.lab.unfinished import random_numbers_kept
-from locant.lab.ways import Way
+from locant.lab.position_overrides import PositionOverride
+from locant.lab.resume_state import random_numbers_kept
 from locant.positions.registry import encodings
 from tests.cli.conftest import Complains, Run, listing, refused
 
@@ -103,7 +103,7 @@ def test_an_encoding_that_needs_whole_texts_is_given_them(succeeds: Run, folder:
     asked = "generate model 'The cat' --tokens 6 --temperature 0 --with convolutional --json"
     written = json.loads(succeeds(asked).stdout)["ids"]
     with random_numbers_kept(torch.device("cpu")), torch.no_grad():
-        encoding = Way.of("convolutional").encoding(plain, 64, 64)
+        encoding = PositionOverride.of("convolutional").encoding(plain, 64, 64)
         with locant.swap(plain, encoding):
             for _ in range(6):
                 rows = torch.cat([rows, plain(rows, use_cache=False).logits[:, -1:].argmax(-1)], 1)
@@ -134,7 +134,7 @@ def test_a_text_begins_and_ends_as_the_tokenizer_and_the_model_say(succeeds: Run
 test_what_cannot_be_generated_is_one_line = refused(
     "generate",
     ("nothing here", "got no file nothing/config.json"),
-    ("model ''", "got a prompt without a token; try: a word"),
+    ("model ''", "got a prompt without a token; try: pass a word or more"),
     ("model a --tokens 0", "0 is not in the range"),
     ("model a --temperature -1", "-1.0 is not in the range"),
     ("model a --with yarnn:2", "expected 'own', 'exact'"),
@@ -147,7 +147,7 @@ def test_what_a_decoder_of_the_lab_is_not_for_is_said(
     run: Run, folder: Path, complains: Complains, succeeds: Run
 ) -> None:
     succeeds(f"{TRAIN} --encoding learned")
-    assert "--tokens 5, or an encoding without a table" in complains("generate model cat --tokens 6")
+    assert "--tokens 5, or use an encoding without a table" in complains("generate model cat --tokens 6")
     assert "which is not rotary" in complains("generate model cat --tokens 5 --with yarn:2")
     assert "at most 257; try: --top-k 50" in complains("generate model cat --tokens 5 --top-k 300")
     weights = (folder / "model" / "model.safetensors").read_bytes()
@@ -178,7 +178,7 @@ def test_a_folder_that_is_there_is_not_written_over(complains: Complains, succee
     assert listing(folder) != before
     assert "got both steps and minutes" in complains(f"{TRAIN} --minutes 1 -o other")
     for name in UNTOLD:
-        assert "which a folder does not hold" in complains(f"{TRAIN} -o other --encoding {name}")
+        assert "which cannot be saved" in complains(f"{TRAIN} -o other --encoding {name}")
     for name in ("rotary+yarn", "yarn"):
         assert "but a scaling is not trained; try: 'rotary'" in complains(f"{TRAIN} --encoding {name} -o other")
 
@@ -188,6 +188,6 @@ def test_an_encoding_that_its_options_do_not_tell_is_refused(tmp_path: Path) -> 
         pass
 
     model = Decoder(257, Unknown(), d_model=8, num_layers=1, num_heads=2)
-    with pytest.raises(locant.InputError, match="got Unknown, which a folder does not hold"):
+    with pytest.raises(locant.InputError, match="got Unknown, which cannot be saved"):
         save(model, locant.Tokenizer.bytes(), tmp_path / "saved")
     assert not (tmp_path / "saved").exists()

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from locant.cli import main
-from locant.lab.contestant import Contestant
-from locant.lab.ways import Way
+from locant.lab.candidate import Candidate
+from locant.lab.position_overrides import PositionOverride
 from locant.models.registry import presets
 from locant.positions.registry import ENCODINGS, encodings, name_of
 from locant.positions.scaling import SCALINGS
@@ -166,16 +166,16 @@ NAMES = [(alias, name) for name in encodings() for alias in (name, *ENCODINGS.al
 def test_an_encoding_has_one_name_whatever_it_is_called(alias: str, name: str) -> None:
     for typed in (alias, alias.upper(), alias.replace("_", "-"), alias.replace("_", " ").title()):
         assert name_of(typed) == name
-        assert Contestant.of(typed).name == name
+        assert Candidate.of(typed).name == name
     if name != "rotary":
-        assert str(Way.of(alias.title())).partition(":")[0].replace("-", "_") == name
+        assert str(PositionOverride.of(alias.title())).partition(":")[0].replace("-", "_") == name
 
 
 @pytest.mark.parametrize("name", SCALINGS)
 def test_so_has_a_scaling(name: str) -> None:
     for alias in (name, *SCALINGS[name].info.aliases):
-        if name in Way.names():
-            assert str(Way.of(f"{alias.upper()}:2.0")) == f"{name}:2"
+        if name in PositionOverride.names():
+            assert str(PositionOverride.of(f"{alias.upper()}:2.0")) == f"{name}:2"
 
 
 def test_verbs_print_that_name(succeeds: Run) -> None:

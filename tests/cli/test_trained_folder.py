@@ -193,7 +193,7 @@ def test_evaluate_chooses_lengths_that_suit_a_small_model(complains: Complains) 
     ):  # fmt: skip
         settings = usual_settings(name, windows=2)
         assert (settings.lengths, settings.ways, settings.keys, settings.windows) == (lengths, ways, 0, 2)
-    assert "whose table has 32 positions; try: --lengths 32" in complains("evaluate learned text.txt --lengths 64")
+    assert "whose table has 32 positions; try: use --lengths 32" in complains("evaluate learned text.txt --lengths 64")
     assert "which is not rotary" in complains("evaluate alibi text.txt --with yarn:2")
     assert "which is not rotary" in complains("generate alibi the --with exact")
 

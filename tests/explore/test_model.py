@@ -18,7 +18,7 @@ from locant.checkpoints.extension import extend
 from locant.errors import InputError
 from locant.explore.session import Session
 from locant.lab.language_model import without_weights
-from locant.lab.ways import Way
+from locant.lab.position_overrides import PositionOverride
 from locant.models.registry import presets
 from locant.positions import ALiBi
 from locant.positions.registry import encoding
@@ -228,7 +228,7 @@ def test_a_model_without_rotary_positions_has_no_frequencies_to_show(
         transformers.GPT2Config(n_embd=64, n_head=4, n_layer=2, vocab_size=99)
     ).save_pretrained(tmp_path)
     assert "0 rotary encodings" in swapped(tmp_path, **{"with": "yarn"})["refused"][0]
-    monkeypatch.setattr(Way, "encoding", lambda *args: locant.Rotary(16))
+    monkeypatch.setattr(PositionOverride, "encoding", lambda *args: locant.Rotary(16))
     numbers = swapped(tmp_path, **{"with": "xpos"})
     assert "Rotary(head_dim=16" in numbers["layers"][0]["sentence"]
     assert (numbers["pairs"], numbers["refused"]) == (None, None)

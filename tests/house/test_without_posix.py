@@ -118,7 +118,7 @@ def test_the_command_line_works_and_goes_on(tmp_path: Path) -> None:
 STATE = """
 from pathlib import Path
 import torch
-from locant.lab.unfinished import StateFolder
+from locant.lab.resume_state import StateFolder
 layer = torch.nn.Linear(2, 2)
 optimizer = torch.optim.AdamW(layer.parameters())
 layer(torch.ones(2)).sum().backward()

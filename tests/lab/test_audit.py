@@ -201,7 +201,7 @@ LIES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("truth", "build", "code", "reading"), LIES, ids=[f"{each[0]}, {each[3]}" for each in LIES])
-def test_the_reading_is_found_in_which_the_weights_were_trained(
+def test_audit_finds_the_reading_of_the_training(
     truth: str, build: Any, code: Any, reading: str, truths: Any, tmp_path: Path
 ) -> None:
     weights, loss = weights_of(truth, truths)
@@ -216,7 +216,7 @@ def test_the_reading_is_found_in_which_the_weights_were_trained(
 
 
 @pytest.mark.slow
-def test_of_weights_that_were_never_trained_nothing_can_be_told(tmp_path: Path) -> None:
+def test_untrained_weights_allow_no_verdict(tmp_path: Path) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         found = audited(llama(PLAIN, initializer_range=0.1), tmp_path)
@@ -262,7 +262,7 @@ def test_a_reading_leaves_the_model_as_it_was(reading: Reading) -> None:
     assert all(torch.equal(each, weights[name]) for name, each in model.state_dict().items())
 
 
-def test_the_reversed_direction_is_that_of_weights_whose_pairs_are_exchanged() -> None:
+def test_the_reversed_direction_reads_weights_with_exchanged_pairs() -> None:
     model, ids = llama(PLAIN, initializer_range=0.3).eval(), torch.arange(12)[None]
     before = model(ids).logits
     for layer in model.model.layers:
@@ -283,10 +283,10 @@ def fabricated(losses: dict[str, float], unigram: float = 6.0) -> tuple[dict[str
             yield [*losses.get(reading.name, 5.0) + np.sin(window) + noise.normal(0, 0.1, size=128)]
 
     search = _Search(_Subject(llama(PLAIN)), losses_of, 16, unigram, on_step=lambda *_: None)
-    return search.found(), asked
+    return search.run(), asked
 
 
-def test_what_is_no_better_than_counting_words_is_no_diagnosis() -> None:
+def test_a_reading_no_better_than_counting_words_explains_nothing() -> None:
     verdicts = {}
     for unigram in (3.9, 4.5):
         found, _ = fabricated({"base 500,000": 4.0}, unigram)
@@ -296,7 +296,7 @@ def test_what_is_no_better_than_counting_words_is_no_diagnosis() -> None:
     assert fabricated({"the configuration": 4.0}, 3.9)[0]["verdict"] == "not explained"
 
 
-def test_what_is_clearly_worse_is_dropped_early_and_the_rest_is_measured_in_full() -> None:
+def test_clearly_worse_readings_are_dropped_early_and_others_measured_in_full() -> None:
     found, asked = fabricated({"the configuration": 4.0, "base 500,000": 4.001, "interleaved layout": 4.5})
     assert (found["verdict"], found["within_noise"]) == ("cannot tell", ["base 500,000"])
     assert asked["the configuration"] == asked["base 500,000"] == 16
@@ -305,7 +305,7 @@ def test_what_is_clearly_worse_is_dropped_early_and_the_rest_is_measured_in_full
     assert round(found["losses"]["interleaved layout"] - np.sin(range(16)).mean(), 1) == 4.5, "not that of two windows"
 
 
-def test_layers_without_positions_are_given_none_by_another_share() -> None:
+def test_layers_without_positions_stay_without_them_under_another_share() -> None:
     sizes = {**SIZES, "num_key_value_heads": 2, "no_rope_layers": [1, 0], "pad_token_id": 0}
     subject = _Subject(SmolLM3ForCausalLM(SmolLM3Config(**sizes)))
     with pytest.raises(InputError, match="layers that differ"), subject.read_as(Reading(share=0.5)):
@@ -314,13 +314,13 @@ def test_layers_without_positions_are_given_none_by_another_share() -> None:
 
 def test_too_little_text_is_refused(tmp_path: Path) -> None:
     folder, files = saved(llama(PLAIN), tmp_path)
-    with pytest.raises(InputError, match="got 9 windows of 64 tokens, expected 10 or more; try: windows=16"):
+    with pytest.raises(InputError, match="got 9 windows of 64 tokens, expected 10 or more; try: use windows=16"):
         audit(folder, files, length=LENGTH, windows=9)
     with pytest.raises(InputError, match="a text of more than 5,000 tokens, or a smaller length="):
         audit(folder, files, length=5_000)
 
 
-def test_what_is_less_than_is_written_is_no_difference() -> None:
+def test_a_difference_below_the_printed_digits_does_not_count() -> None:
     """Windows of weights that know nothing of positions differ alike, by a millionth."""
     losses = np.add.outer(np.arange(10) / 10, np.linspace(3.0, 2.0, 128))
     for by, clear in ((1e-6, False), (0.002, True)):

@@ -16,8 +16,8 @@ import torch
 from locant import InputError, RangeError
 from locant.lab import Decoder, Settings, compare
 from locant.lab import training as trainings
+from locant.lab.candidate import Candidate
 from locant.lab.comparison import Progress
-from locant.lab.contestant import Contestant
 from locant.lab.results import Losses, Results
 from locant.lab.text_learning import count, in_context, losses_in_windows, split_off
 from locant.scaling import NTK, Linear, Llama3, YaRN
@@ -127,9 +127,9 @@ def test_how_long_it_will_take_is_said_before_the_first_training(monkeypatch: py
         return Losses(mean=0.0, by_position=[0.0] * length, by_window=[0.0])
 
     def training(
-        model: object, contestant: Contestant, ids: np.ndarray, *_: object, num_steps: int, **__: object
+        model: object, candidate: Candidate, ids: np.ndarray, *_: object, num_steps: int, **__: object
     ) -> float:
-        clock.now += num_steps * (1.0 if contestant.encoding == "nope" else 2.0)
+        clock.now += num_steps * (1.0 if candidate.encoding == "nope" else 2.0)
         called.append(num_steps)
         return 0.0
 
@@ -193,7 +193,7 @@ def test_models_train_on_the_first_part_and_are_measured_on_the_rest(monkeypatch
     """Every token is a different one, so the ids tell where in the text they are from."""
     seen: dict[str, set[int]] = {}
 
-    def training(model: object, contestant: object, ids: np.ndarray, settings: Settings, **_: object) -> float:
+    def training(model: object, candidate: object, ids: np.ndarray, settings: Settings, **_: object) -> float:
         seen["train"] = set(ids.tolist())
         return 0.0
 

@@ -52,7 +52,7 @@ def test_a_record_of_a_task_says_what_was_right_at_each_length() -> None:
     assert scaled["rotary"].train_loss == scaled["rotary+ntk"].train_loss != scaled["rotary@randomized"].train_loss
 
 
-def test_lengths_that_a_task_has_no_rows_of_are_left_out() -> None:
+def test_lengths_without_rows_are_left_out() -> None:
     options = {"tasks": ("mqar",), "encodings": ("nope",), "seeds": (0,), "task_length": 30}
     [record] = compare(settings=Settings(**{**TASKS, **options})).records
     assert isinstance(record, TaskRecord)
@@ -70,7 +70,7 @@ def test_a_comparison_without_a_text_asks_for_none_and_one_with_text_and_tasks_d
     )
 
 
-def test_what_is_there_is_not_trained_again(tmp_path: Path, trained: list[Training]) -> None:
+def test_finished_trainings_are_not_repeated(tmp_path: Path, trained: list[Training]) -> None:
     first = compared(tmp_path, {**TASKS, "seeds": (0,)})
     assert len(trained) == 2 * 3
     assert timeless(compared(tmp_path, {**TASKS, "seeds": (0,)})) == timeless(first)
@@ -86,7 +86,7 @@ def test_what_is_there_is_not_trained_again(tmp_path: Path, trained: list[Traini
 
 
 @pytest.mark.parametrize("change", [{"num_steps": 7}, {"d_model": 8}, {"task_length": 4}, {"rates": (0.5,)}], ids=str)
-def test_what_was_measured_otherwise_is_not_used(
+def test_records_of_other_settings_are_not_used(
     tmp_path: Path, trained: list[Training], change: dict[str, Any]
 ) -> None:
     options = {**TASKS, "encodings": ("nope",), "seeds": (0,), "tasks": ("copy",)}
@@ -107,7 +107,7 @@ def test_another_text_is_another_comparison(tmp_path: Path, trained: list[Traini
     assert len(trained) == 3
 
 
-def test_minutes_that_chose_the_steps_are_not_asked_again(tmp_path: Path, trained: list[Training]) -> None:
+def test_steps_chosen_by_minutes_are_kept(tmp_path: Path, trained: list[Training]) -> None:
     options = {**TASKS, "encodings": ("nope",), "tasks": ("copy",), "minutes": 1e-4}
     del options["num_steps"]
     first = compared(tmp_path, {**options, "seeds": (0,)})
@@ -146,7 +146,9 @@ def test_a_training_that_fails_is_a_row_with_its_reason(
         compare(settings=Settings(**{**options, "encodings": ("broken_here",)}))
 
 
-def test_of_several_rates_the_best_is_used_and_told(trained: list[Training], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_of_several_rates_is_used_and_recorded(
+    trained: list[Training], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By this, rotary learns at a rate of 0.5 and ALiBi at 2; it is found on the first task, and holds for all."""
     best = {"rotary": 0.5, "alibi": 2.0}
 
@@ -155,11 +157,11 @@ def test_of_several_rates_the_best_is_used_and_told(trained: list[Training], mon
         right = float(training.rate == best[training.encoding])
         return [
             TaskRecord(
-                **training._replace(encoding=contestant.name)._asdict(), train_length=3, learned=True, steps=6,
+                **training._replace(encoding=candidate.name)._asdict(), train_length=3, learned=True, steps=6,
                 accuracy_by_length={3: right}, token_accuracy_by_length={3: right}, train_loss=0.0, num_parameters=1,
                 seconds=0.0,
             )
-            for contestant in trainings.contestants(training, settings)
+            for candidate in trainings.candidates(training, settings)
         ]  # fmt: skip
 
     monkeypatch.setattr("locant.lab.pool.run", run)
@@ -181,7 +183,7 @@ def test_of_several_rates_the_best_is_used_and_told(trained: list[Training], mon
     assert len(trained) == len(records)
 
 
-def test_what_is_not_asked_for_again_stays_in_the_results(tmp_path: Path, trained: list[Training]) -> None:
+def test_records_that_are_no_longer_asked_for_stay_in_the_results(tmp_path: Path, trained: list[Training]) -> None:
     whole = compared(tmp_path / "out", TASKS)
     fewer = {**TASKS, "tasks": ("copy",), "encodings": ("alibi",), "seeds": (1,)}
     again = compared(tmp_path / "out", fewer)
@@ -226,7 +228,7 @@ def test_damaged_records_are_named_and_not_taken(tmp_path: Path, damage: str) ->
     ],
     ids=str,
 )
-def test_what_would_be_ignored_is_refused(tmp_path: Path, options: dict[str, Any], more: dict[str, Any]) -> None:
+def test_options_without_effect_are_refused(tmp_path: Path, options: dict[str, Any], more: dict[str, Any]) -> None:
     """Also what a suite fixes, where it is the usual value."""
     text = {"tokenizer": more.get("tokenizer"), "vocab_size": None, "download": False}
     with refuses(InputError if more else RangeError, "got"):

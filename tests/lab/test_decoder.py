@@ -36,7 +36,7 @@ def test_no_token_sees_a_later_one(name):
     assert not torch.allclose(after[:, 7:], before[:, 7:], atol=DIFFERENT)
 
 
-def test_where_keys_are_values_outputs_are_turned_back():
+def test_outputs_are_unrotated_if_keys_are_values():
     encoding = find("rotary").for_model(SHAPE)
     sizes = {"d_model": SHAPE.d_model, "num_layers": 2, "num_heads": SHAPE.num_heads}
     model = Decoder(VOCAB, encoding, **sizes, keys_are_values=True).eval()
@@ -51,7 +51,7 @@ def test_where_keys_are_values_outputs_are_turned_back():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_packed_documents_are_as_if_alone(name):
+def test_packed_documents_equal_separate_ones(name):
     model = decoder(name)
     first, second = torch.randint(VOCAB, (1, 5)), torch.randint(VOCAB, (1, 8))
     together = model(torch.cat([first, second], dim=1), Positions.packed([5, 8]))
@@ -90,7 +90,7 @@ def test_a_width_that_heads_do_not_divide_is_refused():
 
 @pytest.mark.parametrize("name", [name for name in encodings() if name != "convolutional"])
 @torch.no_grad()
-def test_logits_behind_a_cache_are_those_without(name):
+def test_logits_with_and_without_a_cache_are_equal(name):
     """The prompt in two parts, then token by token."""
     model = decoder(name)
     for parameter in model.embedding.encoding.parameters():

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["other", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_what_is_measured_and_trained_there_is_what_it_is_here(device: str, tmp_path: Path) -> None:
+def test_another_device_measures_and_trains_like_the_cpu(device: str, tmp_path: Path) -> None:
     """Nothing meets a tensor of the CPU there; a tuning that was interrupted goes on with the device's own numbers."""
     paths = os.pathsep.join([str(Path(locant.__file__).parents[1]), str(ROOT)])
     command = [sys.executable, "-m", "tests.lab.on_a_device", device, tmp_path]

@@ -51,7 +51,7 @@ def test_a_folder_of_other_things_is_refused_and_with_force_kept(tmp_path: Path,
     """A file that only has the name of results is no report."""
     (tmp_path / "thesis.txt").write_text("mine")
     (tmp_path / "results.json").write_text(content)
-    with pytest.raises(InputError, match=r"holds other things than a report; try: another folder, or force=True"):
+    with pytest.raises(InputError, match=r"holds other things than a report; try: use another folder, or force=True"):
         ResultsFolder(tmp_path)
     forced = ResultsFolder(tmp_path, force=True)
     assert not forced.holds_earlier
@@ -67,7 +67,7 @@ def test_a_file_in_the_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
             ResultsFolder(path)
 
 
-def test_folders_made_for_nothing_are_removed_and_others_are_not(tmp_path: Path) -> None:
+def test_new_folders_are_removed_if_they_stay_empty_and_others_are_not(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     with ResultsFolder(tmp_path / "old" / "new" / "newer"):
         pass
@@ -78,7 +78,7 @@ def test_folders_made_for_nothing_are_removed_and_others_are_not(tmp_path: Path)
     assert names(tmp_path) == ["old"]
 
 
-def test_records_of_another_version_are_measured_anew(tmp_path: Path) -> None:
+def test_records_of_another_version_are_measured_again(tmp_path: Path) -> None:
     model, files = small_model(tmp_path)
     settings = EvaluationSettings(lengths=(16,), ways=("own",), windows=2, keys=0, device="cpu")
     found = evaluate_model(model, files, settings, output=tmp_path / "out")
@@ -144,7 +144,7 @@ def test_each_damage_of_a_record_is_one_error(compared: dict[str, Any], damage: 
 
 
 @pytest.mark.parametrize("records", [None, {}, "some", [None], [1], [[]]])
-def test_what_is_no_list_of_records_is_an_error(compared: dict[str, Any], records: Any) -> None:
+def test_records_that_are_not_a_list_are_an_error(compared: dict[str, Any], records: Any) -> None:
     with refuses(InputError, "results.json", "holds damaged records"):
         read_again(compared, {**compared["results"], "records": records})
 
@@ -168,18 +168,18 @@ def test_damaged_records_of_an_evaluation_are_an_error(tmp_path: Path, field: st
             evaluate_model(model, files, settings, output=tmp_path / "out")
 
 
-def test_what_fails_where_a_text_is_written_is_refused_before_a_loss_is_measured(
+def test_a_model_that_cannot_write_is_refused_before_a_loss_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, files = small_model(tmp_path)
-    answered, steps = ruler.written, list[int]()
+    answered, steps = ruler.write_answer, list[int]()
 
     def written(model: Any, *asked: Any) -> str:
         if hasattr(model.model, "locant"):
             raise LocantError("got half of a text", "give it whole")
         return answered(model, *asked)
 
-    monkeypatch.setattr(ruler, "written", written)
+    monkeypatch.setattr(ruler, "write_answer", written)
     settings = EvaluationSettings(lengths=(16,), ways=("own", "convolutional"), windows=2, keys=1, device="cpu")
     with refuses(InputError, "convolutional", "cannot be measured: got half of a text", "give it whole"):
         evaluate_model(model, files, settings, output=tmp_path / "out", on_step=lambda done, _: steps.append(done))
@@ -272,7 +272,7 @@ def stretches(*gains: float, wiggle: float = 0.0, count: int = 16) -> list[dict[
         (stretches(0.1, 0.1, wiggle=0.183), 0.1, False),  # of 0.1007
     ],
 )
-def test_what_is_far_is_used_where_the_loss_falls_by_more_than_chance(seeds, gain: float, clear: bool) -> None:
+def test_far_tokens_count_as_used_if_the_loss_falls_by_more_than_chance(seeds, gain: float, clear: bool) -> None:
     losses = {"a": [(3.0,) * 4] * len(seeds)}
     [row] = summarise(results(losses, stretches={"a": seeds})).rows
     assert row.far is not None
@@ -281,14 +281,14 @@ def test_what_is_far_is_used_where_the_loss_falls_by_more_than_chance(seeds, gai
     assert row.in_context(512) == 3.0
 
 
-def test_results_of_before_say_nothing_of_what_is_far() -> None:
+def test_older_results_allow_no_conclusion_about_far_tokens() -> None:
     for row in summarise(results()).rows:
         assert row.far is None
         assert not row.far_is_clear
         assert row.in_context(512) is None
 
 
-def test_a_loss_that_is_not_finite_says_nothing_of_what_is_far() -> None:
+def test_a_loss_that_is_not_finite_allows_no_conclusion_about_far_tokens() -> None:
     seeds: Any = stretches(0.1, 0.1)
     seeds[0][512][3] = None
     [row] = summarise(results({"a": [(3.0,) * 4] * 2}, stretches={"a": seeds})).rows
@@ -313,7 +313,7 @@ def test_two_runs_do_not_write_one_folder(tmp_path: Path) -> None:
     ("name", "value"),
     [("lengths", ()), ("ways", ()), ("lengths", (1,)), ("windows", 0), ("keys", -1), ("rows", 0)],
 )
-def test_what_a_remedy_says_are_arguments_that_python_takes(name: str, value: Any) -> None:
+def test_remedies_name_arguments_of_python(name: str, value: Any) -> None:
     with pytest.raises(LocantError) as caught:
         EvaluationSettings(**{"device": "cpu", name: value})
     remedy = caught.value.remedy

@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import locant
 from locant.errors import InputError, LocantError
-from locant.lab.ruler import TASKS, answered, prompt, rows, score, written
+from locant.lab.ruler import TASKS, ask, prompt, rows, score, write_answer
 from locant.text.reading import sample_text
 from tests.refusal import refuses
 from tests.tolerances import FEW_ROUNDINGS
@@ -57,9 +57,7 @@ SOLVERS = {
 
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("length", [1_000, 4_500])
-def test_what_is_asked_for_follows_from_the_row_and_nothing_is_cut(
-    name: str, length: int, tokenizer: locant.Tokenizer
-) -> None:
+def test_answers_follow_from_complete_rows(name: str, length: int, tokenizer: locant.Tokenizer) -> None:
     for seed in range(3):
         row = prompt(name, tokenizer, length, seed)
         assert row is not None
@@ -79,7 +77,7 @@ def test_a_row_that_does_not_fit_is_not_asked(name: str, tokenizer: locant.Token
     assert [len(each) for each in at.values()] == [0, 1, 1]
     [row] = at[least]
     assert len(row.ids) + row.most == least
-    assert answered(None, tokenizer, []) == {"asked": 0, "score": None, "tokens": [], "first": None}
+    assert ask(None, tokenizer, []) == {"asked": 0, "score": None, "tokens": [], "first": None}
 
 
 def test_needles_lie_everywhere_and_others_are_of_their_kind(tokenizer: locant.Tokenizer) -> None:
@@ -109,7 +107,7 @@ def test_a_needle_lies_where_it_was_asked_for(name: str, tokenizer: locant.Token
         assert first.answers != rows(name, tokenizer, 1_000, 1)[0].answers, "of another depth"
 
 
-def test_a_score_is_the_share_of_the_answers_that_stand_there() -> None:
+def test_a_score_is_the_share_of_the_answers_in_the_text() -> None:
     assert [score(text, ["ab", "CD"]) for text in ("", "xaby", "cd AB", "a b")] == [0.0, 0.5, 1.0, 0.0]
 
 
@@ -144,16 +142,16 @@ def test_a_model_that_reads_the_answer_has_all_points_and_one_that_guesses_none(
     name: str, tokenizer: locant.Tokenizer
 ) -> None:
     asked = rows(name, tokenizer, 1_200, 3)
-    found = answered(Reader(tokenizer, SOLVERS[name]), tokenizer, asked)
+    found = ask(Reader(tokenizer, SOLVERS[name]), tokenizer, asked)
     assert (found["asked"], found["score"]) == (3, 1.0)
     assert found["tokens"] == [len(row.ids) for row in asked]
-    first = answered(Reader(tokenizer, lambda text: SOLVERS[name](text)[:1]), tokenizer, asked)
+    first = ask(Reader(tokenizer, lambda text: SOLVERS[name](text)[:1]), tokenizer, asked)
     assert first["score"] == pytest.approx(1 / len(asked[0].answers), rel=FEW_ROUNDINGS, abs=0), "of several one"
-    nothing = answered(Reader(tokenizer, lambda text: ["the", "grass"]), tokenizer, asked)
+    nothing = ask(Reader(tokenizer, lambda text: ["the", "grass"]), tokenizer, asked)
     assert nothing["score"] == 0
     assert nothing["first"] == {"wrote": " the grass", "expected": list(asked[0].answers)}
     with refuses(InputError, f"reads 64 of {len(asked[0].ids):,} tokens", "lengths=(64,)"):
-        answered(Reader(tokenizer, SOLVERS[name], reads=64), tokenizer, asked)
+        ask(Reader(tokenizer, SOLVERS[name], reads=64), tokenizer, asked)
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +169,7 @@ def llama(tokenizer: locant.Tokenizer) -> Any:
 
 
 def test_weights_that_were_never_trained_know_nothing(tokenizer: locant.Tokenizer, llama: Any) -> None:
-    assert [answered(llama, tokenizer, rows(name, tokenizer, 1_000, 1))["score"] for name in TASKS] == [0.0] * 6
+    assert [ask(llama, tokenizer, rows(name, tokenizer, 1_000, 1))["score"] for name in TASKS] == [0.0] * 6
 
 
 def test_what_is_written_is_what_transformers_generates(tokenizer: locant.Tokenizer, llama: Any) -> None:
@@ -184,7 +182,7 @@ def test_what_is_written_is_what_transformers_generates(tokenizer: locant.Tokeni
         suppress_tokens=[*range(tokenizer.vocab_size, tokenizer.vocab_size + 7)],
     )[0, len(row.ids) :]  # fmt: skip
     expected = tokenizer.decode([number for number in rest.tolist() if number != 5])
-    assert written(llama, tokenizer, row) == expected
+    assert write_answer(llama, tokenizer, row) == expected
     assert len(expected) > 20
 
     def of_whole_texts(given: Tensor, cache: object = None, use_cache: bool = False) -> Any:
@@ -208,7 +206,7 @@ def test_what_is_written_is_what_transformers_generates(tokenizer: locant.Tokeni
     )
     for forward in (of_whole_texts, of_unknown_cache, cacheless):
         call = {"__call__": staticmethod(forward), "forward": staticmethod(forward)}
-        assert written(type("Other", (), {**vars(plain), **call})(), tokenizer, row) == expected
+        assert write_answer(type("Other", (), {**vars(plain), **call})(), tokenizer, row) == expected
 
 
 def test_a_tokenizer_that_loses_a_part_of_a_question_is_refused() -> None:

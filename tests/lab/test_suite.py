@@ -93,7 +93,7 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return own
 
 
-def test_a_recorded_task_that_not_all_seeds_are_through_with_is_named_and_left_out(ours: dict[str, Any]) -> None:
+def test_a_recorded_task_with_missing_seeds_is_named_and_left_out(ours: dict[str, Any]) -> None:
     recorded = recorded_suite(ours["settings"])
     assert recorded is not None
     assert recorded["late"] == ["sort"]
@@ -104,7 +104,7 @@ def names(of: Any) -> list[tuple[str, str]]:
     return list(dict.fromkeys((record.get("task", TEXT), record["encoding"]) for record in of["records"]))
 
 
-def test_what_is_recorded_stands_beside_what_was_measured(ours: dict[str, Any]) -> None:
+def test_recorded_and_measured_results_are_shown_together(ours: dict[str, Any]) -> None:
     own, both = names(ours), names(with_recorded(ours))
     others = [(task, f"{name} (recorded)") for task in (TEXT, "copy") for name in ("nope", "sinusoidal")]
     assert both == [*own, *others]
@@ -124,7 +124,7 @@ def test_what_is_recorded_stands_beside_what_was_measured(ours: dict[str, Any]) 
     ],
     ids=str,
 )
-def test_only_the_same_suite_size_and_text_stand_beside(
+def test_recorded_results_need_the_same_suite_size_and_text(
     ours: dict[str, Any], change: dict[str, Any], others: list[tuple[str, str]]
 ) -> None:
     own = names(ours)
@@ -132,7 +132,7 @@ def test_only_the_same_suite_size_and_text_stand_beside(
     assert names(with_recorded(ours)) == [*own, *others]
 
 
-def test_results_of_before_there_were_suites_are_read(ours: dict[str, Any]) -> None:
+def test_results_older_than_suites_are_read(ours: dict[str, Any]) -> None:
     del ours["settings"]["suite"]
     assert with_recorded(ours) is ours
 
@@ -146,7 +146,7 @@ def test_rates_are_chosen_on_neither_the_held_out_text_nor_the_measured_rows(mon
         sweeping[0] = training.seed == SWEEP_SEED
         return run(training, *rest)
 
-    def fit(model: object, contestant: object, ids: np.ndarray, *_: object, **__: object) -> float:
+    def fit(model: object, candidate: object, ids: np.ndarray, *_: object, **__: object) -> float:
         read.setdefault("training to choose" if sweeping[0] else "training", set()).update(ids.tolist())
         return 0.0
 

@@ -10,7 +10,7 @@ import torch
 
 from locant import InputError
 from locant.lab import Decoder, Settings, generate, task_learning
-from locant.lab.contestant import Contestant
+from locant.lab.candidate import Candidate
 from locant.lab.task_learning import IGNORED, ROWS, Accuracy, Learned, accuracy, batch, learn, measured_rows
 from locant.lab.tasks import OWN, Row, Task, task
 from locant.lab.text_learning import build
@@ -22,10 +22,10 @@ from tests.tolerances import FEW_ROUNDINGS
 LONGEST = 60
 
 
-def model(name: str = "rotary", its: str = "copy", seed: int = 0) -> tuple[Decoder, Contestant]:
-    contestant = Contestant.of(name)
+def model(name: str = "rotary", its: str = "copy", seed: int = 0) -> tuple[Decoder, Candidate]:
+    candidate = Candidate.of(name)
     settings = Settings(d_model=16, num_layers=1, num_heads=2)
-    return build(contestant, seed, task(its).vocab_size, settings, longest=LONGEST, task=its), contestant
+    return build(candidate, seed, task(its).vocab_size, settings, longest=LONGEST, task=its), candidate
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -63,7 +63,7 @@ def test_a_row_is_right_where_each_token_that_counts_is() -> None:
         return min(copied(row), 6) if copied(row) == 7 else copied(row)
 
     def measured(rule: Callable[[list[int]], int]) -> Accuracy:
-        return accuracy(Certain(rule, 17), Contestant.of("nope"), task("copy"), 5, longest=LONGEST)  # type: ignore[arg-type]
+        return accuracy(Certain(rule, 17), Candidate.of("nope"), task("copy"), 5, longest=LONGEST)  # type: ignore[arg-type]
 
     answers = measured_rows(task("copy"), 5).ids[:, 6:]
     assert measured(copied) == Accuracy(1.0, 1.0)
@@ -76,7 +76,7 @@ def test_a_row_is_right_where_each_token_that_counts_is() -> None:
 
 def test_padding_changes_no_accuracy() -> None:
     """Brackets have answers of several lengths: read alone, each row has the same first choices."""
-    decoder, contestant = model("alibi", "brackets")
+    decoder, candidate = model("alibi", "brackets")
     ids, targets = measured_rows(task("brackets"), 6)
     right = []
     for row, aims in zip(ids, targets, strict=True):
@@ -86,17 +86,17 @@ def test_padding_changes_no_accuracy() -> None:
     assert len({len(each) for each in right}) > 2
     rows = sum(bool(each.all()) for each in right) / ROWS
     tokens = float(torch.cat(right).double().mean())
-    assert accuracy(decoder, contestant, task("brackets"), 6, longest=LONGEST) == (rows, tokens)
+    assert accuracy(decoder, candidate, task("brackets"), 6, longest=LONGEST) == (rows, tokens)
 
 
-def learned(length: int = 3, seed: int = 0, num_steps: int = 400) -> tuple[Decoder, Contestant, Learned, list[float]]:
-    decoder, contestant = model(seed=seed)
+def learned(length: int = 3, seed: int = 0, num_steps: int = 400) -> tuple[Decoder, Candidate, Learned, list[float]]:
+    decoder, candidate = model(seed=seed)
     losses = list[float]()
     how = learn(
-        decoder, contestant, Few(), length=length, longest=LONGEST, num_steps=num_steps, batch_size=32, rate=1.0,
+        decoder, candidate, Few(), length=length, longest=LONGEST, num_steps=num_steps, batch_size=32, rate=1.0,
         seed=seed, on_step=lambda step, loss: losses.append(loss),
     )  # fmt: skip
-    return decoder, contestant, how, losses
+    return decoder, candidate, how, losses
 
 
 class Few(Task):
@@ -112,13 +112,13 @@ class Few(Task):
 
 
 def test_a_small_task_is_learned_and_a_right_row_is_what_the_model_writes() -> None:
-    decoder, contestant, how, losses = learned()
+    decoder, candidate, how, losses = learned()
     assert how.steps == len(losses) < 400, "it ends before the steps are spent"
     assert how.loss == losses[-1] < losses[0] / 10
     for length in (2, 3, 9):
         ids, _ = measured_rows(Few(), length)
         written = generate(decoder, ids[:, : length + 2], length, temperature=0)
-        right = accuracy(decoder, contestant, Few(), length, longest=LONGEST).rows
+        right = accuracy(decoder, candidate, Few(), length, longest=LONGEST).rows
         assert float((written == ids).all(1).double().mean()) == right
         assert length > 3 or right == 1
 
@@ -157,10 +157,10 @@ def test_the_rate_rises_stays_and_falls_once_half_of_the_rows_are_right(
     monkeypatch.setattr(task_learning, "accuracy", right)
     monkeypatch.setattr(task_learning, "CHECK", 5)
     monkeypatch.setattr(task_learning, "FALLING", 10)
-    decoder, contestant = model()
+    decoder, candidate = model()
     options = {"length": 1, "longest": LONGEST, "num_steps": num_steps, "batch_size": 1, "rate": 0.5, "seed": 0}
     again = 0 if is_learned else num_steps - steps
-    assert learn(decoder, contestant, task("copy"), **options).steps == steps + again
+    assert learn(decoder, candidate, task("copy"), **options).steps == steps + again
     start = is_learned_at or max(1, int(2 / 3 * num_steps))
     shares = [min(1.0, (step + 1) / 20) for step in range(start)]
     shares += [left / (steps - start + 1) for left in range(steps - start, 0, -1)]
@@ -176,7 +176,7 @@ def test_positions_of_numbers_are_those_of_the_package(seed: int | None) -> None
     offset = 0 if seed is None else Random(seed).randrange(LONGEST // 3 - 3)
 
     def placed(name: str) -> Positions:
-        return Contestant.of(name).positions(ids, LONGEST, seed, task=task("addition"), length=3)
+        return Candidate.of(name).positions(ids, LONGEST, seed, task=task("addition"), length=3)
 
     assert torch.equal(placed("nope").index, torch.arange(12)[None])
     assert torch.equal(placed("rotary@randomized").index, randomized(12, LONGEST, seed=seed or 0).index)
@@ -190,4 +190,4 @@ def test_positions_of_numbers_are_those_of_the_package(seed: int | None) -> None
 @pytest.mark.parametrize("its", ["copy", "addition_hints", None])
 def test_rows_without_numbers_have_no_digits_to_count(name: str, its: str | None) -> None:
     with refuses(InputError, name, "tasks=('addition',)"):
-        Contestant.of(name).positions(torch.zeros(1, 5, dtype=torch.long), LONGEST, task=its and task(its), length=2)
+        Candidate.of(name).positions(torch.zeros(1, 5, dtype=torch.long), LONGEST, task=its and task(its), length=2)

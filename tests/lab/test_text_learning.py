@@ -12,7 +12,7 @@ import torch
 
 from locant import RangeError
 from locant.lab import Settings, generate, train
-from locant.lab.contestant import Contestant
+from locant.lab.candidate import Candidate
 from locant.lab.text_learning import build, count, in_context, losses_in_windows, schedule
 from tests.lab.fabricated import SMALL, VOCAB, ids
 from tests.refusal import refuses
@@ -20,7 +20,7 @@ from tests.tolerances import FEW_ROUNDINGS, LOSS
 
 
 def model(name: str, seed: int = 0):
-    return build(Contestant(name), seed, VOCAB, Settings(**SMALL), longest=40)
+    return build(Candidate(name), seed, VOCAB, Settings(**SMALL), longest=40)
 
 
 def test_all_models_of_a_seed_start_alike_but_for_the_encoding() -> None:

@@ -24,7 +24,7 @@ import locant
 from locant import files
 from locant.checkpoints import load_swapped
 from locant.errors import InputError
-from locant.lab import TuneSettings, tune, tuning, unfinished
+from locant.lab import TuneSettings, resume_state, tune, tuning
 from locant.text.windows.loader import BatchSampler
 from tests.lab.on_a_device import SMALL, TEXT, small_model
 from tests.refusal import refuses
@@ -168,8 +168,8 @@ def test_an_interrupted_run_ends_with_the_same_bits(here: Path, monkeypatch: pyt
 
     What `minutes` chose, the same number of steps makes again.
     """
-    fitting = tuning._Run._fitting
-    monkeypatch.setattr(tuning._Run, "_fitting", lambda run, seconds: max(3, min(5, fitting(run, seconds))))
+    steps_in_time = tuning._Run._steps_in_time
+    monkeypatch.setattr(tuning._Run, "_steps_in_time", lambda run, seconds: max(3, min(5, steps_in_time(run, seconds))))
     monkeypatch.setattr(tuning, "SAVE_SECONDS", 0.0)
     chosen = TuneSettings(way="kerple", minutes=1.0, batch_size=30, learning_rate=1e-2)
     text, done = [str(here / "text.txt")], []
@@ -207,7 +207,7 @@ import os, signal, sys
 from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM  # once for all
-from locant.lab import TuneSettings, tune, tuning, unfinished
+from locant.lab import TuneSettings, resume_state, tune, tuning
 
 torch.set_num_threads(1)
 tuning.SAVE_SECONDS = 0.0
@@ -229,13 +229,13 @@ def half(tensors, path, metadata):
         die()
     save(tensors, path, metadata)
 
-save = unfinished.save_file
+save = resume_state.save_file
 if point == "state":
-    unfinished.save_file = half
+    resume_state.save_file = half
 if point == "folder":
     tuning.write_whole = die
 if point == "end":
-    unfinished.StateFolder.remove = die
+    resume_state.StateFolder.remove = die
 chosen = TuneSettings(way="alibi", num_steps=4, batch_size=2, learning_rate=1e-2)
 tune(here / "model", [str(here / "text.txt")], chosen, output=here / "out",
      on_step=lambda done, total, said: done == 2 and point == "step" and die())
@@ -256,22 +256,22 @@ def test_a_killed_process_goes_on_to_the_same_bits(here: Path) -> None:
     assert same(here / "out", here / "again")
 
 
-def test_a_training_that_goes_astray_says_so_and_a_full_disk_keeps_what_there_is(
+def test_a_training_that_diverges_says_so_and_a_full_disk_keeps_what_there_is(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with refuses(InputError, "astray", "learning_rate=1e+29", "force=True"):
+    with refuses(InputError, "diverged", "learning_rate=1e+29", "force=True"):
         tuned(here, "own", num_steps=8, learning_rate=1e30)
 
     def full(*_: object) -> None:
         raise SafetensorError("No space left on device")
 
-    monkeypatch.setattr(unfinished, "save_file", full)
-    with refuses(InputError, "cannot write", "No space left", "the same command goes on"):
+    monkeypatch.setattr(resume_state, "save_file", full)
+    with refuses(InputError, "cannot write", "No space left", "run the same command again"):
         tuned(here, "own", force=True)
     monkeypatch.undo()
     (here / "out-unfinished").mkdir()
     (here / "out-unfinished" / "state.safetensors").write_bytes(b"junk")
-    with refuses(InputError, "no state of an unfinished run", "force=True"):
+    with refuses(InputError, "not the state of an unfinished run", "force=True"):
         tuned(here, "own")
     for left in ("out-unfinished/.state.1.safetensors", ".out.0123abcd/model.safetensors"):  # by SIGKILL
         (here / left).parent.mkdir(exist_ok=True)
@@ -286,7 +286,7 @@ def test_what_cannot_be_written_in_the_end_is_refused_before_the_training(here: 
         tuned(here, "own")
     assert not (here / "out-unfinished").exists()
     (here / "model" / "tokenizer_config.json").unlink()
-    with unfinished.StateFolder(here / "out"), refuses(InputError, "another run"):
+    with resume_state.StateFolder(here / "out"), refuses(InputError, "another run"):
         tuned(here, "own")
     (here / "out").mkdir()
     (here / "out" / "config.json").write_text("{}")  # a model, but the text lies in it
@@ -304,7 +304,7 @@ def test_another_run_is_not_gone_on_with(here: Path) -> None:
     with pytest.raises(KeyboardInterrupt) as told:
         tune(here / "model", [str(here / "text.txt")], TuneSettings(way="own", **SMALL), output=here / "out",
              on_step=stop)  # fmt: skip
-    assert "the same command goes on" in told.value.__notes__[0]
+    assert "the same command continues it" in told.value.__notes__[0]
     with refuses(InputError, "another way", "force=True"):
         tuned(here, "alibi", seed=1)
     assert tuned(here, "alibi", seed=1, force=True)["settings"]["seed"] == 1

@@ -204,7 +204,7 @@ def test_every_training_has_a_line_with_its_steps_until_it_is_measured(
     record = {"task": "copy", "encoding": "rotary+ntk", "seed": 3, "rate": 1.0, "failed": "ValueError: no"}
     screen.record({"records": [record]})
     screen.record({"records": [record, {**record, "encoding": "rotary"}]})
-    assert [bar.is_open for bar in Bar.made] == [True, True, False], "the training of two contestants"
+    assert [bar.is_open for bar in Bar.made] == [True, True, False], "the training of two candidates"
     screen.end({}, ResultsFolder(tmp_path), complete=False)
     assert not any(bar.is_open for bar in (whole, alibi, rotary))
 

@@ -11,7 +11,7 @@ import transformers
 
 import locant
 from locant.errors import InputError
-from locant.lab.ways import Way
+from locant.lab.position_overrides import PositionOverride
 from locant.swapping.rotary_point import rotary_points
 from tests.refusal import refuses
 from tests.swapping.families import (
@@ -69,7 +69,7 @@ def test_a_module_that_computes_otherwise_from_some_length_on_is_refused_with_th
     with refuses(InputError, "LlamaRotaryEmbedding", "at a length of 32", "swap(model, encoding)"):
         locant.swap(model)
     with refuses(InputError, "at a length of 32"):
-        Way.of("yarn:4").encoding(model, 16, 16)
+        PositionOverride.of("yarn:4").encoding(model, 16, 16)
     another = locant.Rotary(16, base=500.0)
     tokens = ids().repeat(1, 40 // ids().shape[1] + 1)
     with locant.swap(model, another) as swapped:

@@ -144,7 +144,7 @@ def train(files: tuple[str, ...], encoding: str, size: str, output: Path, force:
     model.safetensors, config.json and tokenizer.json; explain, neighbours, probe, audit, evaluate, embed and vocabulary
     take it, too.
     """
-    from locant.lab.contestant import unscaled
+    from locant.lab.candidate import unscaled
     from locant.lab.generation import train_files
     from locant.report.console import progress_bar
 

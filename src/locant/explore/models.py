@@ -21,10 +21,10 @@ from torch import Tensor
 from locant.attention import attend
 from locant.figures.plot import seeded
 from locant.figures.scores import with_random_tables
-from locant.lab.contestant import Contestant
+from locant.lab.candidate import Candidate
 from locant.lab.decoder import Block, Decoder
 from locant.lab.language_model import load_config, quiet, stated_length, trained_length
-from locant.lab.ways import Way
+from locant.lab.position_overrides import PositionOverride
 from locant.positions import PositionEncoding, Positions
 from locant.positions.base import ModelShape
 from locant.swapping import swap
@@ -53,7 +53,7 @@ class Layer(NamedTuple):
 
 def encoding_of(name: str) -> PositionEncoding:
     """An encoding for the sizes of this decoder."""
-    return Contestant.of(name).build(ModelShape(d_model=D_MODEL, num_heads=NUM_HEADS, max_seq_len=LENGTH))
+    return Candidate.of(name).build(ModelShape(d_model=D_MODEL, num_heads=NUM_HEADS, max_seq_len=LENGTH))
 
 
 @lru_cache(maxsize=8)
@@ -99,12 +99,12 @@ def layers_of(model: Decoder, ids: Sequence[int] | np.ndarray) -> list[Layer]:
 
 @torch.no_grad()
 def layers_in_folder(folder: str | Path, ids: Sequence[int] | np.ndarray, way: str = "own") -> list[Layer]:
-    """Who attends to whom in every layer of a model of `transformers`, with positions as `locant.lab.ways` names them.
+    """Who attends to whom in every layer of a model of `transformers`; `way`: see `locant.lab.position_overrides`.
 
     Raises:
         InputError: a folder without such a model, or positions that it does not take.
     """
-    model, chosen = _model(str(folder)), Way.of(way)
+    model, chosen = _model(str(folder)), PositionOverride.of(way)
     sizes = trained_length(model.config), stated_length(model.config)
     with nullcontext() if way == "own" else swap(model, chosen.encoding(model, *sizes)):
         found = model(input_ids=torch.tensor([[*map(int, ids)]]), output_attentions=True).attentions

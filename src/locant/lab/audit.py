@@ -1,18 +1,18 @@
-"""Whether weights were trained with the positions that their configuration says.
+"""Check whether weights were trained with the positions that their configuration states.
 
-Weights do not say how their positions were rotated, and a model that is read in another way than it was trained still
-writes words. So one text is read under each plausible reading, and the losses are held against each other, window by
-window. A reading differs from the configuration in one thing at first; from one that clearly fits better the search
-goes on, as a configuration may be wrong in two things. Nothing is trained, and nothing is written.
+Weights do not show how their positions were rotated, and a model that is read in the wrong way still writes words. So
+the model reads one text under each plausible reading of its positions, and the losses are compared window by window. At
+first, a reading differs from the configuration in one thing. If a reading clearly fits better, the search continues
+from it, because a configuration may be wrong in two things. Nothing is trained and nothing is written.
 
-A reading is dropped after two windows or more if it is clearly worse by then than the best so far: the mean of the
-paired differences, of parts of 32 tokens, lies above 0 by more than the margin of a 95 % interval, by Student's t. The
-interval holds for all looks at all readings of one round at once (Bonferroni). The configuration and the readings that
-come near the best are always measured in full, and the verdict compares whole windows.
+A reading is dropped after two windows or more if it is then clearly worse than the best so far: the mean of the paired
+differences, over parts of 32 tokens, exceeds 0 by more than the margin of a 95 % interval by Student's t. The interval
+holds for all looks at all readings of one round at once (Bonferroni). The configuration and the readings near the best
+are always measured in full, and the verdict compares whole windows.
 
-Costs a forward pass of the text for the configuration and for each reading near it, and an eighth of one for most of
-the other 14 readings; as many again for each thing that is wrong. SmolLM2-135M and the defaults take
-160 seconds of one core.
+Costs one forward pass of the text for the configuration and for each reading near it, and an eighth of a pass for most
+of the other 14 readings. Each thing that is wrong adds the same cost again. SmolLM2-135M takes 160 seconds of one core
+with the defaults.
 """
 
 from __future__ import annotations
@@ -67,22 +67,25 @@ ROTARY: Mapping[str, tuple[Any, ...]] = {
     "scaling": ("none", "linear:2", "linear:4", "linear:8", "yarn:4", "llama3:8"),
     "share": (1.0, 0.5, 0.25),
 }
-"""Bases of Llama, gpt-oss, Llama 3, Qwen and Mistral, Yi, and models for a million tokens; and how most were scaled."""
+"""The values to try. The bases are from Llama, gpt-oss, Llama 3, Qwen and Mistral, Yi, and million-token models.
+
+The scalings are the most common ones.
+"""
 TURNED: Mapping[str, Callable[[Tensor, int], Tensor]] = {
     "other sign": lambda bias, heads: -bias,
     "heads in reverse": lambda bias, heads: bias.unflatten(0, (-1, heads)).flip(1).flatten(0, 1),
     "none": lambda bias, heads: bias * 0,
 }
 BIASED = {"bloom": "alibi", "mpt": "position_bias"}
-"""Models whose attention is handed ALiBi, ``heads|batch * heads, 1, key``, and the name of that argument."""
+"""Models that pass ALiBi to their attention, ``heads|batch * heads, 1, key``, and the name of that argument."""
 TABLE = "a table of learned positions, which are in the weights themselves"
 NOTHING_ELSE = "no positions that can be read in another way"
 LEAST = 0.0005
-"""Nats per token that are written as 0.001; of less nothing follows, however alike all windows are."""
+"""The smallest difference that counts, in nats per token, even if all windows agree. It is printed as 0.001."""
 FEWEST = 2
-"""A reading may be dropped after so many windows, and after each one that follows."""
+"""The number of windows after which a reading may be dropped."""
 PART = 32
-"""Tokens of the parts of a window that are held against each other to drop a reading."""
+"""The number of tokens in each part of a window. Readings are dropped by comparing these parts."""
 WORDS = {
     "layout": "{} layout", "direction": "{} direction", "base": "base {:,.0f}", "scaling": "scaling {}",
     "share": "{:.0%} of each head rotated", "slopes": "ALiBi: {}",
@@ -91,10 +94,11 @@ WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What positions weights are taken to have; ``None``: what the configuration says.
+    """A hypothesis about the positions of some weights; ``None`` stands for the value of the configuration.
 
     In the reversed direction every pair is rotated by the negative angle, as if its two dimensions were exchanged. A
-    scaling is written as ``"yarn:4"``, to the length that the model states, or as ``"none"``; slopes as in `TURNED`.
+    scaling is written as ``"yarn:4"``, up to the length that the model states, or as ``"none"``. The names of slopes
+    are the keys of `TURNED`.
 
     >>> Reading(layout="interleaved", base=500_000.0).name
     'interleaved layout, base 500,000'
@@ -109,8 +113,8 @@ class Reading:
 
     @property
     def name(self) -> str:
-        told = (WORDS[field].format(value) for field, value in vars(self).items() if value is not None)
-        return ", ".join(told) or "the configuration"
+        parts = (WORDS[field].format(value) for field, value in vars(self).items() if value is not None)
+        return ", ".join(parts) or "the configuration"
 
 
 OWN = Reading()
@@ -118,7 +122,7 @@ OWN = Reading()
 
 @dataclass(frozen=True, kw_only=True)
 class _Reversed(Scaling):
-    """The frequencies of another scaling, below zero."""
+    """The negated frequencies of another scaling."""
 
     of: Scaling
 
@@ -135,12 +139,12 @@ class _Reversed(Scaling):
 
 
 class _AnySubject(ABC):
-    """A model, what it has of positions, and how to read it otherwise.
+    """A model, its own positions, and a way to read it with others.
 
     Args:
-        own: its rotary encodings, by the kind of layers; ``None``: all layers share one.
+        own: its rotary encodings by the type of layers. The key ``None`` stands for all layers.
         has_slopes: whether its positions are ALiBi's.
-        trained: the length that it states.
+        trained: returns the length that the model states.
     """
 
     def __init__(self, own: Mapping[str | None, Rotary], has_slopes: bool, trained: Callable[[], int]) -> None:
@@ -150,10 +154,10 @@ class _AnySubject(ABC):
 
     @abstractmethod
     def read_as(self, reading: Reading) -> AbstractContextManager[object]:
-        """The model under this reading, until the block is left."""
+        """Apply this reading to the model until the block ends."""
 
     def rotary(self, own: Rotary, reading: Reading) -> Rotary:
-        """The encoding of a reading in the place of an own one, but for the layout."""
+        """Return the encoding that replaces one of the model's own under a reading, except for its layout."""
         options: dict[str, Any] = {"base": reading.base or own.base}
         if reading.share is not None:
             options["rotary_dim"] = int(own.head_dim * reading.share)
@@ -168,7 +172,7 @@ class _AnySubject(ABC):
         return own.alike(**options)
 
     def computed(self, reading: Reading) -> Sequence[object]:
-        """Equal for readings that differ in words alone."""
+        """Return a key that is equal for two readings if both compute the same positions."""
         rotaries = (repr(self.rotary(own, reading)) for own in self.own.values())
         return reading.layout or self.layout, reading.slopes, *rotaries
 
@@ -190,20 +194,20 @@ class _Subject(_AnySubject):
     def read_as(self, reading: Reading) -> Generator[None]:
         with ExitStack() as undo:
             if reading.slopes is not None:
-                self._turn(TURNED[reading.slopes], undo)
+                self._change_bias(TURNED[reading.slopes], undo)
             if reading.layout not in (None, self.layout):
                 self._reorder(reading.layout, undo)
             rotaries = {kind: self.rotary(own, reading) for kind, own in self.own.items()}
             layered = None not in rotaries or len(rotary_layer_types(self.config)) < len(layer_types(self.config))
             if reading.share is not None and (layered or reading.layout not in (None, self.layout)):
                 got = "a share of each head is not tried with another layout, or for layers that differ"
-                raise InputError(got, "another reading")  # in the attention of each layer such pairs are rotated
+                raise InputError(got, "use another reading")  # these pairs are rotated inside each layer's attention
             if [*map(repr, rotaries.values())] != [*map(repr, self.own.values())]:
                 undo.enter_context(swap(self.model, layers=lambda _, kind: rotaries.get(kind, rotaries.get(None))))
             yield
 
     def _reorder(self, layout: Layout | None, undo: ExitStack) -> None:
-        """Move rows of queries and keys so that the model's own code rotates the pairs of this layout."""
+        """Reorder rows of queries and keys, so that the model's own code rotates the pairs of this layout."""
         state, to = self.model.state_dict(), self.layout
         for name, rows in convert_layout(state, self.model.config, source=layout, to=cast(Layout, to)).items():
             if rows is not state[name]:
@@ -211,8 +215,8 @@ class _Subject(_AnySubject):
                 undo.callback(setattr, parameter, "data", parameter.data)
                 parameter.data = rows
 
-    def _turn(self, change: Callable[[Tensor, int], Tensor], undo: ExitStack) -> None:
-        """Change the bias that each attention is handed."""
+    def _change_bias(self, change: Callable[[Tensor, int], Tensor], undo: ExitStack) -> None:
+        """Change the bias that is passed to each attention module."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             bias = change(kwargs[self.biased], self.config.num_attention_heads)
@@ -224,7 +228,7 @@ class _Subject(_AnySubject):
 
 
 class _LabSubject(_AnySubject):
-    """A decoder of `locant train`, whose encoding takes all of a reading."""
+    """A decoder of `locant train`. Its encoding can express every part of a reading."""
 
     def __init__(self, model: Any) -> None:
         self.model: Decoder = model
@@ -257,33 +261,33 @@ def audit(
     windows: int = 16,
     device: str = "auto",
     dtype: str | Any = "auto",
-    on_step: Callable[[int, int, str], object] = lambda done, total, said: None,
+    on_step: Callable[[int, int, str], object] = lambda done, total, report: None,
 ) -> dict[str, Any]:
-    """Find the reading of a model's positions under which it predicts a text best; what is found is ready for JSON.
+    """Find the reading of a model's positions under which it predicts a text best. The result is ready for JSON.
 
     The verdict is one of these:
 
     - ``"fits"``: no reading is better than the configuration, or within noise of it;
-    - ``"another fits"``;
+    - ``"another fits"``: another reading is clearly better than the configuration;
     - ``"cannot tell"``: other readings are within noise of the configuration, and none is better;
     - ``"not explained"``: the best reading predicts the text no better than counting words does, so the weights have a
-      convention that is not among the readings, or are broken, or the text is of another kind;
+      convention that is not among the readings, or they are broken, or the text is of another kind;
     - ``"nothing to find"``: the model has no positions that can be read in another way.
 
-    `losses` are nats per token by reading, the lowest first. `dropped` are the windows that a reading was measured in,
-    if it was dropped; its loss is then that of the best reading so far, plus the mean difference in these windows.
-    `unigram` is the loss of counting words: how often each token is in the text.
+    `losses` are nats per token by reading, the lowest first. `dropped` has the number of measured windows of each
+    reading that was dropped. The loss of such a reading is estimated: the loss of the best reading so far, plus the
+    mean difference in these windows. `unigram` is the loss of counting words, that is, of the frequency of each token.
 
     Args:
-        folder: of this machine, with safetensors and a tokenizer.json.
-        files: a text of the kind that the model was trained on; none: the documentation inside Python.
-        length: tokens of each window; default: 512, or what the model states, where that is less.
-        windows: at most so many, and 10 or more: fewer are too few to conclude from.
-        dtype: what the model is read in, ``float32``, ``bfloat16`` or ``float16``; ``auto``: as it was saved.
-        on_step: called with the number of windows that are done, an estimate of how many there are, and what is read.
+        folder: a local folder with safetensors and a tokenizer.json.
+        files: a text of the kind that the model was trained on; without one, the documentation inside Python.
+        length: tokens per window; default: 512, or the length that the model states if it is smaller.
+        windows: the largest number of windows, 10 or more: fewer do not allow a conclusion.
+        dtype: the dtype to load the model in, ``float32``, ``bfloat16`` or ``float16``; ``auto``: the saved dtype.
+        on_step: called with the number of finished windows, an estimate of their total, and the name of the reading.
 
     Raises:
-        InputError: a folder that holds no causal language model, or a text that is too short.
+        InputError: a folder without a causal language model, or a text that is too short.
     """
     dtype = one_of("dtype", dtype_name(dtype), DTYPES)
     place = device_of(device)
@@ -291,7 +295,7 @@ def audit(
         model = read_language_model(folder, device=place, dtype=dtype)
         subject = _LabSubject(model.module)
         if not subject.aspects:
-            return _nothing_to_find(f"{Path(folder).name} has {_of_lab(subject.model.encoding)}")
+            return _nothing_to_find(f"{Path(folder).name} has {_lab_positions(subject.model.encoding)}")
         usual = model.trained or 512
     else:
         plain = without_weights(load_config(folder).to_dict())
@@ -306,7 +310,7 @@ def audit(
         model.vocab_size, corpus, whole("length", length, 2, remedy=Remedy(length=512)), windows, argument="length"
     )
     if most < ENOUGH_WINDOWS:
-        remedy = Remedy("{}, a longer text or a smaller {}", windows=16, length=...)
+        remedy = Remedy("use {}, a longer text or a smaller {}", windows=16, length=...)
         raise InputError(f"got {most} windows of {length:,} tokens, expected {ENOUGH_WINDOWS} or more", remedy)
     decoder, ids = model.decoder(corpus.tokenizer), corpus.ids
 
@@ -317,30 +321,30 @@ def audit(
 
     unigram = count(ids, ids[: most * length + 1], model.vocab_size).unigram
     search = _Search(subject, losses_of, most, unigram, on_step)
-    return {**search.found(), "unigram": unigram, "windows": most, "length": length}
+    return {**search.run(), "unigram": unigram, "windows": most, "length": length}
 
 
 def _nothing_to_find(why: str) -> dict[str, Any]:
     return {"verdict": "nothing to find", "sentence": f"nothing to find: {why}"}
 
 
-def _of_lab(encoding: PositionEncoding) -> str:
+def _lab_positions(encoding: PositionEncoding) -> str:
     if not encoding.doors():
         return NOTHING_ELSE
     return (
         TABLE
         if "embed" in encoding.doors() and encoding.state_dict()
-        else f"{encoding!r}, of which no other readings are tried"
+        else f"{encoding!r}, for which locant tries no other readings"
     )
 
 
 @dataclass
 class _Search:
-    """Readings around the configuration, then around each that clearly fits better.
+    """A search among readings near the configuration, then near each reading that clearly fits better.
 
     Args:
-        losses_of: nats of each token, window by window, under a reading, as far as they are asked for.
-        most: how many windows there are.
+        losses_of: yields the nats of each token under a reading, window by window.
+        most: the number of windows.
     """
 
     subject: _AnySubject
@@ -349,13 +353,13 @@ class _Search:
     unigram: float
     on_step: Callable[[int, int, str], object]
     losses: dict[Reading, np.ndarray] = field(default_factory=dict[Reading, np.ndarray])
-    """``windows tokens``, for readings that were measured in full."""
+    """The losses ``windows tokens`` of readings that were measured in full."""
     dropped: dict[Reading, tuple[int, float]] = field(default_factory=dict[Reading, tuple[int, float]])
-    """After how many windows, and an estimate of the mean loss."""
+    """The number of measured windows of each dropped reading, and an estimate of its mean loss."""
     left_out: dict[str, str] = field(default_factory=dict[str, str])
     done: int = 0
 
-    def found(self) -> dict[str, Any]:
+    def run(self) -> dict[str, Any]:
         seen = {repr(self.subject.computed(OWN))}
         self._measure([OWN])
         best = origin = OWN
@@ -366,7 +370,7 @@ class _Search:
             lowest = min(self.losses, key=self._loss)
             best = lowest if self._is_clear(lowest, best) else best
             near = [each for each in self.losses if each != best and not self._is_clear(each, best)]
-            # With another thing wrong beside it, the right layout may be no better than the wrong one.
+            # If something else is wrong, too, the right layout may be no better than the wrong one.
             layouts = (each for each in near if replace(each, layout=best.layout) == best)
             origin = next((each for each in (best, *layouts) if each not in origins), None)
         self.on_step(self.done, self.done, best.name)
@@ -386,7 +390,7 @@ class _Search:
         }
 
     def _around(self, origin: Reading, seen: set[str]) -> list[Reading]:
-        """Readings that differ from one in one thing, without those that compute what another one computed."""
+        """Return the readings that differ from `origin` in one thing, each computation once."""
         new = list[Reading]()
         for reading in (replace(origin, **{name: each}) for name, of in self.subject.aspects.items() for each in of):
             try:
@@ -412,8 +416,8 @@ class _Search:
         """Measure a reading, until it is clearly worse than the best so far.
 
         Args:
-            waiting: how many readings come after it.
-            looks: how many are taken in this round.
+            waiting: the number of readings that come after it.
+            looks: the number of looks at all readings of this round.
         """
         usual = max(FEWEST, self.most // 4)
         best = self.losses[min(self.losses, key=self._loss)] if self.losses else None
@@ -421,7 +425,7 @@ class _Search:
         with closing(self.losses_of(reading)) as measured:
             for window in measured:
                 if not math.isfinite(sum(window)):
-                    raise InputError(f"got a loss that is not finite under {reading.name}", "a model in float32")
+                    raise InputError(f"got a loss that is not finite under {reading.name}", Remedy(dtype="float32"))
                 windows.append(window)
                 self.done += 1
                 left = (self.most if best is None else max(usual, len(windows))) - len(windows) + waiting * usual
@@ -435,14 +439,14 @@ class _Search:
 
     def _verdict(self, best: Reading, near: Sequence[Reading]) -> tuple[str, str]:
         if self._loss(best) >= self.unigram and (best != OWN or not near):
-            counted = f"its loss of {self._loss(best):.3f} nats per token is not below that of counting words"
-            return "not explained", f"no reading explains the weights: {best.name} is the best, and {counted}"
+            reason = f"its loss of {self._loss(best):.3f} nats per token is not below that of counting words"
+            return "not explained", f"no reading explains the weights: {best.name} is the best, and {reason}"
         if best != OWN:
             better = f"by {self._loss(OWN) - self._loss(best):.3f} nats per token"
             return "another fits", f"the weights do not fit the configuration: {best.name} fits better, {better}"
         if near:
             return "cannot tell", "no reading fits better than the configuration"
-        return "fits", "the weights fit the configuration, and no other reading as well"
+        return "fits", "the weights fit the configuration, and no other reading fits as well"
 
     def _loss(self, reading: Reading) -> float:
         return float(np.mean(self.losses[reading]))
@@ -453,7 +457,7 @@ class _Search:
 
 
 def _is_worse(losses: np.ndarray, best: np.ndarray, looks: int) -> bool:
-    """Whether the first windows of a reading are clearly above those of the best one, at one of so many looks."""
+    """Return whether the first losses of a reading clearly exceed those of the best one, at one of `looks` looks."""
     differences = losses - best[: len(losses)]
     parts = np.array_split(differences, max(1, differences.shape[1] // PART), axis=1)
     by_part = np.stack([part.mean(1) for part in parts])
@@ -461,7 +465,7 @@ def _is_worse(losses: np.ndarray, best: np.ndarray, looks: int) -> bool:
 
 
 def _is_clear(one: np.ndarray, other: np.ndarray, comparisons: int) -> bool:
-    """Whether two readings differ by more than chance, and by what is worth a word."""
+    """Return whether two readings differ by more than chance and by `LEAST` or more."""
     if not abs(np.mean(one) - np.mean(other)) >= LEAST:
         return False
     first, second = (

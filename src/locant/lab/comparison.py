@@ -1,8 +1,8 @@
-"""Which encoding goes on beyond the lengths that it was trained at? Many trainings, and what was measured with each.
+"""Compare encodings beyond the lengths that they were trained at: many trainings, and the measurements of each.
 
-A comparison is a table of trainings, of every encoding with every seed on a text, on generated tasks, or both. They do
-not depend on one another: any may run anywhere and at any time, and one that `results.json` holds is not run again. So
-a comparison that was killed goes on with the same call, and has the same numbers.
+A comparison is a table of trainings: every encoding with every seed, on a text, on generated tasks, or both. They do
+not depend on one another, so each may run anywhere and at any time, and a training in `results.json` is not repeated.
+After a comparison was killed, the same call continues it and has the same numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jaxtyping import Int
 
 from locant.arguments import shown
 from locant.errors import InputError, LocantError, Remedy
-from locant.lab.contestant import Contestant, torch_settings_kept
+from locant.lab.candidate import Candidate, torch_settings_kept
 from locant.lab.language_model import device_of
 from locant.lab.pool import FAILURES, Pool, why
 from locant.lab.results import (
@@ -42,17 +42,17 @@ from locant.lab.results import (
 )  # fmt: skip
 from locant.lab.settings import TEXT, VOCAB_SIZE, Settings, fixed_by, require_one_duration
 from locant.lab.text_learning import build, shape, split_off
-from locant.lab.training import SHARE, SWEEP_SEED, Cost, Text, Training, contestants, cost, sweep, trainings
+from locant.lab.training import SHARE, SWEEP_SEED, Cost, Text, Training, candidates, cost, sweep, trainings
 from locant.positions import Positions
 from locant.text.corpus import Corpus, read_corpus
 
 INSTANT = 1e-6
-"""Seconds of a step where none can be timed."""
+"""The time of a step, in seconds, if no step can be timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far the whole comparison is, after one training step."""
+    """The progress of the whole comparison after one training step."""
 
     training: Training
     loss: float
@@ -73,28 +73,29 @@ def compare(
 ) -> Results:
     """Train every encoding with every seed, and measure each beyond the lengths that it was trained at.
 
-    A text is trained on in its first nine tenths, and measured on its last. A task is trained on rows of every length
-    up to the trained one, until it is learned: see `locant.lab.task_learning`.
+    Models train on the first nine tenths of a text, and are measured on the last. A task is trained on rows of every
+    length up to the trained one, until it is learned: see `locant.lab.task_learning`.
 
-    As many models train at once as torch has threads, each in one: operations of small models gain little by more, and
-    the numbers are the same however many there are.
+    One model trains in each of torch's threads: small models gain little from more threads. The numbers do not depend
+    on the number of threads.
 
-    All trainings of a seed see the same windows, or rows, in the same order, and start from the same weights but for
-    those of the encoding. Learned positions get a table for the longest length, whose rows past the training length
-    stay untrained. An encoding that takes part with several scalings is trained once: see `Contestant`.
+    All trainings of a seed see the same windows or rows in the same order. They start from the same weights, except for
+    the weights of the encoding. Learned positions get a table for the longest length, whose rows beyond the training
+    length stay untrained. An encoding that takes part with several scalings is trained once: see `Candidate`.
 
     Args:
-        ids: the text, as token ids; needed where ``text`` is among the tasks.
-        vocab_size: of its tokenizer.
-        ray: the address of a Ray cluster that trains, or ``"local"`` for one of a process for each of torch's threads.
-        finished: what an earlier call with these settings has measured, which is not done again.
-        on_plan: called before the first training, with the results so far, and about how many seconds the rest will
-            take at the most; for this, some steps of each encoding are timed.
+        ids: the text, as token ids. It is required if ``text`` is one of the tasks.
+        vocab_size: the vocabulary size of its tokenizer.
+        ray: the address of a Ray cluster to train on, or ``"local"`` for a new one with a process for each of torch's
+            threads.
+        finished: the records of an earlier call with these settings, which are not measured again.
+        on_plan: called before the first training with the results so far and an estimate of the seconds that the rest
+            takes at most. For the estimate, some steps of each encoding are timed.
         on_progress: called after every step, in the thread of the training, one call at a time; not with Ray.
         on_record: called with all results so far after every training, in the thread of the caller.
 
     Raises:
-        InputError: no text, or one too short to hold out a window of the longest length; or every training failed.
+        InputError: no text, a text too short to hold out a window of the longest length, or only failed trainings.
         RangeError: a device that torch does not find.
 
     >>> settings = Settings(encodings=("rotary", "rotary+ntk"), seeds=(0,), num_steps=2, train_length=8, d_model=16)
@@ -108,15 +109,15 @@ def compare(
     chosen = Settings() if settings is None else settings
     if ray is None:
         device_of(chosen.device)
-    with torch.random.fork_rng(devices=()):  # what cannot be built is refused before the first is trained
+    with torch.random.fork_rng(devices=()):  # an encoding that cannot be built is refused before the first training
         for name in chosen.encodings:
             try:
                 with torch_settings_kept(name):
-                    _try_once(Contestant.of(name), chosen)
+                    _try_once(Candidate.of(name), chosen)
             except LocantError:
                 raise
-            except FAILURES as error:  # of a class that is not this package's
-                raise InputError(f"got {name}, which cannot be built: {why(error)}", "to mend it") from error
+            except FAILURES as error:  # from a class outside this package
+                raise InputError(f"got {name}, which cannot be built: {why(error)}", "correct its class") from error
     text = _text(ids, vocab_size, chosen)
     table = _Table(chosen, text, finished)
     waiting = [*table.missing(sweep(chosen)), *table.missing(trainings(chosen))]
@@ -126,7 +127,7 @@ def compare(
             if on_plan is not None:
                 on_plan(table.results(), seconds)
         report = _reporter(sum(map(table.steps, waiting)), on_progress)
-        for phase in (sweep, trainings):  # the first finds the learning rates of the second
+        for phase in (sweep, trainings):  # the first phase finds the learning rates of the second
             for records in pool.outcomes(table.missing(phase(chosen)), table.settings, text, report):
                 table.add(records)
                 if on_record is not None:
@@ -134,27 +135,27 @@ def compare(
         results = table.results()
     failed = [record.failed for record in results.records if isinstance(record, Failure)]
     if failed and len(failed) == len(results.records):
-        raise InputError(f"every training failed, the first with {failed[0]}", "other encodings, or other tasks")
+        raise InputError(f"every training failed, the first with {failed[0]}", "use other encodings or other tasks")
     return results
 
 
-def _try_once(contestant: Contestant, settings: Settings) -> None:
-    """Build the encoding, and train a small model with it for one step, whose failure a training will tell."""
-    contestant.build(shape(settings, settings.lengths[-1]))
+def _try_once(candidate: Candidate, settings: Settings) -> None:
+    """Build the encoding, and train a small model with it for one step. A failing step is reported by its training."""
+    candidate.build(shape(settings, settings.lengths[-1]))
     with suppress(*FAILURES):
-        model, ids = build(contestant, 0, 2, settings, longest=settings.lengths[-1]), torch.zeros(1, 2).long()
+        model, ids = build(candidate, 0, 2, settings, longest=settings.lengths[-1]), torch.zeros(1, 2).long()
         model.losses(ids, ids, Positions.arange(2)).mean().backward()
 
 
 def _cost(kind: Training, settings: Settings, text: Text | None) -> Cost:
     try:
         return cost(kind, settings, text)
-    except FAILURES:  # its training fails too, and says why
+    except FAILURES:  # its training fails, too, and gives the reason
         return Cost(0.0, 0.0)
 
 
 class _Table:
-    """The trainings of a comparison, and what was measured with them so far."""
+    """The trainings of a comparison, and their records so far."""
 
     def __init__(self, settings: Settings, text: Text | None, finished: Iterable[AnyRecord]) -> None:
         self.settings, self.text = settings, text
@@ -167,54 +168,56 @@ class _Table:
             self.records[Training(record.task, record.encoding, record.seed, record.rate)] = record
 
     def steps(self, training: Training) -> int:
-        """The most that a training may take."""
+        """Return the largest number of steps that a training may take."""
         text = self.text if training.task == TEXT else None
         return self.settings.steps_for(None if text is None else len(text.training))
 
     def plan(self, waiting: Sequence[Training], pool: Pool) -> float:
-        """About how many seconds these trainings take at the most; the minutes, if any, choose their steps first."""
-        alike = {each: each._replace(seed=0, rate=1.0) for each in waiting}  # a step takes as long with any seed
-        kinds = list(dict.fromkeys(alike.values()))
+        """Estimate how many seconds these trainings take at most. Minutes, if given, first decide their steps."""
+        kind_of = {each: each._replace(seed=0, rate=1.0) for each in waiting}  # a step takes as long with any seed
+        kinds = list(dict.fromkeys(kind_of.values()))
         costs = dict(zip(kinds, pool.map(lambda kind: _cost(kind, self.settings, self.text), kinds), strict=True))
         if self.settings.minutes is not None and self.settings.num_steps is None and waiting:
-            one_each = sum(costs[alike[each]].step for each in waiting) / pool.size
+            one_each = sum(costs[kind_of[each]].step for each in waiting) / pool.size
             steps = max(1, int(SHARE * 60 * self.settings.minutes / max(one_each, INSTANT)))
             self.settings = dataclasses.replace(self.settings, num_steps=steps)
-        seconds = [self.steps(each) * costs[alike[each]].step + costs[alike[each]].measuring for each in waiting]
+        seconds = [self.steps(each) * costs[kind_of[each]].step + costs[kind_of[each]].measuring for each in waiting]
         return max([sum(seconds) / pool.size, *seconds])
 
     def results(self) -> Results:
-        """All so far, in the order of the settings, whichever ended first."""
+        """Return all results so far, in the order of the settings."""
         keys = [key for each in (*sweep(self.settings), *trainings(self.settings)) for key in self._keys(each)]
         records = tuple(self.records[key] for key in keys if key in self.records)
-        there = environment(self.settings.device)
-        return Results(settings=self.settings, environment=there, text=self.facts, records=records)
+        machine = environment(self.settings.device)
+        return Results(settings=self.settings, environment=machine, text=self.facts, records=records)
 
-    def missing(self, of: Iterable[Training]) -> list[Training]:
-        """Those of these trainings that something is not measured of, each with the learning rate that it gets."""
-        rated = [self._rated(each) for each in of]
+    def missing(self, expected: Iterable[Training]) -> list[Training]:
+        """Return the trainings that have records missing, each with its learning rate."""
+        rated = [self._rated(each) for each in expected]
         return [each for each in rated if any(key not in self.records for key in self._keys(each))]
 
     def _keys(self, training: Training) -> list[Training]:
-        """The records of a training: one for each contestant that it serves."""
+        """Return the keys of a training's records: one for each candidate that it serves."""
         rated = self._rated(training)
-        return [rated._replace(encoding=contestant.name) for contestant in contestants(rated, self.settings)]
+        return [rated._replace(encoding=candidate.name) for candidate in candidates(rated, self.settings)]
 
     def _rated(self, training: Training) -> Training:
-        """With the best of the rates that were tried for its encoding; with the first before any was."""
+        """Set the best rate that was tried for the encoding of a training, or the first rate if none was tried."""
         if training.seed == SWEEP_SEED:
             return training
-        name = contestants(training, self.settings)[0].name  # all that it serves are alike at the trained length
+        name = candidates(training, self.settings)[
+            0
+        ].name  # all candidates of a training are equal at the trained length
         first = training._replace(task=self.settings.chosen_on(training.task), encoding=name, seed=SWEEP_SEED)
         tried = {rate: first._replace(rate=rate) for rate in self.settings.rates}
         return training._replace(rate=min(tried, key=lambda rate: _score(self.records.get(tried[rate]))))
 
 
 def _score(record: AnyRecord | Failure | None) -> tuple[float, float]:
-    """What a learning rate is chosen by, the lower the better: the loss, or what is learned, at the trained length."""
+    """Return the score of a learning rate, the lower the better: by the loss or accuracy at the trained length."""
     if isinstance(record, Record):
-        there = record.loss_by_length, record.context_loss_by_stretch
-        loss = next(losses[record.train_length] for losses in there if record.train_length in losses)
+        tables = record.loss_by_length, record.context_loss_by_stretch
+        loss = next(losses[record.train_length] for losses in tables if record.train_length in losses)
         every = loss if isinstance(loss, list) else [loss]
         return math.fsum(math.inf if each is None else each for each in every), 0.0
     if isinstance(record, TaskRecord):
@@ -223,7 +226,7 @@ def _score(record: AnyRecord | Failure | None) -> tuple[float, float]:
 
 
 def _reporter(total: int, on_progress: Callable[[Progress], None] | None) -> Callable[[Training, float], None]:
-    """Counts the steps of all trainings; one call at a time."""
+    """Return a function that counts the steps of all trainings, one call at a time."""
     lock, done = threading.Lock(), 0
 
     def report(training: Training, loss: float) -> None:
@@ -240,48 +243,52 @@ def _text(ids: np.ndarray | None, vocab_size: int, settings: Settings) -> Text |
     if TEXT not in settings.tasks:
         return None
     if ids is None:
-        raise InputError("got no text to train on", Remedy("ids=..., or {} alone", tasks=("copy",)))
+        raise InputError("got no text to train on", Remedy("pass ids=..., or {} alone", tasks=("copy",)))
     return Text(*split_off(ids, settings.lengths[-1]), vocab_size)
 
 
 class Watcher:
-    """Called while a comparison runs; a subclass overrides the methods for what it shows."""
+    """An observer of a comparison. A subclass overrides the methods for the events that it shows."""
 
     def begin(self, corpus: Corpus | None, settings: Settings, folder: ResultsFolder, finished: int) -> None:
-        """Before the first training; what can be wrong with the input has been checked.
+        """Handle the start, after all checks of the input and before the first training.
 
-        `finished` records are there of an earlier call.
+        Args:
+            finished: the number of records from an earlier call.
         """
 
     def plan(self, results: Results, seconds: float) -> None:
-        """Before the first training, with the results so far, and how long the rest will take at the most."""
+        """Handle the plan, before the first training: the results so far, and the longest time for the rest."""
 
     def advance(self, progress: Progress) -> None:
-        """After every training step."""
+        """Handle a training step."""
 
     def record(self, results: Mapping[str, Any]) -> None:
-        """After every training; `results.json` holds the same."""
+        """Handle the end of one training. `results` are the contents of `results.json`."""
 
     def end(self, results: Mapping[str, Any], folder: ResultsFolder, *, complete: bool) -> None:
-        """After the last model, or when interrupted; `results` are empty where no model was finished."""
+        """Handle the end, after the last model or an interruption. `results` are empty if no model was finished."""
 
 
 def compare_files(
     files: Sequence[str], options: Mapping[str, Any], *, folder: Path, force: bool, watcher: Watcher,
     ray: str | None = None, **text: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Compare encodings; returns what is in `results.json`, which is written anew after every training.
+    """Compare encodings. Return the contents of `results.json`, which is rewritten after every training.
 
-    What an earlier call with the same settings and text has measured is taken from there. `options` are those of
-    `Settings`; `text` are ``tokenizer``, ``vocab_size`` and ``download`` of `read_corpus`. What an earlier call has
-    measured and this one does not ask for stays in the results.
+    Records of an earlier call with the same settings and text are reused. Records that this call does not ask for stay
+    in the results.
+
+    Args:
+        options: the arguments of `Settings`.
+        text: ``tokenizer``, ``vocab_size`` and ``download`` of `read_corpus`.
     """
     require_one_duration(options)
-    fixed_by(options.get("suite", ""), options)  # also what has its usual value, which the settings take for not given
+    fixed_by(options.get("suite", ""), options)  # checks given defaults, too, which `Settings` cannot see
     settings = Settings(**options)
     if settings.suite and (files or any(text.values())):
         got = f"got a text or a tokenizer for the suite {settings.suite}, which fixes it"
-        raise InputError(got, "the suite alone, or no suite")
+        raise InputError(got, "use the suite alone, or no suite")
     corpus = read_corpus(files, usual_vocab_size=VOCAB_SIZE, **text) if TEXT in settings.tasks else None
     if corpus is None and (files or any(text.values())):
         raise InputError("got a text, or a tokenizer, that no task reads", Remedy(tasks=(TEXT, *settings.tasks)))
@@ -303,7 +310,7 @@ def compare_files(
                 ids, vocab_size, settings, ray=ray, finished=finished,
                 on_plan=watcher.plan, on_progress=watcher.advance, on_record=keep,
             )  # fmt: skip
-            if not so_far:  # all was there
+            if not so_far:  # all records were there already
                 keep(results)
             complete = True
         finally:
@@ -312,9 +319,9 @@ def compare_files(
 
 
 def _earlier(path: Path, settings: Settings, facts: Mapping[str, Any]) -> tuple[Settings, list[AnyRecord]]:
-    """The settings, with the number of steps that an earlier call chose by its minutes, and what it measured.
+    """Return the settings, with the number of steps that an earlier call chose by its minutes, and its records.
 
-    More encodings, tasks or seeds may be asked for now: a training does not depend on which others there are.
+    This call may ask for more encodings, tasks or seeds, because a training does not depend on the others.
     """
     free = {"encodings", "tasks", "seeds"} | ({"num_steps"} if settings.minutes is not None else set[str]())
     report = unchanged(path, plain_settings(settings, facts), free)
@@ -322,17 +329,17 @@ def _earlier(path: Path, settings: Settings, facts: Mapping[str, Any]) -> tuple[
         return settings, []
     if settings.minutes is not None:
         settings = dataclasses.replace(settings, num_steps=report["settings"]["num_steps"])
-    files, now = report.get("files", {}), {name: Contestant.of(name).source for name in settings.encodings}
+    files, now = report.get("files", {}), {name: Candidate.of(name).source for name in settings.encodings}
     try:
         records = [read_record(each) for each in report["records"] if "failed" not in each]
-        _require_of(settings, report["settings"]["text"], records)
+        _require_fit(settings, report["settings"]["text"], records)
     except (TypeError, ValueError) as error:
         raise damaged(path, error) from None
     return settings, [each for each in records if files.get(each.encoding, "") == now.get(each.encoding, "")]
 
 
-def _require_of(settings: Settings, text: Mapping[str, Any], records: Sequence[AnyRecord]) -> None:
-    """Raise a ValueError where records are not of these settings, or two are of one training."""
+def _require_fit(settings: Settings, text: Mapping[str, Any], records: Sequence[AnyRecord]) -> None:
+    """Raise a ValueError if a record does not fit these settings, or if two records are of one training."""
     seen = set[Training]()
     for each in records:
         name = f"a record of {shown(each.encoding)}"
@@ -353,9 +360,9 @@ def _require_of(settings: Settings, text: Mapping[str, Any], records: Sequence[A
 
 
 def _with_others(results: Results, finished: Sequence[AnyRecord]) -> dict[str, Any]:
-    """Ready for JSON, with what an earlier call measured and this one did not ask for: nothing is lost."""
-    there = {(each.task, each.encoding, each.seed, each.rate) for each in results.records}
-    others = [each for each in finished if (each.task, each.encoding, each.seed, each.rate) not in there]
+    """Return the results, ready for JSON, with the records of an earlier call that this one did not ask for."""
+    keys = {(each.task, each.encoding, each.seed, each.rate) for each in results.records}
+    others = [each for each in finished if (each.task, each.encoding, each.seed, each.rate) not in keys]
     whole = dataclasses.replace(results, records=(*results.records, *others)).to_dict()
     for name, field in (("encodings", "encoding"), ("tasks", "task"), ("seeds", "seed")):
         more = [each for each in dict.fromkeys(getattr(record, field) for record in others) if each != SWEEP_SEED]

@@ -1,4 +1,4 @@
-"""A small decoder-only transformer that knows positions only through the doors of encodings."""
+"""A small decoder-only transformer that uses positions only through the methods of an encoding."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Decoder(nn.Module):
     One encoding serves the embedding and all layers, so any encoding can take the place of any other.
 
     Args:
-        keys_are_values: whether each layer has one projection for both, and its rotated keys are its values; the output
-            of attention then goes through ``encoding.unrotate`` (DeepSeek-V4).
+        keys_are_values: whether each layer has one projection for both, so that its rotated keys are also its values.
+            The output of attention then goes through ``encoding.unrotate`` (DeepSeek-V4).
 
     >>> model = Decoder(256, PositionEncoding(), d_model=32, num_layers=2, num_heads=4)
     >>> model(torch.zeros(3, 7, dtype=torch.long)).shape
@@ -31,7 +31,7 @@ class Decoder(nn.Module):
     """
 
     train_length: int | None = None
-    """Tokens per window in its training, where it is known."""
+    """Tokens per window in training, if known."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class Decoder(nn.Module):
             )
         self.num_heads = num_heads
         self.embedding = InputEmbedding(vocab_size, d_model, scale="sqrt_d_model", norm="layer_norm")
-        # The one place of any encoding: names in saved folders and the order of parameters do not depend on its kind.
+        # Every encoding is kept here, so names in saved folders and the order of parameters do not depend on its kind.
         self.embedding.encoding = encoding
-        attended = _attended(encoding, num_heads, d_model // num_heads, keys_are_values)
+        attended = _attention_width(encoding, num_heads, d_model // num_heads, keys_are_values)
         self.blocks = nn.ModuleList(
             Block(d_model, num_heads, num_layers, attended, keys_are_values) for _ in range(num_layers)
         )
@@ -61,7 +61,7 @@ class Decoder(nn.Module):
 
     @contextmanager
     def reading_with(self, encoding: PositionEncoding) -> Generator[Decoder]:
-        """The same weights with another encoding, until the block is left."""
+        """Use another encoding with the same weights, until the block ends."""
         own = self.embedding.encoding
         self.embedding.encoding = encoding
         try:
@@ -75,11 +75,11 @@ class Decoder(nn.Module):
         positions: Positions | None = None,
         caches: Sequence[KVCache] | None = None,
     ) -> Float[Tensor, "batch seq vocab_size"]:
-        """Scores for the token after each token.
+        """Return scores for the next token after each token.
 
         Args:
-            positions: default: those after the cached tokens, or from 0.
-            caches: one `KVCache` per layer, to which these tokens are added; without gradients.
+            positions: default: the positions after the cached tokens, or from 0.
+            caches: one `KVCache` per layer, to which these tokens are added, without gradients.
         """
         if positions is None:
             positions = Positions.after(len(caches[0]) if caches else 0, ids.shape[1], device=ids.device)
@@ -96,19 +96,19 @@ class Decoder(nn.Module):
     def losses(
         self, ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch seq"], positions: Positions
     ) -> Float[Tensor, "batch seq"]:
-        """Nats for each target, zero where that is -100; computed on the model's device, as `scores` are."""
+        """Return the nats of each target, and zero for a target of -100, on the model's device."""
         scores = self.scores(ids, positions)
         return F.cross_entropy(scores.transpose(1, 2), targets.to(scores.device), reduction="none")
 
     def scores(self, ids: Int[Tensor, "batch seq"], positions: Positions) -> Float[Tensor, "batch seq vocab_size"]:
-        """What `forward` returns, for tensors of any device; in bfloat16 on CUDA."""
+        """Call `forward` with tensors on any device, in bfloat16 on CUDA. Return its scores in float32."""
         device = self.norm.weight.device
         with torch.autocast("cuda", torch.bfloat16, enabled=device.type == "cuda"):
             return self(ids.to(device), positions.to(device)).float()
 
 
 class Block(nn.Module):
-    """Causal attention, then an MLP, each on the normed stream and added to it."""
+    """Causal attention and an MLP. Each reads the normalised residual stream and adds its output to it."""
 
     def __init__(self, d_model: int, num_heads: int, num_layers: int, attended: int, keys_are_values: bool) -> None:
         super().__init__()
@@ -120,8 +120,8 @@ class Block(nn.Module):
         self.mlp_norm = nn.LayerNorm(d_model)
         self.up = nn.Linear(d_model, 4 * d_model)
         self.down = nn.Linear(4 * d_model, d_model)
-        for into_stream in (self.out, self.down):  # keeps the stream's variance from growing with depth (GPT-2)
-            nn.init.normal_(into_stream.weight, std=0.02 / (2 * num_layers) ** 0.5)
+        for output in (self.out, self.down):  # so that the variance does not grow with depth (GPT-2)
+            nn.init.normal_(output.weight, std=0.02 / (2 * num_layers) ** 0.5)
 
     def forward(self, x: Tensor, encoding: PositionEncoding, positions: Positions, cache: KVCache | None) -> Tensor:
         width = x.shape[-1] // self.num_heads
@@ -142,8 +142,8 @@ class Block(nn.Module):
 
 
 @torch.no_grad()
-def _attended(encoding: PositionEncoding, num_heads: int, width: int, keys_are_values: bool) -> int:
-    """What attention puts out for a token: an encoding may make more query heads (RoPE++), or wider keys (PoPE)."""
+def _attention_width(encoding: PositionEncoding, num_heads: int, width: int, keys_are_values: bool) -> int:
+    """Return the output width of attention: an encoding may make more query heads (RoPE++) or wider keys (PoPE)."""
     nothing = torch.empty(1, num_heads, 0, width, device=next(encoding.parameters(), torch.empty(0)).device)
     hidden = nothing.transpose(1, 2).flatten(2)
     q, k = encoding.rotate(nothing, nothing, encoding.read(hidden, Positions.arange(0, device=nothing.device)))

@@ -1,9 +1,9 @@
-"""LongRoPE's factors, searched on a text with the model that they are for: Ding et al. 2024, arXiv 2402.13753.
+"""Search LongRoPE's factors on a text with their model: Ding et al. 2024, arXiv 2402.13753.
 
-An evolution, without any training: the factors of YaRN's ramp, of NTK and of linear interpolation are put into the
-model, and its loss in windows of the new length is measured; the best are varied and crossed, and so are the best of
-these, generation after generation. Every measurement is written down. A second call takes what there is from there, so
-a search that was stopped goes on, and one that ended goes on where more generations are asked for.
+This is an evolutionary search without any training. The factors of YaRN's ramp, of NTK and of linear interpolation are
+put into the model, and its loss in windows of the new length is measured. In every generation the best factors are
+mutated and crossed. Every measurement is recorded, and a second call reuses the records. So a call continues a search
+that was stopped, or adds generations to one that has ended.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from locant.text.corpus import read_corpus
 
 Factors = tuple[float, ...]
 
-PARENTS, VARIED, CROSSED = 6, 6, 6
-"""How many of the best a generation comes from, and how many it adds of each kind."""
+PARENTS, MUTATED, CROSSED = 6, 6, 6
+"""The number of parents of a generation, and of its mutated and crossed children."""
 SHARE, SPREAD = 0.3, 0.2
-"""Of the factors of one that is varied, how many move, and by what deviation of their logarithm."""
+"""The share of the factors that a mutation changes, and the standard deviation of their change in logarithms."""
 LARGEST = 1.25
-"""No factor is more than so many times that of linear interpolation, nor less than 1."""
+"""The largest factor, as a multiple of the factor of linear interpolation. The smallest is 1."""
 
 
 def search_factors(
@@ -50,31 +50,31 @@ def search_factors(
     device: str = "auto",
     on_step: Callable[[int, int], object] = lambda done, total: None,
 ) -> LongFactors:
-    """The factors with which a model reads a text best in windows of the new length, of all that were tried.
+    """Return the best of the factors that were tried, by the loss of a text in windows of the new length.
 
     Args:
         folder: the model, with its weights and tokenizer.
-        extension: its configuration, extended by ``longrope``: where the search begins.
-        record: the file of measurements, which is written anew after each; one of another search is refused.
-        windows: at most so many, from the beginning of the text.
-        device: such as ``cuda:1``; ``auto``: cuda where torch finds it, else the CPU.
+        extension: its configuration, extended by ``longrope``. The search begins there.
+        record: the file of measurements, which is rewritten after each. The file of another search is refused.
+        windows: the largest number of windows, from the beginning of the text.
+        device: such as ``cuda:1``; ``auto``: cuda if torch finds it, else the CPU.
 
     Costs one forward pass over these windows for each of some ``3 + 12 * generations`` sets of factors.
     """
     generations = whole("generations", generations, 0, remedy=Remedy(generations=8))
     windows = whole("windows", windows, 1, remedy=Remedy(windows=4))
-    where, length = device_of(device), extension.to
-    model = load_model(folder, device=where)
+    chosen_device, length = device_of(device), extension.to
+    model = load_model(folder, device=chosen_device)
     corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
     count = num_windows(model.config.get_text_config().vocab_size, corpus, length, windows, argument="to")
     identity = {
         "model_sha256": fingerprint(folder), "tokenizer_fingerprint": corpus.tokenizer.fingerprint,
         "text_sha256": corpus.sha256, "to": length, "windows": count,
-        "config": extension.config, "device": where.type,
+        "config": extension.config, "device": chosen_device.type,
     }  # fmt: skip
     loss_of = _Losses(AsDecoder(model, corpus.tokenizer), corpus.ids[: count * length + 1], extension, record, identity)
-    first, largest = _first(extension), LARGEST * length / extension.trained
-    total = len(first) + (VARIED + CROSSED) * generations
+    first, largest = _first_generation(extension), LARGEST * length / extension.trained
+    total = len(first) + (MUTATED + CROSSED) * generations
     losses: dict[Factors, float] = {}
     done = 0
     for generation in range(generations + 1):
@@ -96,9 +96,10 @@ def search_factors(
 def search_for_extension(
     source: str, files: Sequence[str], *, to: int, method: str, output: Path | None, **options: Any
 ) -> LongFactors:
-    """The factors for the configuration that `write_extension` writes with the same arguments, and where it writes it.
+    """Search the factors for the configuration that `write_extension` writes with the same arguments.
 
-    The measurements lie beside it, in ``NAME.search.json``; `options` are those of `search_factors`.
+    The measurements are kept next to the configuration, in ``NAME.search.json``. `options` are arguments of
+    `search_factors`.
     """
     if method != "longrope":
         raise InputError(f"got a search for {method}, which has no factors to search", Remedy(method="longrope"))
@@ -110,7 +111,7 @@ def search_for_extension(
 
 
 class _Losses:
-    """The loss with some factors; measured once, and written down beside what it depends on."""
+    """A function that returns the loss with some factors. It measures each once, and records it with its conditions."""
 
     def __init__(
         self, decoder: AsDecoder, ids: Any, extension: Extension, record: Path, identity: dict[str, Any]
@@ -118,12 +119,12 @@ class _Losses:
         self.decoder, self.ids, self.extension, self.record = decoder, ids, extension, record
         self.report = {**identity, "measured": _measured_before(record, identity)}
         self.losses = {tuple(each["factors"]): each["loss"] for each in self.report["measured"]}
-        self._write()  # where nothing can be written, nothing is measured
+        self._write()  # fails before the first measurement if the file is not writable
 
     def __call__(self, factors: Factors) -> float:
         if factors not in self.losses:
             kind, own = self.extension.layer_type, self.extension.rotary[1]
-            scaling: Any = own.scaling  # LongRoPE, as the extension is one by it
+            scaling: Any = own.scaling  # LongRoPE, because the extension uses it
             rotary = own.alike(scaling=replace(scaling, long_factor=factors))
             model = self.decoder.model
             with swap(model, layers=lambda index, layer_type: rotary if kind in (None, layer_type) else None):
@@ -149,30 +150,32 @@ def _measured_before(record: Path, identity: dict[str, Any]) -> list[dict[str, A
     except (LookupError, TypeError):
         readable = False
     if not readable or changed(before, identity):
-        got = f"got {record}, which is no record of a search with this model, its tokenizer, text, length and device"
-        raise InputError(got, Remedy("{}, or that file taken away", output="another-name.json"))
+        got = (
+            f"got {record}, which is not the record of a search with this model, its tokenizer, text, length and device"
+        )
+        raise InputError(got, Remedy("use {}, or delete that file", output="another-name.json"))
     return measured
 
 
-def _first(extension: Extension) -> list[Factors]:
-    """YaRN's ramp, with which a search begins; NTK's powers of the factor, and linear interpolation."""
+def _first_generation(extension: Extension) -> list[Factors]:
+    """Return the first generation: YaRN's ramp, NTK's powers of the factor, and linear interpolation."""
     start: Any = extension.rotary[1].scaling
     ramp, factor = start.long_factor, extension.to / extension.trained
     last = max(1, len(ramp) - 1)
     powers = [factor ** (pair / last) for pair in range(len(ramp))]
-    return [*dict.fromkeys((tuple(ramp), _settled(powers), _settled([factor] * len(ramp))))]
+    return [*dict.fromkeys((tuple(ramp), _sort_and_round(powers), _sort_and_round([factor] * len(ramp))))]
 
 
 def _children(best: Sequence[Factors], largest: float, draw: np.random.Generator) -> Iterator[Factors]:
-    for _ in range(VARIED):
+    for _ in range(MUTATED):
         parent = np.array(best[int(draw.integers(len(best)))])
-        moved = parent * np.exp(draw.normal(0, SPREAD, len(parent)))
-        yield _settled(np.clip(np.where(draw.random(len(parent)) < SHARE, moved, parent), 1, largest))
+        mutated = parent * np.exp(draw.normal(0, SPREAD, len(parent)))
+        yield _sort_and_round(np.clip(np.where(draw.random(len(parent)) < SHARE, mutated, parent), 1, largest))
     for _ in range(CROSSED):
         one, other = (np.array(best[int(draw.integers(len(best)))]) for _ in range(2))
-        yield _settled(np.where(draw.random(len(one)) < 0.5, one, other))
+        yield _sort_and_round(np.where(draw.random(len(one)) < 0.5, one, other))
 
 
-def _settled(factors: Sequence[float] | np.ndarray) -> Factors:
-    """In the order of the pairs, slower ones stretched no less, and short enough to be read."""
+def _sort_and_round(factors: Sequence[float] | np.ndarray) -> Factors:
+    """Sort and round factors: slower pairs are not stretched less than faster ones."""
     return tuple(sorted(round(float(each), 4) for each in factors))

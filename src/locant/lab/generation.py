@@ -1,4 +1,7 @@
-"""Text from a folder: a decoder of the lab, which is saved and read here, or a language model of `transformers`."""
+"""Generate text with a model in a folder: a decoder of the lab, or a language model of `transformers`.
+
+Decoders of the lab are saved and loaded here.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from locant.checkpoints.checkpoint_folder import headers_of, require_output
 from locant.checkpoints.config_source import CONFIG, read_json
 from locant.errors import InputError, LocantError, RangeError, Remedy, ShapeError
 from locant.files import json_text, new_folder, write_whole
-from locant.lab.contestant import unscaled
+from locant.lab.candidate import unscaled
 from locant.lab.decoder import Decoder
 from locant.lab.language_model import (
     device_of,
@@ -28,13 +31,13 @@ from locant.lab.language_model import (
     require_rows,
     trained_length,
 )
+from locant.lab.position_overrides import PositionOverride
 from locant.lab.results import environment
+from locant.lab.resume_state import random_numbers_kept
 from locant.lab.sampling import cached_or_whole, generate
 from locant.lab.settings import VOCAB_SIZE, Settings, require_one_duration
 from locant.lab.text_learning import shape
 from locant.lab.training import train
-from locant.lab.unfinished import random_numbers_kept
-from locant.lab.ways import Way
 from locant.models.config_values import flag, integer_at, required
 from locant.models.lab_decoder import AGAIN, MODEL_TYPE, SIZES, TRAIN_LENGTH, encoding_of, is_lab_decoder
 from locant.positions import PositionEncoding
@@ -50,11 +53,11 @@ def save(model: Decoder, tokenizer: Tokenizer, folder: str | Path, *, force: boo
     """Write a decoder and its tokenizer into a new folder, as safetensors and JSON, which `load` reads.
 
     Args:
-        force: replace the folder of a model that is there.
-        facts: what else its `config.json` tells.
+        force: replace an existing folder of a model.
+        facts: more entries for its `config.json`.
 
     Raises:
-        InputError: an encoding that is not told by its options; a folder that is there, or cannot be written.
+        InputError: an encoding that its name and options do not describe; an existing or unwritable folder.
 
     >>> import locant, tempfile
     >>> model, tokenizer = locant.lab.train("to be, or not to be. " * 40, vocab_size=300, num_steps=2, d_model=32)
@@ -65,7 +68,7 @@ def save(model: Decoder, tokenizer: Tokenizer, folder: str | Path, *, force: boo
     True
     """
     path, token, block = Path(folder), model.embedding.token, model.blocks[0]
-    encoding = told_of(model.encoding)
+    encoding = describe_encoding(model.encoding)
     require_output(path, force=force)
     sizes = dict(
         zip(SIZES, (*token.weight.shape, len(model.blocks), model.num_heads, block.keys_are_values), strict=True)
@@ -80,12 +83,12 @@ def save(model: Decoder, tokenizer: Tokenizer, folder: str | Path, *, force: boo
         tokenizer.save(new)
 
 
-def told_of(encoding: PositionEncoding) -> dict[str, Any]:
-    """Its name and options, as `save` writes them; an `InputError` where these do not tell it."""
-    if (told := described(encoding)) is None:
-        got = f"got {type(encoding).__name__}, which a folder does not hold: its name and its options do not tell it"
+def describe_encoding(encoding: PositionEncoding) -> dict[str, Any]:
+    """Return an encoding's name and options, as `save` writes them. Raise `InputError` if they do not describe it."""
+    if (description := described(encoding)) is None:
+        got = f"got {type(encoding).__name__}, which cannot be saved: its name and its options do not describe it"
         raise InputError(got, Remedy(encoding="rotary"))
-    return told
+    return description
 
 
 def train_files(
@@ -95,16 +98,18 @@ def train_files(
     *,
     folder: Path,
     force: bool,
-    on_step: Callable[[int, int | None, str], object] = lambda done, total, said: None,
+    on_step: Callable[[int, int | None, str], object] = lambda done, total, report: None,
     **text: Any,
 ) -> dict[str, Any]:
-    """Train a decoder on texts and `save` it; returns what its `config.json` tells of the training.
+    """Train a decoder on texts and `save` it. Return the facts of the training in its `config.json`.
 
-    `options` are those of `lab.train`; `text` are ``tokenizer``, ``vocab_size`` and ``download`` of `read_corpus`.
+    Args:
+        options: arguments of `lab.train`.
+        text: ``tokenizer``, ``vocab_size`` and ``download`` of `read_corpus`.
     """
     require_one_duration(options)
     require_output(folder, force=force)
-    told_of(unscaled(encoding).build(shape(Settings(), 1)))  # what cannot be kept is not trained
+    describe_encoding(unscaled(encoding).build(shape(Settings(), 1)))  # fails before the training
     corpus, losses = read_corpus(files, usual_vocab_size=VOCAB_SIZE, **text), list[float]()
 
     def step(done: int, loss: float) -> None:
@@ -120,13 +125,13 @@ def train_files(
 
 
 def load(folder: str | Path) -> tuple[Decoder, Tokenizer]:
-    """The decoder and the tokenizer that `save` wrote; an `InputError` where a folder holds something else."""
+    """Load the decoder and the tokenizer that `save` wrote. Raise `InputError` if a folder holds something else."""
     path = Path(folder)
     config = read_json(path / CONFIG)
     if not is_lab_decoder(config):
         got = f"got {path} of model_type {shown(config.get('model_type'))}, which is not a model of locant train"
         raise InputError(got, "load it with transformers.AutoModelForCausalLM.from_pretrained")
-    if isinstance(config.get("sizes"), dict):  # as an earlier release wrote it
+    if isinstance(config.get("sizes"), dict):  # the form of an earlier release
         config = {**config["sizes"], **config}
     require_likely(config)
     sizes = {name: required(config, name) for name in SIZES[:-1]}
@@ -136,15 +141,17 @@ def load(folder: str | Path) -> tuple[Decoder, Tokenizer]:
         with random_numbers_kept(torch.device("cpu")):
             encoding = encoding_of(config)
             model = Decoder(encoding=encoding, keys_are_values=shared, **sizes)
-    except (ShapeError, RangeError, RuntimeError) as error:  # of torch: sizes for which there is no memory
+    except (ShapeError, RangeError, RuntimeError) as error:  # torch raises RuntimeError if memory is too small
         cause = error.cause if isinstance(error, LocantError) else str(error).splitlines()[0]
-        raise InputError(f"got {path / CONFIG}, which describes no model that can be built: {cause}", AGAIN) from error
+        raise InputError(
+            f"got {path / CONFIG}, which describes a model that cannot be built: {cause}", AGAIN
+        ) from error
     stated = {name: tuple(each.shape) for name, each in model.state_dict().items()}
-    there = {tensor.name: tensor.shape for header in headers.values() for tensor in header.tensors}
-    for name in sorted(stated.keys() | there.keys()):
-        if there.get(name) != stated.get(name):
-            shapes = [f"of shape {each[name]}" if name in each else "absent" for each in (there, stated)]
-            got = f"got {path} in whose weights {name} is {shapes[0]}, and in whose {CONFIG} it is {shapes[1]}"
+    stored = {tensor.name: tensor.shape for header in headers.values() for tensor in header.tensors}
+    for name in sorted(stated.keys() | stored.keys()):
+        if stored.get(name) != stated.get(name):
+            shapes = [f"of shape {each[name]}" if name in each else "absent" for each in (stored, stated)]
+            got = f"got {path}, whose weights have {name} {shapes[0]}, but its {CONFIG} states {shapes[1]}"
             raise InputError(got, AGAIN)
     tensors = {name: each for file in headers for name, each in load_file(path / file).items()}
     model.load_state_dict(tensors, assign=True)
@@ -156,42 +163,43 @@ def continue_text(
     folder: str | Path, prompt: str, num_tokens: int = 100, *, temperature: Real = 1.0, top_k: int | None = None,
     seed: int = 0, way: str = "own", device: str = "auto",
 ) -> dict[str, Any]:  # fmt: skip
-    """What a model writes after a prompt.
+    """Continue a prompt with a model in a folder.
 
     Args:
-        folder: of a decoder that `save` wrote, or of a causal language model of `transformers` in safetensors, with its
-            tokenizer. Before a prompt of the latter stands what its tokenizer puts before a text, such as ``<s>``, and
-            it may end its text; of its `generation_config.json` holds what is not said here.
+        folder: a decoder that `save` wrote, or a causal language model of `transformers` in safetensors, with its
+            tokenizer. The prompt of the latter follows the tokens that its tokenizer puts before a text, such as
+            ``<s>``. The model may end its text early. Its `generation_config.json` holds for everything that is not an
+            argument here.
         num_tokens, temperature, top_k, seed: as for `generate`.
-        way: the positions that it reads with, as `Way` reads it.
-        device: such as ``cuda:1``; ``auto``: cuda where torch finds it, else the CPU.
+        way: the positions of the model, as `PositionOverride` reads it.
+        device: such as ``cuda:1``; ``auto``: cuda if torch finds it, else the CPU.
 
     Returns:
         The prompt, its continuation, and the ids of both.
     """
-    path, place, chosen = Path(folder), device_of(device), Way.of(way)
+    path, place, chosen = Path(folder), device_of(device), PositionOverride.of(way)
     is_ours = is_lab_decoder(read_json(path / CONFIG))
     loaded: tuple[Any, Tokenizer] = load(path) if is_ours else (load_model(path, device=place), Tokenizer.load(path))
     model, tokenizer = loaded
     before = [*(() if is_ours else tokenizer.beginning), *tokenizer.encode(prompt).tolist()]
     if not before:
-        raise InputError("got a prompt without a token", "a word")
+        raise InputError("got a prompt without a token", "pass a word or more")
     rows, total = torch.tensor([before], device=place), len(before) + num_tokens
     if is_ours:
         model = model.to(place)
-        with random_numbers_kept(place), model.reading_with(chosen.of_decoder(model, total) or model.encoding):
+        with random_numbers_kept(place), model.reading_with(chosen.for_decoder(model, total) or model.encoding):
             rows = generate(model, rows, num_tokens, temperature=temperature, top_k=top_k, seed=seed)
     else:
         require_rows(model.config.get_text_config().vocab_size, np.asarray(before))
         require_positions(model, total)
-        drawn = {"do_sample": temperature > 0, "temperature": temperature or None, "top_k": top_k or 0}
+        sampling = {"do_sample": temperature > 0, "temperature": temperature or None, "top_k": top_k or 0}
         with random_numbers_kept(place), ExitStack() as swapped, quiet():
             if chosen.name != "own":
                 swapped.enter_context(swap(model, chosen.encoding(model, trained_length(model.config), total)))
 
             def continuation(with_cache: bool) -> Any:
                 torch.manual_seed(seed)
-                options = {"attention_mask": torch.ones_like(rows), "max_new_tokens": num_tokens, **drawn}
+                options = {"attention_mask": torch.ones_like(rows), "max_new_tokens": num_tokens, **sampling}
                 return model.generate(rows, **options, **({} if with_cache else {"use_cache": False}))
 
             rows = cached_or_whole(continuation)

@@ -1,4 +1,4 @@
-"""Where the trainings of a comparison run: in threads of this process, or on a Ray cluster."""
+"""Run the trainings of a comparison in threads of this process or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any, TypeVar
 import torch
 
 from locant.cluster import LOCAL, connected
-from locant.lab.contestant import process_settings, torch_settings_kept
+from locant.lab.candidate import process_settings, torch_settings_kept
 from locant.lab.results import AnyRecord, Failure
 from locant.lab.settings import Settings
-from locant.lab.training import Text, Training, contestants, run
+from locant.lab.training import Text, Training, candidates, run
 
 A = TypeVar("A")
 B = TypeVar("B")
 Outcome = Sequence[AnyRecord | Failure]
 RETRIES = 3
-"""Of a training whose worker is lost."""
+"""How often a training is repeated after its worker was lost."""
 
 FAILURES = (Exception, SystemExit)
-"""What the code of others, an encoding or a task, may raise: nothing else runs in a training."""
+"""The errors that a user's encoding or task may raise in a training."""
 
 
 class Pool:
-    """Room for some trainings at once, each with one thread; as a context, which ends those that are under way.
+    """A pool for several trainings at once, each with one thread. The end of its context stops running trainings.
 
     Args:
-        most: how many trainings there are.
+        most: the number of trainings.
         ray: the address of a cluster, or ``"local"`` for one on this machine; default: threads of this process.
     """
 
@@ -57,16 +57,16 @@ class Pool:
         self._open.__exit__(*error)
 
     def map(self, function: Callable[[A], B], each: Iterable[A]) -> list[B]:
-        """What a function returns for each, in order; in threads of this process."""
+        """Return the results of a function for each value, in order. It runs in threads of this process."""
         return list(self._executor.map(function, each))
 
     def outcomes(
         self, trainings: Sequence[Training], settings: Settings, text: Text | None,
         on_step: Callable[[Training, float], None],
     ) -> Iterator[Outcome]:  # fmt: skip
-        """The records of each training as it ends, or how it failed."""
+        """Yield the records of each training when it ends, or its failure."""
 
-        def trained(training: Training) -> Outcome:
+        def run_one(training: Training) -> Outcome:
             def report(step: int, loss: float) -> None:
                 if self._interrupted.is_set():
                     raise CancelledError
@@ -77,10 +77,12 @@ class Pool:
         if self._ray is not None:
             yield from _on_ray(self._ray, trainings, settings, text)
             return
-        waiting = {self._executor.submit(trained, training) for training in trainings}
+        waiting = {self._executor.submit(run_one, training) for training in trainings}
         while waiting:
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in sorted(done, key=lambda future: future.exception() is not None):  # what is measured is kept
+            for future in sorted(
+                done, key=lambda future: future.exception() is not None
+            ):  # finished first, so that their records are kept
                 yield future.result()
 
 
@@ -88,9 +90,10 @@ def outcome(
     training: Training, settings: Settings, text: Text | None, on_step: Any = None,
     of_process: Mapping[str, Any] | None = None,
 ) -> Outcome:  # fmt: skip
-    """What a training measured; one that fails does not end the others.
+    """Return the records or the failure of a training. A failure does not end the other trainings.
 
-    One that changes torch's settings fails, and so does each that ran beside it with them: see `torch_settings_kept`.
+    A training that changes torch's settings fails, and so does each one that ran at the same time with the changed
+    settings: see `torch_settings_kept`.
     """
     try:
         with torch_settings_kept(training.encoding, of_process):
@@ -99,17 +102,17 @@ def outcome(
         raise
     except FAILURES as error:
         reason = why(error)
-        named = [training._replace(encoding=contestant.name) for contestant in contestants(training, settings)]
+        named = [training._replace(encoding=candidate.name) for candidate in candidates(training, settings)]
         return [Failure(**each._asdict(), failed=reason) for each in named]
 
 
 def why(error: BaseException) -> str:
-    """The kind of an error, and what it says, in one line."""
+    """Return the type and the message of an error in one line."""
     return ": ".join(filter(None, [type(error).__name__, " ".join(str(error).split())]))
 
 
 def _on_ray(ray: Any, trainings: Sequence[Training], settings: Settings, text: Text | None) -> Iterator[Outcome]:
-    """On a cluster, which starts a training again where a worker is lost."""
+    """Run trainings on a cluster, which starts a training again if its worker is lost."""
     needs = {"num_cpus": 1, "num_gpus": settings.device != "cpu", "max_retries": RETRIES}
     shared, task = ray.put(text), ray.remote(**needs)(_in_a_worker)
     waiting = [task.remote(training, settings, shared) for training in trainings]
@@ -118,7 +121,7 @@ def _on_ray(ray: Any, trainings: Sequence[Training], settings: Settings, text: T
             [done], waiting = ray.wait(waiting)
             yield ray.get(done)
     finally:
-        for each in waiting:  # the cluster may be one that others use, too
+        for each in waiting:  # others may use the cluster, too
             ray.cancel(each, force=True)
 
 

@@ -1,7 +1,7 @@
-"""A trained language model of a folder, as what is measured of it needs it, whoever wrote the folder.
+"""One interface for measuring the trained language models of both kinds of folders.
 
-It is a decoder of `locant train`, or a causal language model of `transformers`. Both read a text with their own
-positions, or with an encoding in their place; nothing is trained.
+A model is a decoder of `locant train` or a causal language model of `transformers`. Both read a text with their own
+positions or with another encoding. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from locant.errors import InputError, Remedy
 from locant.lab.decoder import Decoder
 from locant.lab.generation import load
 from locant.lab.language_model import AsDecoder, load_model, require_positions, trained_length
-from locant.lab.ways import Way
+from locant.lab.position_overrides import PositionOverride
 from locant.models.lab_decoder import is_lab_decoder
 from locant.positions.base import PositionEncoding
 from locant.swapping import swap
@@ -29,12 +29,12 @@ from locant.text.tokenizer import Tokenizer
 
 
 class Readable(ABC):
-    """A language model, and how it is read with other encodings.
+    """A language model that can read texts with other encodings.
 
     Args:
         module: the model itself.
-        trained: the length that it was trained with, where it is known.
-        vocab_size: rows of its token table.
+        trained: the length that it was trained with, if known.
+        vocab_size: the number of rows in its token table.
     """
 
     def __init__(self, module: nn.Module, trained: int | None, vocab_size: int) -> None:
@@ -49,12 +49,12 @@ class Readable(ABC):
         """Raise if its table of positions has fewer rows than this."""
 
     @abstractmethod
-    def encoding(self, way: Way, longest: int) -> PositionEncoding | None:
-        """Return what takes the place of its own encoding in texts of this length; ``None``: nothing does."""
+    def encoding(self, way: PositionOverride, longest: int) -> PositionEncoding | None:
+        """Return the encoding that replaces its own in texts of this length; ``None`` if it keeps its own."""
 
     @abstractmethod
     def reading_with(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
-        """Read with this encoding, or with the model's own in exact angles, until the block is left."""
+        """Read with this encoding, or with the model's own in exact angles, until the block ends."""
 
 
 class _OfTransformers(Readable):
@@ -67,7 +67,7 @@ class _OfTransformers(Readable):
     def require_positions(self, longest: int) -> None:
         require_positions(self.module, longest)
 
-    def encoding(self, way: Way, longest: int) -> PositionEncoding | None:
+    def encoding(self, way: PositionOverride, longest: int) -> PositionEncoding | None:
         encoding = way.encoding(self.module, self.trained or longest, longest)
         if way.name == "exact" and not rotary_points(self.module, angles="exact"):
             got = f"got exact for {type(self.module).__name__}, which has no rotary positions"
@@ -90,10 +90,10 @@ class _OfLab(Readable):
         rows = getattr(self.model.encoding, "max_seq_len", None)
         if rows is not None and longest > rows:
             got = f"got windows of {longest:,} tokens for a model whose table has {rows:,} positions"
-            raise InputError(got, Remedy("{}, or a model without such a table", lengths=(rows,)))
+            raise InputError(got, Remedy("use {}, or a model without such a table", lengths=(rows,)))
 
-    def encoding(self, way: Way, longest: int) -> PositionEncoding | None:
-        return way.of_decoder(self.model, longest)
+    def encoding(self, way: PositionOverride, longest: int) -> PositionEncoding | None:
+        return way.for_decoder(self.model, longest)
 
     def reading_with(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
         return self.model.reading_with(self.model.encoding if encoding is None else encoding)
@@ -111,10 +111,10 @@ def read_language_model(
     """Read a language model of this machine: a decoder of `locant train`, or a causal one of `transformers`.
 
     Args:
-        dtype: what it is read in, ``float32``, ``bfloat16`` or ``float16``; ``auto``: as it was saved.
+        dtype: the dtype to load it in, ``float32``, ``bfloat16`` or ``float16``; ``auto``: the saved dtype.
 
     Raises:
-        InputError: a folder that holds no such model, or is damaged.
+        InputError: a folder without such a model, or with a damaged one.
     """
     if not is_lab_folder(folder):
         return _OfTransformers(load_model(folder, device=device, dtype=dtype))

@@ -1,7 +1,7 @@
-"""What an experiment found: its records, and what they were made with.
+"""The results of an experiment: its records, settings and environment.
 
-What decides the outcome stands beside what was measured, so a run of something else is told apart by `changed`, and one
-that was ended goes on with what is there. How far a single training is, where that is kept: `locant.lab.unfinished`.
+The results include everything that decides the outcome. So `changed` recognises a run of something else, and a run that
+was stopped continues with the records that it has. The state of a single training is kept by `locant.lab.resume_state`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from locant._version import __version__
 from locant.arguments import shown
 from locant.errors import InputError, Remedy
 from locant.files import FaultError, json_text, lock, strict_json, write_whole
-from locant.lab.contestant import Contestant
+from locant.lab.candidate import Candidate
 from locant.lab.settings import TEXT, Settings, size_of
 
 RESULTS, LOCK = "results.json", ".lock"
 SCHEMA = 2
-"""The version of what is in `RESULTS`; the first had no tasks, and no number."""
+"""The version of the format of `RESULTS`. The first had no tasks and no version number."""
 
 ROUNDED = 1e-6
-"""How far a mean may be beyond what it is the mean of."""
+"""How far rounding may move a mean beyond the smallest and the largest of its values."""
 
 RECORD = "tuning.json"
-"""What `tune` writes, into the folder of the model."""
+"""The file that `tune` writes into the folder of the model."""
 
 PAGE, BY_LENGTH, BY_POSITION, BY_TASK = DRAWN = (
     "report.html", "loss_by_length.png", "loss_by_position.png", "accuracy_by_length.png",
@@ -44,7 +44,7 @@ PAGE, BY_LENGTH, BY_POSITION, BY_TASK = DRAWN = (
 
 
 def environment(device: str = "cpu") -> dict[str, str | int]:
-    """Versions and machine, and the kind of a device; without names of hosts, users or paths."""
+    """Return versions, the machine and the kind of the device, without names of hosts, users or paths."""
     name = getattr(torch.get_device_module(device), "get_device_name", None)
     return {
         "locant": __version__,
@@ -70,7 +70,7 @@ class Losses(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a training, for one contestant."""
+    """The outcome of a training for one candidate."""
 
     task: str = TEXT
     encoding: str
@@ -79,7 +79,7 @@ class Outcome:
     """The factor of the learning rates."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON: lengths become strings."""
+        """Return the fields, ready for JSON: lengths become strings."""
         return {
             name: {str(key): each for key, each in value.items()} if isinstance(value, dict) else value
             for name, value in vars(self).items()
@@ -98,14 +98,14 @@ class Failure(Outcome):
 class _Measured(Outcome):
     train_length: int
     train_loss: float | None
-    """Of a text, over the last tenth of the training steps; of a task, at the last; ``None`` where not finite."""
+    """For a text, the mean over the last tenth of the steps. For a task, the last step. ``None`` if not finite."""
     num_parameters: int
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record(_Measured):
-    """One measured model. Losses are nats per token on held-out text; ``None`` where one was not finite."""
+    """One measured model. Losses are nats per token on held-out text, and ``None`` if not finite."""
 
     loss_by_length: dict[int, float | None]
     loss_by_position: list[float | None]
@@ -113,12 +113,12 @@ class Record(_Measured):
     loss_by_window: dict[int, list[float | None]]
     """For each length, in each window, in the order of the text."""
     context_loss_by_stretch: dict[int, list[float | None]] = field(default_factory=dict)
-    """For each number of tokens before every target, in each stretch of the same targets: see `in_context`."""
+    """For each context length, the loss in each stretch of the same targets: see `in_context`."""
     steps: int = 0
 
     @staticmethod
     def losses(measured: Mapping[int, Losses]) -> dict[str, Any]:
-        """The fields of what was measured at each length, the longest last."""
+        """Return the loss fields of a record from the losses at each length, the longest last."""
         return {
             "loss_by_length": {length: finite(loss.mean) for length, loss in measured.items()},
             "loss_by_position": [finite(loss) for loss in measured[max(measured)].by_position],
@@ -128,11 +128,11 @@ class Record(_Measured):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRecord(_Measured):
-    """One model that was trained on a task: the share of rows, and of tokens, that it gets right at each length."""
+    """One model that was trained on a task, with the shares of rows and of tokens that are right at each length."""
 
     steps: int
     learned: bool
-    """Whether rows of the trained length are right; where not, longer ones say nothing about the encoding."""
+    """True if enough rows of the trained length are right. If not, longer rows show nothing about the encoding."""
     accuracy_by_length: dict[int, float]
     token_accuracy_by_length: dict[int, float]
 
@@ -141,7 +141,11 @@ AnyRecord = Record | TaskRecord
 
 
 def read_record(facts: Mapping[str, Any]) -> AnyRecord:
-    """The record that JSON holds; a ValueError that names the damage if it holds none, or numbers that do not agree."""
+    """Return the record that JSON holds.
+
+    Raises:
+        ValueError: not a record, or numbers that do not agree. The message names the damage.
+    """
     if not isinstance(facts, Mapping):
         raise ValueError(f"got {shown(facts)} for a record")
     kind = TaskRecord if "accuracy_by_length" in facts else Record
@@ -165,7 +169,7 @@ def read_record(facts: Mapping[str, Any]) -> AnyRecord:
 
 
 def has_type(value: object, hint: Any) -> bool:
-    """Whether a value of JSON has the type of an annotation; a number is no ``bool``, and is finite.
+    """Return whether a value of JSON has the type of an annotation. A number is finite and not a ``bool``.
 
     >>> has_type({8: [1.5, None]}, dict[int, list[float | None]]), has_type(True, int)
     (True, False)
@@ -184,33 +188,33 @@ def has_type(value: object, hint: Any) -> bool:
 
 
 def _require_agreement(record: AnyRecord) -> None:
-    """Raise a ValueError where means are not those of what they are means of, or are no losses or shares."""
+    """Raise a ValueError if a mean is not the mean of its values, or if a loss or a share is out of range."""
     if isinstance(record, TaskRecord):
         shares = record.accuracy_by_length, record.token_accuracy_by_length
         if shares[0].keys() != shares[1].keys() or record.train_length not in shares[0]:
-            raise ValueError("got accuracies of other lengths than its own")
+            raise ValueError("got accuracies whose lengths are not the lengths of the record")
         if not all(0 <= share <= 1 for each in shares for share in each.values()):
             raise ValueError("got an accuracy that is not from 0 to 1")
         return
     lengths = {*record.loss_by_length}
     if not lengths or lengths != {*record.loss_by_window} or len(record.loss_by_position) != max(lengths):
-        raise ValueError("got losses by window or by position of other lengths than its own")
+        raise ValueError("got losses by window or by position whose lengths are not the lengths of the record")
     for length, mean in record.loss_by_length.items():
         losses = record.loss_by_window[length]
-        told = [loss for loss in losses if loss is not None]
-        is_mean = mean is None or (told and min(told) - ROUNDED <= mean <= max(told) + ROUNDED)
-        if (mean is None) != (len(told) < len(losses)) or not losses or not is_mean or min(told, default=0) < 0:
+        numbers = [loss for loss in losses if loss is not None]
+        is_mean = mean is None or (numbers and min(numbers) - ROUNDED <= mean <= max(numbers) + ROUNDED)
+        if (mean is None) != (len(numbers) < len(losses)) or not losses or not is_mean or min(numbers, default=0) < 0:
             raise ValueError(f"got {mean} for the loss at {length}, which is not the mean over its windows")
 
 
 def finite(loss: float) -> float | None:
-    """As JSON can hold it."""
+    """Return a loss as JSON can hold it: ``None`` if it is not finite."""
     return loss if math.isfinite(loss) else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """Settings, environment, how much text there was, and the records so far."""
+    """Settings, environment, facts about the text, and the records so far."""
 
     settings: Settings
     environment: dict[str, str | int] = field(default_factory=environment)
@@ -218,8 +222,8 @@ class Results:
     records: tuple[AnyRecord | Failure, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, numbers and strings, ready for JSON: lengths become strings, and `text` one of the settings."""
-        files = {name: digest for name in self.settings.encodings if (digest := Contestant.of(name).source)}
+        """Return plain values, ready for JSON: lengths become strings, and `text` becomes one of the settings."""
+        files = {name: digest for name in self.settings.encodings if (digest := Candidate.of(name).source)}
         return {
             "schema": SCHEMA, "settings": plain_settings(self.settings, self.text), "environment": self.environment,
             **({"files": files} if files else {}), "records": [record.to_dict() for record in self.records],
@@ -227,59 +231,62 @@ class Results:
 
 
 def plain_settings(settings: object, text: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of an experiment, ready for JSON, with the facts about its text."""
+    """Return the settings of an experiment, ready for JSON, with the facts about its text."""
     values = {name: [*value] if isinstance(value, tuple) else value for name, value in vars(settings).items()}
     return {**values, "text": text}
 
 
 RECORDED = (Path(__file__).parent / "recorded", Path(__file__).parents[3] / "docs" / "results")
-"""Where the results of suites, and of other comparisons, are: in an installed package, and in a checkout."""
+"""The folders of recorded results: in an installed package, and in a checkout."""
 
 
 def recorded(name: str) -> dict[str, Any] | None:
-    """The results that this package has of a comparison, made by ``benchmarks/suite.py``.
+    """Return the recorded results of a comparison, which ``benchmarks/suite.py`` made; ``None`` if there are none.
 
-    Only of the tasks that all encodings and seeds are through with; ``late`` names the others.
+    They contain the tasks that every encoding finished with every seed; ``late`` names the others.
     """
     file = next((place / f"{name}.json" for place in RECORDED if (place / f"{name}.json").is_file()), None)
     if file is None:
         return None
     results = json.loads(file.read_text(encoding="utf-8"))
     settings, records = results["settings"], results["records"]
-    there = {(each.get("task", TEXT), each["encoding"], each["seed"]) for each in records}
+    finished = {(each.get("task", TEXT), each["encoding"], each["seed"]) for each in records}
     pairs = [*itertools.product(settings["encodings"], settings["seeds"])]
-    whole = [task for task in settings["tasks"] if there >= {(task, *pair) for pair in pairs}]
+    whole = [task for task in settings["tasks"] if finished >= {(task, *pair) for pair in pairs}]
     late = [task for task in settings["tasks"] if task not in whole]
     records = [each for each in records if each.get("task", TEXT) in whole]
     return {**results, "settings": {**settings, "tasks": whole}, "records": records, "late": late}
 
 
 def recorded_suite(settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What is `recorded` of the suite and the size of these settings."""
+    """Return the `recorded` results for the suite and the model size of these settings."""
     return recorded(f"{settings['suite']}-{size_of(settings)}") if settings.get("suite") else None
 
 
 def with_recorded(results: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With what is recorded of a suite, for the encodings that these results have not; of a text, for the same text."""
+    """Add the recorded results of the suite for encodings that these results lack.
+
+    Losses on a text are added only if both read the same text.
+    """
     recorded = recorded_suite(results["settings"])
     if recorded is None:
         return results
-    text, own = results["settings"]["text"].get("sha256"), {*results["settings"]["encodings"]}
+    text, encodings = results["settings"]["text"].get("sha256"), {*results["settings"]["encodings"]}
     same_text = text == recorded["settings"]["text"]["sha256"]
     others = [
         record | {"encoding": f"{record['encoding']} (recorded)"}
         for record in recorded["records"]
-        if record["encoding"] not in own and (same_text or record.get("task", TEXT) != TEXT)
+        if record["encoding"] not in encodings and (same_text or record.get("task", TEXT) != TEXT)
     ]
     return {**results, "records": [*results["records"], *others]}
 
 
 class ResultsFolder:
-    """A folder to write results into, made if it is not there; what a comparison did not write is never changed.
+    """A folder for results, which is created if necessary. Files that a comparison did not write are never changed.
 
-    An earlier report stays until the first result of the new one. Any other folder with something in it is refused,
-    unless `force` allows to write beside what is there. As a context it is this process's alone, and it vanishes again
-    if nothing was written into it.
+    An earlier report stays until the first result of the new one. Any other folder that is not empty is refused, unless
+    `force` allows adding files to it. The context locks the folder for this process, and removes it at the end if
+    nothing was written into it.
     """
 
     def __init__(self, path: Path | str, *, force: bool = False) -> None:
@@ -287,21 +294,23 @@ class ResultsFolder:
         self.holds_earlier = {"settings", "environment", "records"} <= earlier(self.path / RESULTS).keys()
         self._stale = DRAWN if self.holds_earlier else ()
         if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"got {self.path}, which is a file, as the folder of the report", "another folder")
+            raise InputError(f"got {self.path}, which is a file, as the folder of the report", "use another folder")
         others = self.path.is_dir() and any(file.name != LOCK for file in self.path.iterdir())
         if others and not (self.holds_earlier or force):
-            remedy = Remedy("another folder, or {} to write beside them", force=True)
+            remedy = Remedy("use another folder, or {} to add the report to its files", force=True)
             raise InputError(f"{self.path} holds other things than a report", remedy)
         self._new = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"cannot make {self.path}: {error.strerror}", "a folder that you may write to") from None
+            raise InputError(
+                f"cannot make {self.path}: {error.strerror}", "use a folder that you may write to"
+            ) from None
         if not os.access(self.path, os.W_OK | os.X_OK):
-            raise InputError(f"got {self.path}, where nothing may be written", "a folder that you may write to")
+            raise InputError(f"got {self.path}, which is not writable", "use a folder that you may write to")
 
     def write(self, results: Mapping[str, Any]) -> None:
-        """Replace the results; what was drawn from earlier ones is removed."""
+        """Replace the results, and remove the pages and figures of earlier ones."""
         write_whole(self.path / RESULTS, json_text(results))
         for name in self._stale:
             (self.path / name).unlink(missing_ok=True)
@@ -312,7 +321,7 @@ class ResultsFolder:
         if lock(self._lock) is False:
             self._lock.close()
             got = f"got {self.path}, which another run writes"
-            raise InputError(got, "another folder, or the same when that one has ended")
+            raise InputError(got, "use another folder, or wait until the other run has ended")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -325,7 +334,7 @@ class ResultsFolder:
 
 
 def earlier(path: Path) -> dict[str, Any]:
-    """What a run wrote into a file of JSON; nothing where there is no such file, or none that can be read."""
+    """Return the contents of an earlier run's JSON file. They are empty if the file is missing or unreadable."""
     try:
         return strict_json(path.read_bytes(), path.name)
     except (OSError, FaultError):
@@ -333,7 +342,7 @@ def earlier(path: Path) -> dict[str, Any]:
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The names of what decides the outcome of a run, and is not as it was; `before` was read from JSON.
+    """Return the names of the settings that differ from those `before`, which were read from JSON.
 
     >>> changed({"seed": 0, "lengths": [8, 16]}, {"seed": 1, "lengths": (8, 16)})
     ['seed']
@@ -343,10 +352,10 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def unchanged(path: Path, settings: Mapping[str, Any], free: Collection[str]) -> dict[str, Any]:
-    """What an earlier run wrote whose settings differ from these in the `free` ones at most; of another run nothing.
+    """Return the report of an earlier run if it is the same run as this one, else an empty dictionary.
 
-    Of the text, those facts count that `settings` have. Another version of this package or of torch, or another kind of
-    machine, makes another run.
+    Two runs are the same if only `free` settings differ, and if the versions of this package and of torch and the kind
+    of machine are equal. Of the text, the facts are compared that `settings` contain.
     """
     report, now = earlier(path), environment()
     try:
@@ -363,5 +372,5 @@ def unchanged(path: Path, settings: Mapping[str, Any], free: Collection[str]) ->
 
 
 def damaged(path: Path, why: object) -> InputError:
-    """What is raised where results of the same run cannot be read."""
+    """Return the error to raise if results of the same run cannot be read."""
     return InputError(f"got {path}, which holds damaged records: {why}", "use another folder, or delete this file")

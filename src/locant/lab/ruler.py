@@ -1,12 +1,12 @@
 """RULER's questions to a language model: the six tasks that need no corpus (Hsieh et al. 2024, arXiv 2404.06654).
 
-Tasks, their sizes, how many tokens may be written and the score are RULER's; words and wording are of this package, so
-scores are like the published ones, and not the same. The model writes what is most probable, and a row's score is the
-share of its answers that stand in that.
+The tasks, their sizes, the number of written tokens and the score are RULER's. Words and wording are from this
+package, so scores are similar to the published ones but not equal. The model always writes the most probable token, and
+the score of a row is the share of its answers that the written text contains.
 
-A row that is cut cannot be answered, and a score of zero does not say so. So nothing is cut: a row is as long as fits
-together with what may be written, it is refused where its tokens do not spell all of it, and so is a model that reads
-fewer tokens than it is given. Chat templates are not used.
+A truncated row cannot be answered, and a score of zero does not show the reason. So nothing is truncated: a row is as
+long as fits together with the tokens to write. A row whose tokens do not spell all of it is refused, and so is a model
+that reads fewer tokens than it is given. Chat templates are not used.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HOPS, COMMON = 4, 10
 
 
 class Question(NamedTuple):
-    """A text with what is asked of it, how the answer begins, and what has to stand in it."""
+    """A text with its question, the opening of the answer, and the answers that have to follow."""
 
     text: str
     opening: str
@@ -46,7 +46,7 @@ class Question(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """A question as tokens, and how many the model may write."""
+    """A question as tokens, its answers, and the largest number of tokens that the model may write."""
 
     ids: list[int]
     answers: tuple[str, ...]
@@ -54,9 +54,10 @@ class Prompt(NamedTuple):
 
 
 class RulerTask(NamedTuple):
-    """How a question of a size, in lines or words, is made for a length and the depth of its needle.
+    """A task of RULER.
 
-    Then the smallest size, and how many tokens may be written.
+    `make` makes a question from random numbers, a size in lines or words, a length and the depth of its needle. `least`
+    is the smallest size, and `writes` is the largest number of tokens that the model may write.
     """
 
     make: Callable[[Random, int, int, float | None], Question]
@@ -66,7 +67,7 @@ class RulerTask(NamedTuple):
 
 @cache
 def words() -> list[str]:
-    """Some two thousand, of the documentation that ships inside Python: another version of it has others."""
+    """Return some two thousand words from the documentation inside Python. They depend on the version of Python."""
     return sorted({*re.findall(r"\b[a-z]{4,10}\b", sample_text())})
 
 
@@ -86,7 +87,7 @@ def _needle(
     what: str, key_of: Callable[[Random], str], value_of: Callable[[Random], str], filler: str,
     draw: Random, size: int, _: int, depth: float | None,
 ) -> Question:  # fmt: skip
-    """A line with a key and its value, among lines of filler, or among others of its kind."""
+    """Return a question about a line with a key and its value, among lines of filler or other such lines."""
     key, value = key_of(draw), value_of(draw)
     others = [other for _ in range(size) if (other := key_of(draw)) != key]
     lines = [filler or f"The secret {what} of {other} is {value_of(draw)}." for other in others]
@@ -97,7 +98,7 @@ def _needle(
 
 
 def _chain(draw: Random, size: int, letters: int) -> Question:
-    """A chain of assignments in filler."""
+    """Return a question about a chain of assignments in filler."""
     names = dict[str, None]()
     while len(names) <= HOPS:
         names["".join(draw.choices(ascii_uppercase, k=letters))] = None
@@ -105,15 +106,15 @@ def _chain(draw: Random, size: int, letters: int) -> Question:
     steps = zip(names, [value, *(f"VAR {name}" for name in names)], strict=False)
     places = sorted(draw.choices(range(size + 1), k=len(names)))
     lines = [FILLER] * size
-    for place, (name, its) in reversed([*zip(places, steps, strict=True)]):
-        lines.insert(place, f"VAR {name} = {its}.")
+    for place, (name, assigned) in reversed([*zip(places, steps, strict=True)]):
+        lines.insert(place, f"VAR {name} = {assigned}.")
     text = "\n".join(["Lines of this text give variables a value, or that of another variable.", "", *lines, ""])
     opening = f" The {len(names)} variables with the value {value} are:"
     return Question(f"{text}\nWhich variables have the value {value}?", opening, tuple(names))
 
 
-def _listed(draw: Random, size: int, often: int, seldom: int) -> Question:
-    """A list of so many different words, of which ten stand there more often."""
+def _word_list(draw: Random, size: int, often: int, seldom: int) -> Question:
+    """Return a question about a list of `size` different words, ten of which occur more often than the others."""
     chosen = draw.sample(words(), size) if size <= len(words()) else [*dict.fromkeys(_key(draw) for _ in range(size))]
     items = [*chosen[:COMMON] * often, *chosen[COMMON:] * seldom]
     draw.shuffle(items)
@@ -128,16 +129,16 @@ def _numbered(items: Sequence[str]) -> str:
 
 def _common_words(draw: Random, size: int, length: int, *_: object) -> Question:
     example, often = ((20, 3, 1), (6, 1)) if length < 4096 else ((40, 10, 3), (30, 3))
-    return _behind(_listed(draw, *example), _numbered, _listed(draw, size, *often))
+    return _with_example(_word_list(draw, *example), _numbered, _word_list(draw, size, *often))
 
 
-def _behind(example: Question, shown: Callable[[Sequence[str]], str], question: Question) -> Question:
-    """A question, and before it an example with its answer."""
+def _with_example(example: Question, shown: Callable[[Sequence[str]], str], question: Question) -> Question:
+    """Put an example with its answer before a question."""
     return question._replace(text=f"{example.text}{example.opening} {shown(example.answers)}\n\n{question.text}")
 
 
 def _frequent_words(draw: Random, size: int, *_: object) -> Question:
-    """Coded words, the k-th as often as 1 / k² has it; the first of all are dots, which do not count."""
+    """Return a question about coded words. The k-th is as frequent as 1 / k². The first are dots, not words."""
     counts = [*takewhile(bool, (int(size * 6 / (math.pi * k) ** 2) for k in range(1, size)))]
     coded = ["...", *("".join(draw.choices(ascii_lowercase, k=6)) for _ in counts[1:])]
     items = [word for word, count in zip(coded, counts, strict=True) for _ in range(count)]
@@ -151,15 +152,15 @@ TASKS: Mapping[str, RulerTask] = {
     "niah_single_1": RulerTask(partial(_needle, "number", _key, _number, FILLER), 1, 128),
     "niah_multikey_2": RulerTask(partial(_needle, "number", _key, _number, ""), 1, 128),
     "niah_multikey_3": RulerTask(partial(_needle, "code", _code, _code, ""), 1, 128),
-    "vt": RulerTask(lambda draw, size, *_: _behind(_chain(draw, 5, 3), " ".join, _chain(draw, size, 5)), 5, 30),
+    "vt": RulerTask(lambda draw, size, *_: _with_example(_chain(draw, 5, 3), " ".join, _chain(draw, size, 5)), 5, 30),
     "cwe": RulerTask(_common_words, COMMON + 1, 120),
     "fwe": RulerTask(_frequent_words, 80, 50),  # so that the fourth is less frequent
 }
-"""By RULER's names."""
+"""The tasks by RULER's names."""
 
 
 def score(written: str, answers: Sequence[str]) -> float:
-    """The share of the answers that stand in a text, in capitals or not.
+    """Return the share of the answers that a text contains, ignoring case.
 
     >>> score("The words are: Tower, lake", ["tower", "lake", "hat", "coin"])
     0.5
@@ -168,30 +169,30 @@ def score(written: str, answers: Sequence[str]) -> float:
 
 
 def rows(task: str, tokenizer: Tokenizer, length: int, count: int, depth: float | None = None) -> list[Prompt]:
-    """So many rows of a task, always the same ones; none where the smallest does not fit."""
-    asked = (prompt(task, tokenizer, length, seed, depth) for seed in range(count))
-    return [row for row in asked if row is not None]
+    """Return `count` rows of a task, always the same ones. If the smallest row does not fit, there are none."""
+    prompts = (prompt(task, tokenizer, length, seed, depth) for seed in range(count))
+    return [row for row in prompts if row is not None]
 
 
 def prompt(name: str, tokenizer: Tokenizer, length: int, seed: int, depth: float | None = None) -> Prompt | None:
-    """The largest row of a task that fits `length` tokens with what is written; ``None``: the smallest does not.
+    """Return the largest row that fits into `length` tokens with its answer, or ``None`` if the smallest does not fit.
 
     Args:
-        depth: where the needle lies, from 0 to 1 at the end; default: anywhere, as in RULER.
+        depth: the place of the needle, from 0 to 1 at the end; default: anywhere, as in RULER.
 
     Raises:
         InputError: the tokens do not spell the row.
     """
     task, begin, row = TASKS[name], tokenizer.beginning, f"{name} {seed}" + f" {depth}" * (depth is not None)
 
-    def made(size: int) -> tuple[list[int], Question]:
+    def question_of(size: int) -> tuple[list[int], Question]:
         question = task.make(Random(row), size, length, depth)
         return [*begin, *tokenizer.encode(question.text + question.opening).tolist()], question
 
-    most = max(task.writes, len(tokenizer.encode(f" {', '.join(made(task.least)[1].answers)}")))
+    most = max(task.writes, len(tokenizer.encode(f" {', '.join(question_of(task.least)[1].answers)}")))
 
     def fits(size: int) -> bool:
-        return len(made(size)[0]) + most <= length
+        return len(question_of(size)[0]) + most <= length
 
     size = step = task.least
     if not fits(size):
@@ -200,29 +201,29 @@ def prompt(name: str, tokenizer: Tokenizer, length: int, seed: int, depth: float
         size, step = size + step, 2 * step
     while step := step // 2:
         size += step * fits(size + step)
-    ids, question = made(size)
+    ids, question = question_of(size)
     spelled, text = ("".join(each.split()).lower() for each in (tokenizer.decode(ids[len(begin) :]), question.text))
     if not spelled.startswith(text):
         got = f"got a tokenizer whose tokens do not spell the rows of {name}: a part of each would be lost"
-        raise InputError(got, Remedy("the tokenizer of the model, other {}, or {}", tasks=..., keys=0))
+        raise InputError(got, Remedy("use the tokenizer of the model, other {}, or {}", tasks=..., keys=0))
     return Prompt(ids, question.answers, most)
 
 
 def has_chat_template(folder: str | Path) -> bool:
-    """Whether a model was made for conversations, by its files."""
+    """Return whether a model has a chat template, by its files."""
     path = Path(folder)
     return (path / "chat_template.jinja").is_file() or "chat_template" in earlier(path / "tokenizer_config.json")
 
 
 @torch.no_grad()
-def written(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
-    """What is most probable after a prompt, until all answers stand there, the text ends, or no more may be written.
+def write_answer(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
+    """Return the most probable text after a prompt. It ends with the last answer, the text or `Prompt.most` tokens.
 
-    Without a cache, the whole text is read again for each token: for models whose cache has no known name, and for
-    encodings that need whole texts.
+    If the name of the model's cache is unknown, or if the encoding needs whole texts, there is no cache, and the whole
+    text is read again for each token.
 
     Args:
-        model: of `transformers`, or a decoder of the lab.
+        model: a model of `transformers`, or a decoder of the lab.
 
     Raises:
         InputError: the model reads fewer tokens than it is given.
@@ -230,26 +231,26 @@ def written(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
     if isinstance(model, Decoder):
         ids = torch.tensor(prompt.ids, device=model.norm.weight.device)
         return tokenizer.decode(generate(model, ids, prompt.most, temperature=0)[len(ids) :].tolist())
-    return cached_or_whole(partial(_written, model, tokenizer, prompt))
+    return cached_or_whole(partial(_write_answer, model, tokenizer, prompt))
 
 
-def _written(model: Any, tokenizer: Tokenizer, prompt: Prompt, with_cache: bool) -> str:
+def _write_answer(model: Any, tokenizer: Tokenizer, prompt: Prompt, with_cache: bool) -> str:
     ends = getattr(model.generation_config, "eos_token_id", None)
     name, cache = cache_argument(model), None
-    whole = given = torch.tensor([prompt.ids], device=model.device)
+    whole = unread = torch.tensor([prompt.ids], device=model.device)
     ids, text = list[int](), ""
 
     def last(head: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The logits of one token are enough."""
-        if (read := args[0].shape[1]) != given.shape[1]:
-            got = f"got a model that reads {read:,} of {given.shape[1]:,} tokens"
+        """Keep the hidden state of the last token, whose logits are enough."""
+        if (read := args[0].shape[1]) != unread.shape[1]:
+            got = f"got a model that reads {read:,} of {unread.shape[1]:,} tokens"
             raise InputError(got, Remedy(lengths=(read,)))
         return (args[0][:, -1:],)
 
     with model.get_output_embeddings().register_forward_pre_hook(last):
         while len(ids) < prompt.most and score(text, prompt.answers) < 1:
-            given_cache = {} if name is None else {name: cache}
-            output = model(given, use_cache=with_cache and name is not None, **given_cache)
+            cache_arguments = {} if name is None else {name: cache}
+            output = model(unread, use_cache=with_cache and name is not None, **cache_arguments)
             cache = None if name is None or not with_cache else getattr(output, name, None)
             token = output.logits[:, -1, : tokenizer.vocab_size].argmax(-1, keepdim=True)
             if token.item() in (ends if isinstance(ends, list) else [ends]):
@@ -257,13 +258,13 @@ def _written(model: Any, tokenizer: Tokenizer, prompt: Prompt, with_cache: bool)
             ids.append(int(token))
             text = tokenizer.decode(ids)
             whole = torch.cat([whole, token], 1)
-            given = whole if cache is None else token
+            unread = whole if cache is None else token
     return text
 
 
-def answered(model: Any, tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """How well a model answers; what it wrote to the first tells why a score is low."""
-    texts = [written(model, tokenizer, prompt) for prompt in prompts]
+def ask(model: Any, tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """Return the score of a model's answers, with its text for the first prompt, which explains a low score."""
+    texts = [write_answer(model, tokenizer, prompt) for prompt in prompts]
     scores = [score(text, prompt.answers) for text, prompt in zip(texts, prompts, strict=True)]
     return {
         "asked": len(prompts),

@@ -19,7 +19,7 @@ from locant.lab.decoder import Decoder
 T = TypeVar("T")
 
 LENGTHS = ("block_size", "context_length", "max_seq_len", "max_position_embeddings", "n_positions", "n_ctx")
-"""What models and their configurations call the largest number of tokens that they read."""
+"""Names that models and their configurations use for the largest number of tokens that they read."""
 
 
 @torch.no_grad()
@@ -33,7 +33,7 @@ def generate(
     seed: int = 0,
     max_seq_len: int | None = None,
 ) -> Int[Tensor, "*batch longer"]:
-    """The given ids, and after them `num_tokens` that the model draws one by one.
+    """Return the given ids, followed by `num_tokens` tokens that are drawn from the model one by one.
 
     A `Decoder` computes each token once. If its encoding needs whole texts, or `max_seq_len` is given, all tokens are
     computed again for each new one. Any other module is called as ``model(ids)`` with the whole row for each new token.
@@ -44,12 +44,12 @@ def generate(
             tuple before other values, or as the entry ``logits`` of a dictionary or of an output of `transformers`.
         ids: the prompt, one row or a batch of rows of one length.
         temperature: scores are divided by it before the softmax; 0 takes the most probable token.
-        top_k: draw only among so many most probable tokens.
-        seed: of the draws; the same seed gives the same tokens.
-        max_seq_len: the model reads the last so many tokens of a longer row, whose positions then count from 0.
-            Default: for a `Decoder` there is no limit. For another module, the number that it or its configuration
-            states as ``block_size``, ``context_length``, ``max_seq_len``, ``max_position_embeddings``,
-            ``n_positions`` or ``n_ctx``, if there is one.
+        top_k: draw only from the `top_k` most probable tokens.
+        seed: for the draws. The same seed gives the same tokens.
+        max_seq_len: the model reads only this many last tokens of a longer row, and their positions count from 0.
+            Default: no limit for a `Decoder`. For another module, the number that it or its configuration states as
+            ``block_size``, ``context_length``, ``max_seq_len``, ``max_position_embeddings``, ``n_positions`` or
+            ``n_ctx``, if there is one.
 
     Raises:
         RangeError: more tokens than a table of learned positions has rows, or than the model can read.
@@ -67,7 +67,7 @@ def generate(
     temperature = real("temperature", temperature, low=0, remedy=Remedy(temperature=1.0))
     if not callable(model):
         got = f"got {shown(model)} for model, expected a module or a function from ids to logits"
-        raise RangeError(got, "locant.lab.load(folder)[0]")
+        raise RangeError(got, "pass locant.lab.load(folder)[0]")
     if max_seq_len is not None:
         max_seq_len = whole("max_seq_len", max_seq_len, 1, remedy=Remedy(max_seq_len=1024))
     if isinstance(model, Decoder):
@@ -91,14 +91,14 @@ def generate(
 
 
 class _Draw:
-    """Draws the next token of each row; the same seed draws the same tokens."""
+    """A function that draws the next token of each row. The same seed draws the same tokens."""
 
     def __init__(self, temperature: Real, top_k: int | None, generator: torch.Generator) -> None:
         self.temperature, self.top_k, self.generator = temperature, top_k, generator
         self._seed = generator.initial_seed()
 
     def begin(self) -> None:
-        """Draw as from the first token on."""
+        """Start again with the seed, as for the first token."""
         self.generator.manual_seed(self._seed)
 
     def __call__(self, logits: Float[Tensor, "batch vocab_size"]) -> Int[Tensor, "batch one"]:
@@ -113,9 +113,11 @@ class _Draw:
 def _from_decoder(model: Decoder, rows: Tensor, num_tokens: int, draw: _Draw) -> Tensor:
     total, longest = rows.shape[1] + num_tokens, getattr(model.encoding, "max_seq_len", None)
     if longest is not None and total > longest:
-        room, other = longest - rows.shape[1], "or an encoding without a table, such as rotary"
+        room, other = longest - rows.shape[1], "or use an encoding without a table, such as rotary"
         cause = f"got {rows.shape[1]} + {num_tokens} tokens, but the model has learned positions for {longest}"
-        raise RangeError(cause, Remedy(f"{{}}, {other}", num_tokens=room) if room > 0 else f"a shorter prompt, {other}")
+        raise RangeError(
+            cause, Remedy(f"{{}}, {other}", num_tokens=room) if room > 0 else f"use a shorter prompt, {other}"
+        )
 
     def continuation(with_cache: bool) -> Tensor:
         draw.begin()
@@ -148,7 +150,7 @@ def _from_module(model: Any, rows: Tensor, num_tokens: int, draw: _Draw, longest
         try:
             returned = model(read)
         except (AssertionError, IndexError, RuntimeError) as error:
-            if read.shape[1] == rows.shape[1]:  # the prompt itself: the model's own error says what is wrong
+            if read.shape[1] == rows.shape[1]:  # the prompt itself fails: the model's error gives the reason
                 raise
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             got = f"got {read.shape[1]} tokens, one more than the model has read before, which it cannot read: {why}"
@@ -160,41 +162,41 @@ def _from_module(model: Any, rows: Tensor, num_tokens: int, draw: _Draw, longest
 
 
 def _logits(returned: Any, ids: Tensor) -> Float[Tensor, "batch vocab_size"]:
-    """Those of the last token, of what a model returned."""
-    found = returned
+    """Return the logits of the last token from the return value of a model."""
+    logits = returned
     if isinstance(returned, Mapping):
-        found = returned.get("logits")
+        logits = returned.get("logits")
     elif hasattr(returned, "logits"):
-        found = returned.logits
+        logits = returned.logits
     elif isinstance(returned, (tuple, list)):
-        found = returned[0] if returned else None
+        logits = returned[0] if returned else None
     batch, seq_len = ids.shape
     expected = f"logits of shape ({batch}, {seq_len}, vocab_size) for ids of shape {tuple(ids.shape)}"
     remedy = "return logits, or (logits, loss), from the model's forward"
-    if not isinstance(found, Tensor):
-        raise ShapeError(f"got {_described(returned)} from the model, expected {expected}", remedy)
-    if found.ndim != 3 or found.shape[0] != batch or found.shape[1] not in (1, seq_len) or not found.shape[2]:
-        raise ShapeError(f"got {_described(returned)} from the model, expected {expected}", remedy)
-    if not found.is_floating_point():
-        raise ShapeError(f"got {_described(returned)} of {found.dtype} from the model, expected {expected}", remedy)
-    last = found[:, -1].to(ids.device)
+    if not isinstance(logits, Tensor):
+        raise ShapeError(f"got {_describe(returned)} from the model, expected {expected}", remedy)
+    if logits.ndim != 3 or logits.shape[0] != batch or logits.shape[1] not in (1, seq_len) or not logits.shape[2]:
+        raise ShapeError(f"got {_describe(returned)} from the model, expected {expected}", remedy)
+    if not logits.is_floating_point():
+        raise ShapeError(f"got {_describe(returned)} of {logits.dtype} from the model, expected {expected}", remedy)
+    last = logits[:, -1].to(ids.device)
     if last.isnan().any():
         raise RangeError("got NaN among the logits from the model, expected numbers", "train it with a smaller rate")
     return last.float()
 
 
-def _described(returned: Any) -> str:
+def _describe(returned: Any) -> str:
     if isinstance(returned, Tensor):
         return f"a tensor of shape {tuple(returned.shape)}"
     if isinstance(returned, Mapping):
         return f"a {type(returned).__name__} of {', '.join(map(str, returned)) or 'nothing'}"
     if isinstance(returned, (tuple, list)):
-        return f"a {type(returned).__name__} of ({', '.join(map(_described, returned))})"
+        return f"a {type(returned).__name__} of ({', '.join(map(_describe, returned))})"
     return f"a {type(returned).__name__}"
 
 
 def _stated_length(model: Any) -> int | None:
-    """The largest number of tokens that a model states."""
+    """Return the largest number of tokens that a model states; ``None`` if it states none."""
     for holder in (model, *(getattr(model, name, None) for name in ("config", "cfg"))):
         for name in LENGTHS:
             value = holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
@@ -205,7 +207,7 @@ def _stated_length(model: Any) -> int | None:
 
 @contextmanager
 def _in_eval_mode(model: Any) -> Generator[None]:
-    """Without dropout; afterwards each part is in the mode that it was in."""
+    """Switch dropout off until the block ends. Afterwards each part has its former mode."""
     modes = [(part, part.training) for part in model.modules()] if isinstance(model, nn.Module) else []
     for part, _ in modes:
         part.training = False

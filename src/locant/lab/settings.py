@@ -1,4 +1,4 @@
-"""The settings of a comparison and their defaults. Loads no torch: the command line's help reads the defaults here."""
+"""The settings of a comparison and their defaults. It does not import torch, because ``--help`` reads the defaults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from locant.arguments import entries, one_of, real, shown, whole
 from locant.errors import InputError, RangeError, Remedy
 
 VOCAB_SIZE = 512
-"""Of a tokenizer trained on the text: small, so that a small model learns from every step, and steps are fast."""
+"""The vocabulary of a tokenizer trained on the text: small, so that a small model learns fast in fast steps."""
 
 MAX_STEPS = 300
 MAX_EPOCHS = 16
@@ -19,16 +19,16 @@ MAX_EPOCHS = 16
 TEXT_BATCH, TEXT_LAYERS = 32, 2
 
 TASK_STEPS, TASK_BATCH, TASK_LAYERS = 2000, 64, 3
-"""Steps at the most, of which fewer are taken where a task is learned before; two layers do not learn to copy."""
+"""The largest number of steps. A training ends earlier if the task is learned. Two layers do not learn to copy."""
 
 TASK_MULTIPLES = (0.5, 1, 1.25, 1.5, 2, 3, 4)
-"""The lengths of a task that a model is measured at, in trained lengths."""
+"""The lengths at which a model is measured on a task, in trained lengths."""
 
 SWEEP_SEED = 2**31 - 1
-"""Of the trainings that learning rates are chosen by, which read neither the held-out text nor the measured rows."""
+"""The seed of trainings that choose learning rates. They read neither the held-out text nor the measured rows."""
 
 TEXT = "text"
-"""The name, among the tasks, of a text of the caller."""
+"""The name of the task to learn a text of the caller."""
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {},
@@ -44,33 +44,34 @@ SUITES: dict[str, dict[str, Any]] = {
         "rates": (0.5, 1.0, 2.0),
     },
 }
-"""What a suite fixes; all else has its default. The hardest task is the first, by which learning rates are chosen."""
+"""The settings that a suite fixes. All others have defaults. Its first, hardest task chooses the learning rates."""
 
 REMEDIES = {"num_steps": MAX_STEPS, "minutes": 3, "batch_size": TEXT_BATCH, "num_layers": TEXT_LAYERS}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that decides the outcome of `compare`, besides the text.
+    """All settings that decide the outcome of `compare`, apart from the text.
 
     Args:
-        encodings: names of encodings; ``rotary+yarn`` is rotary, scaled by YaRN beyond the trained length;
+        encodings: names of encodings. ``rotary+yarn`` is rotary, scaled by YaRN beyond the trained length.
             ``rotary@randomized`` is trained and read at randomised positions.
-        tasks: names of `locant.lab.tasks`; ``text`` is a text.
+        tasks: names of `locant.lab.tasks`, or ``text``.
         train_length: tokens per window in training.
         multiples: the lengths of text to measure at, in training lengths.
-        task_length: items of the longest row of a task in training; `TASK_MULTIPLES` of it are measured.
-        seeds: one training of every encoding for each.
-        num_steps: default: for a text `MAX_STEPS`, or as many as make `MAX_EPOCHS` epochs where that is fewer; for a
-            task `TASK_STEPS`, of which fewer are taken where it is learned before.
-        minutes: `num_steps` is chosen so that all trainings together take as long.
-        batch_size: windows, or rows of a task, per step; default: `TEXT_BATCH` and `TASK_BATCH`.
-        learning_rate: the highest, for a text; those for tasks are in `locant.lab.task_learning`.
-        rates: factors of the learning rates; of several the best is used, found for each encoding, on the text and on
-            the first of the other tasks, with a seed that none of the measured trainings has.
-        d_model: width of the decoder; heads have an even width.
+        task_length: items in the longest row of a task in training; `TASK_MULTIPLES` of it are measured.
+        seeds: every encoding is trained once with each seed.
+        num_steps: default: for a text `MAX_STEPS` or the steps of `MAX_EPOCHS` epochs, whichever are fewer; for a task
+            up to `TASK_STEPS`, until it is learned.
+        minutes: choose `num_steps` so that all trainings together take this time.
+        batch_size: windows of a text, or rows of a task, per step; default: `TEXT_BATCH` and `TASK_BATCH`.
+        learning_rate: the peak rate for a text. The rates for tasks are in `locant.lab.task_learning`.
+        rates: factors of the learning rates. If there are several, the best is found for each encoding, on the text and
+            on the first of the other tasks, with a seed that no measured training has.
+        d_model: width of the decoder. The width of each head has to be even.
         num_layers: default: `TEXT_LAYERS` and `TASK_LAYERS`.
-        device: such as ``cuda``, where models compute in bfloat16; on all but a CPU one at a time.
+        device: such as ``cuda``, on which models compute in bfloat16. On devices other than a CPU, models train one at
+            a time.
         suite: a name of `SUITES`, which fixes all but the encodings and the size of the model, one of `SIZES`.
 
     >>> Settings(train_length=128).lengths
@@ -95,7 +96,7 @@ class Settings:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        from locant.lab.contestant import Contestant
+        from locant.lab.candidate import Candidate
         from locant.lab.tasks import TASKS, require_longer
 
         if self.suite:
@@ -112,7 +113,7 @@ class Settings:
             if name in ("learning_rate", "minutes"):
                 value = None if value is None else real(name, value, above=0, remedy=remedy)
             elif name == "encodings":
-                value = tuple(Contestant.of(each).name for each in entries(name, value, remedy))
+                value = tuple(Candidate.of(each).name for each in entries(name, value, remedy))
             elif name == "tasks":
                 value = tuple(each if each == TEXT else TASKS.name_of(each) for each in entries(name, value, remedy))
             elif name == "rates":
@@ -132,7 +133,7 @@ class Settings:
             raise RangeError(cause, Remedy(d_model=2 * self.num_heads * max(1, self.d_model // (2 * self.num_heads))))
         if self.suite and not size_of(vars(self)):
             cause = f"got a model of no size of the suite {self.suite}, expected {', '.join(SIZES)}"
-            raise RangeError(cause, "a size alone")
+            raise RangeError(cause, "use a size alone")
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -140,7 +141,7 @@ class Settings:
         return tuple(self.train_length * multiple for multiple in sorted(self.multiples))
 
     def chosen_on(self, task: str) -> str:
-        """The task on which the learning rate of a task is chosen."""
+        """Return the task on which the learning rate of a task is chosen."""
         return task if task == TEXT else next(each for each in self.tasks if each != TEXT)
 
     @property
@@ -153,7 +154,7 @@ class Settings:
         return tuple(dict.fromkeys(max(1, round(self.task_length * multiple)) for multiple in TASK_MULTIPLES))
 
     def steps_for(self, num_tokens: int | None = None) -> int:
-        """The training steps for a training text of so many tokens; without one, the most for a task.
+        """Return the training steps for a text of `num_tokens`; without it, the largest number for a task.
 
         >>> Settings().steps_for(200_000), Settings().steps_for(5_000), Settings().steps_for()
         (300, 39, 2000)
@@ -167,16 +168,16 @@ class Settings:
         return min(MAX_STEPS, max(1, MAX_EPOCHS * num_tokens // (self.batch_for(TEXT) * self.train_length)))
 
     def batch_for(self, task: str) -> int:
-        """Windows or rows per step."""
+        """Return the number of windows or rows per step."""
         return self.batch_size or (TEXT_BATCH if task == TEXT else TASK_BATCH)
 
     def layers_for(self, task: str) -> int:
-        """Layers of the decoder that learns a task, or a text."""
+        """Return the number of layers of the decoder that learns a task or a text."""
         return self.num_layers or (TEXT_LAYERS if task == TEXT else TASK_LAYERS)
 
 
 def fixed_by(suite: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """All that a suite fixes, nothing where there is none; a `RangeError` where anything else is given for it."""
+    """Return the settings that a suite fixes, none without a suite. Raise `RangeError` if `given` contradicts them."""
     if not suite:
         return {}
     own = SUITES[one_of("suite", suite, (*SUITES,), Remedy(suite=next(iter(SUITES))))]
@@ -185,18 +186,18 @@ def fixed_by(suite: str, given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         if name in fixed and value != fixed[name]:
             cause = f"got {shown(value)} for what the suite {suite} fixes"
-            raise RangeError(cause, Remedy("{}, or no suite", **{name: fixed[name]}))
+            raise RangeError(cause, Remedy("use {}, or no suite", **{name: fixed[name]}))
     return fixed
 
 
 def require_one_duration(given: Mapping[str, Any]) -> None:
-    """Raise where both steps and minutes say how long a training takes."""
+    """Raise `InputError` if both steps and minutes are given for the length of a training."""
     if None not in (given.get("num_steps"), given.get("minutes")):
-        raise InputError("got both steps and minutes", Remedy("{} or {} alone", num_steps=..., minutes=...))
+        raise InputError("got both steps and minutes", Remedy("use {} or {} alone", num_steps=..., minutes=...))
 
 
 def size_of(settings: Mapping[str, Any]) -> str:
-    """The one of `SIZES` that the model of these settings has; empty: none of these.
+    """Return the name in `SIZES` of these settings' model, or an empty string for any other size.
 
     >>> size_of(vars(Settings(d_model=192, num_layers=4, num_heads=6))), size_of(vars(Settings(num_layers=1)))
     ('small', '')

@@ -1,14 +1,14 @@
-"""When a difference is called clear: at most one in twenty comparisons of equal encodings finds any clear difference.
+"""Decide whether a difference is clear: at most one in twenty comparisons of equal encodings finds a clear difference.
 
-All intervals of the lab are two-sided and use Student's t. If several hold together, each is widened by Bonferroni's
-rule. The best encoding was chosen among all of them, so all pairs count.
+All intervals of the lab are two-sided, by Student's t. If several hold together, each is widened by Bonferroni's rule.
+The best encoding is chosen among all encodings, so all pairs of them count.
 
-The spread over seeds is pooled over all encodings that are compared, as in an analysis of variance: two or three seeds
-of one encoding tell too little about it. An encoding that spreads more than that counts with its own deviation.
+The spread over seeds is pooled over all encodings in a comparison, as in an analysis of variance, because two or three
+seeds of one encoding are too few to estimate it. An encoding with a larger spread counts with its own deviation.
 
-One in twenty holds if the seeds of all encodings spread alike and about normally. In simulations it was 7 % for two
-encodings of two seeds with shares near 0 and 1, up to 12 % if one encoding alone spread much, and 10 to 29 % if it
-also had fewer seeds than the others.
+One in twenty holds for encodings with equal spreads, normally distributed. In simulations it was 7 % for two encodings
+of two seeds with shares near 0 and 1, up to 12 % if a single encoding spreads much more than the others, and 10 to 29 %
+if that encoding also has fewer seeds.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from dataclasses import dataclass
 import numpy as np
 
 Seeds = tuple[float, int]
-"""The standard deviation over the seeds of an encoding, and how many there are."""
+"""The standard deviation over the seeds of an encoding, and the number of seeds."""
 
 LEVEL = 0.05
 """The largest share of comparisons of equal encodings in which any difference is called clear."""
 
 
 def tail(comparisons: int = 1) -> float:
-    """Return the share beyond one end of an interval if so many intervals hold together."""
+    """Return the share beyond one end of an interval if `comparisons` intervals hold together."""
     return LEVEL / 2 / comparisons
 
 
 def margin_of_mean(deviation: float, count: int, comparisons: int = 1) -> float:
-    """Return half of the interval of the mean of so many values, two or more, with this standard deviation.
+    """Return half of the interval of the mean of `count` values, two or more, with this standard deviation.
 
     >>> round(margin_of_mean(1.0, 16), 3)  # 2.131 / 4
     0.533
@@ -43,7 +43,7 @@ def margin_of_mean(deviation: float, count: int, comparisons: int = 1) -> float:
 
 @dataclass(frozen=True)
 class Spread:
-    """How much the seeds of encodings spread that are compared with one another, each with each."""
+    """The pooled spread over seeds of encodings that are compared in pairs."""
 
     comparisons: int
     variance: float
@@ -51,7 +51,7 @@ class Spread:
 
     @classmethod
     def of(cls, encodings: Collection[Seeds]) -> Spread:
-        """Gather what is known of each encoding.
+        """Pool the seeds of all encodings.
 
         >>> Spread.of([(0.1, 2), (0.2, 2), (0.0, 1)]).freedom
         2
@@ -61,7 +61,7 @@ class Spread:
         return cls(max(1, math.comb(len(encodings), 2)), squares / freedom if freedom else math.nan, freedom)
 
     def margin(self, one: Seeds, other: Seeds) -> float:
-        """Return half of the interval of the difference of two of them; infinite if no encoding has two seeds.
+        """Return half of the interval of the difference of two encodings. It is infinite if no encoding has two seeds.
 
         >>> round(Spread.of([(0.1, 2), (0.1, 2)]).margin((0.1, 2), (0.1, 2)), 4)  # 4.303 * 0.1
         0.4303
@@ -80,7 +80,7 @@ def student(share: float, freedom: int) -> float:
     [4.303, 2.262, 4.297]
     """
     even = np.linspace(0, 1, 20_001)
-    from_end = math.pi / 2 * even**2 * (3 - 2 * even)  # closest together at both ends, where most of the mass can be
+    from_end = math.pi / 2 * even**2 * (3 - 2 * even)  # dense at both ends, where most of the mass can be
     density = np.sin(from_end) ** (freedom - 1)
     shares = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) * np.diff(from_end))])
     return math.sqrt(freedom) / math.tan(np.interp(2 * (1 - share), shares / shares[-1], from_end))

@@ -1,6 +1,6 @@
-"""The records of a comparison, gathered: means, the spread over seeds and windows, and which differences are clear.
+"""Summarise the records of a comparison: means, the spread over seeds and windows, and clear differences.
 
-Reads the plain dictionaries of `results.json`, so a report can be made again from the file alone.
+The input is the plain dictionaries of `results.json`, so a report can be made again from the file alone.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from locant.errors import InputError
 from locant.lab.significance import Spread, margin_of_mean
 
 ENOUGH_WINDOWS = 10
-"""With fewer held-out windows of a length, nothing is concluded about that length."""
+"""The fewest held-out windows of a length that allow a conclusion about it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One number over all seeds: nats per token; the standard deviation is 0 where there is one seed."""
+    """One loss over all seeds, in nats per token. The standard deviation is 0 if there is one seed."""
 
     mean: float
     low: float
@@ -31,7 +31,7 @@ class Cell:
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Cell | None:
-        """``None`` where any seed has no finite value: the mean of the others would look too good."""
+        """Return a cell, or ``None`` if any value is not finite: the mean of the others would look too good."""
         finite = [value for value in values if value is not None and math.isfinite(value)]
         if not finite or len(finite) < len(values):
             return None
@@ -50,18 +50,18 @@ class Row:
     by_position: tuple[Cell | None, ...]
     by_window: dict[int, tuple[Cell | None, ...]]
     by_stretch: dict[int, tuple[Cell | None, ...]] = field(default_factory=dict)
-    """The same targets with so many tokens before each; see `locant.lab.text_learning.in_context`."""
+    """The losses of the same targets by context length. See `locant.lab.text_learning.in_context`."""
     far: Cell | None = None
-    """What the most of these do to the loss, against the fewest, over seeds: below 0, what is far is used."""
+    """The loss with the longest context minus the loss with the shortest, over seeds. Below 0, far tokens are used."""
 
     def in_context(self, length: int) -> float | None:
-        """The mean loss of targets with so many tokens before each."""
+        """Return the mean loss of targets with `length` tokens before each."""
         losses = _means(self.by_stretch.get(length, ()))
         return None if losses is None else float(losses.mean())
 
     @property
     def far_is_clear(self) -> bool:
-        """Whether 0 lies outside of the 95 % intervals of `far` over stretches and, with several, over seeds."""
+        """Return whether 0 lies outside the 95 % intervals of `far`, over stretches and over several seeds."""
         if self.far is None:
             return False
         fewest, most = (_means(self.by_stretch[length]) for length in (min(self.by_stretch), max(self.by_stretch)))
@@ -71,19 +71,20 @@ class Row:
         return abs(self.far.mean) > max(over_seeds, _margin(fewest - most))
 
     def ratio(self, length: int, base_length: int) -> float | None:
-        """The loss at one length over the loss at another."""
-        here, there = self.by_length.get(length), self.by_length.get(base_length)
-        return here.mean / there.mean if here and there and there.mean > 0 else None
+        """Return the loss at one length divided by the loss at another."""
+        loss, base = self.by_length.get(length), self.by_length.get(base_length)
+        return loss.mean / base.mean if loss and base and base.mean > 0 else None
 
     def margin(self, length: int) -> float | None:
-        """Half of the 95 % interval of the mean loss over the windows of this length; ``None`` with too few."""
+        """Return half of the 95 % interval of the mean loss over the windows of this length; ``None`` with too few."""
         losses = self._segments(length, length)
         return _margin(losses) if losses is not None and len(losses) >= ENOUGH_WINDOWS else None
 
     def rises_from(self, train_length: int, share: float) -> int | None:
-        """The first position from which on every stretch of ``train_length / 4`` tokens is a share above the level.
+        """Return the position from which the loss stays above its trained level by a `share`; ``None`` if it does not.
 
-        What lasts for less than a training length may be a few hard tokens, and is not counted.
+        From there on, every stretch of ``train_length / 4`` tokens is above. A rise that is shorter than a training
+        length does not count, because a few hard tokens can cause it.
         """
         losses = [cell.mean if cell else math.nan for cell in self.by_position]
         level = statistics.fmean(losses[train_length // 2 : train_length])
@@ -99,33 +100,33 @@ class Row:
     def is_clear(
         self, length: int, other: Row, other_length: int, *, among: Sequence[Row] = (), comparisons: int | None = None
     ) -> bool:
-        """Whether the loss of this row differs from that of another by more than chance: the one rule for it.
+        """Return whether the losses of two rows differ by more than chance. There is no other rule for this.
 
-        There have to be `ENOUGH_WINDOWS`. The difference has to be larger than its 95 % interval over seeds, unless
-        none has two of them. And 0 has to lie outside of the 95 % interval of the differences, window by window, as all
-        models read the same windows. Of two lengths, the shorter windows within each longer one are averaged.
+        There have to be `ENOUGH_WINDOWS`. The difference has to be larger than its 95 % interval over seeds, unless no
+        row has two seeds. And 0 has to lie outside the 95 % interval of the differences, window by window, because all
+        models read the same windows. If the lengths differ, the shorter windows within each longer one are averaged.
 
         Args:
             among: all rows that are compared with one another at `length`; the intervals hold for all pairs at once.
-            comparisons: how many intervals over windows hold at once, if not all pairs.
+            comparisons: the number of intervals over windows that hold at once, if it is not the number of all pairs.
         """
         longer = max(length, other_length)
-        here, there = self._segments(length, longer), other._segments(other_length, longer)
-        mine, theirs = self.by_length.get(length), other.by_length.get(other_length)
-        if here is None or there is None or not mine or not theirs:
+        losses, other_losses = self._segments(length, longer), other._segments(other_length, longer)
+        cell, other_cell = self.by_length.get(length), other.by_length.get(other_length)
+        if losses is None or other_losses is None or not cell or not other_cell:
             return False
-        both = min(len(here), len(there))  # the last segment may have no window of the other length that begins in it
-        differences = here[:both] - there[:both]
-        pair = (mine.deviation, self.num_seeds), (theirs.deviation, other.num_seeds)
+        both = min(len(losses), len(other_losses))  # in the last segment, no window of the other length may begin
+        differences = losses[:both] - other_losses[:both]
+        pair = (cell.deviation, self.num_seeds), (other_cell.deviation, other.num_seeds)
         spread = Spread.of(
-            [(cell.deviation, row.num_seeds) for row in among if (cell := row.by_length.get(length))] or pair
+            [(each.deviation, row.num_seeds) for row in among if (each := row.by_length.get(length))] or pair
         )
         if both < ENOUGH_WINDOWS or abs(differences.mean()) <= _margin(differences, comparisons or spread.comparisons):
             return False
-        return not spread.freedom or abs(mine.mean - theirs.mean) > spread.margin(*pair)
+        return not spread.freedom or abs(cell.mean - other_cell.mean) > spread.margin(*pair)
 
     def _segments(self, length: int, longer: int) -> np.ndarray | None:
-        """Mean losses in segments of `longer` tokens, from windows of `length`; ``None`` where any is missing."""
+        """Return mean losses in segments of `longer` tokens, from windows of `length`; ``None`` if any is missing."""
         losses = _means(self.by_window.get(length, ()))
         if losses is None:
             return None
@@ -134,9 +135,9 @@ class Row:
 
 
 def _means(cells: Sequence[Cell | None]) -> np.ndarray | None:
-    """``None`` where any is missing, or all."""
-    there = [cell.mean for cell in cells if cell]
-    return np.array(there) if there and len(there) == len(cells) else None
+    """Return the means of cells, or ``None`` if any is missing or if there are none."""
+    means = [cell.mean for cell in cells if cell]
+    return np.array(means) if means and len(means) == len(cells) else None
 
 
 def _margin(values: np.ndarray, comparisons: int = 1) -> float:
@@ -145,45 +146,45 @@ def _margin(values: np.ndarray, comparisons: int = 1) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """All encodings, in the order in which they were first trained."""
+    """The rows of all encodings, in the order in which they were first trained."""
 
     train_length: int
     lengths: tuple[int, ...]
     rows: tuple[Row, ...]
     unigram_loss: float | None
     bigram_loss: float | None
-    """Of `locant.lab.text_learning.count`; ``None`` where it was not counted."""
+    """The losses of `locant.lab.text_learning.count`; ``None`` if they were not computed."""
 
     @property
     def num_seeds(self) -> int:
-        """The fewest seeds of any encoding: a comparison that was interrupted has fewer of some."""
+        """The fewest seeds of any encoding: an interrupted comparison has fewer for some."""
         return min(row.num_seeds for row in self.rows)
 
     @property
     def base_length(self) -> int:
-        """What losses are compared with: the training length, or the shortest that was measured."""
+        """The length that others are compared with: the training length, or else the shortest that was measured."""
         return self.train_length if self.train_length in self.lengths else self.lengths[0]
 
     def num_windows(self, length: int) -> int:
-        """How many windows of this length were held out."""
+        """Return the number of held-out windows of this length."""
         return len(self.rows[0].by_window.get(length, ()))
 
     def has_enough(self, length: int) -> bool:
-        """Whether there is enough text to tell anything about this length."""
+        """Return whether there is enough text for a conclusion about this length."""
         return self.num_windows(length) >= ENOUGH_WINDOWS
 
     def best(self, length: int) -> Row | None:
-        """The encoding with the lowest mean loss at this length."""
+        """Return the row with the lowest mean loss at this length."""
         return next(iter(self.measured(length)), None)
 
     def measured(self, length: int) -> list[Row]:
-        """Those with a finite loss at this length, the lowest first."""
+        """Return the rows with a finite loss at this length, the lowest first."""
         return [row for row in self.ranked(length) if row.by_length.get(length)]
 
     def leaders(self, length: int) -> list[Row]:
-        """The encoding with the lowest loss, and those that do not clearly differ from it: what may be called best.
+        """Return the rows that may be called best: the one with the lowest loss, and all that do not clearly differ.
 
-        None where that would be all of them, or where there is not enough text to tell.
+        The list is empty if it would contain all rows, or if there is not enough text.
         """
         measured = self.measured(length)
         if not self.has_enough(length):
@@ -193,16 +194,16 @@ class Summary:
         return leaders if len(leaders) < len(measured) else []
 
     def ranked(self, length: int) -> list[Row]:
-        """The lowest loss first; those without a finite one last."""
+        """Return all rows, the lowest loss first, and those without a finite loss last."""
         return sorted(self.rows, key=lambda row: cell.mean if (cell := row.by_length.get(length)) else math.inf)
 
 
 def summarise(results: Mapping[str, Any]) -> Summary:
-    """Gather the records of `Results.to_dict()` or of a `results.json`."""
+    """Summarise the records of `Results.to_dict()` or of a `results.json`."""
     seeds = results["settings"].get("seeds")
     records = [each for each in results["records"] if "loss_by_length" in each and (not seeds or each["seed"] in seeds)]
     if not records:
-        raise InputError("got results without a single record", "a comparison that has finished at least one training")
+        raise InputError("got results without a single record", "finish at least one training of the comparison")
     lengths = sorted({int(length) for record in records for length in record["loss_by_length"]})
     names = dict.fromkeys(record["encoding"] for record in records)
     rows = [_row(name, [record for record in records if record["encoding"] == name], lengths) for name in names]
@@ -223,7 +224,7 @@ def _row(name: str, records: Sequence[Mapping[str, Any]], lengths: Sequence[int]
         return [record[kind].get(str(length), missing) for record in records]
 
     stretches = [record.get("context_loss_by_stretch", {}) for record in records]
-    contexts = stretches[0] if all(stretches) else {}  # none in results of before they were measured
+    contexts = stretches[0] if all(stretches) else {}  # older results have none
     return Row(
         encoding=name,
         num_seeds=len(records),

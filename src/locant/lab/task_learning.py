@@ -1,11 +1,12 @@
-"""A decoder that learns a task: rows of every length up to the trained one, until it has learned them.
+"""Train a decoder on a task: on rows of every length up to the trained one, until it has learned them.
 
-Matrices of attention and MLP are trained with Muon (Jordan et al. 2024), all else with AdamW: two layers with rotary
-positions learn to recall 12 pairs in 600 steps, where AdamW alone learns nothing in 1 500. The learning rate stays the
-same until half of the longest trained rows are right, or two thirds of the steps are spent, and then falls to nothing
-in as many steps as there were, and once more from half of it where not enough rows are right by then: so a model that
-needs longer than others gets longer, and how long is told. Where the rate stays high, every fifth row of 12 symbols is
-copied with a mistake for a thousand steps more.
+Matrices of attention and MLP are trained with Muon (Jordan et al. 2024), all other parameters with AdamW. In this way
+two layers with rotary positions learn to recall 12 pairs in 600 steps, but with AdamW alone nothing in 1 500 steps.
+
+The learning rate is constant until half of the longest trained rows are right, or until two thirds of the steps are
+spent. Then it falls to zero in as many steps. If not enough rows are right by then, it falls once more, from half of
+its first value. So a model that learns more slowly gets more steps, and their number is recorded. If the rate stayed
+high, every fifth row of 12 symbols would be copied with a mistake for a thousand steps more.
 """
 
 from __future__ import annotations
@@ -18,72 +19,72 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from locant.lab.contestant import Contestant
+from locant.lab.candidate import Candidate
 from locant.lab.decoder import Decoder
 from locant.lab.tasks import Task
 from locant.lab.text_learning import OnStep, update
 
 MATRIX_RATE, OTHER_RATE = 0.01, 1.5e-3
-"""The highest learning rates, of Muon and of AdamW: with twice as much, rotary positions do not learn to copy."""
+"""The peak learning rates of Muon and AdamW. With twice the rates, rotary positions do not learn to copy."""
 
 WARMUP = 20
-"""Steps in which the rate rises."""
+"""The number of steps in which the rate rises."""
 
 CHECK = 50
-"""Steps between two questions how many of the longest trained rows are right."""
+"""The number of steps between two checks of how many of the longest trained rows are right."""
 
 HALF = 0.5
-"""The share of these rows that ends the constant rate."""
+"""The share of right rows that ends the constant rate."""
 
 CONSTANT = 2 / 3
-"""The share of all steps after which it ends at the latest."""
+"""The share of all steps after which the constant rate ends at the latest."""
 
 FALLING = 150
 """The fewest steps in which the rate falls."""
 
 AGAIN = 0.5
-"""The share of the rate that a model begins with again which has not learned enough by then; it falls until the end."""
+"""The share of the rate with which a model starts again if it has not learned enough. It falls until the end."""
 
 ROWS = 128
-"""That a model is measured with, at each length: always the same."""
+"""The number of rows that measure a model at each length. They are always the same."""
 
 LEARNED = 0.9
-"""The share of the longest trained rows that have to be right."""
+"""The share of the longest trained rows that has to be right for a task to be learned."""
 
 ENOUGH = 0.96
-"""The share that ends a training: more than `LEARNED` by two standard deviations of `ROWS` others."""
+"""The share that ends a training: two standard deviations of `ROWS` other rows above `LEARNED`."""
 
 CHUNK = 32
-"""Rows that are read at once where nothing is trained."""
+"""The number of rows that are read at once when nothing is trained."""
 
-IGNORED = -100  # as torch's loss does
+IGNORED = -100  # the value that torch's loss ignores
 MEASURED, ASKED, CHOOSING = range(3)
-"""Seeds of the rows that accuracies are told of, that decide when a rate falls, that learning rates are chosen by."""
+"""Seeds of the rows for the reported accuracies, for the decision when a rate falls, and for learning rates."""
 
 
 class Accuracy(NamedTuple):
-    """Shares of what is right: of whole rows, and of their tokens."""
+    """The shares of right rows and of right tokens."""
 
     rows: float
     tokens: float
 
 
 class Learned(NamedTuple):
-    """How a training ended: the steps that it took, and the loss at the last, in nats per token."""
+    """The end of a training: the number of its steps, and the loss at the last one, in nats per token."""
 
     steps: int
     loss: float
 
 
 class Batch(NamedTuple):
-    """Rows, filled up behind with zeros, and for each token the next; `IGNORED` where that does not count."""
+    """Rows, padded with zeros at the end, and the next token for each token, or `IGNORED` if it does not count."""
 
     ids: Int[Tensor, "batch seq"]
     targets: Int[Tensor, "batch seq"]
 
 
 def batch(task: Task, random: Random, lengths: Sequence[int]) -> Batch:
-    """Rows of these lengths.
+    """Return a batch of rows with these lengths.
 
     >>> from locant.lab.tasks import task
     >>> ids, targets = batch(task("copy"), Random(0), [3, 1])
@@ -96,27 +97,27 @@ def batch(task: Task, random: Random, lengths: Sequence[int]) -> Batch:
     longest = max(len(row.prompt) + len(row.answer) for row in rows)
     ids, targets = [], []
     for prompt, answer, counts in rows:
-        behind = longest - len(prompt) - len(answer)
-        asked = answer if counts is None else [a if c else IGNORED for a, c in zip(answer, counts, strict=True)]
-        ids.append([*prompt, *answer, *[0] * behind])
-        targets.append([*[IGNORED] * (len(prompt) - 1), *asked, *[IGNORED] * (behind + 1)])
+        padding = longest - len(prompt) - len(answer)
+        counted = answer if counts is None else [a if c else IGNORED for a, c in zip(answer, counts, strict=True)]
+        ids.append([*prompt, *answer, *[0] * padding])
+        targets.append([*[IGNORED] * (len(prompt) - 1), *counted, *[IGNORED] * (padding + 1)])
     return Batch(torch.tensor(ids), torch.tensor(targets))
 
 
 def measured_rows(task: Task, length: int, seed: int = MEASURED) -> Batch:
-    """The `ROWS` rows of one length that every model is measured with."""
+    """Return the `ROWS` rows of one length that measure every model."""
     return batch(task, Random(f"{seed} {length}"), [length] * ROWS)
 
 
 @torch.no_grad()
 def accuracy(
-    model: Any, contestant: Contestant, task: Task, length: int, *, longest: int, seed: int = MEASURED
+    model: Any, candidate: Candidate, task: Task, length: int, *, longest: int, seed: int = MEASURED
 ) -> Accuracy:
-    """How much a `Decoder` gets right in rows of `length` items, where the longest of any has `longest` tokens."""
+    """Return the accuracy of a `Decoder` in rows of `length` items. No row that it reads exceeds `longest` tokens."""
     rows, tokens = [], []
     model.eval()
     for ids, targets in zip(*(each.split(CHUNK) for each in measured_rows(task, length, seed)), strict=True):
-        positions = contestant.positions(ids, longest, task=task, length=length)
+        positions = candidate.positions(ids, longest, task=task, length=length)
         right, counts = model.scores(ids, positions).argmax(-1).cpu() == targets, targets != IGNORED
         rows.append((right | ~counts).all(1))
         tokens.append(right[counts])
@@ -124,21 +125,21 @@ def accuracy(
 
 
 def learn(
-    model: Decoder, contestant: Contestant, task: Task, *, length: int, longest: int, num_steps: int, batch_size: int,
+    model: Decoder, candidate: Candidate, task: Task, *, length: int, longest: int, num_steps: int, batch_size: int,
     rate: float, seed: int, on_step: OnStep | None = None,
 ) -> Learned:  # fmt: skip
-    """Train in place on rows of 1 to `length` items, until they are learned, `num_steps` at the most.
+    """Train a model in place on rows of 1 to `length` items, until they are learned, for `num_steps` at most.
 
     Args:
-        longest: tokens of the longest row that will be read.
-        rate: multiplies both learning rates.
+        longest: tokens in the longest row that will be read.
+        rate: a factor of both learning rates.
     """
     random, optimizers, losses = Random(seed), _optimizers(model, rate), list[float]()
 
     def step(scale: float) -> None:
         items = random.randint(1, length)
         ids, targets = batch(task, random, [items] * batch_size)
-        positions = contestant.positions(ids, longest, random.getrandbits(32), task=task, length=items)
+        positions = candidate.positions(ids, longest, random.getrandbits(32), task=task, length=items)
         loss = model.train().losses(ids, targets, positions).sum() / (targets != IGNORED).sum()
         loss.backward()
         update(model.parameters(), *((optimizer, highest * scale) for optimizer, highest in optimizers))
@@ -147,7 +148,7 @@ def learn(
             on_step(len(losses), losses[-1])
 
     def right() -> float:
-        return accuracy(model, contestant, task, length, longest=longest, seed=ASKED).rows
+        return accuracy(model, candidate, task, length, longest=longest, seed=ASKED).rows
 
     def fall(highest: float, steps: int) -> None:
         for number in range(steps, 0, -1):
@@ -164,7 +165,7 @@ def learn(
 
 
 def _optimizers(model: Decoder, rate: float) -> list[tuple[torch.optim.Optimizer, float]]:
-    """Muon for the matrices of the blocks, AdamW for the rest, each with its highest learning rate."""
+    """Return Muon for the matrices of the blocks and AdamW for the rest, each with its peak learning rate."""
     matrices = [parameter for parameter in model.blocks.parameters() if parameter.ndim == 2]
     chosen = {id(parameter) for parameter in matrices}
     others = [parameter for parameter in model.parameters() if id(parameter) not in chosen]

@@ -1,9 +1,9 @@
-"""The records of tasks, gathered: how far beyond its trained length each encoding is right, and what differs clearly.
+"""Summarise the records of tasks: how far beyond its trained length each encoding is right, and clear differences.
 
-Nothing is concluded from a model that has not learned the trained length. The effective length of a training is the
-last, from the trained one on, up to which nine of ten rows are right at every length that was measured (the term is of
-Hsieh et al. 2024, arXiv 2404.06654). The mean reciprocal rank over tasks is the summary of Kazemnejad et al. 2023
-(arXiv 2305.19466): 1 for an encoding that is the best in each task.
+No conclusion is drawn from a model that has not learned the trained length. The effective length of a training is the
+longest measured length up to which nine of ten rows are right, at every length from the trained one on (the term is
+from Hsieh et al. 2024, arXiv 2404.06654). The mean reciprocal rank over tasks is the summary of Kazemnejad et al. 2023
+(arXiv 2305.19466): it is 1 for an encoding that is the best in each task.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Score:
     num_seeds: int
     train_length: int
     by_length: Mapping[int, tuple[float, ...]]
-    """For each length, the share of rows that are right, of each seed that learned the task."""
+    """For each length, the share of right rows for each seed that learned the task."""
     steps: tuple[int, ...]
-    """Of each seed that learned it, how many it took."""
+    """The number of training steps for each seed that learned the task."""
     failed: str = ""
-    """Why a training failed, if one did."""
+    """The reason of a failed training, if there is one."""
 
     @property
     def num_learned(self) -> int:
@@ -44,31 +44,31 @@ class Score:
 
     @property
     def has_learned(self) -> bool:
-        """Whether more than half of the seeds learned it: else nothing is said about longer rows."""
+        """True if more than half of the seeds learned the task. If not, longer rows allow no conclusion."""
         return 2 * self.num_learned > self.num_seeds
 
     @property
     def effective_lengths(self) -> tuple[int, ...]:
-        """Of each seed that learned it."""
+        """The effective length for each seed that learned the task."""
         return tuple(self._effective(number) for number in range(self.num_learned))
 
     @property
     def effective_length(self) -> float | None:
-        """The median over the seeds that learned it; ``None`` where it was not learned."""
+        """The median over the seeds that learned the task; ``None`` if not `has_learned`."""
         return float(statistics.median(self.effective_lengths)) if self.has_learned else None
 
     @property
     def beyond(self) -> tuple[float, ...]:
-        """Of each seed that learned it, the mean share over the lengths beyond the trained one."""
+        """For each seed that learned the task, the mean share over the lengths beyond the trained one."""
         longer = [shares for length, shares in self.by_length.items() if length > self.train_length]
         return tuple(map(statistics.fmean, zip(*longer, strict=True)))
 
     def is_clear(self, other: Score, among: Sequence[Score] = ()) -> bool:
-        """Whether they differ beyond the trained length by more than chance.
+        """Return whether two scores differ beyond the trained length by more than chance.
 
-        The means have to be further apart than the 95 % interval of their difference over seeds, and than that of the
-        shares of so many rows, at its widest. Both intervals hold for all pairs of the encodings `among` which these
-        two were chosen at once (`locant.lab.significance`). One seed tells nothing.
+        The difference of the means has to exceed its 95 % interval over seeds, and the widest 95 % interval that shares
+        of `ROWS` rows per length can have. Both intervals hold at once for all pairs of the encodings `among` which
+        these two were chosen (`locant.lab.significance`). With one seed, no difference is clear.
         """
         if min(self.num_learned, other.num_learned) < 2:
             return False
@@ -80,7 +80,7 @@ class Score:
 
     @property
     def _over_seeds(self) -> Seeds:
-        """How `beyond` spreads."""
+        """The standard deviation of `beyond`, and the number of seeds."""
         return (statistics.stdev(self.beyond) if self.num_learned > 1 else 0.0), self.num_learned
 
     def _effective(self, seed: int) -> int:
@@ -90,12 +90,12 @@ class Score:
 
 
 def scores(results: Mapping[str, Any]) -> list[Score]:
-    """One for each task and encoding of a `results.json`, in its order."""
-    of: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    """Return a score for each task and encoding of a `results.json`, in its order."""
+    by_task: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for record in results["records"]:
         if record.get("task", TEXT) != TEXT and record["seed"] in results["settings"]["seeds"]:
-            of.setdefault((record["task"], record["encoding"]), []).append(record)
-    return [_score(task, encoding, records) for (task, encoding), records in of.items()]
+            by_task.setdefault((record["task"], record["encoding"]), []).append(record)
+    return [_score(task, encoding, records) for (task, encoding), records in by_task.items()]
 
 
 def _score(task: str, encoding: str, records: Sequence[Mapping[str, Any]]) -> Score:
@@ -114,14 +114,14 @@ def _score(task: str, encoding: str, records: Sequence[Mapping[str, Any]]) -> Sc
     )
 
 
-def reciprocal_ranks(of: Sequence[Score]) -> dict[str, float]:
-    """The mean reciprocal rank of each encoding over the tasks that it learned.
+def reciprocal_ranks(all_scores: Sequence[Score]) -> dict[str, float]:
+    """Return the mean reciprocal rank of each encoding over the tasks that it learned.
 
     In each task, encodings that are not clearly different from the first of a rank share it.
     """
     ranks: dict[str, list[float]] = {}
-    for task in dict.fromkeys(score.task for score in of):
-        learned = [score for score in of if score.task == task and score.has_learned]
+    for task in dict.fromkeys(score.task for score in all_scores):
+        learned = [score for score in all_scores if score.task == task and score.has_learned]
         ordered = sorted(learned, key=lambda score: -statistics.fmean(score.beyond))
         rank, first = 1, None
         for place, score in enumerate(ordered, 1):

@@ -1,10 +1,10 @@
-"""Tasks whose rows are generated: what is right is known, of any length, and needs no text.
+"""Generated tasks: their rows can have any length, the right answer is known, and no text is needed.
 
-A row is a prompt and an answer, made of small numbers. A model reads both, and is trained and measured on the tokens of
-the answer that count: those that follow from what stands before them. A row is right where each of these is the most
-probable token: where all of an answer count, the model writes it by itself.
+A row is a prompt and an answer, made of small numbers. A model reads both. It is trained and measured on the tokens of
+the answer that count, which are determined by the tokens before them. A row is right if each of these tokens is the
+most probable one. If all tokens of an answer count, the model would write the answer by itself.
 
-Lengths are numbers of items: digits, pairs, symbols, commands.
+A length is a number of items, such as digits, pairs, symbols or commands.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from locant.registry import Registry
 
 
 class Row(NamedTuple):
-    """One example: `answer` follows `prompt`; where `counts` is given, only those tokens of the answer count."""
+    """One example: `answer` follows `prompt`. If `counts` is given, only the marked tokens of the answer count."""
 
     prompt: list[int]
     answer: list[int]
@@ -30,10 +30,10 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
-    """A source of rows; a subclass says how many tokens there are, and makes a row."""
+    """A source of rows. A subclass defines `vocab_size` and `make`."""
 
     paper: ClassVar[str] = ""
-    """Its number at arXiv, where the task comes from one."""
+    """The arXiv number of the paper that the task comes from, if there is one."""
 
     digits: ClassVar[Sequence[int]] = ()
     """Tokens that are digits of numbers, for positions that count them (`locant.positions.generalizing.abacus`)."""
@@ -41,19 +41,19 @@ class Task(ABC):
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """Tokens are the numbers below it."""
+        """The number of tokens, which are the numbers below it."""
 
     @property
     def longest(self) -> int | None:
-        """The largest length that there are different symbols for; ``None``: any."""
+        """The largest length with enough different symbols; ``None`` for no limit."""
         return None
 
     @abstractmethod
     def make(self, random: Random, length: int) -> Row:
-        """A row of `length` items, from 1 to `longest`."""
+        """Make a row of `length` items, from 1 to `longest`."""
 
     def row(self, random: Random, length: int) -> Row:
-        """A row of `length` items; the same random numbers make the same row.
+        """Return a row of `length` items. The same random numbers make the same row.
 
         Raises:
             RangeError: a length below 1 or above `longest`.
@@ -64,13 +64,13 @@ class Task(ABC):
         return self.make(random, whole("length", length, 1, self.longest, remedy=f"length={self.longest or 12}"))
 
     def numbers_of(self, length: int) -> list[int]:
-        """How many digits each number of a row has, where a row is ``653+49=207``; else empty."""
+        """Return the number of digits of each number in a row like ``653+49=207``; empty for other tasks."""
         return []
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arrangement(Task):
-    """Symbols, a mark, and the same symbols in an order that a subclass gives them."""
+    """Symbols, a mark, and the same symbols in an order that a subclass defines."""
 
     symbols: int = 16
 
@@ -84,25 +84,25 @@ class Arrangement(Task):
 
     @abstractmethod
     def arranged(self, items: list[int]) -> list[int]:
-        """The answer."""
+        """Return the items in the order of the answer."""
 
 
 class Copy(Arrangement):
-    """Symbols, and the same again."""
+    """Symbols, and the same symbols again."""
 
     def arranged(self, items: list[int]) -> list[int]:
         return items
 
 
 class Reverse(Arrangement):
-    """Symbols, and the same from the last to the first."""
+    """Symbols, and the same symbols in reverse order."""
 
     def arranged(self, items: list[int]) -> list[int]:
         return items[::-1]
 
 
 class Sort(Arrangement):
-    """Numbers, and the same from small to large."""
+    """Numbers, and the same numbers in ascending order."""
 
     def arranged(self, items: list[int]) -> list[int]:
         return sorted(items)
@@ -110,10 +110,10 @@ class Sort(Arrangement):
 
 @dataclass(frozen=True, kw_only=True)
 class Addition(Task):
-    """Two numbers of `length` digits and their sum, all with their units first.
+    """Two numbers of `length` digits and their sum, all with the units first.
 
-    With hints, a mark stands before each digit, the same for those of one significance; the first mark is drawn
-    (Zhou et al. 2024, arXiv 2402.09371).
+    With hints, each digit follows a mark, which is the same for digits of the same significance. The first mark is
+    random (Zhou et al. 2024, arXiv 2402.09371).
     """
 
     paper = "2402.09371"
@@ -149,7 +149,7 @@ class Addition(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Parity(Task):
-    """Bits, and after each whether an odd number of ones has been read: the scratchpad of a parity."""
+    """Bits, and then for each bit the parity of the bits up to it, as in a scratchpad."""
 
     @property
     def vocab_size(self) -> int:
@@ -162,7 +162,7 @@ class Parity(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Recall(Task):
-    """Keys with values, then each key again, in another order: its value is asked (Arora et al. 2023)."""
+    """Keys with values, then each key again in another order, with the question for its value (Arora et al. 2023)."""
 
     paper = "2312.04927"
     keys: int = 64
@@ -179,13 +179,14 @@ class Recall(Task):
     def make(self, random: Random, length: int) -> Row:
         keys = random.sample(range(self.values, self.values + self.keys), length)
         pairs = [(key, random.randrange(self.values)) for key in keys]
-        told, asked = [token for pair in pairs for token in pair], random.sample(pairs, length)
-        return Row([*told, self.vocab_size - 1], [token for pair in asked for token in pair], [False, True] * length)
+        prompt, answers = [token for pair in pairs for token in pair], random.sample(pairs, length)
+        answer = [token for pair in answers for token in pair]
+        return Row([*prompt, self.vocab_size - 1], answer, [False, True] * length)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassKey(Task):
-    """Noise of `length` tokens, somewhere in it a mark and a key, which is asked for (Mohtashami & Jaggi 2023)."""
+    """Noise of `length` tokens with a mark and a key somewhere, which is the answer (Mohtashami & Jaggi 2023)."""
 
     paper = "2305.16300"
     symbols: int = 16
@@ -203,9 +204,9 @@ class PassKey(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Indexing(Task):
-    """Different symbols; then symbols and how far from them, to the left or the right: which stands there is asked.
+    """Different symbols, then questions: which symbol is this far to the left or to the right of another one?
 
-    The indirect indexing of PoPE (Gopalakrishnan et al. 2025, arXiv 2509.10534).
+    This is the indirect indexing of PoPE (Gopalakrishnan et al. 2025, arXiv 2509.10534).
     """
 
     paper = "2509.10534"
@@ -231,7 +232,7 @@ class Indexing(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class FlipFlop(Task):
-    """Instructions to write, ignore or read a bit; what is read is what was last written (Liu et al. 2023)."""
+    """Instructions to write, ignore or read a bit. A read returns the bit that was written last (Liu et al. 2023)."""
 
     paper = "2306.00946"
 
@@ -253,7 +254,7 @@ class FlipFlop(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Brackets(Task):
-    """Brackets of several kinds, some still open; the answer closes them, from the last to the first."""
+    """Brackets of several kinds, some of them still open. The answer closes these, from the last to the first."""
 
     kinds: int = 4
 
@@ -274,7 +275,7 @@ class Brackets(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Commands(Task):
-    """Commands such as "jump left twice", and what is done: a turn and a jump, twice (after Lake & Baroni 2018)."""
+    """Commands such as "jump left twice", and their actions: a turn and a jump, twice (after Lake & Baroni 2018)."""
 
     paper = "1711.00350"
     verbs: int = 4
@@ -296,7 +297,7 @@ class Commands(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Counting(Task):
-    """Two numbers, and all from the first to the second, `length` of them; numbers are tokens."""
+    """Two numbers, and all `length` numbers from the first to the second. Each number is a token."""
 
     largest: int = 64
 
@@ -318,20 +319,20 @@ OWN: dict[str, Task] = {
     "parity": Parity(), "mqar": Recall(), "pass_key": PassKey(), "indexing": Indexing(), "flip_flop": FlipFlop(),
     "brackets": Brackets(), "scan": Commands(), "counting": Counting(),
 }  # fmt: skip
-"""This package's tasks by name."""
+"""The tasks of this package by name."""
 
 
 def _check(name: str, value: Task) -> None:
     if not isinstance(value, Task):
-        raise RangeError(f"got {shown(value)} for the task {name}, expected a Task", "an object, such as Copy()")
+        raise RangeError(f"got {shown(value)} for the task {name}, expected a Task", "pass an object, such as Copy()")
     prompt, answer, counts = value.row(Random(0), 1)
     counted = [True] * len(answer) if counts is None else counts
     if not prompt or not any(counted) or len(counted) != len(answer):
         got = f"got a row without a prompt, or without a token that counts, from the task {name}"
-        raise RangeError(got, "one or more of each")
+        raise RangeError(got, "return one or more of each")
     if not all(isinstance(token, int) and 0 <= token < value.vocab_size for token in (*prompt, *answer)):
         got = f"got tokens outside of 0 to {value.vocab_size - 1} from the task {name}"
-        raise RangeError(got, "a larger vocab_size")
+        raise RangeError(got, "use a larger vocab_size")
 
 
 def _own(registry: Registry[Task]) -> None:
@@ -340,11 +341,11 @@ def _own(registry: Registry[Task]) -> None:
 
 
 TASKS = Registry[Task]("task", "locant.tasks", _check, own=_own)
-"""All tasks; a package offers its own by an entry point of the group ``locant.tasks``: a name, and an object."""
+"""All tasks. A package adds its tasks by entry points of the group ``locant.tasks``: a name, and an object."""
 
 
 def task(name: str) -> Task:
-    """The task of a name; a `RangeError` with the nearest one for an unknown name.
+    """Return the task with a name. Raise `RangeError` with the nearest name for an unknown one.
 
     >>> task("counting").row(Random(0), 4)
     Row(prompt=[54, 57, 64], answer=[54, 55, 56, 57], counts=None)
@@ -353,8 +354,8 @@ def task(name: str) -> Task:
 
 
 def require_longer(name: str, length: int) -> None:
-    """A `RangeError` unless a task has rows as long, the first that are measured beyond the trained length."""
+    """Raise `RangeError` if a task has no rows of `length`, the first length beyond the trained one."""
     longest = task(name).longest
     if longest is not None and longest < length:
-        got = f"got rows of {length} items of {name} to measure, which has none longer than {longest}"
+        got = f"got rows of {length} items to measure for {name}, which has no rows longer than {longest}"
         raise RangeError(got, Remedy(task_length=max(1, longest // 4)))

@@ -1,4 +1,4 @@
-"""What can be compared, and how: a decoder trained on one text and measured on another, with AdamW and a cosine."""
+"""Train a decoder on a text with AdamW and a cosine schedule, and measure it on another text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from locant.errors import InputError
-from locant.lab.contestant import Contestant
+from locant.lab.candidate import Candidate
 from locant.lab.decoder import Decoder
 from locant.lab.results import Losses
 from locant.lab.settings import TEXT, Settings
@@ -26,12 +26,12 @@ WARMUP_SHARE = 0.1
 FINAL_SHARE = 0.1
 CLIP_NORM = 1.0
 WEIGHT_DECAY = 0.1
-EVAL_TOKENS = 8_192  # in windows side by side; a longer one is read alone
+EVAL_TOKENS = 8_192  # tokens per batch of windows; a longer window is read alone
 OVERLAP = 8
-"""Times that a token is read where windows overlap."""
+"""How often each token is read if windows overlap."""
 
 STRETCHES = 16
-"""In which tokens are read with their full context: enough to tell a difference, for any length of the text."""
+"""The largest number of stretches that are read with full context: enough to find a difference in any text."""
 
 BUILDING = threading.Lock()  # torch has one generator for all threads
 
@@ -40,12 +40,12 @@ OnStep = Callable[[int, float], None]
 
 
 def build(
-    contestant: Contestant, seed: int, vocab_size: int, settings: Settings, *, longest: int, task: str = TEXT
+    candidate: Candidate, seed: int, vocab_size: int, settings: Settings, *, longest: int, task: str = TEXT
 ) -> Decoder:
-    """An untrained model. What encodings draw comes after the weights: those that all models share start the same.
+    """Build an untrained model. Encodings draw after the weights, so weights that all models share start the same.
 
     Args:
-        longest: tokens of the longest row that it will read, for a table of positions.
+        longest: tokens in the longest row that it will read, for a table of positions.
     """
 
     def decoder(encoding: PositionEncoding) -> Decoder:
@@ -57,21 +57,21 @@ def build(
 
     with BUILDING, torch.random.fork_rng(devices=[]):
         decoder(PositionEncoding())
-        return decoder(contestant.build(shape(settings, longest))).to(settings.device)
+        return decoder(candidate.build(shape(settings, longest))).to(settings.device)
 
 
 def shape(settings: Settings, longest: int) -> ModelShape:
-    """What an encoding is made for, with a table of `longest` positions where it has one."""
+    """Return the sizes for an encoding. A table of positions gets `longest` rows."""
     return ModelShape(d_model=settings.d_model, num_heads=settings.num_heads, max_seq_len=longest)
 
 
 def fit(
-    model: Decoder, contestant: Contestant, ids: Int[np.ndarray, " tokens"], settings: Settings, *, num_steps: int,
+    model: Decoder, candidate: Candidate, ids: Int[np.ndarray, " tokens"], settings: Settings, *, num_steps: int,
     seed: int, rate: float = 1.0, on_step: OnStep | None = None,
 ) -> float:  # fmt: skip
-    """Train in place on windows drawn at random.
+    """Train a model in place on random windows.
 
-    Returns the mean loss, in nats per token, over the last tenth of the steps.
+    Return the mean loss, in nats per token, over the last tenth of the steps.
     """
     windows, batch_size = Windows(ids, settings.train_length, stride=1), settings.batch_for(TEXT)
     order, highest = torch.Generator().manual_seed(seed), settings.learning_rate * rate
@@ -81,7 +81,7 @@ def fit(
     model.train()
     for step in range(num_steps):
         batch = windows.__getitems__(torch.randint(len(windows), (batch_size,), generator=order).tolist())
-        positions = contestant.positions(batch["ids"], settings.lengths[-1], step)
+        positions = candidate.positions(batch["ids"], settings.lengths[-1], step)
         loss = model.losses(batch["ids"], batch["targets"], positions).mean()
         loss.backward()
         update(model.parameters(), (optimizer, highest * schedule(step, num_steps)))
@@ -92,28 +92,29 @@ def fit(
 
 
 def split_off(ids: Int[np.ndarray, " tokens"], longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """The part of a text that is trained on, and the last tenth, which holds a window of `longest` tokens."""
+    """Split a text into the training part and the last tenth, which has to hold a window of `longest` tokens."""
     cut = int(len(ids) * (1 - HELD_OUT))
     if len(ids) - cut <= longest:
-        remedy = f"a text of at least {math.ceil((longest + 1) / HELD_OUT)} tokens, or a shorter length"
+        remedy = f"use a text of at least {math.ceil((longest + 1) / HELD_OUT)} tokens, or a shorter length"
         raise InputError(f"got a text of {len(ids)} tokens, too short to hold out a window of {longest}", remedy)
     return ids[:cut], ids[cut:]
 
 
 class Counted(NamedTuple):
-    """What counting alone knows: nats per token of a held-out text, by the counts of a training text."""
+    """The losses of counting: nats per token of a held-out text, from the counts of a training text."""
 
     unigram: float
-    """By how often each token occurs; nothing of what stands before it is used."""
+    """The loss from the frequency of each token, without any context."""
     bigram: float
-    """By how often each follows the one before it."""
+    """The loss from how often each token follows the one before it."""
 
 
 def count(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray, " more"], vocab_size: int) -> Counted:
-    """The losses of counts; the targets are those of `losses_in_windows`, at any length.
+    """Return the losses of counting. The targets are those of `losses_in_windows` at any length.
 
-    What did not occur shares what Witten & Bell (1991, method C) leave it: as much as if each that did had once been
-    new. Of tokens these are equal shares; of those behind a token, in proportion to the unigram count.
+    Tokens that did not occur share the probability that Witten & Bell (1991, method C) reserve for them: as much as if
+    each token that did occur had been new once. They share it equally for unigrams, and in proportion to the unigram
+    shares for bigrams.
 
     >>> losses = count(np.array([0, 0, 1, 0, 1]), np.array([0, 1, 0]), 2)  # unigram: 4/7 and 3/7
     >>> [round(math.exp(-2 * loss), 4) for loss in losses]  # 3/7 * 4/7, and behind 0 and 1 (2 + 2 * 3/7) / 5 and 11/14
@@ -140,12 +141,12 @@ def losses_in_windows(
     stride: int | None = None,
     positions: Callable[[Tensor], Positions] | None = None,
 ) -> Losses:
-    """The losses of `ids` in windows of `length` tokens; each target counts once.
+    """Return the losses of `ids` in windows of `length` tokens. Each target counts once.
 
     Args:
-        model: a module with `losses`, as `Decoder` has it; these may be on another device.
-        stride: from one window to the next, of each of which the last `stride` targets count; default: `length`.
-        positions: where the tokens of a batch stand; default: 0, 1, 2, ... in each window.
+        model: a module with a method `losses` like `Decoder`. The losses may be on another device.
+        stride: tokens from one window to the next. The last `stride` targets of each window count. Default: `length`.
+        positions: returns the positions of a batch of ids; default: 0, 1, 2, ... in each window.
     """
     model.eval()
     windows, counting = Windows(ids, length, stride=stride), stride or length
@@ -168,11 +169,11 @@ def in_context(
     model: Any, ids: Int[np.ndarray, " tokens"], length: int, longest: int,
     positions: Callable[[Tensor], Positions] | None = None,
 ) -> list[float]:  # fmt: skip
-    """The losses of targets that all have about `length` tokens before them, in stretches of `longest` targets.
+    """Return the losses of targets with about `length` tokens before each, in stretches of `longest` targets.
 
-    Every length reads the same targets: the last ones of `ids`, `STRETCHES` stretches at most. Windows overlap: they
-    are an eighth of their length apart, or less, so each target has at least seven eighths of it before it. Costs
-    eight times as much as windows that do not overlap.
+    Every length reads the same targets: the last ones of `ids`, in at most `STRETCHES` stretches. The windows overlap.
+    They start an eighth of their length apart, or less, so each target has at least seven eighths of a window before
+    it. This costs eight times as much as windows without overlap.
     """
     stride = next(size for size in range(max(1, length // OVERLAP), 0, -1) if longest % size == 0)
     stretches = min(STRETCHES, len(ids) // longest - 1)
@@ -184,15 +185,15 @@ def in_context(
 
 
 def optimizer_of(parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
-    """Weight decay for matrices only: gains and biases have no reason to shrink."""
-    given = list(parameters)
-    matrices = {"params": [each for each in given if each.ndim >= 2], "weight_decay": WEIGHT_DECAY}
-    vectors = {"params": [each for each in given if each.ndim < 2], "weight_decay": 0.0}
+    """Return AdamW with weight decay for matrices only: gains and biases have no reason to shrink."""
+    trained = list(parameters)
+    matrices = {"params": [each for each in trained if each.ndim >= 2], "weight_decay": WEIGHT_DECAY}
+    vectors = {"params": [each for each in trained if each.ndim < 2], "weight_decay": 0.0}
     return torch.optim.AdamW([matrices, vectors], lr=learning_rate, betas=(0.9, 0.95), fused=True)
 
 
 def update(parameters: Iterable[nn.Parameter], *optimizers: tuple[torch.optim.Optimizer, float]) -> None:
-    """One step of each, at its rate, with the gradients that there are, clipped together; none are left."""
+    """Take one step of each optimizer at its rate. Gradients are clipped together, and cleared afterwards."""
     nn.utils.clip_grad_norm_(parameters, CLIP_NORM)
     for optimizer, rate in optimizers:
         for group in optimizer.param_groups:
@@ -202,7 +203,7 @@ def update(parameters: Iterable[nn.Parameter], *optimizers: tuple[torch.optim.Op
 
 
 def schedule(step: int, num_steps: int) -> float:
-    """Rises linearly over the first tenth, then falls along a cosine to a tenth."""
+    """Return the factor of the learning rate: a linear rise over the first tenth, then a cosine down to a tenth."""
     warmup = max(1, int(num_steps * WARMUP_SHARE))
     if step < warmup:
         return (step + 1) / warmup

@@ -1,6 +1,6 @@
-"""One training of a comparison: a decoder with an encoding, on a text or a task, and all that is measured with it.
+"""One training of a comparison: a decoder with an encoding, on a text or a task, and all of its measurements.
 
-It depends on nothing but its arguments, so any process, here or on another machine, has the same numbers.
+The numbers depend on the arguments alone, so every process on this or another machine has the same ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Int
 from torch import Tensor
 
-from locant.lab.contestant import Contestant, unscaled
+from locant.lab.candidate import Candidate, unscaled
 from locant.lab.decoder import Decoder
 from locant.lab.results import AnyRecord, Losses, Record, TaskRecord, finite
 from locant.lab.settings import SWEEP_SEED, TEXT, VOCAB_SIZE, Settings
@@ -29,43 +29,43 @@ from locant.text import Tokenizer
 CALIBRATION_STEPS = 4
 
 SHARE = 0.85
-"""Of the minutes, what training is planned for: the rest is for measuring."""
+"""The share of the minutes that training may take. The rest is for measuring."""
 
 
 class Training(NamedTuple):
-    """Which training of a comparison."""
+    """The key of a training in a comparison."""
 
     task: str
     encoding: str
-    """The name of a contestant, as it is trained: without a scaling."""
+    """The name of the candidate that is trained, without a scaling."""
     seed: int
     rate: float = 1.0
     """The factor of the learning rates."""
 
 
 class Text(NamedTuple):
-    """Token ids: what is trained on, and what is held out."""
+    """The token ids for training, and the held-out ones."""
 
     training: Int[np.ndarray, " tokens"]
     held_out: Int[np.ndarray, " more"]
     vocab_size: int
 
     def facts(self) -> dict[str, Any]:
-        """What is told of it in the results."""
-        trained, held_out = len(self.training), len(self.held_out)
+        """Return the facts about the text for the results."""
+        training, held_out = len(self.training), len(self.held_out)
         unigram, bigram = count(self.training, self.held_out, self.vocab_size)
-        return {"tokens": trained + held_out, "train_tokens": trained, "held_out_tokens": held_out,
+        return {"tokens": training + held_out, "train_tokens": training, "held_out_tokens": held_out,
                 "unigram_loss": unigram, "bigram_loss": bigram}  # fmt: skip
 
     def for_choice(self) -> Text:
-        """Without what is held out: the end of the training part takes its place, as long."""
+        """Return the training part alone, and hold out its end, which is as long as the held-out part."""
         return self._replace(
             training=self.training[: -len(self.held_out)], held_out=self.training[-len(self.held_out) :]
         )
 
 
 class Cost(NamedTuple):
-    """Seconds of one training step, and of all that is measured with a model."""
+    """The seconds of one training step, and of all measurements of a model."""
 
     step: float
     measuring: float
@@ -81,13 +81,13 @@ def train(
     on_step: OnStep | None = None,
     **settings: Any,
 ) -> tuple[Decoder, Tokenizer]:
-    """A small decoder trained on a text, and its tokenizer.
+    """Train a small decoder on a text, and return it with its tokenizer.
 
     Args:
-        text: all of it is trained on; or its ids, beside their tokenizer.
-        encoding: the name of an encoding; a learned one has a position for each token of a training window.
+        text: the whole training text, or its ids together with their tokenizer.
+        encoding: the name of an encoding. A learned one has a position for each token of a training window.
         tokenizer: default: byte-pair encoding with `vocab_size` entries, trained on the text.
-        settings: those of `Settings` for one training: ``num_steps``, ``train_length``, ``batch_size``,
+        settings: arguments of `Settings` for one training: ``num_steps``, ``train_length``, ``batch_size``,
             ``learning_rate``, ``d_model``, ``num_layers``, ``num_heads``, ``minutes``.
 
     >>> import torch
@@ -95,11 +95,11 @@ def train(
     >>> model(torch.from_numpy(tokenizer.encode("to be")).long()[None]).shape[-1] == tokenizer.vocab_size
     True
     """
-    contestant = unscaled(encoding)
+    candidate = unscaled(encoding)
     chosen = Settings(encodings=(encoding,), multiples=(1,), seeds=(seed,), **settings)
     tokenizer = Tokenizer.train([text], vocab_size) if tokenizer is None else tokenizer  # type: ignore[list-item]
     ids = np.asarray(tokenizer.encode(text) if isinstance(text, str) else text)
-    training, read = Training(TEXT, contestant.name, seed), Text(ids, ids[:0], tokenizer.vocab_size)
+    training, read = Training(TEXT, candidate.name, seed), Text(ids, ids[:0], tokenizer.vocab_size)
     if chosen.minutes is not None:
         steps = int(SHARE * 60 * chosen.minutes / _step_seconds(_OnText(training, chosen, read)))
         chosen = dataclasses.replace(chosen, num_steps=max(1, steps))
@@ -110,47 +110,47 @@ def train(
 
 
 def trainings(settings: Settings) -> list[Training]:
-    """All of a comparison, in the order of its records: contestants that differ in a scaling alone share one."""
-    return [training for seed in settings.seeds for training in _of_a_seed(settings, seed)]
+    """Return all trainings in the order of their records. Candidates that differ only in a scaling share one."""
+    return [training for seed in settings.seeds for training in _trainings_with(settings, seed)]
 
 
-def _of_a_seed(settings: Settings, seed: int) -> list[Training]:
-    names = dict.fromkeys(Contestant.of(name).trained.name for name in settings.encodings)
+def _trainings_with(settings: Settings, seed: int) -> list[Training]:
+    names = dict.fromkeys(Candidate.of(name).trained.name for name in settings.encodings)
     return [Training(task, name, seed) for task in settings.tasks for name in names]
 
 
 def sweep(settings: Settings) -> list[Training]:
-    """The trainings that the learning rates are chosen by; none where there is one rate."""
+    """Return the trainings that choose the learning rates. If there is one rate, there are none."""
     rates = settings.rates if len(settings.rates) > 1 else ()
-    of_a_seed = [each for each in _of_a_seed(settings, SWEEP_SEED) if settings.chosen_on(each.task) == each.task]
-    return [each._replace(rate=rate) for each in of_a_seed for rate in rates]
+    chosen = [each for each in _trainings_with(settings, SWEEP_SEED) if settings.chosen_on(each.task) == each.task]
+    return [each._replace(rate=rate) for each in chosen for rate in rates]
 
 
-def contestants(training: Training, settings: Settings) -> list[Contestant]:
-    """Those that a training serves."""
-    named = map(Contestant.of, settings.encodings)
-    return [contestant for contestant in named if contestant.trained.name == training.encoding]
+def candidates(training: Training, settings: Settings) -> list[Candidate]:
+    """Return the candidates that a training serves."""
+    named = map(Candidate.of, settings.encodings)
+    return [candidate for candidate in named if candidate.trained.name == training.encoding]
 
 
 def run(training: Training, settings: Settings, text: Text | None, on_step: OnStep | None = None) -> list[AnyRecord]:
-    """Train, and measure for every contestant that this training is for."""
+    """Train a model, and return its record for every candidate that this training serves."""
     began = time.perf_counter()
     learner = _learner(training, settings, text)
     facts = {**training._asdict(), **learner.train(on_step=on_step)}
     facts["num_parameters"] = sum(parameter.numel() for parameter in learner.model.parameters())
     taken, records = time.perf_counter() - began, list[AnyRecord]()
-    for contestant in contestants(training, settings):
+    for candidate in candidates(training, settings):
         began = time.perf_counter()
-        record = learner.record(contestant, **{**facts, "encoding": contestant.name, "seconds": 0.0})
+        record = learner.record(candidate, **{**facts, "encoding": candidate.name, "seconds": 0.0})
         seconds = round(taken + time.perf_counter() - began, 3)
         records.append(dataclasses.replace(record, seconds=seconds))
     return records
 
 
 def cost(training: Training, settings: Settings, text: Text | None) -> Cost:
-    """About what a training will take: some steps are timed, and what is measured, or a part of it."""
+    """Estimate the cost of a training by timing some steps, and all or a part of the measurements."""
     learner = _learner(training, settings, text)
-    return Cost(_step_seconds(learner), learner.seconds(contestants(training, settings)))
+    return Cost(_step_seconds(learner), learner.seconds(candidates(training, settings)))
 
 
 def _step_seconds(learner: _Learner) -> float:
@@ -167,33 +167,33 @@ def _learner(training: Training, settings: Settings, text: Text | None) -> _Lear
 
 
 class _Learner(ABC):
-    """A model, what it learns, and what is measured with it."""
+    """A model that learns a text or a task, and its measurements."""
 
     def __init__(self, training: Training, settings: Settings, vocab_size: int, longest: int) -> None:
         self.training, self.settings, self.longest = training, settings, longest
-        self.contestant = Contestant.of(training.encoding)
+        self.candidate = Candidate.of(training.encoding)
         self.model = build(
-            self.contestant, training.seed, vocab_size, settings, longest=longest, task=training.task
+            self.candidate, training.seed, vocab_size, settings, longest=longest, task=training.task
         )  # fmt: skip
 
     @abstractmethod
     def train(self, num_steps: int | None = None, on_step: OnStep | None = None) -> dict[str, Any]:
-        """Train it, as long as the settings say or for so many steps; returns what a record tells of that."""
+        """Train the model for `num_steps`, by default the number in the settings. Return facts for the record."""
 
     @abstractmethod
-    def record(self, contestant: Contestant, **facts: Any) -> AnyRecord:
-        """What is measured for a contestant, with these facts."""
+    def record(self, candidate: Candidate, **facts: Any) -> AnyRecord:
+        """Measure the model for a candidate, and return the record with these facts."""
 
     @abstractmethod
-    def seconds(self, contestants: Sequence[Contestant]) -> float:
-        """About how long it takes to measure for all of these."""
+    def seconds(self, candidates: Sequence[Candidate]) -> float:
+        """Estimate the seconds that the measurements for all of these candidates take."""
 
-    def _reading(self, contestant: Contestant, length: int, trained: int) -> AbstractContextManager[Decoder]:
-        """The model with its encoding as a contestant uses it in rows of `length` tokens."""
-        of_length = contestant.at_length(
+    def _reading(self, candidate: Candidate, length: int, trained: int) -> AbstractContextManager[Decoder]:
+        """Give the model the encoding of a candidate for rows of `length` tokens, until the block ends."""
+        encoding = candidate.at_length(
             self.model.encoding, length, trained, shape(self.settings, self.longest)
         )  # fmt: skip
-        return self.model.reading_with(of_length)
+        return self.model.reading_with(encoding)
 
 
 class _OnText(_Learner):
@@ -204,34 +204,34 @@ class _OnText(_Learner):
     def train(self, num_steps: int | None = None, on_step: OnStep | None = None) -> dict[str, Any]:
         steps = num_steps or self.settings.steps_for(len(self.text.training))
         loss = fit(
-            self.model, self.contestant, self.text.training, self.settings,
+            self.model, self.candidate, self.text.training, self.settings,
             num_steps=steps, seed=self.training.seed, rate=self.training.rate, on_step=on_step,
         )  # fmt: skip
         return {"train_loss": finite(loss), "steps": steps}
 
-    def record(self, contestant: Contestant, **facts: Any) -> AnyRecord:
-        return Record(train_length=self.settings.train_length, **facts, **self._losses(contestant, self.text.held_out))
+    def record(self, candidate: Candidate, **facts: Any) -> AnyRecord:
+        return Record(train_length=self.settings.train_length, **facts, **self._losses(candidate, self.text.held_out))
 
-    def seconds(self, contestants: Sequence[Contestant]) -> float:
-        """By what two windows of the longest length take, with one of them in its full context."""
+    def seconds(self, candidates: Sequence[Candidate]) -> float:
+        """Estimate by the time of two windows of the longest length, one of them also in its full context."""
         windows, taken = self.text.held_out[: 2 * self.longest + 1], 0.0
         for _ in range(2):  # the first use of an operation takes longer
             began = time.perf_counter()
-            for contestant in contestants:
-                self._losses(contestant, windows)
+            for candidate in candidates:
+                self._losses(candidate, windows)
             taken = time.perf_counter() - began
-        there = len(self.text.held_out) / self.longest
-        return taken * (there + OVERLAP * min(STRETCHES, there)) / (2 + OVERLAP)
+        windows_held_out = len(self.text.held_out) / self.longest
+        return taken * (windows_held_out + OVERLAP * min(STRETCHES, windows_held_out)) / (2 + OVERLAP)
 
-    def _losses(self, contestant: Contestant, ids: np.ndarray) -> dict[str, Any]:
+    def _losses(self, candidate: Candidate, ids: np.ndarray) -> dict[str, Any]:
         losses, trained = dict[int, Losses](), self.settings.train_length
         stretches = dict[int, list[float | None]]()
 
         def positions(ids: Tensor) -> Positions:
-            return contestant.positions(ids, self.longest)
+            return candidate.positions(ids, self.longest)
 
         for length in sorted({trained, *self.settings.lengths}):
-            with self._reading(contestant, length, trained) as model:
+            with self._reading(candidate, length, trained) as model:
                 if length in self.settings.lengths:
                     losses[length] = losses_in_windows(model, ids, length, positions=positions)
                 stretches[length] = [*map(finite, in_context(model, ids, length, self.longest, positions))]
@@ -248,14 +248,14 @@ class _OnTask(_Learner):
 
     def train(self, num_steps: int | None = None, on_step: OnStep | None = None) -> dict[str, Any]:
         learned = learn(
-            self.model, self.contestant, self.task, length=self.settings.task_length, longest=self.longest,
+            self.model, self.candidate, self.task, length=self.settings.task_length, longest=self.longest,
             num_steps=num_steps or self.settings.steps_for(), batch_size=self.settings.batch_for(self.training.task),
             rate=self.training.rate, seed=self.training.seed, on_step=on_step,
         )  # fmt: skip
         return {"train_loss": finite(learned.loss), "steps": learned.steps}
 
-    def record(self, contestant: Contestant, **facts: Any) -> AnyRecord:
-        trained, right = self.settings.task_length, self._accuracies(contestant)
+    def record(self, candidate: Candidate, **facts: Any) -> AnyRecord:
+        trained, right = self.settings.task_length, self._accuracies(candidate)
         return TaskRecord(
             train_length=trained,
             learned=right[trained].rows >= LEARNED,
@@ -264,16 +264,16 @@ class _OnTask(_Learner):
             **facts,
         )
 
-    def seconds(self, contestants: Sequence[Contestant]) -> float:
+    def seconds(self, candidates: Sequence[Candidate]) -> float:
         began = time.perf_counter()
-        for contestant in contestants:
-            self._accuracies(contestant)
+        for candidate in candidates:
+            self._accuracies(candidate)
         return time.perf_counter() - began
 
-    def _accuracies(self, contestant: Contestant) -> dict[int, Accuracy]:
+    def _accuracies(self, candidate: Candidate) -> dict[int, Accuracy]:
         tokens = {length: measured_rows(self.task, length).ids.shape[1] for length in self.lengths}
         right, seed = {}, CHOOSING if self.training.seed == SWEEP_SEED else MEASURED
-        for length, its in tokens.items():
-            with self._reading(contestant, its, tokens[self.settings.task_length]) as model:
-                right[length] = accuracy(model, contestant, self.task, length, longest=self.longest, seed=seed)
+        for length, row_tokens in tokens.items():
+            with self._reading(candidate, row_tokens, tokens[self.settings.task_length]) as model:
+                right[length] = accuracy(model, candidate, self.task, length, longest=self.longest, seed=seed)
         return right

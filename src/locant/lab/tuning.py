@@ -1,12 +1,13 @@
-"""A trained model trained a little more, with other positions than its own, so that it gets used to them.
+"""Train a trained model a little more, with other positions than its own, so that it adapts to them.
 
 YaRN's recipe (Peng et al. 2023, arXiv 2309.00071) is a stretched rotary encoding and some hundred steps at the new
-length; DroPE's (Gelberg et al. 2025, arXiv 2512.12167) no positions at all and a short training at the old one.
+length. DroPE's recipe (Gelberg et al. 2025, arXiv 2512.12167) is no positions at all and a short training at the old
+length.
 
-A run can be killed at any moment, and the same call goes on: the weights it ends with are those of a run that was not
-interrupted, to the bit, on the same machine with as many threads; on another device than the CPU as far as torch's
-operators there add up in one order. So nothing depends on the clock but the number of steps, which `minutes` decides
-before the first of them.
+A run can be killed at any moment, and the same call continues it. The final weights equal those of an uninterrupted run
+to the bit on the same machine with the same number of threads. On devices other than the CPU, this holds if torch's
+operators add in a fixed order. So only the number of steps may depend on the clock: `minutes` decides it before the
+first step.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from locant.lab.language_model import (
     stated_length,
     trained_length,
 )
+from locant.lab.position_overrides import PositionOverride
 from locant.lab.results import (
     RECORD,
     Losses,
@@ -52,10 +54,9 @@ from locant.lab.results import (
     earlier,
     environment,
 )
+from locant.lab.resume_state import StateFolder, random_numbers_kept, refusing_to_lose
 from locant.lab.settings import VOCAB_SIZE, require_one_duration
 from locant.lab.text_learning import losses_in_windows, optimizer_of, schedule, split_off, update
-from locant.lab.unfinished import StateFolder, random_numbers_kept, refusing_to_lose
-from locant.lab.ways import Way
 from locant.swapping import swap
 from locant.text.corpus import Corpus, read_corpus
 from locant.text.windows import Windows
@@ -63,50 +64,50 @@ from locant.text.windows import Windows
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TRAINED = ("all", "new", "lora")
 RATES = {"all": 2e-5, "new": 1e-3, "lora": 2e-4}
-"""The learning rate of YaRN for all weights; larger ones for what begins at nothing."""
+"""The learning rate of YaRN for all weights, and larger ones for parameters that begin at zero."""
 
 STEPS = 400
-"""YaRN's."""
+"""The number of steps in YaRN's recipe."""
 
 HELD_OUT_WINDOWS, HELD_OUT_TIMES = 16, 10
-"""What the held-out loss is measured on, and how often after the first step; less often where more windows would be
-read for it than are trained on."""
+"""The windows of the held-out loss, and how often it is measured after the first step. It is measured less often if it
+would read more windows than the training."""
 
 LOGITS = 2**27
-"""Of tokens that are trained on at once, unless a single window has more: they are what memory goes to."""
+"""The largest number of logits in memory at once in training, unless a single window has more: they dominate memory."""
 
 SHORTEST = 16
-"""Tokens of a window, of which the loss is told apart."""
+"""The fewest first tokens of a window whose mean loss is recorded."""
 
 SAVE_SECONDS = 60.0
 SHARE = 0.7
-"""Of the minutes, what steps are planned for: the rest is for measuring, loading and saving."""
+"""The share of the minutes that steps may take. The rest is for measuring, loading and saving."""
 
 OnStep = Callable[[int, int, str], object]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneSettings:
-    """How a model is tuned.
+    """The settings of a tuning run.
 
     Args:
-        way: the positions that it gets, as `Way` reads them, such as ``yarn:8``, ``drope`` or ``alibi``.
-        train: ``"all"`` weights, those of the encoding that was put in (``"new"``), or low-rank adapters of all linear
-            layers (``"lora"``, with `peft`), beside the encoding's.
-        length: tokens per window; default: the length that the model states; with a scaling, the trained one times
-            the factor.
+        way: the new positions, as `PositionOverride` reads them, such as ``yarn:8``, ``drope`` or ``alibi``.
+        train: what is trained: ``"all"`` weights, the weights of the new encoding (``"new"``), or these and low-rank
+            adapters of all linear layers (``"lora"``, with `peft`).
+        length: tokens per window; default: the length that the model states, or with a scaling, the trained length
+            times the factor.
         num_steps: default: 400, as for YaRN, if there are no `minutes` either.
-        minutes: instead of steps: as many as fit in these, timed before the first.
-        batch_size: windows per step; read in parts where they are too many for memory, with the same gradient.
-        learning_rate: the highest, of AdamW, after a warm-up; default: by what is trained.
-        rank: of the adapters.
-        adapter: write the adapters alone, instead of weights that they are merged into.
-        seed: of the order of the windows, of what is new, and of dropout.
-        device: such as ``cuda:1``; ``auto``: cuda where torch finds it, else the CPU.
+        minutes: limit the time. The number of steps is chosen before the first by timing.
+        batch_size: windows per step. They are read in parts if they do not fit into memory, with the same gradient.
+        learning_rate: the peak rate of AdamW, after a warm-up; default: depends on `train`.
+        rank: the rank of the adapters.
+        adapter: write the adapters alone, instead of merging them into the weights.
+        seed: for the order of the windows, new weights and dropout.
+        device: such as ``cuda:1``; ``auto``: cuda if torch finds it, else the CPU.
 
     Raises:
-        InputError: both steps and minutes, or an adapter of what has none.
-        RangeError: a number that cannot be.
+        InputError: both steps and minutes, or `adapter` without ``train="lora"``.
+        RangeError: a number out of range.
 
     >>> TuneSettings(way="yarn:8", minutes=10.0).batch_size
     8
@@ -134,7 +135,7 @@ class TuneSettings:
             if (value := getattr(self, name)) is not None:
                 real(name, value, above=0, remedy=Remedy(**{name: usual}))
         if flag("adapter", self.adapter) and self.train != "lora":
-            raise InputError(f"got adapter beside train={self.train}, which makes none", Remedy(train="lora"))
+            raise InputError(f"got adapter with train={self.train}, which has no adapter", Remedy(train="lora"))
         require_one_duration(vars(self))
         object.__setattr__(self, "device", str(device_of(self.device)))
 
@@ -146,46 +147,46 @@ def tune(
     *,
     output: str | Path,
     force: bool = False,
-    on_step: OnStep = lambda done, total, said: None,
+    on_step: OnStep = lambda done, total, report: None,
 ) -> dict[str, Any]:
     """Tune a model on a text, and write it to a folder that `transformers` reads.
 
-    The last tenth of the text is held out, and measured before, while and after. A scaling is written into the
-    configuration as `transformers` has it; a model with another encoding is read by `locant.checkpoints.load_swapped`.
-    Weights are trained in float32 and written in the dtype that each had. How far the run is lies in a folder
-    ``OUTPUT-unfinished`` until it is finished.
+    The last tenth of the text is held out. Its loss is measured before, during and after the training. A scaling is
+    written into the configuration in the form that `transformers` uses. A model with another encoding can be loaded by
+    `locant.checkpoints.load_swapped`. Weights are trained in float32 and written in their original dtypes. Until the
+    run is finished, its state is kept in the folder ``OUTPUT-unfinished``.
 
     Args:
         folder: a model in safetensors, with its tokenizer.
         files: texts; without one, the documentation that ships inside Python.
-        output: the folder to write, which appears when it is whole.
-        force: replace a folder that is there, and forget an unfinished run with other settings.
-        on_step: called after every step with its number, how many there are, and a word on the losses.
+        output: the folder to write. It appears when it is complete.
+        force: replace an existing folder, and discard an unfinished run with other settings.
+        on_step: called after every step with its number, the number of steps, and a short report of the losses.
 
     Returns:
-        What is in `tuning.json` of the output: settings, losses on the way, and held-out losses before and after.
+        The contents of `tuning.json` in the output: settings, losses in training, and held-out losses before and after.
 
     Raises:
         InputError: a folder, text or output that cannot be used; an unfinished run with other settings.
-        RangeError: an encoding for other sizes than the model's.
+        RangeError: an encoding whose sizes are not those of the model.
 
-    Costs: weights, gradients and two moments in float32, 16 bytes for each weight that is trained, and 4 for others.
+    Costs: weights, gradients and two moments in float32, 16 bytes for each trained weight and 4 for each other one.
 
     >>> tune("model", ["my.txt"], TuneSettings(way="yarn:8"), output="longer")  # doctest: +SKIP
     """
     source, output = Path(folder), Path(output)
-    way = Way.of(settings.way)
-    if way.is_for_reading_alone:
-        got = f"got {way.name}, which a trained model is given when it reads: locant.swap"
+    way = PositionOverride.of(settings.way)
+    if way.is_for_reading_only:
+        got = f"got {way.name}, which is for reading without training: use locant.swap"
         raise InputError(got, Remedy(way="own"))
     config = load_config(source)
     trained = trained_length(config)
     length = settings.length or (way.stretched(trained) if way.stretches else stated_length(config))
     corpus = read_corpus(files, tokenizer=str(folder), usual_vocab_size=VOCAB_SIZE)
-    asked = _asked(source, settings, length, corpus)
-    _said_by_tokenizer(source)  # what cannot be read is better said before the training
+    wanted = _run_settings(source, settings, length, corpus)
+    _tokenizer_config(source)  # if it cannot be read, fail before the training
     state = StateFolder(output, settings.device)
-    if (finished := earlier(output / RECORD)).get("settings") == asked:
+    if (finished := earlier(output / RECORD)).get("settings") == wanted:
         if state.path.exists():
             with state:
                 state.remove()
@@ -196,28 +197,30 @@ def tune(
     training, held_out = split_off(corpus.ids, length)
     if way.stretches:
         if (to := way.stretched(trained)) <= trained:
-            raise InputError(f"got {way.name}:{way.factor:g}, which stretches nothing", Remedy(way=f"{way.name}:4"))
+            raise InputError(
+                f"got {way.name}:{way.factor:g}, which does not stretch the model", Remedy(way=f"{way.name}:4")
+            )
         config = type(config).from_dict(extend(read_source(source), to=to, method=way.name).config)
     model = load_model(source, config, device=settings.device)
     require_rows(model.config.get_text_config().vocab_size, corpus.ids, corpus.tokenizer.beginning)
     require_positions(model, length)
     with state, random_numbers_kept(state.device):
-        so_far = _begun(state, asked, force=force)
-        prepared = AsDecoder(_prepared(model, way, settings, length), corpus.tokenizer)
+        so_far = _unfinished_run(state, wanted, force=force)
+        prepared = AsDecoder(_prepare(model, way, settings, length), corpus.tokenizer)
         run = _Run(prepared, training, held_out, length, settings)
-        record = {**run.go(state, asked, so_far, on_step), "swapped": hasattr(model.config, "locant")}
-        _write(run.finished(), source, output, record, force=force)
+        record = {**run.train(state, wanted, so_far, on_step), "swapped": hasattr(model.config, "locant")}
+        _write(run.finished_model(), source, output, record, force=force)
         state.remove()
     return record
 
 
-def _begun(state: StateFolder, asked: Mapping[str, Any], *, force: bool) -> dict[str, Any] | None:
-    """How far an earlier call of the same run came; with `force`, what cannot be gone on with is forgotten."""
+def _unfinished_run(state: StateFolder, wanted: Mapping[str, Any], *, force: bool) -> dict[str, Any] | None:
+    """Return the record of an earlier call of the same run. With `force`, a run that cannot continue is discarded."""
     try:
         so_far = state.facts()
-        if so_far is not None and (other := changed(so_far["settings"], asked)):
+        if so_far is not None and (other := changed(so_far["settings"], wanted)):
             got = f"got an unfinished run in {state.path} with another {', '.join(other)}"
-            remedy = Remedy("what it was begun with, another folder, or {} to begin anew", force=True)
+            remedy = Remedy("use the settings of that run, another folder, or {} to start again", force=True)
             raise InputError(got, remedy)
     except InputError:
         if not force:
@@ -227,18 +230,18 @@ def _begun(state: StateFolder, asked: Mapping[str, Any], *, force: bool) -> dict
     return so_far
 
 
-def _asked(source: Path, settings: TuneSettings, length: int, corpus: Corpus) -> dict[str, Any]:
-    """Everything that decides the outcome, ready for JSON."""
+def _run_settings(source: Path, settings: TuneSettings, length: int, corpus: Corpus) -> dict[str, Any]:
+    """Return everything that decides the outcome, ready for JSON."""
     text = {**corpus.facts(), "tokenizer": source.name}
     chosen = {**vars(settings), "length": length, "learning_rate": settings.learning_rate or RATES[settings.train]}
-    chosen["device"] = torch.device(settings.device).type  # any of its kind
+    chosen["device"] = torch.device(settings.device).type  # the number of the device does not matter
     if settings.num_steps is settings.minutes is None:
         chosen["num_steps"] = STEPS
     return {"model": source.name, "model_sha256": fingerprint(source), **chosen, "text": text}
 
 
-def _prepared(model: Any, way: Way, settings: TuneSettings, length: int) -> Any:
-    """The model with what it gets, and only that to be trained which is."""
+def _prepare(model: Any, way: PositionOverride, settings: TuneSettings, length: int) -> Any:
+    """Give the model its new positions and adapters, and freeze the parameters that are not trained."""
     torch.manual_seed(settings.seed)
     if not way.stretches and way.name != "own":
         swap(model, way.encoding(model, trained_length(model.config), length))
@@ -246,7 +249,7 @@ def _prepared(model: Any, way: Way, settings: TuneSettings, length: int) -> Any:
     new = [name for name, _ in model.named_parameters() if ".locant." in f".{name}"]
     if settings.train == "new" and not new:
         raise InputError(
-            f"got train=new for {settings.way}, which has no parameters", Remedy("{} or lora", train="all")
+            f"got train=new for {settings.way}, which has no parameters", Remedy("use {} or lora", train="all")
         )
     if settings.train != "lora":
         for name, parameter in model.named_parameters():
@@ -265,7 +268,7 @@ def _prepared(model: Any, way: Way, settings: TuneSettings, length: int) -> Any:
 
 
 def _state_length(config: Any, length: int) -> None:
-    """State a longer length than the configuration did, but beside a scaling: frequencies of some depend on it."""
+    """Raise the length that the configuration states, unless there is a scaling: some frequencies depend on it."""
     rope = getattr(config, "rope_parameters", None) or {}
     ropes = [rope, *(each for each in rope.values() if isinstance(each, Mapping))]  # flat, or by type of layers
     scaled = any(each.get("rope_type", "default") != "default" for each in ropes)
@@ -274,7 +277,7 @@ def _state_length(config: Any, length: int) -> None:
 
 
 class _Run:
-    """The training itself: from where the state says, or from the beginning."""
+    """The training itself, from a saved state or from the beginning."""
 
     def __init__(
         self, decoder: AsDecoder, training: np.ndarray, held_out: np.ndarray, length: int, settings: TuneSettings
@@ -291,16 +294,16 @@ class _Run:
         self.batch_size = min(settings.batch_size, len(windows))
         self.loader = windows.loader(self.batch_size, seed=settings.seed, drop_last=True)
 
-    def go(
-        self, state: StateFolder, asked: Mapping[str, Any], so_far: dict[str, Any] | None, on_step: OnStep
+    def train(
+        self, state: StateFolder, wanted: Mapping[str, Any], so_far: dict[str, Any] | None, on_step: OnStep
     ) -> dict[str, Any]:
-        """Train to the last step; returns what happened."""
+        """Train to the last step, and return the record of the run."""
         if so_far is None:
-            before = self._measured()
+            before = self._measure()
             steps = self.settings.num_steps or STEPS
             if self.settings.minutes is not None:
-                steps = self._fitting(self.settings.minutes * 60)
-            so_far = {"settings": dict(asked), "environment": environment(self.settings.device), "num_steps": steps,
+                steps = self._steps_in_time(self.settings.minutes * 60)
+            so_far = {"settings": dict(wanted), "environment": environment(self.settings.device), "num_steps": steps,
                       "train_loss": [], "held_out": [[0, before.mean]], "before": before.by_window,
                       "before_by_length": _by_length(before)}  # fmt: skip
             self._save(state, so_far)
@@ -308,55 +311,55 @@ class _Run:
             state.read(self.parameters, self.optimizer)
             self.loader.load_state_dict(so_far.pop("place"))
         try:
-            self._train(state, so_far, on_step)
+            self._take_steps(state, so_far, on_step)
         except KeyboardInterrupt as interrupt:
-            interrupt.add_note(f"{state.path} holds how far it is: the same command goes on")
+            interrupt.add_note(f"{state.path} holds the state of the run: the same command continues it")
             raise
-        after = self._measured()
+        after = self._measure()
         so_far["held_out"].append([so_far["num_steps"], after.mean])
         return {**so_far, "after": after.by_window, "after_by_length": _by_length(after)}
 
-    def finished(self) -> Any:
-        """The model in the dtypes that it had, on the host, with its adapters merged if they are not to stay alone."""
+    def finished_model(self) -> Any:
+        """Return the model on the CPU in its original dtypes. Adapters are merged unless they are written alone."""
         merged = self.settings.train == "lora" and not self.settings.adapter
         model = self.model.merge_and_unload() if merged else self.model
         for parameter in model.parameters():
             parameter.data = parameter.data.to(self.dtypes[id(parameter)])
         return model.cpu()
 
-    def _train(self, state: StateFolder, so_far: dict[str, Any], on_step: OnStep) -> None:
+    def _take_steps(self, state: StateFolder, so_far: dict[str, Any], on_step: OnStep) -> None:
         steps, losses, held_out = so_far["num_steps"], so_far["train_loss"], so_far["held_out"]
-        saved, said = time.perf_counter(), f"held-out {held_out[-1][1]:.3f}"
+        saved, report = time.perf_counter(), f"held-out {held_out[-1][1]:.3f}"
         times = min(HELD_OUT_TIMES, max(1, steps * self.batch_size // len(so_far["before"])))
         every = -(-steps // times)
         self.model.train()
         for batch in islice(chain.from_iterable(repeat(self.loader)), steps - len(losses)):  # epoch after epoch
             rate = self.rate * schedule(len(losses), steps)
-            losses.append(self._gradients(batch))
+            losses.append(self._accumulate_gradients(batch))
             self._require_finite(losses[-1])
             update(self.parameters.values(), (self.optimizer, rate))
             done = len(losses)
             if done % every == 0 and done < steps:
-                held_out.append([done, self._measured().mean])
-                said = f"held-out {held_out[-1][1]:.3f}"
+                held_out.append([done, self._measure().mean])
+                report = f"held-out {held_out[-1][1]:.3f}"
             if done == steps or time.perf_counter() - saved >= SAVE_SECONDS:
                 self._save(state, so_far)
                 saved = time.perf_counter()
-            on_step(done, steps, f"training {losses[-1]:.3f}, {said}")
+            on_step(done, steps, f"training {losses[-1]:.3f}, {report}")
 
-    def _gradients(self, batch: Mapping[str, Tensor]) -> float:
-        """The mean loss over a batch, whose gradients are left in the parameters; part by part."""
+    def _accumulate_gradients(self, batch: Mapping[str, Tensor]) -> float:
+        """Return the mean loss over a batch, and leave its gradients in the parameters. Works part by part."""
         part = max(1, LOGITS // self.model.config.get_text_config().vocab_size // self.length)
         loss = 0.0
         for ids, targets in zip(batch["ids"].split(part), batch["targets"].split(part), strict=True):
             logits = self.decoder(ids, None)
             summed = F.cross_entropy(logits.flatten(0, 1), targets.to(logits.device).flatten(), reduction="sum")
-            some = summed / batch["targets"].numel()
-            some.backward()
-            loss += some.item()
+            share = summed / batch["targets"].numel()
+            share.backward()
+            loss += share.item()
         return loss
 
-    def _measured(self) -> Losses:
+    def _measure(self) -> Losses:
         losses = losses_in_windows(self.decoder, self.held_out, self.length)
         self.model.train()
         self._require_finite(losses.mean)
@@ -364,29 +367,29 @@ class _Run:
 
     def _require_finite(self, loss: float) -> None:
         if not math.isfinite(loss):
-            got = f"got a loss of {loss} with a learning rate of {self.rate:g}: the training went astray"
+            got = f"got a loss of {loss} with a learning rate of {self.rate:g}: the training diverged"
             raise InputError(
-                got, Remedy("{}, and {} to begin anew", learning_rate=float(f"{self.rate / 10:g}"), force=True)
+                got, Remedy("use {}, and {} to start again", learning_rate=float(f"{self.rate / 10:g}"), force=True)
             )
 
     def _save(self, state: StateFolder, so_far: Mapping[str, Any]) -> None:
         state.write(self.parameters, self.optimizer, {**so_far, "place": self.loader.state_dict()})
 
-    def _fitting(self, seconds: float) -> int:
-        """How many steps fit; what is timed leaves no trace."""
+    def _steps_in_time(self, seconds: float) -> int:
+        """Return how many steps fit into this time. The timed steps leave no trace."""
         batch = next(iter(self.loader))
         self.loader.set_epoch(0)
         with random_numbers_kept(torch.device(self.settings.device)):
-            self._gradients(batch)
+            self._accumulate_gradients(batch)
             began = time.perf_counter()
-            self._gradients(batch)
+            self._accumulate_gradients(batch)
             taken = time.perf_counter() - began
         self.optimizer.zero_grad(set_to_none=True)
         return max(1, int(SHARE * seconds / taken))
 
 
 def _by_length(losses: Losses) -> dict[str, float]:
-    """The mean loss over the first tokens of each window: of all, of half of them, and so on down to `SHORTEST`."""
+    """Return the mean loss over all tokens of each window, over their first half, and so on down to `SHORTEST`."""
     length = len(losses.by_position)
     halves = [length >> times for times in range(length.bit_length())]
     lengths = sorted(each for each in halves if each >= SHORTEST or each == length)
@@ -394,7 +397,7 @@ def _by_length(losses: Losses) -> dict[str, float]:
 
 
 def _write(model: Any, source: Path, output: Path, record: Mapping[str, Any], *, force: bool) -> None:
-    """The folder of the tuned model, with what belongs to the old one, such as its tokenizer."""
+    """Write the folder of the tuned model, with files of the old one, such as its tokenizer."""
     with refusing_to_lose(output), new_folder(output, force=force) as new, quiet():
         model.save_pretrained(new)
         if record["settings"]["adapter"]:
@@ -403,15 +406,15 @@ def _write(model: Any, source: Path, output: Path, record: Mapping[str, Any], *,
         for name in belong:
             if name not in (INDEX, RECORD) and not (new / name).exists():
                 shutil.copyfile(source / name, new / name)
-        said = _said_by_tokenizer(new)
-        limit, length = said.get("model_max_length"), record["settings"]["length"]
+        config = _tokenizer_config(new)
+        limit, length = config.get("model_max_length"), record["settings"]["length"]
         if isinstance(limit, int) and limit < length:  # the tokenizer of transformers warns of longer texts
-            (new / TOKENIZER_CONFIG).write_text(json_text({**said, "model_max_length": length}), encoding="utf-8")
+            (new / TOKENIZER_CONFIG).write_text(json_text({**config, "model_max_length": length}), encoding="utf-8")
         for file in new.iterdir():
             flush(file)
         write_whole(new / RECORD, json_text(record))
 
 
-def _said_by_tokenizer(folder: Path) -> dict[str, Any]:
+def _tokenizer_config(folder: Path) -> dict[str, Any]:
     path = folder / TOKENIZER_CONFIG
     return read_json(path) if path.is_file() else {}

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from locant.arguments import Real
+from locant.lab.candidate import Candidate
 from locant.lab.comparison import Progress, Watcher
-from locant.lab.contestant import Contestant
 from locant.lab.results import BY_TASK, Results, ResultsFolder, with_recorded
 from locant.lab.settings import TEXT, Settings
 from locant.lab.summary import Row, Summary, summarise
@@ -68,10 +68,10 @@ class Screen(Watcher):
         epochs = steps * settings.batch_for(TEXT) * settings.train_length / training
         each = f"{steps:,} steps each, {epochs:.1f} epochs"
         amount = f"{settings.minutes:g} minutes in all" if settings.minutes else each
-        contestants = f"{counted(len(settings.encodings), 'encoding')} with {counted(len(settings.seeds), 'seed')}"
+        candidates = f"{counted(len(settings.encodings), 'encoding')} with {counted(len(settings.seeds), 'seed')}"
         tokens = f"{len(corpus.ids):,} tokens of a vocabulary of {corpus.tokenizer.vocab_size:,}"
         talk(f"{corpus.name}: {corpus.characters:,} characters, {tokens}")
-        talk(f"training {contestants} on {training:,} tokens, in windows of {settings.train_length:,} ({amount})")
+        talk(f"training {candidates} on {training:,} tokens, in windows of {settings.train_length:,} ({amount})")
         talk(f"measuring on the last {held_out:,} tokens, in windows: {windows}")
 
     def plan(self, results: Results, seconds: float) -> None:
@@ -80,7 +80,7 @@ class Screen(Watcher):
             talk(f"a unigram count (how often each token is in the training text) has a loss of {unigram:.3f} there")
             talk(f"a bigram count (how often each token follows the one before it) has a loss of {bigram:.3f}")
         self._planned = results
-        self._trained = {name: Contestant.of(name).trained.name for name in results.settings.encodings}
+        self._trained = {name: Candidate.of(name).trained.name for name in results.settings.encodings}
         most = "at the most " if {*results.settings.tasks} != {TEXT} else ""
         talk(f"this takes {most}about {_duration(seconds)}")
 

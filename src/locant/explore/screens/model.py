@@ -23,7 +23,7 @@ from locant.errors import InputError, LocantError
 from locant.explore.screens import Screen
 from locant.explore.session import SCALING_TITLES, Session, State
 from locant.lab.language_model import CAUSAL, auto_class, stated_length, trained_length, without_weights
-from locant.lab.ways import NUMBERED, USUAL_FACTOR, Way
+from locant.lab.position_overrides import NUMBERED, USUAL_FACTOR, PositionOverride
 from locant.models.registry import presets
 from locant.positions.base import PositionEncoding
 from locant.positions.description import Weightless, described
@@ -198,7 +198,7 @@ def _swapped(state: State, session: Session) -> Mapping[str, Any]:
     auto, found = auto_class(model.config), _pairs(state, model, encoding, of_type, trained, to)
     refused = BY_LAYER if every is not of_type else None if auto == CAUSAL else OTHER_MODELS
     model_name, made = shlex.quote(folder), _made(encoding, way, (trained, longest, of_type))
-    alone = f"{way.name} is for a model as it is: nothing that it gets used to" if way.is_for_reading_alone else None
+    alone = f"{way.name} is for a model as it is: nothing that it gets used to" if way.is_for_reading_only else None
     return {
         **answer,
         "layers": [
@@ -221,21 +221,21 @@ def _weightless(text: str) -> Any:
     return without_weights(json.loads(text))
 
 
-def _way(state: State) -> Way:
-    name = state.one_of("with", "yarn", [each for each in Way.names() if each != "own"], SCALING_TITLES)
+def _way(state: State) -> PositionOverride:
+    name = state.one_of("with", "yarn", [each for each in PositionOverride.names() if each != "own"], SCALING_TITLES)
     if name not in NUMBERED:
-        return Way(name)
+        return PositionOverride(name)
     usual = USUAL_FACTOR.get(name, USUAL)
     whole = name == "self-extend"
     factor = state.whole("factor", int(usual), 2, 64) if whole else state.real("factor", usual, 1, 64, log=True)
-    return Way(name, float(factor))
+    return PositionOverride(name, float(factor))
 
 
-def _word(way: Way) -> str:
+def _word(way: PositionOverride) -> str:
     return way.name if way.factor is None else f"{way.name}:{way.factor:g}"
 
 
-def _plan(state: State, way: Way, types: Sequence[str | None]) -> tuple[int | None, str | None]:
+def _plan(state: State, way: PositionOverride, types: Sequence[str | None]) -> tuple[int | None, str | None]:
     """Every which layer gets it, or those of which type; with neither, all do."""
     if way.name == "exact":
         return None, None
@@ -273,13 +273,13 @@ def _pairs(state: State, model: Any, encoding: Any, of_type: str | None, trained
     }
 
 
-def _made(encoding: PositionEncoding | None, way: Way, sizes: tuple[int, int, str | None]) -> str:
+def _made(encoding: PositionEncoding | None, way: PositionOverride, sizes: tuple[int, int, str | None]) -> str:
     """The Python that makes the encoding."""
     if encoding is None:
         return ""
     if (said := described(encoding)) is None:
         lengths = ", ".join(repr(each) for each in sizes if each is not None)
-        return f"locant.lab.ways.Way.of({_word(way)!r}).encoding(model, {lengths})"
+        return f"locant.lab.position_overrides.PositionOverride.of({_word(way)!r}).encoding(model, {lengths})"
     options = [f", {name}={_option(value)}" for name, value in said["options"].items()]
     return f"locant.encoding({said['name']!r}{''.join(options)})"
 
@@ -300,7 +300,7 @@ def _codes_of_swap(
         call = f'locant.swap(model, layers={{"every": {every}, "encoding": encoding}})'
     if of_type is not None:
         call = f"locant.swap(model, layers=lambda layer, kind: encoding if kind == {of_type!r} else None)"
-    ways = "import locant.lab.ways\n" if ".lab.ways." in made else ""
+    ways = "import locant.lab.position_overrides\n" if ".lab.position_overrides." in made else ""
     model = f"from transformers import {auto}\n\nimport locant\n{ways}\nmodel = {auto}.from_pretrained({folder!r})\n"
     built = f"encoding = {made}\n" if made else ""
     own = (

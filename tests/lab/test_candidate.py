@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from locant import InputError, Positions, RangeError
-from locant.lab import Settings, compare, contestant
-from locant.lab.contestant import Contestant
+from locant.lab import Settings, candidate, compare
+from locant.lab.candidate import Candidate
 from locant.lab.results import Failure, TaskRecord
 from locant.lab.training import Training
 from locant.positions.base import ModelShape
@@ -54,22 +54,22 @@ def mine(tmp_path: Path) -> str:
     ],
 )
 def test_a_name_has_up_to_three_parts(name: str, parts: tuple[str, str, str]) -> None:
-    one = Contestant.of(name)
-    assert (one.encoding, one.scaling, one.places, one.source) == (*parts, "")
-    assert Contestant.of(one.name) == one
+    one = Candidate.of(name)
+    assert (one.encoding, one.scaling, one.position_scheme, one.source) == (*parts, "")
+    assert Candidate.of(one.name) == one
 
 
 @pytest.mark.parametrize(
     "name", ["", "+yarn", "@randomized", "rotary+", "rotary@", "rotary++yarn", "alibi+yarn", "a.py"]
 )
-def test_what_is_no_contestant_is_refused(name: str) -> None:
+def test_a_wrong_name_is_refused(name: str) -> None:
     with refuses(RangeError, "got"):
-        Contestant.of(name)
+        Candidate.of(name)
 
 
 def test_a_class_in_a_file_takes_part_as_any_other(mine: str) -> None:
-    near, turned = Contestant.of(f"{mine}:Near@randomized"), Contestant.of(f"{mine}:Turned+yarn")
-    assert (near.name, near.places, turned.scaling) == (f"{mine}:Near@randomized", "randomized", "yarn")
+    near, turned = Candidate.of(f"{mine}:Near@randomized"), Candidate.of(f"{mine}:Turned+yarn")
+    assert (near.name, near.position_scheme, turned.scaling) == (f"{mine}:Near@randomized", "randomized", "yarn")
     shape = ModelShape(d_model=16, num_heads=2, max_seq_len=8)
     expected = -0.5 * (torch.arange(4)[:, None] - torch.arange(4)).float()
     where = Positions.arange(4)
@@ -92,17 +92,17 @@ def test_a_class_in_a_file_takes_part_as_any_other(mine: str) -> None:
         ("{}:Near@somewhere", ("somewhere", "randomized")),
     ],
 )
-def test_what_a_file_does_not_hold_is_refused(mine: str, named: str, words: tuple[str, ...]) -> None:
+def test_a_class_missing_from_its_file_is_refused(mine: str, named: str, words: tuple[str, ...]) -> None:
     kind = InputError if "cannot be read" in words else RangeError
     with refuses(kind, *words):
-        Contestant.of(named.format(mine))
+        Candidate.of(named.format(mine))
 
 
 @pytest.mark.parametrize("line", ["1 / 0", "import nowhere_at_all", "raise SystemExit(3)", "(", "null\0byte"])
 def test_a_file_that_cannot_be_run_is_named_with_the_reason(tmp_path: Path, line: str) -> None:
     (tmp_path / "bad.py").write_text(line)
     with refuses(InputError, "bad.py", "cannot be run"):
-        Contestant.of(f"{tmp_path / 'bad.py'}:Near")
+        Candidate.of(f"{tmp_path / 'bad.py'}:Near")
 
 
 def test_only_a_file_that_has_changed_is_trained_again(mine: str, tmp_path: Path, trained: list[Training]) -> None:
@@ -114,7 +114,7 @@ def test_only_a_file_that_has_changed_is_trained_again(mine: str, tmp_path: Path
     Path(mine).write_text(MINE.replace("0.5", "2.5"), encoding="utf-8")
     compared(tmp_path / "out", options)
     assert len(trained) == 2, "in one process a file is run once"
-    contestant._run.cache_clear()
+    candidate._run.cache_clear()
     compared(tmp_path / "out", options)
     assert [each.encoding for each in trained[2:]] == [f"{mine}:Near"]
 
@@ -122,7 +122,7 @@ def test_only_a_file_that_has_changed_is_trained_again(mine: str, tmp_path: Path
 def test_a_file_may_import_what_lies_beside_it(tmp_path: Path) -> None:
     (tmp_path / "beside_it.py").write_text("SLOPE = 3")
     (tmp_path / "uses.py").write_text("import beside_it\n" + MINE.replace("0.5", "beside_it.SLOPE"))
-    near = Contestant.of(f"{tmp_path / 'uses.py'}:Near").build(ModelShape(d_model=16, num_heads=2, max_seq_len=8))
+    near = Candidate.of(f"{tmp_path / 'uses.py'}:Near").build(ModelShape(d_model=16, num_heads=2, max_seq_len=8))
     bias = near.bias(torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8), Positions.arange(3))
     assert bias is not None
     assert bias[0, 0, 2].tolist() == [-6.0, -3.0, 0.0]
@@ -139,7 +139,7 @@ def test_a_file_may_import_what_lies_beside_it(tmp_path: Path) -> None:
         ("of_distance(self, distance, head)", "raise ValueError('one\\ntwo')", "ValueError: one two"),
     ],
 )
-def test_what_goes_wrong_in_a_class_of_others_is_said_with_its_reason(
+def test_an_error_in_a_foreign_class_is_reported_with_its_reason(
     tmp_path: Path, where: str, line: str, reason: str
 ) -> None:
     """Where it cannot be built, before anything is trained; else beside the trainings of the others."""
@@ -168,7 +168,7 @@ CHANGES = {
 
 
 def settings_of_torch() -> list[Any]:
-    return [get() for get, _ in (*contestant.OF_PROCESS.values(), *contestant.OF_THREAD.values())]
+    return [get() for get, _ in (*candidate.OF_PROCESS.values(), *candidate.OF_THREAD.values())]
 
 
 @pytest.mark.parametrize("place", ["file", "class", "training"])
@@ -191,7 +191,7 @@ def test_a_class_that_changes_settings_of_torch_is_refused_before_the_others_tra
     assert settings_of_torch() == before
 
 
-def test_who_changes_a_setting_of_torch_later_fails_and_the_next_train_as_alone(tmp_path: Path) -> None:
+def test_a_later_change_of_torch_settings_fails_its_training_alone(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(
         "import torch\nfrom locant import DistanceBias\ncalls = []\n"
         "class Late(DistanceBias):\n    def of_distance(self, distance, head):\n        calls.append(0)\n"
@@ -210,9 +210,7 @@ def test_who_changes_a_setting_of_torch_later_fails_and_the_next_train_as_alone(
     assert torch.get_default_dtype() == torch.float32
 
 
-def test_a_file_that_only_stands_in_earlier_results_is_not_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_only_earlier_results_name_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Results may come from anybody: their names are shown, and no more."""
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n{MINE}")
     options: dict[str, Any] = {**TASKS, "tasks": ("copy",), "encodings": ("alibi",), "seeds": (0,)}

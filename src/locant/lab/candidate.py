@@ -1,4 +1,4 @@
-"""Who takes part in a comparison: an encoding, how it is scaled beyond the trained length, and at which positions."""
+"""The candidates of a comparison: an encoding, its scaling beyond the trained length, and its positions."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from locant.positions.scaling import EXTENDING, DynamicNTK, scaling_by_name, sca
 from locant.spelling import dtype_name
 
 EXTENSIONS = tuple(name for name in EXTENDING if name != DynamicNTK.info.name)
-"""The scalings that extend a context by a factor, whatever the length of a sequence."""
+"""The scalings that extend a context by a factor, independently of the length of a sequence."""
 
 OPTIONS: dict[str, dict[str, float]] = {
-    "learned": {"init_std": 1.0},  # as large as the decoder's scaled token rows, or it would have little effect
+    "learned": {"init_std": 1.0},  # as large as the decoder's scaled token rows, else it would have little effect
     "learned_grid": {"init_std": 1.0},
     "convolutional": {"causal": True},
 }
 
-PLACES = ("randomized", "abacus", "coupled")
+POSITION_SCHEMES = ("randomized", "abacus", "coupled")
 """Positions other than 0, 1, 2, ...: see `locant.positions.generalizing`."""
 
 PARTS = re.compile(r"(.+?\.py:\w+|[^+@]*(?:\+\+)?)(?:(\+)([^@]*))?(?:(@)(.*))?", re.DOTALL)
-"""Of a name: the encoding (of a file, or of a name that may end as RoPE++ does), a scaling and positions."""
+"""The parts of a name: the encoding (in a file, or a name that may end in ++ like RoPE++), a scaling and positions."""
 
 OF_PROCESS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
@@ -62,64 +62,66 @@ OF_THREAD: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         lambda: torch.is_autocast_enabled("cpu"), lambda is_on: torch.set_autocast_enabled("cpu", is_on),
     ),
 }  # fmt: skip
-"""Settings of torch that change what other code computes: how each is read and set.
+"""Settings of torch that change the results of other code, with functions that read and set each one.
 
-Seeds are not among them: each model is built from a seed of its own, and nothing is drawn from torch's generators after
+Seeds are not among them: each model is built from its own seed, and nothing is drawn from torch's generators after
 that.
 """
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """An encoding, how it is scaled beyond the trained length, and at which positions it is trained and read.
+class Candidate:
+    """An encoding, its scaling beyond the trained length, and the positions at which it is trained and read.
 
-    The model is trained with the plain encoding, and not again with the scaled one: at each longer length the
-    frequencies are scaled by length / trained length, as for a model whose context is extended without fine-tuning.
+    The model is trained with the plain encoding only. At each longer length the frequencies are scaled by
+    length / trained length, as for a model whose context is extended without fine-tuning.
     """
 
     encoding: str
     scaling: str = ""
-    places: str = ""
+    position_scheme: str = ""
 
     @classmethod
-    def of(cls, name: str) -> Contestant:
-        """The contestant of a name such as ``alibi``, ``rotary+yarn``, ``rotary@randomized`` or ``mine.py:Mine``."""
-        encoding, plus, scaling, at, places = re.fullmatch(PARTS, str(name)).groups("")  # type: ignore[union-attr]
+    def of(cls, name: str) -> Candidate:
+        """Parse a name such as ``alibi``, ``rotary+yarn``, ``rotary@randomized`` or ``mine.py:Mine``."""
+        encoding, plus, scaling, at, scheme = re.fullmatch(PARTS, str(name)).groups("")  # type: ignore[union-attr]
         if at:
-            places = one_of("positions", places.strip().lower(), PLACES, f"{encoding}{plus}{scaling}@randomized")
+            remedy = f"{encoding}{plus}{scaling}@randomized"
+            scheme = one_of("positions", scheme.strip().lower(), POSITION_SCHEMES, remedy)
         if scaled := scaling_name(encoding):
             raise RangeError(f"got {shown(name)}, which is a scaling of rotary", f"rotary+{scaled}")
         kind = kind_of(encoding)
         encoding = name_of_class(kind) or (os.path.normpath(encoding) if ".py:" in encoding else encoding)
         if plus and "scaling" not in inspect.signature(kind).parameters:
             cause = f"got {shown(name)}, but {encoding} has no frequencies to scale"
-            raise RangeError(cause, f"{encoding}, or rotary+yarn")
+            raise RangeError(cause, f"use {encoding} or rotary+yarn")
         if plus:
-            remedy = " or ".join(f"{encoding}+{known}" for known in EXTENSIONS)
+            remedy = " or ".join(f"{encoding}+{extension}" for extension in EXTENSIONS)
             scaling = one_of("a scaling", scaling_name(scaling) or scaling.strip().lower(), EXTENSIONS, remedy)
-        return cls(encoding, scaling, places)
+        return cls(encoding, scaling, scheme)
 
     @property
     def name(self) -> str:
-        scaling, places = f"+{self.scaling}" * bool(self.scaling), f"@{self.places}" * bool(self.places)
-        return f"{self.encoding}{scaling}{places}"
+        scaling = f"+{self.scaling}" if self.scaling else ""
+        scheme = f"@{self.position_scheme}" if self.position_scheme else ""
+        return f"{self.encoding}{scaling}{scheme}"
 
     @property
-    def trained(self) -> Contestant:
-        """Who is trained for this one: the same without a scaling."""
+    def trained(self) -> Candidate:
+        """The candidate that is trained for this one: the same without a scaling."""
         return replace(self, scaling="")
 
     @property
     def source(self) -> str:
-        """The SHA-256 of the file that it is in; empty where it has a name."""
+        """The SHA-256 of the file with the encoding, or an empty string for a registered encoding."""
         return _module_of(self.encoding)[1] if ".py:" in self.encoding else ""
 
     def build(self, shape: ModelShape) -> PositionEncoding:
-        """The encoding as it is trained."""
+        """Build the encoding for training."""
         return kind_of(self.encoding).for_model(shape, **OPTIONS.get(self.encoding, {}))
 
     def at_length(self, trained: Any, length: int, train_length: int, shape: ModelShape) -> PositionEncoding:
-        """The trained encoding as it is used in rows of `length` tokens."""
+        """Return the trained encoding for rows of `length` tokens, scaled if necessary."""
         if not self.scaling or length <= train_length:
             return trained
         dim, base = getattr(trained, "rotary_dim", shape.head_dim), getattr(trained, "base", 10_000.0)
@@ -132,34 +134,34 @@ class Contestant:
         self, ids: Int[Tensor, "batch seq"], longest: int, seed: int | None = None, *, task: Task | None = None,
         length: int = 0,
     ) -> Positions:  # fmt: skip
-        """Where the tokens of a batch stand.
+        """Return the positions of the tokens of a batch.
 
         Args:
-            longest: tokens of the longest row that will be read.
-            seed: of what is drawn in training, another one for each batch; without one the same rows have the same
-                positions, and digits are counted from 1.
-            task: what the rows are of, with `length` items each; default: a text.
+            longest: tokens in the longest row that will be read.
+            seed: for random positions in training, a different one for each batch. Without it the same rows have the
+                same positions, and digits are counted from 1.
+            task: the task of the rows, with `length` items each; default: a text.
 
         Raises:
-            InputError: positions that count the digits of numbers, where there are none.
+            InputError: positions that count the digits of numbers, for rows without numbers.
         """
         seq_len, device = ids.shape[1], ids.device
-        if not self.places:
+        if not self.position_scheme:
             return Positions.arange(seq_len, device=device)
-        if self.places == "randomized":
+        if self.position_scheme == "randomized":
             return randomized(seq_len, longest, seed=seed or 0, device=device)
         numbers = task.numbers_of(length) if task else []
         if task is None or not numbers:
             got = f"got {self.name} for rows without numbers, whose digits it counts"
             raise InputError(got, Remedy(tasks=("addition",)))
         offset = 0 if seed is None else Random(seed).randrange(max(1, longest // len(numbers) - length))
-        if self.places == "abacus":
+        if self.position_scheme == "abacus":
             return abacus(ids, task.digits, offset=offset)
         return coupled(numbers, start=1 + offset, length=seq_len, device=device)
 
 
 def kind_of(encoding: str) -> type[PositionEncoding]:
-    """The class of a name, or of a file of Python, which is run for it: ``mine.py:Mine``."""
+    """Return the class with a name, or from a Python file, which is executed: ``mine.py:Mine``."""
     if encoding.endswith(".py"):
         raise RangeError(f"got {encoding}, a file, expected a class in it", f"{encoding}:Mine")
     if ".py:" not in encoding:
@@ -167,32 +169,32 @@ def kind_of(encoding: str) -> type[PositionEncoding]:
     (module, _), name = _module_of(encoding), encoding.rpartition(":")[2]
     kind: Any = getattr(module, name, None)
     if kind is None:
-        raise RangeError(f"got {encoding}, but there is no {name} in this file", "the name of a class in it")
+        raise RangeError(f"got {encoding}, but there is no {name} in this file", "use the name of a class in it")
     require_encoding(name, kind)
     return kind
 
 
-def unscaled(name: str) -> Contestant:
-    """The contestant of a name, to be trained: a `RangeError` for a scaling, which only reads."""
-    contestant = Contestant.of(f"rotary+{name}" if scaling_name(name) else name)
-    if contestant.scaling:
-        raise RangeError(f"got {name!r}, but a scaling is not trained", repr(contestant.trained.name))
-    return contestant
+def unscaled(name: str) -> Candidate:
+    """Parse a name for training. Raise `RangeError` for a scaling, which is for reading only."""
+    candidate = Candidate.of(f"rotary+{name}" if scaling_name(name) else name)
+    if candidate.scaling:
+        raise RangeError(f"got {name!r}, but a scaling is not trained", repr(candidate.trained.name))
+    return candidate
 
 
 def process_settings() -> dict[str, Any]:
-    """The values of `OF_PROCESS`."""
+    """Return the values of the `OF_PROCESS` settings."""
     return {name: get() for name, (get, _) in OF_PROCESS.items()}
 
 
 @contextmanager
 def torch_settings_kept(what: str, of_process: Mapping[str, Any] | None = None) -> Generator[None]:
-    """Restore torch's settings at the end of the block, and raise if code of others changed one.
+    """Restore torch's settings at the end of the block, and raise if the code in it changed one.
 
     Args:
-        what: the name of that code.
-        of_process: the settings of the process as they have to be; default: as they are at the beginning. Other threads
-            may have changed them by then.
+        what: the name of the code.
+        of_process: the right settings of the process; default: the settings at the beginning of the block, which other
+            threads may have changed already.
 
     Raises:
         InputError: a setting that was changed.
@@ -219,23 +221,23 @@ def _module_of(encoding: str) -> tuple[ModuleType, str]:
     return _run(Path(f"{encoding.rpartition('.py:')[0]}.py").resolve())
 
 
-@functools.cache  # so that a comparison has one class, also where the file is changed meanwhile
+@functools.cache  # so that a comparison has one class, even if the file is changed meanwhile
 def _run(path: Path) -> tuple[ModuleType, str]:
-    """A file as a module, and the SHA-256 of what was run; it may import what lies beside it, as a script may."""
+    """Return a file as a module, and its SHA-256. Like a script, it may import files from its folder."""
     try:
         source = path.read_bytes()
         module = ModuleType(f"locant_file_{path.stem}_{abs(hash(path)):x}")
         module.__file__ = str(path)
         if str(path.parent) not in sys.path:
             sys.path.append(str(path.parent))
-        sys.modules[module.__name__] = module  # where classes look for their module
+        sys.modules[module.__name__] = module  # classes look for their module here
         with torch_settings_kept(str(path)):
             exec(compile(source, path, "exec"), vars(module))  # noqa: S102  # what the user asked for
     except InputError:
         raise
     except OSError as error:
         got = f"got {path} for an encoding, which cannot be read: {error.strerror}"
-        raise InputError(got, "a file of Python, as in mine.py:Mine") from None
-    except (Exception, SystemExit) as error:  # another's code may fail in any way; it is named, and raised
-        raise InputError(f"got {path}, which cannot be run: {type(error).__name__}: {error}", "to mend it") from error
+        raise InputError(got, "use a Python file, as in mine.py:Mine") from None
+    except (Exception, SystemExit) as error:  # the user's code may fail in any way
+        raise InputError(f"got {path}, which cannot be run: {type(error).__name__}: {error}", "correct it") from error
     return module, hashlib.sha256(source).hexdigest()

@@ -1,8 +1,9 @@
-"""What `--with` names: the positions that a model of `transformers` is given in the place of its own.
+"""The values of `--with`: positions that replace those of a trained model.
 
-``own`` and ``exact`` are its own, the latter in exact angles; ``nope`` is none, ``drope`` the same by the name of the
-recipe; ``yarn:4`` and other scalings stretch its own by a factor; ``self-extend:8``, with the size of a group,
-``rerope`` and ``dual-chunk`` read far tokens otherwise than near ones; any other name is one of `locant list`.
+``own`` keeps the model's positions, and ``exact`` computes them in exact angles. ``nope`` is no positions; ``drope`` is
+the same, by the name of its recipe. ``yarn:4`` and other scalings stretch the own encoding by a factor.
+``self-extend:8``, with the size of a group, ``rerope`` and ``dual-chunk`` treat far tokens differently from near ones.
+Any other name is one of `locant list`.
 """
 
 from __future__ import annotations
@@ -30,28 +31,31 @@ BY_CLASS: dict[str, Callable[[int, int], dict[str, int]]] = {
     "rerope": lambda _, trained: {"window": max(1, trained // 2)},
     "dual-chunk": lambda _, trained: {"chunk_size": max(2, trained * 3 // 4), "local_size": trained // 16},
 }
-"""The model's own distances near by, bounded ones far away: the sizes for a group size and the trained length."""
-OTHERWISE = {"nope", "rotary", *(name.replace("-", "_") for name in BY_CLASS)}
-"""Encodings that have another name here."""
+"""Encodings with the model's own distances for near tokens and bounded distances for far ones.
+
+Each function returns the sizes for a group size and the trained length.
+"""
+RENAMED = {"nope", "rotary", *(name.replace("-", "_") for name in BY_CLASS)}
+"""Encodings of `locant list` that have another name here."""
 
 NUMBERED = (*STRETCHES, "self-extend")
 USUAL_FACTOR = {"dynamic": 1.0, "self-extend": 8.0}
 
 
 @dataclass(frozen=True)
-class Way:
-    """One name of `--with`, and its factor, or size of a group, where it has one.
+class PositionOverride:
+    """One value of `--with`: a name, and its factor or group size if it has one.
 
-    >>> Way.of("yarn:8"), Way.of("DroPE")
-    (Way(name='yarn', factor=8.0), Way(name='nope', factor=None))
+    >>> PositionOverride.of("yarn:8"), PositionOverride.of("DroPE")
+    (PositionOverride(name='yarn', factor=8.0), PositionOverride(name='nope', factor=None))
     """
 
     name: str
     factor: float | None = None
 
     @classmethod
-    def of(cls, text: str) -> Way:
-        """The way of a name such as ``yarn:4``, ``drope`` or ``alibi``."""
+    def of(cls, text: str) -> PositionOverride:
+        """Parse a value such as ``yarn:4``, ``drope`` or ``alibi``."""
         name, colon, factor = text.strip().lower().partition(":")
         name = _name_of(name)
         if name not in (*STRETCHES, *BY_CLASS):
@@ -74,42 +78,45 @@ class Way:
 
     @staticmethod
     def names() -> tuple[str, ...]:
-        """All of them; those of `NUMBERED` take a number after a colon."""
-        return (*PLAIN, *STRETCHES, *BY_CLASS, *(name for name in encodings() if name not in OTHERWISE))
+        """Return all names. Those in `NUMBERED` take a number after a colon."""
+        return (*PLAIN, *STRETCHES, *BY_CLASS, *(name for name in encodings() if name not in RENAMED))
 
     @property
     def stretches(self) -> bool:
-        """Whether it is a scaling of the model's own encoding."""
+        """Return whether this is a scaling of the model's own encoding."""
         return self.name in STRETCHES
 
     @property
     def is_of_rotary(self) -> bool:
-        """Whether it is made of the model's own rotary encoding."""
+        """Return whether this is built from the model's own rotary encoding."""
         return self.stretches or self.name in BY_CLASS
 
     @property
-    def is_for_reading_alone(self) -> bool:
-        """Whether it is for a model as it is: nothing that a training gets used to, or that a folder can hold."""
+    def is_for_reading_only(self) -> bool:
+        """Return whether this is for reading only: a training cannot adapt to it, and a folder cannot hold it."""
         return self.name in ("exact", *BY_CLASS)
 
     def stretched(self, trained: int) -> int:
-        """The length that a model of some trained length is stretched to; without a scaling, the same."""
+        """Return the length to which this stretches a model. Without a scaling, it is the trained length."""
         return round(trained * self.factor) if self.stretches and self.factor else trained
 
     def encoding(
         self, model: Any, trained: int, longest: int, layer_type: str | None = None
     ) -> PositionEncoding | None:
-        """What `swap` is given for a model that was trained at some length; ``None``: the model's own.
+        """Return the encoding for `swap`, or ``None`` for the model's own.
 
-        Made of the model's own encoding of one type of layers, where these differ and it is for them alone.
+        Args:
+            trained: the length that the model was trained at.
+            longest: the longest length that it will read.
+            layer_type: the type of the layers that the encoding is for, if types of layers have different encodings.
         """
         if self.name != "own" and hasattr(model.config, "locant"):
             got = f"got {self.name} for a model that was saved with another encoding in it"
-            raise InputError(got, "own, or the model that it was made from")
-        return self._made(lambda: self._own(model, layer_type), lambda: _shape_of(model, self.name, longest), trained)
+            raise InputError(got, "use own, or the model before the swap")
+        return self._build(lambda: self._own(model, layer_type), lambda: _shape_of(model, self.name, longest), trained)
 
-    def of_decoder(self, model: Decoder, longest: int) -> PositionEncoding | None:
-        """What a decoder of the lab reads texts of this length with; ``None``: its own."""
+    def for_decoder(self, model: Decoder, longest: int) -> PositionEncoding | None:
+        """Return the encoding with which a decoder of the lab reads this length, or ``None`` for its own."""
         own = model.encoding
 
         def rotary() -> Rotary:
@@ -124,9 +131,9 @@ class Way:
         if self.name == "exact":
             return rotary().alike(angles="exact")
         shape = ModelShape(d_model=model.embedding.token.d_model, num_heads=model.num_heads, max_seq_len=longest)
-        return self._made(rotary, lambda: shape, model.train_length or longest)
+        return self._build(rotary, lambda: shape, model.train_length or longest)
 
-    def _made(
+    def _build(
         self, own: Callable[[], Rotary], shape: Callable[[], ModelShape], trained: int
     ) -> PositionEncoding | None:
         if self.name in PLAIN:
@@ -148,14 +155,14 @@ class Way:
         own = {repr(rotary): rotary for kind, rotary in rotaries if layer_type is None or kind in (None, layer_type)}
         if len(own) != 1:
             got = f"got {self.name} for {type(model).__name__}, which has {len(own)} rotary encodings"
-            raise InputError(got, "own, exact or nope" if own else "own, or a model with rotary positions")
+            raise InputError(got, "use own, exact or nope" if own else "use own, or a model with rotary positions")
         return next(iter(own.values()))
 
 
 def _shape_of(model: Any, way: str, longest: int) -> ModelShape:
     config = model.config.get_text_config()
     if (heads := attribute(config, "num_attention_heads")) is None:
-        raise InputError(f"got {way} for {type(model).__name__}, which has no attention heads", "own")
+        raise InputError(f"got {way} for {type(model).__name__}, which has no attention heads", "use own")
     return ModelShape(
         d_model=config.hidden_size,
         num_heads=heads,
@@ -166,7 +173,7 @@ def _shape_of(model: Any, way: str, longest: int) -> ModelShape:
 
 
 def _name_of(text: str) -> str:
-    """Return the one name of what has many: a scaling, an encoding of `locant list`, or what has a name here alone."""
+    """Return the canonical name of a scaling, of an encoding of `locant list`, or of a value that only exists here."""
     if text in (*PLAIN, *ALIASES, *BY_CLASS):
         return ALIASES.get(text, text)
     if scaling := scaling_name(text):
@@ -176,5 +183,5 @@ def _name_of(text: str) -> str:
     except LocantError:
         return text
     if name == "rotary":
-        raise InputError(f"got {text}, and models with rotary positions have their own", "own, exact or yarn:4")
+        raise InputError(f"got {text}, but models with rotary positions have their own", "use own, exact or yarn:4")
     return next((each for each in BY_CLASS if each.replace("-", "_") == name), name)

@@ -1,7 +1,7 @@
-"""How far a training is that can be killed at any moment: one file of safetensors, replaced as a whole.
+"""The state of a training that can be killed at any moment: one safetensors file, which is replaced as a whole.
 
-It holds weights, the moments of the optimizer, the state of the random numbers and, in its header, what is not a
-tensor, as JSON.
+It holds the weights, the moments of the optimizer and the states of the random generators. Everything that is not a
+tensor is JSON in its header.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torch import Tensor
 from locant.errors import InputError, Remedy
 from locant.files import lock, replacing
 
-WEIGHT, RANDOM, RANDOM_THERE = "weight", "random", "random_there"
-"""What tensors are called; moments of the optimizer have its names for them."""
+WEIGHT, RANDOM, DEVICE_RANDOM = "weight", "random", "random_there"
+"""Prefixes and names of the tensors. Moments have the names that the optimizer gives them."""
 
 
 @contextmanager
 def random_numbers_kept(device: torch.device) -> Generator[None]:
-    """What is drawn in the block leaves no trace in torch's generators."""
+    """Restore the states of torch's random generators at the end of the block."""
     before = _random_numbers(device)
     try:
         yield
@@ -37,38 +37,38 @@ def random_numbers_kept(device: torch.device) -> Generator[None]:
 
 
 def _random_numbers(device: torch.device) -> dict[str, Tensor]:
-    """The states of the generators that a training on a device draws from: the host's, and its own."""
+    """Return the states of the random generators of the CPU and of the device."""
     states = {RANDOM: torch.get_rng_state()}
     if device.type != "cpu":
-        states[RANDOM_THERE] = torch.get_device_module(device).get_rng_state(*_numbered(device))
+        states[DEVICE_RANDOM] = torch.get_device_module(device).get_rng_state(*_device_argument(device))
     return states
 
 
 def _set_random_numbers(states: Mapping[str, Tensor], device: torch.device) -> None:
     torch.set_rng_state(states[RANDOM])
     if device.type != "cpu":
-        torch.get_device_module(device).set_rng_state(states[RANDOM_THERE], *_numbered(device))
+        torch.get_device_module(device).set_rng_state(states[DEVICE_RANDOM], *_device_argument(device))
 
 
-def _numbered(device: torch.device) -> tuple[torch.device, ...]:
-    """A device with a number; the functions of a kind of which there is only one (mps) take none."""
+def _device_argument(device: torch.device) -> tuple[torch.device, ...]:
+    """Return the device as an argument if it has a number. Functions of mps, which is always one, take no argument."""
     return () if device.index is None else (device,)
 
 
 @contextmanager
 def refusing_to_lose(path: Path) -> Generator[None]:
-    """What the system says where it cannot write, as one line; how far the run was stays as it is."""
+    """Turn an error of the system in writing into an `InputError` of one line. The saved state of the run stays."""
     try:
         yield
     except (SafetensorError, OSError) as error:
         got = f"cannot write {path}: {getattr(error, 'strerror', None) or error}"
-        raise InputError(got, "a disk with room that you may write to; then the same command goes on") from error
+        raise InputError(got, "use a disk with room that you may write to, then run the same command again") from error
 
 
 class StateFolder:
-    """The folder of a run that is not finished, beside the one that it will write.
+    """The folder with the state of an unfinished run, next to the folder that the run will write.
 
-    As a context it is this process's alone. It vanishes with the context where there is no state in it.
+    The context locks it for this process, and removes it at the end if it has no state.
     """
 
     def __init__(self, output: Path, device: torch.device | str = "cpu") -> None:
@@ -83,9 +83,9 @@ class StateFolder:
         if lock(self._lock) is False:
             self._lock.close()
             got = f"got {self.output}, which another run is about to write"
-            raise InputError(got, "another folder, or the same when that one has ended")
-        for half in self.path.glob(f".{self.file.stem}.*"):  # of a run that was killed
-            half.unlink()
+            raise InputError(got, "use another folder, or wait until the other run has ended")
+        for partial in self.path.glob(f".{self.file.stem}.*"):  # files of a run that was killed
+            partial.unlink()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -94,20 +94,20 @@ class StateFolder:
         self._lock.close()
 
     def facts(self) -> dict[str, Any] | None:
-        """What is not a tensor; ``None`` where there is no state."""
+        """Return everything in the state that is not a tensor, or ``None`` if there is no state."""
         if not self.file.is_file():
             return None
         try:
             with safe_open(self.file, framework="pt") as file:
                 return json.loads(file.metadata()["locant"])
         except (SafetensorError, KeyError, TypeError, ValueError):
-            got = f"got {self.file}, which is no state of an unfinished run"
-            raise InputError(got, Remedy("{}, which begins anew", force=True)) from None
+            got = f"got {self.file}, which is not the state of an unfinished run"
+            raise InputError(got, Remedy("start again with {}", force=True)) from None
 
     def write(
         self, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, facts: Mapping[str, Any]
     ) -> None:
-        """Replace the state by that of a moment between two steps."""
+        """Replace the state by the current one, between two steps."""
         tensors = {f"{WEIGHT}.{name}": each.detach() for name, each in parameters.items()}
         for name, parameter in parameters.items():
             tensors |= {f"{moment}.{name}": each for moment, each in optimizer.state.get(parameter, {}).items()}
@@ -118,23 +118,23 @@ class StateFolder:
 
     @torch.no_grad()
     def read(self, parameters: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
-        """Put the state into weights and optimizer, and into the random numbers of torch."""
+        """Load the state into the weights, the optimizer and torch's random generators."""
         random: dict[str, Tensor] = {}
         with safe_open(self.file, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118  # not a dictionary
                 kind, _, name = key.partition(".")
-                if kind in (RANDOM, RANDOM_THERE):
+                if kind in (RANDOM, DEVICE_RANDOM):
                     random[kind] = file.get_tensor(key)
                 elif kind == WEIGHT:
                     parameters[name].copy_(file.get_tensor(key))
                 else:
-                    there = parameters[name].device
-                    # Not the file's own memory: `write` replaces the file, which Windows refuses while that is in use.
-                    optimizer.state[parameters[name]][kind] = file.get_tensor(key).to(there, copy=True)
+                    device = parameters[name].device
+                    # A copy, because `write` replaces the file, which Windows refuses while its memory is in use.
+                    optimizer.state[parameters[name]][kind] = file.get_tensor(key).to(device, copy=True)
         _set_random_numbers(random, self.device)
 
     def remove(self) -> None:
-        """Forget the run, and what a killed one had begun to write of its output."""
+        """Remove the state, and the partial output of a run that was killed."""
         self.file.unlink(missing_ok=True)
-        for half in self.output.parent.glob(f".{glob.escape(self.output.name)}.{8 * '[0-9a-f]'}"):
-            shutil.rmtree(half, ignore_errors=True)
+        for partial in self.output.parent.glob(f".{glob.escape(self.output.name)}.{8 * '[0-9a-f]'}"):
+            shutil.rmtree(partial, ignore_errors=True)
