@@ -122,7 +122,7 @@ test_an_option_that_cannot_be_used_is_one_line = refused(
     ("--encoding rotary --d-model 10", "got d_model=10 for 4 heads, expected a multiple; try: a d_model of 8"),
     ("--encoding rotary --d-model 12", "expected an even number"),
     ("--scale big", "got 'big' for scale, expected 'sqrt_d_model' or 'sqrt_d_model_rounded'; try: --scale"),
-    ("--tokenizer bytes --vocab-size 300", "try: one of the two"),
+    ("--tokenizer bytes --vocab-size 300", "try: pass one of the two"),
     ("--vocab-size 100", "got 100 for vocab_size, expected an integer of 257"),
     ("--tokenizer no-such-tokenizer", "found no tokenizer 'no-such-tokenizer'"),
     ("-o x.pt", "name ending in .safetensors; try: x.safetensors"),

@@ -107,5 +107,7 @@ class TestReadTexts:
             raise PermissionError(13, "Permission denied", str(self))
 
         monkeypatch.setattr(Path, "read_bytes", refuse)
-        with pytest.raises(InputError, match=r"cannot read .*a\.txt: Permission denied; try: a file that you may read"):
+        with pytest.raises(
+            InputError, match=r"cannot read .*a\.txt: Permission denied; try: use a file that you may read"
+        ):
             read_texts(tmp_path / "a.txt")

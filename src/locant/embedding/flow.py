@@ -176,7 +176,7 @@ def _embedding(plan: Plan, entries: int) -> tuple[InputEmbedding, PositionEncodi
     embedding = InputEmbedding.from_pretrained(plan.model)
     if entries > (rows := embedding.token.vocab_size):
         got = f"got a tokenizer of {entries} entries for the {rows} rows of {plan.model}"
-        raise InputError(got, "the tokenizer of this model")
+        raise InputError(got, "pass the tokenizer of this model")
     return embedding, embedding.encoding
 
 
@@ -188,7 +188,7 @@ def save_vectors(embedded: Embedded, path: Path | str) -> None:
         try:
             save_file(vars(embedded.vectors), temporary, metadata=facts)
         except SafetensorError as error:
-            raise InputError(f"cannot write {path}: {error}", "a folder on a disk with more space") from None
+            raise InputError(f"cannot write {path}: {error}", "write to a disk with more free space") from None
 
 
 def require_vectors_place(path: Path | str, model: str | None = None) -> None:

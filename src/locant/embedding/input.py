@@ -138,7 +138,7 @@ class InputEmbedding(RaisesLater):
         """
         if token_type_ids is not None:
             if segments is not None:
-                raise LocantError("got both segments and token_type_ids, which are the same", "one of them")
+                raise LocantError("got both segments and token_type_ids, which are the same", "pass one of them")
             segments = token_type_ids
         ids = ids_of(ids, self)
         ids = ids[None] if ids.ndim == 1 else ids

@@ -82,7 +82,7 @@ class TokenEmbedding(RaisesLater):
         one_of("init", init, get_args(Init))
         self.init: Init = init
         if init == "xavier" and init_std is not None:
-            raise RangeError("got init_std beside init='xavier', which follows from the sizes", "one of them")
+            raise RangeError("got init_std beside init='xavier', which follows from the sizes", "pass one of them")
         std = init_std if init_std is not None else width**-0.5 if init == "normal" else (2 / (rows + width)) ** 0.5
         self.init_std = real("init_std", std, low=0, remedy="init_std=0.02, or None for d_model ** -0.5")
         remedy = f"None, or a row of the {rows}"

@@ -57,7 +57,7 @@ class Words:
     def __init__(self, tokenizer: Tokenizer, table: TokenEmbedding) -> None:
         if tokenizer.vocab_size > table.vocab_size:
             got = f"got a tokenizer of {tokenizer.vocab_size} entries for a table of {table.vocab_size} rows"
-            raise InputError(got, "the tokenizer of this model")
+            raise InputError(got, "pass the tokenizer of this model")
         self.tokenizer = tokenizer
         self.table = table
 
@@ -75,7 +75,7 @@ class Words:
         entry = self.tokenizer.id_of(word)
         parts = tuple(in_text) if entry is None else (entry,)
         if not parts:
-            raise InputError(f"got {word!r}, of which this tokenizer makes no token", "another word")
+            raise InputError(f"got {word!r}, of which this tokenizer makes no token", "use another word")
         return parts
 
     @torch.no_grad()

@@ -64,7 +64,7 @@ def read_corpus(
     """
     if tokenizer is not None and vocab_size is not None:
         cause = "got both a tokenizer and a vocabulary size, which is for one that is trained here"
-        raise InputError(cause, "one of the two")
+        raise InputError(cause, "pass one of the two")
     texts = read_texts(files) if files else [sample_text()]
     vocab_size = usual_vocab_size if vocab_size is None else vocab_size
     if tokenizer is None:

@@ -36,7 +36,7 @@ def sample_text() -> str:
         from pydoc_data import topics
     except ModuleNotFoundError:
         cause = f"the sample text is the documentation inside Python, and {sys.executable} has none"
-        raise InputError(cause, "a text file of yours") from None
+        raise InputError(cause, "pass a text file of yours") from None
     return "\n\n".join(topics.topics[name].strip("\n") for name in sorted(topics.topics)) + "\n"
 
 
@@ -64,7 +64,7 @@ def read_texts(paths: str | Path | Iterable[str | Path]) -> list[str]:
             remedy = "iconv -f LATIN1 -t UTF-8 on it first, if it is text in an older encoding"
             raise InputError(cause, remedy) from None
         if not texts[-1]:
-            raise InputError(f"{name} is empty, expected text", "a file with text in it")
+            raise InputError(f"{name} is empty, expected text", "use a file with text in it")
     return texts
 
 
@@ -80,7 +80,7 @@ def well_formed(text: str) -> str:
 def standard_input() -> Readable:
     """The bytes of standard input; a shell can start a program without it (``<&-``)."""
     if sys.stdin is None:
-        raise InputError("got - for standard input, which is closed", "a file, or a pipe")
+        raise InputError("got - for standard input, which is closed", "pass a file, or use a pipe")
     return sys.stdin.buffer
 
 
@@ -89,15 +89,17 @@ def _read_bytes(path: Path) -> bytes:
         if not path.is_char_device():  # some never end
             return path.read_bytes()
     except FileNotFoundError:
-        raise InputError(f"got {path}, but there is no such file", "the path of a text file") from None
+        raise InputError(f"got {path}, but there is no such file", "pass the path of a text file") from None
     except IsADirectoryError:
         raise InputError(f"got {path}, which is a folder, expected a text file", f"{path / '*.txt'}") from None
     except OSError as error:
         reason = error.strerror or str(error)
-        raise InputError(f"cannot read {path}: {reason}", "a file that you may read") from None
+        raise InputError(f"cannot read {path}: {reason}", "use a file that you may read") from None
     except ValueError:  # a NUL character in the path
-        raise InputError(f"got {str(path)!r}, which cannot be the name of a file", "the path of a text file") from None
-    raise InputError(f"got {path}, which is a device, expected a text file", "the path of a text file")
+        raise InputError(
+            f"got {str(path)!r}, which cannot be the name of a file", "pass the path of a text file"
+        ) from None
+    raise InputError(f"got {path}, which is a device, expected a text file", "pass the path of a text file")
 
 
 def require_text(data: bytes, name: str, remedy: str = "iconv -f UTF-16 -t UTF-8 on it first") -> None:
@@ -105,4 +107,4 @@ def require_text(data: bytes, name: str, remedy: str = "iconv -f UTF-16 -t UTF-8
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise InputError(f"{name} begins like UTF-16, expected UTF-8", remedy)
     if (zero := data.find(0)) >= 0:
-        raise InputError(f"{name} is binary: byte {zero} is NUL, expected text in UTF-8", "a .txt or .md file")
+        raise InputError(f"{name} is binary: byte {zero} is NUL, expected text in UTF-8", "use a .txt or .md file")

@@ -86,7 +86,7 @@ def test_work_that_a_bad_record_has_stopped_goes_on_in_either_way(
     """By mending it, or by skipping it; what was made is neither lost nor made again."""
     monkeypatch.setattr(sys.modules[prepare.__module__], "CHECKED_BYTES", 1)  # else it is seen before anything is made
     for name in ("mended", "skipped"):
-        with refuses(InputError, "b.jsonl, line 2", "mending or removing that line", "skip_bad=True"):
+        with refuses(InputError, "b.jsonl, line 2", "mend or remove that line", "skip_bad=True"):
             called(folder, tmp_path / name)
     done = {path: path.stat().st_mtime_ns for path in (tmp_path / "skipped").glob(".prepare/part-*")}
     assert done

@@ -105,7 +105,7 @@ class TestFinding:
         (tmp_path / "sub").mkdir()
         (tmp_path / "sub" / "link.md").symlink_to(tmp_path / "a.txt")
         path = tmp_path / "sub" / again if "link" in again else f"{tmp_path}/{again}"
-        with pytest.raises(InputError, match=r"twice.*try: naming it once"):
+        with pytest.raises(InputError, match=r"twice.*try: pass it once"):
             find_sources([tmp_path / "a.txt", path])
         with pytest.raises(InputError, match="standard input twice"):
             find_sources(["-", "-"])

@@ -235,7 +235,7 @@ def test_sources_of_a_store_that_was_written_anew_are_refused(folder: Path) -> N
     store, again = TokenStore(folder), TokenStore(folder)
     assert again.manifest.sources == [{"path": "a.txt", "size": 9}]
     with holding(folder / "store.json", forged(body_of(folder).replace("a.txt", "b.txt"))):
-        with refuses(InputError, "was written anew", "opening it again"):
+        with refuses(InputError, "was rewritten", "open it again"):
             _ = store.manifest.sources
         assert again.manifest.sources == [{"path": "a.txt", "size": 9}], "what was read is kept"
     assert store.manifest.sources == again.manifest.sources

@@ -180,7 +180,7 @@ class TestAResume:
         seen += [number for batch in new for number in numbers(batch)]
         assert sorted(seen) == list(range(N))
         assert loader.state_dict()["windows_seen"] == N
-        assert "try: a loader of its own" in complaint(zip(loader, loader, strict=True))
+        assert "try: use one loader" in complaint(zip(loader, loader, strict=True))
 
     @pytest.mark.parametrize("change", [lambda of: of.set_epoch(3), lambda of: of.load_state_dict(of.state_dict())])
     def test_ends_the_iteration_before_it(self, change: Callable[[Loader], None]) -> None:

@@ -54,7 +54,7 @@ from locant.text.tokenizer import Tokenizer
 from locant.text.tokenizer.engine import Encoded, Engine
 
 MARKER = "part.json"
-ANEW = "resume=False (--restart), which begins anew"
+ANEW = "resume=False (--restart), which starts again"
 COUNTED = ("skipped", "not_utf8")
 """What a tally counts that is kept for each byte range, if there is any."""
 NAMED = 10
@@ -141,7 +141,7 @@ def make_part(plan: Plan, number: int, engine: Engine, advance: Advance) -> None
     except (OSError, InputError) as error:
         if not plan.folder.exists():
             cause = f"another run has finished {plan.store} meanwhile, or discarded it"
-            raise InputError(cause, "the same again: a store is found") from error
+            raise InputError(cause, "run the same again: it finds the store") from error
         if isinstance(error, InputError):
             raise
         raise cannot_write(f"make part {number} of {plan.store}", error) from error
@@ -223,13 +223,13 @@ def _require_unchanged(source: Source) -> None:
         state = os.stat(source.file)  # noqa: PTH116  # a `Path` for each of very many files takes longer
     except FileNotFoundError:
         cause = f"{source.name} has vanished since the work was planned"
-        raise InputError(cause, f"putting it back, and the same again; or {ANEW}") from None
+        raise InputError(cause, f"put it back and run the same again, or pass {ANEW}") from None
     except OSError as error:
-        remedy = "giving access to it, then the same again"
+        remedy = "give access to it, and run the same again"
         raise InputError(f"cannot read {source.name}: {error.strerror}", remedy) from None
     if source.mtime_ns is not None and (state.st_size, state.st_mtime_ns) != (source.size, source.mtime_ns):
         cause = f"{source.name} has changed since the work was planned: it had {source.size} bytes, now {state.st_size}"
-        remedy = "the same again, once nothing writes to the inputs any more: only what reads this file is made anew"
+        remedy = "run the same again when nothing writes to the inputs any more: only parts that read this file are made again"
         raise InputError(cause, remedy)
 
 
@@ -284,11 +284,9 @@ def finalize(out: str | Path) -> TokenStore:
         return TokenStore(out)
     plan = read_plan(out)
     if plan is None:
-        raise InputError(
-            f"{out} holds no tasks to join", Remedy("to prepare with {} and {}, first", task=0, num_tasks=...)
-        )
+        raise InputError(f"{out} holds no tasks to join", Remedy("prepare with {} and {} first", task=0, num_tasks=...))
     if missing := missing_parts(plan):
-        raise InputError(f"{out} is not finished: {_named(plan, missing)}", "running them, and then the same again")
+        raise InputError(f"{out} is not finished: {_named(plan, missing)}", "run them, and then the same again")
     return join(plan, plan.tokenizer())
 
 
@@ -335,7 +333,7 @@ def _numbering(plan: Plan) -> list[FinishedPart]:
         parts = [part for number in range(plan.num_parts) if (part := finished_part(plan, number)) is not None]
         if len(parts) < plan.num_parts:
             missing = _named(plan, missing_parts(plan))
-            raise InputError(f"{plan.store} is not finished: {missing}", "the same command again")
+            raise InputError(f"{plan.store} is not finished: {missing}", "run the same command again")
         if not any(shard.documents for part in parts for shard in part.shards):
             raise InputError(
                 "got no text: no input has a document in it", Remedy("other paths, {} or {}", separator=..., field=...)

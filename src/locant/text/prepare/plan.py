@@ -319,13 +319,13 @@ def plan_for(store: Path, request: Request, *, resume: bool) -> tuple[Plan, Toke
             flush(store)
             plan = read_plan(store)
         if plan is None:
-            raise InputError(f"{store / FOLDER} vanished while it was made", "one run at a time, the same again")
+            raise InputError(f"{store / FOLDER} vanished while it was made", "run the same again, one run at a time")
         if request.mends(plan) and not (plan.folder / NUMBERING).exists():
             plan = _mend_plan(plan, request)
         if changes := request.changes_from(plan.options, plan.sources()):
             raise InputError(
                 f"{store} holds unfinished work of another request: {'; '.join(changes)}",
-                "the same options and inputs, another folder, or resume=False (--restart), which discards that work",
+                "use the same options and inputs, another folder, or resume=False (--restart), which discards that work",
             )
         if (folder / STDIN_FILE).exists():  # the same as the plan's; of that one a power cut may have left anything
             (folder / STDIN_FILE).replace(plan.folder / STDIN_FILE)
@@ -339,7 +339,7 @@ def _mend_plan(plan: Plan, request: Request) -> Plan:
     flush(plan.folder)
     mended = read_plan(plan.store)
     if mended is None:
-        raise InputError(f"{plan.folder} vanished while it was mended", "one run at a time, the same again")
+        raise InputError(f"{plan.folder} vanished while it was mended", "run the same again, one run at a time")
     for name in {*plan.names} - {*mended.names}:  # what was read of a file as it is no more
         shutil.rmtree(plan.folder / f"part-{name}", ignore_errors=True)
     return mended
@@ -484,5 +484,5 @@ def is_abandoned(folder: Path) -> bool:
 def cannot_write(what: str, error: OSError) -> InputError:
     """The error where the system refuses to write."""
     where = f": {error.filename}" if error.filename else ""
-    remedy = "making room or giving access, then the same again: what is done is kept"
+    remedy = "make room or give access, and run the same again: finished work is kept"
     return InputError(f"cannot {what}: {error.strerror or error}{where}", remedy)

@@ -291,7 +291,7 @@ def _folder(out: Path) -> Generator[None]:
         raise InputError(f"got {out}, which is a file, as the folder of a store", f"{out}-store")
     is_ours = (out / MANIFEST).exists() or (out / FOLDER).exists() or any(out.glob(f"{FOLDER}.*"))
     if out.is_dir() and not is_ours and any(out.iterdir()):
-        raise InputError(f"{out} holds other things than a store", "a folder that is not there yet")
+        raise InputError(f"{out} holds other things than a store", "use a folder that does not exist yet")
     new = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
         try:
@@ -316,7 +316,7 @@ def _finished_store(out: Path, request: Request, *, resume: bool) -> TokenStore:
     sources = [{**source} for source in store.manifest.sources]
     recorded = {field.name for field in fields(Source)} - {"copy", "encoding"}
     if any(source.pop("pieces", None) is None or source.keys() - {"encoding"} != recorded for source in sources):
-        raise InputError(f"{out} holds a finished store that prepare did not make", "another folder")
+        raise InputError(f"{out} holds a finished store that prepare did not make", "use another folder")
     changes = request.changes_from(store.manifest.options, [Source(**source) for source in sources])
     if not request.skip_bad and (skipped := problems(store).skipped):
         changes.append(f"{sum(skipped.values())} bad records were skipped, which now would end the run")
@@ -376,7 +376,7 @@ def estimate(paths: Paths, **options: Unpack[ContentOptions]) -> Estimate:
     """
     request = Request.of(paths, **options)
     if request.needs_stdin:
-        raise InputError("got standard input, which a dry run would use up", "a file")
+        raise InputError("got standard input, which a dry run would use up", "use a file")
     _warn_of_left_out(request)
     size = CHECKED_BYTES if request.tokenizer else TRAINING_BYTES
     sample = take_sample(request.sources, size, skip_bad=request.skip_bad)

@@ -305,7 +305,7 @@ def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally, skip_bad: b
                     continue
                 number = _lines_before(byte_range, first) + seen + 1
                 cause = f"{byte_range.source.name}, line {number} (at byte {begin}) {error}"
-                remedy = Remedy("mending or removing that line, and the same again; or {}", skip_bad=True)
+                remedy = Remedy("mend or remove that line and run the same again, or pass {}", skip_bad=True)
                 raise InputError(cause, remedy) from None
             seen += 1
             begin += len(line) + 1
@@ -385,7 +385,7 @@ def _texts(file: IO[bytes], source: Source, start: int, stop: int, size: int) ->
             column = columns[names.index(source.field)]
             if (bytes_of_text := column.total_uncompressed_size) > LARGEST:
                 cause = f"row group {number} has {bytes_of_text} bytes of text, expected {LARGEST} at most"
-                raise InputError(f"{source.name}, {cause}", "writing the file with smaller row groups")
+                raise InputError(f"{source.name}, {cause}", "write the file with smaller row groups")
             rows = max(min(BLOCK * column.num_values // max(bytes_of_text, 1), ROWS), 1)  # about a block
             for batch in table.iter_batches(rows, row_groups=[number], columns=[source.field], use_threads=False):
                 yield from _values(batch.column(0), arrow)
@@ -393,7 +393,7 @@ def _texts(file: IO[bytes], source: Source, start: int, stop: int, size: int) ->
         if isinstance(error, OSError) and error.errno is not None:
             raise
         said = str(error).splitlines()[0]
-        raise InputError(f"{source.name} cannot be read as Parquet: {said}", "writing the file again") from None
+        raise InputError(f"{source.name} cannot be read as Parquet: {said}", "write the file again") from None
 
 
 def _values(array: Any, arrow: Any) -> Iterator[bytes]:

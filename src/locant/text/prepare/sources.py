@@ -187,17 +187,17 @@ def find_sources(
     """
     listed: list[Any] = [*paths] if isinstance(paths, Iterable) and not isinstance(paths, (str, bytes)) else [paths]
     if odd := [path for path in listed if not isinstance(path, (str, Path))]:
-        raise InputError(f"got {shown(odd[0])} as a path, expected str or Path", "the path of a file or folder")
+        raise InputError(f"got {shown(odd[0])} as a path, expected str or Path", "pass the path of a file or folder")
     left_out = Counter() if left_out is None else left_out
     names = [name for path in listed for name in _files_of(str(path), left_out)]
     if not names:
-        raise InputError("got no path", "a file, a folder, or - for standard input")
+        raise InputError("got no path", "pass a file, a folder, or - for standard input")
     seen: dict[str, str] = {}
     for name in names:
         real = name if name == STDIN else os.path.realpath(name)
         if real in seen:
             other = f" (as {seen[real]})" if seen[real] != name else ""
-            raise InputError(f"got {'standard input' if name == STDIN else name} twice{other}", "naming it once")
+            raise InputError(f"got {'standard input' if name == STDIN else name} twice{other}", "pass it once")
         seen[real] = name
     encoding = None if encoding is None else known_encoding(encoding)
     return [_source(name, separator, field, encoding, skip_bad) for name in names]
@@ -223,7 +223,7 @@ def _files_of(path: str, left_out: Counter[str]) -> list[str]:
     if path == STDIN:
         return [path]
     if not path or "\0" in path:
-        raise InputError(f"got {path!r}, which cannot be the name of a file", "the path of a text file")
+        raise InputError(f"got {path!r}, which cannot be the name of a file", "pass the path of a text file")
     if (plain := str(Path(path))) != STDIN:
         path = plain  # "./a" and "a//" are what "a" is, and the same request
     if os.path.isdir(path):  # noqa: PTH112  # a path is a str here, as it was spelled
@@ -278,7 +278,7 @@ def _walked(folder: str) -> list[str]:
     """All files of a folder, sorted; hidden ones are left alone, links are followed."""
 
     def refuse(error: OSError) -> None:
-        raise InputError(f"cannot read {error.filename}: {error.strerror}", "a folder that you may read") from None
+        raise InputError(f"cannot read {error.filename}: {error.strerror}", "use a folder that you may read") from None
 
     files: list[str] = []
     seen: set[tuple[int, int]] = set()
@@ -310,7 +310,7 @@ def _source(name: str, separator: str | None, field: str | None, encoding: str |
         status = os.stat(name)  # noqa: PTH116
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise InputError(f"cannot read {name}: {reason}", "the path of a file") from None
+        raise InputError(f"cannot read {name}: {reason}", "pass the path of a file") from None
     if not stat.S_ISREG(status.st_mode):
         raise InputError(f"got {name}, which is no regular file", f"- < {name}")
     if (format := _format(name)) is None:  # noqa: A001
@@ -342,7 +342,7 @@ def require_its_kind(source: Source) -> None:
         data = stream.read(SNIFFED)
     if source.kind == "parquet":
         if not data.startswith(b"PAR1"):
-            raise InputError(f"{source.name} is no Parquet file", "writing the file again")
+            raise InputError(f"{source.name} is no Parquet file", "write the file again")
         return
     for remedy, likely in {"utf-16-le": data[1::2], "utf-16-be": data[::2]}.items():
         others = data.count(0) - likely.count(0)
@@ -397,7 +397,9 @@ def opened(source: Source) -> Generator[IO[bytes]]:
     try:
         file = Path(source.file).open("rb")  # noqa: SIM115  # closed below; errors of its readers are not those of opening
     except OSError as error:
-        raise InputError(f"cannot read {source.name}: {error.strerror or error}", "a file that you may read") from None
+        raise InputError(
+            f"cannot read {source.name}: {error.strerror or error}", "use a file that you may read"
+        ) from None
     with file:
         yield file
 
@@ -520,7 +522,9 @@ def range_blocks(file: IO[bytes], byte_range: ByteRange, tally: Tally, begin: in
 def changed(byte_range: ByteRange) -> InputError:
     """The error for a file that has become shorter, or longer where all of it was to be read."""
     source, _, stop = byte_range
-    return InputError(f"{source.name} has changed: it had {stop} bytes or more", "the same again, on a quiet file")
+    return InputError(
+        f"{source.name} has changed: it had {stop} bytes or more", "run the same again when nothing writes to the file"
+    )
 
 
 def require_arrow(name: str) -> Any:  # an untyped package

@@ -151,7 +151,7 @@ def _report(line: bytes, worker: _Worker, at_work: dict[_Worker, int]) -> dict[s
         how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
         when = "" if number is None else f" while it made part {number}"
         cause = f"a worker process {how}{when}; the system kills one when its memory is full"
-        raise InputError(cause, "the same again with fewer workers: what is done is kept")
+        raise InputError(cause, "run the same again with fewer workers: finished work is kept")
     report = json.loads(line)
     if "error" in report:
         raise InputError(report["error"], report["remedy"])
@@ -186,7 +186,7 @@ def _work(orders: IO[bytes], reports: IO[bytes]) -> None:
     for store in lines:
         plan = read_plan(Path(store))
         if plan is None:
-            raise InputError(f"{store} has lost its plan while it was made", "the same command again")
+            raise InputError(f"{store} has lost its plan while it was made", "run the same command again")
         tokenizer = plan.tokenizer()
         for name in lines:
             engine = Engine(tokenizer, name, parallel=False)
@@ -206,7 +206,7 @@ class _Maker:
     def __init__(self, store: str, engine: EngineName) -> None:
         plan = read_plan(Path(store))
         if plan is None:
-            raise InputError(f"a node of the cluster sees no {store}", "a folder that all nodes share")
+            raise InputError(f"a node of the cluster sees no {store}", "use a folder that all nodes share")
         self._plan, self._engine = plan, Engine(plan.tokenizer(), engine, parallel=False)
 
     def make(self, number: int) -> tuple[int, str | None, str]:

@@ -101,7 +101,7 @@ class TokenStore:
         end_of_text: int | None = None,
     ) -> None:
         if not isinstance(path, (str, Path)) or not str(path) or "\0" in str(path):
-            raise InputError(f"got {path!r} as a store, expected a path", "the folder that locant prepare made")
+            raise InputError(f"got {path!r} as a store, expected a path", "pass the folder that locant prepare made")
         self.path = Path(path)
         self.format = format
         self.mode: Mode = one_of("mode", mode, ("map", "read"))  # type: ignore[assignment]
@@ -266,7 +266,7 @@ class Shards(Sequence[np.ndarray]):
 def _opened_again(path: str, options: dict[str, Any], identity: str) -> TokenStore:
     store = TokenStore(path, **options)
     if store.identity != identity:
-        raise InputError(f"{path} was written anew since it was opened", "opening it again everywhere")
+        raise InputError(f"{path} was rewritten after it was opened", "open it again everywhere")
     return store
 
 
@@ -317,7 +317,7 @@ class _Maps:
 
 def _require_size(path: str, now: int, size: int) -> None:
     if now != size:
-        raise InputError(f"{path} has {now} bytes, expected {size}", "a fresh copy of it")
+        raise InputError(f"{path} has {now} bytes, expected {size}", "copy the file again")
 
 
 def _mmap(place: int | None, size: int, protection: int, flags: int, handle: int) -> int:
@@ -346,7 +346,7 @@ def map_side_by_side(
         maps = _Maps(paths, dtype, [header + count * dtype.itemsize for count in tokens], header)
     except OSError as error:
         where = paths[0] if error.filename is None else error.filename
-        raise InputError(f"cannot map {where}: {error.strerror}", "opening the store again, or mode='read'") from None
+        raise InputError(f"cannot map {where}: {error.strerror}", "open the store again, or use mode='read'") from None
     return np.asarray(maps), maps.begins
 
 
@@ -385,7 +385,7 @@ def export_store(
         for first in range(0, len(store), BLOCK):
             ids = store[first : first + BLOCK]
             if int(ids.min()) < 0:
-                raise InputError(f"{store.path} has negative ids", "another dtype")
+                raise InputError(f"{store.path} has negative ids", "pass another dtype")
             vocab_size = max(vocab_size or 0, int(ids.max()) + 1)
     with new_folder(output) as folder:
         source = ExportSource(store.contents, store.format, vocab_size or 1, tokenizer, progress or (lambda done: None))

@@ -86,7 +86,7 @@ def parse(text: str, source: str) -> tuple[Definition, tokenizers.Tokenizer]:
         spelling, number = token["content"], library.token_to_id(token["content"])
         if spelling and number != token["id"]:
             cause = f"{source} gives the added token {spelling!r} the id {token['id']}, its vocabulary says {number}"
-            raise InputError(cause, "saving the tokenizer again with the program that made it")
+            raise InputError(cause, "save the tokenizer again with the program that made it")
     return definition, library
 
 

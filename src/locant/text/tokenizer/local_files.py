@@ -111,7 +111,7 @@ def cached_encoding(name: str) -> dict[str, Any] | None:
             data = path.read_bytes()
             if hashlib.sha256(data).hexdigest() != sha256:
                 cause = f"{path} is not {published} as it was published"
-                raise InputError(cause, "deleting it, and tiktoken.get_encoding to fetch it anew")
+                raise InputError(cause, "delete it, and call tiktoken.get_encoding to download it again")
             if published.endswith(".bpe"):  # GPT-2's merges: the bytes come first, and of these the ones that print
                 byte = {letter: bytes([number]) for number, letter in enumerate(BYTE_SPELLING)}
                 merges = [line for line in data.decode().split("\n")[1:] if line]
@@ -211,7 +211,7 @@ def _of_gpt2(folder: Path) -> tuple[str, str]:
     try:
         vocab = strict_json(encoder.encode(), str(folder / OF_GPT2[0]))
     except FaultError as fault:
-        raise InputError(str(fault), "the file as OpenAI published it") from None
+        raise InputError(str(fault), "use the file as OpenAI published it") from None
     pairs = [line.split() for line in merges.splitlines()[1:] if line]  # the first line is a version
     special = {END_OF_TEXT: vocab[END_OF_TEXT]} if END_OF_TEXT in vocab else {}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": True}

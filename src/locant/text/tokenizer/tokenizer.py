@@ -307,7 +307,7 @@ class Tokenizer:
         if isinstance(text, str):
             return [well_formed(text)]
         if not isinstance(text, bytes):
-            raise InputError(f"got a {type(text).__name__} to encode, expected str or bytes", "one text")
+            raise InputError(f"got a {type(text).__name__} to encode, expected str or bytes", "pass one text")
         try:
             return [text.decode()]
         except UnicodeDecodeError:
@@ -469,7 +469,7 @@ class Tokenizer:
         array = array[None] if array.ndim == 0 else array
         if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
             got = f"got ids of shape {array.shape} and dtype {array.dtype}"
-            raise ShapeError(f"{got}, expected one axis of integers", "one row at a time, such as ids[0]")
+            raise ShapeError(f"{got}, expected one axis of integers", "decode one row at a time, such as ids[0]")
         for number in {*array.tolist()}:
             self._require(number)
         return array.tolist()
@@ -494,7 +494,7 @@ def _texts_to_learn(texts_or_paths: str | Path | Iterable[str | Path]) -> list[s
         texts_or_paths = [texts_or_paths]
     texts = [_text_to_learn(one) for one in texts_or_paths]
     if not any(texts):
-        raise InputError("got no text to train on", "a text, or the pathlib.Path of a file with one")
+        raise InputError("got no text to train on", "pass a text, or the pathlib.Path of a text file")
     return texts
 
 

@@ -86,7 +86,7 @@ class BatchSampler:
         drop_last: bool = False,
     ) -> None:
         if not isinstance(windows, Sized):
-            raise InputError(f"got {shown(windows)} to draw from, which has no length", "the Windows, or range(n)")
+            raise InputError(f"got {shown(windows)} to draw from, which has no length", "pass the Windows, or range(n)")
         self.num_windows = len(windows)
         self.batch_size = whole("batch_size", batch_size, 1, remedy="a number of windows")
         self.shuffle, self.drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
@@ -102,7 +102,7 @@ class BatchSampler:
         self.epoch, self.start = 0, 0
         if self.drop_last and self.num_windows < self.step_size:
             cause = f"got {self.num_windows} windows for a step of {self.batch_size} x {self.world_size}, and drop_last"
-            raise InputError(cause, "a smaller batch_size, or drop_last=False")
+            raise InputError(cause, "use a smaller batch_size, or drop_last=False")
 
     @property
     def step_size(self) -> int:
@@ -256,11 +256,11 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was asked; an `InputError` for a state of other windows or of another order."""
         if not isinstance(state, Mapping):
-            raise InputError(f"got {state!r} as a state, expected a dictionary", "what Loader.state_dict returned")
+            raise InputError(f"got {state!r} as a state, expected a dictionary", "pass a result of Loader.state_dict()")
         identity = self._identity()
         missing = [name for name in (*identity, "epoch", "windows_seen") if name not in state]
         if missing:
-            raise InputError(f"got a state without {', '.join(missing)}", "what Loader.state_dict returned")
+            raise InputError(f"got a state without {', '.join(missing)}", "pass a result of Loader.state_dict()")
         if other := [name for name in identity if not _is(state[name], identity[name])]:
             theirs, mine = (", ".join(f"{name} {shown(of[name])}" for name in other) for of in (state, identity))
             remedy = "the text, options and seed of the run that is resumed, or set_epoch to begin an epoch anew"
@@ -296,7 +296,7 @@ class Loader:
         """Asked before a batch is fetched: workers that persist would give away one of the iteration that is going."""
         if self._current is not run:
             cause = "got a batch asked of an iteration that another has replaced, or set_epoch or load_state_dict"
-            raise InputError(cause, "a loader of its own for each iteration")
+            raise InputError(cause, "use one loader for each iteration")
 
 
 def _is(value: Any, mine: str | int) -> bool:

@@ -192,7 +192,7 @@ def tokens_of(source: Any) -> Tokens:
         if isinstance(source, (list, tuple)):
             require_ids(tokens.ids)  # it was copied anyway; what may be on a disk is checked as it is read
     if len(tokens) < 2:
-        raise InputError(f"got {len(tokens)} tokens, expected 2 or more: an input and its target", "a longer text")
+        raise InputError(f"got {len(tokens)} tokens, expected 2 or more: an input and its target", "use a longer text")
     return tokens
 
 
@@ -226,7 +226,7 @@ def require_ids(ids: Integer[np.ndarray, "*shape"]) -> Integer[np.ndarray, "*sha
     if not ids.size:
         return ids
     if ids.dtype.kind == "i" and ids.min() < 0:
-        raise RangeError(f"got token id {ids.min()}, expected 0 or more", "looking where `ids < 0`")
+        raise RangeError(f"got token id {ids.min()}, expected 0 or more", "find them with `ids < 0`")
     if ids.dtype.kind == "u" and ids.dtype.itemsize == 8 and ids.max() >= 2**63:
         raise RangeError(f"got token id {ids.max()}, expected less than 2**63", "ids as a tokenizer returns them")
     return ids

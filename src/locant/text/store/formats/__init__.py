@@ -91,7 +91,9 @@ class NanogptFormat(StoreFormat):
     def __init__(self, path: Path, options: StoreOptions) -> None:
         files = sorted(path.glob("*.bin")) if path.is_dir() else [path]
         if not files:
-            raise InputError(f"{path} holds no file that ends with .bin", "the folder that nanoGPT's prepare.py wrote")
+            raise InputError(
+                f"{path} holds no file that ends with .bin", "pass the folder that nanoGPT's prepare.py wrote"
+            )
         splits = {found[1]: file.name for file in files if (found := SPLIT.search(file.name.lower()))}
         if len(splits) > 1:
             cause = f"{path} holds files of several splits: {', '.join(splits.values())}"
@@ -103,7 +105,8 @@ class NanogptFormat(StoreFormat):
         heads = {self._magic(file) for file in files}
         if len(heads) > 1:
             raise InputError(
-                f"{path} holds files with and without a header of llm.c, or with two kinds of it", "one kind"
+                f"{path} holds files with and without a header of llm.c, or with two kinds of it",
+                "use files of one kind",
             )
         dtype = LLM_C.get(next(iter(heads)) or 0)
         if dtype is None:
@@ -123,7 +126,7 @@ class NanogptFormat(StoreFormat):
         """The number that a file of llm.c begins with, if it is one."""
         magic = int.from_bytes(base.head_of(file)[:4], "little")
         if magic == LLM_C_EVALUATION:
-            raise InputError(f"{file} is an evaluation file of llm.c: questions with answers", "a file of tokens")
+            raise InputError(f"{file} is an evaluation file of llm.c: questions with answers", "pass a file of tokens")
         return magic if magic in LLM_C else None
 
     @classmethod
@@ -142,7 +145,7 @@ class DatatroveFormat(StoreFormat):
     def __init__(self, path: Path, options: StoreOptions) -> None:
         files = sorted(path.glob("*.ds")) if path.is_dir() else [path]
         if not files:
-            raise InputError(f"{path} holds no file that ends with .ds", "the folder that datatrove wrote")
+            raise InputError(f"{path} holds no file that ends with .ds", "pass the folder that datatrove wrote")
         sizes: set[int] = set()
         for metadata in (f"{file}.metadata" for file in files):
             if os.path.isfile(metadata):  # noqa: PTH113
@@ -152,7 +155,10 @@ class DatatroveFormat(StoreFormat):
                     raise InputError(cause, Remedy("{}, and no metadata file", dtype=...))
                 sizes.add(int(size))
         if len(sizes) > 1:
-            raise InputError(f"{path} has files of {' and '.join(map(str, sorted(sizes)))} bytes per token", "one kind")
+            raise InputError(
+                f"{path} has files of {' and '.join(map(str, sorted(sizes)))} bytes per token",
+                "use files with the same number of bytes per token",
+            )
         in_metadata = options.dtype is None and sizes
         super().__init__(files, np.dtype(f"<u{sizes.pop()}") if in_metadata else options.token_dtype, options)
 
@@ -194,7 +200,9 @@ def register_format(name: str, format: type[StoreFormat]) -> None:  # noqa: A002
 
 def _check(name: str, value: Any) -> None:
     if not (isinstance(value, type) and issubclass(value, StoreFormat)):
-        raise RangeError(f"got {shown(value)} for store format {name!r}, expected a class", "a subclass of StoreFormat")
+        raise RangeError(
+            f"got {shown(value)} for store format {name!r}, expected a class", "pass a subclass of StoreFormat"
+        )
 
 
 FORMATS: Registry[type[StoreFormat]] = Registry("store format", "locant.formats", _check)

@@ -185,7 +185,9 @@ class ExportSource:
     def dtype(self) -> np.dtype:
         """Two bytes as long as they suffice for the vocabulary, else four."""
         if self.vocab_size > 2**32:
-            raise InputError(f"got ids up to {self.vocab_size - 1}, which take more than four bytes", "another dtype")
+            raise InputError(
+                f"got ids up to {self.vocab_size - 1}, which take more than four bytes", "pass another dtype"
+            )
         return np.dtype("<u2" if self.vocab_size <= 2**16 else "<u4")
 
     @property
@@ -237,14 +239,14 @@ class ExportSource:
 def token_dtype(vocab_size: int) -> np.dtype:
     """How the tokens of a vocabulary are stored: uint16 below 65 500 entries, else int32, as in Megatron-LM."""
     if not 1 <= vocab_size <= 2**31:
-        raise RangeError(f"got a vocabulary of {vocab_size} entries, expected 1 to 2**31", "another tokenizer")
+        raise RangeError(f"got a vocabulary of {vocab_size} entries, expected 1 to 2**31", "use another tokenizer")
     return np.dtype("<u2" if vocab_size < SMALL_VOCABULARY else "<i4")
 
 
 def require_known(ids: Integer[np.ndarray, " tokens"], vocab_size: int, place: int) -> None:
     """Raise a `RangeError` if an id is not in the vocabulary; `place` is where the ids begin, for the message."""
     if fault := _unknown_id(ids, vocab_size, place):
-        raise RangeError(f"got {fault}", "the tokenizer that made the ids")
+        raise RangeError(f"got {fault}", "use the tokenizer that made the ids")
 
 
 def _unknown_id(ids: np.ndarray, vocab_size: int | None, place: int) -> str:
@@ -297,7 +299,9 @@ def only_file(path: Path, suffix: str) -> Path:
     files = sorted(path.glob(f"*{suffix}"))
     if len(files) != 1:
         names = ", ".join(file.name for file in files[:4]) or "none"
-        raise InputError(f"got {path}, expected one file that ends with {suffix}, found {names}", "one of its files")
+        raise InputError(
+            f"got {path}, expected one file that ends with {suffix}, found {names}", "pass one of its files"
+        )
     return files[0]
 
 
@@ -324,7 +328,7 @@ def _fill(view: memoryview, path: str, at: int) -> None:
         finally:
             os.close(handle)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}", "opening the store again") from None
+        raise InputError(f"cannot read {path}: {error.strerror}", "open the store again") from None
 
 
 def _copy(handle: int, view: memoryview, at: int) -> int:
@@ -338,7 +342,7 @@ def _copy(handle: int, view: memoryview, at: int) -> int:
 def _count(path: str, dtype: np.dtype, header: int) -> int:
     size = require_file(path, fresh(path))
     if size < header or (size - header) % dtype.itemsize:
-        raise InputError(f"{path} has {size} bytes, which is no number of {dtype.name} tokens", "another dtype")
+        raise InputError(f"{path} has {size} bytes, which is no number of {dtype.name} tokens", "pass another dtype")
     return (size - header) // dtype.itemsize
 
 

@@ -83,7 +83,7 @@ class Manifest:
         content = _content(self.path.parent)
         with _naming(self.path):
             if _intact(content) != self.sha256:
-                raise InputError(f"{self.path} was written anew since it was opened", "opening it again")
+                raise InputError(f"{self.path} was rewritten after it was opened", "open it again")
             return _sources(strict_json(content, "it"))
 
 
@@ -128,7 +128,7 @@ def _content(folder: Path) -> bytes:
 def _require_readable(size: int, path: Path) -> None:
     """Before it is read, and before one is written that could not be read."""
     if size > LARGEST:
-        raise InputError(f"{path} has {size} bytes, more than {LARGEST}", "a store of fewer and larger files")
+        raise InputError(f"{path} has {size} bytes, more than {LARGEST}", "use a store of fewer and larger files")
 
 
 def _intact(content: bytes) -> str:
@@ -275,7 +275,7 @@ def write_manifest(
     if path.exists():
         if path.read_bytes() == content:
             return
-        raise InputError(f"got {folder}, which holds another finished store", "another folder")
+        raise InputError(f"got {folder}, which holds another finished store", "use another folder")
     require_files(folder, manifest, but=TOKENIZER)
     write_whole(folder / TOKENIZER, text)
     write_whole(path, content)
@@ -355,7 +355,7 @@ class LocantFormat(StoreFormat):
 
     def verify(self) -> None:
         if read_manifest(self._folder).sha256 != self.identity:
-            raise InputError(f"{self._folder} was written anew since it was opened", "opening it again")
+            raise InputError(f"{self._folder} was rewritten after it was opened", "open it again")
         _ = self.manifest.sources  # all that opening leaves unread
         self.load_tokenizer()
         for shard, path in enumerate(self.files):

@@ -151,7 +151,7 @@ class IndexWriter:
             numbers = np.concatenate([self._last, numbers])
         if (longest := int(numbers.max())) > LONGEST:
             cause = f"got a document of {longest} tokens, more than an index can say ({LONGEST})"
-            raise RangeError(cause, "a separator that cuts it into shorter documents")
+            raise RangeError(cause, "use a separator that cuts it into shorter documents")
         self._append(numbers[:-1], "<i4")
         self._last = numbers[-1:]
         self.documents += len(lengths) - continues
@@ -197,7 +197,7 @@ class ShardWriter:
         self._vocab_size = vocab_size
         self._dtype = token_dtype(vocab_size)
         if (folder / MANIFEST).exists():
-            raise InputError(f"got {folder}, which holds a finished store", "another folder")
+            raise InputError(f"got {folder}, which holds a finished store", "use another folder")
         name = name or shard_name(number)
         self._digest = hashlib.sha256()
         self._bin = NewFile(folder / f"{name}.bin")
@@ -226,7 +226,7 @@ class ShardWriter:
         """
         for name, array in (("ids", ids), ("lengths", lengths)):
             if not isinstance(array, np.ndarray) or array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-                raise ShapeError(f"got {shown(array)} for {name}, expected one axis of integers", "a NumPy array")
+                raise ShapeError(f"got {shown(array)} for {name}, expected one axis of integers", "use a NumPy array")
         # A length that is too large is found first, so that the sum cannot wrap.
         fits = not len(lengths) or (int(lengths.min()) >= 0 and int(lengths.max()) <= len(ids))
         if not fits or int(lengths.sum(dtype=np.int64)) != len(ids):
