@@ -229,7 +229,7 @@ def _require_unchanged(source: Source) -> None:
         raise InputError(f"cannot read {source.name}: {error.strerror}", remedy) from None
     if source.mtime_ns is not None and (state.st_size, state.st_mtime_ns) != (source.size, source.mtime_ns):
         cause = f"{source.name} has changed since the work was planned: it had {source.size} bytes, now {state.st_size}"
-        remedy = "run the same again when nothing writes to the inputs any more: only parts that read this file are made again"
+        remedy = "run the same again when nothing writes to the inputs any more: only its parts are made again"
         raise InputError(cause, remedy)
 
 

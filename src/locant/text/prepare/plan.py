@@ -325,7 +325,7 @@ def plan_for(store: Path, request: Request, *, resume: bool) -> tuple[Plan, Toke
         if changes := request.changes_from(plan.options, plan.sources()):
             raise InputError(
                 f"{store} holds unfinished work of another request: {'; '.join(changes)}",
-                "use the same options and inputs, another folder, or resume=False (--restart), which discards that work",
+                "use the same options and inputs, another folder, or resume=False (--restart) to discard that work",
             )
         if (folder / STDIN_FILE).exists():  # the same as the plan's; of that one a power cut may have left anything
             (folder / STDIN_FILE).replace(plan.folder / STDIN_FILE)
