@@ -262,9 +262,9 @@ class TestJsonLines:
     @pytest.mark.parametrize(
         ("line", "message"),
         [
-            (b"{", "is no JSON: Expecting property name"),
-            (b"[" * 100_000, "is no JSON: maximum recursion"),
-            (b'{"text": ' + b"1" * 5000 + b"}", "is no JSON: Exceeds the limit"),
+            (b"{", "is not JSON: Expecting property name"),
+            (b"[" * 100_000, "is not JSON: maximum recursion"),
+            (b'{"text": ' + b"1" * 5000 + b"}", "is not JSON: Exceeds the limit"),
             (b'["text"]', "is a JSON list, expected an object"),
             (b"null", "is a JSON NoneType, expected an object"),
             (b'{"text": 3}', "has a int in 'text', expected a string"),
