@@ -119,12 +119,12 @@ class TestFinding:
             ("a.txt", b"PNG\0", "is binary: byte 3 is NUL"),
             ("a.txt", "né".encode("utf-16"), "begins like UTF-16"),
             ("a.jsonl", "né".encode("utf-16"), "begins like UTF-16"),
-            ("a.txt.gz", b"not zipped", "is no whole gzip file: .*try: gzip -t"),
+            ("a.txt.gz", b"not zipped", "is not a complete gzip file: .*try: test it with gzip -t"),
             ("a.txt.gz", gzip.compress(b"PNG\0", mtime=0), "is binary: byte 3 is NUL"),
-            ("a.txt.zst", b"not zipped", "is no whole Zstandard file: .*try: zstd -t"),
-            ("a.txt.gz", b"", "is no whole gzip file: it is empty"),
-            ("a.txt.zst", b"", "is no whole Zstandard file: it is empty"),
-            ("a.parquet", b"PAR0...", "is no Parquet file"),
+            ("a.txt.zst", b"not zipped", "is not a complete Zstandard file: .*try: test it with zstd -t"),
+            ("a.txt.gz", b"", "is not a complete gzip file: it is empty"),
+            ("a.txt.zst", b"", "is not a complete Zstandard file: it is empty"),
+            ("a.parquet", b"PAR0...", "is not a Parquet file"),
         ],
     )
     def test_what_cannot_be_read_is_refused_when_it_is_found(
@@ -219,13 +219,13 @@ class TestCompressed:
         for size in range(len(data)):
             path.write_bytes(data[:size])
             if size not in ENDS[suffix]:  # a file of one member less
-                with pytest.raises(InputError, match=r"a\.txt\.\w+ is no whole"):
+                with pytest.raises(InputError, match=r"a\.txt\.\w+ is not a complete"):
                     texts(path)
 
     def test_that_is_followed_by_something_else_is_an_error(self, tmp_path: Path, suffix: str, data: bytes) -> None:
         path = tmp_path / f"a.txt.{suffix}"
         path.write_bytes(data + b"something else")
-        with pytest.raises(InputError, match="is no whole"):
+        with pytest.raises(InputError, match="is not a complete"):
             texts(path)
 
     def test_with_a_flipped_bit_is_an_error_or_the_same(self, tmp_path: Path, suffix: str, data: bytes) -> None:

@@ -282,7 +282,7 @@ class TestLongDocuments:
         assert engine.encode([b"a" * 1000])[1].tolist() == [engine.tokenizer.encode(b"a" * 1000).size]
         for refused in (lambda: engine.encode([b"a" * 1001]), lambda: list(engine.stream([([b"a" * 1001], True)]))):
             with pytest.raises(
-                InputError, match=r"1001 bytes or more .* it has no letter before white.*try: separator="
+                InputError, match=r"1001 bytes or more .* it has no letter before white.*try: pass separator="
             ):
                 refused()
         with pytest.raises(InputError, match="because its normalizer Prepend would write its text before every part"):
