@@ -192,7 +192,7 @@ class TestEncodings:
     @pytest.mark.parametrize("encoding", ["cp1252", "gbk"])
     def test_a_likely_other_one_is_warned_of(self, tmp_path: Path, encoding: str) -> None:
         (tmp_path / "a.txt").write_bytes(TEXT[encoding].encode(encoding))
-        with pytest.warns(UserWarning, match=r"a\.txt is likely not UTF-8: .*; try: encoding='cp1252'"):
+        with pytest.warns(UserWarning, match=r"a\.txt is likely not UTF-8: .*; try: pass encoding='cp1252'"):
             find_sources(tmp_path)
         find_sources(tmp_path, encoding=encoding)  # where it is named, nothing is warned of
 

@@ -150,7 +150,7 @@ class TestFinding:
 
     def test_a_pipe_is_refused_without_waiting_for_it(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "a.txt")
-        with pytest.raises(InputError, match="no regular file"):
+        with pytest.raises(InputError, match="not a regular file"):
             find_sources(tmp_path / "a.txt")
 
 

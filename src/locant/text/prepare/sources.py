@@ -132,7 +132,7 @@ class Source:
 
 
 class ByteRange(NamedTuple):
-    """The bytes `start` to `stop` of a file on disk. A row group of Parquet belongs to the range with its first data."""
+    """Bytes `start` to `stop` of a file on disk. A row group of Parquet belongs to the range with its first byte."""
 
     source: Source
     start: int
