@@ -76,8 +76,8 @@ def test_a_large_index_takes_less_than_twice_its_size(tmp_path: Path) -> None:
     ("place", "value", "words"),
     [
         (0, b"X", "begins with"), (9, b"\x02", "version 2"), (17, b"\x06", "code 6"), (17, b"\x09", "code 9"),
-        (18, struct.pack("<Q", 2**61), "are needed for"), (18, struct.pack("<Q", 2**64 - 1), "are needed for"),
-        (26, struct.pack("<Q", 2**61 + 4), "are needed for"), (26, struct.pack("<Q", 0), "are needed for"),
+        (18, struct.pack("<Q", 2**61), "sequences and"), (18, struct.pack("<Q", 2**64 - 1), "sequences and"),
+        (26, struct.pack("<Q", 2**61 + 4), "sequences and"), (26, struct.pack("<Q", 0), "sequences and"),
         (34, struct.pack("<i", -1), "negative"), (34, struct.pack("<i", 4), "overlap"),
         (46, struct.pack("<q", 2), "overlap"), (54, struct.pack("<q", 2**62), "overlap"),
         (70, struct.pack("<q", 1), "do not cover"), (78, struct.pack("<q", 3), "not in order"),
