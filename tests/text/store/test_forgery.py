@@ -197,7 +197,7 @@ def test_no_field_of_a_forged_manifest_crashes(folder: Path) -> None:
 def test_what_a_forged_manifest_may_not_say(folder: Path, change: Callable[[str], str], words: str) -> None:
     body = body_of(folder)
     assert change(body) != body
-    with holding(folder / "store.json", forged(change(body))), refuses(InputError, "no intact manifest", words):
+    with holding(folder / "store.json", forged(change(body))), refuses(InputError, "not an intact manifest", words):
         TokenStore(folder)
 
 
@@ -214,7 +214,7 @@ def test_what_forged_sources_say_is_refused_by_whoever_asks_for_them(folder: Pat
     begin, end = body.index('\n "sources": ') + len('\n "sources": '), body.index(',\n "shards": ')
     with holding(folder / "store.json", forged(body[:begin] + value + body[end:])):
         assert is_found(folder)
-        with refuses(InputError, "no intact manifest", words):
+        with refuses(InputError, "not an intact manifest", words):
             _ = TokenStore(folder).manifest.sources
 
 
