@@ -91,7 +91,7 @@ def test_what_contradicts_itself_in_an_index(
     content[place : place + len(value)] = value
     path = tmp_path / "a.idx"
     path.write_bytes(content)
-    with refuses(InputError, "no intact index", words):
+    with refuses(InputError, "not an intact index", words):
         read_index(path)
 
 
@@ -184,8 +184,8 @@ def test_no_field_of_a_forged_manifest_crashes(folder: Path) -> None:
         (lambda body: body.replace('"a": [1]', '"a": ' + "[" * 100_000 + "]" * 100_000), "not JSON"),
         (lambda body: body.replace('"a": [1]', '"a": ' + "9" * 10_000), "not JSON"),
         (lambda body: body.replace('"a": [1]', '"a": [1'), "not JSON"),
-        (lambda body: body.replace("uint16", "int32"), "take uint16"),
-        (lambda body: body.replace("uint16", "float64"), "take uint16"),
+        (lambda body: body.replace("uint16", "int32"), "need uint16"),
+        (lambda body: body.replace("uint16", "float64"), "need uint16"),
         (lambda body: body.replace('"vocab_size": 257', '"vocab_size": 0'), "vocabulary of 0"),
         (lambda body: body.replace('"vocab_size": 257', '"vocab_size": 4294967296'), "vocabulary of 4294967296"),
         (lambda body: body.replace('"end_of_text": 256', '"end_of_text": 257'), "end_of_text is 257"),
