@@ -230,7 +230,7 @@ def test_xavier_rows_are_those_of_torch() -> None:
 
 
 def test_two_ways_to_begin_at_once_are_refused() -> None:
-    with refuses(RangeError, "init_std beside init='xavier'"):
+    with refuses(RangeError, "init_std and init='xavier'"):
         TokenEmbedding(11, 6, init="xavier", init_std=0.02)
     with refuses(RangeError, "'glorot' for init", "'xavier'"):
         TokenEmbedding(11, 6, init="glorot")
