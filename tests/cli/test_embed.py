@@ -125,7 +125,7 @@ test_an_option_that_cannot_be_used_is_one_line = refused(
     ("--tokenizer bytes --vocab-size 300", "try: pass one of the two"),
     ("--vocab-size 100", "got 100 for vocab_size, expected an integer of 257"),
     ("--tokenizer no-such-tokenizer", "found no tokenizer 'no-such-tokenizer'"),
-    ("-o x.pt", "name ending in .safetensors; try: x.safetensors"),
+    ("-o x.pt", "name ending in .safetensors; try: use x.safetensors"),
     ("-o no/such/x.safetensors", "there is no folder no/such; try: mkdir -p no/such"),
     ("-o text.txt/x.safetensors", "there is no folder text.txt"),
     ("--contxt 4", "there is no option --contxt; try: --context"),
