@@ -116,7 +116,7 @@ class TestWhatIsAskedFor:
     def test_document_mode_needs_documents_and_flat_mode_refuses_them(self) -> None:
         with pytest.raises(InputError, match="without documents"):
             Windows(np.arange(9), 4, mode="document")
-        with pytest.raises(InputError, match=r"flat mode.*try: mode='document'"):
+        with pytest.raises(InputError, match=r"flat mode.*try: pass mode='document'"):
             Windows(np.arange(9), 4, documents=[0, 9])
 
     @pytest.mark.parametrize(
