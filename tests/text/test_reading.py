@@ -37,7 +37,7 @@ class TestSampleText:
 
     def test_a_python_without_it_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "pydoc_data", None)
-        with pytest.raises(InputError, match=r"has none; try: a text file"):
+        with pytest.raises(InputError, match=r"has none; try: pass a text file"):
             sample_text()
 
 

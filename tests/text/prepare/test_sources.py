@@ -113,7 +113,7 @@ class TestFinding:
     @pytest.mark.parametrize(
         ("name", "data", "message"),
         [
-            ("a.csv", b"x", r"expected a file that ends in \.txt, \.md, .*, with or .*; try: - < .*csv, which"),
+            ("a.csv", b"x", r"expected a file that ends in \.txt, \.md, .*, with or .*; try: pass - < .*csv to read"),
             ("a.csv.xz", b"x", r"expected a file that ends in .*; try: xz -dc .*a.csv.xz \| locant prepare -"),
             ("a.gz", gzip.compress(b"x", mtime=0), "expected a file that ends in"),
             ("a.txt", b"PNG\0", "is binary: byte 3 is NUL"),

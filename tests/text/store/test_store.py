@@ -268,9 +268,9 @@ def test_no_manifest_is_written_that_could_not_be_read(tmp_path: Path, monkeypat
     file = FileRecord(size=2, sha256="0" * 64)
     shards = [ShardRecord(tokens=2, documents=1, bin=file, idx=file)]
     for change, words in (
-        ({"options": {"a": float("nan")}}, "no JSON"),
-        ({"options": {"a": Path("/")}}, "no JSON"),
-        ({"options": {"a": deep}}, "no JSON"),
+        ({"options": {"a": float("nan")}}, "not JSON"),
+        ({"options": {"a": Path("/")}}, "not JSON"),
+        ({"options": {"a": deep}}, "not JSON"),
         ({"options": {"1": 0, 1: 0}}, "occurs twice"),
         ({"shards": shards}, "do not fit"),
         ({"sources": [1]}, "sources"),

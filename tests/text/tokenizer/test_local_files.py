@@ -29,7 +29,7 @@ from locant.text.tokenizer import local_files
 from locant.text.tokenizer.local_files import ENCODINGS, cached_encoding, cached_name
 from tests.refusal import refuses
 
-REMEDIES = (r"the path of a tokenizer\.json", "download=True", r"trained on a text")
+REMEDIES = (r"the path of a tokenizer\.json", "download=True", r"trained on your own text")
 VARIABLES = (
     "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR",
 )  # fmt: skip
@@ -279,7 +279,7 @@ class TestDownloading:
         monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
         why = str(error).splitlines()[0] if str(error) else "OSError"
         with pytest.raises(
-            InputError, match=f"cannot download tokenizer.json of 'gpt2': {why}; try: a name as on the hub"
+            InputError, match=f"cannot download tokenizer.json of 'gpt2': {why}; try: pass a name on the hub"
         ):
             Tokenizer.load("gpt2", download=True)
 

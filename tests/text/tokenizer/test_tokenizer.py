@@ -198,7 +198,7 @@ class TestTraining:
 
     def test_refuses_a_special_token_that_the_texts_spell_as_a_token(self) -> None:
         with pytest.raises(
-            InputError, match=r"got the special token 'END', which is also a token .*; try: '<\|END\|>'"
+            InputError, match=r"got the special token 'END', which is also a token .*; try: use '<\|END\|>'"
         ):
             Tokenizer.train("END END END END", special_tokens=("END",))
         with pytest.raises(InputError, match="special token '!'"):

@@ -316,10 +316,12 @@ def _source(name: str, separator: str | None, field: str | None, encoding: str |
         reason = (error.strerror or str(error)).lower()
         raise InputError(f"cannot read {name}: {reason}", "pass the path of a file") from None
     if not stat.S_ISREG(status.st_mode):
-        raise InputError(f"got {name}, which is not a regular file", f"- < {name}")
+        raise InputError(f"got {name}, which is not a regular file", f"pass - < {name}")
     if (format := _format(name)) is None:  # noqa: A001
         compression = COMPRESSIONS.get(os.path.splitext(name.lower())[1])  # noqa: PTH122
-        as_text = f"- < {name}" if compression is None else f"{TOOLS[compression][1]} -dc {name} | locant prepare -"
+        as_text = (
+            f"pass - < {name}" if compression is None else f"{TOOLS[compression][1]} -dc {name} | locant prepare -"
+        )
         raise InputError(f"got {name}, expected a file that ends in {SUFFIXES}", f"{as_text} to read it as text")
     kind, compression = format
     facts["separator"] = separator if kind == "text" else None
