@@ -134,7 +134,7 @@ class Request:
         if append_end_of_text is not None:
             append_end_of_text = flag("append_end_of_text", append_end_of_text)
         if tokenizer is not None and vocab_size is not None:
-            cause = "got both a tokenizer and a vocabulary size, which is for one that is trained here"
+            cause = "got both a tokenizer and a vocabulary size, which is only for a tokenizer that is trained here"
             raise RangeError(cause, Remedy(vocab_size=None))
         if isinstance(tokenizer, (str, Path)):
             tokenizer = Tokenizer.bytes() if tokenizer == "bytes" else Tokenizer.load(tokenizer)
