@@ -158,7 +158,7 @@ def test_an_encoding_by_name_is_the_one_of_these_sizes() -> None:
         ({"encoding": "alibi", "max_seq_len": 9}, ("adds nothing to embeddings",)),
         ({"encoding": "vit"}, ("requires height and width",)),
         ({"encoding": "sinusoidl"}, ("sinusoidal",)),
-        ({"encoding": Learned(9, 6), "max_seq_len": 9}, ("max_seq_len", "beside a name")),
+        ({"encoding": Learned(9, 6), "max_seq_len": 9}, ("max_seq_len", "only with the name of an encoding")),
         ({"encoding": "sinusoidal", "combine": "concat"}, ("room for the tokens",)),
     ],
 )

@@ -226,7 +226,7 @@ class TokenEmbedding(DeferredErrorModule):
         keeps the old weight, and a warning names its class. Tie it again.
         """
         has = self.vocab_size
-        vocab_size = whole("vocab_size", vocab_size, has, remedy=f"pass {has} or more; rows are never dropped")
+        vocab_size = whole("vocab_size", vocab_size, has, remedy=f"resize({has}) or more; rows are never dropped")
         if vocab_size == has:
             return
         if others := [type(module).__name__ for module in _sharing(self)]:
@@ -260,9 +260,9 @@ def to_scale(name: str, scale: Any) -> Scale | None:
     if isinstance(scale, str):
         return cast(
             Scale,
-            one_of(name, scale, get_args(get_args(Scale)[1]), Remedy("pass {}, or a number", **{name: "sqrt_d_model"})),
+            one_of(name, scale, get_args(get_args(Scale)[1]), Remedy("{}, or a number", **{name: "sqrt_d_model"})),
         )
-    return None if scale is None else real(name, scale, remedy=Remedy("pass {}, or 'sqrt_d_model'", **{name: None}))
+    return None if scale is None else real(name, scale, remedy=Remedy("{}, or 'sqrt_d_model'", **{name: None}))
 
 
 def factor_of(scale: Scale | None, d_model: int, dtype: torch.dtype) -> float:
