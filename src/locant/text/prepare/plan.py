@@ -81,7 +81,7 @@ YOUNG = 60.0
 
 
 class ContentOptions(TypedDict, total=False):
-    """The options of `prepare` that decide what is in a store."""
+    """The options of `prepare` that decide the content of a store."""
 
     tokenizer: Tokenizer | str | Path | None
     shard_size: int

@@ -421,7 +421,7 @@ class Sample:
     """Bytes of the input that were read for the texts. `unpacked` is larger if the input is compressed."""
     unpacked: int = 0
     documents: int = 0
-    """Documents in files with several documents, of which `of_many` bytes were read."""
+    """The number of documents in files with several documents. `of_many` bytes of these files were read."""
     of_many: int = 0
     is_all: bool = False
     """Whether this is the whole input, so that counts are exact."""

@@ -150,7 +150,7 @@ def cut(source: Source, size: int) -> list[ByteRange]:
 
 
 class Tally:
-    """Counts of what was read of a byte range, and a hash, which covers the range when all documents are read."""
+    """Counts for a byte range, and a hash, which covers the whole range when all its documents have been read."""
 
     def __init__(self) -> None:
         self.bytes = 0  # on disk, without decompression

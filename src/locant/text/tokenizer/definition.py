@@ -177,7 +177,7 @@ def byte_table(definition: Definition) -> list[bytes | None] | None:
 
 
 def is_lossless(definition: Definition) -> bool:
-    """Return True if decoding restores the bytes of every text; the definition must have a `byte_table`."""
+    """Return True if decoding restores the bytes of every text. The definition must have a `byte_table`."""
     ordinary = [token for token in definition["added_tokens"] if not token["special"]]
     if normalizers(definition) or any(token["lstrip"] or token["rstrip"] for token in ordinary):
         return False
@@ -189,7 +189,7 @@ def is_lossless(definition: Definition) -> bool:
 
 
 def is_bytes(definition: Definition) -> bool:
-    """Return True if every id is the byte of that value or a special token; the definition must be lossless."""
+    """Return True if every id is the byte of that value or a special token. The definition must be lossless."""
     model, added = definition["model"], definition["added_tokens"]
     names = {token["content"] for token in added}
     learned = {spelling: number for spelling, number in model["vocab"].items() if spelling not in names}

@@ -411,7 +411,7 @@ class Tokenizer:
         return self._encoders[allowed]
 
     def _spell(self, data: bytes) -> Int[np.ndarray, " tokens"]:
-        """Return one token for each byte; every byte-level vocabulary has these byte tokens."""
+        """Return one token for each byte. Every byte-level vocabulary has these byte tokens."""
         vocab = self._canonical["model"]["vocab"]
         return np.array([vocab[BYTE_SPELLING[byte]] for byte in data], dtype=np.int32)
 

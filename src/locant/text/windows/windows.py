@@ -235,7 +235,7 @@ class Windows(Dataset[Any]):
         return f"Windows({shape}, over {len(self._tokens):,} tokens)"
 
     def _resolve(self, indices: Sequence[SupportsIndex] | np.ndarray | Tensor) -> Int[np.ndarray, " batch"]:
-        """Return the numbers of these indices; negative indices count from the end. Raise an error for a wrong one."""
+        """Return the numbers of these indices. Negative indices count from the end. Raise an error for a wrong one."""
         numbers: list[int] = []
         for index in indices:
             try:

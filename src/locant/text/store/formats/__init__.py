@@ -40,7 +40,7 @@ The first is for GPT-2, the second for Llama 3.
 """
 LLM_C_EVALUATION = 20240522
 LLM_C_HEADER = 1024
-"""The bytes of a header of 256 int32, of which the third is the number of tokens."""
+"""The bytes of a header of 256 int32. The third is the number of tokens."""
 
 SPLIT = re.compile(r"(?<![a-z])(train|val|valid|validation|dev|test)(?![a-z])")
 
@@ -98,7 +98,7 @@ class NanogptFormat(StoreFormat):
             raise InputError(
                 f"{path} holds no file that ends with .bin", "pass the folder that nanoGPT's prepare.py wrote"
             )
-        splits = {found[1]: file.name for file in files if (found := SPLIT.search(file.name.lower()))}
+        splits = {match[1]: file.name for file in files if (match := SPLIT.search(file.name.lower()))}
         if len(splits) > 1:
             cause = f"{path} holds files of several splits: {', '.join(splits.values())}"
             raise InputError(

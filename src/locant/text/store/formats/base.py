@@ -48,7 +48,7 @@ class StoreOptions:
 
     @property
     def token_dtype(self) -> np.dtype:
-        """The dtype of the tokens, little-endian; uint16 if none was given."""
+        """The dtype of the tokens, little-endian (default: uint16)."""
         try:
             dtype = np.dtype("uint16" if self.dtype is None else self.dtype)
         except TypeError:
@@ -251,7 +251,7 @@ def require_known(ids: Integer[np.ndarray, " tokens"], vocab_size: int, place: i
 
 
 def _unknown_id(ids: np.ndarray, vocab_size: int | None, place: int) -> str:
-    """Describe the first id that is negative or not in the vocabulary, with its place; else return an empty text."""
+    """Describe the first id that is negative or not in the vocabulary, with its place, or return an empty text."""
     # Read as unsigned, a negative id is large, so one pass finds both kinds.
     unsigned = ids.view(ids.dtype.str.replace("i", "u"))
     dtype_size = int(np.iinfo(ids.dtype).max) + 1

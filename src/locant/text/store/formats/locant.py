@@ -133,7 +133,7 @@ def _require_readable(size: int, path: Path) -> None:
 
 
 def _intact(content: bytes) -> str:
-    """Return the SHA-256 at the end of a manifest. Raise an error unless it is that of the content."""
+    """Return the SHA-256 at the end of a manifest. Raise an error unless the content has this hash."""
     head = HEAD.match(content)
     if not head:
         raise FaultError("it does not begin like a manifest")
