@@ -322,7 +322,7 @@ def _decoded(line: bytes, source: Source, tally: Tally) -> str:
     return text
 
 
-def _lookup(record: Any, field: str) -> Any:  # whatever JSON holds
+def _lookup(record: Any, field: str) -> Any:  # any JSON
     if not isinstance(record, dict):
         raise FaultError(f"is a JSON {type(record).__name__}, expected an object")
     if field in record:
@@ -401,7 +401,7 @@ def _texts(file: IO[bytes], source: Source, start: int, stop: int, size: int) ->
 def _values(array: Any, arrow: Any) -> Iterator[bytes]:
     """Yield the values of a column of bytes or text, which may be nested in records. Null is empty."""
     while arrow.types.is_struct(array.type):
-        array = arrow.compute.struct_field(array, [0])  # null where the record is
+        array = arrow.compute.struct_field(array, [0])  # null if the record is null
     if arrow.types.is_dictionary(array.type):
         values = array.dictionary.cast(arrow.large_binary()).to_pylist()
         for place in array.indices.to_pylist():
