@@ -169,12 +169,12 @@ test_a_remedy_is_in_the_words_of_the_command_line = refused(
     ("plot rotary --head-dim 7", "--head-dim 64, or"),
     ("plot xpos --head-dim 7", "--head-dim 64, an even width"),
     ("plot rotary --scaling yarn:0", "yarn:4"),
-    ("embed text.txt --tokenizer gpt-of-nobody", "the path of a tokenizer.json, --download, or a tok"),
+    ("embed text.txt --tokenizer gpt-of-nobody", "pass the path of a tokenizer.json, --download, or a tok"),
     ("embed text.txt --scale nan --tokenizer bytes", "no --scale, or 'sqrt_d_model'"),
     ("embed text.txt --encoding yarn", "--encoding rotary"),
-    ("export nothing --to nanogpt -o out", "a folder that locant prepare made, or a --format"),
+    ("export nothing --to nanogpt -o out", "pass a folder that locant prepare made, or a --format"),
     ("compare text.txt --multiples 0,1", "--multiples 1,2,4,8"),
-    ("prepare text.txt -o out --task 2", "--task 0, --num-tasks 1"),
+    ("prepare text.txt -o out --task 2", "pass --task 0, --num-tasks 1"),
     says="; try: ",
 )
 

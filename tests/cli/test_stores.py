@@ -179,7 +179,7 @@ def test_ctrl_c_says_how_to_go_on_and_the_same_command_does(folder: Path) -> Non
         lines *= 2
         assert lines < 4_000_000, "Ctrl-C is not heard"
     assert (code, out) == (130, "")
-    assert "the same command goes on from here" in errors
+    assert "run the same command again to continue" in errors
     assert "Traceback" not in errors
     assert parts_of(folder)
     assert subprocess.run(words, capture_output=True, check=True).stdout.startswith(b"store: ")

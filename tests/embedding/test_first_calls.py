@@ -158,7 +158,7 @@ def test_an_encoding_by_name_is_the_one_of_these_sizes() -> None:
         ({"encoding": "alibi", "max_seq_len": 9}, ("adds nothing to embeddings",)),
         ({"encoding": "vit"}, ("requires height and width",)),
         ({"encoding": "sinusoidl"}, ("sinusoidal",)),
-        ({"encoding": Learned(9, 6), "max_seq_len": 9}, ("max_seq_len", "beside a name")),
+        ({"encoding": Learned(9, 6), "max_seq_len": 9}, ("max_seq_len", "only with the name of an encoding")),
         ({"encoding": "sinusoidal", "combine": "concat"}, ("room for the tokens",)),
     ],
 )
@@ -230,7 +230,7 @@ def test_xavier_rows_are_those_of_torch() -> None:
 
 
 def test_two_ways_to_begin_at_once_are_refused() -> None:
-    with refuses(RangeError, "init_std beside init='xavier'"):
+    with refuses(RangeError, "init_std and init='xavier'"):
         TokenEmbedding(11, 6, init="xavier", init_std=0.02)
     with refuses(RangeError, "'glorot' for init", "'xavier'"):
         TokenEmbedding(11, 6, init="glorot")

@@ -125,7 +125,7 @@ def test_an_encoding_that_acts_in_attention_alone_is_refused_with_what_to_do(
 ) -> None:
     shape = ModelShape(d_model=48, num_heads=4, max_seq_len=16)
     rotates = kind.rotate is not PositionEncoding.rotate
-    with pytest.raises(RangeError, match="adds nothing to embeddings: it acts in attention") as refused:
+    with pytest.raises(RangeError, match="adds nothing to embeddings, but acts in attention") as refused:
         InputEmbedding(11, 48, encoding=kind.for_model(shape), combine=combine)
     assert "attend(q, k, v, encoding=encoding" in refused.value.remedy
     assert ("rotate=True" in refused.value.remedy) == rotates
@@ -257,5 +257,7 @@ def test_resize_warns_of_a_weight_that_another_module_shares() -> None:
     embedding.token.resize(11)
     assert len(state["token.weight"]) == 10
     head.weight = embedding.token.weight  # type: ignore[assignment]
-    with pytest.warns(UserWarning, match="Linear shares this weight, and keeps the old one of 11 rows; try: give it"):
+    with pytest.warns(
+        UserWarning, match="Linear shares this weight, and keeps the old weight of 11 rows; try: give it"
+    ):
         embedding.token.resize(12)

@@ -14,15 +14,13 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.utils.checkpoint import checkpoint
 
-from locant import ALiBi, InputEmbedding, Learned, PositionEncoding, Positions, Rotary, SegmentEmbedding, TokenEmbedding
+from locant import InputEmbedding, Learned, PositionEncoding, Positions, SegmentEmbedding, TokenEmbedding
 
 VOCAB, WIDTH, LENGTH = 4, 8, 4_096
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 
 ENCODINGS: dict[str, Callable[[], PositionEncoding | None]] = {
     "none": lambda: None,
-    "rotary": lambda: Rotary(WIDTH),
-    "alibi": lambda: ALiBi(2),
     "learned": lambda: Learned(LENGTH, WIDTH),
 }
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 from locant import InputEmbedding, Learned, PositionEncoding, RangeError, SegmentEmbedding, TokenEmbedding
-from locant.embedding.table import RaisesLater
+from locant.embedding.table import DeferredErrorModule
 from locant.parallel import VocabularyParallel
 from tests.gpu_without_gpu.device import Device, pretended
 from tests.ranks import needs_gloo
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.unchecked  # an event of the device is none of torch's
 
 VOCAB, WIDTH = 29, 14
 
-MODELS: dict[str, Callable[[], RaisesLater]] = {
+MODELS: dict[str, Callable[[], DeferredErrorModule]] = {
     "no encoding": lambda: InputEmbedding(VOCAB, WIDTH),
     "NoPE": lambda: InputEmbedding(VOCAB, WIDTH, encoding=PositionEncoding(), scale="sqrt_d_model"),
     "an own norm": lambda: InputEmbedding(VOCAB, WIDTH, num_segments=2, norm=nn.RMSNorm(WIDTH)),
@@ -81,7 +81,7 @@ def test_ids_of_any_shape_are_found_again(shape: tuple[int, ...], place: str, gp
     require_named_later(TokenEmbedding(VOCAB, WIDTH), shape, place, gpu)
 
 
-def require_named_later(embedding: RaisesLater, shape: tuple[int, ...], place: str, gpu: Device) -> None:
+def require_named_later(embedding: DeferredErrorModule, shape: tuple[int, ...], place: str, gpu: Device) -> None:
     ids = torch.tensor([3, VOCAB, 4]).view(shape)
     wrong, good = embedding(ids), embedding(torch.zeros_like(ids))
     gpu.finished = True

@@ -37,7 +37,7 @@ class TestSampleText:
 
     def test_a_python_without_it_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "pydoc_data", None)
-        with pytest.raises(InputError, match=r"has none; try: a text file"):
+        with pytest.raises(InputError, match=r"has none; try: pass a text file"):
             sample_text()
 
 
@@ -107,5 +107,7 @@ class TestReadTexts:
             raise PermissionError(13, "Permission denied", str(self))
 
         monkeypatch.setattr(Path, "read_bytes", refuse)
-        with pytest.raises(InputError, match=r"cannot read .*a\.txt: Permission denied; try: a file that you may read"):
+        with pytest.raises(
+            InputError, match=r"cannot read .*a\.txt: Permission denied; try: use a file that you may read"
+        ):
             read_texts(tmp_path / "a.txt")

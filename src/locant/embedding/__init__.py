@@ -1,4 +1,4 @@
-"""Ids into vectors: token, segment and input embeddings, and the tied head."""
+"""Embed ids as vectors: token, segment and input embeddings, and the tied head."""
 
 from locant.embedding.input import InputEmbedding as InputEmbedding
 from locant.embedding.quantised import QuantisationError as QuantisationError

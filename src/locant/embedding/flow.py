@@ -1,4 +1,4 @@
-"""From a text to its embeddings, by random tables or a model's own: ids, windows, vectors, and the facts of each."""
+"""Embed a text with random tables or a model's tables, and record the facts of each stage: ids, windows, vectors."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ NUM_VALUES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How to cut and embed a text; `batch` is the number of windows that are embedded, ``None`` for all.
+    """The options for cutting and embedding a text. `batch` is the number of embedded windows, ``None`` for all.
 
-    With a `model`, the folder of a published one, its tables and its encoding are taken, and the sizes here are not.
+    With a `model`, the folder of a published model, its tables and its encoding are used instead of the sizes here.
     """
 
     encoding: str
@@ -54,7 +54,7 @@ class Plan:
         if by_head and self.d_model % self.num_heads:
             nearest = max(1, self.d_model // self.num_heads) * self.num_heads
             got = f"got d_model={self.d_model} for {self.num_heads} heads, expected a multiple"
-            raise RangeError(got, f"a d_model of {nearest}")
+            raise RangeError(got, f"use a d_model of {nearest}")
 
     @property
     def shape(self) -> ModelShape:
@@ -63,7 +63,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Token:
-    """One of the first tokens; `values` are the first of its embedding."""
+    """One of the first tokens, with the first `values` of its embedding."""
 
     text: str
     id: int
@@ -73,13 +73,13 @@ class Token:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """One table of the embedding, and what it takes."""
+    """One table of the embedding, and its size."""
 
     name: str
     shape: tuple[int, ...]
     parameters: int
     bytes: dict[str, int]
-    """By dtype."""
+    """The bytes of the table, by dtype."""
 
     @classmethod
     def of(cls, size: TableSize) -> Table:
@@ -89,9 +89,10 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Flow:
-    """The facts of every stage; shapes are those of the windows that were embedded, and of one window's positions.
+    """The facts of every stage. Shapes are for the embedded windows, and for the positions of one window.
 
-    `cos_sin`, which rotate queries and keys, is positions and pairs; `bias` of the scores is heads, queries and keys.
+    `cos_sin`, which rotate queries and keys, have the axes positions and pairs. The `bias` of scores has the axes
+    heads, queries and keys.
     """
 
     source: str
@@ -118,7 +119,7 @@ class Flow:
     model: str | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON, which has no word for NaN: ``None`` stands in its place."""
+        """Return the facts for JSON, with ``None`` instead of NaN, which JSON does not have."""
         first = [
             {**asdict(token), "values": [value if math.isfinite(value) else None for value in token.values]}
             for token in self.first
@@ -128,7 +129,10 @@ class Flow:
 
 @dataclass(frozen=True, kw_only=True)
 class Vectors:
-    """What is written to a file: targets are -100 at a text's end; in padding, also positions -1 and ids 0."""
+    """The tensors of a written file.
+
+    Targets are -100 at the end of a text. Padding has targets -100, positions -1 and ids 0.
+    """
 
     ids: Int[Tensor, "windows context"]
     targets: Int[Tensor, "windows context"]
@@ -138,7 +142,7 @@ class Vectors:
 
 @dataclass(frozen=True, kw_only=True)
 class Embedded:
-    """The vectors, and the facts about them."""
+    """The vectors, and the facts about each stage."""
 
     flow: Flow
     vectors: Vectors
@@ -146,9 +150,9 @@ class Embedded:
 
 @torch.no_grad()
 def embed(corpus: Corpus, plan: Plan) -> Embedded:
-    """Cut a text into windows, and embed the first of them, or all."""
-    end = corpus.tokenizer.vocab_size  # an id that no token has: the target of a text's last token
-    # No window reaches from one file into the next, and every token is followed by another.
+    """Cut a text into windows, and embed the first windows, or all."""
+    end = corpus.tokenizer.vocab_size  # an id that no token has, which is the target of a text's last token
+    # No window reaches from one file into the next, and every token has a target.
     offsets = np.array(corpus.documents)
     text, documents = np.insert(corpus.ids.astype(np.int64), offsets[1:], end), offsets + np.arange(len(offsets))
     windows = Windows(text, plan.context, plan.stride, mode="document", documents=documents)
@@ -166,7 +170,7 @@ def embed(corpus: Corpus, plan: Plan) -> Embedded:
 
 
 def _embedding(plan: Plan, entries: int) -> tuple[InputEmbedding, PositionEncoding]:
-    """Random tables for so many entries of a tokenizer, or those of the plan's model; and its encoding."""
+    """Return random tables for this number of entries, or the tables of the plan's model, and the encoding."""
     if plan.model is None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(plan.seed)
@@ -176,26 +180,26 @@ def _embedding(plan: Plan, entries: int) -> tuple[InputEmbedding, PositionEncodi
     embedding = InputEmbedding.from_pretrained(plan.model)
     if entries > (rows := embedding.token.vocab_size):
         got = f"got a tokenizer of {entries} entries for the {rows} rows of {plan.model}"
-        raise InputError(got, "the tokenizer of this model")
+        raise InputError(got, "pass the tokenizer of this model")
     return embedding, embedding.encoding
 
 
 def save_vectors(embedded: Embedded, path: Path | str) -> None:
-    """Write ids, targets, positions and embeddings, with the facts as metadata; whole, or not at all."""
+    """Write ids, targets, positions and embeddings, with the facts as metadata, as a whole or not at all."""
     require_vectors_place(path, embedded.flow.model)
     facts = {name: json.dumps(value) for name, value in embedded.flow.to_dict().items() if name != "first"}
     with replacing(path) as temporary:
         try:
             save_file(vars(embedded.vectors), temporary, metadata=facts)
         except SafetensorError as error:
-            raise InputError(f"cannot write {path}: {error}", "a folder on a disk with more space") from None
+            raise InputError(f"cannot write {path}: {error}", "write to a disk with more free space") from None
 
 
 def require_vectors_place(path: Path | str, model: str | None = None) -> None:
-    """Raise unless the name ends in the format's suffix, and where the file would be one of the model's."""
+    """Raise an error unless the name ends in the format's suffix and the file is not one of the model's files."""
     if Path(path).suffix != ".safetensors":
-        remedy = str(Path(path).with_suffix(".safetensors")) if Path(path).name else "out.safetensors"
-        raise InputError(f"got {str(path)!r}, expected a name ending in .safetensors", remedy)
+        name = str(Path(path).with_suffix(".safetensors")) if Path(path).name else "out.safetensors"
+        raise InputError(f"got {str(path)!r}, expected a name ending in .safetensors", f"use {name}")
     if model is not None and Path(model).is_dir():
         require_apart(Path(path), Path(model))
 

@@ -1,4 +1,4 @@
-"""The input of a transformer: token + segment + position, in this order, then optionally a norm and dropout."""
+"""The input of a transformer: token + segment + position in this order, then an optional norm and dropout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, one_of, real, shape_error, shown, whole
-from locant.embedding.table import Ids, RaisesLater, ids_of
+from locant.embedding.table import DeferredErrorModule, Ids, ids_of
 from locant.embedding.token import Init, Scale, SegmentEmbedding, TokenEmbedding, factor_of, require_segments, to_scale
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
@@ -21,30 +21,30 @@ from locant.positions.registry import find
 from locant.tensors import require_tensor
 
 
-class InputEmbedding(RaisesLater):
-    """Turns ids into the vectors that enter the first layer.
+class InputEmbedding(DeferredErrorModule):
+    """Embed ids as the vectors that enter the first layer.
 
     GPT-2 is ``InputEmbedding(50_257, 768, encoding=Learned(1024, 768), dropout=0.1)``; BERT adds
     ``num_segments=2, norm=nn.LayerNorm(768, eps=1e-12)``; the original Transformer is
     ``InputEmbedding(37_000, 512, encoding=Sinusoidal(512), scale="sqrt_d_model", dropout=0.1)``.
 
     Args:
-        vocab_size: rows of the token table.
-        d_model: the width of everything.
-        encoding: adds its vectors to the tokens (`embed`). An encoding that acts in attention alone is refused: give it
-            to `attend`. NoPE, the base class, adds nothing here and in attention. Or the name of an encoding that
-            requires no more than `d_model` and `max_seq_len`.
-        max_seq_len: of an encoding that is given by its name, such as ``"learned"``.
-        combine: ``"add"`` the position vectors to the token rows, or ``"concat"`` them: tokens then get the first
-            ``d_model - encoding.d_model`` dimensions, and position the others.
-        num_segments: rows of the segment table, which are added; 0 for none.
-        scale, init, init_std, padding_idx: of the token rows alone, see `TokenEmbedding`.
-        scale_sum: what the sum of tokens, segments and positions is multiplied with, as `scale`.
-        norm: ``"layer_norm"`` (eps 1e-5), or any module applied to the sum.
-        dropout: probability, after the norm.
-        backend: has no effect since the modules are always called one after another; it goes with the next release.
+        vocab_size: number of rows of the token table.
+        d_model: width of the token, segment and output vectors.
+        encoding: an encoding that adds vectors to the tokens (`embed`), or its name, if it requires only `d_model` and
+            `max_seq_len`. An encoding that acts only in attention is an error; pass it to `attend`. NoPE, the base
+            class, adds nothing, neither here nor in attention.
+        max_seq_len: the length of an encoding that is given by its name, such as ``"learned"``.
+        combine: ``"add"`` the position vectors to the token rows, or ``"concat"`` them. In the latter case tokens get
+            the first ``d_model - encoding.d_model`` dimensions, and positions the others.
+        num_segments: number of rows of the segment table, which is added; 0 for no table.
+        scale, init, init_std, padding_idx: options of the token rows, see `TokenEmbedding`.
+        scale_sum: factor of the sum of tokens, segments and positions, with the same values as `scale`.
+        norm: ``"layer_norm"`` (eps 1e-5), or any module, which is applied to the sum.
+        dropout: dropout probability after the norm.
+        backend: has no effect, because the modules are always called one after another. The next release removes it.
 
-    On a GPU nothing waits until the ids are checked. An id without a row gives NaN, and a later call or
+    On a GPU the call does not wait until the ids are checked. An id without a row gives NaN, and a later call or
     `raise_deferred_errors` raises a `RangeError`.
 
     >>> from locant.positions import Learned
@@ -83,7 +83,7 @@ class InputEmbedding(RaisesLater):
                 DeprecationWarning,
                 stacklevel=2,
             )
-        dropout = real("dropout", dropout, low=0, below=1, remedy="dropout=0.1, a probability")
+        dropout = real("dropout", dropout, low=0, below=1, remedy="pass a probability such as dropout=0.1")
         num_segments = whole("num_segments", num_segments, 0, remedy="num_segments=2, or 0 for none")
         if not (norm is None or isinstance(norm, nn.Module) or (isinstance(norm, str) and norm == "layer_norm")):
             got = f"got {shown(norm)} for norm, expected 'layer_norm', a module or None"
@@ -107,11 +107,11 @@ class InputEmbedding(RaisesLater):
 
     @classmethod
     def from_pretrained(cls, folder: Path | str, *, dtype: torch.dtype | str | None = None) -> InputEmbedding:
-        """What a published model does before its first layer, with its tables: of GPT-2, BERT, Llama, T5 and others.
+        """Load the input embedding of a published model (GPT-2, BERT, Llama, T5 and others) with its tables.
 
-        Positions that act in the layers are no part of it: see `encoding_from_config`. As `transformers` gives a
-        model, it does not drop anything until `train` is called. Arguments, errors and memory: those of
-        `TokenEmbedding.from_pretrained`.
+        It has all steps before the first layer, but no position encodings that act in the layers, for which see
+        `encoding_from_config`. It is in evaluation mode, as `transformers` loads a model, so dropout is off until
+        `train` is called. Arguments, errors and memory are the same as for `TokenEmbedding.from_pretrained`.
 
         >>> InputEmbedding.from_pretrained("MiniLM-L6")(torch.tensor([[101, 2332, 102]]))  # doctest: +SKIP
         """
@@ -131,14 +131,15 @@ class InputEmbedding(RaisesLater):
         *,
         token_type_ids: Ids | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
-        """Ids and segments are ``batch seq``, or ``seq`` for one row: a tensor, an array or a list.
+        """Embed ids of shape ``batch seq``, or ``seq`` for one row, as a tensor, an array or a list.
 
-        Without `positions` every row counts from 0, and a token alone is refused where its position is added; without
-        `segments` all tokens are in segment 0. `token_type_ids` is what `transformers` calls segments.
+        Without `positions` every row counts from 0. A single token without positions is an error if its position is
+        added. `segments` have the shape of the ids; without them all tokens are in segment 0. `token_type_ids` is the
+        name for segments in `transformers`.
         """
         if token_type_ids is not None:
             if segments is not None:
-                raise LocantError("got both segments and token_type_ids, which are the same", "one of them")
+                raise LocantError("got both segments and token_type_ids, which are the same", "pass one of them")
             segments = token_type_ids
         ids = ids_of(ids, self)
         ids = ids[None] if ids.ndim == 1 else ids
@@ -155,15 +156,15 @@ class InputEmbedding(RaisesLater):
         positions: Where = None,
         segments: Integer[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
-        """The same for vectors that are embedded already, such as image patches: they are not scaled."""
+        """Do the same for vectors that are embedded already, such as image patches, without scaling them."""
         require_tensor("x", x)
         if x.ndim != 3:
             raise shape_error("x", x, "(batch, seq, d_model)", "x.view(1, *x.shape)")
-        positions = _standing(self.encoding, x, positions)
+        positions = _resolve_positions(self.encoding, x, positions)
         require_segments(self.segment, segments, x.shape[:2])
         if self.combine_by == "concat":
-            nothing = x.new_zeros(*x.shape[:2], _position_width(self.encoding))
-            x = self._with_segments(torch.cat([x, self.encoding.embed(nothing, positions)], -1), segments)
+            zeros = x.new_zeros(*x.shape[:2], _position_width(self.encoding))
+            x = self._with_segments(torch.cat([x, self.encoding.embed(zeros, positions)], -1), segments)
         else:
             x = self.encoding.embed(self._with_segments(x, segments), positions)
         x = x if self.scale_sum is None else x * factor_of(self.scale_sum, x.shape[-1], x.dtype)
@@ -174,43 +175,44 @@ class InputEmbedding(RaisesLater):
             return x
         width = self.segment.weight.shape[1]
         if x.shape[-1] != width:
-            raise shape_error("x", x, f"a last dimension of {width}", "the model's d_model")
+            raise shape_error("x", x, f"a last dimension of {width}", "use the model's d_model")
         return x + (self.segment.weight[0] if segments is None else self.segment(segments))
 
 
 def _encoding(encoding: Any, d_model: int, max_seq_len: int | None) -> PositionEncoding:
-    """The encoding, or the one of this name, where its sizes are known."""
+    """Return the encoding, or build the encoding of this name from the known sizes."""
     if isinstance(encoding, str):
-        kind, known = find(encoding), {"d_model": d_model, "max_seq_len": max_seq_len}
+        kind, known_sizes = find(encoding), {"d_model": d_model, "max_seq_len": max_seq_len}
         _require_adds(kind)
-        if missing := [size for size in kind.sizes() if known.get(size) is None]:
+        if missing := [size for size in kind.sizes() if known_sizes.get(size) is None]:
             sizes = ", ".join(f"{size}=..." for size in kind.sizes())
             remedy = f"encoding=locant.encoding({encoding!r}, {sizes})"
             remedy = f"max_seq_len=1024, or {remedy}" if missing == ["max_seq_len"] else remedy
-            raise RangeError(f"got encoding={encoding!r}, which requires {' and '.join(missing)}", remedy)
-        return build(kind, {size: known[size] for size in kind.sizes()})
+            raise RangeError(f"got encoding={encoding!r}, which requires {' and '.join(missing)}", f"pass {remedy}")
+        return build(kind, {size: known_sizes[size] for size in kind.sizes()})
     if max_seq_len is not None:
-        raise RangeError(f"got {shown(max_seq_len)} for max_seq_len, expected it beside a name", "encoding='learned'")
+        cause = f"got {shown(max_seq_len)} for max_seq_len, expected it only with the name of an encoding"
+        raise RangeError(cause, "pass encoding='learned'")
     if not (encoding is None or isinstance(encoding, PositionEncoding)):
         got = f"got an encoding of type {type(encoding).__name__}, expected a PositionEncoding"
-        raise RangeError(got, "locant.encoding('sinusoidal', d_model=...)")
+        raise RangeError(got, "pass locant.encoding('sinusoidal', d_model=...)")
     if encoding is not None:
         _require_adds(type(encoding))
     return PositionEncoding() if encoding is None else encoding
 
 
 def _require_adds(kind: type[PositionEncoding]) -> None:
-    """Raise for an encoding that acts in attention alone: here it would do nothing, without a word."""
+    """Raise `RangeError` for an encoding that acts only in attention, because it would silently do nothing here."""
     methods = kind.doors()
     acts = bool(methods) or kind.score_bias is not PositionEncoding.score_bias
     if acts and "embed" not in methods:
-        got = f"got encoding={kind.__name__}, which adds nothing to embeddings: it acts in attention"
+        got = f"got encoding={kind.__name__}, which adds nothing to embeddings, but acts in attention"
         rotate = ", rotate=True" if "rotate" in methods else ""
         raise RangeError(got, f"pass it to attend(q, k, v, encoding=encoding{rotate}) in each layer instead")
 
 
-def _standing(encoding: PositionEncoding, tokens: Tensor, positions: Where) -> Positions:
-    """Where ids or vectors stand: see `from_zero`, but where nothing is added for it."""
+def _resolve_positions(encoding: PositionEncoding, tokens: Tensor, positions: Where) -> Positions:
+    """Return the positions of ids or vectors, by default from 0. If no vectors are added, one token is enough."""
     batch, seq_len = tokens.shape[:2]
     if positions is None:
         adds = "embed" in encoding.doors()
@@ -221,14 +223,14 @@ def _standing(encoding: PositionEncoding, tokens: Tensor, positions: Where) -> P
 
 
 def _token_width(d_model: int, encoding: PositionEncoding) -> int:
-    """The dimensions that concatenated position vectors leave for the token rows."""
-    positions_take = _position_width(encoding)
-    d_model = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the model")
-    if d_model <= positions_take:
-        got = f"got combine='concat' with d_model={d_model} and position vectors of width {positions_take}"
-        remedy = f"an encoding with d_model={max(d_model // 4, 1)}"
+    """Return the number of dimensions that concatenated position vectors leave for the token rows."""
+    position_width = _position_width(encoding)
+    d_model = whole("d_model", d_model, 1, MAX_WIDTH, remedy="pass the width of the model")
+    if d_model <= position_width:
+        got = f"got combine='concat' with d_model={d_model} and position vectors of width {position_width}"
+        remedy = f"use an encoding with d_model={max(d_model // 4, 1)}"
         raise RangeError(f"{got}, expected room for the tokens", remedy)
-    return d_model - positions_take
+    return d_model - position_width
 
 
 def _position_width(encoding: PositionEncoding) -> int:

@@ -1,8 +1,8 @@
 """Token tables of 8 bits for inference: a code for every number, and a scale for every row.
 
-A row is divided by its largest entry, so that it fills the range of the code, and rounded to the nearest. ``int8`` has
-steps of one size, 1/127 of the largest; ``fp8`` (E4M3, https://arxiv.org/abs/2209.05433) has steps of 1/8 of a power of
-two. Codes and scales are kept as integers, which no `.to` or `.half` of a model converts.
+A row is divided by its largest entry, so that it fills the range of the code, and rounded to nearest. ``int8`` has
+equal steps of 1/127 of the largest entry. ``fp8`` (E4M3, https://arxiv.org/abs/2209.05433) has steps of 1/8 of a power
+of two. Codes and scales are stored as integers, which `.to` and `.half` of a model do not convert.
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ from locant.embedding.token import TokenEmbedding
 from locant.errors import RangeError
 
 CODES: dict[str, tuple[torch.dtype, float]] = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
-"""The dtype of a code, and the largest number it holds."""
+"""The dtype of each code, and its largest number."""
 
 ROWS = 2**13
-"""Rows that are widened at once."""
+"""The number of rows that are widened at once."""
 
 
 class QuantisationError(NamedTuple):
-    """What rounding moved: all entries together, over their root mean square; and one, over the largest of its row."""
+    """The rounding error: of all entries relative to their root mean square, and the largest relative to its row."""
 
     relative: float
     largest: float
 
 
 class QuantisedEmbedding(nn.Module):
-    """A `TokenEmbedding` in a quarter of the memory of float32, without gradients; it takes its place in a model.
+    """A quantised `TokenEmbedding`, which replaces the original in a model. It needs a quarter of float32's memory.
+
+    It has no gradients.
 
     Args:
-        table: what is quantised; it stays as it is.
+        table: the embedding to quantise, which is not changed.
         code: ``"int8"`` or ``"fp8"``.
 
     >>> table = TokenEmbedding(1_000, 64)
@@ -72,7 +74,7 @@ class QuantisedEmbedding(nn.Module):
             scales.append(scale.view(torch.int32))
         self.register_buffer("codes", torch.cat(codes))
         self.register_buffer("scale_bits", torch.cat(scales))
-        self.error = self._measured(weight)
+        self.error = self._measure_error(weight)
 
     @property
     def vocab_size(self) -> int:
@@ -84,35 +86,35 @@ class QuantisedEmbedding(nn.Module):
 
     @property
     def num_bytes(self) -> int:
-        """What the codes and the scales take."""
+        """The bytes of the codes and the scales."""
         return self.codes.nbytes + self.scale_bits.nbytes
 
     def forward(self, ids: Integer[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
-        """The (scaled) row of every id, in the dtype of the table that was quantised."""
+        """Return the (scaled) row of every id, in the dtype of the original table."""
         ids = require_ids(ids, self.vocab_size, "QuantisedEmbedding", "vocab_size", self.codes.device)
-        rows = self._widened(self.codes[ids], self.scale_bits[ids]).to(self.dtype)
+        rows = self._widen(self.codes[ids], self.scale_bits[ids]).to(self.dtype)
         return rows if self._factor is None else rows * self._factor
 
     def logits(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab_size"]:
-        """Scores of all tokens; a block of rows at a time has the dtype of `x`."""
+        """Return the scores of all tokens. One block of rows at a time is converted to the dtype of `x`."""
         return torch.cat([F.linear(x, rows.to(x.dtype)) for rows in self._rows()], -1)
 
-    def _widened(self, codes: Tensor, scale_bits: Tensor) -> Tensor:
+    def _widen(self, codes: Tensor, scale_bits: Tensor) -> Tensor:
         return codes.view(CODES[self.code][0]).float() * scale_bits.view(torch.float32)
 
     def _rows(self) -> Iterator[Tensor]:
         parts = zip(self.codes.split(ROWS), self.scale_bits.split(ROWS), strict=True)
-        return (self._widened(*part) for part in parts)
+        return (self._widen(*part) for part in parts)
 
-    def _measured(self, weight: Tensor) -> QuantisationError:
-        moved, size, largest = 0.0, 0.0, 0.0
-        for rows, ours in zip(weight.split(ROWS), self._rows(), strict=True):
-            off = (ours - rows.float()).double()
-            moved += float(off.square().sum())
+    def _measure_error(self, weight: Tensor) -> QuantisationError:
+        squares, size, largest = 0.0, 0.0, 0.0
+        for rows, quantised in zip(weight.split(ROWS), self._rows(), strict=True):
+            error = (quantised - rows.float()).double()
+            squares += float(error.square().sum())
             size += float(rows.double().square().sum())
             most = rows.double().abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny)
-            largest = max(largest, float((off.abs().amax(1) / most).max()))
-        return QuantisationError((moved / size) ** 0.5 if size else 0.0, largest)
+            largest = max(largest, float((error.abs().amax(1) / most).max()))
+        return QuantisationError((squares / size) ** 0.5 if size else 0.0, largest)
 
     def extra_repr(self) -> str:
         return f"vocab_size={self.vocab_size}, d_model={self.d_model}, code={self.code!r}"

@@ -1,8 +1,8 @@
-"""Embedding tables: reading their rows, checking the ids of a look-up, and what tables cost in memory.
+"""Embedding tables: reading their rows, checking the ids of a look-up, and the memory that tables need.
 
-An id without a row is an error. On a GPU an assertion on the device would end the process' use of it, and asking the
-device before every look-up would make the host wait. So the first token that has no row is noted there, and the note is
-read once it is on the host: at a later call, or when the caller waits for it.
+An id without a row is an error. On a GPU, a failed assertion on the device would make it unusable for the process, and
+a check before every look-up would make the host wait. So the device records the first token without a row, and the host
+reads the record when it has arrived: at a later call, or when the caller waits for it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from locant.spelling import dtype_name
 from locant.tensors import has_values, require_tensor
 
 NO_FAULT = 2**63 - 1
-"""In the place of the number of the first token without a row, where all have one."""
+"""The number of the first token without a row if all tokens have rows."""
 
 Ids = Integer[Tensor, "*batch"] | Integer[np.ndarray, "*batch"] | Sequence[Any]
-"""What is looked up; ids of a tokenizer come as an array, or as a list."""
+"""Token ids. A tokenizer returns an array, and lists are accepted, too."""
 
 Fill = Callable[[Tensor], Tensor]
 """Writes fresh rows into a tensor, and returns it."""
 
 
 class Table:
-    """How the rows of a weight are read, written and added to, which here is all on one device.
+    """The methods that read, write and append the rows of a weight, here on one device.
 
-    `locant.parallel` has one for rows split over several. It holds nothing itself; writing has no gradient.
+    `locant.parallel` has a subclass for rows that are split over several devices. The object has no state, and writing
+    has no gradient.
     """
 
     def rows(
@@ -49,23 +50,23 @@ class Table:
         padding_idx: int | None,
         deferred: DeferredErrors,
     ) -> Float[Tensor, "*batch d_model"]:
-        """The row of every id, which is checked now or noted in `deferred`; the padding row gets no gradient."""
+        """Return the row of every id. Ids are checked now or by `deferred`. The padding row gets no gradient."""
         return rows_of(ids, weight, "TokenEmbedding", "vocab_size", deferred, padding_idx)
 
     def logits(
         self, weight: Float[Tensor, "vocab_size d_model"], x: Float[Tensor, "*batch d_model"]
     ) -> Float[Tensor, "*batch vocab_size"]:
-        """The product of every vector with every row."""
+        """Return the product of every vector with every row."""
         return F.linear(x, weight)
 
     def draw(self, weight: Float[Tensor, "vocab_size d_model"], fill: Fill, padding_idx: int | None) -> None:
-        """Fill every row with what `fill` draws, and the padding row with zeros."""
+        """Fill every row by `fill`, and the padding row with zeros."""
         fill(weight)
         if padding_idx is not None:
             weight[padding_idx].zero_()
 
     def longer(self, weight: Float[Tensor, "vocab_size d_model"], num_rows: int) -> Float[Tensor, "num_rows d_model"]:
-        """A copy with more rows, the new ones not written yet."""
+        """Return a copy with more rows. The new rows are not initialized."""
         return torch.cat([weight, weight.new_empty(num_rows - weight.shape[0], weight.shape[1])])
 
 
@@ -78,9 +79,9 @@ def rows_of(
     padding_idx: int | None = None,
     read: Callable[[Tensor, Tensor, int | None], Tensor] = look_up,
 ) -> Float[Tensor, "*batch width"]:
-    """The row of every id; a `RangeError` names the first that has none, on a GPU at a later call.
+    """Return the row of every id. Raise `RangeError` for the first id without a row, on a GPU at a later call.
 
-    There its row is NaN. In a graph nothing is checked. Ids that have rows are read by `read`.
+    On a GPU the row of such an id is NaN. In a graph nothing is checked. `read` looks up the valid ids.
     """
     num_rows = weight.shape[0]
     if not weight.is_cuda or torch.compiler.is_compiling() or is_exporting() or is_transforming():
@@ -92,7 +93,7 @@ def rows_of(
 
 
 def ids_of(ids: Ids, module: nn.Module, name: str = "ids") -> Tensor:
-    """A tensor as it is; a list or an array as one where the module's tables are."""
+    """Return a tensor unchanged, and a list or an array as a tensor on the module's device."""
     if isinstance(ids, Tensor):
         return ids
     return integers(name, ids, next(itertools.chain(module.parameters(), module.buffers())).device)
@@ -101,16 +102,17 @@ def ids_of(ids: Ids, module: nn.Module, name: str = "ids") -> Tensor:
 def require_ids(
     ids: Any, num_rows: int, layer: str, limit: str, device: torch.device, *, look: bool = True
 ) -> Int[Tensor, "*batch"]:
-    """`ids` as int64; raises unless they are integers in ``0 .. num_rows - 1`` on `device`.
+    """Return `ids` as int64. Raise an error unless they are integers in ``0 .. num_rows - 1`` on `device`.
 
-    Looks at the smallest and largest id, which on an accelerator waits for it; without that a wrong id would end in a
-    device-side assert that poisons the process. Not while compiling or capturing a graph: nothing may be read there.
+    The check reads the smallest and largest id, so the host waits for an accelerator. Without it, a wrong id would
+    cause a device-side assertion, after which the process cannot use the device. While a graph is compiled or captured,
+    nothing may be read, so ids are not checked.
     """
     require_tensor("ids", ids)
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise ShapeError(f"got ids of dtype {dtype_name(ids.dtype)} for {layer}, expected integers", "ids.long()")
     if ids.device != device:
-        raise ShapeError(f"got ids on {ids.device}, {layer} is on {device}", f"ids.to({str(device)!r})")
+        raise ShapeError(f"got ids on {ids.device}, but {layer} is on {device}", f"ids.to({str(device)!r})")
     ids = ids.long()
     if not look or not has_values(ids) or not ids.numel():
         return ids
@@ -120,13 +122,13 @@ def require_ids(
     if int(low) < 0 or int(high) >= num_rows:
         place = tuple(((ids < 0) | (ids >= num_rows)).nonzero()[0].tolist())
         got = f"got id {int(ids[place])} at {place}, {layer} has {limit}={num_rows}"
-        raise RangeError(got, f"ids from 0 to {num_rows - 1}, or a larger {limit}")
+        raise RangeError(got, f"use ids from 0 to {num_rows - 1}, or a larger {limit}")
     return ids
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Note:
-    """Ids that were looked up in a table, and the number of the first that has no row there."""
+    """Ids that were looked up in a table, and the number of the first id without a row."""
 
     ids: Int[Tensor, "*batch"]
     num_rows: int
@@ -136,11 +138,11 @@ class _Note:
     arrived: torch.cuda.Event | None
 
     def has_arrived(self) -> bool:
-        """Whether it can be read without waiting; a graph's capture would end if an event were asked meanwhile."""
+        """Return True if the note can be read without waiting. Querying an event would end the capture of a graph."""
         return self.arrived is None or (not torch.cuda.is_current_stream_capturing() and self.arrived.query())
 
     def raise_fault(self) -> None:
-        """Name the id, without its value where others may have taken its place by now."""
+        """Raise `RangeError` for the id. Its value is left out if the tensor may have been overwritten since."""
         number = int(self.first)
         if number == NO_FAULT:
             return
@@ -148,17 +150,17 @@ class _Note:
         value = int(self.ids.flatten()[number])
         unchanged = self.version is not None and self.version == _version(self.ids)
         bad = f"id {value}" if unchanged and not 0 <= value < self.num_rows else "a bad id"
-        remedy = "ids within the table; the output of that token was NaN, all others are right"
+        remedy = "use ids within the table; the output of that token was NaN, all others are right"
         raise RangeError(f"got {bad} at {place} in an earlier call, {self.table}", remedy)
 
 
 def _version(ids: Tensor) -> int | None:
-    """Goes up when something is written; tensors of inference mode have none."""
+    """Return a number that grows with each write, or ``None`` for tensors of inference mode, which have none."""
     return None if ids.is_inference() else ids._version
 
 
 class DeferredErrors:
-    """The notes that are on their way; a copy of it, or a pickle, begins with none."""
+    """A queue of notes that have not been read. Copies and pickles begin empty."""
 
     def __init__(self) -> None:
         self._notes: deque[_Note] = deque()
@@ -167,9 +169,9 @@ class DeferredErrors:
         return DeferredErrors, ()
 
     def watch(self, ids: Int[Tensor, "*batch"], num_rows: int, table: str) -> Bool[Tensor, "*batch"]:
-        """Which of the ids have no row; remembers to read which is the first, and what an error then says of the table.
+        """Return a mask of the ids that have no row, and note the first of them, and the table's name for an error.
 
-        Not while a graph is captured: there is no later call in it.
+        While a graph is captured, nothing is noted, because a graph has no later call.
         """
         wrong = (ids < 0) | (ids >= num_rows)
         if not ids.numel() or (ids.is_cuda and torch.cuda.is_current_stream_capturing()):
@@ -186,12 +188,12 @@ class DeferredErrors:
         return wrong
 
     def raise_arrived(self) -> None:
-        """Raise for the first fault that is known by now, without waiting."""
+        """Raise the first error that has arrived, without waiting."""
         while self._notes and self._notes[0].has_arrived():
             self._notes.popleft().raise_fault()
 
     def raise_all(self) -> None:
-        """Wait for all notes, and raise for the first fault."""
+        """Wait for all notes, and raise the first error."""
         while self._notes:
             note = self._notes.popleft()
             if note.arrived is not None:
@@ -199,20 +201,20 @@ class DeferredErrors:
             note.raise_fault()
 
 
-class RaisesLater(nn.Module):
-    """A module that looks up ids, on a GPU without waiting to check them."""
+class DeferredErrorModule(nn.Module):
+    """A module that looks up ids, and on a GPU does not wait until they are checked."""
 
     def __init__(self) -> None:
         super().__init__()
         self._deferred_errors = DeferredErrors()
 
     def raise_deferred_errors(self) -> None:
-        """Wait for the GPU, and raise if an id, position or segment of an earlier call had no row.
+        """Wait for the GPU, and raise `RangeError` if an id, position or segment of an earlier call had no row.
 
-        Without it, the first later call that finds such an error finished on the device raises it.
+        If this is not called, a later call raises the error, as soon as the device has reported it.
         """
         for part in self.modules():
-            if isinstance(part, RaisesLater):
+            if isinstance(part, DeferredErrorModule):
                 part._deferred_errors.raise_all()
 
 
@@ -235,12 +237,12 @@ class TableSize:
         return self.num_parameters * dtype.itemsize
 
     def bytes_by_dtype(self) -> dict[str, int]:
-        """Its bytes in the usual dtypes, by their names."""
+        """Return the bytes of the table in the usual dtypes, by their names."""
         return {dtype_name(dtype): self.num_bytes(dtype) for dtype in (torch.float32, torch.bfloat16)}
 
 
 def table_sizes(module: nn.Module) -> list[TableSize]:
-    """The size of every parameter of `module`, which may be on the meta device.
+    """Return the size of every parameter of `module`, which may be on the meta device.
 
     >>> [size.num_parameters for size in table_sizes(nn.Embedding(50_257, 768, device="meta"))]
     [38597376]

@@ -1,4 +1,4 @@
-"""Words of a published model, looked at: their vectors, what they are near to, and how alike those of a list are."""
+"""Words of a published model: their vectors, their nearest tokens, and the similarities of the words of a list."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ LAYOUTS = ("pca", "umap")
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
-    """A word of a sum, and whether it is added or taken away."""
+    """A word of a sum, with sign 1 if it is added and -1 if it is subtracted."""
 
     word: str
     sign: int = 1
 
 
 def terms_of(words: Sequence[str]) -> tuple[Term, ...] | None:
-    """The terms of ``king - man + woman``; ``None`` for a list of words, without ``+`` and ``-``.
+    """Return the terms of a sum such as ``king - man + woman``, or ``None`` for words without ``+`` and ``-``.
 
     >>> [(term.word, term.sign) for term in terms_of(["king", "-", "man"])]
     [('king', 1), ('man', -1)]
@@ -47,9 +47,9 @@ def terms_of(words: Sequence[str]) -> tuple[Term, ...] | None:
 
 
 class Words:
-    """The token table of a model with its tokenizer.
+    """The token table of a model, with its tokenizer.
 
-    A word that is one token has the token's row; one of several has the mean of their rows.
+    The vector of a word is the row of its token, or the mean of the rows if it has several tokens.
 
     >>> Words.from_pretrained("MiniLM-L6").nearest("king", 3).ids  # doctest: +SKIP
     """
@@ -57,37 +57,38 @@ class Words:
     def __init__(self, tokenizer: Tokenizer, table: TokenEmbedding) -> None:
         if tokenizer.vocab_size > table.vocab_size:
             got = f"got a tokenizer of {tokenizer.vocab_size} entries for a table of {table.vocab_size} rows"
-            raise InputError(got, "the tokenizer of this model")
+            raise InputError(got, "pass the tokenizer of this model")
         self.tokenizer = tokenizer
         self.table = table
 
     @classmethod
     def from_pretrained(cls, folder: Path | str) -> Words:
-        """Those of a folder with ``config.json``, safetensors and ``tokenizer.json``."""
+        """Load the words of a folder with ``config.json``, safetensors and ``tokenizer.json``."""
         table = TokenEmbedding.from_pretrained(folder)
         return cls(Tokenizer.load(Path(folder)), table)
 
     def ids(self, word: str) -> tuple[int, ...]:
-        """Its token after a space, if it is one; else the entry that is spelled so, as ``##ing`` is; else its parts."""
+        """Return the token of the word after a space, or its entry (such as ``##ing``), or the tokens of its parts."""
         in_text = self.tokenizer.encode(f" {word}").tolist()
         if len(in_text) == 1:
             return tuple(in_text)
         entry = self.tokenizer.id_of(word)
         parts = tuple(in_text) if entry is None else (entry,)
         if not parts:
-            raise InputError(f"got {word!r}, of which this tokenizer makes no token", "another word")
+            raise InputError(f"got {word!r}, which has no tokens in this tokenizer", "use another word")
         return parts
 
     @torch.no_grad()
     def vector(self, word: str) -> Float[Tensor, " d_model"]:
-        """The mean of the word's rows, in float32."""
+        """Return the mean of the word's rows, in float32."""
         return self.table.weight[list(self.ids(word))].float().mean(0)
 
     @torch.no_grad()
     def nearest(self, terms: str | Sequence[Term], k: int = 10) -> Nearest:
-        """The tokens nearest to a word, or to a sum of words, by the cosine; tokens of the words are left out.
+        """Return the tokens nearest to a word or to a sum of words, by cosine, without the tokens of the words.
 
-        Of a sum, each word has length 1 before it is added (Mikolov 2013, https://aclanthology.org/N13-1090).
+        The words of a sum are scaled to length 1 before they are added (Mikolov 2013,
+        https://aclanthology.org/N13-1090).
         """
         terms = [Term(word=terms)] if isinstance(terms, str) else terms
         total = sum(term.sign * row for term, row in zip(terms, self._unit([term.word for term in terms]), strict=True))
@@ -95,26 +96,26 @@ class Words:
         return self.table.nearest(total, k, exclude=sorted(ids))
 
     def similarity(self, words: Sequence[str]) -> Float[Tensor, "words words"]:
-        """The cosine of any two of these words."""
+        """Return the cosine of every pair of these words."""
         rows = self._unit(words)
         return rows @ rows.T
 
     def flat_map(self, words: Sequence[str], layout: str = "pca") -> Float[Tensor, "words 2"]:
-        """A place in the plane for each of these words, see `flat_map`."""
+        """Return a place in the plane for each of these words, see `flat_map`."""
         return flat_map(self._unit(words), layout)
 
     def _unit(self, words: Sequence[str]) -> Float[Tensor, "words d_model"]:
-        """Their vectors with length 1."""
+        """Return the vectors of the words, scaled to length 1."""
         if not words:
             raise InputError("got no word", "['king']")
         return unit(torch.stack([self.vector(word) for word in words]))
 
 
 def flat_map(vectors: Float[Tensor, "points width"], layout: str = "pca") -> Float[Tensor, "points 2"]:
-    """Places in the plane: by the two directions of the largest variance (``"pca"``), or by ``umap-learn``."""
+    """Map vectors into the plane, by the two directions of largest variance (``"pca"``) or by ``umap-learn``."""
     one_of("layout", layout, LAYOUTS)
     if len(vectors) < 3:
-        raise InputError(f"got {len(vectors)} words for a map, expected at least 3", "more words")
+        raise InputError(f"got {len(vectors)} words for a map, expected at least 3", "pass more words")
     if layout == "umap":
         umap = require("umap", "layout 'umap'", distribution="umap-learn")
         neighbours = min(15, len(vectors) - 1)

@@ -7,6 +7,7 @@ to the class.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import pkgutil
 import re
@@ -84,10 +85,10 @@ def find(name: str) -> Kind:
         if scaling is not None and inside <= {"rotary"}:
             raise _scaling_error(name, SCALINGS[scaling]) from None
         if model_encoding is None:
-            if len(inside) != 1:
-                raise
-            if not rest:
+            if len(inside) == 1 and not rest:
                 return ENCODINGS.find(inside.pop())
+            if len(inside) != 1 or difflib.get_close_matches(whole, known, n=1, cutoff=0.9):  # a slip of the fingers
+                raise
             plain = inside.pop()
             got = f"got encoding {name!r}, which is {plain} with {rest!r}, expected a name of locant list"
             raise RangeError(got, f"locant.encoding({plain!r}, ...) if the plain form is meant") from None

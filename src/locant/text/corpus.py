@@ -1,4 +1,4 @@
-"""A text as token ids, with its tokenizer: what `locant embed` and `locant compare` begin with."""
+"""A text as token ids, with its tokenizer, for `locant embed` and `locant compare`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SAMPLE = "the sample text (Python's own documentation)"
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """A text, as ids; `documents` are where each file begins in them, and the end.
+    """A text as ids. `documents` are the places in the ids where each file begins, and the end.
 
-    `asked_tokenizer` is ``None`` where the tokenizer was trained on the text.
+    `asked_tokenizer` is ``None`` if the tokenizer was trained on the text.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Corpus:
     documents: tuple[int, ...]
 
     def facts(self) -> dict[str, Any]:
-        """What a report must tell of the text, ready for JSON."""
+        """Return the facts about the text for a report, as JSON."""
         return {
             "source": self.name,
             "files": list(self.files),
@@ -57,14 +57,14 @@ def read_corpus(
     usual_vocab_size: int,
     download: bool = False,
 ) -> Corpus:
-    """Read the files (``-`` is standard input), or take the sample text where there are none, and encode them.
+    """Read the files (``-`` is standard input), or the sample text if there are no files, and encode them.
 
-    `tokenizer` is ``"bytes"``, or what `Tokenizer.load` takes, which may `download`; without one, a byte-level BPE of
-    `vocab_size` (default: `usual_vocab_size`) is trained on this text.
+    `tokenizer` is ``"bytes"`` or an argument of `Tokenizer.load`, with its option `download`. Without a tokenizer, a
+    byte-level BPE of `vocab_size` (default: `usual_vocab_size`) is trained on this text.
     """
     if tokenizer is not None and vocab_size is not None:
-        cause = "got both a tokenizer and a vocabulary size, which is for one that is trained here"
-        raise InputError(cause, "one of the two")
+        cause = "got both a tokenizer and a vocabulary size, which is only for a tokenizer that is trained here"
+        raise InputError(cause, "pass one of the two")
     texts = read_texts(files) if files else [sample_text()]
     vocab_size = usual_vocab_size if vocab_size is None else vocab_size
     if tokenizer is None:

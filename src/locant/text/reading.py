@@ -1,6 +1,6 @@
-"""Reading texts: files as they are, and a text that needs no file at all.
+"""Read texts from files, or a sample text that needs no file.
 
-A file is one document, in UTF-8, read whole. A byte order mark is dropped; everything else is kept as it stands.
+A file is one document in UTF-8, which is read as a whole. A byte order mark is dropped, and all other bytes are kept.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ STDIN = "-"
 
 @runtime_checkable
 class Readable(Protocol):
-    """What bytes can be read from."""
+    """An object from which bytes can be read."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
 
 def sample_text() -> str:
-    """Real English that every CPython carries: its own language reference, about 465 000 characters.
+    """Return real English text that every CPython contains: its language reference, about 465 000 characters.
 
     Raises:
-        InputError: if this Python was installed without `pydoc_data`.
+        InputError: this Python was installed without `pydoc_data`.
 
     >>> sample_text() == sample_text(), len(sample_text()) > 400_000
     (True, True)
@@ -35,16 +35,16 @@ def sample_text() -> str:
     try:
         from pydoc_data import topics
     except ModuleNotFoundError:
-        cause = f"the sample text is the documentation inside Python, and {sys.executable} has none"
-        raise InputError(cause, "a text file of yours") from None
+        cause = f"the sample text is the documentation inside Python, but {sys.executable} has none"
+        raise InputError(cause, "pass a text file") from None
     return "\n\n".join(topics.topics[name].strip("\n") for name in sorted(topics.topics)) + "\n"
 
 
 def read_texts(paths: str | Path | Iterable[str | Path]) -> list[str]:
-    r"""The text of every file, one document each; ``-`` is standard input.
+    r"""Return the text of every file, one document each. ``-`` is standard input.
 
     Raises:
-        InputError: for a file that is missing, a folder, empty, not readable or not text in UTF-8, with the byte.
+        InputError: a file is missing, a folder, empty, unreadable, or not text in UTF-8 (the error names the byte).
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "a.txt"
@@ -61,15 +61,15 @@ def read_texts(paths: str | Path | Iterable[str | Path]) -> list[str]:
             texts.append(data.decode("utf-8").removeprefix("\ufeff"))
         except UnicodeDecodeError as error:
             cause = f"{name} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x} ({error.reason})"
-            remedy = "iconv -f LATIN1 -t UTF-8 on it first, if it is text in an older encoding"
+            remedy = "convert it with iconv -f LATIN1 -t UTF-8 first, if it is text in an older encoding"
             raise InputError(cause, remedy) from None
         if not texts[-1]:
-            raise InputError(f"{name} is empty, expected text", "a file with text in it")
+            raise InputError(f"{name} is empty, expected text", "use a file with text in it")
     return texts
 
 
 def well_formed(text: str) -> str:
-    """Text that UTF-8 can hold: surrogates that make a pair are joined, lone ones replaced by U+FFFD."""
+    """Return the text in a form that UTF-8 can hold: pairs of surrogates are joined, lone ones become U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -78,31 +78,33 @@ def well_formed(text: str) -> str:
 
 
 def standard_input() -> Readable:
-    """The bytes of standard input; a shell can start a program without it (``<&-``)."""
+    """Return the bytes of standard input. Raise `InputError` if there is none (a shell can close it by ``<&-``)."""
     if sys.stdin is None:
-        raise InputError("got - for standard input, which is closed", "a file, or a pipe")
+        raise InputError("got - for standard input, which is closed", "pass a file, or use a pipe")
     return sys.stdin.buffer
 
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        if not path.is_char_device():  # some never end
+        if not path.is_char_device():  # some devices never end
             return path.read_bytes()
     except FileNotFoundError:
-        raise InputError(f"got {path}, but there is no such file", "the path of a text file") from None
+        raise InputError(f"got {path}, but there is no such file", "pass the path of a text file") from None
     except IsADirectoryError:
-        raise InputError(f"got {path}, which is a folder, expected a text file", f"{path / '*.txt'}") from None
+        raise InputError(f"got {path}, which is a folder, expected a text file", f"pass {path / '*.txt'}") from None
     except OSError as error:
         reason = error.strerror or str(error)
-        raise InputError(f"cannot read {path}: {reason}", "a file that you may read") from None
+        raise InputError(f"cannot read {path}: {reason}", "use a file that you may read") from None
     except ValueError:  # a NUL character in the path
-        raise InputError(f"got {str(path)!r}, which cannot be the name of a file", "the path of a text file") from None
-    raise InputError(f"got {path}, which is a device, expected a text file", "the path of a text file")
+        raise InputError(
+            f"got {str(path)!r}, which cannot be the name of a file", "pass the path of a text file"
+        ) from None
+    raise InputError(f"got {path}, which is a device, expected a text file", "pass the path of a text file")
 
 
-def require_text(data: bytes, name: str, remedy: str = "iconv -f UTF-16 -t UTF-8 on it first") -> None:
-    """Refuse what begins like UTF-16, for which the `remedy` is, or has a NUL in it as binary files have."""
+def require_text(data: bytes, name: str, remedy: str = "convert it with iconv -f UTF-16 -t UTF-8 first") -> None:
+    """Raise `InputError` if data begin like UTF-16 (with this `remedy`), or contain NUL, as binary files do."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise InputError(f"{name} begins like UTF-16, expected UTF-8", remedy)
     if (zero := data.find(0)) >= 0:
-        raise InputError(f"{name} is binary: byte {zero} is NUL, expected text in UTF-8", "a .txt or .md file")
+        raise InputError(f"{name} is binary: byte {zero} is NUL, expected text in UTF-8", "use a .txt or .md file")

@@ -86,7 +86,7 @@ def test_work_that_a_bad_record_has_stopped_goes_on_in_either_way(
     """By mending it, or by skipping it; what was made is neither lost nor made again."""
     monkeypatch.setattr(sys.modules[prepare.__module__], "CHECKED_BYTES", 1)  # else it is seen before anything is made
     for name in ("mended", "skipped"):
-        with refuses(InputError, "b.jsonl, line 2", "mending or removing that line", "skip_bad=True"):
+        with refuses(InputError, "b.jsonl, line 2", "mend or remove that line", "skip_bad=True"):
             called(folder, tmp_path / name)
     done = {path: path.stat().st_mtime_ns for path in (tmp_path / "skipped").glob(".prepare/part-*")}
     assert done
@@ -97,7 +97,7 @@ def test_work_that_a_bad_record_has_stopped_goes_on_in_either_way(
     with refuses(InputError, "line 2"):  # a part with skipped lines is not done for a call that skips none
         called(folder, tmp_path / "skipped")
     store = called(folder, tmp_path / "skipped", skip_bad=True)
-    with refuses(InputError, "5 bad records were skipped, which now would end the run"):
+    with refuses(InputError, "5 bad records were skipped, which would now end the run"):
         called(folder, tmp_path / "skipped")
     assert problems(store).skipped == {str(folder / "b.jsonl"): len(BAD_LINES)}
     (folder / "b.jsonl").write_bytes(b"\n".join(GOOD))
@@ -192,7 +192,7 @@ class TestEncodings:
     @pytest.mark.parametrize("encoding", ["cp1252", "gbk"])
     def test_a_likely_other_one_is_warned_of(self, tmp_path: Path, encoding: str) -> None:
         (tmp_path / "a.txt").write_bytes(TEXT[encoding].encode(encoding))
-        with pytest.warns(UserWarning, match=r"a\.txt is likely not UTF-8: .*; try: encoding='cp1252'"):
+        with pytest.warns(UserWarning, match=r"a\.txt is likely not UTF-8: .*; try: pass encoding='cp1252'"):
             find_sources(tmp_path)
         find_sources(tmp_path, encoding=encoding)  # where it is named, nothing is warned of
 

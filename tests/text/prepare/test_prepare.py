@@ -151,7 +151,7 @@ def test_the_tokens_around_documents_can_be_named(
     assert store.end_of_text == 257
     with refuses(RangeError, "'<pad>' for begin_of_text", "'<EOT>', '<s>'"):
         prepare(corpus, tmp_path / "other", **options(tokenizer=tokenizer, begin_of_text="<pad>"))
-    with refuses(RangeError, "without a tokenizer"):
+    with refuses(RangeError, "no tokenizer that has this token"):
         prepare(corpus, tmp_path / "other", **options(tokenizer=None, end_of_text="<s>"))
 
 
@@ -281,7 +281,7 @@ ODD: list[dict[str, Any]] = [
 TOGETHER: list[tuple[str, dict[str, Any]]] = [
     ("num_tasks", {"task": 0, "num_tasks": 10**12}),
     ("ray", {"task": 0, "num_tasks": 2, "ray": "local"}),
-    ("anew", {"task": 0, "num_tasks": 2, "resume": False}),
+    ("discard", {"task": 0, "num_tasks": 2, "resume": False}),
     ("2 workers", {"task": 0, "num_tasks": 2, "workers": 2}),
     ("vocabulary size", {"tokenizer": "bytes", "vocab_size": 300}),
 ]

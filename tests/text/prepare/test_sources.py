@@ -105,7 +105,7 @@ class TestFinding:
         (tmp_path / "sub").mkdir()
         (tmp_path / "sub" / "link.md").symlink_to(tmp_path / "a.txt")
         path = tmp_path / "sub" / again if "link" in again else f"{tmp_path}/{again}"
-        with pytest.raises(InputError, match=r"twice.*try: naming it once"):
+        with pytest.raises(InputError, match=r"twice.*try: pass it once"):
             find_sources([tmp_path / "a.txt", path])
         with pytest.raises(InputError, match="standard input twice"):
             find_sources(["-", "-"])
@@ -113,18 +113,18 @@ class TestFinding:
     @pytest.mark.parametrize(
         ("name", "data", "message"),
         [
-            ("a.csv", b"x", r"expected a file that ends in \.txt, \.md, .*, with or .*; try: - < .*csv, which"),
+            ("a.csv", b"x", r"expected a file that ends in \.txt, \.md, .*, with or .*; try: pass - < .*csv to read"),
             ("a.csv.xz", b"x", r"expected a file that ends in .*; try: xz -dc .*a.csv.xz \| locant prepare -"),
             ("a.gz", gzip.compress(b"x", mtime=0), "expected a file that ends in"),
             ("a.txt", b"PNG\0", "is binary: byte 3 is NUL"),
             ("a.txt", "né".encode("utf-16"), "begins like UTF-16"),
             ("a.jsonl", "né".encode("utf-16"), "begins like UTF-16"),
-            ("a.txt.gz", b"not zipped", "is no whole gzip file: .*try: gzip -t"),
+            ("a.txt.gz", b"not zipped", "is not a complete gzip file: .*try: test it with gzip -t"),
             ("a.txt.gz", gzip.compress(b"PNG\0", mtime=0), "is binary: byte 3 is NUL"),
-            ("a.txt.zst", b"not zipped", "is no whole Zstandard file: .*try: zstd -t"),
-            ("a.txt.gz", b"", "is no whole gzip file: it is empty"),
-            ("a.txt.zst", b"", "is no whole Zstandard file: it is empty"),
-            ("a.parquet", b"PAR0...", "is no Parquet file"),
+            ("a.txt.zst", b"not zipped", "is not a complete Zstandard file: .*try: test it with zstd -t"),
+            ("a.txt.gz", b"", "is not a complete gzip file: it is empty"),
+            ("a.txt.zst", b"", "is not a complete Zstandard file: it is empty"),
+            ("a.parquet", b"PAR0...", "is not a Parquet file"),
         ],
     )
     def test_what_cannot_be_read_is_refused_when_it_is_found(
@@ -150,7 +150,7 @@ class TestFinding:
 
     def test_a_pipe_is_refused_without_waiting_for_it(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "a.txt")
-        with pytest.raises(InputError, match="no regular file"):
+        with pytest.raises(InputError, match="not a regular file"):
             find_sources(tmp_path / "a.txt")
 
 
@@ -219,13 +219,13 @@ class TestCompressed:
         for size in range(len(data)):
             path.write_bytes(data[:size])
             if size not in ENDS[suffix]:  # a file of one member less
-                with pytest.raises(InputError, match=r"a\.txt\.\w+ is no whole"):
+                with pytest.raises(InputError, match=r"a\.txt\.\w+ is not a complete"):
                     texts(path)
 
     def test_that_is_followed_by_something_else_is_an_error(self, tmp_path: Path, suffix: str, data: bytes) -> None:
         path = tmp_path / f"a.txt.{suffix}"
         path.write_bytes(data + b"something else")
-        with pytest.raises(InputError, match="is no whole"):
+        with pytest.raises(InputError, match="is not a complete"):
             texts(path)
 
     def test_with_a_flipped_bit_is_an_error_or_the_same(self, tmp_path: Path, suffix: str, data: bytes) -> None:
@@ -262,9 +262,9 @@ class TestJsonLines:
     @pytest.mark.parametrize(
         ("line", "message"),
         [
-            (b"{", "is no JSON: Expecting property name"),
-            (b"[" * 100_000, "is no JSON: maximum recursion"),
-            (b'{"text": ' + b"1" * 5000 + b"}", "is no JSON: Exceeds the limit"),
+            (b"{", "is not JSON: Expecting property name"),
+            (b"[" * 100_000, "is not JSON: maximum recursion"),
+            (b'{"text": ' + b"1" * 5000 + b"}", "is not JSON: Exceeds the limit"),
             (b'["text"]', "is a JSON list, expected an object"),
             (b"null", "is a JSON NoneType, expected an object"),
             (b'{"text": 3}', "has a int in 'text', expected a string"),

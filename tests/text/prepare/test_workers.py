@@ -95,13 +95,13 @@ def test_ctrl_c_while_parts_are_made_leaves_the_finished_ones(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int
 ) -> None:
     out, started = tmp_path / "store", list[subprocess.Popen[bytes]]()
-    start = workers._started
+    start = workers._start
 
     def remembered() -> subprocess.Popen[bytes]:
         started.append(start())
         return started[-1]
 
-    monkeypatch.setattr(workers, "_started", remembered)
+    monkeypatch.setattr(workers, "_start", remembered)
     (note,) = notes_of(corpus, out, workers=num_workers, progress=at_bytes(600))
     assert str(out) in note
     assert [*out.glob(".prepare/part-????????????????")]

@@ -76,8 +76,8 @@ def test_a_large_index_takes_less_than_twice_its_size(tmp_path: Path) -> None:
     ("place", "value", "words"),
     [
         (0, b"X", "begins with"), (9, b"\x02", "version 2"), (17, b"\x06", "code 6"), (17, b"\x09", "code 9"),
-        (18, struct.pack("<Q", 2**61), "are needed for"), (18, struct.pack("<Q", 2**64 - 1), "are needed for"),
-        (26, struct.pack("<Q", 2**61 + 4), "are needed for"), (26, struct.pack("<Q", 0), "are needed for"),
+        (18, struct.pack("<Q", 2**61), "sequences and"), (18, struct.pack("<Q", 2**64 - 1), "sequences and"),
+        (26, struct.pack("<Q", 2**61 + 4), "sequences and"), (26, struct.pack("<Q", 0), "sequences and"),
         (34, struct.pack("<i", -1), "negative"), (34, struct.pack("<i", 4), "overlap"),
         (46, struct.pack("<q", 2), "overlap"), (54, struct.pack("<q", 2**62), "overlap"),
         (70, struct.pack("<q", 1), "do not cover"), (78, struct.pack("<q", 3), "not in order"),
@@ -91,7 +91,7 @@ def test_what_contradicts_itself_in_an_index(
     content[place : place + len(value)] = value
     path = tmp_path / "a.idx"
     path.write_bytes(content)
-    with refuses(InputError, "no intact index", words):
+    with refuses(InputError, "not an intact index", words):
         read_index(path)
 
 
@@ -184,8 +184,8 @@ def test_no_field_of_a_forged_manifest_crashes(folder: Path) -> None:
         (lambda body: body.replace('"a": [1]', '"a": ' + "[" * 100_000 + "]" * 100_000), "not JSON"),
         (lambda body: body.replace('"a": [1]', '"a": ' + "9" * 10_000), "not JSON"),
         (lambda body: body.replace('"a": [1]', '"a": [1'), "not JSON"),
-        (lambda body: body.replace("uint16", "int32"), "take uint16"),
-        (lambda body: body.replace("uint16", "float64"), "take uint16"),
+        (lambda body: body.replace("uint16", "int32"), "need uint16"),
+        (lambda body: body.replace("uint16", "float64"), "need uint16"),
         (lambda body: body.replace('"vocab_size": 257', '"vocab_size": 0'), "vocabulary of 0"),
         (lambda body: body.replace('"vocab_size": 257', '"vocab_size": 4294967296'), "vocabulary of 4294967296"),
         (lambda body: body.replace('"end_of_text": 256', '"end_of_text": 257'), "end_of_text is 257"),
@@ -197,7 +197,7 @@ def test_no_field_of_a_forged_manifest_crashes(folder: Path) -> None:
 def test_what_a_forged_manifest_may_not_say(folder: Path, change: Callable[[str], str], words: str) -> None:
     body = body_of(folder)
     assert change(body) != body
-    with holding(folder / "store.json", forged(change(body))), refuses(InputError, "no intact manifest", words):
+    with holding(folder / "store.json", forged(change(body))), refuses(InputError, "not an intact manifest", words):
         TokenStore(folder)
 
 
@@ -214,7 +214,7 @@ def test_what_forged_sources_say_is_refused_by_whoever_asks_for_them(folder: Pat
     begin, end = body.index('\n "sources": ') + len('\n "sources": '), body.index(',\n "shards": ')
     with holding(folder / "store.json", forged(body[:begin] + value + body[end:])):
         assert is_found(folder)
-        with refuses(InputError, "no intact manifest", words):
+        with refuses(InputError, "not an intact manifest", words):
             _ = TokenStore(folder).manifest.sources
 
 
@@ -235,7 +235,7 @@ def test_sources_of_a_store_that_was_written_anew_are_refused(folder: Path) -> N
     store, again = TokenStore(folder), TokenStore(folder)
     assert again.manifest.sources == [{"path": "a.txt", "size": 9}]
     with holding(folder / "store.json", forged(body_of(folder).replace("a.txt", "b.txt"))):
-        with refuses(InputError, "was written anew", "opening it again"):
+        with refuses(InputError, "was rewritten", "open it again"):
             _ = store.manifest.sources
         assert again.manifest.sources == [{"path": "a.txt", "size": 9}], "what was read is kept"
     assert store.manifest.sources == again.manifest.sources

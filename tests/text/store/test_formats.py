@@ -202,7 +202,7 @@ def test_files_of_llm_c_are_read_without_their_header(tmp_path: Path, magic: int
         file.flush()
         TokenStore(tmp_path / "fineweb_train_000000.bin", format="nanogpt")
     (tmp_path / "fineweb_val_000000.bin").write_bytes(tokens.tobytes())
-    with refuses(InputError, "several splits: fineweb_train_000001.bin, fineweb_val_000000.bin", "name one file"):
+    with refuses(InputError, "several splits: fineweb_train_000001.bin, fineweb_val_000000.bin", "pass one file"):
         TokenStore(tmp_path, format="nanogpt")
     header[0] = 20240522
     (tmp_path / "hellaswag.bin").write_bytes(header.tobytes())

@@ -74,7 +74,7 @@ class TestChoice:
         assert [kind for kind, engine in reasons.items() if engine.name == "gigatoken"] == [*FAST, *SPLITS]
         assert reasons["byte level"].reason == "its ids are those of tokenizers on a sample of the texts"
         assert reasons["bytes"].reason == "every byte is an id, so there is nothing to look up"
-        assert reasons["word piece"].reason == "the tokenizer is no byte-level BPE"
+        assert reasons["word piece"].reason == "the tokenizer is not a byte-level BPE"
         assert "Unknown pre_tokenizer Split regexes" in reasons["byte level, whole words"].reason
         made = with_split(*SPLITS["Llama 3"], normalizer=normalizers.NFKC())
         assert choose_engine("auto", made, []).reason == "the tokenizer changes texts first (NFKC)"
@@ -82,7 +82,7 @@ class TestChoice:
     def test_by_name_is_kept_or_refused(self) -> None:
         assert choose_engine("tokenizers", loaded("byte level"), TEXTS).reason == "asked for"
         with pytest.raises(
-            InputError, match="gigatoken cannot be used here: the tokenizer is no byte-level BPE; try: "
+            InputError, match="gigatoken cannot be used here: the tokenizer is not a byte-level BPE; try: "
         ):
             choose_engine("gigatoken", loaded("unigram"), TEXTS)
         with refuses(RangeError, "'fast'", "engine="):
@@ -135,7 +135,7 @@ class TestChoice:
 
         monkeypatch.setattr(GigatokenEngine, "_build", lambda self: Panicking())
         engine = choose_engine("auto", loaded("byte level"), TEXTS)
-        assert (engine.name, engine.reason) == ("tokenizers", "gigatoken refuses: index out of bounds")
+        assert (engine.name, engine.reason) == ("tokenizers", "gigatoken fails: index out of bounds")
 
 
 def with_tokens(*tokens: AddedToken, composes: bool = False) -> Tokenizer:
@@ -281,7 +281,9 @@ class TestLongDocuments:
         engine = Engine(loaded("byte level"))
         assert engine.encode([b"a" * 1000])[1].tolist() == [engine.tokenizer.encode(b"a" * 1000).size]
         for refused in (lambda: engine.encode([b"a" * 1001]), lambda: list(engine.stream([([b"a" * 1001], True)]))):
-            with pytest.raises(InputError, match=r"1001 bytes or more .* no letter before white.*try: separator="):
+            with pytest.raises(
+                InputError, match=r"1001 bytes or more .* it has no letter before white.*try: pass separator="
+            ):
                 refused()
         with pytest.raises(InputError, match="because its normalizer Prepend would write its text before every part"):
             Engine(loaded("byte fallback")).encode([b"a b " * 300])

@@ -29,7 +29,7 @@ from locant.text.tokenizer import local_files
 from locant.text.tokenizer.local_files import ENCODINGS, cached_encoding, cached_name
 from tests.refusal import refuses
 
-REMEDIES = (r"the path of a tokenizer\.json", "download=True", r"trained on a text")
+REMEDIES = (r"the path of a tokenizer\.json", "download=True", r"trained on your own text")
 VARIABLES = (
     "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR",
 )  # fmt: skip
@@ -124,11 +124,11 @@ class TestAFolderOfGPT2:
         ("name", "content", "said"),
         [
             ("encoder.json", "[]", "encoder.json is not a JSON object"),
-            ("encoder.json", '{"a": 0}', "is no tokenizer that the tokenizers library can read"),
+            ("encoder.json", '{"a": 0}', "is not a tokenizer that the tokenizers library can read"),
             ("encoder.json", None, r"holds no tokenizer\.json; try: .* or with encoder\.json and vocab\.bpe"),
             ("vocab.bpe", "", "is empty"),
-            ("vocab.bpe", "#version: 0.2\nq zqzq\n", "is no tokenizer"),
-            ("vocab.bpe", "#version: 0.2\nabc\n", "is no tokenizer"),
+            ("vocab.bpe", "#version: 0.2\nq zqzq\n", "is not a tokenizer"),
+            ("vocab.bpe", "#version: 0.2\nabc\n", "is not a tokenizer"),
         ],
     )
     def test_that_is_damaged_is_refused(self, name: str, content: str | None, said: str, gpt2: Path) -> None:
@@ -149,7 +149,7 @@ class TestAModelOfSentencePiece:
         monkeypatch.setitem(sys.modules, "sentencepiece", None)
         (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02")
         for path in (tmp_path, tmp_path / "tokenizer.model"):
-            with refuses(InputError, "there is no sentencepiece here", f"from_pretrained({str(tmp_path)!r})"):
+            with refuses(InputError, "sentencepiece is not installed", f"from_pretrained({str(tmp_path)!r})"):
                 Tokenizer.load(path)
 
     def test_gives_the_ids_of_sentencepiece(self, tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ class TestTheHubCache:
         folder = in_hub_cache(home / ".cache/huggingface/hub", "gpt2", a_tokenizer(1), "one", main=None)
         assert Tokenizer.load("gpt2").fingerprint == a_tokenizer(1).fingerprint
         in_hub_cache(folder.parent, "gpt2", a_tokenizer(2), "two", main=None)
-        with pytest.raises(InputError, match=r"got 2 revisions in .*; try: the path of one"):
+        with pytest.raises(InputError, match=r"got 2 revisions in .*; try: pass the path of one"):
             Tokenizer.load("gpt2")
 
     def test_holds_the_first_models_under_their_new_owners(self, home: Path) -> None:
@@ -279,7 +279,7 @@ class TestDownloading:
         monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
         why = str(error).splitlines()[0] if str(error) else "OSError"
         with pytest.raises(
-            InputError, match=f"cannot download tokenizer.json of 'gpt2': {why}; try: a name as on the hub"
+            InputError, match=f"cannot download tokenizer.json of 'gpt2': {why}; try: pass a name on the hub"
         ):
             Tokenizer.load("gpt2", download=True)
 
@@ -448,6 +448,6 @@ class TestTheTiktokenCache:
         path = published(monkeypatch, home / "tmp" / "data-gym-cache", "gpt2", as_tiktoken_file(RANKS))
         path.write_bytes(path.read_bytes()[:-1])
         with pytest.raises(
-            InputError, match=r"is not encodings/r50k_base.tiktoken as it was published; try: deleting it"
+            InputError, match=r"is not encodings/r50k_base.tiktoken as it was published; try: delete it"
         ):
             Tokenizer.load("gpt2")

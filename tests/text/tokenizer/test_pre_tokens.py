@@ -118,7 +118,7 @@ class TestWhoMayCut:
         faults = {kind: Engine(loaded(kind)).why_not_cut for kind in (*KINDS, *SPLITS)}
         assert {kind for kind, fault in faults.items() if fault} == WHOLE
         assert faults["byte level, a token strips"] == "its token '<think>' may lie across white space"
-        assert "not known to end at white space: {'type': 'Metaspace'" in (faults["unigram"] or "")
+        assert "that does not end at white space: {'type': 'Metaspace'" in (faults["unigram"] or "")
 
     @pytest.mark.parametrize(
         ("pattern", "left", "right"),

@@ -194,7 +194,7 @@ class TestAFileThatIsNone:
     def test_or_numbers_its_added_tokens_otherwise_is_refused(self) -> None:
         data = json.loads(definition("byte level"))
         data["added_tokens"].append(data["added_tokens"][0] | {"id": 5000, "content": "<gap>"})
-        with pytest.raises(InputError, match="gives the added token '<gap>' the id 5000, its vocabulary says 400"):
+        with pytest.raises(InputError, match="gives the added token '<gap>' the id 5000, but its vocabulary has 400"):
             Tokenizer.from_json(json.dumps(data))
 
     def test_that_cannot_spell_a_text_says_so_when_it_meets_it(self) -> None:

@@ -148,7 +148,9 @@ class TestAllowed:
 
     @pytest.mark.parametrize("name", ["<|end|>", "a", ""])
     def test_names_must_be_special_tokens(self, name: str) -> None:
-        with pytest.raises(InputError, match=r"in allowed_special, which is no special token; try: some of: '<\|endof"):
+        with pytest.raises(
+            InputError, match=r"in allowed_special, which is not a special token; try: use some of: '<\|endof"
+        ):
             Tokenizer.bytes().encode("text", allowed_special=[name])
         with pytest.raises(InputError, match="some of: none"):
             Tokenizer.train("text", special_tokens=()).encode("text", allowed_special=["<|endoftext|>"])

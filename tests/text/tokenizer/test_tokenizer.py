@@ -58,7 +58,7 @@ class TestIds:
             Tokenizer.bytes().encode(text)  # type: ignore[arg-type]
 
     def test_of_a_batch_need_a_list(self) -> None:
-        with pytest.raises(InputError, match=r"got one text, expected a list of them; try: encode\(text\)"):
+        with pytest.raises(InputError, match=r"got one text, expected a list of texts; try: encode\(text\)"):
             Tokenizer.bytes().encode_batch("text")
 
     def test_do_not_depend_on_dropout_truncation_or_padding_in_the_file(self) -> None:
@@ -77,7 +77,7 @@ class TestIds:
         tokenizer = Tokenizer.from_json(json.dumps(data))
         assert tokenizer.vocab_size == 1001
         for use in (tokenizer.token, lambda number: tokenizer.decode([number])):
-            with pytest.raises(RangeError, match="got token id 999, which is no token's"):
+            with pytest.raises(RangeError, match="got token id 999, which no token has"):
                 use(999)
 
 
@@ -103,7 +103,7 @@ class TestDecoding:
     @pytest.mark.parametrize("bad", [-1, -100, 10**6, 2**31, 2**63 - 1])
     def test_names_an_id_that_is_no_tokens(self, kind: str, bad: int) -> None:
         for decode in (loaded(kind).decode, loaded(kind).decode_bytes):
-            with pytest.raises(RangeError, match=f"got token id {bad}, which is no token's; try: ids within 0.."):
+            with pytest.raises(RangeError, match=f"got token id {bad}, which no token has; try: use ids within 0.."):
                 decode([1, bad])
 
     @pytest.mark.parametrize("ids", [[[1, 2]], 5.0, [1.0], True, "hi", b"hi", None, torch.zeros(2), torch.zeros(())])
@@ -198,7 +198,7 @@ class TestTraining:
 
     def test_refuses_a_special_token_that_the_texts_spell_as_a_token(self) -> None:
         with pytest.raises(
-            InputError, match=r"got the special token 'END', which is also a token .*; try: '<\|END\|>'"
+            InputError, match=r"got the special token 'END', which is also a token .*; try: use '<\|END\|>'"
         ):
             Tokenizer.train("END END END END", special_tokens=("END",))
         with pytest.raises(InputError, match="special token '!'"):

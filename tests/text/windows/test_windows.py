@@ -116,7 +116,7 @@ class TestWhatIsAskedFor:
     def test_document_mode_needs_documents_and_flat_mode_refuses_them(self) -> None:
         with pytest.raises(InputError, match="without documents"):
             Windows(np.arange(9), 4, mode="document")
-        with pytest.raises(InputError, match=r"flat mode.*try: mode='document'"):
+        with pytest.raises(InputError, match=r"flat mode.*try: pass mode='document'"):
             Windows(np.arange(9), 4, documents=[0, 9])
 
     @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ class TestWhatIsAskedFor:
         assert len(Windows(np.arange(9), 2**31 - 1, 2**62)) == 1
 
     def test_documents_beyond_int64_do_not_wrap(self) -> None:
-        with refuses(InputError, "expected them to rise from 0 to 9"):
+        with refuses(InputError, "expected increasing offsets from 0 to 9"):
             Windows(np.arange(9), 4, mode="document", documents=np.array([0, 2**64 - 1, 9], dtype=np.uint64))
 
     def test_the_names_show_what_it_is(self) -> None:

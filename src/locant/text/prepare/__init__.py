@@ -1,8 +1,8 @@
-"""Preparing: from files of text to a token store.
+"""Prepare a token store from files of text.
 
-`prepare.prepare` tells the story, and what Ctrl-C does at each stage. In its order: `sources` (what there is to read),
-`plan` (what was asked for, and the parts of the work, written down), `workers` (processes that make parts), `parts` and
-`readers` (how one is made, and how all are joined).
+`prepare.prepare` describes the whole process, and the effect of Ctrl-C at each stage. The modules in the order of work:
+`sources` (the inputs), `plan` (the request, and its division into parts), `workers` (processes that make parts),
+`parts` and `readers` (how a part is made, and how all parts are joined).
 """
 
 from locant.text.prepare.parts import finalize

@@ -1,12 +1,13 @@
-"""Making one part, a pure function of the plan and a number, which may be done twice, or by two at once; joining all.
+"""Make a part of a store, and join all parts.
 
-A part is made in a folder of its own, `part-NAME.RANDOM`, which becomes `part-NAME` when everything in it is on the
-disk: so a part is there whole or not at all. Of two that make the same part the second finds it done and removes its
-own, which had the same bytes. What it holds: its documents, encoded, with the end of text after each, in shards.
+A part is a pure function of the plan and a number, so it may be made twice, or by two processes at once. It is made in
+a folder `part-NAME.RANDOM`, which is renamed `part-NAME` when everything in it is on disk, so a part exists whole or
+not at all. If two processes make the same part, the second finds it done and removes its own copy, which has the same
+bytes. A part holds shards with its encoded documents, each with the end of text after it.
 
-When all parts are done, their shards get their places in the store, and the manifest is written last. The numbers that
-shards get are written down before the first one moves, so a run that was killed between two moves is taken up where it
-was. Until the manifest stands, no reader takes the folder for a store.
+When all parts are done, their shards are moved into the store, and the manifest is written last. The numbers of all
+shards are written to a file before the first one moves, so the next call continues a run that was killed between two
+moves. Until the manifest exists, no reader accepts the folder as a store.
 """
 
 from __future__ import annotations
@@ -54,24 +55,24 @@ from locant.text.tokenizer import Tokenizer
 from locant.text.tokenizer.engine import Encoded, Engine
 
 MARKER = "part.json"
-ANEW = "resume=False (--restart), which begins anew"
+ANEW = "resume=False (--restart), which starts again"
 COUNTED = ("skipped", "not_utf8")
-"""What a tally counts that is kept for each byte range, if there is any."""
+"""The counts of a tally that are recorded for each byte range, if they are not 0."""
 NAMED = 10
-"""How many missing tasks are named; the others are counted."""
+"""The number of missing tasks that errors list. Further ones are counted."""
 
 Advance = Callable[[int], None]
-"""Is called with how many more bytes of the input were read."""
+"""A function that is called with the number of bytes of the input that were read since its last call."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedPart:
-    """What is written, last, into the folder of a part: the marker that it is done."""
+    """The record that is written last into the folder of a part, which marks it as done."""
 
     name: str
     shards: list[ShardRecord]
     byte_ranges: list[dict[str, Any]]
-    """Path, start, stop and SHA-256 of what was read, for each byte range, and what was counted (`COUNTED`)."""
+    """Path, start, stop, SHA-256 and counts (`COUNTED`) of each byte range that was read."""
 
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> FinishedPart:
@@ -82,14 +83,14 @@ class FinishedPart:
 
 
 def part_folder(plan: Plan, number: int) -> Path:
-    """Where a part is, once it is done."""
+    """Return the folder of a finished part."""
     return plan.folder / f"part-{plan.names[number]}"
 
 
 def finished_part(plan: Plan, number: int) -> FinishedPart | None:
-    """What a part has, if it is done: marked as done, and all its files of the size that was written.
+    """Return the record of a part if it is marked as done and all its files have their recorded sizes, else ``None``.
 
-    One in which bad records were skipped is not done if the plan is to skip none.
+    A part in which bad records were skipped is not done if the plan does not skip them.
     """
     folder = part_folder(plan, number)
     try:
@@ -106,14 +107,14 @@ def finished_part(plan: Plan, number: int) -> FinishedPart | None:
 
 
 def missing_parts(plan: Plan) -> list[int]:
-    """The numbers of the parts that are not done."""
+    """Return the numbers of the parts that are not done."""
     if (plan.folder / NUMBERING).exists():
         return []
     return [number for number in range(plan.num_parts) if finished_part(plan, number) is None]
 
 
 def sweep_parts(plan: Plan) -> None:
-    """Remove what is left of parts whose makers died."""
+    """Remove the unfinished parts of dead processes."""
     for folder in plan.folder.glob("part-*.*"):
         with suppress(OSError):
             if is_abandoned(folder):
@@ -135,13 +136,13 @@ def make_part(plan: Plan, number: int, engine: Engine, advance: Advance) -> None
             write_whole(folder / MARKER, json.dumps(asdict(part)))
             (folder / LOCK).unlink()
             if not take_place(folder, place) and finished_part(plan, number) is None:
-                place.replace(folder.with_suffix(f"{folder.suffix}.broken"))  # what stands there is no finished part
+                place.replace(folder.with_suffix(f"{folder.suffix}.broken"))  # not a finished part
                 folder.replace(place)
             flush(plan.folder)
     except (OSError, InputError) as error:
         if not plan.folder.exists():
             cause = f"another run has finished {plan.store} meanwhile, or discarded it"
-            raise InputError(cause, "the same again: a store is found") from error
+            raise InputError(cause, "run the same again: it finds the store") from error
         if isinstance(error, InputError):
             raise
         raise cannot_write(f"make part {number} of {plan.store}", error) from error
@@ -150,17 +151,17 @@ def make_part(plan: Plan, number: int, engine: Engine, advance: Advance) -> None
 def _write_range(
     byte_range: ByteRange, plan: Plan, shards: _Shards, engine: Engine, advance: Advance
 ) -> dict[str, Any]:
-    """Read, encode and write one byte range; what was read, its hash, and what was counted."""
+    """Read, encode and write one byte range. Return its path, bounds, hash and counts."""
     (source, start, stop), tally, seen, continues = byte_range, Tally(), 0, False
     end_of_text = plan.end_of_text
     _require_unchanged(source)
     try:
         for ids, lengths, unfinished in _encoded(engine, byte_range, tally, plan.skip_bad):
-            if plan.begin_of_text is not None:  # not before a document that has begun
+            if plan.begin_of_text is not None:  # not before the rest of a document
                 begins = np.arange(len(lengths)) >= continues
                 starts = (np.cumsum(lengths) - lengths)[begins]
                 ids, lengths = np.insert(ids, starts, plan.begin_of_text), lengths + begins
-            if end_of_text is not None:  # not after a document that goes on
+            if end_of_text is not None:  # not after an unfinished document
                 finished = np.arange(len(lengths)) < len(lengths) - unfinished
                 ids, lengths = np.insert(ids, np.cumsum(lengths)[finished], end_of_text), lengths + finished
             shards.append(ids, lengths, continues=continues, unfinished=unfinished)
@@ -168,7 +169,7 @@ def _write_range(
             advance(tally.bytes - seen)
             seen = tally.bytes
     except (InputError, OSError):
-        _require_unchanged(source)  # else its reader complains of damage, which is not what happened
+        _require_unchanged(source)  # if the file has changed, the error must not state that it is damaged
         raise
     _require_unchanged(source)
     advance(tally.bytes - seen)
@@ -185,25 +186,25 @@ def _encoded(engine: Engine, byte_range: ByteRange, tally: Tally, skip_bad: bool
             yield from engine.stream(_good_documents(engine, byte_range, tally))
     except InputError as error:
         if name in error.cause:
-            raise  # else it is the engine's, which does not know whose text it reads
+            raise  # other errors come from the engine, which does not know the file
         raise InputError(f"{name}, after byte {byte_range.start}: {error.cause}", error.remedy) from None
 
 
 def _good_documents(engine: Engine, byte_range: ByteRange, tally: Tally) -> Iterator[Batch]:
-    """The documents of a byte range but those that cannot be read or are too long, which are counted.
+    """Yield the documents of a byte range, except unreadable and too long ones, which are counted.
 
-    All is read once before, because what is bad about a file or document may come at its end. A file that is broken is
-    left out as a whole.
+    The range is read once before, because the fault of a file or document may be at its end. A broken file is left out
+    as a whole.
     """
     source, start, _ = byte_range
     require_readers(source)
     try:
-        with warnings.catch_warnings(action="ignore"):  # they were given when the file was found
+        with warnings.catch_warnings(action="ignore"):  # these warnings were given when the file was found
             require_its_kind(source)
         dropped = engine.too_long(documents(byte_range, Tally(), skip_bad=True))
     except InputError:
         _require_unchanged(source)
-        tally.skipped += start == 0  # which the other ranges of the file do not count again
+        tally.skipped += start == 0  # the other ranges of the file do not count it again
         with opened(source) as file:
             for _ in range_blocks(file, byte_range, tally, start):
                 pass
@@ -211,30 +212,30 @@ def _good_documents(engine: Engine, byte_range: ByteRange, tally: Tally) -> Iter
     tally.skipped += len(dropped)
     number = 0
     for texts, unfinished in documents(byte_range, tally, skip_bad=True):
-        kept = [text for i, text in enumerate(texts) if number + i not in dropped]
+        good = [text for i, text in enumerate(texts) if number + i not in dropped]
         number += len(texts) - unfinished
-        if kept:
-            yield Batch(kept, unfinished and number not in dropped)
+        if good:
+            yield Batch(good, unfinished and number not in dropped)
 
 
 def _require_unchanged(source: Source) -> None:
-    """A file that changes while it is read would give a store of neither state."""
+    """Raise `InputError` if a file has changed, because the store would have the content of neither state."""
     try:
         state = os.stat(source.file)  # noqa: PTH116  # a `Path` for each of very many files takes longer
     except FileNotFoundError:
         cause = f"{source.name} has vanished since the work was planned"
-        raise InputError(cause, f"putting it back, and the same again; or {ANEW}") from None
+        raise InputError(cause, f"put it back and run the same again, or pass {ANEW}") from None
     except OSError as error:
-        remedy = "giving access to it, then the same again"
+        remedy = "give access to it, and run the same again"
         raise InputError(f"cannot read {source.name}: {error.strerror}", remedy) from None
     if source.mtime_ns is not None and (state.st_size, state.st_mtime_ns) != (source.size, source.mtime_ns):
         cause = f"{source.name} has changed since the work was planned: it had {source.size} bytes, now {state.st_size}"
-        remedy = "the same again, once nothing writes to the inputs any more: only what reads this file is made anew"
+        remedy = "run the same again when nothing writes to the inputs any more: only its parts are made again"
         raise InputError(cause, remedy)
 
 
 class _Shards:
-    """Documents into shards: one is closed with the document that brings it to `shard_size` tokens."""
+    """Write documents into shards. A shard is closed after the document that brings it to `shard_size` tokens."""
 
     def __init__(self, folder: Path, vocab_size: int, shard_size: int) -> None:
         self.records: list[ShardRecord] = []
@@ -242,7 +243,7 @@ class _Shards:
         self._open: ShardWriter | None = None
 
     def append(self, ids: np.ndarray, lengths: np.ndarray, *, continues: bool, unfinished: bool) -> None:
-        """Add documents; the first may continue the last one, and the last may be unfinished."""
+        """Add documents. The first may continue the previous document, and the last may be unfinished."""
         ends = np.concatenate([[0], np.cumsum(lengths)])
         first = 0
         while first < len(lengths):
@@ -257,7 +258,7 @@ class _Shards:
                 self.finish()
 
     def finish(self) -> None:
-        """Complete the shard that is open, if one is."""
+        """Complete the open shard, if there is one."""
         if self._open is not None:
             with self._open:
                 self.records.append(self._open.close())
@@ -267,16 +268,16 @@ class _Shards:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Discard the shard that is open, if one is: an error came before its end."""
+        """Discard the open shard, if there is one, after an error."""
         if self._open is not None:
             self._open.__exit__(*error)
 
 
 def finalize(out: str | Path) -> TokenStore:
-    """Join what tasks have made in `out` into its store; a finished store is left as it is.
+    """Join the results of all tasks in `out` into a store. A finished store is returned unchanged.
 
     Raises:
-        InputError: there is nothing to join, or some task has not done its part; they are named.
+        InputError: there is nothing to join, or tasks are missing, which the error names.
     """
     out = store_folder(out)
     if (out / MANIFEST).exists():
@@ -284,16 +285,16 @@ def finalize(out: str | Path) -> TokenStore:
         return TokenStore(out)
     plan = read_plan(out)
     if plan is None:
-        raise InputError(
-            f"{out} holds no tasks to join", Remedy("to prepare with {} and {}, first", task=0, num_tasks=...)
-        )
+        raise InputError(f"{out} holds no tasks to join", Remedy("prepare with {} and {} first", task=0, num_tasks=...))
     if missing := missing_parts(plan):
-        raise InputError(f"{out} is not finished: {_named(plan, missing)}", "running them, and then the same again")
+        raise InputError(
+            f"{out} is not finished: {_describe_missing(plan, missing)}", "run them, and then the same again"
+        )
     return join(plan, plan.tokenizer())
 
 
 def join(plan: Plan, tokenizer: Tokenizer) -> TokenStore:
-    """Move the shards of all parts, which are done, into the store, and write its manifest."""
+    """Move the shards of all parts, which must be done, into the store, and write its manifest."""
     store = plan.store
     try:
         parts = _numbering(plan)
@@ -302,12 +303,12 @@ def join(plan: Plan, tokenizer: Tokenizer) -> TokenStore:
             for i, record in enumerate(part.shards):
                 source, place = part_folder(plan, number) / shard_name(i), store / shard_name(len(records))
                 for kind, file in ((".bin", record.bin), (".idx", record.idx)):
-                    with suppress(FileNotFoundError):  # it was moved before
+                    with suppress(FileNotFoundError):  # it has been moved already
                         source.with_suffix(kind).replace(place.with_suffix(kind))
                     if (size := place.with_suffix(kind).stat().st_size) != file.size:
                         raise InputError(f"{place.with_suffix(kind)} has {size} bytes, expected {file.size}", ANEW)
                 records.append(record)
-        remove_shards(store, len(records))  # of work that was discarded, which had more of them
+        remove_shards(store, len(records))  # discarded work may have left more shards
         flush(store)
         sources = plan.sources()
         read: dict[str, list[dict[str, Any]]] = {source.path: [] for source in sources}
@@ -329,35 +330,36 @@ def join(plan: Plan, tokenizer: Tokenizer) -> TokenStore:
 
 
 def _numbering(plan: Plan) -> list[FinishedPart]:
-    """The parts in order, as they were when the first shard was about to move."""
+    """Return the records of all parts in order, as they were before the first shard was moved."""
     path = plan.folder / NUMBERING
     if not path.exists():
         parts = [part for number in range(plan.num_parts) if (part := finished_part(plan, number)) is not None]
         if len(parts) < plan.num_parts:
-            missing = _named(plan, missing_parts(plan))
-            raise InputError(f"{plan.store} is not finished: {missing}", "the same command again")
+            missing = _describe_missing(plan, missing_parts(plan))
+            raise InputError(f"{plan.store} is not finished: {missing}", "run the same command again")
         if not any(shard.documents for part in parts for shard in part.shards):
             raise InputError(
-                "got no text: no input has a document in it", Remedy("other paths, {} or {}", separator=..., field=...)
+                "got no text: the inputs have no documents",
+                Remedy("pass other paths, {} or {}", separator=..., field=...),
             )
         write_whole(path, json.dumps([asdict(part) for part in parts]))
     return [FinishedPart.from_json(part) for part in json.loads(path.read_text(encoding="utf-8"))]
 
 
 def tidy(store: Path) -> None:
-    """Remove what a finished store needs no more, and what was left where a run was killed."""
+    """Remove files that a finished store does not need, and files that killed runs left."""
     for folder in store.glob(f"{FOLDER}*"):
         shutil.rmtree(folder, ignore_errors=True)
     for path in chain(store.glob(".store.*.json"), store.glob(".tokenizer.*.json")):
         path.unlink(missing_ok=True)
 
 
-def _named(plan: Plan, missing: Sequence[int]) -> str:
-    """Tasks, as they are typed; parts, where the work was divided into tasks in no way or in several."""
+def _describe_missing(plan: Plan, missing: Sequence[int]) -> str:
+    """List the missing tasks, or the missing parts if there are no tasks or several divisions into tasks."""
     divisions = [int(path.name.removeprefix("tasks-")) for path in plan.folder.glob("tasks-*")]
-    what, numbers, of_all = "parts", [*missing], str(plan.num_parts)
+    noun, numbers, total = "parts", [*missing], str(plan.num_parts)
     if len(divisions) == 1:
-        what, numbers = "tasks", sorted({number % divisions[0] for number in missing})
-        of_all = str(divisions[0])
+        noun, numbers = "tasks", sorted({number % divisions[0] for number in missing})
+        total = str(divisions[0])
     more = f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else ""
-    return f"{what} {', '.join(map(str, numbers[:NAMED]))}{more} of {of_all} are missing"
+    return f"{noun} {', '.join(map(str, numbers[:NAMED]))}{more} of {total} are missing"

@@ -1,18 +1,19 @@
-"""`prepare`: from files of text to a token store, with what is done kept whenever it stops.
+"""`prepare`: encode files of text into a token store, in steps that can be resumed.
 
-What is asked for is planned, its missing parts are made (here, by workers, on a Ray cluster, or by tasks of other
-machines), and the parts are joined. The store depends on the inputs and the options that say what it shall hold alone.
+`prepare` plans the work, makes the missing parts (in this process, by workers, on a Ray cluster, or by tasks on other
+machines), and joins the parts. The store depends only on the inputs and on the options that decide its content.
 
-**Ctrl-C** (on the command line SIGTERM and SIGHUP too) raises `KeyboardInterrupt` in the main thread of the calling
-process, and in no other. `prepare` passes it on, after cleaning up, with a note that says how to go on.
+**Ctrl-C** (on the command line also SIGTERM and SIGHUP) raises `KeyboardInterrupt` only in the main thread of the
+calling process. `prepare` cleans up and raises it again, with a note that says how to continue.
 
-* While it plans: nothing is left, not even the folder of the store if this call made it.
-* While parts are made: those that are finished are kept. In this process it is raised when a block is encoded
-  (`sources.BLOCK`). Workers, which do not receive it, are killed; a Ray cluster that this call started is stopped.
-* While parts are joined: the next call joins the rest.
+* During planning, nothing is left, not even the folder of the store if this call made it.
+* While parts are made, finished parts are kept. In this process the error is raised after a block is encoded
+  (`sources.BLOCK`). Workers, which do not receive the signal, are killed. A Ray cluster that this call started is
+  stopped.
+* While parts are joined, the next call joins the rest.
 
-A second Ctrl-C, or a kill, leaves at most folders that the next call removes (`locant.text.prepare.plan`), and
-workers that end by themselves when their orders end.
+A second Ctrl-C, or a kill, leaves at most folders that the next call removes (`locant.text.prepare.plan`), and workers
+that end by themselves when their input ends.
 """
 
 from __future__ import annotations
@@ -48,16 +49,16 @@ from locant.text.tokenizer import Tokenizer
 from locant.text.tokenizer.engine import Engine, EngineChoice, EngineName, choose_engine
 
 BYTES_PER_WORKER = 128 * 2**20
-"""Bytes of input for each worker. The engines use all cores in one process already, and a worker takes seconds to start
-and to load the tokenizer. On two cores two workers took 1.4 to 1.5 times as long as one process for 90 MB. From these
-times, and those of less input, both take the same time at some 300 MB."""
+"""The bytes of input for each worker. In one process the engines use all cores already, and a worker takes seconds to
+start and to load the tokenizer. On two cores, two workers took 1.4 to 1.5 times as long as one process for 90 MB. From
+these times, and those of less input, both take the same time at some 300 MB."""
 
 Progress = Callable[[int, int], None]
-"""Is called with how many bytes of the input are done, and how many there are."""
+"""A function that is called with the number of finished bytes of the input, and their total number."""
 
 
 class _Options(ContentOptions, total=False):
-    """What `prepare` takes besides `task` and `num_tasks`."""
+    """The options of `prepare` except `task` and `num_tasks`."""
 
     workers: int | None
     resume: bool
@@ -96,11 +97,12 @@ def prepare(
     end_of_text: str | None = None,
     begin_of_text: str | None = None,
 ) -> TokenStore | None:
-    """Encode texts into a token store; a call that was interrupted goes on when it is made again.
+    """Encode texts into a token store. Repeat an interrupted call to continue it.
 
-    A finished store is never touched: the same call returns it, any other is refused. If files have changed since an
-    unfinished call, only what was read from them is made again. Unfinished work is refused to a call with other
-    options, another tokenizer or other files; ``resume=False`` discards such work.
+    A finished store is never changed: the same call returns it, and any other call raises an error. If files have
+    changed since an interrupted call, only the parts that read them are made again. If `out` has unfinished work of a
+    call with other options, another tokenizer or other files, the call raises an error; ``resume=False`` discards such
+    work.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -111,41 +113,41 @@ def prepare(
     (28, array([ 0, 14, 28]), 'the text of a<|endoftext|>')
 
     Args:
-        paths: files (.txt, .md, .jsonl, .ndjson, .json of a record a line, .parquet, each also .gz, .zst, .bz2 or
-            .xz), folders, globs, and ``-`` for standard input. A warning counts the files of folders and globs that
-            are left out, because they end otherwise.
+        paths: files (.txt, .md, .jsonl, .ndjson, .json with one record per line, .parquet, each also .gz, .zst, .bz2
+            or .xz), folders, globs, and ``-`` for standard input. A warning counts the files of folders and globs that
+            are left out because of their endings.
         out: the folder of the store.
-        tokenizer: one, or what `Tokenizer.load` takes, or ``"bytes"``; default: a byte-level BPE trained on a sample
-            of the input.
-        workers: processes; default: one for each 128 MiB of input, up to one for each core. With one, this process
-            does the work, as it does a task, with all cores.
-        resume: go on with unfinished work in `out`.
-        shard_size: a shard is closed with the document that brings it to so many tokens, or earlier: a large input is
-            cut into 64 parts at least, each of which has its own shards.
-        vocab_size: of the tokenizer that is trained; default: 32 768.
-        separator: what stands between the documents of a text file; default: a file is one document.
-        field: the key (.jsonl) or column (.parquet) of the text; default: text. With one, standard input is JSON
+        tokenizer: a tokenizer, or an argument of `Tokenizer.load`, or ``"bytes"``; default: a byte-level BPE trained
+            on a sample of the input.
+        workers: number of processes; default: one for each 128 MiB of input, at most one for each core. With one
+            worker, and for a task, this process does the work, with all cores.
+        resume: continue unfinished work in `out`.
+        shard_size: a shard is closed after the document that brings it to this number of tokens, or earlier: a large
+            input is cut into at least 64 parts with separate shards.
+        vocab_size: size of the vocabulary of a trained tokenizer; default: 32 768.
+        separator: the text between the documents of a text file; default: a file is one document.
+        field: the key (.jsonl) or column (.parquet) of the text; default: text. With a field, standard input is JSON
             lines.
         append_end_of_text: put the tokenizer's end-of-text id after every document; default: if it has one.
-        engine: what encodes, always to the same ids; ``"auto"`` takes the fast one if it is installed and its ids
-            are found equal on a sample of the input.
-        task, num_tasks: do only this share of the work, and return ``None``; tasks may run at the same time, on
-            machines that see the same folder, and `finalize` joins what they made.
-        ray: do the work on a Ray cluster: its address, or ``"local"`` for one on this machine.
-        progress: is called with the bytes of the input that are done, and all of them.
-        encoding: of text and JSON lines, such as ``"cp1252"``; default: UTF-8. A file that is likely in another one
-            gets a warning.
-        skip_bad: skip what cannot be read, and warn of how much that was (`problems`): lines that are no JSON, or have
-            no such field or no text in it; documents that are too long for the tokenizer; broken files. Everything is
-            read twice then.
+        engine: the library that encodes. All give the same ids. ``"auto"`` uses the fast one if it is installed and
+            its ids are equal on a sample of the input.
+        task, num_tasks: do only this share of the work, and return ``None``. Tasks may run at the same time, on
+            machines that share the folder, and `finalize` joins their results.
+        ray: do the work on a Ray cluster with this address, or ``"local"`` for one on this machine.
+        progress: a function that is called with the number of finished bytes of the input, and their total number.
+        encoding: the encoding of text and JSON lines, such as ``"cp1252"``; default: UTF-8. A file that is likely in
+            another encoding gives a warning.
+        skip_bad: skip bad input, and warn with the number of skipped records (`problems`): lines that are not JSON, or
+            have no such field or no text in it; documents that are too long for the tokenizer; broken files. All input
+            is then read twice.
         end_of_text: the token to put after every document, such as ``"<|im_end|>"``; default: found by its usual
             spellings.
         begin_of_text: the token to put before every document, such as ``"<s>"``; default: none.
 
     Raises:
-        InputError: an input that cannot be read or changes meanwhile, a store or unfinished work of another request
-            in `out`, no room on the disk, a worker that was killed.
-        RangeError: an argument that makes no sense.
+        InputError: an input cannot be read or changes during the call, `out` has a store or unfinished work of another
+            request, the disk is full, or a worker was killed.
+        RangeError: an argument is out of range, or contradicts another one.
     """
     out = store_folder(out)
     flag("resume", resume)
@@ -168,7 +170,7 @@ def prepare(
     num_workers = 1
     if task is None:
         num_workers = workers or (default_workers(request) if ray is None else num_cores())
-        if not request.needs_stdin:  # no more of them than there are parts
+        if not request.needs_stdin:  # at most one worker for each part
             size = part_bytes(request.total_bytes, request.options["shard_size"])
             num_workers = min(num_workers, -(-request.total_bytes // size))
     with _folder(out):
@@ -179,7 +181,7 @@ def prepare(
             plan, tokenizer = plan_for(out, request, resume=resume)
             parts = missing_parts(plan)
             if task is not None and num_tasks is not None:
-                (plan.folder / f"tasks-{num_tasks}").touch()  # to name those that are missing
+                (plan.folder / f"tasks-{num_tasks}").touch()  # so that errors can name missing tasks
                 parts = [number for number in parts if number % num_tasks == task]
             if parts:
                 sweep_parts(plan)
@@ -205,18 +207,18 @@ def prepare(
 
 @dataclass(frozen=True, kw_only=True)
 class Problems:
-    """What was bad about the inputs of a store, by the names of the files."""
+    """The numbers of problems in the inputs of a store, by the paths of the files."""
 
     skipped: dict[str, int]
     """Lines, documents and whole files that were skipped."""
     not_utf8: dict[str, int]
-    """Documents with bytes that are not of their encoding."""
+    """Documents with bytes that their encoding does not define."""
 
     def messages(self) -> list[str]:
-        """A line for each kind of problem that there is."""
+        """Return a line for each kind of problem that occurred."""
         kinds = (
             (self.skipped, "bad record", "skipped"),
-            (self.not_utf8, "document", "read with replacement characters, for bytes that its encoding does not have"),
+            (self.not_utf8, "document", "read with replacement characters for bytes that its encoding does not define"),
         )
         return [
             f"{total} {noun}{'s' * (total != 1)} {'were' if total != 1 else 'was'} {what}: {_by_file(counts)}"
@@ -232,13 +234,13 @@ def _by_file(counts: dict[str, int]) -> str:
 
 
 def problems(store: TokenStore) -> Problems:
-    """What was skipped and not of its encoding when `prepare` made a store."""
-    found: dict[str, dict[str, int]] = {name: {} for name in COUNTED}
+    """Return the problems that `prepare` counted when it made a store."""
+    problems_by_kind: dict[str, dict[str, int]] = {name: {} for name in COUNTED}
     for source in store.manifest.sources:
-        for name, counts in found.items():
+        for name, counts in problems_by_kind.items():
             if total := sum(piece.get(name, 0) for piece in source.get("pieces", [])):
                 counts[source["path"]] = total
-    return Problems(**found)
+    return Problems(**problems_by_kind)
 
 
 def _warn_of_left_out(request: Request) -> None:
@@ -250,8 +252,8 @@ def _warn_of_left_out(request: Request) -> None:
 
 
 def default_workers(request: Request) -> int:
-    """How many processes do the work if nobody says: one for each `BYTES_PER_WORKER`, up to one for each core."""
-    if request.needs_stdin:  # how much there is will be known too late
+    """Return the default number of processes: one for each `BYTES_PER_WORKER`, at most one for each core."""
+    if request.needs_stdin:  # its size is not known yet
         return num_cores()
     return max(1, min(num_cores(), request.total_bytes // BYTES_PER_WORKER))
 
@@ -263,35 +265,38 @@ def _require_sense(
         whole("workers", workers, 1, 4096, remedy=Remedy(workers=1))
     if ray is not None and not (isinstance(ray, str) and ray):
         raise RangeError(
-            f"got {shown(ray)} for ray, expected the address of a cluster", Remedy("{}, or None", ray=LOCAL)
+            f"got {shown(ray)} for ray, expected the address of a cluster", Remedy("pass {}, or None", ray=LOCAL)
         )
     if progress is not None and not callable(progress):
         raise RangeError(f"got {shown(progress)} for progress, expected a function of two numbers", "progress=None")
     if task is None and num_tasks is None:
         return
     if task is None or num_tasks is None:
-        raise RangeError("got one of task and num_tasks, expected both or none", Remedy("{}, {}", task=0, num_tasks=1))
+        raise RangeError(
+            "got one of task and num_tasks, expected both or none", Remedy("pass {}, {}", task=0, num_tasks=1)
+        )
     whole("num_tasks", num_tasks, 1, remedy=Remedy(num_tasks=1))
     whole("task", task, 0, num_tasks - 1, remedy=Remedy(task=num_tasks - 1))
     if ray is not None:
-        raise RangeError("got a task to do and ray, a cluster, which divides the work itself", Remedy(ray=None))
+        raise RangeError("got a task and ray, but a cluster divides the work itself", Remedy(ray=None))
     if workers not in (None, 1):
-        raise RangeError(f"got {workers} workers for a task, which one process does", "more and smaller tasks")
+        raise RangeError(f"got {workers} workers for a task, which one process does", "use more and smaller tasks")
     if not resume:
-        raise RangeError("got a task to do anew, which would discard what the others do", "rm -r on the store, first")
+        cause = "got resume=False for a task, which would discard the work of other tasks"
+        raise RangeError(cause, "remove the store with rm -r first")
 
 
 @contextmanager
 def _folder(out: Path) -> Generator[None]:
-    """The folder of the store, made if it is not there, and removed again if nothing came to be in it.
+    """Make the folder of the store if it does not exist, and remove a new folder if it stays empty.
 
-    Where something did, Ctrl-C says how to go on.
+    If it has content after Ctrl-C, a note says how to continue.
     """
     if out.exists() and not out.is_dir():
-        raise InputError(f"got {out}, which is a file, as the folder of a store", f"{out}-store")
+        raise InputError(f"got {out}, which is a file, as the folder of a store", f"use {out}-store")
     is_ours = (out / MANIFEST).exists() or (out / FOLDER).exists() or any(out.glob(f"{FOLDER}.*"))
     if out.is_dir() and not is_ours and any(out.iterdir()):
-        raise InputError(f"{out} holds other things than a store", "a folder that is not there yet")
+        raise InputError(f"{out} holds other things than a store", "use a folder that does not exist yet")
     new = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
         try:
@@ -305,30 +310,30 @@ def _folder(out: Path) -> Generator[None]:
                     folder.rmdir()
     except KeyboardInterrupt as interrupt:
         if out.exists():
-            interrupt.add_note(f"stopped: the same command goes on from here, with what is done in {out}")
+            interrupt.add_note(f"stopped: run the same command again to continue; finished work is kept in {out}")
         raise
 
 
 def _finished_store(out: Path, request: Request, *, resume: bool) -> TokenStore:
-    """The store that is there, if it is the one asked for."""
+    """Return the finished store if it is the requested one, else raise `InputError`."""
     store = TokenStore(out)
     request = request.with_stdin(None) if request.needs_stdin else request
     sources = [{**source} for source in store.manifest.sources]
     recorded = {field.name for field in fields(Source)} - {"copy", "encoding"}
     if any(source.pop("pieces", None) is None or source.keys() - {"encoding"} != recorded for source in sources):
-        raise InputError(f"{out} holds a finished store that prepare did not make", "another folder")
+        raise InputError(f"{out} holds a finished store that prepare did not make", "use another folder")
     changes = request.changes_from(store.manifest.options, [Source(**source) for source in sources])
     if not request.skip_bad and (skipped := problems(store).skipped):
-        changes.append(f"{sum(skipped.values())} bad records were skipped, which now would end the run")
+        changes.append(f"{sum(skipped.values())} bad records were skipped, which would now end the run")
     if changes or not resume:
-        why = f"that was made otherwise: {'; '.join(changes)}" if changes else "already"
-        raise InputError(f"{out} holds a finished store {why}", f"another folder, or rm -r {out} first")
+        why = f"of another request: {'; '.join(changes)}" if changes else "already"
+        raise InputError(f"{out} holds a finished store {why}", f"use another folder, or rm -r {out} first")
     tidy(out)
     return store
 
 
 def _meter(plan: Plan, parts: Sequence[int], progress: Progress | None) -> Advance:
-    """Adds up the bytes that are done, those of earlier runs too, and reports them."""
+    """Return a function that adds up the finished bytes, including earlier runs, and reports them."""
     total = plan.total_bytes
     done = total - sum(stop - start for number in parts for _, start, stop in plan.byte_ranges(number))
 
@@ -344,9 +349,9 @@ def _meter(plan: Plan, parts: Sequence[int], progress: Progress | None) -> Advan
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What `prepare` would read (bytes as they lie on the disk) and make (tokens with end-of-text ids).
+    """The input that `prepare` would read (in bytes on disk) and its result (in tokens, with end-of-text ids).
 
-    `exact` where the sample that was encoded was all of the input.
+    It is `exact` if the encoded sample was the whole input.
     """
 
     files: int
@@ -358,7 +363,7 @@ class Estimate:
     left_out: Mapping[str, int]
     """Files of folders and globs that are not read, by the ends of their names."""
     workers: int
-    """The processes that `prepare` would use by default."""
+    """The number of processes that `prepare` would use by default."""
 
     def __str__(self) -> str:
         about = "" if self.exact else "about "
@@ -369,14 +374,14 @@ class Estimate:
 
 
 def estimate(paths: Paths, **options: Unpack[ContentOptions]) -> Estimate:
-    """What `prepare` with the same `tokenizer`, `vocab_size`, `separator`, ... would make; nothing is written.
+    """Estimate the result of `prepare` with the same `tokenizer`, `vocab_size`, `separator`, ... without writing it.
 
     Raises:
-        InputError: as `prepare`; and for standard input, which can be read only once.
+        InputError: as for `prepare`, and for standard input, which can be read only once.
     """
     request = Request.of(paths, **options)
     if request.needs_stdin:
-        raise InputError("got standard input, which a dry run would use up", "a file")
+        raise InputError("got standard input, which a dry run would use up", "use a file")
     _warn_of_left_out(request)
     size = CHECKED_BYTES if request.tokenizer else TRAINING_BYTES
     sample = take_sample(request.sources, size, skip_bad=request.skip_bad)

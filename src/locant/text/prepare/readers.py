@@ -1,21 +1,21 @@
-"""The documents of each kind of file, in batches of about a megabyte, and samples of them.
+"""Read the documents of each kind of file, in batches of about a megabyte, and take samples of them.
 
-**Texts** lie between separators, found from anywhere in a file and in constant memory. Documents are what `bytes.split`
-gives: separators are found from left to right and do not overlap. A separator such as two newlines can overlap with
-itself, and then which of three newlines belong to it depends on all before them. So a range that begins in the middle
-is read from an earlier place on that no separator can cover (`clean_start`). A byte order mark at the beginning of a
-file is dropped, and everything else is kept as it stands, carriage returns and bytes that are not UTF-8 included.
+**Texts** lie between separators. They can be read from any place of a file, in constant memory. Documents are the parts
+that `bytes.split` returns: separators are found from left to right and do not overlap. A separator such as two newlines
+can overlap with itself, so which of three newlines belong to it depends on all text before them. So a range that begins
+in the middle of a file is read from an earlier place that no separator can cover (`clean_start`). A byte order mark at
+the beginning of a file is dropped. All other bytes are kept, including carriage returns and bytes that are not UTF-8.
 
-**Records** are lines of JSON or rows of Parquet. A field is named by its key, a column by its name; a dot leads into a
-record within the record: ``meta.text``, unless a key is spelled so. Null is an empty document. In JSON, what is not
-UTF-8 is read as U+FFFD; so is a lone surrogate, which only an escape can make. A line that is no record, or has no such
-field, ends the run, or is skipped and counted if `skip_bad` says so; blank lines are ignored. Parquet is read row group
-by row group, and a group some rows at a time. A value that stands in many rows is held once; a group that claims to
-hold more than `LARGEST` bytes is refused.
+**Records** are lines of JSON or rows of Parquet. The field is a key or the name of a column. A dot leads into a nested
+record (``meta.text``), unless a key has this name. Null is an empty document. In JSON, bytes that are not UTF-8 are
+read as U+FFFD, and so are lone surrogates, which only an escape can make. A line that is not a record, or lacks the
+field, ends the run. With `skip_bad` it is skipped and counted instead. Blank lines are ignored. Parquet is read row
+group by row group, and some rows of a group at a time. A value that occurs in many rows is held once. A group that
+claims to hold more than `LARGEST` bytes is an error.
 
-A document of no bytes is none. One that is longer than a batch comes in parts, the last text of a batch that is
-`unfinished` and the first of the next one; a part may end within a letter. `Engine.stream`, which knows where a text
-may be cut, takes such batches.
+A document without bytes is left out. A document that is longer than a batch comes in parts: the last text of an
+`unfinished` batch, and the first text of the next batch. A part may end within a letter. `Engine.stream` accepts such
+batches, because it knows where a text may be cut.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from locant.text.reading import well_formed
 BOM = codecs.BOM_UTF8
 
 REPLACEMENT = "\ufffd".encode()
-"""What a character is read as that its encoding does not define."""
+"""The replacement for characters that their encoding does not define."""
 
 OVERHEAD = 40
-"""Bytes that Python takes for a short text besides its own."""
+"""Bytes that Python needs for a short text in addition to its content."""
 
 LONGEST_LINE = 2**26
-"""In bytes; a line is parsed as a whole."""
+"""The most bytes of a line, which is parsed as a whole."""
 
 LARGEST = 2**30
 """The most bytes that the text of one row group may hold, dictionaries counted once."""
@@ -68,35 +68,36 @@ ROWS = 4096
 ANOTHER = Remedy("{} of another column", field="NAME")
 
 TRAINING_BYTES = 8 * 2**20
-"""What a tokenizer learns from: two to three seconds of training."""
+"""Bytes of text on which a tokenizer is trained, in two to three seconds."""
 
 CHECKED_BYTES = 2**19
-"""What an engine is checked on."""
+"""Bytes of text on which an engine is checked."""
 
 STRETCH = 2**15
-"""Bytes from each place: enough for a few documents, few enough for a sample of many places."""
+"""Bytes of a sample from each place: enough for a few documents, and few enough for many places."""
 
 MOST = 2**26
-"""Bytes of text that are unpacked to learn how far files are compressed."""
+"""Bytes of text that are unpacked to estimate how much files are compressed."""
 
 
 class Batch(NamedTuple):
-    """Documents in order. Where `unfinished`, the last one goes on as the first of the next batch."""
+    """Documents in order. If `unfinished`, the first text of the next batch continues the last document."""
 
     texts: list[bytes]
     unfinished: bool
 
 
 def documents(byte_range: ByteRange, tally: Tally, *, skip_bad: bool = False) -> Iterator[Batch]:
-    """The documents that begin in a byte range, in order, in batches of about a megabyte.
+    """Yield the documents that begin in a byte range, in order, in batches of about a megabyte.
 
-    `tally` has the hash of the range when all documents were taken, and how many are not of their encoding. With
-    `skip_bad`, it counts the lines of JSON that were skipped; a file that breaks off is an error all the same.
+    When all documents are read, `tally` has the hash of the range, and the number of documents with bytes that their
+    encoding does not define. With `skip_bad`, it also counts the skipped lines of JSON. A truncated file is an error
+    even then.
     """
     goes_on, decoder, is_counted = False, codecs.getincrementaldecoder("utf-8")(), False
     for texts, unfinished in _batches(byte_range, tally, skip_bad):
         yield Batch(texts, unfinished)
-        if byte_range.source.kind == "jsonl":  # whose lines were counted
+        if byte_range.source.kind == "jsonl":  # lines of JSON are already counted
             continue
         recoded = byte_range.source.encoding is not None
         if goes_on or unfinished or not _is_clean(texts, recoded):
@@ -112,7 +113,7 @@ def documents(byte_range: ByteRange, tally: Tally, *, skip_bad: bool = False) ->
 
 
 def _is_clean(texts: list[bytes], recoded: bool, decoder: Any = None, last: bool = True) -> bool:
-    """Whether texts are UTF-8, or were of the encoding that they were read in."""
+    """Return True if texts are UTF-8, or were valid in the encoding from which they were recoded."""
     data = b"\n".join(texts)
     if recoded:
         return REPLACEMENT not in data
@@ -127,16 +128,16 @@ def _batches(byte_range: ByteRange, tally: Tally, skip_bad: bool) -> Iterator[Ba
     source = byte_range.source
     with opened(source) as file:
         if source.kind == "parquet":
-            yield from _gathered(parquet_texts(file, byte_range, tally), tally)
+            yield from _to_batches(parquet_texts(file, byte_range, tally), tally)
         elif source.kind == "jsonl":
-            yield from _gathered(json_texts(file, byte_range, tally, skip_bad), tally)
+            yield from _to_batches(json_texts(file, byte_range, tally, skip_bad), tally)
         else:
             separator = None if source.separator is None else source.separator.encode(errors="surrogateescape")
             yield from _without_empty(split_texts(file, byte_range, tally, separator, BLOCK), tally)
 
 
-def _gathered(texts: Iterable[bytes], tally: Tally) -> Iterator[Batch]:
-    """Texts in batches of about a block; a longer text in parts. Empty ones are left out."""
+def _to_batches(texts: Iterable[bytes], tally: Tally) -> Iterator[Batch]:
+    """Yield texts in batches of about a block, without empty texts. Longer texts come in parts."""
     batch: list[bytes] = []
     size = 0
     for text in texts:
@@ -153,7 +154,7 @@ def _gathered(texts: Iterable[bytes], tally: Tally) -> Iterator[Batch]:
 
 
 def _without_empty(batches: Iterable[SplitTexts], tally: Tally) -> Iterator[Batch]:
-    """Without the documents that have no byte; the end of one that had some may have none."""
+    """Yield batches without empty documents. The last part of a document that has bytes may be empty."""
     goes_on = False
     for texts, unfinished, _ in batches:
         texts = [text for i, text in enumerate(texts) if text or (goes_on and i == 0)]
@@ -164,7 +165,7 @@ def _without_empty(batches: Iterable[SplitTexts], tally: Tally) -> Iterator[Batc
 
 
 class SplitTexts(NamedTuple):
-    """As `Batch`; `begin` is where the first text stands in the file, or goes on."""
+    """A `Batch` with the place in the file where its first text, or part of a text, begins."""
 
     texts: list[bytes]
     unfinished: bool
@@ -174,13 +175,13 @@ class SplitTexts(NamedTuple):
 def split_texts(
     file: IO[bytes], byte_range: ByteRange, tally: Tally, separator: bytes | None, longest: int
 ) -> Iterator[SplitTexts]:
-    """The texts between separators (or the only one) that begin in a byte range, in parts of `longest` bytes."""
+    """Yield the texts between separators (or the only text) that begin in a byte range, in parts of `longest` bytes."""
     if separator is None or not byte_range.source.can_be_cut:
-        return _of_stream(file, byte_range, tally, separator, longest)
-    return _of_range(file, byte_range, tally, separator, longest)
+        return _split_stream(file, byte_range, tally, separator, longest)
+    return _split_range(file, byte_range, tally, separator, longest)
 
 
-def _of_range(
+def _split_range(
     file: IO[bytes], byte_range: ByteRange, tally: Tally, separator: bytes, longest: int
 ) -> Iterator[SplitTexts]:
     _, start, stop = byte_range
@@ -189,7 +190,7 @@ def _of_range(
         file.seek(low)
         return file.read(high - low)
 
-    def behind() -> Iterator[bytes]:
+    def read_after() -> Iterator[bytes]:
         file.seek(stop)
         size = 4096  # a document that has begun usually ends soon
         while data := file.read(min(size, BLOCK)):
@@ -200,10 +201,10 @@ def _of_range(
     tally.add(read(start, max(min(origin, stop), start)))
     begin = clean_start(read, origin, max(start - len(separator), origin), separator)
     within = range_blocks(file, byte_range, tally, begin)
-    yield from _split(within, behind(), separator, begin=begin, first=start, longest=longest)
+    yield from _split(within, read_after(), separator, begin=begin, first=start, longest=longest)
 
 
-def _of_stream(
+def _split_stream(
     file: IO[bytes], byte_range: ByteRange, tally: Tally, separator: bytes | None, longest: int
 ) -> Iterator[SplitTexts]:
     counted = tally.bytes
@@ -229,7 +230,7 @@ def _of_stream(
 
 
 def clean_start(read: Callable[[int, int], bytes], origin: int, position: int, separator: bytes) -> int:
-    """The largest place from `origin` up to `position` that certainly lies in no separator but at its beginning."""
+    """Return the largest place from `origin` to `position` that certainly is not inside a separator."""
     size = len(separator)
     while position > origin:
         low = max(position - size + 1, origin)
@@ -243,19 +244,20 @@ def clean_start(read: Callable[[int, int], bytes], origin: int, position: int, s
 def _split(
     within: Iterable[bytes], more: Iterable[bytes], separator: bytes, *, begin: int, first: int, longest: int
 ) -> Iterator[SplitTexts]:
-    """The texts that begin in `within`, which stands at `begin`, a clean start, but none that begins before `first`.
+    """Yield the texts that begin in `within`, except texts that begin before `first`.
 
-    `more` is what comes after it, read only as far as the last text goes.
+    The bytes of `within` begin at `begin`, a clean start. The bytes of `more` follow them, and are read only up to the
+    end of the last text.
     """
-    # Of the document whose end was not seen: its bytes, from `begin` on, whether a part was given, or it is dropped.
+    # The unfinished document: its bytes from `begin` on, whether a part of it was yielded, and whether it is dropped.
     rest, goes_on, dropping = b"", False, begin < first
     keep = len(separator) - 1  # bytes that may be the beginning of a separator
 
-    def behind() -> Iterator[tuple[bytes, int]]:
-        if not dropping and (rest or goes_on):  # else the next document begins there
+    def blocks_after() -> Iterator[tuple[bytes, int]]:
+        if not dropping and (rest or goes_on):  # else the next document begins at this place
             yield from ((block, 1) for block in more)
 
-    for block, most in chain(((block, -1) for block in within), behind()):
+    for block, most in chain(((block, -1) for block in within), blocks_after()):
         *texts, rest = (rest + block).split(separator, most)
         dropped = 0
         while dropping and dropped < len(texts):
@@ -278,7 +280,7 @@ def _split(
 
 
 def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally, skip_bad: bool = False) -> Iterator[bytes]:
-    """The text of each line that begins in a byte range; bad lines are an error, or skipped and counted."""
+    """Yield the text of each line that begins in a byte range. Bad lines are an error, or are skipped and counted."""
     first, seen, field, goes_on = None, 0, byte_range.source.field, False
     for lines, unfinished, begin in split_texts(file, byte_range, tally, b"\n", LONGEST_LINE):
         first = begin if first is None else first
@@ -293,7 +295,7 @@ def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally, skip_bad: b
                     try:
                         record = json.loads(_decoded(line, byte_range.source, tally))
                     except (ValueError, RecursionError) as error:
-                        raise FaultError(f"is no JSON: {error}") from None
+                        raise FaultError(f"is not JSON: {error}") from None
                     text = _lookup(record, field)
                     if not isinstance(text, str | None):
                         raise FaultError(f"has a {type(text).__name__} in {field!r}, expected a string")
@@ -305,7 +307,7 @@ def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally, skip_bad: b
                     continue
                 number = _lines_before(byte_range, first) + seen + 1
                 cause = f"{byte_range.source.name}, line {number} (at byte {begin}) {error}"
-                remedy = Remedy("mending or removing that line, and the same again; or {}", skip_bad=True)
+                remedy = Remedy("mend or remove that line and run the same again, or pass {}", skip_bad=True)
                 raise InputError(cause, remedy) from None
             seen += 1
             begin += len(line) + 1
@@ -313,14 +315,14 @@ def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally, skip_bad: b
 
 
 def _decoded(line: bytes, source: Source, tally: Tally) -> str:
-    """A line as text; one with bytes that are not of its encoding is counted."""
+    """Decode a line, and count it if it has bytes that its encoding does not define."""
     text = line.decode(errors="replace")
     if "\ufffd" in text and not _is_clean([line], source.encoding is not None):
         tally.not_utf8 += 1
     return text
 
 
-def _lookup(record: Any, field: str) -> Any:  # whatever JSON holds
+def _lookup(record: Any, field: str) -> Any:  # any JSON
     if not isinstance(record, dict):
         raise FaultError(f"is a JSON {type(record).__name__}, expected an object")
     if field in record:
@@ -333,7 +335,7 @@ def _lookup(record: Any, field: str) -> Any:  # whatever JSON holds
 
 
 def _lines_before(byte_range: ByteRange, place: int) -> int:
-    """Lines of the file before `place`; of a compressed one, which is one range, there are none."""
+    """Return the number of lines before `place`, or 0 if the range begins the file, as in compressed files."""
     if not byte_range.start:
         return 0
     with opened(byte_range.source) as file:
@@ -345,9 +347,9 @@ def _lines_before(byte_range: ByteRange, place: int) -> int:
 
 
 def parquet_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally) -> Iterator[bytes]:
-    """The text of each row of the row groups that begin in a byte range."""
+    """Yield the text of each row of the row groups that begin in a byte range."""
     source, start, stop = byte_range
-    if source.compression is None:  # it is counted and hashed by itself: rows are not read in the order of the bytes
+    if source.compression is None:  # counted and hashed separately, because rows are not read in the order of bytes
         for _ in range_blocks(file, byte_range, tally, start):
             pass
         yield from _texts(file, source, start, stop, file.seek(0, os.SEEK_END))
@@ -360,7 +362,7 @@ def parquet_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally) -> Itera
 
 
 def _texts(file: IO[bytes], source: Source, start: int, stop: int, size: int) -> Iterator[bytes]:
-    """The rows of the groups that begin at `start` to `stop` of an uncompressed file of `size` bytes."""
+    """Yield the rows of the groups that begin from `start` to `stop` in an uncompressed file of `size` bytes."""
     arrow = require_arrow(source.name)
     from pyarrow import parquet
 
@@ -374,7 +376,7 @@ def _texts(file: IO[bytes], source: Source, start: int, stop: int, size: int) ->
         if leaf.physical_type != "BYTE_ARRAY" or leaf.max_repetition_level:
             cause = f"{source.name} has {leaf.physical_type} in {source.field!r}, expected one text in each row"
             raise InputError(cause, ANOTHER)
-        # As dictionaries: a value that stands in many rows comes once.
+        # Read as dictionaries, so that a value that occurs in many rows is held once.
         table = parquet.ParquetFile(file, metadata=whole.metadata, read_dictionary=[source.field], pre_buffer=False)
         for number in range(table.num_row_groups):
             group = table.metadata.row_group(number)
@@ -385,21 +387,21 @@ def _texts(file: IO[bytes], source: Source, start: int, stop: int, size: int) ->
             column = columns[names.index(source.field)]
             if (bytes_of_text := column.total_uncompressed_size) > LARGEST:
                 cause = f"row group {number} has {bytes_of_text} bytes of text, expected {LARGEST} at most"
-                raise InputError(f"{source.name}, {cause}", "writing the file with smaller row groups")
+                raise InputError(f"{source.name}, {cause}", "write the file with smaller row groups")
             rows = max(min(BLOCK * column.num_values // max(bytes_of_text, 1), ROWS), 1)  # about a block
             for batch in table.iter_batches(rows, row_groups=[number], columns=[source.field], use_threads=False):
                 yield from _values(batch.column(0), arrow)
     except (arrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        said = str(error).splitlines()[0]
-        raise InputError(f"{source.name} cannot be read as Parquet: {said}", "writing the file again") from None
+        message = str(error).splitlines()[0]
+        raise InputError(f"{source.name} cannot be read as Parquet: {message}", "write the file again") from None
 
 
 def _values(array: Any, arrow: Any) -> Iterator[bytes]:
-    """The values of a column of bytes or text, by itself or within records; null is empty."""
+    """Yield the values of a column of bytes or text, which may be nested in records. Null is empty."""
     while arrow.types.is_struct(array.type):
-        array = arrow.compute.struct_field(array, [0])  # null where the record is
+        array = arrow.compute.struct_field(array, [0])  # null if the record is null
     if arrow.types.is_dictionary(array.type):
         values = array.dictionary.cast(arrow.large_binary()).to_pylist()
         for place in array.indices.to_pylist():
@@ -411,26 +413,26 @@ def _values(array: Any, arrow: Any) -> Iterator[bytes]:
 
 @dataclass(kw_only=True)
 class Sample:
-    """Documents from all over the input, and what they stand for."""
+    """Documents from all parts of the input, and the amount of input that they represent."""
 
     texts: list[bytes] = field(default_factory=list)
-    """Whole documents, and beginnings of long ones."""
+    """Whole documents, and beginnings of long documents."""
     read: int = 0
-    """Bytes of the input that were read for them; `unpacked` is more where it is compressed."""
+    """Bytes of the input that were read for the texts. `unpacked` is larger if the input is compressed."""
     unpacked: int = 0
     documents: int = 0
-    """In files with several, of which `of_many` bytes were read."""
+    """The number of documents in files with several documents. `of_many` bytes of these files were read."""
     of_many: int = 0
     is_all: bool = False
-    """Whether that was all there is, so that counts are exact."""
+    """Whether this is the whole input, so that counts are exact."""
 
     @property
     def size(self) -> int:
-        """Bytes of the texts."""
+        """The number of bytes of the texts."""
         return sum(map(len, self.texts))
 
     def all_documents(self, sources: Sequence[Source]) -> int:
-        """How many documents the input has, or about."""
+        """Return the number of documents of the input, which is an estimate unless `is_all`."""
         if self.is_all:
             return len(self.texts)
         single = sum(source.is_one_document and source.size != 0 for source in sources)
@@ -439,23 +441,23 @@ class Sample:
 
 
 def take_sample(sources: Sequence[Source], size: int, *, skip_bad: bool = False) -> Sample:
-    """About `size` bytes of text from all over the sources; all of them, where they are no larger.
+    """Return about `size` bytes of text from all parts of the sources, or all text if there is not more.
 
-    With `skip_bad`, what cannot be read is left out.
+    With `skip_bad`, unreadable input is left out.
     """
     ends = list(accumulate(source.size or 0 for source in sources))
     plain = all(source.compression is None and source.kind != "parquet" for source in sources)
     is_all = plain and (not ends or ends[-1] <= size)
     sample = Sample(is_all=is_all)
     whole = (byte_range for source in sources for byte_range in cut(source, max(source.size or 0, 1)))
-    for byte_range in whole if is_all else _spread(sources, ends, size):
+    for byte_range in whole if is_all else _spaced_ranges(sources, ends, size):
         with suppress(InputError) if skip_bad else nullcontext():
             _add(sample, byte_range, None if is_all else STRETCH, skip_bad)
     return sample
 
 
-def _spread(sources: Sequence[Source], ends: Sequence[int], size: int) -> Iterator[ByteRange]:
-    """The byte ranges that begin at evenly spread places, each once."""
+def _spaced_ranges(sources: Sequence[Source], ends: Sequence[int], size: int) -> Iterator[ByteRange]:
+    """Yield the byte ranges that begin at evenly spaced places, each range once."""
     places, total = max(size // STRETCH, 1), ends[-1]
     seen: set[tuple[str, int]] = set()
     for i in range(places):
@@ -470,7 +472,7 @@ def _spread(sources: Sequence[Source], ends: Sequence[int], size: int) -> Iterat
 
 
 def _add(sample: Sample, byte_range: ByteRange, limit: int | None, skip_bad: bool) -> None:
-    """The first documents of a byte range, no more than `limit` bytes of them."""
+    """Add the first documents of a byte range to the sample, at most `limit` bytes."""
     source, tally, room, goes_on, unpacked = byte_range.source, Tally(), limit, False, sample.unpacked
     for batch in documents(byte_range, tally, skip_bad=skip_bad):
         for i, text in enumerate(batch.texts):
@@ -482,18 +484,18 @@ def _add(sample: Sample, byte_range: ByteRange, limit: int | None, skip_bad: boo
         goes_on = batch.unfinished
         sample.unpacked += sum(map(len, batch.texts))
         enough = room is not None and room <= 0
-        # Less of a compressed file would say little of how far it is compressed: it is read some way ahead.
+        # A compressed file is read ahead, so less of it would not show how much it is compressed.
         if enough and (source.compression is None or sample.unpacked > MOST):
             break
     if not source.is_one_document:
         sample.of_many += tally.bytes
         sample.documents += tally.documents
-    is_ahead = source.is_one_document and source.compression is None  # its reader has read a block more than it gave
+    is_ahead = source.is_one_document and source.compression is None  # its reader is a block ahead of its texts
     sample.read += sample.unpacked - unpacked if is_ahead else tally.bytes
 
 
 def _beginning(text: bytes, size: int | None) -> bytes:
-    """At most `size` bytes, and no part of a character."""
+    """Return at most `size` bytes of the beginning, without a part of a character."""
     if size is None or len(text) <= size:
         return text
     while size and text[size] & 0xC0 == 0x80:

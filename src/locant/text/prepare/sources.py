@@ -1,22 +1,23 @@
-"""What is to be read: the files that paths stand for, the ranges of bytes that are read at a time, and these bytes.
+"""Find the source files of given paths, cut them into ranges of bytes, and read these ranges.
 
 Sources are text (.txt, .md), JSON lines (.jsonl, .ndjson, .json) and Parquet (.parquet), each also compressed (.gz,
-.zst, .bz2, .xz); folders and patterns stand for all such files in them, sorted by path; ``-`` is standard input. A
-.json file that is not compressed is read if it is named, but not as one of a folder, where it is rarely text. The other
-files of a folder are counted by the ends of their names. A file that is named twice, in whatever way, is refused, and
-so is, before the work begins, what begins like a binary file or like UTF-16. A NUL within the first `SNIFFED` bytes
-means a binary file; one further on, in some of a million web pages, is text.
+.zst, .bz2, .xz). Folders and patterns stand for all such files in them, sorted by path, and ``-`` is standard input. An
+uncompressed .json file is read if it is named, but not as part of a folder, because such files are rarely text. The
+other files of a folder are counted by the ends of their names. A file that is named twice, even by different paths, is
+an error. Before the work begins, a file that begins like a binary file or like UTF-16 is an error, too. A NUL within
+the first `SNIFFED` bytes means a binary file. A later NUL, which a few of a million web pages have, is text.
 
-Text is UTF-8, or in the `encoding` that is named: such a file is read from its beginning, and what it does not define
-is read as U+FFFD. A file that is likely in another encoding gets a warning (`likely_other_encoding`).
+Text is UTF-8, or in the given `encoding`. A file in another encoding is read from its beginning, and bytes that the
+encoding does not define are read as U+FFFD. A file that is likely in another encoding gives a warning
+(`likely_other_encoding`).
 
-A document belongs to the range in which it begins, so the ranges of a file can be read apart from each other, in any
-order, and give every document once.
+A document belongs to the range in which it begins, so the ranges of a file can be read independently and in any order,
+and together they yield every document once.
 
-Whatever a file is compressed with, it is read in memory that does not grow with it: no more of a compressed input is
-read than a block of output takes, so a file of some kilobytes that stands for terabytes costs time, not memory. Members
-and frames that follow each other are read to the end of the last one. A stream that breaks off is an error, also inside
-the last checksum; so is what follows it and is none.
+Memory does not grow with the size of a compressed file. Only as much compressed input is read as a block of output
+needs, so a file of some kilobytes that expands to terabytes costs time, not memory. Concatenated members and frames are
+read to the end of the last one. A truncated stream is an error, even if only its checksum is incomplete. Any other
+bytes after the last member are an error, too.
 """
 
 from __future__ import annotations
@@ -57,54 +58,54 @@ KINDS: dict[str, Kind] = {
 }  # fmt: skip
 COMPRESSIONS: dict[str, Compression] = {".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
 TOOLS = {"gz": ("gzip", "gzip"), "zst": ("Zstandard", "zstd"), "bz2": ("bzip2", "bzip2"), "xz": ("xz", "xz")}
-"""What a compression is called, and the program that tests and unpacks its files."""
+"""The name of each compression, and the program that tests and unpacks its files."""
 SUFFIXES = f"{', '.join(KINDS)}, with or without {', '.join(COMPRESSIONS)}"
 
 ONLY_IF_NAMED = ".json"
-"""The end of files that a folder does not stand for: most are settings."""
+"""Files with this ending are read only if they are named. In folders most of them are settings."""
 
 FIELD = "text"
-"""The key or column that holds the text, where none is named."""
+"""The default key or column of the text."""
 
 SNIFFED = 8192
-"""How much of a file is looked at to tell text from other things."""
+"""Bytes at the beginning of a file that are checked for text."""
 
 REPLACED_SHARE = 0.005
-"""A text of which a larger share of the characters is not UTF-8 is likely in another encoding."""
+"""If a larger share of the characters of a text is not UTF-8, the text is likely in another encoding."""
 
 FEWEST = 4
-"""And that has at least so many of them: a few stray bytes say nothing."""
+"""The least number of such characters for a warning. A few stray bytes prove nothing."""
 
 CONTROL_SHARE = 0.1
-"""The same for control characters, white space aside, which UTF-16 of other scripts gives."""
+"""The same limit for control characters other than white space, which UTF-16 of other scripts contains."""
 
 NUL_SHARE = 0.3
-"""The share of NULs among the even or the odd bytes from which on a text is likely UTF-16."""
+"""If a larger share of the even or the odd bytes is NUL, the text is likely UTF-16."""
 
 _CONTROL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 
 BLOCK = 2**20
-"""Bytes that are read, split and encoded at a time; Ctrl-C has to wait for an engine to encode them."""
+"""Bytes that are read, split and encoded at a time. Ctrl-C must wait until an engine has encoded them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A file to read, as it was when it was found; ``-`` is standard input."""
+    """A file to read, in its state when it was found. ``-`` is standard input."""
 
     path: str
     size: int | None
-    """In bytes; ``None`` for standard input until it was read."""
+    """The size in bytes, or ``None`` for standard input until it is read."""
     mtime_ns: int | None
     kind: Kind
     compression: Compression | None
     separator: str | None
-    """What stands between the documents of a text; ``None`` says that the file is one document."""
+    """The separator of the documents of a text. ``None`` means that the file is one document."""
     field: str
     """The key (JSON lines) or column (Parquet) that holds the text."""
     encoding: str | None = None
-    """Of a text or of JSON lines; ``None`` says UTF-8."""
+    """The encoding of a text or of JSON lines. ``None`` means UTF-8."""
     copy: str | None = dataclasses.field(default=None, compare=False)
-    """The file that standard input was copied to."""
+    """The file with a copy of standard input."""
 
     @property
     def name(self) -> str:
@@ -112,7 +113,7 @@ class Source:
 
     @property
     def file(self) -> str:
-        """Where its bytes are."""
+        """The path of the file that holds its bytes."""
         return self.copy or self.path
 
     @property
@@ -121,17 +122,17 @@ class Source:
 
     @property
     def can_be_cut(self) -> bool:
-        """Whether a document can be found from the middle: in text with a separator, JSON lines and Parquet."""
+        """Whether documents can be found from the middle: in text with a separator, JSON lines and Parquet."""
         return self.compression is None and self.encoding is None and not self.is_one_document
 
     def to_json(self) -> dict[str, Any]:
-        """What a plan and a manifest keep of it: all but where a copy is, and an encoding only if one was named."""
-        kept = {name: value for name, value in vars(self).items() if name != "copy"}
-        return {name: value for name, value in kept.items() if name != "encoding" or value is not None}
+        """Return the fields that plans and manifests record: all but `copy`, and `encoding` only if it is not UTF-8."""
+        fields = {name: value for name, value in vars(self).items() if name != "copy"}
+        return {name: value for name, value in fields.items() if name != "encoding" or value is not None}
 
 
 class ByteRange(NamedTuple):
-    """The bytes `start` to `stop` of a file on the disk; a row group of Parquet belongs to where its data begin."""
+    """Bytes `start` to `stop` of a file on disk. A row group of Parquet belongs to the range with its first byte."""
 
     source: Source
     start: int
@@ -139,22 +140,25 @@ class ByteRange(NamedTuple):
 
 
 def cut(source: Source, size: int) -> list[ByteRange]:
-    """A source in ranges of `size` bytes each but the last, or in one if it cannot be cut; an empty file has none."""
+    """Cut a source into ranges of `size` bytes (the last may be shorter), or one range if it cannot be cut.
+
+    An empty file has no ranges.
+    """
     end = source.size or 0
     step = size if source.can_be_cut else max(end, 1)
     return [ByteRange(source, start, min(start + step, end)) for start in range(0, end, step)]
 
 
 class Tally:
-    """What was read of a byte range so far, and, once its documents are exhausted, the hash of all of it."""
+    """Counts for a byte range, and a hash, which covers the whole range when all its documents have been read."""
 
     def __init__(self) -> None:
-        self.bytes = 0  # on the disk, compressed ones as they are
+        self.bytes = 0  # on disk, without decompression
         self.documents = 0
         self.skipped = 0
         """Bad records that were left out: lines, documents that are too long, whole files."""
         self.not_utf8 = 0
-        """Documents with bytes that are not of their encoding."""
+        """Documents with bytes that their encoding does not define."""
         self._hash = hashlib.sha256()
 
     def add(self, data: bytes | memoryview) -> None:
@@ -176,35 +180,35 @@ def find_sources(
     skip_bad: bool = False,
     left_out: Counter[str] | None = None,
 ) -> list[Source]:
-    """The files that the paths name, in the order of the paths; those of a folder or pattern sorted.
+    """Return the files that the paths stand for, in the order of the paths. Files of a folder or pattern are sorted.
 
     Without a `separator` each text file is one document. With a `field`, standard input is read as JSON lines. With
-    `skip_bad`, a file that is not of its kind is no error here, but is skipped when it is read. `left_out` counts the
-    files of folders and patterns that are of no kind, by the ends of their names.
+    `skip_bad`, a file that is not of its kind is not an error here, but is skipped when it is read. `left_out` counts
+    the files of folders and patterns that have no known kind, by the ends of their names.
 
     Raises:
-        InputError: for a path that is missing, of another kind, unreadable, empty of files, or there twice.
+        InputError: a path is missing, of an unknown kind, unreadable, a folder without such files, or given twice.
     """
-    listed: list[Any] = [*paths] if isinstance(paths, Iterable) and not isinstance(paths, (str, bytes)) else [paths]
-    if odd := [path for path in listed if not isinstance(path, (str, Path))]:
-        raise InputError(f"got {shown(odd[0])} as a path, expected str or Path", "the path of a file or folder")
+    entries: list[Any] = [*paths] if isinstance(paths, Iterable) and not isinstance(paths, (str, bytes)) else [paths]
+    if odd := [path for path in entries if not isinstance(path, (str, Path))]:
+        raise InputError(f"got {shown(odd[0])} as a path, expected str or Path", "pass the path of a file or folder")
     left_out = Counter() if left_out is None else left_out
-    names = [name for path in listed for name in _files_of(str(path), left_out)]
+    names = [name for path in entries for name in _expand(str(path), left_out)]
     if not names:
-        raise InputError("got no path", "a file, a folder, or - for standard input")
+        raise InputError("got no path", "pass a file, a folder, or - for standard input")
     seen: dict[str, str] = {}
     for name in names:
         real = name if name == STDIN else os.path.realpath(name)
         if real in seen:
             other = f" (as {seen[real]})" if seen[real] != name else ""
-            raise InputError(f"got {'standard input' if name == STDIN else name} twice{other}", "naming it once")
+            raise InputError(f"got {'standard input' if name == STDIN else name} twice{other}", "pass it once")
         seen[real] = name
     encoding = None if encoding is None else known_encoding(encoding)
     return [_source(name, separator, field, encoding, skip_bad) for name in names]
 
 
 def known_encoding(name: str) -> str | None:
-    """The usual name of an encoding of text; ``None`` for UTF-8.
+    """Return the usual name of an encoding of text, or ``None`` for UTF-8.
 
     >>> known_encoding("Latin1"), known_encoding("utf8")
     ('iso8859-1', None)
@@ -214,71 +218,71 @@ def known_encoding(name: str) -> str | None:
         "a".encode(codec.name)  # not one from bytes to bytes, such as hex
     except (LookupError, ValueError, TypeError):
         cause = f"got {shown(name)} as an encoding, which Python does not know"
-        raise InputError(cause, "name one such as cp1252, gbk or utf-16-le") from None
+        raise InputError(cause, "use one such as cp1252, gbk or utf-16-le") from None
     return None if codec.name == "utf-8" else codec.name
 
 
-def _files_of(path: str, left_out: Counter[str]) -> list[str]:
-    """The files that a path stands for."""
+def _expand(path: str, left_out: Counter[str]) -> list[str]:
+    """Return the files that a path stands for."""
     if path == STDIN:
         return [path]
     if not path or "\0" in path:
-        raise InputError(f"got {path!r}, which cannot be the name of a file", "the path of a text file")
+        raise InputError(f"got {path!r}, which cannot be the name of a file", "pass the path of a text file")
     if (plain := str(Path(path))) != STDIN:
-        path = plain  # "./a" and "a//" are what "a" is, and the same request
+        path = plain  # "./a" and "a//" mean "a", and make the same request
     if os.path.isdir(path):  # noqa: PTH112  # a path is a str here, as it was spelled
-        return _within(path, left_out)
+        return _files_in(path, left_out)
     if not os.path.exists(path) and glob.has_magic(path):  # noqa: PTH110
         matches = sorted(glob.glob(path, recursive=True))  # noqa: PTH207
-        others = set[str]()  # `**` finds a folder and what is in it
-        found = [name for one in matches for name in (_walked(one) if os.path.isdir(one) else [one])]  # noqa: PTH112
-        files = _of_known_kinds([*dict.fromkeys(found)], others, path)
+        others = set[str]()  # `**` finds a folder and the files in it
+        names = [name for one in matches for name in (_walk(one) if os.path.isdir(one) else [one])]  # noqa: PTH112
+        files = _select_known_kinds([*dict.fromkeys(names)], others, path)
         if not files:
-            cause = f"no file to read matches {path}{_listed(Counter(map(ending, others)))}"
-            raise InputError(cause, f"name files that end in {SUFFIXES}")
+            cause = f"no file to read matches {path}{_only(Counter(map(ending, others)))}"
+            raise InputError(cause, f"use files that end in {SUFFIXES}")
         left_out.update(map(ending, others))
         return files
     return [path]
 
 
-def _within(folder: str, left_out: Counter[str]) -> list[str]:
-    """All files of a folder that can be read, by their names; the others are counted."""
+def _files_in(folder: str, left_out: Counter[str]) -> list[str]:
+    """Return all files of a folder that can be read, by the ends of their names, and count the others."""
     others = set[str]()
-    if not (files := _of_known_kinds(_walked(folder), others)):
-        cause = f"there is no file to read in {folder}{_listed(Counter(map(ending, others)))}"
-        raise InputError(cause, f"name files that end in {SUFFIXES}")
+    if not (files := _select_known_kinds(_walk(folder), others)):
+        cause = f"there is no file to read in {folder}{_only(Counter(map(ending, others)))}"
+        raise InputError(cause, f"use files that end in {SUFFIXES}")
     left_out.update(map(ending, others))
     return files
 
 
-def _of_known_kinds(names: Sequence[str], others: set[str], pattern: str = "") -> list[str]:
-    """The files that can be read; `others` gets the rest."""
-    unnamed = () if pattern.lower().endswith(ONLY_IF_NAMED) else (ONLY_IF_NAMED,)
-    files = [name for name in names if _format(name) and not name.lower().endswith(unnamed)]
+def _select_known_kinds(names: Sequence[str], others: set[str], pattern: str = "") -> list[str]:
+    """Return the files that can be read, and add the rest to `others`."""
+    excluded = () if pattern.lower().endswith(ONLY_IF_NAMED) else (ONLY_IF_NAMED,)
+    files = [name for name in names if _format(name) and not name.lower().endswith(excluded)]
     others.update({*names} - {*files})
     return files
 
 
 def ending(name: str) -> str:
-    """The end of a file's name, with that of its compression: ``.csv.gz``."""
+    """Return the end of a file's name, including its compression, such as ``.csv.gz``."""
     stem, suffix = os.path.splitext(os.path.basename(name).lower())  # noqa: PTH119, PTH122
     return os.path.splitext(stem)[1] + suffix if suffix in COMPRESSIONS else suffix  # noqa: PTH122
 
 
 def spelled_counts(left_out: Counter[str]) -> str:
-    """Files that were left out, in words: ``2 .csv, 1 without an ending``."""
+    """Return the numbers of files that were left out, in words: ``2 .csv, 1 without an ending``."""
     return ", ".join(f"{count} {end or 'without an ending'}" for end, count in left_out.most_common())
 
 
-def _listed(left_out: Counter[str]) -> str:
+def _only(left_out: Counter[str]) -> str:
     return f", only {spelled_counts(left_out)}" if left_out else ""
 
 
-def _walked(folder: str) -> list[str]:
-    """All files of a folder, sorted; hidden ones are left alone, links are followed."""
+def _walk(folder: str) -> list[str]:
+    """Return all files of a folder, sorted. Hidden files are left out, and links are followed."""
 
     def refuse(error: OSError) -> None:
-        raise InputError(f"cannot read {error.filename}: {error.strerror}", "a folder that you may read") from None
+        raise InputError(f"cannot read {error.filename}: {error.strerror}", "use a folder that you may read") from None
 
     files: list[str] = []
     seen: set[tuple[int, int]] = set()
@@ -294,7 +298,7 @@ def _walked(folder: str) -> list[str]:
 
 
 def _format(name: str) -> tuple[Kind, Compression | None] | None:
-    """What a file is by the end of its name."""
+    """Return the kind and compression of a file by the end of its name, or ``None`` if they are unknown."""
     stem, suffix = os.path.splitext(name.lower())  # noqa: PTH122
     compression = COMPRESSIONS.get(suffix)
     kind = KINDS.get(os.path.splitext(stem)[1] if compression else suffix)  # noqa: PTH122
@@ -302,7 +306,7 @@ def _format(name: str) -> tuple[Kind, Compression | None] | None:
 
 
 def _source(name: str, separator: str | None, field: str | None, encoding: str | None, skip_bad: bool) -> Source:
-    """A path as a source, which is looked at, but for standard input."""
+    """Return the source of a path. The beginning of the file is checked, but standard input is not."""
     facts: dict[str, Any] = {"path": name, "separator": separator, "field": field or FIELD, "encoding": encoding}
     if name == STDIN:
         return Source(size=None, mtime_ns=None, kind="text" if field is None else "jsonl", compression=None, **facts)
@@ -310,13 +314,15 @@ def _source(name: str, separator: str | None, field: str | None, encoding: str |
         status = os.stat(name)  # noqa: PTH116
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise InputError(f"cannot read {name}: {reason}", "the path of a file") from None
+        raise InputError(f"cannot read {name}: {reason}", "pass the path of a file") from None
     if not stat.S_ISREG(status.st_mode):
-        raise InputError(f"got {name}, which is no regular file", f"- < {name}")
+        raise InputError(f"got {name}, which is not a regular file", f"pass - < {name}")
     if (format := _format(name)) is None:  # noqa: A001
         compression = COMPRESSIONS.get(os.path.splitext(name.lower())[1])  # noqa: PTH122
-        as_text = f"- < {name}" if compression is None else f"{TOOLS[compression][1]} -dc {name} | locant prepare -"
-        raise InputError(f"got {name}, expected a file that ends in {SUFFIXES}", f"{as_text}, which reads it as text")
+        as_text = (
+            f"pass - < {name}" if compression is None else f"{TOOLS[compression][1]} -dc {name} | locant prepare -"
+        )
+        raise InputError(f"got {name}, expected a file that ends in {SUFFIXES}", f"{as_text} to read it as text")
     kind, compression = format
     facts["separator"] = separator if kind == "text" else None
     facts["encoding"] = None if kind == "parquet" else encoding
@@ -331,18 +337,18 @@ def _source(name: str, separator: str | None, field: str | None, encoding: str |
 
 
 def require_readers(source: Source) -> None:
-    """Refuse what needs a package that is not installed."""
+    """Raise `InputError` if reading the source needs a package that is not installed."""
     if source.kind == "parquet" or source.compression == "zst":
         require_arrow(source.name)
 
 
 def require_its_kind(source: Source) -> None:
-    """Refuse what is not of its kind by its first bytes, and warn if they are likely in another encoding."""
+    """Raise `InputError` if a file's first bytes contradict its kind, and warn if its encoding is likely another."""
     with opened(source) as file, unpacked(file, source, Tally()) as stream:
         data = stream.read(SNIFFED)
     if source.kind == "parquet":
         if not data.startswith(b"PAR1"):
-            raise InputError(f"{source.name} is no Parquet file", "writing the file again")
+            raise InputError(f"{source.name} is not a Parquet file", "write the file again")
         return
     for remedy, likely in {"utf-16-le": data[1::2], "utf-16-be": data[::2]}.items():
         others = data.count(0) - likely.count(0)
@@ -351,12 +357,12 @@ def require_its_kind(source: Source) -> None:
             raise InputError(cause, Remedy(encoding=remedy))
     require_text(data, source.name, Remedy(encoding="utf-16"))
     if (why := likely_other_encoding(data)) is not None and source.encoding is None:
-        remedy = Remedy("{}, or the encoding that it has", encoding="cp1252")
+        remedy = Remedy("pass {}, or its actual encoding", encoding="cp1252")
         warnings.warn(f"{source.name} is likely not UTF-8: {why}; try: {remedy}", stacklevel=2)
 
 
 def likely_other_encoding(data: bytes) -> str | None:
-    """Why the beginning of a text is likely not UTF-8, or ``None`` if it may be.
+    """Return why the beginning of a text is likely not UTF-8, or ``None`` if it may be UTF-8.
 
     >>> likely_other_encoding("déjà vu, à l'été".encode("cp1252"))
     '4 of its first 15 characters are not UTF-8'
@@ -375,7 +381,7 @@ def likely_other_encoding(data: bytes) -> str | None:
 
 
 def read_stdin(source: Source, place: Path | None) -> tuple[Source, str]:
-    """Standard input, read to its end, and its SHA-256; it is kept in the file `place`, if there is one."""
+    """Read standard input to its end, and return its source and SHA-256. With a `place`, it is copied to this file."""
     digest, size = hashlib.sha256(), 0
     with nullcontext() if place is None else NewFile(place) as copy:
         for block in blocks(standard_input()):
@@ -393,11 +399,13 @@ def read_stdin(source: Source, place: Path | None) -> tuple[Source, str]:
 
 @contextmanager
 def opened(source: Source) -> Generator[IO[bytes]]:
-    """The file of a source, to read from anywhere."""
+    """Open the file of a source for reading from any place."""
     try:
         file = Path(source.file).open("rb")  # noqa: SIM115  # closed below; errors of its readers are not those of opening
     except OSError as error:
-        raise InputError(f"cannot read {source.name}: {error.strerror or error}", "a file that you may read") from None
+        raise InputError(
+            f"cannot read {source.name}: {error.strerror or error}", "use a file that you may read"
+        ) from None
     with file:
         yield file
 
@@ -418,9 +426,9 @@ class _Tallied(io.RawIOBase):
 
 
 class _Unpacked:
-    """What the members of a compressed file hold, by the decompressors of Python's library.
+    """The content of all members of a compressed file, by the decompressors of Python's library.
 
-    Its own readers ignore what follows the last member, whatever it is.
+    The library's own readers ignore any bytes after the last member.
     """
 
     def __init__(self, file: Readable, start: Callable[[], Any], pad: bytes) -> None:
@@ -428,7 +436,7 @@ class _Unpacked:
         self._member, self._rest = start(), b""
 
     def read(self, size: int = -1, /) -> bytes:
-        """At most so many bytes; none at the end of the last member."""
+        """Return at most `size` bytes, and no bytes at the end of the last member."""
         while True:
             if self._member.eof:
                 self._rest = (self._member.unused_data or self._file.read(BLOCK)).lstrip(self._pad)
@@ -440,20 +448,20 @@ class _Unpacked:
             elif self._member.needs_input and not self._rest:
                 self._rest = self._file.read(BLOCK)
                 if not self._rest:
-                    raise EOFError("it breaks off")
+                    raise EOFError("it is truncated")
             data, self._rest = self._member.decompress(self._rest, size), b""
             if data:
                 return data
 
 
 class _Recoded:
-    """A stream of another encoding, as UTF-8; what it does not define is U+FFFD."""
+    """A stream in another encoding, converted to UTF-8. Bytes that the encoding does not define become U+FFFD."""
 
     def __init__(self, stream: Readable, encoding: str) -> None:
         self._stream, self._decoder, self._rest = stream, codecs.getincrementaldecoder(encoding)("replace"), b""
 
     def read(self, size: int = -1, /) -> bytes:
-        """At most so many bytes; none at the end."""
+        """Return at most `size` bytes, and no bytes at the end."""
         while not self._rest:
             data = self._stream.read(size)
             self._rest = self._decoder.decode(data, final=not data).encode(errors="replace")
@@ -466,7 +474,7 @@ class _Recoded:
 
 @contextmanager
 def unpacked(file: Readable, source: Source, tally: Tally) -> Generator[Readable]:
-    """What a file holds, as UTF-8 if it is text; `tally` counts what is read of the file itself."""
+    """Open the decompressed content of a file, as UTF-8 if it is text. `tally` counts the bytes of the file itself."""
     with _decompressed(file, source, tally) as stream:
         yield stream if source.encoding is None else _Recoded(stream, source.encoding)
 
@@ -496,17 +504,17 @@ def _decompressed(file: Readable, source: Source, tally: Tally) -> Generator[Rea
         if isinstance(error, OSError) and error.errno is not None:
             raise
         what, tool = TOOLS[source.compression]
-        raise InputError(f"{source.name} is no whole {what} file: {error}", f"{tool} -t on it") from None
+        raise InputError(f"{source.name} is not a complete {what} file: {error}", f"test it with {tool} -t") from None
 
 
 def blocks(stream: Readable) -> Iterator[bytes]:
-    """All that is left, block by block."""
+    """Yield the rest of a stream, block by block."""
     while data := stream.read(BLOCK):
         yield data
 
 
 def range_blocks(file: IO[bytes], byte_range: ByteRange, tally: Tally, begin: int) -> Iterator[bytes]:
-    """A byte range, block by block, from `begin` on, which may lie before it: that is not counted."""
+    """Yield the bytes from `begin` to the end of a range, block by block. Bytes before the range are not counted."""
     _, start, stop = byte_range
     file.seek(begin)
     for low in range(begin, stop, BLOCK):
@@ -518,13 +526,15 @@ def range_blocks(file: IO[bytes], byte_range: ByteRange, tally: Tally, begin: in
 
 
 def changed(byte_range: ByteRange) -> InputError:
-    """The error for a file that has become shorter, or longer where all of it was to be read."""
+    """Return the error for a file that has become shorter, or longer if all of it was to be read."""
     source, _, stop = byte_range
-    return InputError(f"{source.name} has changed: it had {stop} bytes or more", "the same again, on a quiet file")
+    return InputError(
+        f"{source.name} has changed: it had {stop} bytes or more", "run the same again when nothing writes to the file"
+    )
 
 
 def require_arrow(name: str) -> Any:  # an untyped package
-    """`pyarrow`, which reads Parquet and Zstandard."""
+    """Return `pyarrow`, which reads Parquet and Zstandard."""
     arrow = require("pyarrow", f"reading {name}")
     importlib.import_module("pyarrow.compute")
     return arrow

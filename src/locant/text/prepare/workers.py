@@ -1,11 +1,12 @@
-"""The worker processes of one machine: started, given parts, watched, and killed as soon as anything goes wrong.
+"""Make parts in worker processes on one machine, or on a Ray cluster.
 
-They are fresh interpreters, because a fork copies locks that no thread is left to open. Orders go in and reports come
-out through pipes, as lines of JSON: nothing is pickled, and a script that prepares a store needs no
-``if __name__ == "__main__"``. A worker whose orders end, as the process that gave them is done or dead, ends too.
+Workers on one machine are fresh interpreters, because a fork copies locks that no thread is left to release. They
+receive orders and send reports through pipes, as lines of JSON. So nothing is pickled, and a script that prepares a
+store needs no ``if __name__ == "__main__"``. A worker ends when its orders end, because the process that sends them is
+done or dead. All workers are killed as soon as anything fails.
 
-Or those of a Ray cluster: the same work, where Ray says it shall be done. Every node has to see the inputs and the
-folder of the store under the same names, as on a shared file system.
+On a Ray cluster, Ray distributes the same work. Every node must see the inputs and the folder of the store under the
+same names, as on a shared file system.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from locant.text.prepare.plan import Plan, read_plan
 from locant.text.tokenizer.engine import Engine, EngineName
 
 ONE_THREAD = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-"""There is a worker for every core already."""
+"""The environment of a worker, which uses one thread, because every core has a worker already."""
 
 _Worker = subprocess.Popen[bytes]
 
 
 def num_cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Workers:
-    """`size` workers, which start while the work is planned, and wait for orders; `close` them in the end."""
+    """`size` workers, which start while the work is planned, and wait for orders. Call `close` at the end."""
 
     def __init__(self, size: int) -> None:
         self._workers: list[_Worker] = []
@@ -49,7 +50,7 @@ class Workers:
         self._reports: SimpleQueue[tuple[_Worker, bytes]] = SimpleQueue()
         try:
             for _ in range(size):
-                self._workers.append(_started())
+                self._workers.append(_start())
                 self._listeners.append(Thread(target=self._listen, args=[self._workers[-1]], daemon=True))
                 self._listeners[-1].start()
         except BaseException:
@@ -57,16 +58,16 @@ class Workers:
             raise
 
     def load(self, store: Path) -> None:
-        """Have them load the plan of a store, and its tokenizer, while an engine is chosen."""
+        """Let the workers load the plan of a store, and its tokenizer, while an engine is chosen."""
         for worker in self._workers:
             _order(worker, str(store))
 
     def make(self, engine: EngineName, parts: Iterable[int], advance: Advance) -> None:
-        """Have the parts with these numbers made, in any order, once `load` was called."""
+        """Let the workers make the parts with these numbers, in any order. Call `load` first."""
         waiting, at_work = iter(parts), dict[_Worker, int]()
 
-        def give(worker: _Worker) -> None:
-            """Another part for a worker, while there are any."""
+        def assign(worker: _Worker) -> None:
+            """Assign the next part to a worker, if there is one."""
             at_work.pop(worker, None)
             for number in waiting:
                 at_work[worker] = number
@@ -75,24 +76,24 @@ class Workers:
 
         for worker in self._workers:
             _order(worker, engine)
-            give(worker)
+            assign(worker)
         while at_work:
             worker, line = self._reports.get()
             report = _report(line, worker, at_work)
             if "read" in report:
                 advance(report["read"])
             else:
-                give(worker)
+                assign(worker)
 
     def _listen(self, worker: _Worker) -> None:
-        """In a thread: pass on what a worker reports, and in the end an empty line."""
+        """Pass on the reports of a worker, and an empty line at the end. Runs in a thread."""
         line = b"start"
         while line:
             line = _pipe(worker.stdout).readline()
             self._reports.put((worker, line))
 
     def close(self) -> None:
-        """Kill them: those that are done have nothing to lose, and the others no more than the parts they are at."""
+        """Kill the workers. Idle ones lose nothing, and busy ones lose only their current part."""
         for worker in self._workers:
             worker.kill()
             worker.wait()
@@ -104,25 +105,25 @@ class Workers:
             _pipe(worker.stdout).close()
 
 
-def _started() -> _Worker:
-    """A fresh interpreter that finds its packages where this one does."""
+def _start() -> _Worker:
+    """Start a fresh interpreter that finds its packages at the same places as this one."""
     paths = os.pathsep.join(path for path in sys.path if path)
     with _blocked_interrupts():
         return subprocess.Popen(
             [sys.executable, "-P", "-c", "from locant.text.prepare.workers import main; main()"],
-            bufsize=0,  # what is read ahead of a report would not be waited for
+            bufsize=0,  # a buffer would hold back reports
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **ONE_THREAD, "PYTHONPATH": paths},
-            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # which gets no Ctrl-C on Windows
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # gets no Ctrl-C on Windows
         )
 
 
 @contextmanager
 def _blocked_interrupts() -> Generator[None]:
-    """A process that is started here never gets Ctrl-C, which a terminal sends to all; this one gets it afterwards.
+    """Keep Ctrl-C, which a terminal sends to all processes, from processes that are started in this context.
 
-    What a process blocks, those that it starts block too.
+    A process inherits the blocked signals of its parent. This process receives the signal at the end of the context.
     """
     if not hasattr(signal, "pthread_sigmask"):  # on Windows
         yield
@@ -135,23 +136,23 @@ def _blocked_interrupts() -> Generator[None]:
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    """One end of a worker, which was started with pipes for both."""
+    """Return standard input or output of a worker, which are always pipes."""
     return cast("IO[bytes]", pipe)
 
 
 def _order(worker: _Worker, order: str | int) -> None:
-    with suppress(OSError):  # it is dead, which its next report tells; Windows does not call that a broken pipe
-        _tell(_pipe(worker.stdin), order)
+    with suppress(OSError):  # a dead worker is found by its next report; on Windows the error is not a broken pipe
+        _send(_pipe(worker.stdin), order)
 
 
 def _report(line: bytes, worker: _Worker, at_work: dict[_Worker, int]) -> dict[str, Any]:
-    """What a worker has read or done, by a line of its; raises what went wrong in it."""
-    if not line.endswith(b"\n"):  # it was killed, or in the middle of one
+    """Return the report in a line of a worker, or raise the error that it reports."""
+    if not line.endswith(b"\n"):  # the worker was killed, maybe while it wrote a line
         code, number = worker.wait(), at_work.get(worker)
         how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
         when = "" if number is None else f" while it made part {number}"
-        cause = f"a worker process {how}{when}; the system kills one when its memory is full"
-        raise InputError(cause, "the same again with fewer workers: what is done is kept")
+        cause = f"a worker process {how}{when}; the system kills processes when its memory is full"
+        raise InputError(cause, "run the same again with fewer workers: finished work is kept")
     report = json.loads(line)
     if "error" in report:
         raise InputError(report["error"], report["remedy"])
@@ -161,56 +162,57 @@ def _report(line: bytes, worker: _Worker, at_work: dict[_Worker, int]) -> dict[s
 
 
 def main() -> None:
-    """In a worker: follow the orders on standard input, and report on standard output.
+    """Run a worker: follow the orders on standard input, and report on standard output.
 
-    What else is printed goes to standard error. Errors that the user can change are reported in their words.
+    All other output goes to standard error. A `LocantError` is reported with its cause and remedy.
     """
     reports = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     try:
         _work(sys.stdin.buffer, reports)
     except LocantError as error:
-        _tell(reports, {"error": error.cause, "remedy": error.remedy})
+        _send(reports, {"error": error.cause, "remedy": error.remedy})
     except MemoryError:
-        _tell(reports, {"error": "a worker has no memory left", "remedy": "fewer workers; what is done is kept"})
+        remedy = "run the same again with fewer workers: finished work is kept"
+        _send(reports, {"error": "a worker has no memory left", "remedy": remedy})
     except BrokenPipeError:
         return
     except BaseException:
-        _tell(reports, {"crash": traceback.format_exc()})
+        _send(reports, {"crash": traceback.format_exc()})
         raise
 
 
 def _work(orders: IO[bytes], reports: IO[bytes]) -> None:
-    """The first order says where the plan is, the second which engine to use; the others are numbers of parts."""
+    """Follow the orders: the folder of the store, the name of the engine, then numbers of parts."""
     lines = map(json.loads, orders)
     for store in lines:
         plan = read_plan(Path(store))
         if plan is None:
-            raise InputError(f"{store} has lost its plan while it was made", "the same command again")
+            raise InputError(f"the plan of {store} vanished while it was made", "run the same command again")
         tokenizer = plan.tokenizer()
         for name in lines:
             engine = Engine(tokenizer, name, parallel=False)
             for number in lines:
-                make_part(plan, number, engine, lambda count: _tell(reports, {"read": count}))
-                _tell(reports, {"done": number})
+                make_part(plan, number, engine, lambda count: _send(reports, {"read": count}))
+                _send(reports, {"done": number})
 
 
-def _tell(pipe: IO[bytes], what: Any) -> None:
-    pipe.write(json.dumps(what).encode() + b"\n")
+def _send(pipe: IO[bytes], message: Any) -> None:
+    pipe.write(json.dumps(message).encode() + b"\n")
     pipe.flush()
 
 
 class _Maker:
-    """Lives in a process of the cluster."""
+    """An actor that makes parts in a process of the cluster."""
 
     def __init__(self, store: str, engine: EngineName) -> None:
         plan = read_plan(Path(store))
         if plan is None:
-            raise InputError(f"a node of the cluster sees no {store}", "a folder that all nodes share")
+            raise InputError(f"a node of the cluster sees no {store}", "use a folder that all nodes share")
         self._plan, self._engine = plan, Engine(plan.tokenizer(), engine, parallel=False)
 
     def make(self, number: int) -> tuple[int, str | None, str]:
-        """Bytes read; and cause and remedy, where something is wrong."""
+        """Make a part, and return the number of bytes read, and the cause and remedy of an error, if any."""
         read: list[int] = []
         try:
             make_part(self._plan, number, self._engine, read.append)
@@ -222,9 +224,9 @@ class _Maker:
 def make_on_ray(
     address: str, plan: Plan, engine: EngineName, parts: list[int], advance: Advance, num_local: int
 ) -> None:
-    """Have the parts with these numbers made by actors of a cluster, one on each of its cores.
+    """Make the parts with these numbers by actors of a cluster, one on each of its cores.
 
-    `address` is that of a running cluster, or ``"local"`` for one of `num_local` processes on this machine.
+    `address` is the address of a running cluster, or ``"local"`` for `num_local` processes on this machine.
     """
     with connected(address, num_local) as ray:
         from ray.util import ActorPool

@@ -1,15 +1,15 @@
-"""`TokenStore`: token ids on the disk, read as if they were one array.
+"""`TokenStore`: token ids on disk, which are read like one array.
 
-Opening a store reads its manifest and asks the system for the size of every file. A shard is mapped into memory when
-something in it is read, so a slice costs only its own pages, which all processes of a machine share.
+Opening a store reads its manifest and asks the system for the size of every file. A shard is mapped into memory when it
+is first read, so a slice loads only its own pages, which all processes of a machine share.
 
-A file that shrinks, or a disk that fails, after the file was mapped ends the process with SIGBUS; Python cannot catch
-that. Stores never change, so it takes another program to happen. Where files may vanish (a network file system),
-``mode="read"`` reads every slice with a system call: it copies, and a failure is an `InputError`.
+If a mapped file shrinks, or its disk fails, the process ends with SIGBUS, which Python cannot catch. Stores never
+change, so only another program can cause this. If files may vanish (on a network file system), use ``mode="read"``. It
+reads and copies every slice with a system call, and a failure is an `InputError`.
 
-Measured on two CPU cores: 10 000 shards open in 0.07 s, a store of 100 000 files, whose manifest has 29 MB, in 0.04 s.
-A window of 257 tokens out of a mapped shard takes 2 µs, out of one that is not mapped yet 13 to 20 µs, in
-``mode="read"`` 11 µs. A shard is written at 500 MB/s, hashed and flushed.
+Measured on two CPU cores: 10 000 shards open in 0.07 s, and a store of 100 000 files, whose manifest has 29 MB, in
+0.04 s. A window of 257 tokens takes 2 µs from a mapped shard, 13 to 20 µs from a shard that is not mapped yet, and
+11 µs in ``mode="read"``. A shard is written, hashed and flushed at 500 MB/s.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ Mode = Literal["map", "read"]
 BLOCK = 1 << 16
 
 MAPS = 1 << 15
-"""Shards that stay mapped: half of the maps that Linux allows a process."""
+"""The number of shards that stay mapped: half of the maps that Linux allows a process."""
 
 PLACES_MAPS = hasattr(mmap, "MAP_PRIVATE")
-"""Whether the system maps a file at a given address; Windows maps each anywhere, and `numpy` does that."""
+"""Whether the system maps a file at a given address. Windows does not, so `numpy` maps the files there."""
 if PLACES_MAPS:
     _LIBC = ctypes.CDLL(None, use_errno=True)
     _LIBC.mmap.restype = ctypes.c_void_p
     _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
     _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 FAILED = ctypes.c_void_p(-1).value
-MAP_FIXED = 0x10  # on Linux and the BSDs alike; Python's module does not name it
+MAP_FIXED = 0x10  # on Linux and the BSDs; Python's module lacks the name
 
 
 class TokenStore:
@@ -72,22 +72,22 @@ class TokenStore:
     'two'
 
     Args:
-        path: a folder that `prepare` made; or what another program made, if `format` says so.
-        format: ``"nanogpt"``: a file of nothing but tokens. ``"megatron"``: two files, ``PATH.bin`` and ``PATH.idx``.
-            ``"datatrove"``: a file ``.ds`` with its ``.ds.index``, or a folder of them. Or the name of a registered
-            format, see `locant.formats`.
+        path: a folder that `prepare` made, or a store of another program in the given `format`.
+        format: ``"nanogpt"``: a file that holds only tokens. ``"megatron"``: two files, ``PATH.bin`` and ``PATH.idx``.
+            ``"datatrove"``: a file ``.ds`` with its ``.ds.index``, or a folder of such files. Or the name of a
+            registered format, see `locant.formats`.
         mode: ``"map"``, or ``"read"`` for files that may shrink while they are read (see the module).
-        dtype: of the tokens, where the format does not say it: nanoGPT's files (default: uint16), and datatrove's
-            without metadata (default: uint16).
-        tokenizer: of a store of another program, which has none of its own.
-        end_of_text: the id after each document, for files that do not say where documents begin.
+        dtype: the dtype of the tokens, for files that do not state it: nanoGPT's, and datatrove's without metadata
+            (default for both: uint16).
+        tokenizer: the tokenizer of a store of another program, which does not contain one.
+        end_of_text: the id after each document, for files that do not state where documents begin.
 
-    A slice is a view where it lies in one shard, and cannot be written to; else it is a copy. A store can be pickled:
-    it is then opened again, and has to be the same store. Two stores are equal if their manifests are.
+    A slice that lies in one shard is a read-only view, any other slice is a copy. A store can be pickled. It is then
+    opened again, and must be the same store. Two stores are equal if their manifests are equal.
 
     Raises:
-        InputError: there is no store, it is not finished, or a file has another size than the manifest says.
-        RangeError: an unknown format or mode.
+        InputError: there is no store, it is not finished, or the size of a file differs from the manifest.
+        RangeError: the format or mode is unknown.
     """
 
     def __init__(
@@ -101,24 +101,24 @@ class TokenStore:
         end_of_text: int | None = None,
     ) -> None:
         if not isinstance(path, (str, Path)) or not str(path) or "\0" in str(path):
-            raise InputError(f"got {path!r} as a store, expected a path", "the folder that locant prepare made")
+            raise InputError(f"got {path!r} as a store, expected a path", "pass the folder that locant prepare made")
         self.path = Path(path)
         self.format = format
         self.mode: Mode = one_of("mode", mode, ("map", "read"))  # type: ignore[assignment]
         self._options = {"dtype": dtype, "tokenizer": tokenizer, "end_of_text": end_of_text}
         self.contents: StoreFormat = FORMATS.find(format)(self.path, StoreOptions(**self._options))  # type: ignore[call-arg]
-        """The store as its format reads it: its files, and what is known of them."""
+        """The store as its format reads it: its files and their properties."""
         self.dtype: np.dtype = self.contents.dtype
-        """Of the tokens: uint16 or int32 in a locant store."""
+        """The dtype of the tokens: uint16 or int32 in a locant store."""
         self.vocab_size: int | None = self.contents.vocab_size
-        """One more than the largest id there can be; ``None`` where it is not known."""
+        """One more than the largest possible id, or ``None`` if it is not known."""
         self.end_of_text: int | None = self.contents.end_of_text
         """The id after each document, if one was appended."""
         self.shard_starts: Int[np.ndarray, " offsets"] = np.concatenate([[0], np.cumsum(self.contents.tokens)])
-        """Where each shard begins, and the end."""
+        """The token at which each shard begins, and the end."""
         self.shard_starts.setflags(write=False)
         self._starts: list[int] = self.shard_starts.tolist()
-        # Held weakly: the array keeps the files mapped, the store does not.
+        # A weak reference, so that the array keeps the files mapped, but the store does not.
         self._side_by_side: tuple[Callable[[], np.ndarray | None], np.ndarray] = (lambda: None, self.shard_starts)
         self._map = lru_cache(MAPS)(partial(_mapped, self.contents))
 
@@ -126,13 +126,13 @@ class TokenStore:
         return self._starts[-1]
 
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
-        """One id as an `int`, or a slice as an array."""
+        """Return one id as an `int`, or a slice as an array."""
         if isinstance(index, slice):
             places = range(*index.indices(len(self)))
             return self._read(places) if places.step > 0 else self._read(places[::-1])[::-1]
         number = operator.index(index)
         if not -len(self) <= number < len(self):
-            raise RangeError(f"got place {number} of {len(self)} tokens", f"{-len(self)} to {len(self) - 1}")
+            raise RangeError(f"got place {number} of {len(self)} tokens", f"use {-len(self)} to {len(self) - 1}")
         start = number % len(self)
         return int(self._read(range(start, start + 1))[0])
 
@@ -145,19 +145,20 @@ class TokenStore:
 
     @property
     def shards(self) -> Shards:
-        """The shards as arrays, each mapped when it is used (not in ``mode="read"``): k from ``shard_starts[k]`` on."""
+        """The shards as arrays, each mapped on use (not in ``mode="read"``). Shard k begins at ``shard_starts[k]``."""
         return Shards(self._map if self.mode == "map" else None, len(self.contents.files))
 
     def side_by_side(self) -> tuple[Integer[np.ndarray, " elements"], Int[np.ndarray, " offsets"]]:
-        """All shards in one array, mapped now, and where in it each begins: between two there may be zeros.
+        """Map all shards into one array, and return it with the place where each begins. Zeros may lie between shards.
 
-        Costs some 15 µs per shard and no memory; as long as the array is in use, every call returns the same one.
+        This takes some 15 µs per shard and no memory. While the array is in use, every call returns the same array.
 
         Raises:
             InputError: in ``mode="read"``, which maps nothing, or with more shards than a process may map.
         """
         if not self.can_lie_side_by_side:
-            raise InputError(f"got {len(self.shards)} shards in mode {self.mode!r} to map side by side", "slices")
+            cause = f"got {len(self.shards)} shards in mode {self.mode!r} to map side by side"
+            raise InputError(cause, "use slices")
         mapped, begins = self._side_by_side
         ids = mapped()
         if ids is None:
@@ -174,10 +175,10 @@ class TokenStore:
 
     @property
     def manifest(self) -> Manifest:
-        """What `store.json` says: sources, options, hashes.
+        """The content of `store.json`: sources, options, hashes.
 
         Raises:
-            InputError: the store has another format, without a manifest.
+            InputError: the store has another format, which has no manifest.
         """
         if not isinstance(self.contents, LocantFormat):
             raise InputError(f"got a store of format {self.format!r}, which has no manifest", Remedy(format="locant"))
@@ -185,7 +186,7 @@ class TokenStore:
 
     @cached_property
     def documents(self) -> Int[np.ndarray, " offsets"]:
-        """Where each document begins, and the end: n + 1 offsets for n documents; read when first asked for."""
+        """The place where each document begins, and the end: n + 1 offsets for n documents. Read on first use."""
         documents = self.contents.all_offsets()
         documents.setflags(write=False)
         return documents
@@ -197,16 +198,16 @@ class TokenStore:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A SHA-256 that is the same for the same shards of the same tokenizer, whatever they were made from."""
+        """A SHA-256 of the shards and the tokenizer, which does not depend on the sources."""
         return self.contents.fingerprint
 
     @property
     def identity(self) -> str:
-        """A SHA-256 of the manifest: where it is the same, so is the store, down to its sources and options."""
+        """A SHA-256 of the manifest. Stores with equal hashes are equal, including their sources and options."""
         return self.contents.identity
 
     def verify(self) -> None:
-        """Read everything: an `InputError` where a hash, an index, an id or the tokenizer is not as it was written."""
+        """Read everything, and raise `InputError` if a hash, an index, an id or the tokenizer has changed."""
         self.contents.verify()
 
     def __eq__(self, other: object) -> bool:
@@ -222,10 +223,10 @@ class TokenStore:
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {"format": self.format, "mode": self.mode, **self._options}
-        return _opened_again, (os.path.abspath(self.path), options, self.identity)  # noqa: PTH100
+        return _open_again, (os.path.abspath(self.path), options, self.identity)  # noqa: PTH100
 
     def _read(self, places: range) -> Integer[np.ndarray, " tokens"]:
-        """The ids at increasing places, shard after shard: of a map, those between two places are not read."""
+        """Return the ids at increasing places, shard after shard. From a map, ids between the places are not read."""
         start, step, stop = places.start, places.step, places[-1] + 1 if places else places.start
         parts: list[np.ndarray] = []
         while start < stop:
@@ -233,9 +234,9 @@ class TokenStore:
             begin, end = self._starts[number], min(self._starts[number + 1], stop)
             if self.mode == "map":
                 parts.append(self._map(number)[start - begin : end - begin : step])
-            else:  # which reads what lies between as well
+            else:  # reads the ids between the places, too
                 end = end if step == 1 else min(end, start + BLOCK)
-                end -= (end - start - 1) % step  # to the last place
+                end -= (end - start - 1) % step  # end at the last place
                 ids = self.contents.read(number, start - begin, end - begin)
                 parts.append(ids if step == 1 else ids[::step].copy())
             start += len(parts[-1]) * step
@@ -243,7 +244,7 @@ class TokenStore:
 
 
 class Shards(Sequence[np.ndarray]):
-    """One array for each shard, mapped when it is asked for."""
+    """One array for each shard, mapped on access."""
 
     def __init__(self, mapped: Callable[[int], np.ndarray] | None, count: int) -> None:
         self._mapped, self._count = mapped, count
@@ -259,14 +260,16 @@ class Shards(Sequence[np.ndarray]):
         except IndexError:
             raise IndexError(f"got shard {index} of {len(self)}") from None  # a sequence ends with this error
         if self._mapped is None:
-            raise InputError(f"got shard {number} of a store in mode 'read', which maps none", "slices, or mode='map'")
+            raise InputError(
+                f"got shard {number} of a store in mode 'read', which maps no shards", "use slices, or mode='map'"
+            )
         return self._mapped(number)
 
 
-def _opened_again(path: str, options: dict[str, Any], identity: str) -> TokenStore:
+def _open_again(path: str, options: dict[str, Any], identity: str) -> TokenStore:
     store = TokenStore(path, **options)
     if store.identity != identity:
-        raise InputError(f"{path} was written anew since it was opened", "opening it again everywhere")
+        raise InputError(f"{path} was rewritten after it was opened", "open it again everywhere")
     return store
 
 
@@ -277,19 +280,19 @@ def _mapped(contents: StoreFormat, number: int) -> np.ndarray:
 
 
 class _Maps:
-    """Pages of files, side by side, mapped as long as an array refers to them.
+    """Pages of files at consecutive addresses, mapped as long as an array refers to them.
 
-    Python's own `mmap`, and with it `numpy.memmap`, keeps a file descriptor for each map (until 3.13), of which a
-    process often may have only 1 024, and it cannot place one map beside another. Here a range of addresses is reserved
-    for all, and each file begins on a page of its own; what is left of its last page reads as zeros.
+    Python's `mmap`, which `numpy.memmap` uses, keeps a file descriptor for each map (until 3.13), of which a process
+    often may have only 1 024, and it cannot place maps at consecutive addresses. This class reserves one range of
+    addresses for all files, and each file begins on a new page. The rest of its last page reads as zeros.
     """
 
     def __init__(self, paths: Sequence[str], dtype: np.dtype, sizes: Sequence[int], header: int) -> None:
         self._address: int | None = None
-        self._unmap = _LIBC.munmap  # kept: when the interpreter ends, names of the module vanish in any order
+        self._unmap = _LIBC.munmap  # when the interpreter ends, names of the module vanish in any order
         pages = [-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in sizes]
         self.begins = (np.cumsum([0, *pages]) + header) // dtype.itemsize
-        """Where the tokens of each file begin in the array."""
+        """The places in the array where the tokens of each file begin."""
         self._size = sum(pages)
         self._address = _mmap(None, self._size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
         place = self._address
@@ -297,7 +300,7 @@ class _Maps:
             if size:
                 handle = os.open(path, os.O_RDONLY)
                 try:
-                    # Asked for again: past the end of a file that has shrunk since, reading a map ends the process.
+                    # Checked again, because reading a map beyond the end of a shrunken file ends the process.
                     _require_size(path, os.fstat(handle).st_size, size)
                     _mmap(place, size, mmap.PROT_READ, mmap.MAP_SHARED | MAP_FIXED, handle)
                 finally:
@@ -317,7 +320,7 @@ class _Maps:
 
 def _require_size(path: str, now: int, size: int) -> None:
     if now != size:
-        raise InputError(f"{path} has {now} bytes, expected {size}", "a fresh copy of it")
+        raise InputError(f"{path} has {now} bytes, expected {size}", "copy the file again")
 
 
 def _mmap(place: int | None, size: int, protection: int, flags: int, handle: int) -> int:
@@ -331,10 +334,10 @@ def _mmap(place: int | None, size: int, protection: int, flags: int, handle: int
 def map_side_by_side(
     paths: Sequence[str], dtype: np.dtype, tokens: Sequence[int], header: int = 0
 ) -> tuple[Integer[np.ndarray, " elements"], Int[np.ndarray, " files_plus_1"]]:
-    """Files of so many tokens each as one array, and where in it the tokens of each begin.
+    """Map files with these numbers of tokens into one array, and return it with the places where each file's begin.
 
-    Between the end of one file and the tokens of the next the array has zeros, and the `header` bytes of each file. All
-    stay mapped as long as the array, or a slice of it, lives. A file of another size is an `InputError`.
+    Between the tokens of two files the array has zeros, and the `header` bytes of the second file. All files stay
+    mapped as long as the array, or a slice of it, exists. A file of another size is an `InputError`.
     """
     if not any(tokens):
         return np.frombuffer(b"", dtype), np.zeros(len(tokens) + 1, dtype=np.int64)
@@ -346,13 +349,13 @@ def map_side_by_side(
         maps = _Maps(paths, dtype, [header + count * dtype.itemsize for count in tokens], header)
     except OSError as error:
         where = paths[0] if error.filename is None else error.filename
-        raise InputError(f"cannot map {where}: {error.strerror}", "opening the store again, or mode='read'") from None
+        raise InputError(f"cannot map {where}: {error.strerror}", "open the store again, or use mode='read'") from None
     return np.asarray(maps), maps.begins
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """What was written."""
+    """The summary of an exported store."""
 
     output: str
     to: str
@@ -370,22 +373,23 @@ def export_store(
 ) -> Export:
     """Write a store in another format, into a new folder that appears when it is complete.
 
-    The tokenizer goes with it where there is one. Every id is checked against its vocabulary.
+    The tokenizer is copied, if there is one, and every id is checked against its vocabulary.
 
-    `to` is the name of the format, see `locant.formats`; `progress` is told how many tokens are done.
+    `to` is the name of the format, see `locant.formats`. `progress` is called with the number of finished tokens.
 
     Raises:
-        InputError: the folder is in use, the system refuses to write, or the store does not say what the format needs
-            (documents; for ``locant`` a tokenizer). RangeError: an unknown format, or an id not in the vocabulary.
+        InputError: the folder is in use, the system refuses to write, or the store lacks something that the format
+            needs (documents; for ``locant`` a tokenizer). RangeError: the format is unknown, or an id is not in the
+            vocabulary.
     """
     target = FORMATS.find(to)
     vocab_size = store.vocab_size
     tokenizer = None if vocab_size is None else store.tokenizer
-    if not vocab_size:  # the smallest that has every id
+    if not vocab_size:  # use the smallest vocabulary that has every id
         for first in range(0, len(store), BLOCK):
             ids = store[first : first + BLOCK]
             if int(ids.min()) < 0:
-                raise InputError(f"{store.path} has negative ids", "another dtype")
+                raise InputError(f"{store.path} has negative ids", "pass another dtype")
             vocab_size = max(vocab_size or 0, int(ids.max()) + 1)
     with new_folder(output) as folder:
         source = ExportSource(store.contents, store.format, vocab_size or 1, tokenizer, progress or (lambda done: None))

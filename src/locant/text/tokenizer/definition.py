@@ -1,22 +1,22 @@
-r"""A `tokenizer.json` as data: its special tokens and bytes, what decides the ids, and where a text may be cut.
+r"""A `tokenizer.json` as data: its special tokens, its bytes, its fingerprint, and the places where a text may be cut.
 
-The format is that of the `tokenizers` library, which also runs it. What it does not do is done here: `without` makes
-the same tokenizer, to which some special tokens are unknown. The library's own switch for that
-(`encode_special_tokens`) keeps it from looking for them in the text, but a Unigram or WordLevel vocabulary, or a merge,
-can still make one. So they are renamed, everywhere, to something no text can contain.
+The `tokenizers` library defines the format and runs the tokenizer. This module adds `without`, which makes the same
+tokenizer without some of its special tokens. The library has a switch for this (`encode_special_tokens`), which keeps
+it from looking for them in the text. But a Unigram or WordLevel vocabulary, or a merge, can still produce one. So
+`without` renames these tokens everywhere, to names that no text can contain.
 
-A text may be cut, so that its parts have the ids of the whole, **between a letter and the ASCII space, tab or newline
-after it**, where the pattern that splits its words is one of those in the table below. Then the pre-tokens, into which
-a text is split before its letters are merged, are those of the whole:
+A text may be cut **between a letter and the ASCII space, tab or newline after it**, if the pattern that splits its
+words is in the table below. Then the parts have the same ids as the whole text, because they have the same pre-tokens,
+into which a text is split before its letters are merged:
 
 * No alternative of these patterns matches a letter and then white space. So a pre-token that begins before the cut
-  ends at it or before it, whether white space stops it or the end of the part.
-* None looks back, so what comes after the cut does not depend on what stands before it.
-* One looks forward: ``\s+(?!\S)``, white space but its last. It begins at white space, so not at the letter before
-  the cut, and none of it stands before the cut.
+  ends at the cut or before it, whether white space or the end of the part stops it.
+* No alternative looks back, so the text after the cut is split independently of the text before it.
+* One alternative looks forward: ``\s+(?!\S)``, white space without its last character. It begins at white space, not
+  at the letter before the cut, so it matches nothing before the cut.
 
-Other places are not safe: the tests show one text for each. A letter means one that every version of Unicode since 3.2
-calls one (`is_letter`), so that no two libraries can differ over it.
+Other places are not safe: the tests show a text for each. A letter is a character that every version of Unicode since
+3.2 counts as a letter (`is_letter`), so that no two libraries can differ about it.
 """
 
 from __future__ import annotations
@@ -45,53 +45,54 @@ Definition = dict[str, Any]
 _PRINTS = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _SPARE = iter(range(0x100, 0x200))
 BYTE_SPELLING = [chr(byte if byte in _PRINTS else next(_SPARE)) for byte in range(256)]
-"""How byte-level vocabularies spell each byte: as itself where it prints, else as a letter from U+0100 on."""
+"""The spelling of each byte in byte-level vocabularies: itself if it is printable, else a letter from U+0100 on."""
 _BYTE = {letter: byte for byte, letter in enumerate(BYTE_SPELLING)}
 
 
 @contextmanager
 def library_errors(cause: str, remedy: str, kinds: Collection[str] = ("Exception",)) -> Generator[None]:
-    """Converts errors of another library, by the names of their types, into an `InputError`.
+    """Convert errors of another library into an `InputError`, selected by the names of their types.
 
-    `tokenizers` raises the bare `Exception`, and a panic in Rust is none: an ``except`` clause cannot tell them apart.
+    `tokenizers` raises the bare `Exception`, and a panic in Rust is not an `Exception`, so an ``except`` clause cannot
+    select them.
     """
     try:
         yield
     except BaseException as error:
         if (kind := type(error).__name__) in kinds:
-            said = str(error).strip().splitlines()[:1]
-            raise InputError(f"{cause}: {''.join(said) or kind}", remedy) from None
+            message = str(error).strip().splitlines()[:1]
+            raise InputError(f"{cause}: {''.join(message) or kind}", remedy) from None
         raise
 
 
 def parse(text: str, source: str) -> tuple[Definition, tokenizers.Tokenizer]:
-    """The definition in a `tokenizer.json`, and the library's tokenizer made from it."""
-    remedy = "a tokenizer.json written by the tokenizers library, by transformers or by Tokenizer.save"
+    """Return the definition in a `tokenizer.json`, and the library's tokenizer made from it."""
+    remedy = "use a tokenizer.json written by the tokenizers library, by transformers or by Tokenizer.save"
     try:
         definition = json.loads(text)
-        # Written anew, so that the library reads what was read here, where a key stands twice for example.
+        # Written again, so that the library reads the same as we do, for example if a key occurs twice.
         text = json.dumps(definition, ensure_ascii=False).encode().decode()
     except (ValueError, RecursionError) as error:
         raise InputError(f"{source} is not JSON: {error}", remedy) from None
     if not isinstance(definition, dict) or not isinstance(definition.get("model"), dict):
-        raise InputError(f"{source} is JSON, but no tokenizer: it has no model", remedy)
+        raise InputError(f"{source} is JSON, but not a tokenizer: it has no model", remedy)
     if _aborts(definition["model"]):
         raise InputError(f"{source} has merges that do not fit its continuing_subword_prefix", remedy)
-    with library_errors(f"{source} is no tokenizer that the tokenizers library can read", remedy):
+    with library_errors(f"{source} is not a tokenizer that the tokenizers library can read", remedy):
         library = tokenizers.Tokenizer.from_str(text)
     vocab = definition["model"].get("vocab")
-    if definition["model"].get("type") == "BPE" and len({*vocab.values()}) < len(vocab):  # it writes others' merges
+    if definition["model"].get("type") == "BPE" and len({*vocab.values()}) < len(vocab):  # it would write wrong merges
         raise InputError(f"{source} gives several entries of its vocabulary one id", remedy)
     for token in definition.get("added_tokens") or []:
         spelling, number = token["content"], library.token_to_id(token["content"])
         if spelling and number != token["id"]:
-            cause = f"{source} gives the added token {spelling!r} the id {token['id']}, its vocabulary says {number}"
-            raise InputError(cause, "saving the tokenizer again with the program that made it")
+            cause = f"{source} gives the added token {spelling!r} the id {token['id']}, but its vocabulary has {number}"
+            raise InputError(cause, "save the tokenizer again with the program that made it")
     return definition, library
 
 
 def _aborts(model: Definition) -> bool:
-    """Whether the library would end the whole process: it cuts the prefix off each merge's right part, unchecked."""
+    """Return True if the library would end the process: it removes the prefix of each merge's right part unchecked."""
     prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
     if not (isinstance(prefix, str) and prefix and isinstance(merges, list)):
         return False
@@ -100,18 +101,18 @@ def _aborts(model: Definition) -> bool:
 
 
 def without(definition: Definition, hidden: Collection[str]) -> Definition:
-    """The same ids for every text, but never the id of a hidden token, however the text is spelled.
+    """Return a tokenizer that gives every text the same ids, but never the id of a hidden token.
 
-    What adds or removes ids besides the text itself is switched off too: post-processors (such as [CLS] around it),
-    truncation, padding, and BPE dropout. `definition` is as the library writes it, `hidden` spellings of added tokens.
+    It has no post-processor (such as [CLS] around a text), no truncation, no padding and no BPE dropout, so all ids
+    come from the text itself. `definition` is as the library writes it, and `hidden` has spellings of added tokens.
 
     Byte tokens, such as ``<0xE6>``, keep their names, because the model looks them up by name for every character that
-    it does not know. A text that spells such a name does not find the token.
+    it does not know. A text that spells such a name does not yield the token.
     """
     if _steps(definition)[-1:] == ["ByteLevel"] and (letters := _BYTE.keys() & set(hidden)):
         letter = min(letters)
         cause = f"got the special token {letter!r}, which also spells the byte 0x{_BYTE[letter]:02x} of ordinary text"
-        raise InputError(cause, f"allowed_special=[{letter!r}]")
+        raise InputError(cause, f"pass allowed_special=[{letter!r}]")
     byte_tokens = _byte_tokens(definition["model"]) & set(hidden)
     # Random, so that no text can contain it.
     secret = secrets.token_hex(16)
@@ -126,7 +127,7 @@ def without(definition: Definition, hidden: Collection[str]) -> Definition:
 
 
 def _byte_tokens(model: Definition) -> set[str]:
-    """The entries of a vocabulary that spell one byte each, where the model falls back to them."""
+    """Return the entries of a vocabulary that spell one byte each, if the model falls back to them."""
     if not model.get("byte_fallback"):
         return set()
     entries = model["vocab"]
@@ -153,12 +154,12 @@ def _renamed(model: Definition, names: dict[str, str], never_merged: Collection[
 
 
 def _merges(model: Definition) -> list[list[str]]:
-    """Pairs; older files write each as one string with a space."""
+    """Return the merges as pairs. Older files write each pair as one string with a space."""
     return [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"]]
 
 
 def byte_table(definition: Definition) -> list[bytes | None] | None:
-    """The bytes of every id (``None`` for an unused one), or ``None`` if this is no byte-level BPE of all 256 bytes."""
+    """Return the bytes of every id (``None`` for an unused id), or ``None`` if it is not a BPE of all 256 bytes."""
     model, added = definition["model"], definition["added_tokens"]
     if model["type"] != "BPE" or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         return None
@@ -176,17 +177,19 @@ def byte_table(definition: Definition) -> list[bytes | None] | None:
 
 
 def is_lossless(definition: Definition) -> bool:
-    """Whether the bytes of every text come back, for a definition that has a `byte_table`."""
+    """Return True if decoding restores the bytes of every text. The definition must have a `byte_table`."""
     ordinary = [token for token in definition["added_tokens"] if not token["special"]]
     if normalizers(definition) or any(token["lstrip"] or token["rstrip"] for token in ordinary):
         return False
     *before, last = pre_tokenizers(definition)
-    kept = [step["type"] in ("Split", "Punctuation", "Digits") and step.get("behavior") != "Removed" for step in before]
-    return all(kept) and not last["add_prefix_space"]
+    keep_text = (
+        step["type"] in ("Split", "Punctuation", "Digits") and step.get("behavior") != "Removed" for step in before
+    )
+    return all(keep_text) and not last["add_prefix_space"]
 
 
 def is_bytes(definition: Definition) -> bool:
-    """Whether every id is the byte of that value or a special token's, for a lossless definition."""
+    """Return True if every id is the byte of that value or a special token. The definition must be lossless."""
     model, added = definition["model"], definition["added_tokens"]
     names = {token["content"] for token in added}
     learned = {spelling: number for spelling, number in model["vocab"].items() if spelling not in names}
@@ -194,7 +197,7 @@ def is_bytes(definition: Definition) -> bool:
 
 
 def normalizers(definition: Definition) -> list[Definition]:
-    """The steps that change a text first, in their order."""
+    """Return the steps that normalize a text, in order."""
     step = definition["normalizer"]
     if step is None:
         return []
@@ -206,7 +209,7 @@ def normalizers(definition: Definition) -> list[Definition]:
 
 
 def pre_tokenizers(definition: Definition) -> list[Definition]:
-    """The steps that split a text into words, in their order."""
+    """Return the steps that split a text into words, in order."""
     step = definition["pre_tokenizer"]
     if step is None:
         return []
@@ -218,9 +221,9 @@ def _steps(definition: Definition) -> list[str]:
 
 
 def fingerprint(definition: Definition) -> str:
-    """SHA-256 of what decides the ids: normalizer, pre-tokenizer, model and added tokens, however they are written.
+    """Return a SHA-256 of what decides the ids: normalizer, pre-tokenizer, model and added tokens.
 
-    The decoder, the post-processor, truncation and padding have no part in it.
+    It does not depend on how the file writes them, nor on the decoder, post-processor, truncation and padding.
     """
     model = {name: value for name, value in definition["model"].items() if value is not None and name != "dropout"}
     if "merges" in model:
@@ -232,7 +235,7 @@ def fingerprint(definition: Definition) -> str:
 
 
 Template = list[tuple[str | list[int], int]]
-"""The parts of a sequence, each with its segment: ``"A"`` and ``"B"`` stand for the texts, lists for special tokens."""
+"""The parts of a sequence, each with its segment. ``"A"`` and ``"B"`` are the texts, lists are special tokens."""
 
 
 def pair_template(
@@ -242,15 +245,18 @@ def pair_template(
     start: str | None,
     separator: str | None,
 ) -> Template:
-    """The order of texts and special tokens, for one text or two: the file's own, or BERT's (arXiv:1810.04805)."""
-    if start is None and separator is None and (own := own_template(definition, is_pair)) is not None:
-        return own
+    """Return the order of texts and special tokens, for one text or two.
+
+    It is the order that the file defines, or else BERT's (arXiv:1810.04805).
+    """
+    if start is None and separator is None and (template := own_template(definition, is_pair)) is not None:
+        return template
     begin = _special("start", start, STARTS, special_tokens)
     return _bert(begin, _special("separator", separator, SEPARATORS, special_tokens), is_pair, roberta=False)
 
 
 def own_template(definition: Mapping[str, Any], is_pair: bool) -> Template | None:
-    """The order that the file itself tells, if it does."""
+    """Return the order that the file defines, or ``None`` if it defines none."""
     processor: dict[str, Any] = definition["post_processor"] or {"type": ""}
     steps: list[dict[str, Any]] = processor["processors"] if processor["type"] == "Sequence" else [processor]
     for step in steps:
@@ -269,7 +275,7 @@ def own_template(definition: Mapping[str, Any], is_pair: bool) -> Template | Non
 
 
 def _bert(start: int, end: int, is_pair: bool, *, roberta: bool) -> Template:
-    """``start A end B end``; RoBERTa has two tokens in the middle, and one segment."""
+    """Return ``start A end B end``. RoBERTa has two tokens in the middle, and one segment."""
     first: Template = [([start], 0), ("A", 0), ([end], 0)]
     if not is_pair:
         return first
@@ -283,7 +289,8 @@ def _special(option: str, name: str | None, usual: Sequence[str], special_tokens
         if name is None:
             raise InputError(
                 f"got a tokenizer whose special tokens are {names}, and none of them is {' or '.join(usual)}",
-                f"{option}= with one of its names, or Tokenizer.train(..., special_tokens=['[PAD]', '[CLS]', '[SEP]'])",
+                f"pass one of them as {option}=, or use "
+                "Tokenizer.train(..., special_tokens=['[PAD]', '[CLS]', '[SEP]'])",
             )
     if name not in special_tokens:
         raise RangeError(f"got {name!r} for {option}, expected a special token: {names}", f"{option}={usual[0]!r}")
@@ -291,7 +298,7 @@ def _special(option: str, name: str | None, usual: Sequence[str], special_tokens
 
 
 def byte_definition() -> Definition:
-    """Ids 0 to 255 are the bytes of UTF-8, 256 is the end of a text."""
+    """Return a tokenizer whose ids 0 to 255 are the bytes of UTF-8. Id 256 is the end of a text."""
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     vocab = {letter: byte for byte, letter in enumerate(BYTE_SPELLING)}
     return byte_level(level, {END_OF_TEXT: 256}, {"type": "BPE", "vocab": vocab, "merges": []})
@@ -300,7 +307,7 @@ def byte_definition() -> Definition:
 def byte_level(
     level: Definition, special_tokens: Mapping[str, int], model: Definition, split: Definition | None = None
 ) -> Definition:
-    """A byte-level tokenizer: its pre-tokenizer `level`, before which `split` may split the text."""
+    """Return a byte-level tokenizer with the pre-tokenizer `level`, after an optional pre-tokenizer `split`."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {
         "version": "1.0",
@@ -318,8 +325,8 @@ def byte_level(
 CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
-# A character before white space, which `is_letter` has to find to be one: there is such a place in some megabytes of
-# text of every script that has letters. A text that has none is encoded as a whole.
+# A character before white space, which `is_letter` must then accept. In every script that has letters, some megabytes
+# of text have such a place. A text without one is encoded as a whole.
 _BEFORE_SPACE = re.compile(
     rb"(?:[A-Za-z]|[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3})(?=[ \t\n\r])"
 )
@@ -327,7 +334,7 @@ _BEFORE_SPACE = re.compile(
 
 @functools.cache
 def is_letter(character: bytes) -> bool:
-    """Whether the UTF-8 of a character is that of a letter, of whatever kind, in Unicode 3.2 (2002) and now.
+    """Return True if this is the UTF-8 of one letter, of any kind, in Unicode 3.2 (2002) and in the current version.
 
     >>> is_letter("த".encode()), is_letter("ி".encode()), is_letter(b"1")  # a Tamil letter, and a vowel sign
     (True, False, False)
@@ -339,17 +346,17 @@ def is_letter(character: bytes) -> bool:
 
 
 def _cuts(text: bytes, begin: int, end: int) -> list[int]:
-    """All places between a letter and white space in ``text[begin:end]``."""
+    """Return all places between a letter and white space in ``text[begin:end]``."""
     return [match.end() for match in _BEFORE_SPACE.finditer(text, begin, end) if is_letter(match[0])]
 
 
 LONGEST_LETTER = 4
-"""How far before a place to look for the letter that ends there."""
+"""The most bytes of a letter in UTF-8: how far before a place to look for the letter that ends there."""
 
 _LEAD = r"[^\r\n\p{L}\p{N}]?"
 
-# The alternatives of the patterns of GPT-2, GPT-4, GPT-4o, Llama 3, Qwen 2 and 3, DeepSeek and others like them. All of
-# the argument above holds for each. Those of the first line match at every letter, those of the second at white space.
+# The alternatives of the patterns of GPT-2, GPT-4, GPT-4o, Llama 3, Qwen 2 and 3, DeepSeek and similar models. The
+# whole argument above holds for each of them. `_LETTERS` match at every letter, `_SPACES` at white space.
 _LETTERS = {
     *(r"\p{L}+", r" ?\p{L}+", _LEAD + r"\p{L}+", _LEAD + r"[\p{L}\p{M}]+", r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"),
 }
@@ -366,20 +373,20 @@ _OTHERS = {
     *("'s", "'t", "'re", "'ve", "'m", "'ll", "'d", CONTRACTION, r"'(?i:[sdmt]|ll|ve|re)"),
 }
 
-# These change what comes before white space independently of what comes after it.
+# These change the text before white space independently of the text after it.
 _NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "BertNormalizer"}
 
-# Why these forbid a cut.
+# Reasons why these forbid a cut.
 _OTHER_NORMALIZERS = {
-    "Prepend": "would write its text before every part of a document, where it belongs before the first alone",
+    "Prepend": "would write its text before every part of a document, but it belongs only before the first",
     "Strip": "would strip white space from every part of a document",
     "Replace": "may replace the white space at which a document is cut",
-    "Precompiled": "may change white space together with what is beside it",
+    "Precompiled": "may change white space together with its neighbours",
 }
 
 
 def last_cut(text: bytes, begin: int = 0, end: int | None = None) -> int:
-    """The last place in ``text[begin:end]`` where a text may be cut, if the tokenizer allows it; 0 if there is none."""
+    """Return the last place in ``text[begin:end]`` where a text may be cut, or 0, if the tokenizer allows cuts."""
     high = len(text) if end is None else end
     size = 1024
     while True:
@@ -391,19 +398,19 @@ def last_cut(text: bytes, begin: int = 0, end: int | None = None) -> int:
 
 
 def first_cut(text: bytes, begin: int) -> int:
-    """The first place from `begin` on where a text may be cut, if the tokenizer allows it, or its end."""
+    """Return the first place from `begin` on where a text may be cut, or its end, if the tokenizer allows cuts."""
     matches = _BEFORE_SPACE.finditer(text, begin)
     return next((match.end() for match in matches if is_letter(match[0])), len(text))
 
 
 def why_not_cut(definition: Definition) -> str | None:
-    """Why the texts of a tokenizer, as the library writes it, may not be cut, or ``None`` if they may."""
+    """Return why the texts of this tokenizer may not be cut, or ``None``. The library has written `definition`."""
     if unknown := [step["type"] for step in normalizers(definition) if step["type"] not in _NORMALIZERS]:
         return f"its normalizer {unknown[0]} {_OTHER_NORMALIZERS.get(unknown[0], 'is not known to leave cuts alone')}"
     steps = pre_tokenizers(definition)
     divides = [_divides(step) for step in steps]
     if None in divides:
-        return f"how it splits words is not known to end at white space: {steps[divides.index(None)]}"
+        return f"it may split words in a way that does not end at white space: {steps[divides.index(None)]}"
     if not any(divides):
         return "its words do not end at white space"
     for token in (token for token in definition["added_tokens"] if not token["special"]):
@@ -418,7 +425,7 @@ def why_not_cut(definition: Definition) -> str | None:
 
 
 def _divides(step: Definition) -> bool | None:
-    """Whether a step separates letters from white space; ``None`` where that is unknown."""
+    """Return whether a step separates letters from white space, or ``None`` if this is unknown."""
     match step["type"]:
         case "ByteLevel":
             return None if step["add_prefix_space"] else step["use_regex"]
@@ -427,15 +434,15 @@ def _divides(step: Definition) -> bool | None:
         case "Digits" | "Punctuation":
             return False
         case "Split" if "Regex" in step["pattern"] and step["behavior"] == "Isolated" and not step["invert"]:
-            found = _alternatives(step["pattern"]["Regex"].replace("\r", r"\r").replace("\n", r"\n"))
-            return bool(found & (_LETTERS | _SPACES)) if found <= _LETTERS | _SPACES | _OTHERS else None
+            parts = _alternatives(step["pattern"]["Regex"].replace("\r", r"\r").replace("\n", r"\n"))
+            return bool(parts & (_LETTERS | _SPACES)) if parts <= _LETTERS | _SPACES | _OTHERS else None
         case _:
             return None
 
 
 def _alternatives(pattern: str) -> set[str]:
-    """What stands between the bars of a regular expression, those in brackets and parentheses aside."""
-    found, depth, in_class, begin, place = set[str](), 0, False, 0, 0
+    """Return the top-level alternatives of a regular expression, between bars outside brackets and parentheses."""
+    alternatives, depth, in_class, begin, place = set[str](), 0, False, 0, 0
     while place < len(pattern):
         letter = pattern[place]
         if letter == "\\":
@@ -443,9 +450,9 @@ def _alternatives(pattern: str) -> set[str]:
         elif in_class or letter == "[":
             in_class = letter != "]"
         elif letter == "|" and not depth:
-            found.add(pattern[begin:place])
+            alternatives.add(pattern[begin:place])
             begin = place + 1
         else:
             depth += {"(": 1, ")": -1}.get(letter, 0)
         place += 1
-    return found | {pattern[begin:]}
+    return alternatives | {pattern[begin:]}

@@ -1,24 +1,25 @@
-"""Many documents to ids at once: by the `tokenizers` library, or by `gigatoken` where its ids are the same.
+"""Encode many documents at once, by the `tokenizers` library, or by `gigatoken` if it gives the same ids.
 
-The `tokenizers` library is the reference, as `Tokenizer.encode` runs it: 3 to 6 MB/s on one core. `gigatoken` (60 to
-500 MB/s, words seen for the first time or before) is used only where `choose_engine` found its ids equal.
+The `tokenizers` library is the reference, as `Tokenizer.encode` runs it: 3 to 6 MB/s on one core. `gigatoken` (60 MB/s
+for new words, 500 MB/s for known ones) is used only if `choose_engine` found its ids equal.
 
-A document of any length is encoded in memory that does not grow with it, because it is cut where that changes no id,
-see `definition`. Where no such place is known, a document is encoded as a whole, up to `WHOLE` bytes: the engine needs
-some hundred bytes for each of them.
+A document is cut at places where a cut changes no id (see `definition`), so memory does not grow with its length. If no
+such place is known, the document is encoded as a whole, up to `WHOLE` bytes. The engine needs some hundred bytes of
+memory for each of them.
 
-Six things about gigatoken (version 0.10) decide how it is used here:
+Six facts about gigatoken (version 0.10) decide how it is used here:
 
-* It always recognises special tokens in the text. So it is built from a definition that has none.
-* It expects UTF-8, and may end the whole process at any other byte. So those are encoded here, one by one.
-* It composes letters and accents (NFC) by a newer version of Unicode than `tokenizers`. So it never normalizes: it
-  gets text only where every version of Unicode leaves it as it is.
-* It finds all added tokens in one pass, as they are spelled. So it is not used where `tokenizers` does otherwise, for
-  their flags, see `_why_not_added`.
-* Some 4 700 code points are letters, marks or digits to it that `tokenizers` does not know. So what stands around a
-  character newer than Unicode 3.2 (2002), emoji and the like aside, goes to `tokenizers`, up to the nearest cuts.
+* It always recognises special tokens in the text. So it is built from a definition without special tokens.
+* It expects UTF-8, and any other byte may end the whole process. So such bytes are encoded here, one by one.
+* It composes letters and accents (NFC) by a newer version of Unicode than `tokenizers`. So it never normalizes. It
+  gets text only if every version of Unicode leaves the text unchanged.
+* It finds all added tokens in one pass, as they are spelled. So it is not used if their flags make `tokenizers` find
+  them otherwise, see `_why_not_added`.
+* It knows some 4 700 code points as letters, marks or digits that `tokenizers` does not know. So the text around a
+  character newer than Unicode 3.2 (2002), except emoji and the like, goes to `tokenizers`, up to the nearest cuts.
 * It caches every word it has seen: its memory grows by up to twelve times the text. So it is discarded and built again
-  (a twentieth of a second) when it has grown by `GROWTH`, or where the system does not tell, after `UNSEEN` of text.
+  (a twentieth of a second) when it has grown by `GROWTH`. If the system does not report memory, this happens after
+  `UNSEEN` bytes of text.
 """
 
 from __future__ import annotations
@@ -61,37 +62,37 @@ EngineName = Literal["tokenizers", "gigatoken"]
 EngineChoice = Literal["auto"] | EngineName
 
 PART = 2**20
-"""Longer texts are cut into parts of about so many bytes, where they may be."""
+"""Longer texts are cut into parts of about this many bytes, if they may be cut."""
 
 WHOLE = 16 * 2**20
 """The most bytes that are encoded without a cut."""
 
 Rows = tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " documents"]]
-"""The ids of documents, one after the other, and how many each has."""
+"""The ids of all documents in one array, and the number of ids of each document."""
 
 GROWTH = 192 * 2**20
-"""Bytes that its memory may grow by before it is built anew."""
+"""Bytes by which the memory of gigatoken may grow before it is built again."""
 
 UNSEEN = 16 * 2**20
-"""Bytes of text after which it is built anew where its growth is not known: twelve times that at most."""
+"""Bytes of text after which gigatoken is built again if its growth is not known, which is at most twelve times this."""
 
 ENOUGH = 2**20
 """Characters or bytes of text after which `Tokenizer.encode` chooses an engine, which takes up to a second."""
 
 CHECKED = 2**17
-"""What that engine is checked on."""
+"""Bytes of text on which that engine is checked."""
 
 STRETCH = 2**13
-"""From each place of the text."""
+"""Bytes that this check takes from each place of the text."""
 
 SPAN = 2**10
 """The fewest bytes that go to `tokenizers` for a character that gigatoken may read otherwise."""
 
 SCANNED = 2**18
-"""Bytes in which such characters are looked for at a time."""
+"""Bytes that are searched for such characters at a time."""
 
 LEAST = 4 * 2**20
-"""Bytes of text before it is built anew, whatever else grows meanwhile in the same process."""
+"""Bytes of text before gigatoken is built again, even if other memory of the same process grows meanwhile."""
 
 # Between these characters nothing is composed, decomposed or put in another order, in any version of Unicode: letters,
 # punctuation, currencies, arrows to dingbats but for one, Chinese, emoji; not accents, which could compose with them.
@@ -129,17 +130,17 @@ _TEXTS = [
     *("?!" * 50 + "\n\n x", "\t\n" * 99 + "x", " ".join("ab" * i for i in range(40)), "x" * 63 + " " + "y" * 64 + " z"),
 ]
 
-# No UTF-8: a stray byte, a character that breaks off, a surrogate, one beyond Unicode, one spelled too long.
+# Not UTF-8: a stray byte, an incomplete character, a surrogate, one beyond Unicode, an overlong one.
 _BYTES = [
     *(b"\xff", b"\xc3", b"a\x80b\xfe\xff c", b"\xe6\x97", b"\xf0\x9f\x99 \xed\xa0\x80", b"\xf4\x90\x80\x80x\xc0\xaf")
 ]
 
 PROBE_TEXTS: tuple[bytes, ...] = (*(text.encode() for text in _TEXTS), *_BYTES)
-"""Texts on which two tokenizers that look the same may differ; an engine has to agree on every one of them."""
+"""Texts on which two tokenizers that look the same may differ. An engine must agree on all of them."""
 
 
 class Encoded(NamedTuple):
-    """`Rows`; where `unfinished`, the last document goes on as the first of what follows."""
+    """`Rows`. If `unfinished`, the next `Encoded` begins with the rest of the last document."""
 
     ids: Int32[np.ndarray, " tokens"]
     lengths: Int64[np.ndarray, " documents"]
@@ -147,10 +148,10 @@ class Encoded(NamedTuple):
 
 
 class Engine:
-    """Encodes documents as `Tokenizer.encode` does, special tokens never among them; for one thread at a time.
+    """Encode documents as `Tokenizer.encode` does, without special tokens. One thread at a time may use an engine.
 
-    `choose_engine` finds out which library can, and says why (`reason`). `parallel` is on all cores; ``None`` for yes,
-    but not in a worker process.
+    `choose_engine` finds the library that can do it, and gives the `reason`. `parallel` uses all cores. ``None`` means
+    all cores, except in a worker process.
 
     >>> ids, lengths = Engine(Tokenizer.bytes()).encode([b"one", b"", "né".encode()])
     >>> ids.tolist(), lengths.tolist()
@@ -168,9 +169,9 @@ class Engine:
         self._fast = GigatokenEngine(tokenizer, parallel) if name == "gigatoken" else None
 
     def encode(self, documents: Sequence[bytes], is_utf8: bool = False) -> Rows:
-        """The ids of all documents; an `InputError` for one that is too long and cannot be cut, or be spelled.
+        """Return the ids of all documents. Raise `InputError` if one is too long and cannot be cut, or has no ids.
 
-        Where the caller knows that all of them are UTF-8, they are not checked again.
+        `is_utf8` means that all documents are known to be UTF-8, so they are not checked again.
         """
         if all(len(document) <= PART for document in documents):
             return self._run([*documents], is_utf8)
@@ -180,40 +181,40 @@ class Engine:
         return ids, np.add.reduceat(lengths, first)
 
     def stream(self, batches: Iterable[tuple[list[bytes], bool]]) -> Iterator[Encoded]:
-        """The ids of batches of documents, and for each batch whether its last one goes on as the first of the next."""
-        kept = b""  # of a document that goes on: what comes after the last cut
+        """Yield the ids of each batch. If a batch is unfinished, the next one continues its last document."""
+        rest = b""  # the bytes after the last cut of an unfinished document
         for texts, unfinished in batches:
             if not texts:
                 continue
-            joined = [kept + texts[0], *texts[1:]]
-            known = len(kept) if len(joined) == 1 else 0
-            kept = b""
+            joined = [rest + texts[0], *texts[1:]]
+            searched = len(rest) if len(joined) == 1 else 0
+            rest = b""
             if unfinished:
-                size = self._last_cut(joined[-1], max(known - LONGEST_LETTER, 0))
-                joined[-1], kept = joined[-1][:size], joined[-1][size:]
-                self._require_short(len(kept))
+                size = self._last_cut(joined[-1], max(searched - LONGEST_LETTER, 0))
+                joined[-1], rest = joined[-1][:size], joined[-1][size:]
+                self._require_short(len(rest))
             yield Encoded(*self.encode(joined), unfinished)
 
     def too_long(self, batches: Iterable[tuple[list[bytes], bool]]) -> set[int]:
-        """The numbers of the documents that `stream` refuses, because they can only be encoded as a whole."""
-        found, number, kept = set[int](), 0, b""
+        """Return the numbers of the documents that `stream` rejects, because they can only be encoded as a whole."""
+        too_long, number, rest = set[int](), 0, b""
         for texts, unfinished in batches:
             for i, text in enumerate(texts):
-                known, joined = len(kept), kept + text
-                kept = b""
-                if number + i in found:
+                searched, joined = len(rest), rest + text
+                rest = b""
+                if number + i in too_long:
                     continue
                 try:
                     if unfinished and i == len(texts) - 1:
-                        size = self._last_cut(joined, max(known - LONGEST_LETTER, 0))
-                        joined, kept = joined[:size], joined[size:]
-                        self._require_short(len(kept))
+                        size = self._last_cut(joined, max(searched - LONGEST_LETTER, 0))
+                        joined, rest = joined[:size], joined[size:]
+                        self._require_short(len(rest))
                     self._parts(joined)
                 except InputError:
-                    found.add(number + i)
-                    kept = b""
+                    too_long.add(number + i)
+                    rest = b""
             number += len(texts) - unfinished
-        return found
+        return too_long
 
     def _run(self, texts: list[bytes], is_utf8: bool) -> Rows:
         if self.tokenizer.only_bytes:
@@ -226,17 +227,17 @@ class Engine:
         return np.concatenate([np.empty(0, dtype=np.int32), *rows]), lengths
 
     def _parts(self, document: bytes) -> list[bytes]:
-        """The document in parts that have its ids; one part if it is short or cannot be cut."""
+        """Split a document into parts with the same ids, or into one part if it is short or cannot be cut."""
         parts: list[bytes] = []
-        begin = known = 0  # no place to cut is there between `begin` and `known`
-        while len(document) > (end := known + PART):
-            place = self._last_cut(document, max(known - LONGEST_LETTER, begin), end)
+        begin = searched = 0  # there is no place to cut between `begin` and `searched`
+        while len(document) > (end := searched + PART):
+            place = self._last_cut(document, max(searched - LONGEST_LETTER, begin), end)
             if place > begin:
                 parts.append(document[begin:place])
-                begin = known = place
+                begin = searched = place
             else:
-                known = end
-                self._require_short(known - begin)
+                searched = end
+                self._require_short(searched - begin)
         self._require_short(len(document) - begin)
         return [*parts, document[begin:]]
 
@@ -247,17 +248,17 @@ class Engine:
 
     def _require_short(self, size: int) -> None:
         if size > WHOLE:
-            why = self.why_not_cut or "there is no letter before white space in it"
+            why = self.why_not_cut or "it has no letter before white space"
             cause = f"a document has {size} bytes or more that can only be encoded as a whole, because {why}"
-            remedy = Remedy("{}, which makes several documents of it, or {}", separator=..., skip_bad=True)
-            raise InputError(f"{cause}; at most {WHOLE} are", remedy)
+            remedy = Remedy("pass {} to split it into several documents, or {}", separator=..., skip_bad=True)
+            raise InputError(f"{cause}, expected at most {WHOLE}", remedy)
 
 
 def choose_engine(name: EngineChoice, tokenizer: Tokenizer, sample: Sequence[bytes]) -> Engine:
-    """The engine of this name; for ``"auto"``, gigatoken if it is there and has the ids of tokenizers on the sample.
+    """Return the engine of this name; ``"auto"`` is gigatoken if it is installed and its ids are right on the sample.
 
     Raises:
-        RangeError: another name. InputError: gigatoken where it cannot run or has other ids.
+        RangeError: the name is unknown. InputError: gigatoken cannot run, or gives other ids than tokenizers.
     """
     one_of("engine", name, ("auto", *get_args(EngineName)))
     if name == "tokenizers":
@@ -269,36 +270,34 @@ def choose_engine(name: EngineChoice, tokenizer: Tokenizer, sample: Sequence[byt
         if fault is None:
             return fast
     if name == "gigatoken":
-        raise InputError(
-            f"gigatoken cannot be used here: {fault}", Remedy("{}, which uses tokenizers then", engine="auto")
-        )
+        raise InputError(f"gigatoken cannot be used here: {fault}", Remedy("pass {} to use tokenizers", engine="auto"))
     return Engine(tokenizer, "tokenizers", fault)
 
 
 def _disagreement(engine: Engine, sample: Sequence[bytes]) -> str | None:
-    """Why gigatoken cannot encode these texts, or ``None`` if its ids are the same."""
-    # Every added token's name, as a text and within one.
+    """Return why gigatoken cannot encode these texts, or ``None`` if its ids are the same."""
+    # The name of every added token, as a whole text and within a text.
     names = [token["content"] for token in engine.tokenizer.added_tokens]
     spelled = [text.encode() for name in names for text in (name, f"a {name}b\n{name}{name}", f"x{name}1 {name} x")]
     texts = [*sample, *PROBE_TEXTS, *spelled]
-    found = Engine(engine.tokenizer).encode(texts)
+    reference = Engine(engine.tokenizer).encode(texts)
     try:
         fast = engine.encode(texts)
     except InputError as error:
         return error.cause
-    if all(map(np.array_equal, found, fast)):
+    if all(map(np.array_equal, reference, fast)):
         return None
-    rows, fast_rows = (np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in (found, fast))
+    rows, fast_rows = (np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in (reference, fast))
     place = next(i for i, pair in enumerate(zip(rows, fast_rows, strict=True)) if not np.array_equal(*pair))
     return f"gigatoken gives other ids for {texts[place][:60]!r}"
 
 
 def why_not_gigatoken(tokenizer: Tokenizer) -> str | None:
-    """Why `gigatoken` cannot be used, before anything is tried; ``None`` if it can be tried."""
+    """Return why `gigatoken` cannot be used, as far as the definition shows it, or ``None`` if it may be tried."""
     if tokenizer.only_bytes:
         return "every byte is an id, so there is nothing to look up"
     if not tokenizer.byte_level:
-        return "the tokenizer is no byte-level BPE"
+        return "the tokenizer is not a byte-level BPE"
     steps = normalizers(tokenizer.plain_definition)
     if others := [step["type"] for step in steps if step["type"] != "NFC"]:
         return f"the tokenizer changes texts first ({others[0]})"
@@ -310,11 +309,11 @@ def why_not_gigatoken(tokenizer: Tokenizer) -> str | None:
 
 
 def _why_not_added(tokens: Sequence[Definition], composes: bool) -> str | None:
-    """Why `tokenizers` may find these ordinary added tokens at other places than `gigatoken`, or ``None``.
+    """Return why `tokenizers` may find these ordinary added tokens at other places than `gigatoken`, or ``None``.
 
-    `tokenizers` looks for those that are not normalized first, in the text as it is, and then in what lies between them
-    for the others, whose names it normalizes too. White space that a token strips is taken before another may begin
-    with it. `composes` says whether the normalizer is NFC.
+    `tokenizers` first looks in the raw text for the tokens that are not normalized. Then it looks for the others in the
+    text between them, and normalizes their names too. If a token strips white space, no other token can begin with that
+    white space. `composes` means that the normalizer is NFC.
     """
     if alone := [token for token in tokens if token["single_word"]]:
         return f"its token {alone[0]['content']!r} is only found as a whole word (single_word)"
@@ -336,20 +335,20 @@ def _why_not_added(tokens: Sequence[Definition], composes: bool) -> str | None:
 
 
 class EngineOnDemand:
-    """The fast engine of a tokenizer, for calls with so much text that it pays; any thread may call it.
+    """The fast engine of a tokenizer, for calls with much text. Any thread may call it.
 
-    It is chosen, as for `prepare`, once `ENOUGH` bytes of text have come.
+    It is chosen as in `prepare`, after `ENOUGH` bytes of text.
     """
 
     is_forked: ClassVar[bool] = False
-    """Whether this process is a fork, in which the threads are gone that gigatoken may have started before."""
+    """True in a forked process, in which the threads that gigatoken may have started do not exist."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer, self._lock, self._seen = tokenizer, threading.Lock(), 0
         self._engine: Engine | None = None
 
     def encode(self, texts: Sequence[str | bytes], size: int) -> list[Int32[np.ndarray, " _"]] | None:
-        """The ids of each text, of `size` characters or bytes together; ``None`` if `tokenizers` shall encode them."""
+        """Return the ids of each text, or ``None`` if `tokenizers` must encode them; `size` is the total length."""
         if self.is_forked or not self._lock.acquire(blocking=False):  # an engine is for one thread at a time
             return None
         try:
@@ -380,17 +379,17 @@ if hasattr(os, "register_at_fork"):
 
 
 def _stretches(texts: Sequence[str | bytes]) -> list[bytes]:
-    """Some `CHECKED` characters or bytes of the texts, from places that are spread evenly."""
+    """Return about `CHECKED` characters or bytes of the texts, from evenly spaced places."""
     step = max(sum(map(len, texts)) * STRETCH // CHECKED, STRETCH)
-    found: list[bytes] = []
+    pieces: list[bytes] = []
     place = 0
     for text in texts:
         while place < len(text):
             piece = text[place : place + STRETCH]
-            found.append(piece if isinstance(piece, bytes) else _utf8(piece))
+            pieces.append(piece if isinstance(piece, bytes) else _utf8(piece))
             place += step
         place -= len(text)
-    return found
+    return pieces
 
 
 def _utf8(text: str) -> bytes:
@@ -401,13 +400,13 @@ def _utf8(text: str) -> bytes:
 
 
 def _split(ids: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    """The rows, as views."""
+    """Return the ids of each row, as views."""
     ends = np.cumsum(lengths).tolist()
     return [ids[begin:end] for begin, end in itertools.pairwise([0, *ends])]
 
 
 class GigatokenEngine:
-    """Ids by `gigatoken`; `resident` gives the bytes of memory of this process, or ``None`` where not known."""
+    """Encode by `gigatoken`. `resident` returns the memory of this process in bytes, or ``None`` if it is not known."""
 
     def __init__(
         self, tokenizer: Tokenizer, parallel: bool | None, resident: Callable[[], int | None] | None = None
@@ -427,7 +426,7 @@ class GigatokenEngine:
         self.builds = 0
 
     def encode(self, texts: list[bytes], is_utf8: bool = False) -> Rows:
-        """The ids of all texts, one after the other, and how many each has."""
+        """Return the ids of all texts in one array, and the number of ids of each text."""
         joined = b"\n".join(texts)
         if not (is_utf8 or joined.isascii()):
             try:
@@ -442,7 +441,7 @@ class GigatokenEngine:
         return _split(*self._run_utf8(spelled, b"\n".join(spelled)))
 
     def _run_utf8(self, texts: list[bytes], joined: bytes) -> Rows:
-        """The same of UTF-8; `joined` has one byte between two texts."""
+        """Encode texts that are UTF-8; `joined` has one byte between two texts."""
         places = self._strange_places(joined)
         if not len(places):
             return self._run(texts)
@@ -454,16 +453,16 @@ class GigatokenEngine:
         )
 
     def _strange_places(self, text: bytes) -> Int64[np.ndarray, " places"]:
-        """Where the characters begin about which versions of Unicode differ, in UTF-8."""
+        """Return where characters begin on which versions of Unicode differ, as offsets in UTF-8."""
         units = np.frombuffer(b"" if text.isascii() else text, dtype=np.uint8)
-        found = [np.empty(0, dtype=np.int64)]
+        strange = [np.empty(0, dtype=np.int64)]
         for begin in range(0, len(units), SCANNED):
             places = np.flatnonzero(units[begin : begin + SCANNED] >= self._lowest) + begin
-            found.append(places[~self._is_same[_code_points(units, places)]])
-        return np.concatenate(found)
+            strange.append(places[~self._is_same[_code_points(units, places)]])
+        return np.concatenate(strange)
 
     def _apart(self, text: bytes, places: Int64[np.ndarray, " places"]) -> list[bytes]:
-        """The text in pieces that have its ids; every second one, from the second on, is for `tokenizers`."""
+        """Split a text into pieces with the same ids. The second, fourth, ... piece is for `tokenizers`."""
         if not len(places):
             return [text]
         if not self._may_be_cut:
@@ -479,7 +478,7 @@ class GigatokenEngine:
         return [*pieces, text[done:]]
 
     def _run_apart(self, texts: list[list[bytes]]) -> Rows:
-        """The ids of texts in such pieces."""
+        """Return the ids of texts that `_apart` has split."""
         fast = iter(_split(*self._run([piece for pieces in texts for piece in pieces[::2]])))
         slow = iter(self._tokenizer.encode_by_reference([piece for pieces in texts for piece in pieces[1::2]]))
         rows = [[next(slow if place % 2 else fast) for place in range(len(pieces))] for pieces in texts]
@@ -490,10 +489,10 @@ class GigatokenEngine:
         library = self._library or self._build()
         before = self._resident()
         with _refusals():
-            found = library.encode_batch(texts, parallel=self._parallel)
-        if isinstance(found, list):
-            raise KeyboardInterrupt  # it was interrupted while it made its array, and has swallowed that
-        layout = found.layout
+            encoded = library.encode_batch(texts, parallel=self._parallel)
+        if isinstance(encoded, list):
+            raise KeyboardInterrupt  # the library swallows an interrupt that comes while it makes its array
+        layout = encoded.layout
         offsets, ids = np.asarray(layout.offsets.data), np.asarray(layout.content.data)
         self._account(before, ids.nbytes, sum(map(len, texts)))
         return ids[offsets[0] : offsets[-1]].view(np.int32), np.diff(offsets)
@@ -508,7 +507,7 @@ class GigatokenEngine:
         return self._library
 
     def _account(self, before: int | None, result: int, seen: int) -> None:
-        """Count what this call added, the result aside; forget it all where that is too much."""
+        """Count the memory that this call added, without its result, and discard the library if it is too much."""
         after = self._resident()
         self._seen += seen
         if before is None or after is None:
@@ -518,22 +517,22 @@ class GigatokenEngine:
             full = self._grown >= GROWTH and self._seen >= LEAST
         if full:
             self._library = None
-            # Returned to the system: the allocator of glibc would keep half of it, build after build.
+            # Return the memory to the system: the allocator of glibc would keep half of it after each build.
             if sys.platform.startswith("linux") and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
                 libc.malloc_trim(0)
 
 
 def _refusals() -> AbstractContextManager[None]:
     kinds = ("RuntimeError", "ValueError", "PanicException")
-    return library_errors("gigatoken refuses", "engine='tokenizers'", kinds)
+    return library_errors("gigatoken fails", "engine='tokenizers'", kinds)
 
 
 def _code_points(
     units: UInt8[np.ndarray, " bytes"], places: Int64[np.ndarray, " places"]
 ) -> Int64[np.ndarray, " places"]:
-    """The code points of the characters, of two bytes or more, that begin at these places."""
+    """Return the code points of the characters of two or more bytes that begin at these places."""
     lead = units[places].astype(np.int64)
-    # What is read beyond the end, for a shorter character, is not used.
+    # Bytes that are read beyond the end of a shorter character are not used.
     one, two, three = (units[np.minimum(places + i, len(units) - 1)].astype(np.int64) & 0x3F for i in (1, 2, 3))
     of_three = (lead & 0xF) << 12 | one << 6 | two
     of_four = (lead & 0x7) << 18 | one << 12 | two << 6 | three
@@ -542,18 +541,18 @@ def _code_points(
 
 @functools.cache
 def _long_known() -> Bool[np.ndarray, " code_points"]:
-    """For every code point, whether all versions of Unicode from 3.2 on agree on what it is."""
-    known = np.zeros(sys.maxunicode + 1, dtype=bool)
+    """Return a mask of the code points on whose category all versions of Unicode from 3.2 on agree."""
+    is_known = np.zeros(sys.maxunicode + 1, dtype=bool)
     category = unicodedata.ucd_3_2_0.category
-    known[:0x30000] = [category(chr(code)) != "Cn" for code in range(0x30000)]
+    is_known[:0x30000] = [category(chr(code)) != "Cn" for code in range(0x30000)]
     # Below U+0800, from U+2000 to U+2FFF, and from U+1F000 on both libraries know the same letters.
-    known[:0x800] = known[0x2000:0x3000] = known[0x1F000:0x20000] = True
-    return known
+    is_known[:0x800] = is_known[0x2000:0x3000] = is_known[0x1F000:0x20000] = True
+    return is_known
 
 
 @functools.cache
 def _stable() -> Bool[np.ndarray, " code_points"]:
-    """For every code point, whether they agree, and NFC leaves it as it is, whatever stands beside it."""
+    """Return a mask of the code points of `_long_known` that NFC never changes, whatever their neighbours."""
     stable = _long_known().copy()
     stable[[match.start() for match in _CHANGED_BY_NFC.finditer("".join(map(chr, range(sys.maxunicode + 1))))]] = False
     return stable
@@ -567,7 +566,7 @@ def _respelled(step: Definition) -> Definition:
 
 
 def resident_bytes() -> int | None:
-    """How much memory this process holds, or ``None`` where the system does not tell cheaply."""
+    """Return the memory of this process in bytes, or ``None`` if the system has no cheap way to ask."""
     if not sys.platform.startswith("linux"):
         return None
     return int(Path("/proc/self/statm").read_bytes().split()[1]) * mmap.PAGESIZE

@@ -1,11 +1,11 @@
-"""Finding a tokenizer by path or by name: in files, in local caches, and on the network only if that is asked for.
+"""Find a tokenizer by path or by name, in files, in local caches, and on the network only if the caller allows it.
 
-A name such as ``gpt2`` or ``someone/something`` is looked up where the Hugging Face libraries keep what they have
-downloaded, then where `tiktoken` does, which keeps each of OpenAI's encodings under the SHA-1 of its address. That
-file holds ranks: the bytes of every token, in the order in which they merge. A `tokenizer.json` holds merges instead,
-so each token becomes the list of all pairs of tokens that it can be made of; the ids come out the same. Reading one
-takes one to a few seconds. A folder may also hold GPT-2's two files as OpenAI published them, or a model of
-SentencePiece, which `transformers` converts.
+A name such as ``gpt2`` or ``someone/something`` is looked up in the cache of the Hugging Face libraries, then in the
+cache of `tiktoken`, which keeps each of OpenAI's encodings under the SHA-1 of its address. This file holds ranks: the
+bytes of every token, in the order in which they merge. A `tokenizer.json` holds merges instead, so each token becomes
+the list of all pairs of tokens that it can be made of, which gives the same ids. Reading a file of ranks takes one to a
+few seconds. A folder may also hold GPT-2's two files as OpenAI published them, or a SentencePiece model, which
+`transformers` converts.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ HOST = "https://openaipublic.blob.core.windows.net/"  # part of the name of a ca
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """Where the ranks are, how text is split into words, and the special tokens."""
+    """One encoding of OpenAI: the files of ranks, the pattern that splits text into words, and the special tokens."""
 
     files: dict[str, str]
-    """Where each was published, below `HOST`, and its SHA-256."""
+    """The address of each file, below `HOST`, and its SHA-256."""
     pattern: str | None = None
-    """``None`` for GPT-2's, which the library has built in."""
+    """``None`` means the pattern of GPT-2, which the library has built in."""
     special_tokens: dict[str, int] = field(default_factory=dict)
 
 
@@ -60,8 +60,8 @@ _GPT2 = Encoding(
     special_tokens={END_OF_TEXT: 50256},
 )
 
-# The words of cl100k_base and o200k_base, as OpenAI published them, for the library's regular expressions
-# (Oniguruma): possessive quantifiers mean something else there, and the end of the text is \z, not $.
+# The patterns of cl100k_base and o200k_base, as OpenAI published them, but for the library's regular expressions
+# (Oniguruma), in which possessive quantifiers mean something else and the end of the text is \z, not $.
 
 ENCODINGS: dict[str, Encoding] = {
     "gpt2": _GPT2,
@@ -92,7 +92,7 @@ ENCODINGS: dict[str, Encoding] = {
 
 
 def tiktoken_cache() -> Path | None:
-    """Where `tiktoken` keeps its files; ``None`` if it was told to keep none."""
+    """Return the cache folder of `tiktoken`, or ``None`` if its cache is turned off."""
     for name in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
         if name in os.environ:
             return Path(os.environ[name]) if os.environ[name] else None
@@ -100,7 +100,7 @@ def tiktoken_cache() -> Path | None:
 
 
 def cached_encoding(name: str) -> dict[str, Any] | None:
-    """The definition of this encoding, or ``None`` if there is no encoding of this name or no file of it."""
+    """Return the definition of an encoding, or ``None`` if there is no such encoding or no file of it in the cache."""
     folder = tiktoken_cache()
     if name not in ENCODINGS or folder is None:
         return None
@@ -111,8 +111,8 @@ def cached_encoding(name: str) -> dict[str, Any] | None:
             data = path.read_bytes()
             if hashlib.sha256(data).hexdigest() != sha256:
                 cause = f"{path} is not {published} as it was published"
-                raise InputError(cause, "deleting it, and tiktoken.get_encoding to fetch it anew")
-            if published.endswith(".bpe"):  # GPT-2's merges: the bytes come first, and of these the ones that print
+                raise InputError(cause, "delete it, and call tiktoken.get_encoding to download it again")
+            if published.endswith(".bpe"):  # GPT-2's merges: the bytes come first, printable ones before the others
                 byte = {letter: bytes([number]) for number, letter in enumerate(BYTE_SPELLING)}
                 merges = [line for line in data.decode().split("\n")[1:] if line]
                 longer = [b"".join(byte[letter] for letter in line.replace(" ", "")) for line in merges]
@@ -127,12 +127,12 @@ def cached_encoding(name: str) -> dict[str, Any] | None:
 
 
 def cached_name(published: str) -> str:
-    """The name under which `tiktoken` keeps a file."""
+    """Return the name under which `tiktoken` keeps a file."""
     return hashlib.sha1((HOST + published).encode(), usedforsecurity=False).hexdigest()
 
 
 def _definition(ranks: dict[bytes, int], encoding: Encoding) -> dict[str, Any]:
-    """As a `tokenizer.json`: the tokens that merge, and the special ones at their own ids, gaps included."""
+    """Return a `tokenizer.json` with the tokens that merge, and the special tokens at their own ids, gaps included."""
     spelled = {token: "".join(BYTE_SPELLING[byte] for byte in token) for token in ranks}
     regex = encoding.pattern
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": regex is None}
@@ -141,7 +141,7 @@ def _definition(ranks: dict[bytes, int], encoding: Encoding) -> dict[str, Any]:
     splits = ((token[:cut], token[cut:]) for token in by_rank for cut in range(1, len(token)))
     model = {
         "type": "BPE",
-        "ignore_merges": True,  # a word that is a token is that token, whatever its merges would make of it
+        "ignore_merges": True,  # a word that is a token becomes this token, even if its merges would give others
         "vocab": {spelled[token]: rank for token, rank in ranks.items()} | encoding.special_tokens,
         "merges": [[spelled[left], spelled[right]] for left, right in splits if left in ranks and right in ranks],
     }
@@ -149,10 +149,10 @@ def _definition(ranks: dict[bytes, int], encoding: Encoding) -> dict[str, Any]:
 
 
 FILE = "tokenizer.json"
-OF_GPT2 = ("encoder.json", "vocab.bpe")
-"""Spellings with their ids, and merges, a line each; such a folder is read where it has no `FILE`."""
-OF_SENTENCEPIECE = "tokenizer.model"
-"""Such a folder, or a file that ends so, is read where `transformers` can convert it."""
+GPT2_FILES = ("encoder.json", "vocab.bpe")
+"""Spellings with their ids, and merges, one per line. A folder with these files is read if it has no `FILE`."""
+SENTENCEPIECE_FILE = "tokenizer.model"
+"""A folder with this file, or a file with this suffix, is read if `transformers` can convert it."""
 CONVERSION_ERRORS = (
     "ValueError",
     "OSError",
@@ -162,32 +162,33 @@ CONVERSION_ERRORS = (
     "TypeError",
     "ImportError",
 )
-REMEDY = Remedy(f"the path of a {FILE}, {{}}, or a tokenizer trained on a text of yours", download=True)
+REMEDY = Remedy(f"pass the path of a {FILE}, {{}}, or a tokenizer trained on your own text", download=True)
 
 TIMEOUT = 5.0
-"""Seconds until the hub is given up."""
+"""Seconds to wait for the hub."""
 
-# The first models of the hub had a name without an owner; these accounts hold them now.
+# The first models of the hub had a name without an owner. These accounts hold them now.
 _FIRST_OWNERS = ("openai-community", "google-bert", "FacebookAI", "google-t5", "distilbert", "albert", "xlnet")
 
 
 def find(path_or_name: str | Path, *, download: bool) -> tuple[str, str]:
-    """The text of a `tokenizer.json`, and where it was found."""
+    """Return the text of a `tokenizer.json`, and the place where it was found."""
     if not isinstance(path_or_name, (str, Path)):
         raise InputError(f"got {shown(path_or_name)} as a tokenizer, expected a path or a name", REMEDY)
     path = Path(path_or_name)
-    if str(path_or_name) and os.path.exists(path):  # noqa: PTH110  # which has an answer to names that cannot be one
+    if str(path_or_name) and os.path.exists(path):  # noqa: PTH110  # it accepts names that cannot be paths
         if path.is_dir() and not (path / FILE).is_file():
-            if all((path / name).is_file() for name in OF_GPT2):
-                return _of_gpt2(path)
-            if (path / OF_SENTENCEPIECE).is_file():
-                return _of_sentencepiece(path)
+            if all((path / name).is_file() for name in GPT2_FILES):
+                return _from_gpt2(path)
+            if (path / SENTENCEPIECE_FILE).is_file():
+                return _from_sentencepiece(path)
             cause = f"got the folder {path}, which holds no {FILE}"
-            raise InputError(cause, f"the path of a {FILE}, or a folder with one, or with {' and '.join(OF_GPT2)}")
+            remedy = f"pass the path of a {FILE}, or a folder with one, or with {' and '.join(GPT2_FILES)}"
+            raise InputError(cause, remedy)
         if path.suffix == ".model" and path.is_file():
             with tempfile.TemporaryDirectory() as folder:
-                shutil.copyfile(path, Path(folder) / OF_SENTENCEPIECE)
-                return _of_sentencepiece(Path(folder), path)
+                shutil.copyfile(path, Path(folder) / SENTENCEPIECE_FILE)
+                return _from_sentencepiece(Path(folder), path)
         return _read(path / FILE if path.is_dir() else path)
     name = str(path_or_name)
     if isinstance(path_or_name, str) and name:
@@ -205,13 +206,13 @@ def _read(path: Path) -> tuple[str, str]:
     return read_texts(path)[0], str(path)
 
 
-def _of_gpt2(folder: Path) -> tuple[str, str]:
-    """The files of GPT-2 as a `tokenizer.json`."""
-    encoder, merges = (read_texts(folder / name)[0] for name in OF_GPT2)
+def _from_gpt2(folder: Path) -> tuple[str, str]:
+    """Convert the files of GPT-2 to a `tokenizer.json`."""
+    encoder, merges = (read_texts(folder / name)[0] for name in GPT2_FILES)
     try:
-        vocab = strict_json(encoder.encode(), str(folder / OF_GPT2[0]))
+        vocab = strict_json(encoder.encode(), str(folder / GPT2_FILES[0]))
     except FaultError as fault:
-        raise InputError(str(fault), "the file as OpenAI published it") from None
+        raise InputError(str(fault), "use the file as OpenAI published it") from None
     pairs = [line.split() for line in merges.splitlines()[1:] if line]  # the first line is a version
     special = {END_OF_TEXT: vocab[END_OF_TEXT]} if END_OF_TEXT in vocab else {}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": True}
@@ -219,26 +220,28 @@ def _of_gpt2(folder: Path) -> tuple[str, str]:
     return json.dumps(byte_level(level, special, model)), str(folder)
 
 
-def _of_sentencepiece(folder: Path, path: Path | None = None) -> tuple[str, str]:
-    """A folder with a model of SentencePiece as a `tokenizer.json`, by the converter of `transformers`."""
-    path = path or folder / OF_SENTENCEPIECE
+def _from_sentencepiece(folder: Path, path: Path | None = None) -> tuple[str, str]:
+    """Convert the SentencePiece model in a folder to a `tokenizer.json`, with the converter of `transformers`."""
+    path = path or folder / SENTENCEPIECE_FILE
     if missing := [name for name in ("transformers", "sentencepiece") if not is_installed(name)]:
-        cause = f"{path} is a model of SentencePiece, which transformers converts, but there is no {missing[0]} here"
+        cause = f"{path} is a SentencePiece model, which transformers converts, but {missing[0]} is not installed"
         convert = f"transformers.AutoTokenizer.from_pretrained({str(path.parent)!r}).save_pretrained('converted')"
-        raise InputError(cause, f"pip install transformers sentencepiece protobuf, or, where these are, {convert}")
+        raise InputError(
+            cause, f"pip install transformers sentencepiece protobuf, or, where they are installed, {convert}"
+        )
     from transformers import AutoTokenizer
 
-    remedy = "the file as it was published, or a tokenizer.json of the same model"
+    remedy = "use the file as it was published, or a tokenizer.json of the same model"
     with library_errors(f"transformers cannot convert {path}", remedy, CONVERSION_ERRORS):
         converted = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         return converted.backend_tokenizer.to_str(), str(path)
 
 
 def _hub_cache() -> Path:
-    """Where the Hugging Face libraries keep downloads, by their own rules."""
-    given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    if given:
-        return Path(os.path.expandvars(given)).expanduser()
+    """Return the folder in which the Hugging Face libraries keep downloads, by their own rules."""
+    cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if cache:
+        return Path(os.path.expandvars(cache)).expanduser()
     usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     return Path(os.path.expandvars(os.environ.get("HF_HOME") or usual)).expanduser() / "hub"
 
@@ -250,7 +253,7 @@ def _in_hub_cache(name: str) -> Path | None:
 
 
 def _in_snapshot(folder: Path) -> Path | None:
-    """The file in the snapshot that `main` stands for, or in the only one that has it if `main` was never fetched."""
+    """Return the file in the snapshot of `main`, or, if `main` was never fetched, in the only snapshot that has it."""
     reference = folder / "refs" / "main"
     if os.path.exists(reference):  # noqa: PTH110
         file = folder / "snapshots" / reference.read_text(encoding="utf-8").strip() / FILE
@@ -258,7 +261,7 @@ def _in_snapshot(folder: Path) -> Path | None:
     files = sorted(folder.glob(f"snapshots/*/{FILE}")) if os.path.exists(folder) else []  # noqa: PTH110
     if len(files) > 1:
         cause = f"got {len(files)} revisions in {folder}, none of which is main"
-        raise InputError(cause, f"the path of one, such as {files[0]}")
+        raise InputError(cause, f"pass the path of one, such as {files[0]}")
     return files[0] if files else None
 
 
@@ -268,7 +271,7 @@ def _download(name: str) -> Path:
     from huggingface_hub.utils import EntryNotFoundError
 
     try:
-        if not getproxies():  # where nothing answers, the library tries for half a minute
+        if not getproxies():  # if no server answers, the library tries for half a minute
             place = urlsplit(ENDPOINT)
             port = place.port or (80 if place.scheme == "http" else 443)
             socket.create_connection((place.hostname, port), TIMEOUT).close()
@@ -277,5 +280,5 @@ def _download(name: str) -> Path:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
             f"cannot download {FILE} of {name!r}: {reason}",
-            f"a name as on the hub (owner/model), the path of a {FILE}, or a tokenizer trained on a text of yours",
+            f"pass a name on the hub (owner/model), the path of a {FILE}, or a tokenizer trained on your own text",
         ) from None

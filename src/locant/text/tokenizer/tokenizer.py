@@ -1,15 +1,15 @@
 """`Tokenizer`: text to token ids and back.
 
-The `tokenizers` library does the work; what is promised here beyond it:
+The `tokenizers` library does the work. This module adds four promises:
 
-* Text is only text. The id of a special token never comes out of one, whatever is spelled there, unless the token is
-  named in `allowed_special`. Special are the tokens that the file flags so; `Tokenizer.special_tokens` shows them.
-  (The id for unknown words, where a tokenizer has one, stands for words it does not know, and for nothing else.)
-* The ids are those of the text, no more: no [CLS], no beginning-of-text, no truncation, no padding, no dropout.
-  `encode_pairs` adds them, on request.
-* Any input is defined. In a `str`, two surrogates that make a pair are joined, a lone one is read as U+FFFD. In
-  `bytes`, what is not UTF-8 is kept byte for byte if the tokenizer is `lossless`, and read as U+FFFD if not.
-* Nothing is ever unpickled, and nothing is fetched from the network unless `download=True`.
+* Text is only text. Text never yields the id of a special token, whatever it spells, unless the token is named in
+  `allowed_special`. A token is special if its file flags it so, see `Tokenizer.special_tokens`. (If a tokenizer has an
+  id for unknown words, the id stands for words that it does not know, and for nothing else.)
+* The ids represent the text and nothing else: no [CLS], no beginning-of-text, no truncation, no padding, no dropout.
+  `encode_pairs` adds special tokens on request.
+* Every input is defined. In a `str`, the two surrogates of a pair are joined, and a lone one is read as U+FFFD. In
+  `bytes`, a `lossless` tokenizer keeps bytes that are not UTF-8, and another one reads them as U+FFFD.
+* Nothing is unpickled, and nothing is fetched from the network unless `download=True`.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ if TYPE_CHECKING:
     from locant.text.tokenizer.engine import EngineOnDemand
 
 NAME_OF_A_TEXT = r"[\w./\\~-]+\.(txt|md|csv|tsv|jsonl?|parquet)(\.gz|\.zst)?"
-"""No whitespace, and an ending of files: there may be none of this name, but nobody means it as a text."""
+"""Texts without white space that end like a file name. Even if there is no such file, nobody means them as text."""
 
 LARGE = 4096
-"""Characters or bytes of text from which on a call may use the fast engine."""
+"""A call with at least this many characters or bytes of text may use the fast engine."""
 
 LARGEST_VOCABULARY = 10_000_000
-"""The trainer ends the process where memory does not suffice."""
+"""With larger vocabularies the trainer may run out of memory, which ends the process."""
 
-# How the end of a text is spelled, by the models that people load most.
+# Spellings of the end of a text in the most popular models.
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<｜end▁of▁sentence｜>", "<EOT>")
 
 _PADS = ("[PAD]", "<pad>", "<|pad|>")
 
 UNKNOWN = "<unk>"
 
-# Words with their apostrophes and hyphens, numbers, and runs of one mark, of which none can spell `UNKNOWN`; and the
-# spaces that are not written around them.
+# Words with their apostrophes and hyphens, numbers, and runs of one mark (none of these can spell `UNKNOWN`), and the
+# spaces around them that are not written.
 _WORD = r"\w+(?:['’-]\w+)*|([^\w\s])\1*"
 _NO_SPACE = (r" (?=[,.;:?!)\]}%…’”])", r"(?<=[(\[{“‘]) ")
 
-# What the error handler "surrogateescape" makes of bytes that are not UTF-8.
+# The error handler "surrogateescape" decodes bytes that are not UTF-8 as these characters.
 _ESCAPED = re.compile("([\udc80-\udcff]+)")
 
 
 @runtime_checkable
 class TensorLike(Protocol):
-    """A tensor of torch, named without importing torch: workers that only encode do without."""
+    """A tensor of torch, without an import of torch, which workers that only encode do not need."""
 
     @property
     def shape(self) -> Any: ...
@@ -80,7 +80,7 @@ Ids = Sequence[int] | Integer[np.ndarray, " tokens"] | Integer[TensorLike, " tok
 
 
 class Tokenizer:
-    """Text to token ids and back.
+    """Encode text as token ids, and decode ids as text.
 
     >>> tokenizer = Tokenizer.bytes()
     >>> tokenizer.encode("né"), tokenizer.decode([110, 195, 169])
@@ -110,25 +110,25 @@ class Tokenizer:
         self.lossless: bool = self._bytes_of is not None and definitions.is_lossless(self._canonical)
         """Whether ``decode_bytes(encode(data)) == data`` for every text and every bytes."""
         self.byte_level: bool = self._bytes_of is not None
-        """Whether it is a BPE over bytes, of which every id stands for known bytes."""
+        """Whether it is a BPE over bytes, whose ids all stand for known bytes."""
         self.only_bytes: bool = self.lossless and definitions.is_bytes(self._canonical)
         """Whether every byte of a text is its own id."""
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A SHA-256 of what decides the ids. It survives saving and loading, and differs where ids can."""
+        """A SHA-256 of everything that decides the ids. Saving and loading keep it. It differs if ids can differ."""
         return definitions.fingerprint(self._definition)
 
     @functools.cached_property
     def beginning(self) -> tuple[int, ...]:
-        """The special tokens that its file puts before a text, such as ``<s>``; `encode` leaves them out."""
+        """The special tokens that the tokenizer's file puts before a text, such as ``<s>``. `encode` omits them."""
         template = definitions.own_template(self._canonical, is_pair=False) or []
         before = itertools.takewhile(lambda part: part[0] != "A", template)
         return tuple(number for ids, _ in before for number in ids if isinstance(number, int))
 
     @classmethod
     def bytes(cls) -> Tokenizer:
-        """Every byte of UTF-8 is a token, ids 0 to 255; id 256 is the end of a text."""
+        """Return a tokenizer in which every byte of UTF-8 is a token (ids 0 to 255). Id 256 is the end of a text."""
         return cls.from_json(json.dumps(definitions.byte_definition()), "the byte tokenizer")
 
     @classmethod
@@ -138,19 +138,19 @@ class Tokenizer:
         vocab_size: int = 4096,
         special_tokens: Sequence[str] = (END_OF_TEXT,),
     ) -> Tokenizer:
-        """Train a byte-level BPE, which can encode every text: it has all 256 bytes. The same texts give the same one.
+        """Train a byte-level BPE. It has all 256 bytes, so it can encode every text.
 
-        Half a million characters take a third of a second.
+        The same texts give the same tokenizer. Half a million characters take a third of a second.
 
         Args:
             texts_or_paths: a text or several; a `pathlib.Path` stands for the text in its file.
-            vocab_size: tokens in all, special ones included. Fewer come out if the texts have no more pairs
-                that occur twice.
-            special_tokens: their spellings, such as ``["[PAD]", "[CLS]", "[SEP]"]``; they get the last ids.
+            vocab_size: number of tokens, including the special ones. The vocabulary is smaller if the texts have no
+                more pairs that occur twice.
+            special_tokens: spellings, such as ``["[PAD]", "[CLS]", "[SEP]"]``. They get the last ids.
 
         Raises:
-            InputError: no text, a file that is none, or a special token that is spelled like a learned one.
-            RangeError: a vocabulary too small for 256 bytes and the special tokens.
+            InputError: there is no text, a file is not text, or a special token is spelled like a learned one.
+            RangeError: the vocabulary is too small for 256 bytes and the special tokens.
         """
         names = _special_names(special_tokens)
         least = 256 + len(names)
@@ -162,12 +162,12 @@ class Tokenizer:
         library.decoder = tokenizers.decoders.ByteLevel()
         trainer = tokenizers.trainers.BpeTrainer(
             vocab_size=size - len(names),
-            min_frequency=2,  # a pair that occurs once saves no token elsewhere
+            min_frequency=2,  # a pair that occurs only once saves no token anywhere else
             initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
         library.train_from_iterator(texts, trainer=trainer, length=len(texts))
-        # After training: merges of a library that knew them could come to make them out of ordinary words.
+        # Special tokens are added after training. Otherwise the learned merges could make them out of ordinary words.
         return cls._with_special(library, names)
 
     @classmethod
@@ -177,15 +177,15 @@ class Tokenizer:
         vocab_size: int | None = None,
         special_tokens: Sequence[str] = (END_OF_TEXT,),
     ) -> Tokenizer:
-        """The words and punctuation marks of some texts, each a token: to learn with, and not for models of today.
+        """Return a tokenizer whose tokens are the words and punctuation marks of some texts, for teaching.
 
-        Ids are in the order of the alphabet. A word that the texts do not have becomes ``<unk>``, and white space is
-        not kept: `decode` writes one space between words, and none before a mark.
+        Ids are in alphabetical order. A word that the texts do not have becomes ``<unk>``. White space is not kept:
+        `decode` writes one space between words, and no space before a mark.
 
         Args:
             texts_or_paths, special_tokens: as for `train`.
-            vocab_size: tokens in all, special ones and ``<unk>`` included; the most frequent words are kept. Default:
-                all words.
+            vocab_size: number of tokens, including the special ones and ``<unk>``; the most frequent words are kept.
+                Default: all words.
 
         >>> tokenizer = Tokenizer.words("The cat sat. The dog ran!")
         >>> [tokenizer.token(id) for id in range(tokenizer.vocab_size)]
@@ -215,66 +215,65 @@ class Tokenizer:
         for name in names:
             if library.token_to_id(name) is not None:
                 cause = f"got the special token {name!r}, which is also a token of the texts"
-                raise InputError(cause, repr(f"<|{name}|>"))
+                raise InputError(cause, f"use {f'<|{name}|>'!r}")
         library.add_special_tokens([tokenizers.AddedToken(name, special=True, normalized=False) for name in names])
         return cls(json.loads(library.to_str()), library)
 
     @classmethod
     def load(cls, path_or_name: str | Path, *, download: bool = False) -> Tokenizer:
-        """A tokenizer from a file or a local cache.
+        """Load a tokenizer from a file or a local cache.
 
         Args:
             path_or_name: a `tokenizer.json`, a folder that holds one, or a name such as ``gpt2``, ``owner/model`` or
-                ``cl100k_base``, looked up in the caches of the Hugging Face libraries, then of `tiktoken`.
-            download: fetch a name that no cache holds from the Hugging Face hub.
+                ``cl100k_base``, which is looked up in the caches of the Hugging Face libraries, then of `tiktoken`.
+            download: if no cache has the name, download the tokenizer from the Hugging Face hub.
 
         Raises:
-            InputError: if there is none, with the ways to get one; or if the file is no tokenizer.
+            InputError: there is no such tokenizer (the error lists ways to get one), or the file is not a tokenizer.
         """
         return cls.from_json(*find(path_or_name, download=download))
 
     @classmethod
     def from_json(cls, text: str, source: str = "the given text") -> Tokenizer:
-        """A tokenizer from the text of a `tokenizer.json`; `source` is its name in errors."""
+        """Build a tokenizer from the text of a `tokenizer.json`. Errors name it by `source`."""
         return cls(*definitions.parse(text, source))
 
     def to_json(self) -> str:
-        """The text of a `tokenizer.json`, as `save` writes it."""
+        """Return the text of a `tokenizer.json`, as `save` writes it."""
         return json.dumps(self._definition, ensure_ascii=False)
 
     def save(self, path: str | Path) -> None:
-        """Write a `tokenizer.json`, or one in the folder `path`; if writing fails, what was there stays.
+        """Write a `tokenizer.json` at `path`, or into it if it is a folder. If writing fails, an older file stays.
 
         Raises:
-            InputError: an empty path, or one where the system refuses to write.
+            InputError: the path is empty, or the system refuses to write there.
         """
         if not str(path):
-            raise InputError("got an empty path for a tokenizer, expected a file or folder", "'tokenizer.json'")
+            raise InputError("got an empty path for a tokenizer, expected a file or folder", "pass 'tokenizer.json'")
         path = Path(path)
         write_whole(path / "tokenizer.json" if path.is_dir() else path, self.to_json())
 
     def encode(self, text: str | bytes, *, allowed_special: Collection[str] = ()) -> Int[np.ndarray, " tokens"]:
-        """The ids of a text: int32, whatever the size of the vocabulary, so that they neither wrap nor need widening.
+        """Return the ids of a text. They are int32 for every vocabulary, so they neither wrap nor need widening.
 
         Args:
-            text: `bytes` are UTF-8.
-            allowed_special: the special tokens that the text may spell, or ``"all"``; everything else in it is plain
-                text.
+            text: a `str`, or `bytes` in UTF-8.
+            allowed_special: the special tokens that are recognised in the text, or ``"all"``. Any other text is plain.
 
         Raises:
-            InputError: `allowed_special` names no special token, or the tokenizer cannot spell the text.
+            InputError: a name in `allowed_special` is not a special token, or the tokenizer cannot encode the text.
         """
         return self.encode_batch([text], allowed_special=allowed_special)[0]
 
     def encode_batch(
         self, texts: Sequence[Text], *, allowed_special: Collection[str] = ()
     ) -> list[Int[np.ndarray, " tokens"]]:
-        """The ids of each text, as `encode` gives them; the library spreads the texts over the cores.
+        """Return the ids of each text, as `encode` does. The library distributes the texts over the cores.
 
-        Much text is encoded by the fast engine, if it is installed and gives the same ids, see `choose_engine`.
+        Large inputs use the fast engine if it is installed and gives the same ids, see `choose_engine`.
         """
         if isinstance(texts, (str, bytes)):
-            raise InputError("got one text, expected a list of them", "encode(text), or encode_batch([text])")
+            raise InputError("got one text, expected a list of texts", "encode(text), or encode_batch([text])")
         if not allowed_special and not self.only_bytes and all(isinstance(text, (str, bytes)) for text in texts):
             size = sum(map(len, texts))
             if size >= LARGE and (rows := self._fast.encode(texts, size)) is not None:
@@ -290,24 +289,24 @@ class Tokenizer:
     def encode_by_reference(
         self, texts: Sequence[Text], allowed_special: Collection[str] = ()
     ) -> list[Int[np.ndarray, " tokens"]]:
-        """The ids of each text by the `tokenizers` library, whatever there is that is faster."""
+        """Return the ids of each text by the `tokenizers` library, even if a faster engine is available."""
         return self.assemble(texts, lambda parts: self._run(parts, allowed_special))
 
     def assemble(
         self, texts: Sequence[str | bytes], run: Callable[[list[str]], Sequence[Int[np.ndarray, " _"]]]
     ) -> list[Int[np.ndarray, " _"]]:
-        """The ids of each text by `run`, which is given text; bytes that are not UTF-8 get a token each."""
+        """Return the ids of each text: `run` encodes text, and each byte that is not UTF-8 gets a token."""
         split = [self._split(text) for text in texts]
         encoded = iter(run([part for row in split for part in row if isinstance(part, str)]))
         rows = [[next(encoded) if isinstance(part, str) else self._spell(part) for part in row] for row in split]
         return [row[0] if len(row) == 1 else np.concatenate(row) for row in rows]
 
     def _split(self, text: str | bytes) -> list[str | bytes]:
-        """The text, and apart from it the bytes that are not UTF-8."""
+        """Split a text into parts that are text and parts that are bytes, which are not UTF-8."""
         if isinstance(text, str):
             return [well_formed(text)]
         if not isinstance(text, bytes):
-            raise InputError(f"got a {type(text).__name__} to encode, expected str or bytes", "one text")
+            raise InputError(f"got a {type(text).__name__} to encode, expected str or bytes", "pass one text")
         try:
             return [text.decode()]
         except UnicodeDecodeError:
@@ -319,7 +318,7 @@ class Tokenizer:
     def _run(self, texts: list[str], allowed_special: Collection[str]) -> list[Int[np.ndarray, " tokens"]]:
         if self.only_bytes and not allowed_special:
             return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32) for text in texts]
-        remedy = "a tokenizer that knows its characters, such as Tokenizer.bytes()"
+        remedy = "use a tokenizer that knows its characters, such as Tokenizer.bytes()"
         with library_errors("cannot encode the text", remedy, ("Exception", "PanicException")):
             encodings = self._encoder(allowed_special).encode_batch_fast(texts)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
@@ -327,25 +326,25 @@ class Tokenizer:
     def encode_pair(
         self, first: Text, second: Text | None = None, *, start: str | None = None, separator: str | None = None
     ) -> dict[str, Any]:
-        """One pair of texts, or one text, between its special tokens: a batch of one row, see `encode_pairs`."""
+        """Return one pair of texts, or one text, with its special tokens, as a batch of one row, see `encode_pairs`."""
         return self.encode_pairs([(first, second)], start=start, separator=separator)
 
     def encode_pairs(
         self, pairs: Sequence[tuple[Text, Text | None]], *, start: str | None = None, separator: str | None = None
     ) -> dict[str, Any]:
-        """Pairs of texts as ``[CLS] A [SEP] B [SEP]``: ids, positions and segments, as `InputEmbedding` takes them.
+        """Return ids, positions and segments of text pairs as ``[CLS] A [SEP] B [SEP]``, for `InputEmbedding`.
 
-        The order and the special tokens are those of the tokenizer's own file, which fit the model that it is from; a
-        file without them gets BERT's order and its own ``[CLS]`` or ``<s>``, ``[SEP]`` or ``</s>``. The texts are
-        plain text, whatever they spell. Shorter rows are padded on the right.
+        The tokenizer's file defines the order and the special tokens, which fit the model of the file. If it defines
+        none, the order is BERT's with the file's own ``[CLS]`` or ``<s>``, ``[SEP]`` or ``</s>``. The texts are plain
+        text, whatever they spell. Shorter rows are padded on the right.
 
         Args:
-            pairs: two texts each; ``None`` for the second makes ``[CLS] A [SEP]``.
-            start, separator: names of special tokens, for BERT's order with others than the file's.
+            pairs: two texts each; with ``None`` as the second, the row is ``[CLS] A [SEP]``.
+            start, separator: names of other special tokens, for BERT's order.
 
         Raises:
-            RangeError: a name that is no special token, or no pairs. InputError: the tokenizer has no special tokens
-                for this, or cannot spell a text.
+            RangeError: a name is not a special token, or there are no pairs. InputError: the tokenizer has no special
+                tokens for pairs, or cannot encode a text.
 
         >>> tokenizer = Tokenizer.train("the cat sat on the mat", 300, special_tokens=["[PAD]", "[CLS]", "[SEP]"])
         >>> batch = tokenizer.encode_pairs([("the cat", "sat"), ("the", "mat")])
@@ -389,21 +388,22 @@ class Tokenizer:
 
     @property
     def added_tokens(self) -> list[dict[str, Any]]:
-        """The added tokens, special ones among them, with their ids and flags, as the library writes them."""
+        """The added tokens, including the special ones, with their ids and flags as the library writes them."""
         return self._canonical["added_tokens"]
 
     @functools.cached_property
     def plain_definition(self) -> dict[str, Any]:
-        """The definition of a tokenizer with the same ids for every text, and no special tokens to find in it."""
+        """The definition of a tokenizer that gives every text the same ids and has no special tokens."""
         return definitions.without(self._canonical, self.special_tokens.keys())
 
     def _encoder(self, allowed_special: Collection[str]) -> tokenizers.Tokenizer:
-        """The library's tokenizer, to which all special tokens but the allowed ones are unknown."""
+        """Return the library's tokenizer without the special tokens that are not allowed."""
         names = self.special_tokens if allowed_special == "all" else allowed_special
         allowed = frozenset([names] if isinstance(names, str) else names)
         if unknown := sorted(allowed - self.special_tokens.keys()):
-            known = ", ".join(map(repr, self.special_tokens)) or "none"
-            raise InputError(f"got {unknown[0]!r} in allowed_special, which is no special token", f"some of: {known}")
+            names = ", ".join(map(repr, self.special_tokens)) or "none"
+            cause = f"got {unknown[0]!r} in allowed_special, which is not a special token"
+            raise InputError(cause, f"use some of: {names}")
         if allowed not in self._encoders:
             hidden = self.special_tokens.keys() - allowed
             plain = definitions.without(self._canonical, hidden) if allowed else self.plain_definition
@@ -411,28 +411,28 @@ class Tokenizer:
         return self._encoders[allowed]
 
     def _spell(self, data: bytes) -> Int[np.ndarray, " tokens"]:
-        """One token for each byte, by the byte tokens that every byte-level vocabulary has."""
+        """Return one token for each byte. Every byte-level vocabulary has these byte tokens."""
         vocab = self._canonical["model"]["vocab"]
         return np.array([vocab[BYTE_SPELLING[byte]] for byte in data], dtype=np.int32)
 
     def decode(self, ids: Ids | SupportsIndex) -> str:
-        """The text of these ids, or of one; special tokens are spelled out, bytes that are no UTF-8 become U+FFFD.
+        """Return the text of these ids, or of one id. Special tokens are spelled out. Bytes not in UTF-8 become U+FFFD.
 
         Raises:
-            RangeError: an id that is no token's.
+            RangeError: no token has this id.
         """
         if self._bytes_of is not None:
             return self.decode_bytes(ids).decode(errors="replace")
         return self._library.decode(self._numbers(ids), skip_special_tokens=False)
 
     def decode_bytes(self, ids: Ids | SupportsIndex) -> bytes:
-        """The bytes of these ids: exactly what was encoded, if the tokenizer is `lossless`."""
+        """Return the bytes of these ids. If the tokenizer is `lossless`, they are exactly the encoded bytes."""
         if self._bytes_of is None:
             return self.decode(ids).encode()
         return b"".join(self._bytes_of[number] or b"" for number in self._numbers(ids))
 
     def token(self, id: SupportsIndex) -> str:  # noqa: A002  # the field says "token id"
-        r"""How a token reads in a table: a space as ␣, what does not print as an escape.
+        r"""Return a token as it is shown in a table: a space as ␣, unprintable characters as escapes.
 
         >>> [Tokenizer.bytes().token(id) for id in (65, 32, 10, 195, 256)]
         ['A', '␣', '\\n', '\\xc3', '<|endoftext|>']
@@ -444,7 +444,7 @@ class Tokenizer:
         return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text).replace(" ", "␣")
 
     def id_of(self, spelling: str) -> int | None:
-        """The id of the entry that is spelled so in the vocabulary, as ``##ing`` or ``Ġthe``; ``None``: there is none.
+        """Return the id of an entry of the vocabulary, such as ``##ing`` or ``Ġthe``, or ``None`` if there is none.
 
         >>> Tokenizer.bytes().id_of("A"), Tokenizer.bytes().id_of("the")
         (65, None)
@@ -453,7 +453,7 @@ class Tokenizer:
 
     @property
     def end_of_text(self) -> int | None:
-        """The id of the special token that ends a text, found by its usual spellings; ``None`` if there is none."""
+        """The id of the special token that ends a text, found by its usual spellings, or ``None``."""
         return next((self.special_tokens[name] for name in _ENDS if name in self.special_tokens), None)
 
     def __repr__(self) -> str:
@@ -461,7 +461,7 @@ class Tokenizer:
         return f"Tokenizer({kind}, vocab_size={self.vocab_size}, fingerprint={self.fingerprint[:12]})"
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
-        # For worker processes; the library's own object would lose the fields that it does not know.
+        # For worker processes. Pickling the library's own object would lose the fields that it does not know.
         return type(self).from_json, (self.to_json(),)
 
     def _numbers(self, ids: Ids | SupportsIndex) -> list[int]:
@@ -469,7 +469,7 @@ class Tokenizer:
         array = array[None] if array.ndim == 0 else array
         if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
             got = f"got ids of shape {array.shape} and dtype {array.dtype}"
-            raise ShapeError(f"{got}, expected one axis of integers", "one row at a time, such as ids[0]")
+            raise ShapeError(f"{got}, expected one axis of integers", "decode one row at a time, such as ids[0]")
         for number in {*array.tolist()}:
             self._require(number)
         return array.tolist()
@@ -477,7 +477,7 @@ class Tokenizer:
     def _require(self, number: int) -> str:
         spelling = self._library.id_to_token(number) if 0 <= number < self.vocab_size else None
         if spelling is None:
-            raise RangeError(f"got token id {number}, which is no token's", f"ids within 0..{self.vocab_size - 1}")
+            raise RangeError(f"got token id {number}, which no token has", f"use ids within 0..{self.vocab_size - 1}")
         return spelling
 
 
@@ -485,7 +485,7 @@ def _special_names(names: str | Sequence[str]) -> list[str]:
     names = [names] if isinstance(names, str) else [*names]
     for name in names:
         if not isinstance(name, str) or not name or name != well_formed(name) or names.count(name) > 1:
-            raise InputError(f"got the special token {name!r}, expected different spellings", f"{END_OF_TEXT!r}")
+            raise InputError(f"got the special token {name!r}, expected different spellings", f"use {END_OF_TEXT!r}")
     return names
 
 
@@ -494,7 +494,7 @@ def _texts_to_learn(texts_or_paths: str | Path | Iterable[str | Path]) -> list[s
         texts_or_paths = [texts_or_paths]
     texts = [_text_to_learn(one) for one in texts_or_paths]
     if not any(texts):
-        raise InputError("got no text to train on", "a text, or the pathlib.Path of a file with one")
+        raise InputError("got no text to train on", "pass a text, or the pathlib.Path of a text file")
     return texts
 
 
@@ -505,7 +505,7 @@ def _text_to_learn(text_or_path: str | Path) -> str:
         kind = type(text_or_path).__name__
         raise InputError(f"got a {kind} to train on, expected a text or a pathlib.Path", "data.decode(), for bytes")
     text = well_formed(text_or_path)
-    # A short text that is also the name of a file is most likely meant as one. Longer ones cannot be names.
+    # A short text that is also the name of a file most likely means the file. Longer texts cannot be names.
     if 0 < len(text.encode()) < 256 and Path(text).is_file():
         raise InputError(f"got the text {text!r}, which is the name of a file", f"pathlib.Path({text!r})")
     if re.fullmatch(NAME_OF_A_TEXT, text):

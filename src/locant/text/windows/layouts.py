@@ -1,20 +1,20 @@
-"""What windows and batches of them hold: sliding windows of documents, or packed rows; and how windows become a batch.
+"""Layouts of windows (sliding windows of documents, or packed rows), and batches of windows.
 
-A document of n tokens has n - 1 targets. Windows begin a stride apart until none of its targets is left; the last one
-may hold fewer than `length`. Nothing is stored per window: for many documents, one integer per document.
+A document of n tokens has n - 1 targets. Windows begin a stride apart until no targets are left, and the last window
+may hold fewer than `length`. Nothing is stored per window. For many documents, one integer per document is stored.
 
-Packed rows hold several documents, each with positions of its own, and as few empty slots as possible. A document is
-cut into pieces of which only the last may be shorter than a row. Pieces are assigned to rows by best fit decreasing:
-the longest first, each to the row that it fills up most. Pieces of one size are placed together, so the work grows with
-the number of different sizes. It is done in blocks of 2**20 pieces, so that a row holds neighbours of the corpus; rows
-are in the order of their first pieces. Measured on two CPU cores: a million documents of 700 tokens on average
-(log-normal) take 0.15 s to pack into rows of 2 048, and fewer than one slot in a thousand stays empty; one window per
-document leaves 70 in a hundred.
+Packed rows hold several documents, each with its own positions, and as few empty slots as possible. A document is cut
+into pieces. Only the last piece may be shorter than a row. Pieces are assigned to rows by best fit decreasing: the
+longest first, each to the row that it fills up most. Pieces of one size are placed together, so the work grows with the
+number of different sizes. Pieces are packed in blocks of 2**20, so that a row holds neighbours of the corpus. Rows are
+in the order of their first pieces. Measured on two CPU cores: a million documents of 700 tokens on average (log-normal)
+take 0.15 s to pack into rows of 2 048, and fewer than one slot in a thousand stays empty. With one window per document,
+70 in a hundred stay empty.
 
-A data loader fetches a whole batch from `Windows` by one call, and hands it to its ``collate_fn`` as the sequence of
-its windows, `BatchOfWindows`. `collate` takes the batch out again, so no window is ever made. A plain `DataLoader` uses
-`torch.utils.data.default_collate`, which looks up the type of the first window in a table: the windows have a type of
-their own with an entry in that table, as `Positions` has. Any other function gets windows, made when it asks for them.
+A data loader reads a whole batch from `Windows` by one call, and passes it to its ``collate_fn`` as a sequence of
+windows, `BatchOfWindows`. `collate` returns the batch itself, so no window is made. A plain `DataLoader` uses
+`torch.utils.data.default_collate`, which looks up the type of the first window in a table. So windows have a special
+type with an entry in that table, and so does `Positions`. Any other function gets windows, which are made on access.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from locant.positions.documents import PADDING
 from locant.text.windows.tokens import Tokens, gather, one_axis, places, require_ids
 
 IGNORED_TARGET = -100
-"""The target where there is none: the default `ignore_index` of `torch.nn.functional.cross_entropy`."""
+"""The target of slots without a target: the default `ignore_index` of `torch.nn.functional.cross_entropy`."""
 
-BLOCK = 2**20  # pieces that are packed together; part of the definition: another number gives other rows
+BLOCK = 2**20  # pieces that are packed together; another number gives other rows
 
 
 class Batch(TypedDict):
-    """What a window or a batch of windows holds; a single window has no batch axis in `ids` and `targets`."""
+    """The fields of a window or of a batch of windows. A single window has no batch axis in `ids` and `targets`."""
 
     ids: Int[Tensor, "*batch length"]
     targets: Int[Tensor, "*batch length"]
@@ -69,10 +69,9 @@ class _Window(dict[str, Any]):
 
 
 class BatchOfWindows(Sequence[Any]):
-    """The windows of a batch that was read by one call; by name, as ``windows["ids"]``, a field of all of them.
+    """The windows of a batch that was read by one call. A name, as in ``windows["ids"]``, returns a field of the batch.
 
-    A window is a dict, or a pair ``(inputs, targets)``, and is made when it is asked for. Its tensors are views of
-    those of the batch.
+    A window is a dict, or a pair ``(inputs, targets)``, and is made on access. Its tensors are views of the batch.
 
     >>> ids = torch.tensor([[1, 2], [3, 4]])
     >>> windows = BatchOfWindows(Batch(ids=ids, targets=ids + 1, positions=Positions.arange(2)))
@@ -91,11 +90,11 @@ class BatchOfWindows(Sequence[Any]):
         if isinstance(index, str):
             return cast(dict[str, Any], self._batch)[index]
         ids, targets = self._batch["ids"], self._batch["targets"]
-        if not self._windows and index == 0:  # `default_collate` asks for the first one alone
+        if not self._windows and index == 0:  # `default_collate` reads only the first window
             self._windows.append(self._window(0, ids[0], targets[0]))
-        elif (made := len(self._windows)) < len(ids):
-            rows = zip(ids[made:].unbind(), targets[made:].unbind(), strict=True)
-            self._windows += [self._window(number, *row) for number, row in enumerate(rows, start=made)]
+        elif (count := len(self._windows)) < len(ids):
+            rows = zip(ids[count:].unbind(), targets[count:].unbind(), strict=True)
+            self._windows += [self._window(number, *row) for number, row in enumerate(rows, start=count)]
         return self._windows[index]
 
     def _window(self, number: int, ids: Tensor, targets: Tensor) -> Any:
@@ -108,11 +107,11 @@ class BatchOfWindows(Sequence[Any]):
         return _Window(ids, targets, positions)
 
     def keys(self) -> list[str]:
-        """The names of the fields, so that ``**windows`` passes those of the whole batch."""
+        """Return the names of the fields, so that ``**windows`` passes the fields of the whole batch."""
         return FIELDS
 
     def whole(self) -> Any:
-        """The batch, as a dict or a pair; ``None`` if a field of a window was added, replaced or removed."""
+        """Return the batch as a dict or a pair, or ``None`` if a field of a window was added, replaced or removed."""
         if self._as_tuple:
             return self._batch["ids"], self._batch["targets"]
         return self._batch if all(window.is_unchanged() for window in self._windows) else None
@@ -122,7 +121,7 @@ class BatchOfWindows(Sequence[Any]):
 
 
 def collate(batch: Any) -> Any:
-    """A batch that was read whole or is one already; a list of windows stacked, dicts or pairs."""
+    """Return a batch unchanged if it was read as a whole, else stack a list of windows (dicts or pairs)."""
     if isinstance(batch, BatchOfWindows) and (whole := batch.whole()) is not None:
         return whole
     if isinstance(batch, dict):
@@ -132,19 +131,19 @@ def collate(batch: Any) -> Any:
     return {
         "ids": torch.stack([item["ids"] for item in batch]),
         "targets": torch.stack([item["targets"] for item in batch]),
-        "positions": _stacked([item["positions"] for item in batch]),
+        "positions": _stack_positions([item["positions"] for item in batch]),
     }
 
 
 def _collate_windows(batch: Any, *, collate_fn_map: Any = None) -> Any:
-    """For `default_collate`: the batch if it was read whole, else what it makes of any dicts."""
+    """Collate for `default_collate`: return the batch if it was read as a whole, else collate the windows as dicts."""
     if isinstance(batch, BatchOfWindows) and (whole := batch.whole()) is not None:
         return whole
     return torch_collate([dict(window) for window in batch], collate_fn_map=collate_fn_map)
 
 
-def _stacked(rows: Sequence[Positions]) -> Positions:
-    """One row where all are the same count from 0, else a row for each."""
+def _stack_positions(rows: Sequence[Positions]) -> Positions:
+    """Return one row if all rows count from 0, else all rows in one batch."""
     if all(row.start == 0 for row in rows):
         return rows[0]
     highs = [row.max_index for row in rows if row.max_index is not None]
@@ -153,11 +152,11 @@ def _stacked(rows: Sequence[Positions]) -> Positions:
 
 
 default_collate_fn_map[_Window] = _collate_windows
-default_collate_fn_map[Positions] = lambda batch, collate_fn_map=None: _stacked(batch)
+default_collate_fn_map[Positions] = lambda batch, collate_fn_map=None: _stack_positions(batch)
 
 
 class DocumentWindows:
-    """Windows of one length, a stride apart, within each document, from one offset to the next."""
+    """Windows of one length, a stride apart, within each document. Offsets bound the documents."""
 
     def __init__(
         self, offsets: Integer[np.ndarray, " offsets"], length: int, stride: int, *, drop_last: bool, pad_id: int
@@ -168,8 +167,10 @@ class DocumentWindows:
         if drop_last:
             counts = np.where(targets >= length, 1 + (targets - length) // stride, 0)
         else:
-            until_covered = 1 - np.minimum(length - targets, 0) // stride  # rounds up: the last may be filled up
-            while_any_left = -(-targets // stride)  # binds where the stride is longer than the window
+            until_covered = (
+                1 - np.minimum(length - targets, 0) // stride
+            )  # rounds up, because the last window may be padded
+            while_any_left = -(-targets // stride)  # the smaller count if the stride is longer than the window
             counts = np.where(targets > 0, np.minimum(until_covered, while_any_left), 0)
         self._ends = np.cumsum(counts)
         last = np.minimum(length, targets - (counts - 1) * stride)  # only these may hold fewer than `length`
@@ -184,45 +185,45 @@ class DocumentWindows:
 
     @cached_property
     def digest(self) -> str:
-        """Tells these documents from others."""
+        """A hash that identifies these documents."""
         return hashlib.blake2b(self.offsets.astype("<i8").tobytes(), digest_size=16).hexdigest()
 
     def full_batch(self, tokens: Tokens, windows: Int[np.ndarray, " batch"]) -> Batch | None:
-        """Windows of one document by one native call, which also finds out whether all of them exist and are full."""
+        """Read windows of one document by one native call, or return ``None`` if one does not exist or is not full."""
         if len(self.offsets) > 2:
             return None
         rows = gather(tokens.memory, windows, None, self.length, step=self.stride)
         return None if rows is None else self._full(*rows)
 
     def batch(self, tokens: Tokens, windows: Int[np.ndarray, " batch"]) -> Batch:
-        """The windows of these numbers, which have to exist."""
+        """Return the windows with these numbers, which must exist."""
         starts, sizes = self._locate(windows)
         if sizes.min(initial=self.length) == self.length:
             rows = gather(tokens.memory, starts, None, self.length)
             return self._full(*(rows or self._read(tokens, starts)))
         rows = gather(tokens.memory, starts, sizes, self.length, pad_id=self.pad_id)
-        ids, targets, *where = map(torch.from_numpy, rows or self._read_padded(tokens, starts, sizes))
-        return Batch(ids=ids, targets=targets, positions=Positions(where[0], where[1], None, 0, int(sizes.max()) - 1))
+        ids, targets, index, document = map(torch.from_numpy, rows or self._read_padded(tokens, starts, sizes))
+        return Batch(ids=ids, targets=targets, positions=Positions(index, document, None, 0, int(sizes.max()) - 1))
 
     def _full(self, ids: np.ndarray, targets: np.ndarray) -> Batch:
         return Batch(ids=torch.from_numpy(ids), targets=torch.from_numpy(targets), positions=self._full_positions)
 
     def _read(self, tokens: Tokens, starts: np.ndarray) -> tuple[np.ndarray, ...]:
-        """What the native call gives, with NumPy; raises if an id is negative."""
+        """Do the same as the native call, with NumPy. Raise `RangeError` if an id is negative."""
         width = self.length + 1
         if starts.max(initial=0) <= len(tokens) - width:
             rows = tokens.rows(starts, width)
-        else:  # beyond the end of the text there are zeros
+        else:  # fill with zeros beyond the end of the text
             sizes = np.minimum(len(tokens) - starts, width)
             ids = tokens.slices(starts, sizes)
             rows = np.zeros((len(starts), width), dtype=ids.dtype)
             rows[np.arange(width) < sizes[:, None]] = ids
         require_ids(rows)
-        # Two arrays of their own: as two views of one, writing to the inputs would change the targets.
+        # Two separate arrays. With two views of one array, writing to the inputs would change the targets.
         return rows[:, :-1].astype(np.int64, order="C"), rows[:, 1:].astype(np.int64, order="C")
 
     def _read_padded(self, tokens: Tokens, starts: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The same of rows that are filled up, with what `Positions.from_mask` makes of them."""
+        """Read padded rows, with the index and document of each slot, as `Positions.from_mask` makes them."""
         ids, targets = self._read(tokens, starts)
         slots = np.arange(self.length)
         beyond = slots >= sizes[:, None]
@@ -231,7 +232,7 @@ class DocumentWindows:
         return ids, targets, np.minimum(slots, sizes[:, None] - 1), -beyond.astype(np.int64)
 
     def _locate(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where each window begins, and how many targets it holds."""
+        """Return the start of each window, and its number of targets."""
         if len(self.offsets) == 2:  # one document: no search
             starts = windows * self.stride
             return starts, np.minimum(self.length, self.offsets[1] - 1 - starts)
@@ -242,23 +243,23 @@ class DocumentWindows:
 
 
 def document_offsets(documents: Any, size: int) -> Int[np.ndarray, " offsets"]:
-    """Where the documents begin, and the end, checked."""
+    """Check and return the offsets of the documents: where each begins, and the end."""
     offsets = one_axis("documents", documents)
-    # Before anything is subtracted or narrowed: differences of unsigned integers wrap around.
+    # Checked before anything is subtracted or narrowed, because differences of unsigned integers wrap around.
     if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != size or (offsets[1:] < offsets[:-1]).any():
         ends = f"{len(offsets)} offsets" + (f" from {offsets[0]} to {offsets[-1]}" if len(offsets) else "")
-        cause = f"got {ends}, expected them to rise from 0 to {size}"
-        raise InputError(cause, "where each document begins, and the end")
+        cause = f"got {ends}, expected increasing offsets from 0 to {size}"
+        raise InputError(cause, "pass the start of each document, and the end")
     return offsets.astype(np.int64, copy=False)
 
 
 class Packing:
-    """Rows of pieces of documents; costs two integers per piece, and one per row."""
+    """Rows of pieces of documents. Each piece needs two integers of memory, and each row one."""
 
     def __init__(self, offsets: Int[np.ndarray, " offsets"], length: int, *, pad_id: int) -> None:
         self.length, self.pad_id = length, pad_id
         targets = np.maximum(np.diff(offsets) - 1, 0)
-        counts = -(-targets // length)  # of pieces of each document
+        counts = -(-targets // length)  # pieces of each document
         before = places(np.zeros_like(counts), counts) * length
         starts = np.repeat(offsets[:-1], counts) + before
         sizes = np.minimum(np.repeat(targets, counts) - before, length)
@@ -275,34 +276,34 @@ class Packing:
 
     @cached_property
     def digest(self) -> str:
-        """Tells these rows from others."""
+        """A hash that identifies these rows."""
         content = hashlib.blake2b(digest_size=16)
         for part in (self._starts, self._sizes, self._rows):
             content.update(part.astype("<i8").tobytes())
         return content.hexdigest()
 
     def batch(self, tokens: Tokens, windows: Int[np.ndarray, " batch"]) -> Batch:
-        """The rows of these numbers, which have to exist."""
+        """Return the rows with these numbers, which must exist."""
         counts = self._rows[windows + 1] - self._rows[windows]
-        number = places(np.zeros_like(counts), counts)  # of each piece within its row
+        number = places(np.zeros_like(counts), counts)  # the number of each piece within its row
         pieces = np.repeat(self._rows[windows], counts) + number
         sizes = self._sizes[pieces]
         used = np.add.reduceat(sizes, np.cumsum(counts) - counts) if len(windows) else counts
         real = np.arange(self.length) < used[:, None]
-        read = require_ids(tokens.slices(self._starts[pieces], sizes + 1))
+        slices = require_ids(tokens.slices(self._starts[pieces], sizes + 1))
         ends = np.cumsum(sizes + 1)
-        ids, targets = np.delete(read, ends - 1), np.delete(read, ends - sizes - 1)
-        index = _filled(real, places(np.zeros_like(sizes), sizes), 0)
-        document = _filled(real, np.repeat(number, sizes), PADDING)
+        ids, targets = np.delete(slices, ends - 1), np.delete(slices, ends - sizes - 1)
+        index = _fill_rows(real, places(np.zeros_like(sizes), sizes), 0)
+        document = _fill_rows(real, np.repeat(number, sizes), PADDING)
         positions = Positions(index, document, None, 0, int(sizes.max(initial=1)) - 1)
-        ids, targets = _filled(real, ids, self.pad_id), _filled(real, targets, IGNORED_TARGET)
+        ids, targets = _fill_rows(real, ids, self.pad_id), _fill_rows(real, targets, IGNORED_TARGET)
         return Batch(ids=ids, targets=targets, positions=positions)
 
 
 def best_fit(sizes: Int[np.ndarray, " pieces"], capacity: int) -> Int[np.ndarray, " pieces"]:
-    """The row of each piece, by best fit with the longest first; rows are numbered by their first pieces.
+    """Return the row of each piece, by best fit with the longest first. Rows are numbered by their first pieces.
 
-    Pieces of one size are placed together: after the first, the tightest row that takes one is the tightest still.
+    Pieces of one size are placed together, because the tightest row for the first piece stays the tightest.
 
     >>> best_fit(np.array([3, 5, 2, 4, 1]), 6)
     array([0, 1, 2, 2, 1])
@@ -310,26 +311,26 @@ def best_fit(sizes: Int[np.ndarray, " pieces"], capacity: int) -> Int[np.ndarray
     longest_first = _stable_order(capacity - sizes)
     row = np.empty(len(sizes), dtype=np.int64)
     room = _Room(capacity)
-    for its in np.split(longest_first, np.flatnonzero(np.diff(sizes[longest_first])) + 1):
-        while len(its):
-            size = int(sizes[its[0]])
-            left, rows = room.take(size, len(its))
-            each = left // size
-            placed = np.repeat(rows, each)[: len(its)]
-            row[its[: len(placed)]] = placed
-            full, rest = divmod(len(placed), each)
-            room.put(left - each * size, rows[:full])
+    for pieces in np.split(longest_first, np.flatnonzero(np.diff(sizes[longest_first])) + 1):
+        while len(pieces):
+            size = int(sizes[pieces[0]])
+            left, rows = room.take(size, len(pieces))
+            per_row = left // size
+            assigned = np.repeat(rows, per_row)[: len(pieces)]
+            row[pieces[: len(assigned)]] = assigned
+            full, rest = divmod(len(assigned), per_row)
+            room.put(left - per_row * size, rows[:full])
             room.put(left - rest * size, rows[full:])
-            its = its[len(placed) :]
+            pieces = pieces[len(assigned) :]
     first = np.empty(room.opened, dtype=np.int64)
-    first[row[::-1]] = np.arange(len(row))[::-1]  # of several values for one place, the last one stays
+    first[row[::-1]] = np.arange(len(row))[::-1]  # if a place has several values, the last one is kept
     is_first = np.zeros(len(row), dtype=np.int64)
     is_first[first] = 1
     return (np.cumsum(is_first) - 1)[first][row]
 
 
 class _Room:
-    """Rows that are not full, by the room that they have left, and how many were opened."""
+    """Rows that are not full, by their room left, and the number of opened rows."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -338,7 +339,7 @@ class _Room:
         self.opened = 0
 
     def take(self, size: int, pieces: int) -> tuple[int, Int[np.ndarray, " rows"]]:
-        """Rows with the least room that is enough, and how much that is: no more of them than the pieces need."""
+        """Return the least sufficient room, and rows with this room, at most as many as the pieces need."""
         place = bisect_left(self._lefts, size)
         if place == len(self._lefts):
             needed = -(-pieces // (self._capacity // size))
@@ -355,7 +356,7 @@ class _Room:
         return left, rows[:needed]
 
     def put(self, left: int, rows: Int[np.ndarray, " rows"]) -> None:
-        """Rows that have this much room left."""
+        """Add rows that have this much room left."""
         if not left or not len(rows):
             return
         if left not in self._rows:
@@ -365,7 +366,7 @@ class _Room:
 
 
 def _stable_order(values: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """`np.argsort` of numbers that are not negative, by 16 bits at a time, which NumPy sorts in linear time."""
+    """Do a stable `np.argsort` of non-negative numbers, by 16 bits at a time, which NumPy sorts in linear time."""
     order = np.argsort((values & 0xFFFF).astype(np.uint16), kind="stable")
     for shift in range(16, int(values.max(initial=0)).bit_length(), 16):
         digit = (values >> shift & 0xFFFF).astype(np.uint16)
@@ -373,8 +374,8 @@ def _stable_order(values: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
     return order
 
 
-def _filled(real: Bool[np.ndarray, "batch length"], values: np.ndarray, filler: int) -> torch.Tensor:
-    """Rows that hold the values where there are any, and the filler behind them."""
+def _fill_rows(real: Bool[np.ndarray, "batch length"], values: np.ndarray, filler: int) -> torch.Tensor:
+    """Return rows with the values in the `real` slots, and the filler in the others."""
     rows = np.full(real.shape, filler, dtype=np.int64)
     rows[real] = values
     return torch.from_numpy(rows)

@@ -1,11 +1,11 @@
-"""Reading token ids from an array or a store, in the same two ways, with no loop over tokens.
+"""Read token ids from an array or a store, by the same two methods, without a loop over tokens.
 
-`rows` reads slices of one width, `slices` slices of any size, one after the other. Within an array that is one fancy
-index; the shards of a store are mapped side by side, so that they are one array too, with gaps.
+`rows` reads slices of one width, and `slices` reads slices of any sizes, one after the other. In an array this is one
+fancy index. The shards of a store are mapped side by side, so they are one array, too, with gaps.
 
-``native/gather.c`` reads them faster: one call for a batch, on one thread unless the batch is large. What it refuses (a
-slice that is not one of the text, a negative id) or cannot read (a store that maps nothing, an array with steps) is
-left to these, which name the fault.
+``native/gather.c`` is faster: one call reads a batch, on one thread unless the batch is large. It rejects slices
+outside the text and negative ids, and it cannot read stores that map nothing and arrays with strides. In these cases
+the methods of this module are used, and their errors name the fault.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from locant.text.store import TokenStore
 FUNCTION = "locant_gather"
 
 pack_text = struct.Struct("=6q").pack
-"""``Text`` in C."""
+"""Pack the struct ``Text`` of C."""
 pack_batch = struct.Struct("=9q").pack
-"""``Batch`` in C."""
+"""Pack the struct ``Batch`` of C."""
 
-SAMPLED = 1024  # ids that represent all of an array in its fingerprint
+SAMPLED = 1024  # ids that represent an array in its fingerprint
 INTEGERS = frozenset(
     (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
 )
@@ -46,7 +46,7 @@ Starts = Int64[np.ndarray, " slices"]
 
 
 class Memory(NamedTuple):
-    """Ids as C reads them: ``Text``, and the arrays that it points into."""
+    """Ids for C: the struct ``Text``, and the arrays to which it points."""
 
     packed: bytes
     arrays: tuple[np.ndarray, ...]
@@ -55,39 +55,39 @@ class Memory(NamedTuple):
 def memory_of(
     ids: Integer[np.ndarray, " n"], starts: Int64[np.ndarray, " shards_plus_1"], shift: Int64[np.ndarray, " shards"]
 ) -> Memory | None:
-    """Shards in one array: token t of shard s is ``ids[t + shift[s]]``. ``None`` where C cannot read them."""
+    """Describe shards in one array for C. Token t of shard s is ``ids[t + shift[s]]``. ``None``: C cannot read it."""
     if not (ids.flags.c_contiguous and ids.dtype.isnative and native.function(FUNCTION) is not None):
         return None
     is_signed = ids.dtype.kind == "i"
-    where = ids.ctypes.data, ids.itemsize, is_signed, len(shift), starts.ctypes.data, shift.ctypes.data
-    return Memory(pack_text(*where), (ids, starts, shift))
+    fields = ids.ctypes.data, ids.itemsize, is_signed, len(shift), starts.ctypes.data, shift.ctypes.data
+    return Memory(pack_text(*fields), (ids, starts, shift))
 
 
 def gather(
     memory: Memory | None, starts: Starts, sizes: Starts | None, length: int, *, step: int = 1, pad_id: int = 0
 ) -> tuple[Int64[np.ndarray, "slices length"], ...] | None:
-    """Inputs and targets of slices that begin at ``step * starts``, or ``None`` where `tokens` has to read them.
+    """Return inputs and targets of slices that begin at ``step * starts``, or ``None`` if C cannot read them.
 
-    Where there are `sizes`, so many targets each: rows are filled up to `length` with `pad_id` and ignored targets; the
-    index and the document of each slot come as well.
+    `sizes` are the numbers of targets of the slices. With `sizes`, rows are padded to `length` with `pad_id` and
+    ignored targets, and the index and the document of each slot are returned, too.
     """
     count = len(starts)
     if memory is None or not count:
         return None
     shape = count, length
     rows = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
-    where, given = (0, 0), None
+    slots, packed_sizes = (0, 0), None
     if sizes is not None:
         rows = *rows, np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
-        where, given = (address(rows[2]), address(rows[3])), sizes.tobytes()
+        slots, packed_sizes = (address(rows[2]), address(rows[3])), sizes.tobytes()
     threads = native.threads()
-    batch = pack_batch(threads, count, step, length, pad_id, address(rows[0]), address(rows[1]), *where)
-    refused = native.function(FUNCTION)(memory.packed, batch, starts.tobytes(), given)
-    return None if refused else rows
+    batch = pack_batch(threads, count, step, length, pad_id, address(rows[0]), address(rows[1]), *slots)
+    has_failed = native.function(FUNCTION)(memory.packed, batch, starts.tobytes(), packed_sizes)
+    return None if has_failed else rows
 
 
 def address(array: np.ndarray) -> int:
-    """Half as long as ``array.ctypes.data`` takes."""
+    """Return the address of an array, in half the time of ``array.ctypes.data``."""
     return ctypes.addressof(ctypes.c_char.from_buffer(cast(Any, array)))
 
 
@@ -102,21 +102,21 @@ class ArrayTokens:
 
     @property
     def fingerprint(self) -> str:
-        """Tells one text from another, as far as that costs nothing."""
+        """A hash of a sample of the ids, which is cheap to compute."""
         places = np.linspace(0, len(self.ids) - 1, min(SAMPLED, len(self.ids))).astype(np.int64)
         return hashlib.blake2b(self.ids[places].astype("<i8").tobytes(), digest_size=16).hexdigest()
 
     @cached_property
     def memory(self) -> Memory | None:
-        """The same ids for the native kernel, if it can read them."""
+        """The ids for the native kernel, or ``None`` if it cannot read them."""
         return memory_of(self.ids, np.array([0, len(self.ids)]), np.array([0]))
 
     def rows(self, starts: Places, width: int) -> Rows:
-        """The `width` ids from each start on, all of which have to exist."""
+        """Return `width` ids from each start on. All of them must exist."""
         return np.lib.stride_tricks.sliding_window_view(self.ids, width)[starts]
 
     def slices(self, starts: Places, sizes: Places) -> Ids:
-        """The ids of all slices, one after the other."""
+        """Return the ids of all slices, one after the other."""
         return self.ids[places(starts, sizes)]
 
     def __getstate__(self) -> dict[str, object]:
@@ -128,7 +128,7 @@ class ArrayTokens:
 
 
 class StoreTokens:
-    """The ids of a store: its shards mapped side by side or, in one that maps nothing, a call for each slice."""
+    """The ids of a store. Its shards are mapped side by side, or each slice is read by a call if it maps nothing."""
 
     def __init__(self, store: TokenStore) -> None:
         self._store = store
@@ -143,13 +143,13 @@ class StoreTokens:
 
     @cached_property
     def _mapped(self) -> tuple[Ids, Int64[np.ndarray, " shards"]]:
-        """All shards in one array, and how much later the tokens of each stand there than in the store."""
+        """All shards in one array, and the shift of each shard's tokens from the store to this array."""
         ids, begins = self._store.side_by_side()
         return ids[begins[0] :], (begins - begins[0] - self._starts)[:-1]
 
     @cached_property
     def memory(self) -> Memory | None:
-        """The same ids for the native kernel, if it can read them; maps all shards."""
+        """The ids for the native kernel, or ``None`` if it cannot read them. This maps all shards."""
         if not self._store.can_lie_side_by_side:
             return None
         ids, shift = self._mapped
@@ -161,16 +161,16 @@ class StoreTokens:
     def slices(self, starts: Places, sizes: Places) -> Ids:
         if not self._store.can_lie_side_by_side:
             each = zip(starts.tolist(), sizes.tolist(), strict=True)
-            read = [self._store[start : start + size] for start, size in each]
-            return np.concatenate([np.zeros(0, dtype=self._store.dtype), *read])
+            parts = [self._store[start : start + size] for start, size in each]
+            return np.concatenate([np.zeros(0, dtype=self._store.dtype), *parts])
         ids, shift = self._mapped
         first, last = (
             self._starts.searchsorted(tokens, "right") - 1 for tokens in (starts, starts + np.maximum(sizes - 1, 0))
         )
-        parts = last - first + 1  # of each slice, which is cut where a shard ends
-        shard = places(first, parts)
-        begins = np.maximum(np.repeat(starts, parts), self._starts[shard])
-        ends = np.minimum(np.repeat(starts + sizes, parts), self._starts[shard + 1])
+        num_parts = last - first + 1  # of each slice, which is cut where a shard ends
+        shard = places(first, num_parts)
+        begins = np.maximum(np.repeat(starts, num_parts), self._starts[shard])
+        ends = np.minimum(np.repeat(starts + sizes, num_parts), self._starts[shard + 1])
         return ids[places(begins + shift[shard], ends - begins)]
 
     def __getstate__(self) -> dict[str, object]:
@@ -184,27 +184,27 @@ Tokens = ArrayTokens | StoreTokens
 
 
 def tokens_of(source: Any) -> Tokens:
-    """The tokens of a store, an array, a tensor or a list; there have to be two or more."""
+    """Return the tokens of a store, an array, a tensor or a list, which must have at least two."""
     if isinstance(source, TokenStore):
         tokens = StoreTokens(source)
     else:
         tokens = ArrayTokens(one_axis("ids", source))
         if isinstance(source, (list, tuple)):
-            require_ids(tokens.ids)  # it was copied anyway; what may be on a disk is checked as it is read
+            require_ids(tokens.ids)  # it is in memory; arrays that may be on disk are checked when they are read
     if len(tokens) < 2:
-        raise InputError(f"got {len(tokens)} tokens, expected 2 or more: an input and its target", "a longer text")
+        raise InputError(f"got {len(tokens)} tokens, expected 2 or more: an input and its target", "use a longer text")
     return tokens
 
 
 def one_axis(name: str, values: Any) -> Integer[np.ndarray, " n"]:
-    """One axis of integers, sharing the memory of arrays and of tensors on the host."""
-    remedy = "the array that Tokenizer.encode returns" if name == "ids" else "a list of offsets"
+    """Return an array with one axis of integers. It shares the memory of arrays and of tensors on the host."""
+    remedy = "pass the array that Tokenizer.encode returns" if name == "ids" else "pass a list of offsets"
     if isinstance(values, Tensor):
         if values.dtype not in INTEGERS or values.layout != torch.strided or values.is_meta:
-            what = f"{dtype_name(values.dtype)} tensor on {values.device}, {values.layout}"
-            raise ShapeError(f"got {name} as a {what}, expected one axis of integers", remedy)
+            kind = f"{dtype_name(values.dtype)} tensor on {values.device}, {values.layout}"
+            raise ShapeError(f"got {name} as a {kind}, expected one axis of integers", remedy)
         values = values.detach().cpu().numpy()
-    if "numpy.ma" in sys.modules and isinstance(values, np.ma.MaskedArray):  # else it would be imported for this
+    if "numpy.ma" in sys.modules and isinstance(values, np.ma.MaskedArray):  # this does not import the module
         raise ShapeError(f"got {name} as a masked array, expected one axis of integers", "values.compressed()")
     try:
         array = np.asarray(values)
@@ -217,23 +217,26 @@ def one_axis(name: str, values: Any) -> Integer[np.ndarray, " n"]:
 
 
 def places(starts: Places, sizes: Places) -> Int[np.ndarray, " total"]:
-    """``start, start + 1, ...`` for each start, as many as its size says, one after the other."""
+    """Return ``start, start + 1, ...`` with `size` numbers for each start, one range after the other."""
     return np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
 
 
 def require_ids(ids: Integer[np.ndarray, "*shape"]) -> Integer[np.ndarray, "*shape"]:
-    """Raise if an id is negative, or would be as int64. Ids of a dtype that has none of these cost nothing."""
+    """Raise `RangeError` if an id is negative, or would be negative as int64. Dtypes without such ids are not read."""
     if not ids.size:
         return ids
     if ids.dtype.kind == "i" and ids.min() < 0:
-        raise RangeError(f"got token id {ids.min()}, expected 0 or more", "looking where `ids < 0`")
+        raise RangeError(f"got token id {ids.min()}, expected 0 or more", "find them with `ids < 0`")
     if ids.dtype.kind == "u" and ids.dtype.itemsize == 8 and ids.max() >= 2**63:
-        raise RangeError(f"got token id {ids.max()}, expected less than 2**63", "ids as a tokenizer returns them")
+        raise RangeError(f"got token id {ids.max()}, expected less than 2**63", "pass ids as a tokenizer returns them")
     return ids
 
 
 def _file_behind(array: np.ndarray) -> tuple[Any, ...] | None:
-    """What `np.memmap` opens it with in another process, if all of it is one slice of a file as it is on the disk."""
+    """Return the arguments of `np.memmap` that open this array in another process, or ``None``.
+
+    The array must be one contiguous slice of a file on disk.
+    """
     root = array
     while isinstance(root.base, np.ndarray):
         root = root.base

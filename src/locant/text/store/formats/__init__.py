@@ -1,4 +1,4 @@
-"""Formats of token stores, by name, each with its reading beside its writing. `register_format` adds another.
+"""Formats of token stores, by name. Each format can be read and written. `register_format` adds another one.
 
 =============  ======================================================  ==========================================
 ``locant``     a folder of shards with a manifest and the tokenizer    `locant.TokenStore`
@@ -7,8 +7,9 @@
 ``datatrove``  ``00000.ds`` and its index and metadata, per shard      ``DatatroveFolderDataset``
 =============  ======================================================  ==========================================
 
-nanoGPT's and datatrove's tokens have two bytes up to 65 536 entries of the vocabulary, and four beyond; Megatron-LM's
-and locant's have two up to 65 499. Only locant's, in `formats.locant`, has hashes and the tokenizer in it.
+Tokens of nanoGPT and datatrove have two bytes for up to 65 536 entries of the vocabulary, and four bytes for more.
+Tokens of Megatron-LM and locant have two bytes for up to 65 499 entries. Only the locant format (`formats.locant`)
+contains hashes and the tokenizer.
 """
 
 from __future__ import annotations
@@ -33,23 +34,26 @@ from locant.text.store.formats.shards import Index, ShardWriter, read_index
 __all__ = ["FORMATS", "ExportSource", "StoreFormat", "StoreOptions", "register_format"]
 
 LLM_C = {20240520: "<u2", 20240801: "<u4"}
-"""How the files of llm.c and modded-nanogpt begin, as int32, and the tokens after their header: GPT-2's, Llama 3's."""
+"""The first int32 in files of llm.c and modded-nanogpt, and the dtype of the tokens after the header.
+
+The first is for GPT-2, the second for Llama 3.
+"""
 LLM_C_EVALUATION = 20240522
 LLM_C_HEADER = 1024
-"""Bytes: 256 int32, of which the third is the number of tokens."""
+"""The bytes of a header of 256 int32. The third is the number of tokens."""
 
 SPLIT = re.compile(r"(?<![a-z])(train|val|valid|validation|dev|test)(?![a-z])")
 
 
 class MegatronFormat(StoreFormat):
-    """Two files, ``PREFIX.bin`` and ``PREFIX.idx``: what Megatron-LM's ``preprocess_data.py`` writes.
+    """Two files, ``PREFIX.bin`` and ``PREFIX.idx``, as Megatron-LM's ``preprocess_data.py`` writes them.
 
-    The shards of a locant store are such pairs of files, as they are; exporting makes one pair of them all.
+    The shards of a locant store are such pairs of files already. Exporting joins all shards to one pair.
     """
 
     def __init__(self, path: Path, options: StoreOptions) -> None:
         if options.dtype is not None:
-            raise InputError("got a dtype for Megatron-LM's files, which say it themselves", "no dtype")
+            raise InputError("got a dtype for Megatron-LM's files, which state their dtype", "pass no dtype")
         prefix = os.path.abspath(base.only_file(path, ".idx"))  # noqa: PTH100
         prefix = prefix[: -len(".bin")] if prefix.endswith((".bin", ".idx")) else prefix
         self._idx = f"{prefix}.idx"
@@ -69,7 +73,7 @@ class MegatronFormat(StoreFormat):
     def _require_covered(self, index: Index) -> None:
         counted, tokens, path = int(index.sequences.sum(dtype=np.int64)), int(self.tokens[0]), self.files[0]
         if counted != tokens:
-            raise InputError(f"{path} has {tokens} tokens, and {self._idx} counts {counted}", base.fresh(path))
+            raise InputError(f"{path} has {tokens} tokens, but {self._idx} counts {counted}", base.fresh(path))
 
     @classmethod
     def write(cls, source: ExportSource, folder: Path) -> np.dtype:
@@ -82,48 +86,51 @@ class MegatronFormat(StoreFormat):
 
 
 class NanogptFormat(StoreFormat):
-    """A file of tokens and nothing else, what nanoGPT's ``prepare.py`` writes; nothing in it says what its dtype is.
+    """A file of tokens and nothing else, as nanoGPT's ``prepare.py`` writes it. The file does not state its dtype.
 
-    A folder stands for all its files, which have to be of one split. Files of llm.c have a header, which says the dtype
-    and how many tokens there are.
+    A folder stands for all its files, which must belong to one split. Files of llm.c have a header, which states the
+    dtype and the number of tokens.
     """
 
     def __init__(self, path: Path, options: StoreOptions) -> None:
         files = sorted(path.glob("*.bin")) if path.is_dir() else [path]
         if not files:
-            raise InputError(f"{path} holds no file that ends with .bin", "the folder that nanoGPT's prepare.py wrote")
-        splits = {found[1]: file.name for file in files if (found := SPLIT.search(file.name.lower()))}
+            raise InputError(
+                f"{path} holds no file that ends with .bin", "pass the folder that nanoGPT's prepare.py wrote"
+            )
+        splits = {match[1]: file.name for file in files if (match := SPLIT.search(file.name.lower()))}
         if len(splits) > 1:
             cause = f"{path} holds files of several splits: {', '.join(splits.values())}"
             raise InputError(
-                cause, f"name one file, such as {path / next(iter(splits.values()))}, or move a split elsewhere"
+                cause, f"pass one file, such as {path / next(iter(splits.values()))}, or move a split elsewhere"
             )
         for file in files:
-            base.require_file(file, "the file that nanoGPT's prepare.py wrote, such as train.bin")
+            base.require_file(file, "pass the file that nanoGPT's prepare.py wrote, such as train.bin")
         heads = {self._magic(file) for file in files}
         if len(heads) > 1:
             raise InputError(
-                f"{path} holds files with and without a header of llm.c, or with two kinds of it", "one kind"
+                f"{path} holds files with and without a header of llm.c, or with two kinds of header",
+                "use files of one kind",
             )
         dtype = LLM_C.get(next(iter(heads)) or 0)
         if dtype is None:
             super().__init__(files, options.token_dtype, options)
             return
         if options.dtype is not None and np.dtype(options.dtype) != np.dtype(dtype):
-            cause = f"got dtype {options.dtype}, and the header of {files[0]} says {np.dtype(dtype).name}"
-            raise InputError(cause, "no dtype")
+            cause = f"got dtype {options.dtype}, but the header of {files[0]} states {np.dtype(dtype).name}"
+            raise InputError(cause, "pass no dtype")
         super().__init__(files, np.dtype(dtype), options, header=LLM_C_HEADER)
         for file, count in zip(files, self.tokens.tolist(), strict=True):
             stated = int.from_bytes(base.head_of(file)[8:12], "little")
             if stated != count:
-                raise InputError(f"{file} has {count} tokens, and its header states {stated}", base.fresh(file))
+                raise InputError(f"{file} has {count} tokens, but its header states {stated}", base.fresh(file))
 
     @staticmethod
     def _magic(file: Path) -> int | None:
-        """The number that a file of llm.c begins with, if it is one."""
+        """Return the number at the beginning of a file of llm.c, or ``None`` for another file."""
         magic = int.from_bytes(base.head_of(file)[:4], "little")
         if magic == LLM_C_EVALUATION:
-            raise InputError(f"{file} is an evaluation file of llm.c: questions with answers", "a file of tokens")
+            raise InputError(f"{file} is an evaluation file of llm.c: questions with answers", "pass a file of tokens")
         return magic if magic in LLM_C else None
 
     @classmethod
@@ -133,26 +140,29 @@ class NanogptFormat(StoreFormat):
 
 
 class DatatroveFormat(StoreFormat):
-    """A file ``.ds`` with its ``.ds.index``, or a folder of them; masks of the loss (``.ds.loss``) are not read.
+    """A file ``.ds`` with its ``.ds.index``, or a folder of such files. Loss masks (``.ds.loss``) are not read.
 
     The index holds the end of each document, as uint64. ``.ds.metadata``, which may be missing, begins with
-    ``TOKENIZER|BYTES``, how many bytes a token has.
+    ``TOKENIZER|BYTES``, in which ``BYTES`` is the number of bytes of a token.
     """
 
     def __init__(self, path: Path, options: StoreOptions) -> None:
         files = sorted(path.glob("*.ds")) if path.is_dir() else [path]
         if not files:
-            raise InputError(f"{path} holds no file that ends with .ds", "the folder that datatrove wrote")
+            raise InputError(f"{path} holds no file that ends with .ds", "pass the folder that datatrove wrote")
         sizes: set[int] = set()
         for metadata in (f"{file}.metadata" for file in files):
             if os.path.isfile(metadata):  # noqa: PTH113
                 size = base.head_of(metadata).split(b"\n")[0].rpartition(b"|")[2]
                 if size not in (b"2", b"4"):
-                    cause = f"{metadata} does not say how many bytes a token has"
-                    raise InputError(cause, Remedy("{}, and no metadata file", dtype=...))
+                    cause = f"{metadata} does not state how many bytes a token has"
+                    raise InputError(cause, Remedy("pass {}, and remove the metadata file", dtype=...))
                 sizes.add(int(size))
         if len(sizes) > 1:
-            raise InputError(f"{path} has files of {' and '.join(map(str, sorted(sizes)))} bytes per token", "one kind")
+            raise InputError(
+                f"{path} has files of {' and '.join(map(str, sorted(sizes)))} bytes per token",
+                "use files with the same number of bytes per token",
+            )
         in_metadata = options.dtype is None and sizes
         super().__init__(files, np.dtype(f"<u{sizes.pop()}") if in_metadata else options.token_dtype, options)
 
@@ -161,7 +171,7 @@ class DatatroveFormat(StoreFormat):
         if self.end_of_text is not None and not os.path.exists(path):  # noqa: PTH110
             return super().offsets(shard)
         remedy = base.fresh(path)
-        size = base.require_file(path, "end_of_text=, the id after each document")
+        size = base.require_file(path, "pass end_of_text=, the id after each document")
         ends = np.frombuffer(base.read_file(path, size, remedy), "<u8", size // 8)
         covers = int(ends[-1]) == tokens if len(ends) else not tokens
         if size % 8 or not covers or (ends[1:] < ends[:-1]).any():
@@ -184,17 +194,19 @@ class DatatroveFormat(StoreFormat):
 
 
 def register_format(name: str, format: type[StoreFormat]) -> None:  # noqa: A002  # what the field calls it
-    """Make a format known to ``TokenStore(path, format=name)`` and ``locant export``, as an entry point would.
+    """Register a format for ``TokenStore(path, format=name)`` and ``locant export``, as an entry point does.
 
     Raises:
-        RangeError: no subclass of `StoreFormat`, or a name that is taken.
+        RangeError: the class is not a subclass of `StoreFormat`, or the name is in use.
     """
     FORMATS.register(name, format)
 
 
 def _check(name: str, value: Any) -> None:
     if not (isinstance(value, type) and issubclass(value, StoreFormat)):
-        raise RangeError(f"got {shown(value)} for store format {name!r}, expected a class", "a subclass of StoreFormat")
+        raise RangeError(
+            f"got {shown(value)} for store format {name!r}, expected a class", "pass a subclass of StoreFormat"
+        )
 
 
 FORMATS: Registry[type[StoreFormat]] = Registry("store format", "locant.formats", _check)

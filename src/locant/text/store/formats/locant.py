@@ -1,11 +1,11 @@
-"""The locant format: a folder of shards (Megatron-LM's files as they are), a tokenizer, and a manifest of all files.
+"""The locant format: a folder of shards (files of Megatron-LM), a tokenizer, and a manifest of all files.
 
-`store.json`, the manifest, is written last, so a folder that has one is a complete store. The text is JSON, one line
-per field. Its last two fields are the SHA-256 of every byte before them and ``"complete": true``, in one spelling that
-is checked before anything is parsed: a changed or missing byte is always found. The shards are a table of columns,
-because a table of rows takes several times as long to read. No file is named: names are made from numbers, so no
-manifest can point outside its folder. The sources, most of the text where a store was made from very many files, are
-hashed with the rest, and parsed when they are first asked for.
+`store.json`, the manifest, is written last, so a folder that has one is a complete store. It is JSON, one line per
+field. Its last two fields are the SHA-256 of every byte before them and ``"complete": true``. They have one spelling,
+which is checked before anything is parsed, so a changed or missing byte is always found. The shards are a table of
+columns, because a table of rows takes several times as long to read. The manifest has no names of files. They are made
+from numbers, so no manifest can point outside its folder. The sources, which are most of the text if a store was made
+from many files, are hashed with the rest, but parsed only on first use.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from locant.text.tokenizer import Tokenizer
 TOKENIZER = "tokenizer.json"
 VERSION = 1
 LARGEST = 1 << 30
-"""Bytes of a manifest: ten million files of input need more."""
+"""The largest size of a manifest in bytes. Ten million files of input need more."""
 
 HEAD = re.compile(rb'\{\n "schema": "locant token store",\n "version": (\d{1,9}),\n')
 TAIL = re.compile(rb',\n "sha256": "([0-9a-f]{64})",\n "complete": true\n\}\n')
 TAIL_SIZE = len(',\n "sha256": "",\n "complete": true\n}\n') + 64
 SOURCES, BEHIND_SOURCES = b'\n "sources": ', b',\n "shards": '
-"""The sources stand between these: a text in JSON holds no line feed, and only fields of the manifest begin so."""
-AGAIN = "preparing the store again, or a fresh copy of it"
+"""The bytes before and after the sources. Texts in JSON have no line feed, so only fields of the manifest match."""
+AGAIN = "prepare the store again, or get a fresh copy of it"
 
 SHARD_COLUMNS = ("tokens", "documents", "bin_size", "bin_sha256", "idx_size", "idx_sha256")
 HEX = "0123456789abcdef"
@@ -59,14 +59,14 @@ HEX = "0123456789abcdef"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Manifest:
-    """What `store.json` holds, checked."""
+    """The checked content of `store.json`."""
 
     sha256: str
-    """Of the manifest itself, so two stores with the same are the same."""
+    """The SHA-256 of the manifest itself. Stores with equal hashes are equal."""
     dtype: np.dtype
     vocab_size: int
     end_of_text: int | None
-    """The id that stands after each document, if one was appended."""
+    """The id after each document, if one was appended."""
     tokens: Int[np.ndarray, " shards"]
     documents: Int[np.ndarray, " shards"]
     bin_sha256: Sequence[str]
@@ -75,23 +75,23 @@ class Manifest:
     tokenizer_fingerprint: str
     options: dict[str, Any]
     path: Path
-    """The file, from which the sources are read."""
+    """The path of the manifest, from which the sources are read."""
 
     @cached_property
     def sources(self) -> list[dict[str, Any]]:
-        """What the texts came from; read when first asked for."""
+        """The sources of the texts, which are read on first use."""
         content = _content(self.path.parent)
         with _naming(self.path):
             if _intact(content) != self.sha256:
-                raise InputError(f"{self.path} was written anew since it was opened", "opening it again")
+                raise InputError(f"{self.path} was rewritten after it was opened", "open it again")
             return _sources(strict_json(content, "it"))
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check the manifest of a store; an `InputError` where there is none, or it is not as it was written."""
+    """Read and check the manifest of a store. Raise `InputError` if there is none, or if it was changed."""
     content, path = _content(folder), folder / MANIFEST
     begin, end = content.find(SOURCES), content.rfind(BEHIND_SOURCES)
-    is_ours = 0 <= begin < end  # else it is spelled otherwise, and all of it is parsed
+    is_ours = 0 <= begin < end  # else another program wrote it, and all of it is parsed
     without_sources = content[: begin + len(SOURCES)] + b"[]" + content[end:] if is_ours else content
     with _naming(path):
         digest = _intact(content)
@@ -103,20 +103,21 @@ def _naming(path: Path) -> Generator[None]:
     try:
         yield
     except FaultError as fault:
-        raise InputError(f"{path} is no intact manifest of a store: {fault}", AGAIN) from None
+        raise InputError(f"{path} is not an intact manifest of a store: {fault}", AGAIN) from None
 
 
 def _content(folder: Path) -> bytes:
     path = folder / MANIFEST
     if not folder.is_dir():
         raise InputError(
-            f"got {folder}, which is not a folder", Remedy("a folder that locant prepare made, or a {}", format=...)
+            f"got {folder}, which is not a folder",
+            Remedy("pass a folder that locant prepare made, or a {}", format=...),
         )
     if not path.exists():
         raise InputError(
             f"{folder} holds no finished store: it has no {MANIFEST}",
             Remedy(
-                "locant prepare, the same command again if it was interrupted; or {} for stores of other programs",
+                "run locant prepare, or run it again if it was interrupted, or pass {} for stores of other programs",
                 format=...,
             ),
         )
@@ -126,18 +127,18 @@ def _content(folder: Path) -> bytes:
 
 
 def _require_readable(size: int, path: Path) -> None:
-    """Before it is read, and before one is written that could not be read."""
+    """Raise `InputError` for a manifest that is too large to be read, before it is read or written."""
     if size > LARGEST:
-        raise InputError(f"{path} has {size} bytes, more than {LARGEST}", "a store of fewer and larger files")
+        raise InputError(f"{path} has {size} bytes, more than {LARGEST}", "use a store of fewer and larger files")
 
 
 def _intact(content: bytes) -> str:
-    """Its SHA-256, which its end states."""
+    """Return the SHA-256 at the end of a manifest. Raise an error unless the content has this hash."""
     head = HEAD.match(content)
     if not head:
-        raise FaultError("it does not begin like one")
+        raise FaultError("it does not begin like a manifest")
     if int(head[1]) != VERSION:
-        cause = f"got a store of version {int(head[1])}, and this package reads version {VERSION}"
+        cause = f"got a store of version {int(head[1])}, but this package reads version {VERSION}"
         raise InputError(cause, "pip install --upgrade locant")
     tail = TAIL.fullmatch(content, max(0, len(content) - TAIL_SIZE))
     if not tail:
@@ -148,25 +149,25 @@ def _intact(content: bytes) -> str:
 
 
 def _manifest(fields: dict[str, Any], digest: str, path: Path) -> Manifest:
-    """The fields, each checked: a hash says that they are what somebody wrote, not that they make sense."""
+    """Check all fields and return them. The hash proves that they are unchanged, not that they are consistent."""
     vocab_size = _count(fields, "vocab_size")
     try:
         dtype = base.token_dtype(vocab_size)
     except RangeError as error:
         raise FaultError(error.cause) from None
-    dtype_fault = f"dtype is {fields.get('dtype')!r}, and {vocab_size} entries take {dtype.name}"
+    dtype_fault = f"dtype is {fields.get('dtype')!r}, but {vocab_size} entries need {dtype.name}"
     base.require(fields.get("dtype") == dtype.name, dtype_fault)
     shards = _shards(_object(fields, "shards"), dtype)
     for name in ("tokens", "documents"):
         total = sum(shards[name])
-        base.require(_count(fields, name) == total, f"{name} is {fields[name]}, and its shards have {total}")
+        base.require(_count(fields, name) == total, f"{name} is {fields[name]}, but its shards have {total}")
     tokenizer = _object(fields, "tokenizer")
     _require_hashes([tokenizer.get("sha256"), tokenizer.get("fingerprint")])
     _sources(fields)
     end, appended = fields.get("end_of_text"), fields.get("end_of_text_appended")
     base.require(type(appended) is bool, f"end_of_text_appended is {appended!r}, expected true or false")
     if (end is not None or appended) and _count(fields, "end_of_text") >= vocab_size:
-        raise FaultError(f"end_of_text is {end}, and the vocabulary has {vocab_size} entries")
+        raise FaultError(f"end_of_text is {end}, but the vocabulary has {vocab_size} entries")
     return Manifest(
         sha256=digest,
         dtype=dtype,
@@ -189,7 +190,7 @@ def _object(fields: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _count(fields: dict[str, Any], name: str) -> int:
-    """An integer from 0 to the largest size of a file; JSON's ``true`` and ``1.0`` are none."""
+    """Return an integer from 0 to the largest size of a file. JSON's ``true`` and ``1.0`` are not integers."""
     value = fields.get(name)
     if type(value) is not int or not 0 <= value <= base.MAX_SIZE:
         raise FaultError(f"{name} is {value!r}, expected a count")
@@ -197,13 +198,13 @@ def _count(fields: dict[str, Any], name: str) -> int:
 
 
 def _require_hashes(values: list[Any]) -> None:
-    """Each a SHA-256 in lower-case hexadecimal digits."""
+    """Raise `FaultError` unless all values are SHA-256 hashes in lower-case hexadecimal digits."""
     are_texts = all(isinstance(value, str) and len(value) == 64 for value in values)
-    base.require(are_texts and not "".join(values).strip(HEX), "a hash is none")
+    base.require(are_texts and not "".join(values).strip(HEX), "a hash is not a SHA-256")
 
 
 def _shards(columns: dict[str, Any], dtype: np.dtype) -> dict[str, list[Any]]:
-    """The columns of the table of shards, checked."""
+    """Check the columns of the table of shards and return them."""
     shards: dict[str, Any] = {name: columns.get(name) for name in SHARD_COLUMNS}
     if not all(isinstance(column, list) and len(column) == len(shards["tokens"]) for column in shards.values()):
         raise FaultError("the columns of its shards are not lists of one length")
@@ -211,7 +212,7 @@ def _shards(columns: dict[str, Any], dtype: np.dtype) -> dict[str, list[Any]]:
         if name.endswith("sha256"):
             _require_hashes(column)
         elif not set(map(type, column)) <= {int} or min(column, default=0) < 0 or sum(column) > base.MAX_SIZE:
-            raise FaultError(f"{name} of its shards are no counts")
+            raise FaultError(f"{name} of its shards are not counts")
     sizes = [dtype.itemsize * tokens for tokens in shards["tokens"]]
     base.require(shards["bin_size"] == sizes, "the sizes of its shards do not fit their tokens")
     sizes = [index_size(documents) for documents in shards["documents"]]
@@ -235,17 +236,17 @@ def write_manifest(
     sources: list[dict[str, Any]],
     options: dict[str, Any],
 ) -> None:
-    """Finish a store: write its `tokenizer.json`, and then, last, its `store.json`.
+    """Finish a store: write its `tokenizer.json`, and then its `store.json`.
 
-    `shards` is what `ShardWriter.close` returned for each, `end_of_text` the id that was appended to each document, if
-    one was; `sources` and `options` are JSON: what the texts came from and how the store was made.
+    `shards` are the results of `ShardWriter.close`. `end_of_text` is the id that was appended to each document, if any.
+    `sources` and `options` are JSON, and describe the texts and how the store was made.
 
     Raises:
-        InputError: a finished store is there that is another one, a shard is missing, or the system refuses to write.
+        InputError: the folder holds another finished store, a shard is missing, or the system refuses to write.
     """
     text = tokenizer.to_json().encode()
     if end_of_text is not None:
-        whole("end_of_text", end_of_text, 0, tokenizer.vocab_size - 1, remedy="an id of the vocabulary, or None")
+        whole("end_of_text", end_of_text, 0, tokenizer.vocab_size - 1, remedy="pass an id of the vocabulary, or None")
     rows = [(s.tokens, s.documents, s.bin.size, s.bin.sha256, s.idx.size, s.idx.sha256) for s in shards]
     fields: dict[str, Any] = {
         "schema": "locant token store",
@@ -265,24 +266,24 @@ def write_manifest(
     try:
         body = ("{\n" + ",\n".join(f" {json.dumps(name)}: {_json(value)}" for name, value in fields.items())).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        cause = f"got sources or options that are no JSON: {error}"
-        raise InputError(cause, "texts, numbers, lists and dicts") from None
+        cause = f"got sources or options that are not JSON: {error}"
+        raise InputError(cause, "use texts, numbers, lists and dicts") from None
     content = body + f',\n "sha256": "{base.sha256_of(body)}",\n "complete": true\n}}\n'.encode()
     path = folder / MANIFEST
     _require_readable(len(content), path)
-    with _naming(path):  # what could not be read again is not written
+    with _naming(path):  # a manifest that cannot be read is not written
         manifest = _manifest(strict_json(content, "it"), _intact(content), path)
     if path.exists():
         if path.read_bytes() == content:
             return
-        raise InputError(f"got {folder}, which holds another finished store", "another folder")
+        raise InputError(f"got {folder}, which holds another finished store", "use another folder")
     require_files(folder, manifest, but=TOKENIZER)
     write_whole(folder / TOKENIZER, text)
     write_whole(path, content)
 
 
 def _json(value: Any) -> str:
-    """Plain ASCII; a line for each part of what has parts that have parts."""
+    """Return JSON in ASCII. A value with nested parts gets a line for each part."""
     parts = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
     if not any(isinstance(part, (dict, list)) for part in parts):
         return json.dumps(value, allow_nan=False)
@@ -293,7 +294,7 @@ def _json(value: Any) -> str:
 
 
 def require_files(folder: Path, manifest: Manifest, *, but: str = "") -> None:
-    """Every file is there and has its size: one system call each."""
+    """Raise `InputError` unless every file exists and has its recorded size. This takes one system call per file."""
     sizes = {TOKENIZER: manifest.tokenizer.size}
     counts = zip(manifest.tokens.tolist(), manifest.documents.tolist(), strict=True)
     for number, (tokens, documents) in enumerate(counts):
@@ -302,22 +303,23 @@ def require_files(folder: Path, manifest: Manifest, *, but: str = "") -> None:
     sizes.pop(but, None)
     try:
         for name, size in sizes.items():
-            found = os.stat(f"{folder}/{name}")  # noqa: PTH116  # a `Path` for each of 20 000 files would take longer
-            if found.st_size != size or not stat.S_ISREG(found.st_mode):
-                raise InputError(f"{folder / name} has {found.st_size} bytes, expected {size}", AGAIN)
+            status = os.stat(f"{folder}/{name}")  # noqa: PTH116  # a `Path` for each of 20 000 files would take longer
+            if status.st_size != size or not stat.S_ISREG(status.st_mode):
+                raise InputError(f"{folder / name} has {status.st_size} bytes, expected {size}", AGAIN)
     except OSError as error:
         raise InputError(f"cannot read {error.filename}: {error.strerror}", AGAIN) from None
 
 
 class LocantFormat(StoreFormat):
-    """A folder with a manifest. Opening it compares the size of every file with the manifest."""
+    """A folder with a manifest. When it is opened, the size of every file is compared with the manifest."""
 
     def __init__(self, path: Path, options: StoreOptions) -> None:
-        if given := [name for name, value in vars(options).items() if value is not None]:
+        if names := [name for name, value in vars(options).items() if value is not None]:
             raise InputError(
-                f"got {given[0]} for a locant store, which records it", Remedy(f"{{}}, or no {given[0]}", format=...)
+                f"got {names[0]} for a locant store, which records it",
+                Remedy(f"pass {{}}, or no {names[0]}", format=...),
             )
-        self._folder = path.absolute()  # a program may change its folder while it reads
+        self._folder = path.absolute()  # a program may change its working folder meanwhile
         self.manifest: Manifest = read_manifest(path)
         bins = [f"{self._folder}{os.sep}{shard_name(number)}.bin" for number in range(len(self.manifest.tokens))]
         super().__init__(bins, self.manifest.dtype, options, tokens=self.manifest.tokens)
@@ -348,15 +350,15 @@ class LocantFormat(StoreFormat):
         content = base.read_file(path, record.size, AGAIN)
         _require_hash(path, base.sha256_of(content), record.sha256)
         tokenizer = Tokenizer.from_json(content.decode(errors="replace"), str(path))
-        known = (tokenizer.fingerprint, tokenizer.vocab_size)
-        if known != (self.manifest.tokenizer_fingerprint, self.vocab_size):
+        facts = (tokenizer.fingerprint, tokenizer.vocab_size)
+        if facts != (self.manifest.tokenizer_fingerprint, self.vocab_size):
             raise InputError(f"{path} is not the tokenizer that {MANIFEST} names", AGAIN)
         return tokenizer
 
     def verify(self) -> None:
         if read_manifest(self._folder).sha256 != self.identity:
-            raise InputError(f"{self._folder} was written anew since it was opened", "opening it again")
-        _ = self.manifest.sources  # all that opening leaves unread
+            raise InputError(f"{self._folder} was rewritten after it was opened", "open it again")
+        _ = self.manifest.sources  # the only part that was not read before
         self.load_tokenizer()
         for shard, path in enumerate(self.files):
             _require_hash(path, self.check(shard, AGAIN), self.manifest.bin_sha256[shard])
@@ -387,6 +389,6 @@ class LocantFormat(StoreFormat):
         return base.token_dtype(source.vocab_size)
 
 
-def _require_hash(path: str | Path, found: str, expected: str) -> None:
-    if found != expected:
-        raise InputError(f"{path} was changed after it was written: its SHA-256 is another one", AGAIN)
+def _require_hash(path: str | Path, actual: str, expected: str) -> None:
+    if actual != expected:
+        raise InputError(f"{path} was changed after it was written: its SHA-256 has changed", AGAIN)

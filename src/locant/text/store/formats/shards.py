@@ -1,15 +1,15 @@
-"""One shard of a store: a file of tokens, and Megatron-LM's index of it, version 1, of where each document begins.
+"""One shard of a store: a file of tokens, and its index of documents in Megatron-LM's format, version 1.
 
 ========================  ======================================================================
 34 bytes                  magic, version, code of the token dtype, number of sequences n, m + 1
 n times int32             tokens of each sequence
-n times int64             the byte of the other file at which it begins
+n times int64             the byte of the file of tokens at which it begins
 (m + 1) times int64       where each of m documents begins among the sequences, and the end
 ========================  ======================================================================
 
-Here a document is one sequence, so m = n; files of others may cut a document into several. All numbers are
-little-endian. A file is refused unless its sequences follow one another without a gap, and no memory is allocated
-before the counts were compared with the size of the file.
+In locant's files a document is one sequence, so m = n. Files of other programs may cut a document into several
+sequences. All numbers are little-endian. The sequences of a file must follow one another without a gap, and no memory
+is allocated before the counts have been compared with the size of the file.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ HEADER = struct.Struct("<9sQBQQ")
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 CODES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-"""Megatron-LM's codes of integer dtypes; 6 and 7 are floating point."""
+"""Megatron-LM's codes of integer dtypes (6 and 7 are floating point)."""
 CODE_OF = {np.dtype(name): code for code, name in CODES.items()}
 LONGEST = 2**31 - 1
 LENGTHS = 1 << 17
-"""Lengths of documents that are in memory at a time."""
+"""The number of document lengths that are in memory at a time."""
 
 MANIFEST = "store.json"
-"""The last file of a store; a folder that has one gets no more shards."""
+"""The file of a store that is written last. No shards are added to a folder that has it."""
 
 
 def shard_name(number: int) -> str:
-    """The name of a shard, without its suffix."""
+    """Return the name of a shard, without a suffix."""
     return f"shard-{number:05d}"
 
 
@@ -65,7 +65,7 @@ class FileRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRecord:
-    """What one shard holds, and its two files."""
+    """The numbers of tokens and documents of a shard, and its two files."""
 
     tokens: int
     documents: int
@@ -74,13 +74,13 @@ class ShardRecord:
 
 
 def index_size(documents: int) -> int:
-    """Bytes of the index of so many documents of one sequence each."""
+    """Return the size in bytes of an index of documents of one sequence each."""
     return HEADER.size + 12 * documents + 8 * (documents + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """The tokens of each sequence, and where each document begins among the sequences, and the end."""
+    """The number of tokens of each sequence, and the sequence at which each document begins, with the end."""
 
     dtype: np.dtype
     sequences: Int[np.ndarray, " sequences"]
@@ -88,19 +88,19 @@ class Index:
 
     @property
     def offsets(self) -> Int[np.ndarray, " offsets"]:
-        """Where each document begins among the tokens, and the end."""
+        """The token at which each document begins, and the end."""
         return _starts(self.sequences)[self.documents]
 
 
 def read_index(path: str | Path) -> Index:
-    """Read an index; an `InputError` if it is none, or contradicts itself."""
+    """Read an index. Raise `InputError` if it is not an index, or contradicts itself."""
     remedy = fresh(path)
     size = require_file(path, remedy)
     try:
         require(size >= index_size(0), f"it has {size} bytes, fewer than an empty one")
         return _index(read_file(path, size, remedy))
     except FaultError as fault:
-        raise InputError(f"{path} is no intact index: {fault}", remedy) from None
+        raise InputError(f"{path} is not an intact index: {fault}", remedy) from None
 
 
 def _index(content: bytes) -> Index:
@@ -110,7 +110,7 @@ def _index(content: bytes) -> Index:
     require(code in CODES, f"its tokens have the dtype of code {code}, expected one of {', '.join(map(str, CODES))}")
     size = HEADER.size + 12 * n + 8 * offsets
     require(not len(content) == size + n > size, "it has a mode for each sequence, as for pictures among text")
-    needed = f"it has {len(content)} bytes, and {size} are needed for {n} sequences and {offsets} offsets"
+    needed = f"it has {len(content)} bytes, expected {size} for {n} sequences and {offsets} offsets"
     require(offsets and len(content) == size, needed)
     dtype, sequences = np.dtype(CODES[code]), np.frombuffer(content, "<i4", n, HEADER.size)
     pointers = np.frombuffer(content, "<i8", n, HEADER.size + 4 * n)
@@ -131,17 +131,17 @@ def _starts(lengths: np.ndarray) -> Int[np.ndarray, " offsets"]:
 
 
 class IndexWriter:
-    """Writes an index in constant memory: lengths go to their place at once, and the rest is made from them at last."""
+    """Write an index in constant memory: lengths are written at once, and all the rest is computed from them later."""
 
     def __init__(self, file: NewFile, dtype: np.dtype) -> None:
         self.documents = 0
         self._file = file
         self._dtype = dtype
-        self._last = np.zeros(0, dtype=np.int64)  # kept back: it may still grow
+        self._last = np.zeros(0, dtype=np.int64)  # not written yet, because it may still grow
         file.write(bytes(HEADER.size))
 
     def append(self, lengths: Integer[np.ndarray, " documents"], *, continues: bool) -> None:
-        """Add documents, all or, where one is too long, none; with `continues`, the first adds to the last one."""
+        """Add documents, or none if one is too long. With `continues`, the first continues the previous document."""
         if not len(lengths):
             return
         numbers = lengths.astype(np.int64)  # a copy
@@ -150,14 +150,14 @@ class IndexWriter:
         else:
             numbers = np.concatenate([self._last, numbers])
         if (longest := int(numbers.max())) > LONGEST:
-            cause = f"got a document of {longest} tokens, more than an index can say ({LONGEST})"
-            raise RangeError(cause, "a separator that cuts it into shorter documents")
+            cause = f"got a document of {longest} tokens, more than an index can hold ({LONGEST})"
+            raise RangeError(cause, "use a separator that cuts it into shorter documents")
         self._append(numbers[:-1], "<i4")
         self._last = numbers[-1:]
         self.documents += len(lengths) - continues
 
     def finish(self) -> str:
-        """Write what is missing; the SHA-256 of the whole file."""
+        """Write the rest of the index, and return the SHA-256 of the whole file."""
         self._append(self._last, "<i4")
         header = HEADER.pack(MAGIC, VERSION, CODE_OF[self._dtype], self.documents, self.documents + 1)
         self._file.overwrite(header, at=0)
@@ -185,19 +185,19 @@ class IndexWriter:
 
 
 class ShardWriter:
-    """Writes the tokens and the index of one shard; both appear when `close` returns, or neither.
+    """Write the tokens and the index of one shard. Both files appear when `close` returns, or neither.
 
-    The files are named from the shard's `number` in the store, or `name`. Every id has to be below `vocab_size`, which
-    decides the dtype, see `token_dtype`. If the system refuses to write, nothing is left behind.
+    The names of the files come from the shard's `number` in the store, or from `name`. Every id must be below
+    `vocab_size`, which decides the dtype, see `token_dtype`. If writing fails, no files are left.
     """
 
     def __init__(self, folder: Path, number: int, vocab_size: int, *, name: str | None = None) -> None:
         self.tokens = 0
-        """How many so far."""
+        """The number of tokens so far."""
         self._vocab_size = vocab_size
         self._dtype = token_dtype(vocab_size)
         if (folder / MANIFEST).exists():
-            raise InputError(f"got {folder}, which holds a finished store", "another folder")
+            raise InputError(f"got {folder}, which holds a finished store", "use another folder")
         name = name or shard_name(number)
         self._digest = hashlib.sha256()
         self._bin = NewFile(folder / f"{name}.bin")
@@ -210,30 +210,30 @@ class ShardWriter:
 
     @property
     def documents(self) -> int:
-        """How many so far."""
+        """The number of documents so far."""
         return self._index.documents
 
     def append(
         self, ids: Integer[np.ndarray, " tokens"], lengths: Integer[np.ndarray, " docs"], *, continues: bool = False
     ) -> None:
-        """Add documents: their tokens, one after the other, and how many each has; 0 is a document too.
+        """Add documents: the tokens of all documents in one array, and the length of each document, which may be 0.
 
-        With `continues`, the first of them goes on where the last one of the call before ended.
+        With `continues`, the first document continues the last document of the previous call.
 
         Raises:
-            RangeError: an id that is not in the vocabulary. ShapeError: lengths that do not add up to the ids.
-                Nothing is added then.
+            RangeError: an id is not in the vocabulary. ShapeError: the lengths do not add up to the number of ids.
+                If an error is raised, nothing is added.
         """
         for name, array in (("ids", ids), ("lengths", lengths)):
             if not isinstance(array, np.ndarray) or array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-                raise ShapeError(f"got {shown(array)} for {name}, expected one axis of integers", "a NumPy array")
-        # A length that is too large is found first, so that the sum cannot wrap.
+                raise ShapeError(f"got {shown(array)} for {name}, expected one axis of integers", "use a NumPy array")
+        # Lengths that are too large are rejected first, so that the sum cannot overflow.
         fits = not len(lengths) or (int(lengths.min()) >= 0 and int(lengths.max()) <= len(ids))
         if not fits or int(lengths.sum(dtype=np.int64)) != len(ids):
-            remedy = "a length for each document, all tokens counted"
-            raise ShapeError(f"got {len(ids)} ids, and lengths that do not add up to as many", remedy)
+            remedy = "pass a length for each document, so that all tokens are counted"
+            raise ShapeError(f"got {len(ids)} ids, but lengths that do not add up to this number", remedy)
         if continues and not self.documents:
-            raise ShapeError("got continues=True, but there is no document before", "continues=False")
+            raise ShapeError("got continues=True, but there is no previous document", "continues=False")
         require_known(ids, self._vocab_size, self.tokens)
         self._index.append(lengths, continues=continues)
         self.tokens += len(ids)
@@ -243,7 +243,7 @@ class ShardWriter:
             self._bin.write(data)
 
     def close(self) -> ShardRecord:
-        """Bring both files to the disk, and give them their names: the tokens first, so no index is without them."""
+        """Flush both files to disk and rename them, tokens first, so that no index exists without its tokens."""
         digest = self._index.finish()
         self._bin.settle()
         self._idx.settle()
