@@ -42,7 +42,7 @@ def test_it_leaves_results_pictures_and_a_page_and_the_command_asks_for_the_same
 ) -> None:
     result = succeeds(f"{TINY} --encodings alibi,nope --seeds 3,5 -o out")
     assert sorted(path.name for path in (folder / "out").iterdir()) == FILES
-    assert result.stdout.splitlines()[-1] == "The report: out/report.html"
+    assert result.stdout.splitlines()[-1] == "Report: out/report.html"
     assert "Loss (nats per token)" in result.stdout
     told = re.findall(r"(?m)^(?:alibi|nope) +seed [35] +train: \d\.\d{3} +4: \d\.\d{3} +8: ", result.stderr)
     assert len(told) == 4

@@ -92,10 +92,10 @@ def test_every_verb_has_json_and_words_for_itself_and_for_each_option() -> None:
     ("error", "code", "said"),
     [
         (KeyboardInterrupt(), 130, "locant: interrupted"),
-        (MemoryError(), 2, "locant: there is not enough memory; try: smaller sizes"),
+        (MemoryError(), 2, "locant: there is not enough memory; try: use smaller sizes"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 2, "there is not enough memory"),
-        (OSError(28, "No space left on device"), 2, "locant: the system says 'no space left on device'; try: "),
-        (PermissionError(13, "Permission denied", "x"), 2, "the system says 'permission denied': x; try: "),
+        (OSError(28, "No space left on device"), 2, "locant: the system reports 'no space left on device'; try: "),
+        (PermissionError(13, "Permission denied", "x"), 2, "the system reports 'permission denied': x; try: "),
         (KeyError("lost"), 1, "locant: this is a mistake in locant: KeyError: 'lost' at test_errors.py:"),
         (RuntimeError("a shape"), 1, "; try: LOCANT_TRACEBACK=1 locant ..., and report what it prints"),
     ],

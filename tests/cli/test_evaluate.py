@@ -35,7 +35,7 @@ def results(folder: Path) -> dict[str, Any]:
 def test_it_measures_what_the_model_itself_computes(succeeds: Run, folder: Path, model: Path) -> None:
     done = succeeds("evaluate model --with own,exact,nope,yarn:4,ntk:4,linear:2,dynamic:2,self-extend:4", *ASKED)
     assert sorted(path.name for path in (folder / "out").iterdir()) == FILES
-    assert done.stdout.splitlines()[-1] == "The report: out/report.html"
+    assert done.stdout.splitlines()[-1] == "Report: out/report.html"
     found = results(folder)
     records = {record["encoding"]: record for record in found["records"]}
     assert [*records] == ["own", "exact", "nope", "yarn:4", "ntk:4", "linear:2", "dynamic:2", "self-extend:4"]

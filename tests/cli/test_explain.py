@@ -160,6 +160,6 @@ def test_two_models_are_compared(run: Run, folder: Path) -> None:
 test_what_cannot_be_compared_is_one_line = refused(
     "explain",
     ("gpt2 --against x.gguf", "locant explain x.gguf --against gpt2"),
-    ("gpt2 --against gpt2 -o x.svg", "two configurations have no picture"),
-    ("gpt2 --n-ctx 4", "which is no GGUF file"),
+    ("gpt2 --against gpt2 -o x.svg", "there is no picture of two models"),
+    ("gpt2 --n-ctx 4", "which is not a GGUF file"),
 )

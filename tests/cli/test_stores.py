@@ -87,12 +87,12 @@ def test_tasks_are_done_apart_and_joined(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("text.txt", "got PATH... beside --finalize"),
-        ("--dry-run --restart", "got --dry-run, --restart beside --finalize"),
-        ("--separator x", "got --separator beside --finalize"),
-        ("--no-end-of-text", "got --end-of-text beside --finalize"),
-        ("--tokenizer bytes --download", "got --tokenizer, --download beside --finalize"),
-        ("--task 0", "got --task beside --finalize"),
+        ("text.txt", "got PATH... with --finalize"),
+        ("--dry-run --restart", "got --dry-run, --restart with --finalize"),
+        ("--separator x", "got --separator with --finalize"),
+        ("--no-end-of-text", "got --end-of-text with --finalize"),
+        ("--tokenizer bytes --download", "got --tokenizer, --download with --finalize"),
+        ("--task 0", "got --task with --finalize"),
     ],
 )
 def test_joining_takes_no_other_words(run: Run, complains: Complains, words: str, said: str) -> None:
