@@ -81,8 +81,8 @@ def test_what_far_tokens_do_is_measured_where_it_is_asked_for(
         assert len(measured) == 11
         assert measured[0] == pytest.approx(np.mean(losses), abs=LOGITS)
     said = " ".join(done.stdout.split())
-    assert "With 64 tokens before every token, in windows that overlap, the losses are own" in said
-    assert "What stands more than 32 tokens back, of 64, is" in said
+    assert "With 64 tokens before every token, in overlapping windows, the losses are own" in said
+    assert "Tokens more than 32 back (up to 64) " in said
     assert "Not all pass keys were asked for at 16, 64 tokens, where the question does not fit uncut." in said
     page = (folder / "out" / "report.html").read_text()
     assert "<h2>Loss with full context</h2>" in page

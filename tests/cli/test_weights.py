@@ -94,7 +94,7 @@ def test_a_list_with_its_pictures(run: Run, folder: Path, monkeypatch: pytest.Mo
     assert (result.exit_code, result.stderr) == (0, "")
     rows = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.strip()}
     assert rows["cat"][-1] == "dog"
-    assert "tokenizer is 2 tokens, token ##izer: its vector is the mean of their rows" in result.stdout
+    assert "tokenizer is 2 tokens, token ##izer. Its vector is the mean of their rows" in result.stdout
     assert (folder / "h.png").read_bytes().startswith(b"\x89PNG")
     assert b"tokenizer" in (folder / "m.svg").read_bytes()
     assert (folder / "p.png").exists()
