@@ -70,7 +70,7 @@ def test_missing_values_are_the_defaults_of_the_architecture_and_are_named(run: 
     config = {"model_type": "qwen3", "hidden_size": 4096, "num_attention_heads": 32, "max_position_embeddings": 40960}
     (folder / "config.json").write_text(json.dumps(config))
     printed = " ".join(run("explain config.json").stdout.split())
-    assert "defaults rope_theta 10,000: not in the configuration, the default of qwen3 in transformers" in printed
+    assert "defaults rope_theta 10,000: not in the configuration, so the default of qwen3 in transformers" in printed
     assert "head_dim 128: not in the configuration" in printed
     assert json.loads(run("explain config.json --json").stdout)["defaults"] == {"rope_theta": 10_000.0, "head_dim": 128}
     assert "defaults" not in run("explain qwen2.5-7b").stdout
@@ -150,7 +150,7 @@ def test_two_models_are_compared(run: Run, folder: Path) -> None:
     said = " ".join(result.stdout.split())
     assert result.exit_code == 1
     assert "here draft.json there gemma-3-4b" in said
-    assert "layers full_attention differences none: positions mean the same in both" in said
+    assert "layers full_attention differences none: both encode positions in the same way" in said
     assert "base is 20,000 here and 10,000 there" in said
     assert "cosines and sines differ from position 1 on" in said
     same = run("explain gpt2 --against gpt2 --json")
