@@ -32,7 +32,7 @@ def test_an_architecture_is_its_default_configuration(name: str) -> None:
     config, note = find_source(name)
     assert isinstance(config, Qwen3Config)
     assert config.to_dict() == Qwen3Config().to_dict()
-    assert note == f"the defaults of Qwen3Config in transformers {transformers.__version__}, no published model"
+    assert note == f"the defaults of Qwen3Config in transformers {transformers.__version__}, not a published model"
     assert explain(config).longest == Qwen3Config().max_position_embeddings
 
 

@@ -58,7 +58,7 @@ test_nor_is_one_that_is_read = refused(
     ("convert '' --to half -o out", "the path is empty"),
     ("convert model --to half -o out --config ''", "the path is empty"),
     ("extend llama-3.1-8b --to 262144 --figure ''", "the path is empty"),
-    ("explain ''", "got '', which is no file, no folder"),
+    ("explain ''", "got '', which is not a file, a folder"),
     ("prepare '' -o out", "got ''"),
     ("embed ''", "which is a folder"),
     fixtures=["_configured"],

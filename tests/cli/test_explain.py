@@ -87,7 +87,7 @@ def test_json_is_nothing_but_finite_json(run: Run) -> None:
 test_what_cannot_be_explained_is_one_line = refused(
     "explain",
     ("lama-3.1-8b", "'llama-3.1-8b', did you mean that?"),
-    ("text.txt", "text.txt, which is not JSON"),
+    ("text.txt", "text.txt, which is not valid JSON"),
     (".", "which holds no config.json"),
     ("gpt2 -o x.gif", "ending in .png, .svg, .pdf; try: x.png"),
     ("gpt2 -o no/x.png", "there is no folder no"),

@@ -134,7 +134,7 @@ def test_the_other_doors_say_what_they_give(capsys: pytest.CaptureFixture[str]) 
         ("rotary", "rotates queries and keys, by cos and sin of shape [4, 32]"),
         ("alibi", "adds a bias of shape [4, 4, 4] (heads, queries, keys)"),
         ("t5", "adds a bias of shape [4, 4, 4]"),
-        ("nope", "through the causal mask alone"),
+        ("nope", "only through the causal mask"),
     ):
         flow(encoding=encoding)
         assert words in " ".join(capsys.readouterr().out.split())
