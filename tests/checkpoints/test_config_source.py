@@ -71,7 +71,7 @@ def test_params_of_mistral_are_read_in_the_layout_of_its_own_weights(tmp_path: P
     assert explained.tables[0].shape == (32000, 4096)
     assert explained.vllm.answer == "yes"
     said = " ".join(explained.layers[0].warnings)
-    assert "pass layout='half' for the weights of transformers" in said
+    assert "Pass layout='half' for the weights of transformers" in said
 
 
 def test_yarn_of_params_is_that_of_transformers() -> None:

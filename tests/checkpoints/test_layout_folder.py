@@ -342,7 +342,10 @@ def broken_index(sharded: Path, change: Callable[[dict[str, Any]], None]) -> Non
         (lambda index: index["weight_map"].update(extra=SHARDS[0]), ("extra in its index but not in", SHARDS[0])),
         (lambda index: index["weight_map"].pop("model.layers.0.counts"), ("counts in", "but not in its index")),
         (lambda index: index["weight_map"].update({"model.layers.0.counts": SHARDS[1]}), ("model.layers.0.counts",)),
-        (lambda index: index["weight_map"].update(x="../model.safetensors"), ("../model.safetensors", "in the same folder")),
+        (
+            lambda index: index["weight_map"].update(x="../model.safetensors"),
+            ("../model.safetensors", "in the same folder"),
+        ),
         (lambda index: index["weight_map"].update(x="model.bin"), ("model.bin", "expected safetensors files")),
         (lambda index: index["weight_map"].update(x="gone.safetensors"), ("gone.safetensors",)),
         (lambda index: index["weight_map"].update(x=3), ("without a weight_map",)),
