@@ -46,7 +46,7 @@ def test_a_path_wins_over_a_preset_and_a_preset_over_an_architecture(
 
 
 def test_a_name_that_stands_for_nothing_is_refused() -> None:
-    with refuses(InputError, "no architecture of transformers", "did you mean"):
+    with refuses(InputError, "an architecture of transformers", "did you mean"):
         find_source("qwen-3-8b")
 
 

@@ -346,12 +346,15 @@ def broken_index(sharded: Path, change: Callable[[dict[str, Any]], None]) -> Non
             lambda index: index["weight_map"].update(x="../model.safetensors"),
             ("../model.safetensors", "in the same folder"),
         ),
-        (lambda index: index["weight_map"].update(x="model.bin"), ("model.bin", "expected safetensors files")),
+        (
+            lambda index: index["weight_map"].update(x="model.bin"),
+            ("model.bin", "expected the name of a safetensors file"),
+        ),
         (lambda index: index["weight_map"].update(x="gone.safetensors"), ("gone.safetensors",)),
         (lambda index: index["weight_map"].update(x=3), ("without a weight_map",)),
         (lambda index: index.pop("weight_map"), ("without a weight_map",)),
         (lambda index: index.update(weight_map={}), ("without a weight_map",)),
-        (lambda index: index["weight_map"].update(x=f"{'x' * 999}.safetensors"), ("xxx...", "beside it")),
+        (lambda index: index["weight_map"].update(x=f"{'x' * 999}.safetensors"), ("xxx...", "in the same folder")),
         (lambda index: index.update(metadata=3), ("metadata that is not an object",)),
     ],
 )
@@ -375,7 +378,7 @@ def test_rows_that_are_no_whole_bytes_are_refused(tmp_path: Path, whole: Path) -
     entry = {"dtype": "F4", "shape": [32, 3], "data_offsets": [0, 48]}
     header = json.dumps({"model.layers.0.self_attn.q_proj.weight": entry}).encode()
     (whole / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(48))
-    with refuses(InputError, "of f4", "no whole bytes"):
+    with refuses(InputError, "of f4", "not whole bytes"):
         convert_folder(whole, tmp_path / "out", to="interleaved")
 
 
@@ -386,8 +389,8 @@ def test_folders_that_are_none_are_refused(whole: Path, tmp_path: Path) -> None:
         (whole, tmp_path, ("not empty",)),
         (whole, whole / "config.json", ("is a file",)),
         (whole, tmp_path / "no" / "out", ("there is no folder",)),
-        (tmp_path / "gone", tmp_path / "out", ("is no folder",)),
-        (whole / "config.json", tmp_path / "out", ("is no folder",)),
+        (tmp_path / "gone", tmp_path / "out", ("is not a folder",)),
+        (whole / "config.json", tmp_path / "out", ("is not a folder",)),
     ]
     before = sorted(tmp_path.rglob("*"))
     for folder, output, words in cases:
