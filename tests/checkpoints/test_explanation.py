@@ -241,12 +241,12 @@ def test_a_preset_can_be_changed_without_harm() -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"{", "not JSON"),
-        (b"\xff\xfe", "not JSON"),
+        (b"{", "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
         (b"[1]", "a list"),
-        (b"", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
-        (b'{"hidden_size": ' + b"9" * 5000 + b"}", "not JSON"),
+        (b"", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b'{"hidden_size": ' + b"9" * 5000 + b"}", "not valid JSON"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
