@@ -129,7 +129,7 @@ def test_the_configuration_says_what_the_weights_became(whole: Path, tmp_path: P
     convert_folder(whole, tmp_path / "there", to="interleaved")
     said = json.loads((tmp_path / "there" / "config.json").read_text(encoding="utf-8"))
     assert said == {**CONFIG, "rope_interleave": True}
-    with refuses(InputError, "'interleaved' already"):
+    with refuses(InputError, "already have the layout 'interleaved'"):
         convert_folder(tmp_path / "there", tmp_path / "again", to="interleaved")
 
 

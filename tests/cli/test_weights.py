@@ -54,7 +54,7 @@ def test_json_is_all_that_convert_prints(run: Run, llama: Path) -> None:
 
 
 def test_the_layout_that_they_have_can_be_said(run: Run, complains: Complains, llama: Path) -> None:
-    assert "'half' already" in complains("convert model --to half -o out")
+    assert "already have the layout 'half'" in complains("convert model --to half -o out")
     result = run("convert model --to half --from interleaved -o out")
     assert "interleaved → half" in result.stdout
 
@@ -109,7 +109,7 @@ def test_more_words_than_a_line_has_room_for_are_told_their_nearest(run: Run) ->
 
 
 def test_what_cannot_be_shown_costs_a_line(complains: Complains) -> None:
-    assert "no folder" in complains("neighbours bert-base-uncased king")
+    assert "not a folder" in complains("neighbours bert-base-uncased king")
     assert "got no word" in complains("neighbours", MINILM)
     assert "got no word" in complains("neighbours", MINILM, "", " ")
     assert "no list" in complains("neighbours", MINILM, "king", "--figure", "x.png")

@@ -214,7 +214,7 @@ def test_what_is_no_folder_and_no_dtype_costs_one_line(tmp_path: Path) -> None:
 
 
 def test_a_name_on_the_hub_is_no_folder() -> None:
-    with refuses(InputError, "bert-base-uncased", "no folder"):
+    with refuses(InputError, "bert-base-uncased", "not a folder"):
         TokenEmbedding.from_pretrained("bert-base-uncased")
 
 
