@@ -73,7 +73,7 @@ def test_a_dry_run_writes_nothing(run: Run, folder: Path) -> None:
 
 def test_tasks_are_done_apart_and_joined(run: Run) -> None:
     words = ("prepare", "text.txt", "-o", "store", "--tokenizer", "bytes", "--num-tasks", "2")
-    said = "store: task 1 of 2 is done; when all are: locant prepare --finalize -o store\n"
+    said = "store: task 1 of 2 is done. When all are done: locant prepare --finalize -o store\n"
     assert run(*words, "--task", "1").stdout == said
     missing = run("prepare --finalize -o store")
     assert missing.exit_code == 2

@@ -55,7 +55,7 @@ TOKEN_WIDTHS = ("embedding_size", "word_embed_proj_dim", "dim", *WIDTHS)  # narr
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """Whether vLLM follows the configuration, and the reasons if it does not."""
+    """The answer whether vLLM follows the configuration, and the reasons if it does not."""
 
     answer: Literal["yes", "differently", "no"]
     reasons: tuple[str, ...] = ()
@@ -371,7 +371,7 @@ def layer_strip(config: Mapping[str, Any] | object) -> tuple[Layer, ...]:
     if kinds == ("encoder", "decoder"):
         decoder = min(integer_at(full, "num_decoder_layers") or count, MOST)
         return tuple(Layer(kind=kind, window=None) for kind in [kinds[0]] * count + [kinds[1]] * decoder)
-    named = _listed(full, count) if kinds and set(kinds) <= set(LISTED) else layer_types_in(full)[:MOST]
+    named = _rotary_by_layer(full, count) if kinds and set(kinds) <= set(LISTED) else layer_types_in(full)[:MOST]
     named = named or tuple(FULL if reach.window is None else SLIDING for reach in reaches)
     if kinds and (len(named) != count or not {*named} <= {*kinds}):
         return ()
@@ -381,7 +381,7 @@ def layer_strip(config: Mapping[str, Any] | object) -> tuple[Layer, ...]:
     )
 
 
-def _listed(config: Config, count: int) -> tuple[str, ...]:
+def _rotary_by_layer(config: Config, count: int) -> tuple[str, ...]:
     """Return ``with`` or ``without`` rotary positions per layer, by the keys of `listed_layers` and `based_layers`."""
     has = config.get("layer_rope_theta") or config.get("no_rope_layers")
     if not has:

@@ -110,19 +110,19 @@ def write_reordered(
     target.write(header.raw)
     for tensor in header.tensors:
         heads = moves.get(tensor.name)
-        for data in _copied(source, tensor.num_bytes) if heads is None else _moved(source, tensor, heads, to):
+        for data in _copy(source, tensor.num_bytes) if heads is None else _reorder(source, tensor, heads, to):
             target.write(data)
             yield len(data)
 
 
-def _copied(source: IO[bytes], num_bytes: int) -> Iterator[bytes]:
+def _copy(source: IO[bytes], num_bytes: int) -> Iterator[bytes]:
     while num_bytes:
-        data = _exactly(source, min(num_bytes, CHUNK))
+        data = _read_exactly(source, min(num_bytes, CHUNK))
         num_bytes -= len(data)
         yield data
 
 
-def _moved(source: IO[bytes], tensor: TensorEntry, heads: Sequence[HeadRows], to: Layout) -> Iterator[bytes]:
+def _reorder(source: IO[bytes], tensor: TensorEntry, heads: Sequence[HeadRows], to: Layout) -> Iterator[bytes]:
     """Yield the bytes of a tensor head by head, with rotated rows reordered and other rows copied."""
     rows = sum(part.rows for part in heads)
     size, rest = divmod(tensor.num_bytes, rows)
@@ -131,15 +131,15 @@ def _moved(source: IO[bytes], tensor: TensorEntry, heads: Sequence[HeadRows], to
         raise InputError(got, "use weights of a wider dtype")
     for part in heads:
         if not part.rotated:
-            yield from _copied(source, part.rows * size)
+            yield from _copy(source, part.rows * size)
             continue
         order = row_order(part, to)
         for _ in range(part.count):
-            head = memoryview(_exactly(source, part.width * size))
+            head = memoryview(_read_exactly(source, part.width * size))
             yield b"".join(head[row * size : (row + 1) * size] for row in order)
 
 
-def _exactly(source: IO[bytes], num_bytes: int) -> bytes:
+def _read_exactly(source: IO[bytes], num_bytes: int) -> bytes:
     data = source.read(num_bytes)
     if len(data) != num_bytes:
         got = f"{source.name} ended while it was read: {num_bytes - len(data)} bytes are missing"

@@ -28,7 +28,7 @@ DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(pre
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\0": "\0", r"\\": "\\"}
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     r"""Replace the escapes ``\n``, ``\t``, ``\r``, ``\0`` and ``\\`` by the characters that they mean."""
     return re.sub(r"\\[ntr0\\]", lambda escape: ESCAPES[escape[0]], text)
 
@@ -38,7 +38,7 @@ def _unescaped(text: str) -> str:
 @output("The folder of the store.")
 @tokenizer_options
 @click.option(
-    "--separator", type=_unescaped, metavar="TEXT",
+    "--separator", type=_unescape, metavar="TEXT",
     help=r"The text between two documents of a file, such as '\n\n'. Default: a file is one document.",
 )  # fmt: skip
 @click.option("--field", help=f"The key (.jsonl) or column (.parquet) of the text. Default: {FIELD}.")
@@ -89,11 +89,11 @@ def prepare(paths: tuple[str, ...], output: Path | None, **options: Any) -> Answ
     from locant.report.console import progress_bar
 
     download, only_join, restart = (options.pop(each) for each in ("download", "only_join", "restart"))
-    dry_run, given = options.pop("dry_run") and not only_join, only_given(options)
-    if download and given.get("tokenizer", "bytes") != "bytes":
-        given["tokenizer"] = Tokenizer.load(given["tokenizer"], download=True)
+    dry_run, settings = options.pop("dry_run") and not only_join, only_given(options)
+    if download and settings.get("tokenizer", "bytes") != "bytes":
+        settings["tokenizer"] = Tokenizer.load(settings["tokenizer"], download=True)
     if dry_run:
-        content = {name: value for name, value in given.items() if name in ContentOptions.__annotations__}
+        content = {name: value for name, value in settings.items() if name in ContentOptions.__annotations__}
         with warnings.catch_warnings(record=True) as caught:
             estimated = estimate(paths, **content)
         return _with_warnings(Answer(dataclasses.asdict(estimated), str(estimated)), caught)
@@ -103,14 +103,14 @@ def prepare(paths: tuple[str, ...], output: Path | None, **options: Any) -> Answ
         others = (name for name in click.get_current_context().params if name not in ("only_join", "output", "as_json"))
         if flags := typed(*others):  # the tasks decided them
             raise InputError(f"got {', '.join(flags)} with --finalize", "locant prepare --finalize -o STORE")
-        return _written(finalize(output))
+        return _describe_store(finalize(output))
     with warnings.catch_warnings(record=True) as caught, progress_bar() as progress:
-        store = prepare_store(paths, output, resume=not restart, progress=progress, **given)
+        store = prepare_store(paths, output, resume=not restart, progress=progress, **settings)
     if store is not None:
-        return _with_warnings(_written(store), caught)
-    facts = {"store": str(output), "task": given["task"], "num_tasks": given["num_tasks"]}
-    done = f"{output}: task {given['task']} of {given['num_tasks']} is done"
-    return _with_warnings(Answer(facts, f"{done}; when all are: locant prepare --finalize -o {output}"), caught)
+        return _with_warnings(_describe_store(store), caught)
+    facts = {"store": str(output), "task": settings["task"], "num_tasks": settings["num_tasks"]}
+    done = f"{output}: task {settings['task']} of {settings['num_tasks']} is done"
+    return _with_warnings(Answer(facts, f"{done}. When all are done: locant prepare --finalize -o {output}"), caught)
 
 
 def _with_warnings(answer: Answer, caught: list[warnings.WarningMessage]) -> Answer:
@@ -120,7 +120,7 @@ def _with_warnings(answer: Answer, caught: list[warnings.WarningMessage]) -> Ans
     return Answer({**answer.facts, "warnings": messages}, "\n".join([str(answer.words), *lines]))
 
 
-def _written(store: TokenStore) -> Answer:
+def _describe_store(store: TokenStore) -> Answer:
     from locant.report.console import counted
 
     tokens, documents, shards = len(store), len(store.documents) - 1, len(store.shards)

@@ -78,13 +78,13 @@ def joined(paths: Iterable[str], sources: Mapping[str, str]) -> str:
     parts: dict[str, str] = {}
 
     def join(path: str) -> str:
-        def named(found: re.Match[str]) -> str:
-            source = posixpath.normpath(posixpath.join(posixpath.dirname(path), found[2]))
-            return f'const {found[1]} = joined["{join(source)}"];'
+        def assign(imported: re.Match[str]) -> str:
+            source = posixpath.normpath(posixpath.join(posixpath.dirname(path), imported[2]))
+            return f'const {imported[1]} = joined["{join(source)}"];'
 
         if path not in parts:
             names = ", ".join(EXPORT.findall(sources[path]))
-            body = EXPORT.sub("", IMPORT.sub(named, sources[path])).replace("await import(", "await load(")
+            body = EXPORT.sub("", IMPORT.sub(assign, sources[path])).replace("await import(", "await load(")
             parts[path] = f'joined["{path}"] = (() => {{\n{body}return {{ {names} }};\n}})();\n'
         return path
 

@@ -90,18 +90,18 @@ class State:
         if follows and isinstance(value, int):
             value = min(max(value, low), high)
         number = whole(name, value, low, high, even=even, remedy=f"{name}={default}")
-        return self._settle(name, "whole", number, low=low, high=high, log=log, step=2 if even else 1)
+        return self._add_control(name, "whole", number, low=low, high=high, log=log, step=2 if even else 1)
 
     def real(self, name: str, default: float, low: Real, high: Real, *, log: bool = False) -> float:
         """Read a number. `log` is as in `whole`."""
         value = self._number(name, default, float)
         number = float(real(name, value, low=low, high=high, remedy=f"{name}={default:g}"))
-        return self._settle(name, "real", number, low=low, high=high, log=log)
+        return self._add_control(name, "real", number, low=low, high=high, log=log)
 
     def one_of(self, name: str, default: str, names: Sequence[str], titles: Mapping[str, str] | None = None) -> str:
         """Read one of these names. The page shows their `titles`, if any."""
         value = one_of(name, self._text(name, default), names)
-        return self._settle(name, "choice", value, choices=list(names), titles=dict(titles or {}))
+        return self._add_control(name, "choice", value, choices=list(names), titles=dict(titles or {}))
 
     def text(self, name: str, default: str = "", longest: int = LONGEST) -> str:
         """Read a text of at most `longest` characters."""
@@ -109,7 +109,7 @@ class State:
         if len(value) > longest:
             got = f"got {len(value):,} characters for {name}, expected at most {longest:,}"
             raise RangeError(got, "use a shorter one")
-        return self._settle(name, "text", value, longest=longest)
+        return self._add_control(name, "text", value, longest=longest)
 
     def _text(self, name: str, default: object) -> str:
         self.controls[self._prefix + name] = {}  # so the last control is the setting read last, even after an error
@@ -123,7 +123,7 @@ class State:
         except ValueError:
             return text
 
-    def _settle(self, name: str, kind: str, value: Any, **limits: Any) -> Any:
+    def _add_control(self, name: str, kind: str, value: Any, **limits: Any) -> Any:
         text = f"{value:.12g}" if kind == "real" else str(value)
         full = self._prefix + name
         self.controls[full] = {"name": full, "kind": kind, "value": value, "text": text, **limits}
@@ -165,7 +165,7 @@ class Session:
                 got = f"got the folder {file}, which has neither a {CONFIG} nor a {RESULTS}"
                 raise InputError(got, "pass the folder of a model, or of a report of locant compare or evaluate")
         session = cls([Path(file) for file in files])
-        local = _named([Path(source) for source in configs if Path(source).exists()])
+        local = _by_name([Path(source) for source in configs if Path(source).exists()])
         presets = {source: source for source in configs if not Path(source).exists()}
         sources = {**local, **presets, **session.models}
         session.configs = {name: read_source(source) for name, source in sources.items()}
@@ -174,7 +174,7 @@ class Session:
     @cached_property
     def names(self) -> dict[str, Path]:
         """The files by their names in addresses and on the page."""
-        return _named(self.files)
+        return _by_name(self.files)
 
     def written(self, name: str) -> str:
         """Return the path of the file for Python code, or only its name if the answer is shared."""
@@ -245,7 +245,7 @@ class Session:
             comparison.stop(wait=wait)
 
 
-def _named(files: Sequence[Path]) -> dict[str, Path]:
+def _by_name(files: Sequence[Path]) -> dict[str, Path]:
     """Name the files by the shortest distinct ends of their paths."""
     parts = {file.resolve().parts: file for file in files}
 

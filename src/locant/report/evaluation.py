@@ -41,9 +41,9 @@ def evaluation_sentences(results: Mapping[str, Any]) -> list[str]:
             for other in others
         ]
     for task, name in TASKS.items():
-        if asked := _total(first, task, "asked"):
+        if rows := _total(first, task, "asked"):
             counts = (f"{each['encoding']} {_total(each, task, 'recalled')}" for each in results["records"])
-            sentences.append(f"{name.capitalize()} recalled, of {asked}: {', '.join(counts)}.")
+            sentences.append(f"{name.capitalize()} recalled, of {rows}: {', '.join(counts)}.")
         short = {one["length"] for one in first.get(task, ()) if one["asked"] < results["settings"].get("keys", 0)}
         if short:
             lengths = ", ".join(f"{length:,}" for length in sorted(short))
@@ -128,8 +128,8 @@ def _total(record: Mapping[str, Any], task: str, count: str) -> int:
 
 
 def _share(record: Mapping[str, Any], task: str) -> str:
-    asked = _total(record, task, "asked")
-    return f"{_total(record, task, 'recalled')}/{asked}" if asked else MISSING
+    rows = _total(record, task, "asked")
+    return f"{_total(record, task, 'recalled')}/{rows}" if rows else MISSING
 
 
 def write_evaluation(results: Mapping[str, Any], folder: Path) -> Path:

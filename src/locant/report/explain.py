@@ -71,7 +71,7 @@ def _tokens(length: float | None) -> str:
     return "never" if length is None else spell(length, 3) if length < 1000 else f"{length:,.0f}"
 
 
-def _stretched(factor: float | None) -> str:
+def _format_factor(factor: float | None) -> str:
     """Format the factor of a wavelength, or nothing for a pair that is not rotated."""
     return "" if factor is None else spell(factor, 4)
 
@@ -182,7 +182,7 @@ def _pairs(rotary: RotarySettings) -> Table:
     for number in spread(len(rotary.pairs), NUM_PAIRS):
         pair = rotary.pairs[number]
         rotations = rotary.trained * (pair.stretch or 1) / pair.wavelength if pair.wavelength else 0
-        rows.add_row(str(number), _tokens(pair.wavelength), spell(rotations, 3), _stretched(pair.stretch))
+        rows.add_row(str(number), _tokens(pair.wavelength), spell(rotations, 3), _format_factor(pair.stretch))
     return rows
 
 
@@ -204,8 +204,8 @@ def print_comparison(comparison: ConfigComparison, here: str, there: str) -> Non
     """Print the differences between the configurations of two models."""
     parts = [named_rows({"here": [here], "there": [there], "differences": comparison.differences}.items())]
     for layers in comparison.layers:
-        ours, theirs = (name or "all" for name in layers.names)
-        names = ours if ours == theirs else f"{ours} here, {theirs} there"
+        first, second = (name or "all" for name in layers.names)
+        names = first if first == second else f"{first} here, {second} there"
         same = ["none: both encode positions in the same way"]
         parts.append(named_rows({"layers": [names], "differences": layers.differences or same}.items()))
     show(*parts)
@@ -235,7 +235,7 @@ def print_extension(extension: Extension, source: str) -> None:
     pairs = table("pair", "wavelength", "after", "stretched by")
     for number in spread(len(stretches), NUM_PAIRS):
         old, new = (_tokens(each[number]) for each in extension.wavelengths)
-        pairs.add_row(str(number), old, new, _stretched(stretches[number]))
+        pairs.add_row(str(number), old, new, _format_factor(stretches[number]))
     show(named_rows(rows.items()), pairs)
 
 

@@ -60,7 +60,7 @@ class Choice:
 
     def built(self, length: int) -> Any:
         """Return the encoding for rows of this length."""
-        return _built(self.name, self.options, length)
+        return _build(self.name, self.options, length)
 
     def code(self, length: int) -> str:
         """Return the Python code that builds it."""
@@ -75,10 +75,10 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     head = state.whole("head", 3, 0, SIZES["num_heads"] - 1)
     alike = state.real("alike", 0.75, 0, 1)
     at = state.whole("at", 0, 0, MAX_LENGTH)
-    chosen = [choice for slot in SLOTS if (choice := _chosen(state, slot, head)) is not None]
+    chosen = [choice for slot in SLOTS if (choice := _read_choice(state, slot, head)) is not None]
     shown: list[dict[str, Any]] = [
         {"slot": int(choice.slot), "name": choice.name, "label": choice.label, "doors": list(choice.kind.doors()),
-         **_drawn(choice, length, alike, head)}
+         **_draw(choice, length, alike, head)}
         for choice in chosen
     ]  # fmt: skip
     curves = [each["mean"] for each in shown if "mean" in each]
@@ -97,7 +97,7 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     }
 
 
-def _chosen(state: State, slot: str, head: int) -> Choice | None:
+def _read_choice(state: State, slot: str, head: int) -> Choice | None:
     name = state.one_of(slot, FIRST.get(slot, NONE), [NONE, *encodings_of_text()])
     if name == NONE:
         return None
@@ -128,13 +128,13 @@ def _chosen(state: State, slot: str, head: int) -> Choice | None:
 
 
 @lru_cache(maxsize=32)
-def _built(name: str, options: tuple[tuple[str, Any], ...], length: int) -> Any:
+def _build(name: str, options: tuple[tuple[str, Any], ...], length: int) -> Any:
     encoding: Any = with_random_tables(encoding_to_draw(name, length=length, **dict(options)))
     scaling = getattr(encoding, "scaling", None)
     return encoding if getattr(scaling, "length_that_matters", None) is None else encoding.for_length(length)
 
 
-def _drawn(choice: Choice, length: int, alike: float, head: int) -> Mapping[str, Any]:
+def _draw(choice: Choice, length: int, alike: float, head: int) -> Mapping[str, Any]:
     """Return the curve and the map of one encoding, or a note if it cannot be drawn, so that others still are."""
     contents: dict[str, Any] = {"alike": alike, "head": head, "draws": choice.draws}
     try:
@@ -154,7 +154,7 @@ def _contents() -> Mapping[str, Any]:
     """Return the data for scores on a saved page: orthogonal unit vectors, a row per draw, and T5's random table."""
     contents = random_contents(SIZES["head_dim"], DRAWS, alike=0.0)[:, :DRAWS, 0] / SIZES["head_dim"] ** 0.5
     q, other = contents.numpy()
-    return {"q": q, "other": other, "table": _built("t5", (), 1).weight.detach().numpy()}
+    return {"q": q, "other": other, "table": _build("t5", (), 1).weight.detach().numpy()}
 
 
 def _codes(chosen: list[Choice], length: int, alike: float, head: int) -> dict[str, str]:

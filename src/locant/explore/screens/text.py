@@ -52,7 +52,7 @@ DESCRIPTIONS = {
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
     """Return the tokens from a place on, the windows over them, their vectors and their attention weights."""
     typed = state.text("typed", "", longest=4000)
-    name, opened, text = _chosen(state, session)
+    name, opened, text = _read_text(state, session)
     text = typed or text
     model = state.one_of("model", next(iter(session.models), SMALL), [*session.models, SMALL, UNTRAINED])
     folder = "" if model in DESCRIPTIONS else str(session.models[model])
@@ -104,7 +104,7 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _chosen(state: State, session: Session) -> tuple[str, str, str]:
+def _read_text(state: State, session: Session) -> tuple[str, str, str]:
     """Return the name, the Python code and the text of a command-line file, a dropped file or a built-in text."""
     files = session.texts
     name, dropped = session.chosen(state, "file", next(iter(files), EXAMPLE), [*files, EXAMPLE, SAMPLE])
