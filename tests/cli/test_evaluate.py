@@ -241,7 +241,7 @@ def test_keys_are_asked_for_at_each_depth_in_rows_of_ruler(
         assert [cell[2:] for cell in cells[5:] if cell[1] != 0.5] == [(2, near)] * 2 + [(2, 0)] * 2
     assert record["ruler"] == []
     assert "Values of keys recalled, of 10: own 0." in " ".join(done.stdout.split())
-    assert "Not all pass keys were asked for at 64 tokens" in " ".join(done.stdout.split())
+    assert "At 64 tokens, not all pass keys were asked for" in " ".join(done.stdout.split())
     assert "<td>75%</td>" in (folder / "out" / "report.html").read_text()
 
 
