@@ -79,7 +79,7 @@ FAULTS: dict[str, bytes] = {  # a few: the library knows all of them
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_faulty_file_is_refused_and_named(path: Path, fault: str) -> None:
-    with refuses(InputError, "some.safetensors is no intact safetensors file"):
+    with refuses(InputError, "some.safetensors is not an intact safetensors file"):
         read(path, FAULTS[fault])
 
 

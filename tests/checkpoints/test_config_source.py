@@ -32,7 +32,7 @@ def test_an_architecture_is_its_default_configuration(name: str) -> None:
     config, note = find_source(name)
     assert isinstance(config, Qwen3Config)
     assert config.to_dict() == Qwen3Config().to_dict()
-    assert note == f"the defaults of Qwen3Config in transformers {transformers.__version__}, no published model"
+    assert note == f"the defaults of Qwen3Config in transformers {transformers.__version__}, not a published model"
     assert explain(config).longest == Qwen3Config().max_position_embeddings
 
 
@@ -46,7 +46,7 @@ def test_a_path_wins_over_a_preset_and_a_preset_over_an_architecture(
 
 
 def test_a_name_that_stands_for_nothing_is_refused() -> None:
-    with refuses(InputError, "no architecture of transformers", "did you mean"):
+    with refuses(InputError, "an architecture of transformers", "did you mean"):
         find_source("qwen-3-8b")
 
 
@@ -71,7 +71,7 @@ def test_params_of_mistral_are_read_in_the_layout_of_its_own_weights(tmp_path: P
     assert explained.tables[0].shape == (32000, 4096)
     assert explained.vllm.answer == "yes"
     said = " ".join(explained.layers[0].warnings)
-    assert "pass layout='half' for the weights of transformers" in said
+    assert "Pass layout='half' for the weights of transformers" in said
 
 
 def test_yarn_of_params_is_that_of_transformers() -> None:

@@ -126,8 +126,8 @@ PHIMOE = {
     ("change", "words"),
     [
         ({"rope_scaling": yarn(original_max_position_embeddings=8192)}, "32,768"),
-        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "names no trained length"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "past 8,192 tokens"),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "linear scaling has no trained length"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "the frequencies change after 8,192 tokens"),
         ({"model_type": "phi", "partial_rotary_factor": 0.5}, "only 32 of 64 dimensions"),
         (
             {"model_type": "phi", "head_dim": 80, "partial_rotary_factor": 0.33},
@@ -241,12 +241,12 @@ def test_a_preset_can_be_changed_without_harm() -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"{", "not JSON"),
-        (b"\xff\xfe", "not JSON"),
+        (b"{", "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
         (b"[1]", "a list"),
-        (b"", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
-        (b'{"hidden_size": ' + b"9" * 5000 + b"}", "not JSON"),
+        (b"", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b'{"hidden_size": ' + b"9" * 5000 + b"}", "not valid JSON"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
@@ -271,7 +271,7 @@ def test_a_folder_without_a_configuration_and_a_name_without_a_preset_are_refuse
         ([16, 24, 24], "22 to time, 21 to rows and 21 to columns"),
         (
             [16, 16, 16],
-            "32 to time, 16 to rows and 16 to columns; the 16 pairs that no section covers are rotated by time",
+            "32 to time, 16 to rows and 16 to columns. The 16 pairs that no section covers are rotated by time",
         ),
         ([24, 20, 20], ""),
     ],

@@ -219,7 +219,7 @@ def test_vision_towers_stay_as_they_are() -> None:
 )
 def test_weights_that_are_in_the_layout_already_are_refused(config: dict[str, Any], source: Any, layout: Any) -> None:
     facts = {**LLAMA, **config}
-    with refuses(InputError, f"in the layout '{layout}' already", "source="):
+    with refuses(InputError, f"already have the layout '{layout}'", "source="):
         convert_layout(llama_weights(), facts, to=layout, source=source)
     other = "half" if layout == "interleaved" else "interleaved"
     assert convert_layout(llama_weights(), facts, to=other, source=source)

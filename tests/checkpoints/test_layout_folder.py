@@ -129,7 +129,7 @@ def test_the_configuration_says_what_the_weights_became(whole: Path, tmp_path: P
     convert_folder(whole, tmp_path / "there", to="interleaved")
     said = json.loads((tmp_path / "there" / "config.json").read_text(encoding="utf-8"))
     assert said == {**CONFIG, "rope_interleave": True}
-    with refuses(InputError, "'interleaved' already"):
+    with refuses(InputError, "already have the layout 'interleaved'"):
         convert_folder(tmp_path / "there", tmp_path / "again", to="interleaved")
 
 
@@ -339,17 +339,23 @@ def broken_index(sharded: Path, change: Callable[[dict[str, Any]], None]) -> Non
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda index: index["weight_map"].update(extra=SHARDS[0]), ("extra in its index and not in", SHARDS[0])),
-        (lambda index: index["weight_map"].pop("model.layers.0.counts"), ("counts in", "and not in its index")),
+        (lambda index: index["weight_map"].update(extra=SHARDS[0]), ("extra in its index but not in", SHARDS[0])),
+        (lambda index: index["weight_map"].pop("model.layers.0.counts"), ("counts in", "but not in its index")),
         (lambda index: index["weight_map"].update({"model.layers.0.counts": SHARDS[1]}), ("model.layers.0.counts",)),
-        (lambda index: index["weight_map"].update(x="../model.safetensors"), ("../model.safetensors", "beside it")),
-        (lambda index: index["weight_map"].update(x="model.bin"), ("model.bin", "expected safetensors files")),
+        (
+            lambda index: index["weight_map"].update(x="../model.safetensors"),
+            ("../model.safetensors", "in the same folder"),
+        ),
+        (
+            lambda index: index["weight_map"].update(x="model.bin"),
+            ("model.bin", "expected the name of a safetensors file"),
+        ),
         (lambda index: index["weight_map"].update(x="gone.safetensors"), ("gone.safetensors",)),
         (lambda index: index["weight_map"].update(x=3), ("without a weight_map",)),
         (lambda index: index.pop("weight_map"), ("without a weight_map",)),
         (lambda index: index.update(weight_map={}), ("without a weight_map",)),
-        (lambda index: index["weight_map"].update(x=f"{'x' * 999}.safetensors"), ("xxx...", "beside it")),
-        (lambda index: index.update(metadata=3), ("metadata that is no object",)),
+        (lambda index: index["weight_map"].update(x=f"{'x' * 999}.safetensors"), ("xxx...", "in the same folder")),
+        (lambda index: index.update(metadata=3), ("metadata that is not an object",)),
     ],
 )
 def test_an_index_of_another_checkpoint_is_refused(
@@ -372,7 +378,7 @@ def test_rows_that_are_no_whole_bytes_are_refused(tmp_path: Path, whole: Path) -
     entry = {"dtype": "F4", "shape": [32, 3], "data_offsets": [0, 48]}
     header = json.dumps({"model.layers.0.self_attn.q_proj.weight": entry}).encode()
     (whole / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(48))
-    with refuses(InputError, "of f4", "no whole bytes"):
+    with refuses(InputError, "of f4", "not whole bytes"):
         convert_folder(whole, tmp_path / "out", to="interleaved")
 
 
@@ -383,8 +389,8 @@ def test_folders_that_are_none_are_refused(whole: Path, tmp_path: Path) -> None:
         (whole, tmp_path, ("not empty",)),
         (whole, whole / "config.json", ("is a file",)),
         (whole, tmp_path / "no" / "out", ("there is no folder",)),
-        (tmp_path / "gone", tmp_path / "out", ("is no folder",)),
-        (whole / "config.json", tmp_path / "out", ("is no folder",)),
+        (tmp_path / "gone", tmp_path / "out", ("is not a folder",)),
+        (whole / "config.json", tmp_path / "out", ("is not a folder",)),
     ]
     before = sorted(tmp_path.rglob("*"))
     for folder, output, words in cases:

@@ -69,7 +69,7 @@ def test_gpt_neo_does_not_divide_its_scores() -> None:
     ("keys", "words"),
     [
         ({"scale_attn_weights": False}, "scale=1"),
-        ({"scale_attn_by_inverse_layer_idx": True}, "divides its scores by n + 1"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "also divides its scores by n + 1"),
         ({}, ""),
     ],
 )

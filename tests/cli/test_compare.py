@@ -42,7 +42,7 @@ def test_it_leaves_results_pictures_and_a_page_and_the_command_asks_for_the_same
 ) -> None:
     result = succeeds(f"{TINY} --encodings alibi,nope --seeds 3,5 -o out")
     assert sorted(path.name for path in (folder / "out").iterdir()) == FILES
-    assert result.stdout.splitlines()[-1] == "The report: out/report.html"
+    assert result.stdout.splitlines()[-1] == "Report: out/report.html"
     assert "Loss (nats per token)" in result.stdout
     told = re.findall(r"(?m)^(?:alibi|nope) +seed [35] +train: \d\.\d{3} +4: \d\.\d{3} +8: ", result.stderr)
     assert len(told) == 4
@@ -102,8 +102,8 @@ def test_an_earlier_report_is_replaced_and_other_things_are_not(
     line = f"{TINY} --encodings nope --seeds 0 -o out"
     succeeds(line)
     (folder / "out" / "notes.txt").write_text("mine")
-    assert "out holds 1 record of this comparison, not measured again" in succeeds(line).stderr
-    assert "holds an earlier report, which is replaced" in succeeds(line, "--batch", 3).stderr
+    assert "out holds 1 record of this comparison, which are not measured again" in succeeds(line).stderr
+    assert "holds an earlier report, which is overwritten" in succeeds(line, "--batch", 3).stderr
     assert (folder / "out" / "notes.txt").read_text() == "mine"
     (folder / "out" / "results.json").unlink()
     assert "holds other things than a report" in complains(line)
@@ -125,7 +125,7 @@ def test_ctrl_c_keeps_a_report_of_what_was_finished(run: Run, folder: Path, monk
     assert result.exit_code == 130
     assert result.stdout == ""
     assert result.stderr.splitlines()[-1] == "locant: interrupted"
-    assert "the report of what was finished: out/report.html" in result.stderr
+    assert "report of the finished part: out/report.html" in result.stderr
     assert sorted(path.name for path in (folder / "out").iterdir()) == FILES
     assert len(records(folder / "out")) == 1
 
@@ -185,7 +185,7 @@ def test_little_text_is_said_before_and_after(succeeds: Run, folder: Path) -> No
     result = succeeds("compare text.txt", *tiny, *few, "-o", "out")
     assert "on 1,728 tokens, in windows of 16 (6 steps each, 14.2 epochs)" in result.stderr
     assert "on the last 192 tokens, in windows: 12 of 16, 6 of 32" in result.stderr
-    assert "Not enough text to tell at 32 tokens: 6 windows of 32" in " ".join(result.stdout.split())
+    assert "There is not enough text for 32 tokens: 6 windows of 32" in " ".join(result.stdout.split())
     settings = json.loads((folder / "out" / "results.json").read_text())["settings"]
     assert {record["steps"] for record in records(folder / "out")} == {6}
     assert (settings["text"]["train_tokens"], settings["text"]["held_out_tokens"]) == (1728, 192)

@@ -35,7 +35,7 @@ def results(folder: Path) -> dict[str, Any]:
 def test_it_measures_what_the_model_itself_computes(succeeds: Run, folder: Path, model: Path) -> None:
     done = succeeds("evaluate model --with own,exact,nope,yarn:4,ntk:4,linear:2,dynamic:2,self-extend:4", *ASKED)
     assert sorted(path.name for path in (folder / "out").iterdir()) == FILES
-    assert done.stdout.splitlines()[-1] == "The report: out/report.html"
+    assert done.stdout.splitlines()[-1] == "Report: out/report.html"
     found = results(folder)
     records = {record["encoding"]: record for record in found["records"]}
     assert [*records] == ["own", "exact", "nope", "yarn:4", "ntk:4", "linear:2", "dynamic:2", "self-extend:4"]
@@ -55,9 +55,9 @@ def test_it_measures_what_the_model_itself_computes(succeeds: Run, folder: Path,
     assert len(records["own"]["loss_by_window"]["16"]) == 48
     for task in ("pass_keys", "key_values"):
         assert [each["length"] for each in records["own"][task]] == [16] * 5 + [64] * 5
-    assert "exact against own: less than 0.001 nats apart at 16, 64 tokens" in " ".join(done.stdout.split())
+    assert "exact compared with own: less than 0.001 nats apart at 16, 64 tokens" in " ".join(done.stdout.split())
     page = (folder / "out" / "report.html").read_text()
-    assert "nothing follows for others" in page
+    assert "for one model and one text" in page
     assert "http" not in page.replace("http://www.w3.org", "")
 
 
@@ -81,9 +81,9 @@ def test_what_far_tokens_do_is_measured_where_it_is_asked_for(
         assert len(measured) == 11
         assert measured[0] == pytest.approx(np.mean(losses), abs=LOGITS)
     said = " ".join(done.stdout.split())
-    assert "With 64 tokens before every token, in windows that overlap, the losses are own" in said
-    assert "What stands more than 32 tokens back, of 64, is" in said
-    assert "Not all pass keys were asked for at 16, 64 tokens, where the question does not fit uncut." in said
+    assert "With 64 tokens before every token, in overlapping windows, the losses are own" in said
+    assert "Tokens more than 32 back (up to 64) " in said
+    assert "At 16, 64 tokens, not all pass keys were asked for: some rows would have to be cut." in said
     page = (folder / "out" / "report.html").read_text()
     assert "<h2>Loss with full context</h2>" in page
     assert "--keys 1 --far" in page
@@ -149,9 +149,11 @@ def test_tasks_of_ruler_are_asked_and_what_was_written_is_told(succeeds: Run, fo
     assert all(250 < tokens <= 500 - 128 for tokens in cell["tokens"])
     said, number = " ".join(done.stdout.split()), cell["first"]["expected"][0]
     low, high = min(cell["tokens"]), max(cell["tokens"])
-    assert "fwe at 500 tokens was not asked: its shortest row does not fit uncut." in said
-    assert f"niah_single_1 at 500 tokens, rows of {low} to {high}, all read whole: own 0.00, nope 0.00." in said
-    assert re.search(rf"own wrote .+ there, for {number}\. nope wrote .+ there, for {number}\.", said.replace("· ", ""))
+    assert "fwe at 500 tokens was not measured: its shortest row would have to be cut." in said
+    assert f"niah_single_1 at 500 tokens, rows of {low} to {high}, read without cuts: own 0.00, nope 0.00." in said
+    assert re.search(
+        rf"own wrote .+ there, expected {number}\. nope wrote .+ there, expected {number}\.", said.replace("· ", "")
+    )
     assert "The model has a chat template. It was not used" in said
     page = (folder / "out" / "report.html").read_text()
     assert "--tasks niah_single_1,fwe --rows 2" in page
@@ -239,7 +241,7 @@ def test_keys_are_asked_for_at_each_depth_in_rows_of_ruler(
         assert [cell[2:] for cell in cells[5:] if cell[1] != 0.5] == [(2, near)] * 2 + [(2, 0)] * 2
     assert record["ruler"] == []
     assert "Values of keys recalled, of 10: own 0." in " ".join(done.stdout.split())
-    assert "Not all pass keys were asked for at 64 tokens" in " ".join(done.stdout.split())
+    assert "At 64 tokens, not all pass keys were asked for" in " ".join(done.stdout.split())
     assert "<td>75%</td>" in (folder / "out" / "report.html").read_text()
 
 

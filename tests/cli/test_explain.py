@@ -70,7 +70,7 @@ def test_missing_values_are_the_defaults_of_the_architecture_and_are_named(run: 
     config = {"model_type": "qwen3", "hidden_size": 4096, "num_attention_heads": 32, "max_position_embeddings": 40960}
     (folder / "config.json").write_text(json.dumps(config))
     printed = " ".join(run("explain config.json").stdout.split())
-    assert "defaults rope_theta 10,000: not in the configuration, the default of qwen3 in transformers" in printed
+    assert "defaults rope_theta 10,000: not in the configuration, so the default of qwen3 in transformers" in printed
     assert "head_dim 128: not in the configuration" in printed
     assert json.loads(run("explain config.json --json").stdout)["defaults"] == {"rope_theta": 10_000.0, "head_dim": 128}
     assert "defaults" not in run("explain qwen2.5-7b").stdout
@@ -87,7 +87,7 @@ def test_json_is_nothing_but_finite_json(run: Run) -> None:
 test_what_cannot_be_explained_is_one_line = refused(
     "explain",
     ("lama-3.1-8b", "'llama-3.1-8b', did you mean that?"),
-    ("text.txt", "text.txt, which is not JSON"),
+    ("text.txt", "text.txt, which is not valid JSON"),
     (".", "which holds no config.json"),
     ("gpt2 -o x.gif", "ending in .png, .svg, .pdf; try: x.png"),
     ("gpt2 -o no/x.png", "there is no folder no"),
@@ -150,7 +150,7 @@ def test_two_models_are_compared(run: Run, folder: Path) -> None:
     said = " ".join(result.stdout.split())
     assert result.exit_code == 1
     assert "here draft.json there gemma-3-4b" in said
-    assert "layers full_attention differences none: positions mean the same in both" in said
+    assert "layers full_attention differences none: both encode positions in the same way" in said
     assert "base is 20,000 here and 10,000 there" in said
     assert "cosines and sines differ from position 1 on" in said
     same = run("explain gpt2 --against gpt2 --json")
@@ -160,6 +160,6 @@ def test_two_models_are_compared(run: Run, folder: Path) -> None:
 test_what_cannot_be_compared_is_one_line = refused(
     "explain",
     ("gpt2 --against x.gguf", "locant explain x.gguf --against gpt2"),
-    ("gpt2 --against gpt2 -o x.svg", "two configurations have no picture"),
-    ("gpt2 --n-ctx 4", "which is no GGUF file"),
+    ("gpt2 --against gpt2 -o x.svg", "there is no picture of two models"),
+    ("gpt2 --n-ctx 4", "which is not a GGUF file"),
 )

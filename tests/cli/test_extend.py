@@ -79,7 +79,7 @@ def test_the_configuration_itself_is_not_overwritten(complains: Complains, folde
 test_what_makes_no_sense_is_one_line = refused(
     "extend",
     ("mistral-7b --to 1000", "expected more; try: --to 131072"),
-    ("nothing --to 4096", "none of the presets"),
+    ("nothing --to 4096", "one of the presets"),
     ("mistral-7b", "missing option '--to'"),
     ("mistral-7b --to 0", "0 is not in the range x>=1"),
     ("mistral-7b --to 65536 --method magic", "'magic' is not one of"),

@@ -152,7 +152,7 @@ def test_what_a_decoder_of_the_lab_is_not_for_is_said(
     assert "at most 257; try: --top-k 50" in complains("generate model cat --tokens 5 --top-k 300")
     weights = (folder / "model" / "model.safetensors").read_bytes()
     (folder / "model" / "model.safetensors").write_bytes(weights[:-9])
-    assert "is no intact safetensors file" in complains("generate model cat")
+    assert "is not an intact safetensors file" in complains("generate model cat")
     (folder / "model" / "config.json").write_text('{"model_type": "locant_decoder"}')
     assert "without vocab_size" in complains("generate model cat")
 
@@ -170,7 +170,7 @@ def test_a_folder_that_is_there_is_not_written_over(complains: Complains, succee
     (folder / "mine").mkdir()
     (folder / "mine" / "notes.txt").write_text("mine")
     assert "which is not empty" in complains(f"{TRAIN} -o mine")
-    assert "which is no folder of a model" in complains(f"{TRAIN} -o mine --force")
+    assert "which is not the folder of a model" in complains(f"{TRAIN} -o mine --force")
     succeeds(f"{TRAIN} --encoding nope")
     before = listing(folder)
     assert "which is not empty" in complains(TRAIN)

@@ -44,4 +44,4 @@ def test_a_configuration_that_transformers_refuses_is_refused(complains: Complai
 
 def test_a_model_without_rotary_positions_is_refused(complains: Complains) -> None:
     assert "no rotary module" in complains("probe bert-base")
-    assert "none of the presets" in complains("probe no-such-model")
+    assert "one of the presets" in complains("probe no-such-model")

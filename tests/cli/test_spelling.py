@@ -180,7 +180,7 @@ def test_so_has_a_scaling(name: str) -> None:
 
 def test_verbs_print_that_name(succeeds: Run) -> None:
     small = "text.txt --tokenizer bytes"
-    assert "alibi leaves embeddings" in succeeds(f"embed {small} --encoding 'ALiBi positional bias'").stdout
+    assert "alibi does not change embeddings" in succeeds(f"embed {small} --encoding 'ALiBi positional bias'").stdout
     assert json.loads(succeeds(f"embed {small} --encoding RoPE --json").stdout)["encoding"] == "rotary"
     assert json.loads(succeeds("plot RoPE --json -o x.png").stdout)["encoding"] == "rotary"
     trained = succeeds(f"train {small} --encoding RoPE --steps 1 --train-length 8 -o m").stdout

@@ -73,7 +73,7 @@ def test_a_dry_run_writes_nothing(run: Run, folder: Path) -> None:
 
 def test_tasks_are_done_apart_and_joined(run: Run) -> None:
     words = ("prepare", "text.txt", "-o", "store", "--tokenizer", "bytes", "--num-tasks", "2")
-    said = "store: task 1 of 2 is done; when all are: locant prepare --finalize -o store\n"
+    said = "store: task 1 of 2 is done. When all are done: locant prepare --finalize -o store\n"
     assert run(*words, "--task", "1").stdout == said
     missing = run("prepare --finalize -o store")
     assert missing.exit_code == 2
@@ -87,12 +87,12 @@ def test_tasks_are_done_apart_and_joined(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("text.txt", "got PATH... beside --finalize"),
-        ("--dry-run --restart", "got --dry-run, --restart beside --finalize"),
-        ("--separator x", "got --separator beside --finalize"),
-        ("--no-end-of-text", "got --end-of-text beside --finalize"),
-        ("--tokenizer bytes --download", "got --tokenizer, --download beside --finalize"),
-        ("--task 0", "got --task beside --finalize"),
+        ("text.txt", "got PATH... with --finalize"),
+        ("--dry-run --restart", "got --dry-run, --restart with --finalize"),
+        ("--separator x", "got --separator with --finalize"),
+        ("--no-end-of-text", "got --end-of-text with --finalize"),
+        ("--tokenizer bytes --download", "got --tokenizer, --download with --finalize"),
+        ("--task 0", "got --task with --finalize"),
     ],
 )
 def test_joining_takes_no_other_words(run: Run, complains: Complains, words: str, said: str) -> None:

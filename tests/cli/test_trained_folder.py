@@ -270,10 +270,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], tuple[str, ...], str]] = {
     "no weights": (
         lambda model: (model / "model.safetensors").unlink(), (*ROWS, *READ, WHOLE[1]), "without model.safetensors",
     ),
-    "cut weights": (cut, (*ROWS, *READ, WHOLE[1]), "is no intact safetensors file"),
+    "cut weights": (cut, (*ROWS, *READ, WHOLE[1]), "is not an intact safetensors file"),
     "a pickle": (
         lambda model: (model / "model.safetensors").rename(model / "model.pt"), (*ROWS, *READ, WHOLE[1]),
-        "model.pt, a pickle, which can run anything when it is opened; try: write the same weights as safetensors",
+        "model.pt, a pickle, which can run any code when it is opened; try: write the same weights as safetensors",
     ),
     "no tokenizer": (lambda model: (model / "tokenizer.json").unlink(), (*ROWS, *READ[1:]), "holds no tokenizer.json"),
     "no encoding": (change(encoding=None), (*WHOLE, ROWS[1], *READ), "without encoding; try: copy the folder again"),

@@ -54,7 +54,7 @@ def test_json_is_all_that_convert_prints(run: Run, llama: Path) -> None:
 
 
 def test_the_layout_that_they_have_can_be_said(run: Run, complains: Complains, llama: Path) -> None:
-    assert "'half' already" in complains("convert model --to half -o out")
+    assert "already have the layout 'half'" in complains("convert model --to half -o out")
     result = run("convert model --to half --from interleaved -o out")
     assert "interleaved → half" in result.stdout
 
@@ -70,8 +70,8 @@ test_what_cannot_be_converted_is_one_line = refused(
     ("model -o out", "half, interleaved"),
     ("model --to interleaved", "-o"),
     ("model --to neox -o out", "neox"),
-    ("gone --to interleaved -o out", "got gone, which is no folder"),
-    ("text.txt --to interleaved -o out", "got text.txt, which is no folder"),
+    ("gone --to interleaved -o out", "got gone, which is not a folder"),
+    ("text.txt --to interleaved -o out", "got text.txt, which is not a folder"),
     ("model --to interleaved -o model", "as input and output"),
     ("model --to interleaved -o .", "which is not empty"),
     ("model --to interleaved -o text.txt", "which is a file"),
@@ -94,7 +94,7 @@ def test_a_list_with_its_pictures(run: Run, folder: Path, monkeypatch: pytest.Mo
     assert (result.exit_code, result.stderr) == (0, "")
     rows = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.strip()}
     assert rows["cat"][-1] == "dog"
-    assert "tokenizer is 2 tokens, token ##izer: its vector is the mean of their rows" in result.stdout
+    assert "tokenizer is 2 tokens, token ##izer. Its vector is the mean of their rows" in result.stdout
     assert (folder / "h.png").read_bytes().startswith(b"\x89PNG")
     assert b"tokenizer" in (folder / "m.svg").read_bytes()
     assert (folder / "p.png").exists()
@@ -109,7 +109,7 @@ def test_more_words_than_a_line_has_room_for_are_told_their_nearest(run: Run) ->
 
 
 def test_what_cannot_be_shown_costs_a_line(complains: Complains) -> None:
-    assert "no folder" in complains("neighbours bert-base-uncased king")
+    assert "not a folder" in complains("neighbours bert-base-uncased king")
     assert "got no word" in complains("neighbours", MINILM)
     assert "got no word" in complains("neighbours", MINILM, "", " ")
     assert "no list" in complains("neighbours", MINILM, "king", "--figure", "x.png")

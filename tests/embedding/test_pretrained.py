@@ -180,7 +180,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "no vocabulary said": (lambda folder: change_config(folder, vocab_size=None), "vocab_size"),
     "no epsilon said": (lambda folder: change_config(folder, layer_norm_eps=None), "layer_norm_eps"),
     "padding outside said": (lambda folder: change_config(folder, pad_token_id=37), "pad_token_id=37"),
-    "another model said": (lambda folder: change_config(folder, model_type="gpt2"), "wte.weight, where gpt2 has it"),
+    "another model said": (lambda folder: change_config(folder, model_type="gpt2"), "wte.weight, which a gpt2 needs"),
     "code of its own": (
         lambda folder: change_config(folder, model_type="mine", auto_map={"AutoModel": "mine.Model"}), "code of its own"
     ),
@@ -190,7 +190,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "no configuration": (lambda folder: (folder / "config.json").unlink(), "config.json"),
     "no table": (without_table, "word_embeddings"),
     "quantised": (quantised, "of dtype int8"),
-    "cut off": (cut_off, "no intact safetensors"),
+    "cut off": (cut_off, "not an intact safetensors"),
 }  # fmt: skip
 
 
@@ -206,7 +206,7 @@ def test_a_folder_that_cannot_be_read_costs_one_line(what: str, tmp_path: Path) 
 @pytest.mark.unchecked
 def test_what_is_no_folder_and_no_dtype_costs_one_line(tmp_path: Path) -> None:
     for wrong in (None, 5, b"", "", "x" * 5000, "\0"):
-        with refuses(InputError, "folder of a model" if not wrong or wrong == 5 else "no folder"):
+        with refuses(InputError, "folder of a model" if not wrong or wrong == 5 else "not a folder"):
             TokenEmbedding.from_pretrained(wrong)  # type: ignore[arg-type]
     for dtype in ("int8", torch.int8, torch.complex64, torch.float8_e4m3fn):
         with refuses(RangeError, "for dtype", "dtype='float32'"):
@@ -214,7 +214,7 @@ def test_what_is_no_folder_and_no_dtype_costs_one_line(tmp_path: Path) -> None:
 
 
 def test_a_name_on_the_hub_is_no_folder() -> None:
-    with refuses(InputError, "bert-base-uncased", "no folder"):
+    with refuses(InputError, "bert-base-uncased", "not a folder"):
         TokenEmbedding.from_pretrained("bert-base-uncased")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from locant.errors import InputError, LocantError
-from locant.explore.comparison import Told
+from locant.explore.comparison import StepWriter
 from locant.explore.screens.results import start
 from locant.explore.session import Session, State
 from locant.lab import Settings, compare
@@ -242,11 +242,11 @@ def test_a_comparison_runs_and_its_folder_is_a_report(tmp_path: Path, monkeypatc
 
 
 def test_an_interrupt_that_python_drops_ends_the_next_step() -> None:
-    told = Told()
+    writer = StepWriter()
     with pytest.raises(KeyboardInterrupt):
-        told.interrupt()
+        writer.interrupt()
     with pytest.raises(KeyboardInterrupt):
-        told.advance(Progress(training=Training("text", "nope", 0), loss=1.0, done=1, total=10))
+        writer.advance(Progress(training=Training("text", "nope", 0), loss=1.0, done=1, total=10))
 
 
 @pytest.mark.slow

@@ -51,10 +51,10 @@ def test_its_python_makes_the_same(given: dict[str, str]) -> None:
         np.testing.assert_array_equal(made["positions"].document[0], shown["queries"]["document"])
         np.testing.assert_array_equal(made["mask"][0, 0], np.isfinite(shown["pairs"]))
         np.testing.assert_array_equal(made["distance"], shown["pairs"])
-        if "mine" in made:
+        if "shard" in made:
             of_rank = shown["queries"]["rank"] == rank
             np.testing.assert_array_equal(
-                made["mine"].index[0].sort().values, np.sort(shown["queries"]["index"][of_rank])
+                made["shard"].index[0].sort().values, np.sort(shown["queries"]["index"][of_rank])
             )
 
 

@@ -136,7 +136,7 @@ def test_a_title_finds_its_encoding(phrase: str, name: str) -> None:
         ("OPTLearnedPositionalEmbedding", ("a model whose positions are learned", "encoding('learned'")),
         ("M-RoPE", ("several position axes", "sections=(16, 24, 24)")),
         ("2D RoPE", ("several position axes", "axial=True")),
-        ("2D sinusoidal", ("sinusoidal with '2d'", "encoding('sinusoidal', ...) if the plain form is meant")),
+        ("2D sinusoidal", ("expected one of",)),
         ("ScaledSinusoidalEmbedding", ("sinusoidal with 'scaled'",)),
         ("TimestepSinusoidal", ("sinusoidal with 'timestep'",)),
         ("BERT", ("a model whose positions are learned", "encoding('learned'")),

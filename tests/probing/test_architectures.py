@@ -178,5 +178,5 @@ def test_a_name_or_a_path_is_taken_as_in_the_command_line(tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text(json.dumps(QWEN | {"rope_theta": 1e4}))
     found = [str(locant.probe(each)) for each in (tmp_path, str(tmp_path), QWEN | {"rope_theta": 1e4})]
     assert len({*found}) == 1
-    with refuses(InputError, "no file, no folder", "presets"):
+    with refuses(InputError, "not a file, a folder", "presets"):
         locant.probe("no-such-model")

@@ -118,14 +118,14 @@ def test_nothing_is_marked_where_the_sentences_see_no_difference() -> None:
         assert "best" not in "".join(Page(text).text).lower()
     alike = page(results({**close, "c": [(4.0, 4.0)] * 2}, (8, 16)))
     assert alike.count('class="best"') == 4, "a and b, of which neither is clearly better"
-    assert "Best, and bold, are the lowest of a column and what is not clearly different from it" in alike
+    assert "Bold: the lowest value in a column and all values not clearly different from it" in alike
 
 
 @pytest.mark.usefixtures("_undrawn")
 def test_the_table_shows_what_counting_alone_knows() -> None:
     text = page(results(unigram_loss=5.3912))
     assert ["unigram", "", *["5.391"] * 4] in [[cell.strip() for cell in row] for row in Page(text).cells]
-    assert "Unigram and bigram are losses of counts" in text
+    assert "Unigram and bigram are the losses of counts" in text
     assert "nigram" not in page(results())
 
 

@@ -42,7 +42,7 @@ def test_other_numbers_make_another_winner() -> None:
 
 def test_those_within_the_spread_of_seeds_are_called_so() -> None:
     close: Losses = {"a": [(2.00,), (2.10,)], "b": [(2.05,), (2.11,)], "c": [(2.60,), (2.62,)]}
-    assert "; b is within the spread of seeds and windows" in sentences(close, (8,))[0]
+    assert ". b is within the spread of seeds and windows." in sentences(close, (8,))[0]
     assert "no encoding is clearly better: a has 2.050" in sentences({"a": close["a"], "b": close["b"]}, (8,))[0]
     apart: Losses = {"a": [(2.00,), (2.01,)], "b": [(2.20,), (2.21,)]}
     assert "within the spread" not in sentences(apart, (8,))[0]
@@ -58,16 +58,16 @@ def test_those_within_the_spread_of_windows_are_called_so() -> None:
 def test_nothing_is_concluded_from_too_few_windows() -> None:
     few = {name: [0.0] * 9 for name in "ab"}
     said = sentences({"a": [(2.0, 2.5)], "b": [(3.0, 3.0)]}, (8, 16), windows=few)
-    assert said[0].startswith("Not enough text to tell at 8 and 16 tokens: 9 windows of 8 and 9 windows of 16")
+    assert said[0].startswith("There is not enough text for 8 and 16 tokens: 9 windows of 8 and 9 windows of 16")
     assert "text of 1,600 tokens" in said[0]
-    assert not any("lowest" in sentence or "from 8 to 16" in sentence for sentence in said)
-    assert not any("Not enough" in sentence for sentence in sentences())
+    assert not any("lowest" in sentence or "From 8 to 16" in sentence for sentence in said)
+    assert not any("not enough text" in sentence for sentence in sentences())
 
 
 def test_what_is_hardly_below_a_unigram_count_is_called_little() -> None:
     losses: Losses = {"a": [(5.0, 5.0)], "b": [(3.0, 3.0)]}
     said = one_with("Little was learned", sentences(losses, (8, 16), unigram_loss=5.39))
-    assert "at 8 tokens a (5.000) is not 10% below the 5.390 of a unigram count" in said
+    assert "At 8 tokens a (5.000) is not 10% below the loss of a unigram count (5.390)" in said
     assert said.endswith("More steps may help.")
     assert not any("Little was" in sentence for sentence in sentences(losses, (8, 16), unigram_loss=5.6))
     assert not any("Little was" in sentence for sentence in sentences(losses, (8, 16)))
@@ -83,22 +83,22 @@ def test_overfitting_is_told_from_training_loss_and_held_out_loss() -> None:
 
 def test_a_change_that_seeds_do_not_agree_on_is_no_trend() -> None:
     noisy: Losses = {"a": [(2.0, 2.0), (2.0, 2.4)]}
-    assert "a (×1.10)" in one_with("Changes by no more than the spread", sentences(noisy, (8, 16)))
+    assert "a (×1.10)" in one_with("changes by no more than the spread", sentences(noisy, (8, 16)))
 
 
 @pytest.mark.parametrize(
     ("at_longest", "words"),
     [
-        (1.90, "Gains from the longer text"),
-        (1.97, "Stays within 2%"),
-        (2.03, "Stays within 2%"),
-        (2.10, "Gets somewhat worse"),
-        (2.30, "Gets much worse"),
+        (1.90, "falls"),
+        (1.97, "stays within 2%"),
+        (2.03, "stays within 2%"),
+        (2.10, "rises somewhat"),
+        (2.30, "rises much"),
     ],
 )
 def test_the_change_with_length_is_told_by_its_size(at_longest: float, words: str) -> None:
-    trend = one_with("from 8 to 16 tokens", sentences({"a": [(2.0, at_longest)]}, (8, 16)))
-    assert trend.startswith(words)
+    trend = one_with("From 8 to 16 tokens", sentences({"a": [(2.0, at_longest)]}, (8, 16)))
+    assert f", the loss {words} for a" in trend
     assert f"a (×{at_longest / 2:.2f})" in trend
 
 
@@ -117,7 +117,7 @@ def test_no_position_is_named_where_the_loss_comes_down_again_or_hardly_goes_up(
 
 def test_a_missing_loss_is_explained() -> None:
     said = sentences({"a": [(2.0, None)], "b": [(2.0, 2.0)]}, (8, 16))
-    assert one_with("A dash stands", said).endswith("not measured: a.")
+    assert one_with("A dash means", said).endswith("not measured: a.")
     assert not any("A dash" in sentence for sentence in sentences())
 
 
@@ -133,18 +133,18 @@ def test_what_is_far_is_used_harmful_or_neither() -> None:
     losses = {name: [(3.0,) * 4] * 2 for name in ("a", "b", "c", "d")}
     stretches = {"a": seeds(3.0, 2.9), "b": seeds(3.0, 3.25), "c": seeds(3.0, 3.0), "d": seeds(3.0, 2.95)}
     said = sentences(losses, stretches=stretches)
-    assert one_with("windows that overlap", said).endswith("the losses are a 2.900, b 3.250, c 3.000 and d 2.950.")
-    uses = "used by a (-0.100) and d (-0.050); without clear effect for c (+0.000); harmful to b (+0.250)"
-    assert one_with("What stands", said) == f"What stands more than 64 tokens back, of 512, is {uses}."
+    assert one_with("overlapping windows", said).endswith("the losses are a 2.900, b 3.250, c 3.000 and d 2.950.")
+    uses = "help a (-0.100) and d (-0.050); they have no clear effect on c (+0.000); they hurt b (+0.250)"
+    assert one_with("Tokens more than", said) == f"Tokens more than 64 back (up to 512) {uses}."
     few = sentences(losses, stretches={name: seeds(3.0, 2.9, count=9) for name in losses})
-    assert not any("What stands" in sentence for sentence in few)
+    assert not any("Tokens more than" in sentence for sentence in few)
     assert not any("overlap" in sentence for sentence in sentences(losses))
 
 
 def test_who_is_not_below_a_bigram_count_is_said() -> None:
     losses = {"a": [(3.0,) * 4] * 2, "b": [(3.5,) * 4] * 2}
-    known = "A bigram count, which knows the one token before, has a loss of"
-    assert f"{known} 3.200: at 64 tokens b is not below it." in sentences(losses, bigram_loss=3.2)
-    assert f"{known} 2.000: at 64 tokens a and b are not below it." in sentences(losses, bigram_loss=2.0)
-    assert f"{known} 4.000: at 64 tokens all are below it." in sentences(losses, bigram_loss=4.0)
+    known = "A bigram count, which uses only the previous token, has a loss of"
+    assert f"{known} 3.200. At 64 tokens b is not below it." in sentences(losses, bigram_loss=3.2)
+    assert f"{known} 2.000. At 64 tokens a and b are not below it." in sentences(losses, bigram_loss=2.0)
+    assert f"{known} 4.000. At 64 tokens all are below it." in sentences(losses, bigram_loss=4.0)
     assert not any("bigram" in sentence for sentence in sentences(losses))

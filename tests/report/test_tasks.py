@@ -27,9 +27,9 @@ THE_FIELD = {(task, name): its for task, of in FIELD.items() for name, its in of
 
 def test_sentences_follow_from_the_numbers() -> None:
     assert task_sentences(scores(task_results(THE_FIELD))) == [
-        "copy: alibi goes furthest, right up to 24 items, 2 times the trained length; <nope> did not learn it.",
-        "sort: <nope> goes furthest, right up to 24 items, 2 times the trained length.",
-        "parity: no encoding learned it, so it says nothing.",
+        "copy: alibi goes furthest, up to 24 items, 2 times the trained length. <nope> did not learn it.",
+        "sort: <nope> goes furthest, up to 24 items, 2 times the trained length.",
+        "parity: no encoding learned it, so it allows no comparison.",
     ]
 
 
@@ -40,7 +40,7 @@ def test_a_tie_and_a_single_seed_are_said() -> None:
     one = {("copy", "rotary"): seeds(0.95, count=1)}
     assert task_sentences(scores(task_results(one))) == [
         "copy: rotary is right up to 24 items, 2 times the trained length.",
-        "One seed was trained, so that no difference is clear: small ones may be chance.",
+        "One seed was trained, so no difference is clear. Small differences may be chance.",
     ]
 
 

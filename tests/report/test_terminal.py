@@ -98,7 +98,7 @@ def test_the_losses_are_all_there_best_first_with_a_star_for_the_best(
 
 def test_a_star_stands_only_where_a_difference_is_clear_and_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     losses: dict[str, list[tuple[float, float]]] = {"a": [(2.0, 2.0)], "b": [(3.0, 3.0)]}
-    legend = "* the lowest of its column, and what is not clearly different from it"
+    legend = "* the lowest value in its column, and values not clearly different from it"
     for windows, stars in ((9, 0), (10, 2)):
         print_losses(results(losses, (8, 16), windows={name: [0.0] * windows for name in losses}))
         text = capsys.readouterr().out
@@ -131,10 +131,10 @@ def test_text_is_printed_as_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 def test_the_other_doors_say_what_they_give(capsys: pytest.CaptureFixture[str]) -> None:
     for encoding, words in (
-        ("rotary", "rotates queries and keys, by cos and sin of [4, 32]"),
-        ("alibi", "adds a bias of [4, 4, 4] (heads, queries, keys)"),
-        ("t5", "adds a bias of [4, 4, 4]"),
-        ("nope", "through the causal mask alone"),
+        ("rotary", "rotates queries and keys, by cos and sin of shape [4, 32]"),
+        ("alibi", "adds a bias of shape [4, 4, 4] (heads, queries, keys)"),
+        ("t5", "adds a bias of shape [4, 4, 4]"),
+        ("nope", "only through the causal mask"),
     ):
         flow(encoding=encoding)
         assert words in " ".join(capsys.readouterr().out.split())

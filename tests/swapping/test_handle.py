@@ -280,7 +280,7 @@ def test_an_encoding_of_ones_own_is_given_again(tmp_path: Path) -> None:
     model = tiny(LLAMA)
     assert "load_swapped(folder, encoding=...)" in locant.swap(model, Slanted(4)).sentences[0]
     trained(model).save_pretrained(tmp_path)
-    with refuses(InputError, "does not tell", "encoding="):
+    with refuses(InputError, "does not describe", "encoding="):
         load_swapped(tmp_path)
     assert torch.equal(load_swapped(tmp_path, encoding=Slanted(4))(ids()).logits, model(ids()).logits)
 

@@ -1,6 +1,6 @@
-"""What lies in the folder of a checkpoint in safetensors: its weights, their index, and what belongs to them.
+"""The folder of a checkpoint in safetensors: its weights, their index and the other files.
 
-Pickles (``.bin``, ``.pt``) are not opened: opening one runs what is in it.
+Pickles (``.bin``, ``.pt``) are not opened, because opening one runs the code in it.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from locant.spelling import dtype_name
 INDEX = "model.safetensors.index.json"
 WHOLE = ("model.safetensors", "adapter_model.safetensors")
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Those of tables that can be computed with as they are, by their names in safetensors."""
+"""The dtypes of tables that need no conversion before computation, by their names in safetensors."""
 LONGEST_NAME = 255
-"""Bytes of the name of a file, on any usual system."""
+"""The longest name of a file in bytes, on usual systems."""
 LENGTH = struct.Struct("<Q")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 COMPANIONS = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".md")
-"""Kinds of files that belong to a checkpoint and do not depend on its layout, such as its tokenizer."""
+"""Suffixes of files that belong to a checkpoint and do not depend on its layout, such as its tokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorEntry:
-    """One tensor: its bytes lie from `begin` to `end`, counted from the start of the file."""
+    """One tensor. Its bytes are at `begin` to `end`, counted from the start of the file."""
 
     name: str
     dtype: str
@@ -54,14 +54,17 @@ class TensorEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What stands before the tensors, byte for byte, and the tensors in the order of the file."""
+    """The bytes before the tensors, unchanged, and the tensors in the order of the file."""
 
     raw: bytes
     tensors: tuple[TensorEntry, ...]
 
 
 def headers_of(folder: Path) -> dict[str, Header]:
-    """The header of each safetensors file, by the name of the file; the index agrees with them."""
+    """Return the header of each safetensors file, by the name of the file.
+
+    Raise `InputError` if the index does not match the headers.
+    """
     headers = {name: read_header(folder / name) for name in _weight_files(folder)}
     if (folder / INDEX).exists():
         _require_index(folder, headers)
@@ -69,18 +72,19 @@ def headers_of(folder: Path) -> dict[str, Header]:
 
 
 def read_header(path: Path) -> Header:
-    """The header of a file, of which safetensors itself has checked that every byte belongs to one tensor.
+    """Read the header of a file. safetensors checks that every byte after it belongs to one tensor.
 
-    Eight bytes with its length, the header as JSON, and the tensors: https://huggingface.co/docs/safetensors
+    A file holds the length of the header in eight bytes, the header as JSON, and the tensors:
+    https://huggingface.co/docs/safetensors
     """
     if not path.is_file():
-        raise InputError(f"got no file {path}", "the checkpoint with all of its files")
+        raise InputError(f"got no file {path}", "use the checkpoint with all of its files")
     try:
         with safe_open(path, framework="np"), path.open("rb") as file:
             start = file.read(LENGTH.size)
             text = file.read(*LENGTH.unpack(start))
     except SafetensorError as error:
-        raise InputError(f"{path} is no intact safetensors file: {error}", "a fresh copy of the file") from None
+        raise InputError(f"{path} is not an intact safetensors file: {error}", "copy the file again") from None
     fields = json.loads(text)
     fields.pop("__metadata__", None)
     first = len(start) + len(text)
@@ -95,60 +99,63 @@ def read_header(path: Path) -> Header:
 
 
 class TensorFolder:
-    """The tensors of a folder by name, mapped into memory. Only the files of those that are asked for are opened.
+    """The tensors of a folder by name, mapped into memory. A file is opened when one of its tensors is requested.
 
-    A mapped tensor is private: what is written into it stays in this process. Its storage is its own, so that saving it
-    saves no more than itself.
+    A mapped tensor is private: changes to it stay in this process. It does not share its storage, so saving it saves
+    no other tensor.
 
     Raises:
-        InputError: no folder, no safetensors in it, or an index that is none.
+        InputError: the path is not a folder, or the folder has no safetensors or an invalid index.
     """
 
     def __init__(self, folder: Path | str) -> None:
         if not isinstance(folder, (str, Path)) or not str(folder):
-            raise InputError(f"got {shown(folder)}, expected the folder of a model", "'.' for the current one")
+            raise InputError(f"got {shown(folder)}, expected the folder of a model", "use '.' for the current one")
         self.folder = Path(folder)
-        if not os.path.isdir(folder):  # noqa: PTH112  # pathlib raises where a name is too long
-            got = f"got {shown(str(folder))}, which is no folder: nothing is fetched from the network"
-            raise InputError(got, "the path of the folder that the model was saved or downloaded to")
+        if not os.path.isdir(folder):  # noqa: PTH112  # pathlib raises if a name is too long
+            got = f"got {shown(str(folder))}, which is not a folder: nothing is downloaded"
+            raise InputError(got, "pass the path of the folder that the model was saved or downloaded to")
         files = _weight_files(self.folder)
         self.files: dict[str, str] = (
             _weight_map(self.folder)
             if (self.folder / INDEX).exists()
             else {tensor.name: file for file in files for tensor in read_header(self.folder / file).tensors}
         )
-        """Which file each tensor is in, by the index where there is one; files that it names are not opened."""
+        """The file of each tensor, from the index if there is one. Files that it names are not opened."""
         self._entries: dict[str, dict[str, TensorEntry]] = {}
 
     def find(self, module: str, part: str = "weight") -> str | None:
-        """The tensor of this module, whatever prefix the saved class gives it; the shortest, as others are nested."""
+        """Return the tensor of this module with any prefix of the saved class, or None.
+
+        Of several names, it is the shortest, because the others are in nested models.
+        """
         end = f"{module}.{part}"
-        found = [name for name in self.files if name == end or name.endswith(f".{end}")]
-        return min(found, key=lambda name: (name.count("."), name), default=None)
+        names = [name for name in self.files if name == end or name.endswith(f".{end}")]
+        return min(names, key=lambda name: (name.count("."), name), default=None)
 
     def entry(self, name: str) -> TensorEntry:
-        """What the header says of a tensor."""
+        """Return the entry of a tensor in its header."""
         file = self.files[name]
         if file not in self._entries:
             header = read_header(self.folder / file)
             self._entries[file] = {tensor.name: tensor for tensor in header.tensors}
         if name not in self._entries[file]:
-            got = f"got {self.folder} with {name} in its index and not in {file}"
-            raise InputError(got, "the index and the files of one checkpoint")
+            got = f"got {self.folder} with {name} in its index but not in {file}"
+            raise InputError(got, "use the index and the files of one checkpoint")
         return self._entries[file][name]
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor, mapped into memory.
+        """Return the tensor, mapped into memory.
 
         Raises:
-            InputError: a dtype that tables cannot be computed with, such as one of quantised weights.
+            InputError: tables with its dtype cannot be computed with, such as quantised weights.
         """
         entry = self.entry(name)
         dtype = DTYPES.get(entry.dtype)
         if dtype is None:
-            known = ", ".join(map(dtype_name, DTYPES))
-            got = f"got {name} of dtype {dtype_name(entry.dtype)} in {self.folder}, expected one of {known}"
-            raise InputError(got, "the model before it was quantised")
+            expected = ", ".join(map(dtype_name, DTYPES))
+            got = f"got {name} of dtype {dtype_name(entry.dtype)} in {self.folder}, expected one of {expected}"
+            raise InputError(got, "use the model before it was quantised")
         if not entry.num_bytes:
             return torch.empty(entry.shape, dtype=dtype)
         path = self.folder / self.files[name]
@@ -159,7 +166,7 @@ class TensorFolder:
 
 
 def companions(folder: Path, weights: Mapping[str, object]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of other files, but for the configuration: those that belong to the checkpoint, and the rest."""
+    """Return the names of files other than weights and configuration: first the checkpoint's, then unrelated ones."""
     others = sorted(path for path in folder.iterdir() if path.name not in (CONFIG, *weights))
     belong = [
         path.name
@@ -179,9 +186,9 @@ def rewritten(
     *,
     force: bool = False,
 ) -> Generator[Path, None, None]:
-    """A new folder with each file of weights as `write` writes it, and copies of other files.
+    """Create a new folder with the files of weights that `write` writes, and copies of other files.
 
-    It has its name when what is written besides is on the disk as well.
+    The folder gets its name when the block has ended and all files are on the disk.
     """
     with new_folder(output, force=force) as new:
         for name, header in headers.items():
@@ -196,47 +203,52 @@ def rewritten(
 
 
 def require_output(output: Path, *, force: bool) -> None:
-    """Raise where the folder of a model cannot be written; with `force`, one that is there may be replaced."""
+    """Raise `InputError` if the folder of a model cannot be written. With `force`, an existing one can be replaced."""
     if not (force and output.is_dir() and any(output.iterdir())):
         require_new(output)
     elif not (output / CONFIG).exists():
-        got = f"got {output} to replace, which is no folder of a model: it has no {CONFIG}"
-        raise InputError(got, "the name of a new folder")
+        got = f"got {output} to replace, which is not the folder of a model: it has no {CONFIG}"
+        raise InputError(got, "use the name of a new folder")
 
 
 def _weight_files(folder: Path) -> list[str]:
-    there = [name for name in (*WHOLE, INDEX) if (folder / name).exists()]
+    files = [name for name in (*WHOLE, INDEX) if (folder / name).exists()]
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
-    if len(there) > 1:
-        raise InputError(f"got {folder} with {' and '.join(there)}, expected one of them", "a folder of one checkpoint")
-    if not there and pickles:
-        got = f"got {folder} with {pickles[0]}, a pickle, which can run anything when it is opened"
+    if len(files) > 1:
+        got = f"got {folder} with {' and '.join(files)}, expected one of them"
+        raise InputError(got, "use a folder with one checkpoint")
+    if not files and pickles:
+        got = f"got {folder} with {pickles[0]}, a pickle, which can run any code when it is opened"
         save = "safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
         raise InputError(got, f"write the same weights as safetensors: model.save_pretrained(folder), or {save}")
-    if not there:
-        raise InputError(f"got {folder} without {WHOLE[0]} or {INDEX}", "the folder of a checkpoint in safetensors")
-    return sorted(set(_weight_map(folder).values())) if there == [INDEX] else there
+    if not files:
+        raise InputError(f"got {folder} without {WHOLE[0]} or {INDEX}", "use a folder with safetensors")
+    return sorted(set(_weight_map(folder).values())) if files == [INDEX] else files
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
     index = read_json(folder / INDEX)
     weights = index.get("weight_map")
     if not isinstance(weights, dict) or not weights or not all(isinstance(file, str) for file in weights.values()):
-        raise InputError(f"got {folder / INDEX} without a weight_map of names to files", "the index of this checkpoint")
+        raise InputError(
+            f"got {folder / INDEX} without a weight_map of names to files", "use the index of this checkpoint"
+        )
     for file in set(weights.values()):
         if Path(file).name != file or not file.endswith(".safetensors") or len(file) > LONGEST_NAME:
-            got = f"got {shown(file)} in {folder / INDEX}, expected safetensors files beside it"
-            raise InputError(got, "their names")
+            got = f"got {shown(file)} in {folder / INDEX}, expected the name of a safetensors file in the same folder"
+            raise InputError(got, "use the index of this checkpoint")
     if not isinstance(index.get("metadata", {}), dict):
-        raise InputError(f"got {folder / INDEX} with metadata that is no object", "the index of this checkpoint")
+        raise InputError(
+            f"got {folder / INDEX} with metadata that is not an object", "use the index of this checkpoint"
+        )
     return weights
 
 
 def _require_index(folder: Path, headers: Mapping[str, Header]) -> None:
-    """The index and the files have to agree, or one of them is not of this checkpoint."""
-    listed = set(_weight_map(folder).items())
-    there = {(tensor.name, file) for file, header in headers.items() for tensor in header.tensors}
-    if listed != there:
-        name, file = min(listed ^ there)
-        what = f"in {file} and not in its index" if (name, file) in there else f"in its index and not in {file}"
-        raise InputError(f"got {folder} with {name} {what}", "the index and the files of one checkpoint")
+    """Raise `InputError` if the index and the files do not agree, and so are not of the same checkpoint."""
+    in_index = set(_weight_map(folder).items())
+    in_files = {(tensor.name, file) for file, header in headers.items() for tensor in header.tensors}
+    if in_index != in_files:
+        name, file = min(in_index ^ in_files)
+        where = f"in {file} but not in its index" if (name, file) in in_files else f"in its index but not in {file}"
+        raise InputError(f"got {folder} with {name} {where}", "use the index and the files of one checkpoint")

@@ -1,6 +1,7 @@
-"""Two configurations side by side: at which positions their models differ, for each kind of layers.
+"""The comparison of two configurations: the positions at which their models differ, for each layer type.
 
-For a draft model beside its target, a model before and after its context was extended, or a copy with changed keys.
+It is for a draft model and its target, a model before and after an extension of its context, or a copy with changed
+keys.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from locant.positions import Positions, Rotary
 from locant.spelling import spell
 
 MOST_POSITIONS = 131_072
-"""Positions from 0 on at which two encodings are compared, one after the other."""
+"""The number of positions, from 0 on, at which two encodings are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayersComparison:
-    """One kind of layers of each model.
+    """The comparison of one layer type of each model.
 
     Args:
-        names: the kinds that are compared, of this model and of the other; ``None``: all of its layers.
-        differences: what differs, in words; empty: nothing.
-        first_position: the first position at which a cosine or sine differs by more than 1e-3; ``None``: there is none,
-            or they cannot be compared pair by pair.
-        largest_difference: of a cosine or sine, at all `compared` positions.
-        compared: how many positions from 0 on were compared.
+        names: the layer types that are compared, of this model and of the other. ``None`` means all layers.
+        differences: the differences in words. It is empty if there are none.
+        first_position: the first position at which a cosine or sine differs by more than 1e-3. ``None`` means that
+            there is none, or that the pairs cannot be compared.
+        largest_difference: the largest difference of a cosine or sine at the compared positions.
+        compared: the number of compared positions, from 0 on.
     """
 
     names: tuple[str | None, str | None]
@@ -47,11 +48,12 @@ class LayersComparison:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigComparison:
-    """A configuration beside another one.
+    """The comparison of two configurations.
 
     Args:
-        differences: what differs of the whole models, in words.
-        layers: each kind of layers of this model beside the same kind of the other.
+        longest: the longest sequence of each model.
+        differences: the differences between the whole models, in words.
+        layers: the comparison of each layer type of this model with the same type of the other.
     """
 
     longest: tuple[int | None, int | None]
@@ -64,7 +66,7 @@ class ConfigComparison:
 
 
 def compare_configs(ours: Mapping[str, Any] | object, theirs: Mapping[str, Any] | object) -> ConfigComparison:
-    """Compare what two configurations mean for positions, in words and numbers.
+    """Compare the position encodings of two configurations, in words and numbers.
 
     >>> sizes = {"hidden_size": 64, "num_attention_heads": 2, "max_position_embeddings": 512, "num_hidden_layers": 2}
     >>> llama = {"model_type": "llama", **sizes, "rope_theta": 10_000.0}
@@ -73,8 +75,12 @@ def compare_configs(ours: Mapping[str, Any] | object, theirs: Mapping[str, Any] 
     """
     explained = explain(ours), explain(theirs)
     names = [[layers.name for layers in each.layers] for each in explained]
-    alike = names[0] if {*names[0]} == {*names[1]} else None
-    pairs = [(name, name) for name in alike] if alike else [(one, other) for one in names[0] for other in names[1]]
+    common_names = names[0] if {*names[0]} == {*names[1]} else None
+    pairs = (
+        [(name, name) for name in common_names]
+        if common_names
+        else [(one, other) for one in names[0] for other in names[1]]
+    )
     longest = explained[0].longest, explained[1].longest
     common = min((each for each in longest if each is not None), default=MOST_POSITIONS)
     by_name = [{layers.name: layers for layers in each.layers} for each in explained]
@@ -83,11 +89,11 @@ def compare_configs(ours: Mapping[str, Any] | object, theirs: Mapping[str, Any] 
     )
     strips = explained[0].strip, explained[1].strip
     return ConfigComparison(
-        longest=longest, differences=tuple(_of_models((ours, theirs), longest, strips)), layers=layers
+        longest=longest, differences=tuple(_model_differences((ours, theirs), longest, strips)), layers=layers
     )
 
 
-def _of_models(
+def _model_differences(
     configs: tuple[Any, Any],
     longest: tuple[int | None, int | None],
     strips: tuple[tuple[Layer, ...], tuple[Layer, ...]],
@@ -114,10 +120,10 @@ def _compare_layers(configs: tuple[Any, Any], layers: tuple[Layers, Layers], com
         return LayersComparison(
             names=names, differences=() if same else (f"{encodings[0]} here, {encodings[1]} there",)
         )
-    differences = [*_of_rotaries(ours, theirs)]
+    differences = [*_rotary_differences(ours, theirs)]
     if len(ours.pairs) != len(theirs.pairs):
         return LayersComparison(names=names, differences=tuple(differences))
-    first, largest, compared = _apart(ours, theirs, min(common, MOST_POSITIONS))
+    first, largest, compared = _cos_sin_difference(ours, theirs, min(common, MOST_POSITIONS))
     if first is not None:
         differences.append(
             f"cosines and sines differ from position {first:,} on, by up to {spell(largest, 2)} in the first "
@@ -125,7 +131,7 @@ def _compare_layers(configs: tuple[Any, Any], layers: tuple[Layers, Layers], com
         )
     elif differences:
         differences.append(
-            f"yet no cosine or sine differs by more than {spell(VISIBLE)} in the first {compared:,} positions"
+            f"but no cosine or sine differs by more than {spell(VISIBLE)} in the first {compared:,} positions"
         )
     return LayersComparison(
         names=names, differences=tuple(differences), first_position=first, largest_difference=largest, compared=compared
@@ -133,7 +139,7 @@ def _compare_layers(configs: tuple[Any, Any], layers: tuple[Layers, Layers], com
 
 
 def _rotary(config: Any, name: str | None) -> Rotary | None:
-    """The encoding of these layers, if it is rotary."""
+    """Return the encoding of these layers if it is rotary, else None."""
     full = with_defaults(config)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `explain` reports what is missing
@@ -141,7 +147,7 @@ def _rotary(config: Any, name: str | None) -> Rotary | None:
     return encoding if isinstance(encoding, Rotary) else None
 
 
-def _of_rotaries(ours: Rotary, theirs: Rotary) -> Iterator[str]:
+def _rotary_differences(ours: Rotary, theirs: Rotary) -> Iterator[str]:
     facts = {
         "dimensions of a head": [str(each.head_dim) for each in (ours, theirs)],
         "rotated dimensions": [str(each.rotary_dim) for each in (ours, theirs)],
@@ -157,10 +163,10 @@ def _of_rotaries(ours: Rotary, theirs: Rotary) -> Iterator[str]:
             yield f"{name} {verb} {one} here and {other} there"
 
 
-def _apart(ours: Rotary, theirs: Rotary, length: int) -> tuple[int | None, float, int]:
-    """The first position that differs visibly, the largest difference, and how many positions were compared.
+def _cos_sin_difference(ours: Rotary, theirs: Rotary, length: int) -> tuple[int | None, float, int]:
+    """Return the first position with a visible difference, the largest difference and the number of positions compared.
 
-    Positions are those of text, with one index on all axes.
+    They are positions of text, with one index on all axes.
     """
     first, largest = None, 0.0
     pair = [each.for_length(length) for each in (ours, theirs)]

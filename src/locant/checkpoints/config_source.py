@@ -1,7 +1,7 @@
-"""Configurations from where people have them: a file, the folder of a model, or a name.
+"""Load a configuration from a file, the folder of a model, or a name.
 
-A file is a ``config.json`` or Mistral's ``params.json``. A name is that of a preset, or of an architecture or a class
-of an installed `transformers`, whose default configuration is then taken.
+A file is a ``config.json`` or Mistral's ``params.json``. A name is a preset, or an architecture or a class of an
+installed `transformers`, which means its default configuration.
 """
 
 from __future__ import annotations
@@ -25,53 +25,55 @@ ATTENTION = ("attn_implementation", "_attn_implementation")
 
 
 class Source(NamedTuple):
-    """A configuration, and what it is if it is not that of a published model."""
+    """A configuration, and a note on its origin if it does not belong to a published model."""
 
     config: Mapping[str, Any] | object
     note: str | None = None
 
 
 def find_source(source: str) -> Source:
-    """The configuration that a path or a name stands for: a path wins, then a preset, then a class of `transformers`.
+    """Return the configuration for a path or a name. A path comes first, then a preset, then a class of `transformers`.
 
     >>> find_source("gpt2").config["n_positions"]
     1024
     """
     if Path(source).exists() or source in presets():
         return Source(read_source(source))
-    transformers = require("transformers", f"reading {shown(source)}, which is no file, no folder and no preset,")
+    transformers = require("transformers", f"reading {shown(source)}, which is not a file, folder or preset,")
     config = default_config(source)
     if config is None:
-        return Source(_preset(source))  # which says what is known
+        return Source(_preset(source))  # which raises an error with the known names
     name = type(config).__name__
-    return Source(config, f"the defaults of {name} in transformers {transformers.__version__}, no published model")
+    return Source(config, f"the defaults of {name} in transformers {transformers.__version__}, not a published model")
 
 
 def default_config(name: str) -> object | None:
-    """The default configuration of a ``model_type`` or a class of an installed `transformers`; ``None``: it has none.
+    """Return the default configuration of a ``model_type`` or a class of an installed `transformers`, or ``None``.
+
+    It is ``None`` if `transformers` is not installed or has no such name.
 
     Raises:
-        InputError: a class that has no default configuration.
+        InputError: the class has no default configuration.
     """
     if not is_installed("transformers"):
         return None
     import transformers
 
     cls = getattr(transformers, name, None) if name.isidentifier() else None
-    made_from: Any = getattr(cls, "config_class", cls)
+    config_class: Any = getattr(cls, "config_class", cls)
     if name in transformers.CONFIG_MAPPING:
-        made_from = transformers.CONFIG_MAPPING[name]
-    if not inspect.isclass(made_from) or not issubclass(made_from, transformers.PreTrainedConfig):
+        config_class = transformers.CONFIG_MAPPING[name]
+    if not inspect.isclass(config_class) or not issubclass(config_class, transformers.PreTrainedConfig):
         return None
     try:
-        return made_from()
+        return config_class()
     except Exception as error:  # a configuration can make transformers fail in any way
-        got = f"got {name}, whose class {made_from.__name__} has no default configuration: {shown(str(error))}"
-        raise InputError(got, f"the path of a {CONFIG}") from error
+        got = f"got {name}, whose class {config_class.__name__} has no default configuration: {shown(str(error))}"
+        raise InputError(got, f"pass the path of a {CONFIG}") from error
 
 
 def read_source(source: str | Path) -> dict[str, Any]:
-    """The configuration at a path, or of a preset; a path that exists wins.
+    """Return the configuration at a path, or of a preset. A path that exists comes first.
 
     >>> read_source("gpt2")["n_positions"]
     1024
@@ -80,7 +82,9 @@ def read_source(source: str | Path) -> dict[str, Any]:
     if str(source) and path.is_dir():
         path = next((path / name for name in (CONFIG, PARAMS) if (path / name).is_file()), path / CONFIG)
         if not path.is_file():
-            raise InputError(f"got the folder {source}, which holds no {CONFIG}", "the folder of a model, or a file")
+            raise InputError(
+                f"got the folder {source}, which holds no {CONFIG}", "pass the folder of a model, or a file"
+            )
     if not path.is_file():
         return _preset(str(source))
     config = read_json(path)
@@ -88,35 +92,35 @@ def read_source(source: str | Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
+    """Return the object in a JSON file. Raise `InputError` if there is no such file or no object in it."""
     if not path.is_file():
-        raise InputError(f"got no file {path}", "the folder of a checkpoint, with its configuration")
+        raise InputError(f"got no file {path}", "use the folder of a checkpoint, with its configuration")
     if path.stat().st_size > LARGEST:
-        raise InputError(f"got {path} of {path.stat().st_size} bytes", f"one of at most {LARGEST}")
+        raise InputError(f"got {path} of {path.stat().st_size} bytes", f"use a file of at most {LARGEST} bytes")
     try:
         value = json.loads(path.read_bytes())
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}", "a file that you may read") from None
+        raise InputError(f"cannot read {path}: {error.strerror}", "use a file that you can read") from None
     except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
-        raise InputError(f"got {path}, which is not JSON that can be read: {error}", "a fresh copy of it") from None
+        raise InputError(f"got {path}, which is not valid JSON: {error}", "copy the file again") from None
     if not isinstance(value, dict):
-        raise InputError(f"got {path}, which holds a {type(value).__name__}", "a fresh copy of it, a JSON object")
+        raise InputError(f"got {path}, which holds a {type(value).__name__}", "use a file that holds a JSON object")
     return value
 
 
 def as_json(config: Mapping[str, Any]) -> str:
-    """The text of a configuration."""
+    """Return the text of a configuration."""
     return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
 
 
 def require_no_code(source: object, config: Mapping[str, Any]) -> None:
-    """Raise where a configuration names code: files beside it, or attention of a repository of the Hub.
+    """Raise `InputError` if a configuration names code: files in its folder, or attention from a Hub repository.
 
-    `transformers` fetches such a repository and runs it where the package `kernels` is installed.
+    `transformers` downloads such a repository and runs it if the package `kernels` is installed.
     """
     if "auto_map" in config:
         raise InputError(
-            f"got {source}, whose model has code of its own", "a model whose class is part of transformers"
+            f"got {source}, whose model has code of its own", "use a model whose class is part of transformers"
         )
     for part in _parts(config):
         for key in ATTENTION:
@@ -124,11 +128,11 @@ def require_no_code(source: object, config: Mapping[str, Any]) -> None:
             for name in names.values() if isinstance(names, Mapping) else (names,):
                 if isinstance(name, str) and "/" in name:
                     got = f"got {source}, whose attention is code of its own: {key} is {shown(name)}"
-                    raise InputError(got, f"{CONFIG} without {key}")
+                    raise InputError(got, f"remove {key} from {CONFIG}")
 
 
 def _parts(config: Mapping[str, Any]) -> list[Mapping[Any, Any]]:
-    """The configuration, those of the models in it, and what else they hold, at any depth."""
+    """Return the configuration and all mappings in it, at any depth."""
     parts: list[Mapping[Any, Any]] = [config]
     for part in parts:
         parts += [each for each in part.values() if isinstance(each, Mapping)]
@@ -136,15 +140,17 @@ def _parts(config: Mapping[str, Any]) -> list[Mapping[Any, Any]]:
 
 
 def _preset(name: str) -> dict[str, Any]:
-    known = presets()
-    if name in known:
-        return known[name]
+    all_presets = presets()
+    if name in all_presets:
+        return all_presets[name]
     architectures: list[str] = []
     if is_installed("transformers"):
         from transformers import CONFIG_MAPPING
 
         architectures = [*CONFIG_MAPPING]
-    close = [one for names in (known, architectures) for one in difflib.get_close_matches(name.lower(), names, 1, 0.6)]
-    other = "no architecture of transformers" if architectures else "no name of an architecture, without transformers"
-    got = f"got {name!r}, which is no file, no folder, {other}, and none of the presets {', '.join(known)}"
-    raise InputError(got, f"{close[0]!r}, did you mean that?" if close else f"the path of a {CONFIG}")
+    close = [
+        one for names in (all_presets, architectures) for one in difflib.get_close_matches(name.lower(), names, 1, 0.6)
+    ]
+    other = ", an architecture of transformers" if architectures else ""
+    got = f"got {name!r}, which is not a file, a folder{other} or one of the presets {', '.join(all_presets)}"
+    raise InputError(got, f"{close[0]!r}, did you mean that?" if close else f"pass the path of a {CONFIG}")

@@ -1,4 +1,4 @@
-"""What a published model does about position, in numbers: everything that `locant explain` prints."""
+"""The explanation of a model's position encoding in numbers: everything that `locant explain` prints."""
 
 from __future__ import annotations
 
@@ -42,31 +42,31 @@ from locant.positions.scaling import DynamicNTK, Linear, LongRoPE, Proportional,
 from locant.spelling import spell
 
 AXES = ("time", "rows", "columns")
-"""What the axes of positions of images and video count."""
+"""The meaning of each axis of positions of images and video."""
 
 MOST = 10_000
-"""Layers that are listed; no published model has a tenth of them."""
+"""The largest number of layers that are listed. No published model has a tenth of it."""
 
 MADE_FOR = 2048
-"""Measured where a configuration has no length at all."""
+"""The length to measure if a configuration has no length."""
 
 TOKEN_WIDTHS = ("embedding_size", "word_embed_proj_dim", "dim", *WIDTHS)  # narrower than the layers come first
 
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """Whether vLLM honours the configuration, and why not."""
+    """The answer whether vLLM follows the configuration, and the reasons if it does not."""
 
     answer: Literal["yes", "differently", "no"]
     reasons: tuple[str, ...] = ()
 
 
-SWAPPED = Serving(answer="no", reasons=("layers have encodings that locant put there, which it does not know",))
+SWAPPED = Serving(answer="no", reasons=("layers have encodings from locant.swap, which vLLM does not know",))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layers:
-    """The layers that share one encoding; `name` is their type, ``None`` where all layers share one."""
+    """The layers that share one encoding. `name` is their type, or ``None`` if all layers share one."""
 
     name: str | None
     kind: str
@@ -82,11 +82,13 @@ class Explanation:
     """A configuration, explained.
 
     Args:
-        longest, trained: the longest sequence, and what it was before it was stretched, where it is known.
-        layers: by the encoding that the architecture has.
-        strip: every layer, from the first to the last; empty if the configuration does not tell their number or order.
-        swapped: where `locant.swap` has put others into some layers: of every layer, which; ``None``: its own.
-        defaults: values that the configuration lacks, and that the class of its architecture in `transformers` has.
+        longest, trained: the longest sequence, and the longest sequence before it was extended, if known.
+        layers: the layer types by the encoding that the architecture has.
+        strip: every layer, from the first to the last. It is empty if the configuration does not state their number or
+            order.
+        swapped: for each layer the encoding that `locant.swap` put there, or ``None`` if the layer has its own. It is
+            empty if the model is not swapped.
+        defaults: values that are missing in the configuration and have defaults in the class in `transformers`.
     """
 
     model_type: str
@@ -102,9 +104,9 @@ class Explanation:
 
 
 def explain(config: Mapping[str, Any] | object) -> Explanation:
-    """What a Hugging Face configuration means for positions; takes a second for long contexts, which are measured.
+    """Explain the position encoding of a Hugging Face configuration. Long contexts are measured, which takes a second.
 
-    Values that are missing are those that `transformers` takes for the architecture, see `with_defaults`.
+    Missing values are the defaults of the architecture in `transformers`, see `with_defaults`.
 
     >>> explained = explain({"model_type": "gpt2", "n_positions": 1024, "n_embd": 768, "vocab_size": 50257})
     >>> explained.layers[0].doors, explained.tables[1]
@@ -131,7 +133,7 @@ def explain(config: Mapping[str, Any] | object) -> Explanation:
 
 
 def trained_length(config: Config, rotary: Rotary) -> int | None:
-    """The length that a model was trained with, as far as its configuration has it: with linear scaling, not."""
+    """Return the trained length of a model, or None if its configuration lacks it, as with linear scaling."""
     stated = getattr(rotary.scaling, "original_max_seq_len", None) or stated_trained_length(config)
     return stated or (None if isinstance(rotary.scaling, (Linear, Proportional)) else _longest(config))
 
@@ -148,7 +150,7 @@ def _layers(
         name=name,
         kind="none" if nope else type(encoding).__name__,
         encoding="no position encoding (NoPE)" if nope else repr(encoding),
-        doors=tuple(door for door in encoding.doors() if door != "unrotate"),  # a warning says where that is used
+        doors=tuple(door for door in encoding.doors() if door != "unrotate"),  # a warning covers that
         num_parameters=sum(size.num_parameters for size in table_sizes(encoding)),
         rotary=rotary,
         warnings=tuple(_warnings(config, architecture, encoding, rotary, longest)),
@@ -156,16 +158,16 @@ def _layers(
 
 
 def _on_meta(config: Config, name: str | None) -> PositionEncoding:
-    """An encoding whose tables have shapes and no memory, in the layout of converted weights where they are."""
+    """Build an encoding whose tables have shapes but no memory, in the layout of converted weights if they are."""
     with torch.device("meta"), _Unfilled(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it was measured is told in the table
+        warnings.simplefilter("ignore")  # the table states that the encoding was measured
         return encoding_from_config(config, layer_type=name, layout=named_layout(config))
 
 
 class _Unfilled(TorchFunctionMode):
-    """Leaves fresh tables as they are: drawing random numbers on the meta device makes torch load its compiler.
+    """Skips the initialization of tables, because random numbers on the meta device make torch load its compiler.
 
-    Not `Weightless`, under which an architecture without a row could not be measured.
+    It does not use `Weightless`, under which an architecture without a row could not be measured.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -181,25 +183,25 @@ def _warnings(
     rotary: RotarySettings | None,
     longest: int | None,
 ) -> Iterator[str]:
-    """What is easily missed of one encoding, and of what was measured of it; of one architecture, its row says it."""
+    """Yield warnings about an encoding, its measurements, and its architecture (from the row of that architecture)."""
     if architecture.rotary is UNKNOWN:
-        yield "locant has no row for this architecture: its encoding was measured on its class in transformers"
+        yield "locant has no row for this architecture, so its encoding was measured on its class in transformers"
     if isinstance(encoding, Rotary):
         yield from _scaling_warnings(encoding.scaling, longest)
     if rotary is not None:
         yield from _rotary_warnings(rotary, config, architecture)
         yield from _axis_warnings(config, encoding)
-    if not architecture.rotary_keys.latent:  # whose row has a sentence of its own
+    if not architecture.rotary_keys.latent:  # the row of a latent one has its own warning
         yield from scale_warnings(config, encoding.head_dim if isinstance(encoding, Rotary) else None)
     if isinstance(encoding, Learned):
         rows = encoding.max_seq_len
-        first = f", after {encoding.offset} rows that are no positions" if encoding.offset else ""
+        first = f", after {encoding.offset} rows that are not positions" if encoding.offset else ""
         yield (
             f"the table ends with position {rows - 1:,}{first}: the next one is an error. Learned.resize interpolates "
-            "the table for longer sequences, and the model needs some training with it; a scaling does not apply"
+            "the table for longer sequences, and the model then needs some training. A scaling does not apply"
         )
-    told = (each if isinstance(each, str) else each(config, encoding) for each in architecture.warnings)
-    yield from filter(None, told)
+    messages = (each if isinstance(each, str) else each(config, encoding) for each in architecture.warnings)
+    yield from filter(None, messages)
 
 
 def _scaling_warnings(scaling: Scaling, longest: int | None) -> Iterator[str]:
@@ -212,13 +214,13 @@ def _scaling_warnings(scaling: Scaling, longest: int | None) -> Iterator[str]:
             )
     if isinstance(scaling, Linear) and longest is not None:
         yield (
-            f"linear scaling names no trained length: max_position_embeddings {longest:,} may be before or after the "
-            f"factor {spell(scaling.factor)}, and published models have both"
+            f"linear scaling has no trained length: max_position_embeddings {longest:,} may be the length before or "
+            f"after the factor {spell(scaling.factor)}, and published models have both"
         )
     if isinstance(scaling, (LongRoPE, DynamicNTK)):
         yield (
-            f"past {scaling.original_max_seq_len:,} tokens the frequencies change: keys cached before that are rotated "
-            "wrongly, unless the final length is given first (for_length) or they are moved (rerotate)"
+            f"the frequencies change after {scaling.original_max_seq_len:,} tokens: keys cached before are rotated "
+            "wrongly, unless you set the final length first (for_length) or rotate them again (rerotate)"
         )
 
 
@@ -233,31 +235,31 @@ def _rotary_warnings(rotary: RotarySettings, config: Config, architecture: Archi
     if share is not None and not (width * share).is_integer() and rotary.scaling != "Proportional":
         yield f"{spell(share)} x {width} is {spell(width * share)} dimensions, rounded down to {rotated}"
     if width % 2:
-        yield f"head_dim {width} is odd: kernels that work on pairs read past the head"
+        yield f"head_dim {width} is odd: kernels that work on pairs read beyond the head"
     if rotary.precision.at_longest > 2**-8:
         yield (
-            f"float32 angles miss cosines by up to {spell(rotary.precision.at_longest, 1)} near position "
-            f"{rotary.length:,}, more than a rounding of bfloat16; the model was trained with these errors, so compare "
-            "both on your own data"
+            f"float32 angles change cosines by up to {spell(rotary.precision.at_longest, 1)} near position "
+            f"{rotary.length:,}, more than rounding to bfloat16 does. The model was trained with these errors, so "
+            "compare both on your own data"
         )
     keys = architecture.rotary
     if keys is not None and keys.layout_doubt:
         yield keys.layout_doubt
     if config.get(ORIGIN) == PARAMS:
         yield (
-            f"a {PARAMS} belongs to Mistral's own weights, in which the members of a pair are neighbours: pass "
-            "layout='half' for the weights of transformers, which are the same ones reordered"
+            f"a {PARAMS} belongs to Mistral's own weights, in which the dimensions of a pair are neighbours. Pass "
+            "layout='half' for the weights of transformers, which are the same weights in another order"
         )
     elif keys is not None and keys.layout and not keys.interleave_key and keys.layout != rotary.layout:
         yield (
             f"according to rope_interleave these weights were converted, but the code of {config['model_type']} in "
-            f"transformers and vLLM pairs dimensions as {keys.layout} whatever it is: convert them back for those; "
-            f"here, pass layout={rotary.layout!r}"
+            f"transformers and vLLM ignores it and pairs dimensions as {keys.layout}. Convert them back for those, and "
+            f"pass layout={rotary.layout!r} here"
         )
 
 
 def _axis_warnings(config: Config, encoding: PositionEncoding) -> Iterator[str]:
-    """How many pairs each axis has, where that is not what ``mrope_section`` states."""
+    """Yield the number of pairs of each axis, if it differs from ``mrope_section``."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if (
         not isinstance(encoding, Rotary)
@@ -270,7 +272,7 @@ def _axis_warnings(config: Config, encoding: PositionEncoding) -> Iterator[str]:
     if stated == dealt:
         return
     rest = len(encoding.pairs) - sum(stated)
-    more = f"; the {rest} pairs that no section covers are rotated by time" if rest > 0 else ""
+    more = f". The {rest} pairs that no section covers are rotated by time" if rest > 0 else ""
     got = " and ".join(
         [
             ", ".join(f"{count} to {axis}" for count, axis in zip(dealt[:2], AXES, strict=False)),
@@ -287,14 +289,14 @@ def _share(config: Config) -> float | None:
 
 
 def _serving(config: Config, architecture: Architecture, rotaries: Sequence[Rotary]) -> Serving:
-    """Whether vLLM rotates as a configuration prescribes, by its sources and its open issues in 2025."""
+    """Return whether vLLM rotates as a configuration prescribes, according to its sources and open issues in 2025."""
     if is_lab_decoder(config):
-        return Serving(answer="no", reasons=("no program but locant reads a model of locant train",))
+        return Serving(answer="no", reasons=("only locant reads a model of locant train",))
     if not architecture.vllm:
-        return Serving(answer="no", reasons=(f"no model of its for {config['model_type']} is known here",))
+        return Serving(answer="no", reasons=(f"locant knows of no vLLM implementation of {config['model_type']}",))
     if config.get("position_embedding_type", "absolute") != "absolute":
-        return Serving(answer="no", reasons=("its BERT knows absolute positions only",))
-    if config.get(ORIGIN) == PARAMS:  # it reorders these weights when it loads them
+        return Serving(answer="no", reasons=("its BERT has only absolute positions",))
+    if config.get(ORIGIN) == PARAMS:  # vLLM reorders these weights when it loads them
         rotaries = [rotary.alike(layout=architecture.rotary_keys.layout) for rotary in rotaries]
     reasons = tuple(dict.fromkeys(reason for rotary in rotaries for reason in _reasons(rotary, architecture)))
     return Serving(answer="differently" if reasons else "yes", reasons=reasons)
@@ -303,15 +305,15 @@ def _serving(config: Config, architecture: Architecture, rotaries: Sequence[Rota
 def _reasons(rotary: Rotary, architecture: Architecture) -> Iterator[str]:
     scaling, keys = rotary.scaling, architecture.rotary_keys
     if isinstance(scaling, YaRN) and scaling.attention_factor is not None:
-        yield "its YaRN drops attention_factor (vllm#46280)"
+        yield "its YaRN ignores attention_factor (vllm#46280)"
     if isinstance(scaling, YaRN) and scaling.mscale is not None and not keys.latent:
-        yield "its YaRN reads mscale for DeepSeek's models only"
+        yield "its YaRN reads mscale only for DeepSeek's models"
     if isinstance(scaling, DynamicNTK):
         yield "its dynamic scaling is fixed at the longest length, also for short sequences (vllm#3488)"
     if isinstance(scaling, LongRoPE):
-        yield "it takes the long factors for every sequence if it is started with a longer context (vllm#27414)"
+        yield "it uses the long factors for every sequence if it is started with a longer context (vllm#27414)"
     if keys.layout not in (None, rotary.layout):
-        yield f"it pairs dimensions as {keys.layout} for this architecture, whatever rope_interleave is"
+        yield f"it pairs dimensions as {keys.layout} for this architecture and ignores rope_interleave"
 
 
 def _tables(config: Config, named: Mapping[str | None, PositionEncoding]) -> tuple[TableSize, ...]:
@@ -325,8 +327,8 @@ def _tables(config: Config, named: Mapping[str | None, PositionEncoding]) -> tup
             tables.append(TableSize(name="segments", shape=(segments, width)))
     for name, encoding in named.items():
         for size in table_sizes(encoding):
-            what = "positions" if isinstance(encoding, Learned) else f"positions.{size.name}"
-            tables.append(TableSize(name=what if name is None else f"{what} ({name})", shape=size.shape))
+            table = "positions" if isinstance(encoding, Learned) else f"positions.{size.name}"
+            tables.append(TableSize(name=table if name is None else f"{table} ({name})", shape=size.shape))
     return tuple(tables)
 
 
@@ -335,9 +337,10 @@ class Layer:
     """One layer.
 
     Args:
-        kind: as `Explanation.layers` are named; ``None`` where all share one encoding.
-        window: how many tokens it attends to, itself among them; ``None`` for all, 0 for a layer without attention.
-        place: where these tokens stand; see `Reach`.
+        kind: the name in `Explanation.layers`, or ``None`` if all layers share one encoding.
+        window: the number of tokens it attends to, including the token itself. ``None`` means all, and 0 a layer
+            without attention.
+        place: where these tokens are, see `Reach`.
     """
 
     kind: str | None
@@ -346,13 +349,13 @@ class Layer:
 
 
 def _longest(config: Config) -> int | None:
-    """The longest sequence; BLOOM and Qwen 1 have the length of their training, which counts if no other is stated."""
+    """Return the longest sequence. BLOOM and Qwen 1 state the length of their training, used if there is no other."""
     longest = integer_at(config, *LENGTHS)
     return integer_at(config, "seq_length") if longest is None else longest
 
 
 def layer_strip(config: Mapping[str, Any] | object) -> tuple[Layer, ...]:
-    """Every layer, from the first to the last; empty where a configuration does not tell their number or order.
+    """Return every layer, from the first to the last, or nothing if a configuration lacks their number or order.
 
     >>> config = {"model_type": "gpt2", "n_positions": 1024, "n_embd": 768, "n_layer": 12}
     >>> len(layer_strip(config)), layer_strip(config)[0]
@@ -368,7 +371,7 @@ def layer_strip(config: Mapping[str, Any] | object) -> tuple[Layer, ...]:
     if kinds == ("encoder", "decoder"):
         decoder = min(integer_at(full, "num_decoder_layers") or count, MOST)
         return tuple(Layer(kind=kind, window=None) for kind in [kinds[0]] * count + [kinds[1]] * decoder)
-    named = _listed(full, count) if kinds and set(kinds) <= set(LISTED) else layer_types_in(full)[:MOST]
+    named = _rotary_by_layer(full, count) if kinds and set(kinds) <= set(LISTED) else layer_types_in(full)[:MOST]
     named = named or tuple(FULL if reach.window is None else SLIDING for reach in reaches)
     if kinds and (len(named) != count or not {*named} <= {*kinds}):
         return ()
@@ -378,8 +381,8 @@ def layer_strip(config: Mapping[str, Any] | object) -> tuple[Layer, ...]:
     )
 
 
-def _listed(config: Config, count: int) -> tuple[str, ...]:
-    """``with`` or ``without`` rotary positions, by the keys that `listed_layers` and `based_layers` read."""
+def _rotary_by_layer(config: Config, count: int) -> tuple[str, ...]:
+    """Return ``with`` or ``without`` rotary positions per layer, by the keys of `listed_layers` and `based_layers`."""
     has = config.get("layer_rope_theta") or config.get("no_rope_layers")
     if not has:
         every = integer("no_rope_layer_interval", config.get("no_rope_layer_interval", 4))

@@ -1,7 +1,7 @@
-"""A longer context for a model with rotary positions: the changed configuration, and what it changes.
+"""Extend the context of a model with rotary positions: the changed configuration and its effect.
 
-Nothing here promises that the model reads the longer context well. A scaling keeps its angles among those it has
-seen; how much is lost, and how much a little training gives back, is for a measurement.
+There is no guarantee that the model reads the longer context well. A scaling keeps the angles within the trained range.
+Measure how much is lost, and how much a short training recovers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from locant.positions.scaling import EXTENDING, SCALINGS, LongRoPE, Scaling, Uns
 
 
 class LongFactors(NamedTuple):
-    """What LongRoPE divides the frequency of each pair by, and a sentence on where that comes from."""
+    """The divisor of each pair's frequency in LongRoPE, and a sentence about its origin."""
 
     values: tuple[float, ...]
     origin: str
@@ -40,12 +40,12 @@ class LongFactors(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Extension:
-    """A whole new configuration for longer sequences, and what is different about it.
+    """A complete configuration for longer sequences, and its changes.
 
     Args:
         changed: the keys that differ, with their old and new values.
-        layer_type: the layers that were changed, where they differ.
-        rotary: their encoding as it was, for the trained length, and as it is now, for the new one.
+        layer_type: the type of the changed layers, if layers differ.
+        rotary: their encoding before, for the trained length, and after, for the new length.
     """
 
     method: str
@@ -59,40 +59,40 @@ class Extension:
 
     @cached_property
     def before(self) -> RotarySettings:
-        """What the encoding did at the trained length, with its precision, which takes some milliseconds to measure."""
+        """The encoding at the trained length, with its precision, which takes some milliseconds to measure."""
         return rotary_settings(self.rotary[0], self.trained, self.trained)
 
     @cached_property
     def after(self) -> RotarySettings:
-        """What it does at the new length."""
+        """The encoding at the new length."""
         return rotary_settings(self.rotary[1], self.to, self.trained)
 
     @cached_property
     def wavelengths(self) -> tuple[list[float | None], list[float | None]]:
-        """Positions per full rotation of each pair, before and after; ``None`` for a pair that is not rotated."""
+        """Positions per full rotation of each pair, before and after. ``None`` means a pair that is not rotated."""
         before, after = ([pair.wavelength for pair in pair_settings(each)] for each in self.rotary)
         return before, after
 
     @property
     def stretches(self) -> list[float | None]:
-        """How much longer each pair's wavelength becomes; ``None`` for a pair that is not rotated."""
+        """The factor on each pair's wavelength. ``None`` means a pair that is not rotated."""
         return [new / old if new and old else None for old, new in zip(*self.wavelengths, strict=True)]
 
 
 METHODS: Mapping[str, str] = {name: SCALINGS[name].info.extends for name in sorted(EXTENDING, key="yarn".__ne__)}
-"""The scalings that `locant extend --method` takes, the usual one first, and what to know about each."""
+"""The scalings that `locant extend --method` accepts, the usual one first, with a note on each."""
 
 
 def extend(
     config: Mapping[str, Any] | object, *, to: int, method: str = "yarn", factors: LongFactors | None = None
 ) -> Extension:
-    """The configuration of a model for sequences of `to` tokens.
+    """Return the configuration of a model for sequences of `to` tokens.
 
     Args:
-        config: a Hugging Face configuration of a model with rotary positions and no scaling yet; it is not changed.
-        to: the new length; more than the model was trained with.
+        config: a Hugging Face configuration of a model with rotary positions and no scaling. It is not changed.
+        to: the new length, which exceeds the trained length.
         method: one of `METHODS`.
-        factors: long ones for ``longrope``, in the place of those of YaRN's ramp.
+        factors: long factors for ``longrope``, instead of the factors of YaRN's ramp.
 
     >>> config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "rope_theta": 10000.0}
     >>> extend({**config, "max_position_embeddings": 4096}, to=16384, method="linear").config["rope_scaling"]
@@ -101,7 +101,7 @@ def extend(
     values, architecture = read_known(config)
     _require_method(values, architecture, method)
     layer_type = _layers_to_change(values, architecture)
-    layout = named_layout(values)  # of converted weights, which may not be the architecture's
+    layout = named_layout(values)  # converted weights may not have the layout of the architecture
     options: dict[str, Any] = {"layer_type": layer_type, "angles": "exact", "layout": layout, "for_all_layers": False}
     rotary = rotary_from_config(Rotary, values, **options)
     trained = _trained(values, rotary)
@@ -127,12 +127,12 @@ def extend(
 
 
 def extension_path(source: str, *, to: int, method: str = "yarn", output: Path | None = None) -> Path:
-    """Where the extended configuration is written: `output`, or ``NAME-METHOD-TOKENS.json`` in this folder."""
+    """Return the path of the extended configuration: `output`, or ``NAME-METHOD-TOKENS.json`` in this folder."""
     name = Path(source).name.removesuffix(".json") or "config"
     path = Path(f"{name}-{method}-{to}.json") if output is None else output
     here = Path(source) / CONFIG if Path(source).is_dir() else Path(source)
     if path.exists() and here.exists() and path.samefile(here):
-        got = f"got {path} as the place to write, which is the configuration itself"
+        got = f"got {path} as the file to write, which is the configuration itself"
         raise InputError(got, Remedy(output="another-name.json"))
     return path
 
@@ -146,9 +146,9 @@ def write_extension(
     factors: LongFactors | None = None,
     beside: Callable[[Extension], None] = lambda extension: None,
 ) -> tuple[Extension, Path]:
-    """Write the configuration at `source`, extended, to `extension_path`.
+    """Extend the configuration at `source`, and write it to `extension_path`.
 
-    `beside` writes what belongs to it, such as a picture; if it fails, the file is not written either.
+    `beside` writes related files, such as a picture. If it fails, the configuration is not written either.
     """
     path = extension_path(source, to=to, method=method, output=output)
     extension = extend(read_source(source), to=to, method=method, factors=factors)
@@ -164,46 +164,49 @@ def _require_method(config: Config, architecture: Architecture, method: str) -> 
     one_of("method", method, METHODS)
     name = config["model_type"]
     if is_lab_decoder(config):
-        got = "got a model of locant train, which no other program reads, so no configuration of it is extended"
+        got = "got a model of locant train, which no other program reads, so its configuration cannot be extended"
         raise InputError(got, "measure a scaling with locant evaluate MODEL --with own,yarn:4")
     if architecture.rotary is None or not rotary_layer_types(config):
-        got = f"got a {name} of which no layer has rotary positions, and a scaling extends nothing else"
-        raise InputError(got, "a model with them, such as llama-3.1-8b")
+        got = f"got a {name} without rotary layers, but a scaling extends only rotary positions"
+        raise InputError(got, "use a model with rotary positions, such as llama-3.1-8b")
     if architecture.rotary.fixed_base is not None:
-        got = f"got a {name}, whose code knows no scaling and no other base"
-        raise InputError(got, "a model whose configuration has rope_theta")
+        got = f"got a {name}, whose code has no scaling and a fixed base"
+        raise InputError(got, "use a model whose configuration has rope_theta")
     if method not in (architecture.extend_methods or METHODS):
-        got = f"got method {method!r}, but {name} takes {' or '.join(architecture.extend_methods or ())} only"
+        got = f"got method {method!r}, but {name} accepts only {' or '.join(architecture.extend_methods or ())}"
         raise InputError(got, Remedy(method=(architecture.extend_methods or ("",))[-1]))
 
 
 def _layers_to_change(config: Config, architecture: Architecture) -> str | None:
-    """Sliding windows of fixed width reach no longer distances; only full attention does."""
+    """Return the type of the layers to change, or None for all layers.
+
+    With sliding windows of fixed width, only layers with full attention reach longer distances.
+    """
     kinds, rotary = layer_types(config), rotary_layer_types(config)
     if rotary == ("sliding_attention",):
-        got = f"got a {config['model_type']}, whose rotary layers attend to a window and no farther"
-        raise InputError(got, "the configuration as it is: layers of full attention have no positions to scale")
+        got = f"got a {config['model_type']}, whose rotary layers attend only to a window"
+        raise InputError(got, "keep the configuration: its full-attention layers have no positions to scale")
     if architecture.layer_types is not None or not kinds:
         return None
     if "full_attention" not in kinds:
         got = f"got layers of types {', '.join(kinds)}, expected full_attention among them"
-        raise InputError(got, "rope parameters of 'full_attention'")
+        raise InputError(got, "add rope parameters of 'full_attention'")
     return "full_attention"
 
 
 def _trained(config: Config, rotary: Rotary) -> int:
     if not isinstance(rotary.scaling, Unscaled):
         name = type(rotary.scaling).__name__
-        raise InputError(f"got a configuration that {name} stretches already", "the configuration without its scaling")
+        raise InputError(f"got a configuration that already has {name} scaling", "use it without its scaling")
     trained = trained_length(config, rotary)
     if trained is None:
         got = "got a configuration without max_position_embeddings"
-        raise InputError(got, "'max_position_embeddings': the length it was trained with")
+        raise InputError(got, "add 'max_position_embeddings': the trained length")
     return trained
 
 
 def _scaling(method: str, rotary: Rotary, trained: int, factor: float, latent: bool) -> Scaling:
-    """With numbers that are short enough to be read, and the weights of DeepSeek where attention is latent."""
+    """Return the scaling with rounded factors, and with DeepSeek's weights (mscale) if attention is latent."""
     scaling = SCALINGS[method].by_factor(factor, trained, rotary.rotary_dim, rotary.base)
     if isinstance(scaling, LongRoPE):
         return replace(scaling, long_factor=tuple(round(each, 6) for each in scaling.long_factor))
@@ -213,7 +216,7 @@ def _scaling(method: str, rotary: Rotary, trained: int, factor: float, latent: b
 def _changed(
     config: Config, architecture: Architecture, layer_type: str | None, rotary: Rotary, scaling: Scaling, longest: int
 ) -> dict[str, Any]:
-    """The new values of the keys that change, in the form that the configuration has."""
+    """Return the new values of the keys that change, in the form of the configuration."""
     scaling, base = with_base(scaling, rotary)
     keys = architecture.rotary_keys
     written = write_scaling(scaling)
@@ -221,7 +224,7 @@ def _changed(
         written |= dict.fromkeys(WEIGHTS, scaling.effective_attention_factor)
     lengths = {key: longest for key in LENGTHS if key in config}
     if isinstance(scaling, LongRoPE) and (TRAINED in config or architecture.extend_methods):
-        lengths[TRAINED] = scaling.original_max_seq_len  # the classes of Phi have a default for it, which would win
+        lengths[TRAINED] = scaling.original_max_seq_len  # it overrides the default in the classes of Phi
     rope: Any = config.get("rope_parameters")
     if rope is None and _reaches_other_layers(keys, layer_type, written, base != rotary.base):
         rope = ropes_by_layer(config, keys)  # the older form cannot express it
@@ -238,29 +241,32 @@ def _changed(
 def _reaches_other_layers(
     keys: RotaryKeys, layer_type: str | None, written: Mapping[str, Any], other_base: bool
 ) -> bool:
-    """Whether a ``rope_scaling`` would act on layers that are to stay; a base that all layers share is refused."""
+    """Return whether a ``rope_scaling`` would act on layers that must not change.
+
+    Raise `InputError` if the method changes a base that all layers share.
+    """
     others = [kind for name, kind in keys.layer_kinds.items() if name != layer_type]
     if other_base and any(kind.base_key in keys.base_keys_of(layer_type) for kind in others):
-        got = "got a configuration with one base for all layers, and a method that changes it for some"
-        raise InputError(got, "another method, or rope_parameters with a dictionary per layer type")
+        got = "got a configuration with one base for all layers, and a method that changes it only for some"
+        raise InputError(got, "use another method, or rope_parameters with a dictionary per layer type")
     return written != {"rope_type": "default"} and any(kind.scaled for kind in others)
 
 
 def _older_form(
     config: Config, keys: RotaryKeys, written: Mapping[str, Any], base: float, layer_type: str | None
 ) -> dict[str, Any]:
-    """`rope_scaling` beside the base; where there is none, the base alone changes."""
-    written_anew = ("type", "rope_type", "rope_theta")
-    kept = {key: value for key, value in config.get("rope_scaling", {}).items() if key not in written_anew}
+    """Return `rope_scaling` and the base, or only the base if there is no scaling."""
+    replaced = ("type", "rope_type", "rope_theta")
+    others = {key: value for key, value in config.get("rope_scaling", {}).items() if key not in replaced}
     key = next((key for key in keys.base_keys_of(layer_type) if key in config), keys.base_key)
     changes: dict[str, Any] = {key: base} if config.get(key) != base else {}
-    if written == {"rope_type": "default"} and not kept:
+    if written == {"rope_type": "default"} and not others:
         return changes
-    return {"rope_scaling": {**written, **kept}, **changes}
+    return {"rope_scaling": {**written, **others}, **changes}
 
 
 def _put_back(config: Mapping[str, Any] | object, changed: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole configuration with these keys changed where they stand, in its text part if it has one."""
+    """Return the whole configuration with these keys changed in place, in its text part if it has one."""
     to_dict = getattr(config, "to_dict", None)
     whole: Any = copy.deepcopy(to_dict() if callable(to_dict) else config)
     whole = inner = {**whole}
@@ -270,12 +276,12 @@ def _put_back(config: Mapping[str, Any] | object, changed: Mapping[str, Any]) ->
     return whole
 
 
-def _notes(config: Config, architecture: Architecture, layer_type: str | None, of_method: str) -> Iterator[str]:
-    yield of_method
+def _notes(config: Config, architecture: Architecture, layer_type: str | None, method_note: str) -> Iterator[str]:
+    yield method_note
     window = integer_at(config, "sliding_window", low=0)
     if layer_type is not None:
-        yield f"only {layer_type} layers change: the others attend to no more than their window"
+        yield f"only {layer_type} layers change, because the others attend only to their window"
     elif window is not None:
-        yield f"sliding_window is {window:,}: layers that have it attend to no more, whatever the positions"
+        yield f"sliding_window is {window:,}: layers with a window attend to no more tokens at any position"
     if architecture.rotary_keys.latent:
-        yield "mscale and mscale_all_dim are set, as DeepSeek does: the temperature acts on all scores"
+        yield "mscale and mscale_all_dim are set as in DeepSeek: the temperature acts on all scores"

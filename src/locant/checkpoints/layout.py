@@ -1,13 +1,13 @@
-"""Which dimensions of a head form a pair, changed in the weights: ``"half"`` to ``"interleaved"`` and back.
+"""Convert weights between the rotary layouts ``"half"`` and ``"interleaved"``.
 
-Rotary positions rotate pairs of dimensions. Llama and NeoX pair dimension i with i + d/2, GPT-J and the paper 2i with
-2i + 1, and weights trained with one are wrong with the other. A model computes the same scores in both layouts if the
-rows of its projections of queries and keys, and the weights of their norms, change their order too. Values do not.
+Rotary positions rotate pairs of dimensions. Llama and NeoX pair dimension i with i + d/2, GPT-J and the paper pair 2i
+with 2i + 1. Weights trained with one layout are wrong with the other. A model computes the same scores in both layouts
+if the rows of its query and key projections, and the weights of their norms, are reordered too. Values are not.
 
-Nothing is computed with, rows are only moved: there and back gives the same bytes, whatever the dtype.
+Rows are only moved, without arithmetic. A conversion there and back gives the same bytes in every dtype.
 
-Which tensors hold such rows is told by their names, which are those of `transformers`, and in the row of an
-architecture. A name that looks like a part of attention and is not known is not guessed at.
+The names of tensors, as in `transformers`, and the row of an architecture determine which tensors hold such rows. An
+unknown name that looks like a part of attention raises an error.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 
 
 class Part(Enum):
-    """What a tensor is to attention."""
+    """The role of a tensor in attention."""
 
     KEPT = "no part of queries or keys"
     ROWS = "rows of queries or keys, or a weight for each"
-    QUANTISED = "belongs to quantised rows"
-    UNKNOWN = "may be any of these"
+    QUANTISED = "part of quantised rows"
+    UNKNOWN = "unknown"
 
 
 SEPARATE: Mapping[str, RowOrder] = {
     "q_proj": lambda shape: (query_rows(shape),),
     "k_proj": lambda shape: (key_rows(shape),),
 }
-"""Projections that mean the same in every architecture."""
+"""Projections with the same meaning in every architecture."""
 
 NORMS: Mapping[str, Callable[[HeadShape], int]] = {
     **dict.fromkeys(("q_norm", "q_layernorm"), lambda shape: shape.queries),
     **dict.fromkeys(("k_norm", "k_layernorm"), lambda shape: shape.keys),
 }
-"""Norms of queries and keys, and how many heads they may have weights for."""
+"""Norms of queries and keys, and the number of heads that they can have weights for."""
 
 PLAIN = frozenset(
     {
@@ -64,10 +64,10 @@ PLAIN = frozenset(
         "q_a_proj", "q_a_layernorm", "kv_a_layernorm", "kv_b_proj",
     }
 )  # fmt: skip
-"""What else attention has. Queries and keys are not in them, or not yet."""
+"""Other parts of attention, which do not hold queries or keys, or hold them before their last projection."""
 
 TOWERS = frozenset({"visual", "vision_tower", "vision_model", "vision_encoder", "audio_tower", "audio_model"})
-"""Encoders of images and sound, whose positions have nothing to do with the configuration of the text."""
+"""Encoders of images and sound, whose positions do not depend on the text configuration."""
 
 TAILS: Mapping[Part, re.Pattern[str]] = {
     Part.ROWS: re.compile(
@@ -80,7 +80,7 @@ TAILS: Mapping[Part, re.Pattern[str]] = {
         r"|weight\.(?:absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..+))"
     ),
 }
-"""What follows the name of a projection."""
+"""The patterns that can follow the name of a projection."""
 
 _NORM = re.compile(r"(?:norms\.\d+\.)?(?:weight|bias)")
 _BUFFER = re.compile(r"(?:.*\.)?attn(?:ention)?\.(?:bias|masked_bias|causal_mask|embed_positions)")
@@ -97,22 +97,23 @@ def convert_layout(
     to: Layout,
     source: Layout | None = None,
 ) -> dict[str, Shaped[Tensor, "*_"]]:
-    """The same weights for a rotation in the other layout.
+    """Return the weights for a rotation in the other layout.
 
-    Moves the rows of query and key projections, fused ones included, of their biases and LoRA's B, and the weights of
-    query and key norms. Every other tensor is the same object in the result. Costs one copy of what is moved.
+    The rows of query and key projections (also fused ones), of their biases and of LoRA's B are reordered, and the
+    weights of query and key norms. Every other tensor is the same object in the result. The cost is one copy of the
+    reordered tensors.
 
     Args:
-        state_dict: names as in transformers; it and its tensors stay as they are.
+        state_dict: tensors by their names in transformers. It is not changed, nor are its tensors.
         config: the model's configuration, as an object or as the dictionary of its ``config.json``.
-        to: the layout to convert to; it has no default.
-        source: the layout of these weights; by default that of ``rope_interleave`` in `config`, and without it that of
-            the architecture.
+        to: the layout to convert to.
+        source: the layout of these weights. The default is ``rope_interleave`` in `config`, or if it is missing, the
+            layout of the architecture.
 
     Raises:
-        InputError: weights that are in this layout already, a name that may belong to queries or keys and is not
-            known, quantised weights, an architecture whose order of rows is not known.
-        ShapeError: a tensor that does not have the rows that follow from the configuration.
+        InputError: the weights already have this layout, an unknown name may belong to queries or keys, the weights are
+            quantised, or the order of rows in the architecture is unknown.
+        ShapeError: a tensor does not have the rows that follow from the configuration.
 
     >>> config = {"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2}
     >>> weights = {"layers.0.self_attn.q_proj.bias": torch.arange(8), "layers.0.self_attn.v_proj.bias": torch.arange(8)}
@@ -129,7 +130,7 @@ def convert_layout(
 
 
 class LayoutChange:
-    """From which layout to which, for the tensors of one model; see `convert_layout`."""
+    """A change from one layout to another, for the tensors of one model. See `convert_layout`."""
 
     def __init__(self, config: Config | object, *, to: Layout, source: Layout | None = None) -> None:
         self.config, self.row = read(config)
@@ -138,10 +139,10 @@ class LayoutChange:
             got = "got a model of locant train, whose code reads the layout of its config.json"
             raise InputError(got, "keep its weights as they are")
         if self.config.get("alibi"):
-            raise InputError("got alibi=true, a model without rotary positions", "the weights as they are")
+            raise InputError("got alibi=true, a model without rotary positions", "keep its weights as they are")
         if self.row.rotary_keys.not_converted is not None:
             got = f"got {self.architecture}, {self.row.rotary_keys.not_converted}: its weights have no other layout"
-            raise InputError(got, "the weights as they are")
+            raise InputError(got, "keep its weights as they are")
         self.projections = {**SEPARATE, **self.row.projections}
         one_of("to", to, LAYOUTS)
         if source is not None:
@@ -149,41 +150,40 @@ class LayoutChange:
         stated = source or named_layout(self.config) or self.row.rotary_keys.layout
         if stated is None:
             got = f"got model_type={self.architecture!r}, whose layout is not known"
-            raise InputError(got, Remedy("{} or 'interleaved', as its weights were trained with", source="half"))
+            raise InputError(got, Remedy("pass {} or 'interleaved', the layout of its training", source="half"))
         if stated == to:
             because = f"source={source!r}" if source else "the configuration"
             other = "interleaved" if to == "half" else "half"
             raise InputError(
-                f"got weights that are in the layout {to!r} already, according to {because}",
-                Remedy("the other layout, or {} if these weights were converted before", source=other),
+                f"got weights that already have the layout {to!r}, according to {because}",
+                Remedy("convert to the other layout, or pass {} if these weights were converted before", source=other),
             )
         self.to: Layout = to
         self.source: Layout = stated
 
     def moves(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[HeadRows, ...]]:
-        """The tensors whose rows change their order, and how these rows are divided into heads."""
+        """Return the tensors whose rows are reordered, and how their rows are divided into heads."""
         parts = {name: part_of(name, self.projections) for name in shapes}
         unknown, quantised = (
             sorted(name for name, (part, _) in parts.items() if part is kind) for kind in (Part.UNKNOWN, Part.QUANTISED)
         )
         if unknown:
             raise InputError(
-                f"got {_listed(unknown)}, which may belong to queries or keys of {self.architecture!r} and "
-                f"{'is' if len(unknown) == 1 else 'are'} not known; known are {', '.join([*self.projections, *NORMS])}",
-                "names as in transformers, without these tensors if they have nothing to do with it",
+                f"got {_join(unknown)}, which may belong to queries or keys of {self.architecture!r} and "
+                f"{'is' if len(unknown) == 1 else 'are'} not one of {', '.join([*self.projections, *NORMS])}",
+                "rename them as in transformers, or remove them if they do not belong to attention",
             )
         if quantised:
-            got = (
-                f"got {_listed(quantised)}: queries or keys are quantised, and their rows share what they are scaled by"
-            )
-            raise InputError(got, "the weights before they were quantised")
+            got = f"got {_join(quantised)}: queries or keys are quantised, and their rows share scales"
+            raise InputError(got, "convert the weights before they are quantised")
         moved = {
             name: self._rows(name, shapes[name], component)
             for name, (part, component) in parts.items()
             if part is Part.ROWS
         }
         if not moved:
-            raise InputError("got no tensor of queries or keys, and nothing to convert", "names as in transformers")
+            got = "got no tensor of queries or keys, so there is nothing to convert"
+            raise InputError(got, "use the names of transformers")
         return moved
 
     def _rows(self, name: str, shape: Sequence[int], component: str) -> tuple[HeadRows, ...]:
@@ -192,27 +192,27 @@ class LayoutChange:
         norm = component in NORMS
         rows = math.prod(shape) if norm or ".lora_magnitude_vector" in name else shape[0] if shape else 0
         if norm:  # one weight for each dimension of a head, or of all heads (OLMo 2, Cohere)
-            found = (query_rows(heads, 1 if rows == heads.width else NORMS[component](heads)),)
+            parts = (query_rows(heads, 1 if rows == heads.width else NORMS[component](heads)),)
         else:
-            found = self.projections[component](heads)
-        expected = sum(each.rows for each in found)
+            parts = self.projections[component](heads)
+        expected = sum(part.rows for part in parts)
         if rows != expected:
             latent = f" after {heads.latent} latent rows" if heads.latent else ""
             raise ShapeError(
                 f"got {name} of shape {tuple(shape)}, expected {expected} {'weights' if norm else 'rows'} for "
-                f"{heads.queries} heads of queries and {heads.keys} of keys, of {heads.width} dimensions{latent}",
-                "the configuration of this very model, and weights that are neither sharded nor quantised",
+                f"{heads.queries} query heads and {heads.keys} key heads of {heads.width} dimensions{latent}",
+                "use the configuration of this model, and weights that are neither sharded nor quantised",
             )
-        return found
+        return parts
 
 
 def head_shape_of(config: Config, architecture: Architecture, layer: int | None) -> HeadShape:
-    """The heads of this layer; without a number, those that all layers share."""
+    """Return the heads of this layer, or without a number the heads that all layers share."""
     parameters = _parameters(config, layer)
     shapes = {_shape(config, rope, architecture, layer_type, layer) for layer_type, rope in parameters.items()}
     if len(shapes) > 1:
         where = "a tensor without the number of its layer" if layer is None else f"layer {layer}, and no layer_types"
-        raise InputError(f"got {where}, in a model whose layers differ in their heads", "names as in transformers")
+        raise InputError(f"got {where}, in a model whose layers have different heads", "use the names of transformers")
     return shapes.pop()
 
 
@@ -223,11 +223,11 @@ def _shape(
     if rope is None:
         rotated = 0
     elif rope.get("rope_type", rope.get("type")) == "proportional":
-        rotated = width  # pairs that are not rotated keep their place: the whole head is paired
+        rotated = width  # the whole head is paired, including pairs that are not rotated
     else:
         rotated = rotary_dim_of(config, rope, architecture, width)
     if rotated % 2 or rotated > width:
-        raise InputError(f"got {rotated} rotary dimensions of a head of {width}", "an even number up to the whole head")
+        raise InputError(f"got {rotated} rotary dimensions of a head of {width}", "use an even number up to it")
     queries = required(config, *HEADS)
     if not architecture.rotary_keys.latent:
         keys = _keys(config, architecture, layer, queries)
@@ -238,22 +238,22 @@ def _shape(
 
 def _keys(config: Config, architecture: Architecture, layer: int | None, queries: int) -> int:
     if config.get("attention_k_eq_v"):
-        got = "got attention_k_eq_v=true: the rows of k_proj are values too, and may not change their order"
-        raise InputError(got, "a model with a v_proj in every layer")
-    of_model = None if architecture.key_heads is None else architecture.key_heads(config, queries)
-    if of_model is not None:
-        return of_model
-    of_layer = None if layer is None else of_single_layers(config).get(layer, {}).get(KEY_HEADS[0])
-    stated = integer_at(config, *KEY_HEADS) if of_layer is None else integer(KEY_HEADS[0], of_layer)
+        got = "got attention_k_eq_v=true: the rows of k_proj are also values, so they cannot be reordered"
+        raise InputError(got, "use a model with a v_proj in every layer")
+    architecture_keys = None if architecture.key_heads is None else architecture.key_heads(config, queries)
+    if architecture_keys is not None:
+        return architecture_keys
+    layer_keys = None if layer is None else of_single_layers(config).get(layer, {}).get(KEY_HEADS[0])
+    stated = integer_at(config, *KEY_HEADS) if layer_keys is None else integer(KEY_HEADS[0], layer_keys)
     keys = stated or queries
     if queries % keys:
         got = f"got {queries} query heads for {keys} key/value heads, expected a multiple"
-        raise InputError(got, f"{KEY_HEADS[0]!r}: {queries}, if every query head has a key head of its own")
+        raise InputError(got, f"set {KEY_HEADS[0]!r}: {queries} if every query head has a key head")
     return keys
 
 
 def _parameters(config: Config, layer: int | None) -> dict[str | None, Config | None]:
-    """The rope parameters that may hold for this layer, by layer type; one entry where that is known."""
+    """Return the rope parameters that can apply to this layer, by layer type. There is one entry if it is known."""
     rope = rope_dictionary(config)
     types = layer_types_in(config)
     layer_type = types[layer] if layer is not None and layer < len(types) else None
@@ -264,12 +264,12 @@ def _parameters(config: Config, layer: int | None) -> dict[str | None, Config | 
         return nested
     if layer_type not in nested:
         got = f"got layer type {layer_type!r}, expected one of {', '.join(rope)}"
-        raise InputError(got, f"rope parameters of {layer_type!r}")
+        raise InputError(got, f"add rope parameters of {layer_type!r}")
     return {layer_type: nested[layer_type]}
 
 
 def row_order(rows: HeadRows, to: Layout) -> list[int]:
-    """For every row of one head in the layout `to`, which row it was before.
+    """Return for every row of one head in the layout `to` its previous row.
 
     >>> row_order(HeadRows(count=1, width=6, start=1, rotated=4), "interleaved")
     [0, 1, 3, 2, 4, 5]
@@ -292,12 +292,12 @@ def _reordered(tensor: Tensor, parts: Sequence[HeadRows], to: Layout) -> Tensor:
     return flat.index_select(0, torch.tensor(order, device=tensor.device)).reshape(tensor.shape)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def part_of(name: str, projections: Mapping[str, RowOrder]) -> tuple[Part, str]:
-    """What this tensor is, and which component of its name decides it.
+    """Return the role of this tensor, and the component of its name that decides it.
 
     >>> part_of("model.layers.0.self_attn.q_proj.weight", SEPARATE)
     (<Part.ROWS: 'rows of queries or keys, or a weight for each'>, 'q_proj')
@@ -315,10 +315,10 @@ def part_of(name: str, projections: Mapping[str, RowOrder]) -> tuple[Part, str]:
             return Part.KEPT, component
     if _BUFFER.fullmatch(name):
         return Part.KEPT, ""
-    return (Part.UNKNOWN if any(map(_like_attention, components)) else Part.KEPT), ""
+    return (Part.UNKNOWN if any(map(_looks_like_attention, components)) else Part.KEPT), ""
 
 
-def _like_attention(component: str) -> bool:
+def _looks_like_attention(component: str) -> bool:
     if _IS_NORM.search(component) and not _QUERY_OR_KEY.fullmatch(component):
         return False
     return bool(_ATTENTION.search(component) or _QUERY_OR_KEY.fullmatch(component))

@@ -1,8 +1,8 @@
-"""The layout of a whole checkpoint on disk: a folder of safetensors files, converted into another folder.
+"""Convert the layout of a whole checkpoint on disk, from one folder of safetensors files to another.
 
-The folder appears under its name when all of it is written and on the disk, or not at all. A file is written while it
-is read: memory holds one head of one tensor, and the headers. Names, dtypes, shapes, offsets and metadata do not
-change, so a header is written as it was read, byte for byte; what a byte of a tensor means is not looked at.
+The new folder gets its name when all of it is written and on the disk, or not at all. A file is written while it is
+read, so memory holds only one head of one tensor, and the headers. Names, dtypes, shapes, offsets and metadata do not
+change, so a header is copied byte for byte. The values of tensors are not interpreted.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from locant.models.weights import HeadRows
 from locant.spelling import dtype_name
 
 CHUNK = 2**20
-"""Bytes that are copied at once where nothing changes its place."""
+"""The number of bytes copied at once, for parts whose order does not change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """What was converted: the layouts, how much of the checkpoint changed, and which files were not taken along."""
+    """The result of a conversion: the layouts, the size of the change, and the files that were not copied."""
 
     folder: str
     output: str
@@ -59,18 +59,18 @@ def convert_folder(
 ) -> Conversion:
     """Convert a folder with ``config.json`` and one safetensors file, or its shards and their index.
 
-    The new ``config.json`` has the layout as ``rope_interleave`` wherever it is not the architecture's own, so that
-    it is not read with a layout that the weights do not have.
+    The new ``config.json`` states the layout as ``rope_interleave`` if it is not the layout of the architecture, so
+    that it is not read with a layout that the weights do not have.
 
     Args:
-        folder: holds the checkpoint, or the adapter; it stays as it is.
-        output: a folder that is not there yet, or is empty.
+        folder: the folder of the checkpoint or the adapter. It is not changed.
+        output: a new or empty folder.
         to, source: see `convert_layout`.
-        config: a ``config.json`` elsewhere, for adapters, which have none.
-        progress: is told how many bytes of how many are written.
+        config: a ``config.json`` of another folder, for adapters without one.
+        progress: is called with the number of bytes written and their total.
     """
     if not (str(folder) and str(output)):
-        raise InputError("got an empty path, expected the name of a folder", "'.' for the current one")
+        raise InputError("got an empty path, expected the name of a folder", "use '.' for the current one")
     folder, output = Path(folder), Path(output)
     _require_two(folder, output)
     facts = read_json(folder / CONFIG if config is None else Path(config))
@@ -85,7 +85,7 @@ def convert_folder(
         nonlocal done
         with (folder / name).open("rb") as file:
             if file.read(len(header.raw)) != header.raw:
-                raise InputError(f"{folder / name} changed while it was read", "a checkpoint that no program writes to")
+                raise InputError(f"{folder / name} changed while it was read", "stop the program that writes to it")
             for num_bytes in write_reordered(file, target, header, moves, to):
                 done += num_bytes
                 progress(done, total)
@@ -103,64 +103,64 @@ def convert_folder(
 def write_reordered(
     source: IO[bytes], target: NewFile, header: Header, moves: Mapping[str, Sequence[HeadRows]], to: Layout
 ) -> Iterator[int]:
-    """Write the file at `source`, read up to its tensors, with the rows of those in `moves` in the order of `to`.
+    """Write the file at `source`, after its header, with the rows of the tensors in `moves` in the order of `to`.
 
-    Yields the number of bytes after each write.
+    Yield the number of bytes of each write.
     """
     target.write(header.raw)
     for tensor in header.tensors:
         heads = moves.get(tensor.name)
-        for data in _copied(source, tensor.num_bytes) if heads is None else _moved(source, tensor, heads, to):
+        for data in _copy(source, tensor.num_bytes) if heads is None else _reorder(source, tensor, heads, to):
             target.write(data)
             yield len(data)
 
 
-def _copied(source: IO[bytes], num_bytes: int) -> Iterator[bytes]:
+def _copy(source: IO[bytes], num_bytes: int) -> Iterator[bytes]:
     while num_bytes:
-        data = _exactly(source, min(num_bytes, CHUNK))
+        data = _read_exactly(source, min(num_bytes, CHUNK))
         num_bytes -= len(data)
         yield data
 
 
-def _moved(source: IO[bytes], tensor: TensorEntry, heads: Sequence[HeadRows], to: Layout) -> Iterator[bytes]:
-    """One head after the other; what is not rotated is copied."""
+def _reorder(source: IO[bytes], tensor: TensorEntry, heads: Sequence[HeadRows], to: Layout) -> Iterator[bytes]:
+    """Yield the bytes of a tensor head by head, with rotated rows reordered and other rows copied."""
     rows = sum(part.rows for part in heads)
     size, rest = divmod(tensor.num_bytes, rows)
     if rest:
-        got = f"got {tensor.name} of {dtype_name(tensor.dtype)}, whose rows are no whole bytes"
-        raise InputError(got, "a wider dtype")
+        got = f"got {tensor.name} of {dtype_name(tensor.dtype)}, whose rows are not whole bytes"
+        raise InputError(got, "use weights of a wider dtype")
     for part in heads:
         if not part.rotated:
-            yield from _copied(source, part.rows * size)
+            yield from _copy(source, part.rows * size)
             continue
         order = row_order(part, to)
         for _ in range(part.count):
-            head = memoryview(_exactly(source, part.width * size))
+            head = memoryview(_read_exactly(source, part.width * size))
             yield b"".join(head[row * size : (row + 1) * size] for row in order)
 
 
-def _exactly(source: IO[bytes], num_bytes: int) -> bytes:
+def _read_exactly(source: IO[bytes], num_bytes: int) -> bytes:
     data = source.read(num_bytes)
     if len(data) != num_bytes:
         got = f"{source.name} ended while it was read: {num_bytes - len(data)} bytes are missing"
-        raise InputError(got, "a file that no program writes to")
+        raise InputError(got, "stop the program that writes to it")
     return data
 
 
 def _with_layout(facts: Mapping[str, Any], change: LayoutChange) -> dict[str, Any]:
-    """The configuration, with the new layout in it unless it goes without saying; the text part of a multimodal one."""
+    """Return the configuration, or its text part, with the new layout, unless that is the architecture's default."""
     key = part_key(facts)
     if key is not None and isinstance(facts[key], Mapping):
         return {**facts, key: _with_layout(facts[key], change)}
-    kept = {key: value for key, value in facts.items() if key != "rope_interleave"}
+    others = {key: value for key, value in facts.items() if key != "rope_interleave"}
     if change.to == change.row.rotary_keys.layout:
-        return kept
-    return {**kept, "rope_interleave": change.to == "interleaved"}
+        return others
+    return {**others, "rope_interleave": change.to == "interleaved"}
 
 
 def _require_two(folder: Path, output: Path) -> None:
     if not folder.is_dir():
-        raise InputError(f"got {folder}, which is no folder", "the folder of a checkpoint")
+        raise InputError(f"got {folder}, which is not a folder", "pass the folder of a checkpoint")
     if output.resolve() == folder.resolve():
-        raise InputError(f"got {output} as input and output", "another folder: what is there stays as it is")
+        raise InputError(f"got {output} as input and output", "write to another folder, because the input is kept")
     require_new(output)

@@ -1,7 +1,7 @@
-"""Mistral's own ``params.json``, read as the configuration that `transformers` would have for the same model.
+"""Convert Mistral's own ``params.json`` to the configuration of `transformers` for the same model.
 
-It stands beside weights of Mistral's own code, in which the dimensions 2i and 2i + 1 form a pair; the weights for
-`transformers` are the same ones, reordered into halves. vLLM reads this file in the same way.
+The file belongs to weights of Mistral's own code, in which the dimensions 2i and 2i + 1 form a pair. The weights for
+`transformers` are the same, reordered into halves. vLLM reads this file in the same way.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from locant.models.config_values import flag, integer, number
 
 PARAMS = "params.json"
 ORIGIN = "read_from"
-"""A key that is added: which file a configuration was read from."""
+"""An additional key, with the name of the file that a configuration was read from."""
 
 KEYS = {
     "dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
     "n_kv_heads": "num_key_value_heads", "hidden_dim": "intermediate_size", "norm_eps": "rms_norm_eps",
     "tied_embeddings": "tie_word_embeddings", "max_seq_len": "max_position_embeddings",
 }  # fmt: skip
-"""Mistral's names of keys of `transformers`."""
+"""The keys of `transformers` by Mistral's names."""
 
 SAME = ("head_dim", "vocab_size", "rope_theta", "max_position_embeddings")
 YARN = {"factor": "factor", "beta": "beta_fast", "alpha": "beta_slow"}
 TRAINED = "original_max_position_embeddings"
 META = ("multiple_of", "ffn_dim_multiplier", "use_scaled_rope")
-"""Keys of Meta's file of the same name, for the Llama models."""
+"""Keys of Meta's file of the same name, for Llama models."""
 
 OTHER_FILE = "use the config.json of the same model"
 
 
 def is_params(config: Mapping[str, Any]) -> bool:
-    """Whether this is the content of such a file, and no configuration of `transformers`."""
+    """Return whether this is the content of a ``params.json``, and not a configuration of `transformers`."""
     return "model_type" not in config and all(key in config for key in ("dim", "n_layers", "n_heads"))
 
 
 def config_of_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of `transformers` for a ``params.json``; ``rope_interleave`` says that pairs are neighbours.
+    """Return the configuration of `transformers` for a ``params.json``. Its ``rope_interleave`` is true.
 
     Raises:
-        InputError: a model that is not of Mistral's dense or mixture architecture, or a wrong value.
+        InputError: the model does not have Mistral's dense or mixture architecture, or a value is wrong.
 
     >>> params = {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "head_dim": 128, "rope_theta": 1e6}
     >>> config = config_of_params(params)
@@ -74,7 +74,7 @@ def config_of_params(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _windows(window: object, num_layers: int) -> dict[str, Any]:
-    """One window for all layers, or a list that repeats, with null for layers that attend to all tokens."""
+    """Return the keys for one window in all layers, or for a repeating list with null for full attention."""
     if not isinstance(window, list):
         return {"sliding_window": window}
     widths = {integer("sliding_window", width) for width in window if width is not None}
@@ -86,7 +86,7 @@ def _windows(window: object, num_layers: int) -> dict[str, Any]:
 
 def _yarn(yarn: object) -> dict[str, Any]:
     if not isinstance(yarn, Mapping) or not {"factor", TRAINED} <= {*yarn}:
-        raise InputError(f"got yarn={shown(yarn)}, expected a factor and {TRAINED}", f"a fresh copy of {PARAMS}")
+        raise InputError(f"got yarn={shown(yarn)}, expected a factor and {TRAINED}", f"copy {PARAMS} again")
     rope: dict[str, Any] = {"rope_type": "yarn", TRAINED: integer(TRAINED, yarn[TRAINED])}
     rope |= {ours: number(theirs, yarn[theirs]) for theirs, ours in YARN.items() if yarn.get(theirs) is not None}
     if not flag("apply_scale", yarn.get("apply_scale", True)):
@@ -95,7 +95,7 @@ def _yarn(yarn: object) -> dict[str, Any]:
 
 
 def _with_temperature(config: Mapping[str, Any], scaling: object) -> dict[str, Any]:
-    """Ministral 3: queries grow with their position, a step for each trained length."""
+    """Return the keys of Ministral 3, whose queries grow with their position, in steps of the trained length."""
     rope = config.get("rope_parameters", {})
     if not isinstance(scaling, Mapping) or "beta" not in scaling or scaling.get(TRAINED, 0) != rope.get(TRAINED):
         got = f"got llama_4_scaling={shown(scaling)}, expected beta and the {TRAINED} of yarn"

@@ -1,7 +1,7 @@
-"""What is read from the folder of a published model: the tables of its input, or the model, where it was saved swapped.
+"""Read the input tables of a published model from its folder, or load a model that was saved while swapped.
 
-Of the input token, position and segment tables are read, and the norm of their sum; nothing else of the model, and
-every shape and dtype has to be the one that the configuration says. No code of the folder is run.
+The input consists of the token, position and segment tables and the norm of their sum. Nothing else of the model is
+read, and every shape and dtype must match the configuration. No code of the folder is run.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from locant.swapping.swap import swap
 from locant.tensors import as_dtype
 
 OLD_NAMES = {"weight": "gamma", "bias": "beta"}
-"""Parts of norms in checkpoints that came from TensorFlow."""
+"""The names of a norm's parameters in checkpoints converted from TensorFlow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedInput:
-    """What an embedding is built from (on the meta device), and the tensors of its state."""
+    """The options to build an embedding (on the meta device), and the tensors of its state."""
 
     options: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
@@ -57,42 +57,42 @@ class _Source:
         if facts.get("auto_map") and read(facts)[1].rotary is UNKNOWN:
             kind = shown(facts.get("model_type"))
             got = f"got {self.folder}, a model_type {kind} with code of its own, which is not run"
-            raise InputError(got, "locant.register_architecture for it, as docs/extending.md says")
+            raise InputError(got, "call locant.register_architecture for it, as in docs/extending.md")
         self.config, self.row = read_known(facts)
         self.stated = _stated_dtype(facts)
 
     def read(self, module: str, shape: tuple[int, ...], why: str, part: str = "weight") -> Tensor:
-        """A tensor, which has to have this shape because of these keys."""
+        """Read a tensor, which must have this shape because of the keys in `why`."""
         name = self.tensors.find(module, part) or self.tensors.find(module, OLD_NAMES.get(part, part))
         if name is None:
-            got = f"got {self.folder} without a tensor {module}.{part}, where {self.config['model_type']} has it"
-            raise InputError(got, "the folder of the whole model, and its own config.json")
+            got = f"got {self.folder} without a tensor {module}.{part}, which a {self.config['model_type']} needs"
+            raise InputError(got, "use the folder of the whole model, with its own config.json")
         entry = self.tensors.entry(name)
         if entry.shape != shape:
-            got = f"got {name} of shape {entry.shape} in {self.folder}, where its {CONFIG} says {shape} ({why})"
-            raise InputError(got, "the configuration and the weights of one model")
+            got = f"got {name} of shape {entry.shape} in {self.folder}, expected {shape} by its {CONFIG} ({why})"
+            raise InputError(got, "use the configuration and the weights of one model")
         tensor = self.tensors.tensor(name)
         if self.dtype is not None:
             return tensor.to(self.dtype)
         if self.stated is not None and tensor.dtype != self.stated:
-            has, says = dtype_name(tensor.dtype), dtype_name(self.stated)
-            got = f"got {name} of {has} in {self.folder}, where its {CONFIG} says {says}"
-            raise InputError(got, f"dtype={has!r}, which is that of the file")
+            dtype, stated = dtype_name(tensor.dtype), dtype_name(self.stated)
+            got = f"got {name} of {dtype} in {self.folder}, expected {stated} by its {CONFIG}"
+            raise InputError(got, f"dtype={dtype!r}, the dtype of the file")
         return tensor
 
 
 def read_pretrained_token(folder: Path | str, dtype: torch.dtype | str | None = None) -> PretrainedInput:
-    """The token table alone, as a `TokenEmbedding` takes it."""
+    """Read only the token table, in the form that `TokenEmbedding` takes."""
     return _token(_Source(folder, dtype))
 
 
 def read_pretrained_input(folder: Path | str, dtype: torch.dtype | str | None = None) -> PretrainedInput:
-    """Everything up to the first layer, as an `InputEmbedding` takes it."""
+    """Read everything up to the first layer, in the form that `InputEmbedding` takes."""
     source = _Source(folder, dtype)
     config, inputs = source.config, source.row.inputs
     if why := inputs.why_not(config) if callable(inputs.why_not) else inputs.why_not:
-        got = f"got {folder}, a {config['model_type']}, whose input is no sum of tables: {why}"
-        raise InputError(got, "TokenEmbedding.from_pretrained, which reads its token table")
+        got = f"got {folder}, a {config['model_type']}, whose input is not a sum of tables: {why}"
+        raise InputError(got, "use TokenEmbedding.from_pretrained, which reads its token table")
     token = _token(source)
     options, tensors = {**token.options}, {"token.weight": token.tensors["weight"]}
     d_model = options["d_model"]
@@ -119,19 +119,19 @@ def read_pretrained_input(folder: Path | str, dtype: torch.dtype | str | None = 
 
 
 def _state(source: _Source, encoding: PositionEncoding) -> dict[str, Tensor]:
-    """The tensors of an encoding, which are in the folder where its architecture has its table of positions."""
+    """Read the tensors of an encoding, stored under the name of the architecture's position table."""
     module, why = source.row.inputs.positions or "", "its positions and its width"
     return {name: source.read(module, tuple(each.shape), why, name) for name, each in encoding.state_dict().items()}
 
 
 def read_lab_encoding(source: Path | str) -> PositionEncoding | None:
-    """The encoding of a decoder of `locant train`, with what it learned; ``None``: the model is another one.
+    """Read the encoding of a decoder of `locant train` with its learned weights, or return ``None`` for other models.
 
     Args:
         source: the folder, or its `config.json`.
 
     Raises:
-        InputError: a folder without the parameters of the encoding, or an encoding that cannot be built.
+        InputError: the folder has no parameters of the encoding, or the encoding cannot be built.
     """
     path = Path(source)
     if not path.exists() or not is_lab_decoder(config := read_source(path)):
@@ -154,14 +154,14 @@ def _token(source: _Source) -> PretrainedInput:
         row = integer("pad_token_id", padding, -rows)
         if row >= rows:
             got = f"got pad_token_id={row} in {source.folder / CONFIG}, of a vocabulary of {rows}"
-            raise InputError(got, f"'pad_token_id': null, or a row of the {rows}")
+            raise InputError(got, f"set 'pad_token_id': null, or a number below {rows}")
         options["padding_idx"] = row
     weight = source.read(inputs.tokens, (rows, width), f"vocab_size and {width_key}")
     return PretrainedInput(options=options, tensors={"weight": weight})
 
 
 def _scale(config: Config, inputs: InputTables) -> RowScale | None:
-    """What the rows are multiplied with; a factor of one is none."""
+    """Return the factor on the rows, or None for a factor of one."""
     if inputs.scale_key not in config:
         return inputs.scale(config) if callable(inputs.scale) else inputs.scale
     factor = number(inputs.scale_key, config[inputs.scale_key])
@@ -178,59 +178,61 @@ def _eps(config: Config, row: Architecture) -> float:
 
 
 def _stated_dtype(facts: Config) -> torch.dtype | None:
-    """The dtype that a configuration says its weights have: ``dtype``, and ``torch_dtype`` up to transformers 4."""
+    """Return the dtype of the weights in a configuration: ``dtype``, or ``torch_dtype`` up to transformers 4."""
     inner = facts.get("text_config")
     places = [facts, inner] if isinstance(inner, Mapping) else [facts]
     name = next((place[key] for place in places for key in ("dtype", "torch_dtype") if place.get(key)), None)
     if name in (None, "auto"):
         return None
-    known = {dtype_name(dtype): dtype for dtype in DTYPES.values()}
-    if not isinstance(name, str) or dtype_name(name) not in known:
-        raise InputError(f"got dtype={shown(name)} in {CONFIG}, expected one of {', '.join(known)}", "'dtype': null")
-    return known[dtype_name(name)]
+    dtypes = {dtype_name(dtype): dtype for dtype in DTYPES.values()}
+    if not isinstance(name, str) or dtype_name(name) not in dtypes:
+        got = f"got dtype={shown(name)} in {CONFIG}, expected one of {', '.join(dtypes)}"
+        raise InputError(got, "set 'dtype': null")
+    return dtypes[dtype_name(name)]
 
 
 # ---------------------------------------------------------------------- swapped models
 
 HOLDER = ".locant."
-SAVED = "the folder as it was saved"
-UNTOLD = "an encoding that its configuration does not tell"
+SAVED = "use the folder as it was saved"
+NOT_SERIALIZED = "an encoding that its configuration does not describe"
 
 
 def load_swapped(
     folder: str | Path, *, cls: Any = None, encoding: Any = None, layers: Any = None, **options: Any
 ) -> Any:
-    """Load a model that was saved while it was swapped, with its encoding and what that learned.
+    """Load a model that was saved while it was swapped, with its encoding and the encoding's learned weights.
 
     Args:
-        folder: as `save_pretrained` wrote it.
-        cls: a class of `transformers`; default: ``AutoModelForCausalLM``, or ``AutoModelForSeq2SeqLM`` for a model
-            with an encoder and a decoder.
-        encoding, layers: as for `locant.swap`, where the configuration does not tell the encoding; its parameters
-            are read from the folder.
+        folder: the folder that `save_pretrained` wrote.
+        cls: a class of `transformers`. The default is ``AutoModelForCausalLM``, or ``AutoModelForSeq2SeqLM`` for a
+            model with an encoder and a decoder.
+        encoding, layers: as for `locant.swap`, if the configuration does not describe the encoding. Its parameters are
+            read from the folder.
         options: for ``from_pretrained``, such as ``dtype``.
 
     Raises:
-        InputError: a folder of a model that was not swapped, or had its own encoding in every layer; one whose
-            ``locant`` entry is damaged, or without the parameters of its encoding; one with code of its own, pickles,
-            or files that are not whole.
+        InputError: the model was not swapped, or had its own encoding in every layer; its ``locant`` entry is damaged,
+            or the parameters of its encoding are missing; or the folder has custom code, pickles or incomplete files.
     """
     require("transformers", "loading a swapped model")
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     path = Path(folder)
-    given = read_json(path / CONFIG)
-    if KEY not in given:
-        got = f"got {path}, whose model is not swapped, or has its own encoding, which is not written down"
+    facts = read_json(path / CONFIG)
+    if KEY not in facts:
+        got = f"got {path}, whose model is not swapped, or has its own encoding in every layer"
         raise InputError(got, f"from_pretrained({str(folder)!r}), then locant.swap")
-    require_no_code(path, given)
+    require_no_code(path, facts)
     headers_of(path)
-    told = encoding is None and layers is None  # others need not be built: their package may not be installed here
-    plan = _of_layers(path, given[KEY], lambda each: built(each) if told and each is not None else UNTOLD)
-    if told:
-        if UNTOLD in plan:
-            got = f"got {path}, with {UNTOLD}"
-            raise InputError(got, "load_swapped(folder, encoding=...) with one like it")
+    is_described = encoding is None and layers is None
+    # with an argument, the saved encodings are not built: their package may not be installed
+    build = lambda each: built(each) if is_described and each is not None else NOT_SERIALIZED  # noqa: E731
+    plan = _map_layers(path, facts[KEY], build)
+    if is_described:
+        if NOT_SERIALIZED in plan:
+            got = f"got {path}, with {NOT_SERIALIZED}"
+            raise InputError(got, "load_swapped(folder, encoding=...) with the same encoding")
         layers = lambda layer, _: plan[layer] if layer < len(plan) else None  # noqa: E731
     config: Any = AutoConfig.from_pretrained(path)
     delattr(config, KEY)
@@ -238,32 +240,32 @@ def load_swapped(
     options = {"local_files_only": True, "use_safetensors": True, **options}
     usual = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
     model = (cls or usual).from_pretrained(path, config=config, **options)
-    swapped = swap(model, encoding, layers=layers, angles=given[KEY].get("angles", "exact"))
+    swapped = swap(model, encoding, layers=layers, angles=facts[KEY].get("angles", "exact"))
     if len(swapped.sentences) != len(plan):
         raise _damaged(path, f"{len(plan)} layers for {len(swapped.sentences)}")
     _read_parameters(path, model)
     return model
 
 
-def _of_layers(folder: Path, entry: Any, of: Callable[[Any], Any]) -> list[Any]:
-    """What `of` makes of the encoding of each layer, as `record` wrote it; ``None``: the model's own."""
+def _map_layers(folder: Path, entry: Any, convert: Callable[[Any], Any]) -> list[Any]:
+    """Return `convert` of the encoding of each layer, as `record` wrote it, or ``None`` for the model's own."""
     try:
-        told = [of(each) for each in entry["encodings"]]
-        last = len(told) - 1
+        layer_encodings = [convert(each) for each in entry["encodings"]]
+        last = len(layer_encodings) - 1
         places = [None if each is None else whole("layers", each, 0, last, remedy=SAVED) for each in entry["layers"]]
         one_of("angles", entry.get("angles", "exact"), ("exact", "float32"), SAVED)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:  # whatever was written there by hand
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # somebody may have changed the entry
         raise _damaged(folder, f"{type(error).__name__}: {error}") from error
-    return [None if each is None else told[each] for each in places]
+    return [None if each is None else layer_encodings[each] for each in places]
 
 
 def _read_parameters(folder: Path, model: Any) -> None:
-    mine = {name: each for name, each in model.state_dict().items() if HOLDER in f".{name}"}
-    there = {tensor.name: folder / file for file, header in headers_of(folder).items() for tensor in header.tensors}
-    for name, parameter in mine.items():
-        if name not in there:
+    parameters = {name: each for name, each in model.state_dict().items() if HOLDER in f".{name}"}
+    files = {tensor.name: folder / file for file, header in headers_of(folder).items() for tensor in header.tensors}
+    for name, parameter in parameters.items():
+        if name not in files:
             raise InputError(f"got {folder} without {name}, a parameter of its encoding", SAVED)
-        with safe_open(there[name], framework="pt") as file:
+        with safe_open(files[name], framework="pt") as file:
             saved = file.get_tensor(name)
         if saved.shape != parameter.shape:
             got = f"got {name} of shape {shown(tuple(saved.shape))}, expected {tuple(parameter.shape)}"
@@ -273,22 +275,24 @@ def _read_parameters(folder: Path, model: Any) -> None:
 
 
 def told_layers(config: Mapping[str, Any]) -> tuple[str | None, ...]:
-    """Of every layer, the encoding that `record` wrote down, in words; ``None``: the model's own. Empty: not swapped.
+    """Describe the encoding of every layer, as `record` wrote it. ``None`` means the model's own encoding.
+
+    The result is empty if the model is not swapped.
 
     >>> told_layers({"locant": {"encodings": [{"name": "alibi", "options": {"num_heads": 4}}], "layers": [0, None]}})
     ('alibi(num_heads=4)', None)
     """
     if config.get(KEY) is None:
         return ()
-    return tuple(_of_layers(Path(), config[KEY], lambda each: UNTOLD if each is None else _in_words(each)))
+    return tuple(_map_layers(Path(), config[KEY], lambda each: NOT_SERIALIZED if each is None else _describe(each)))
 
 
-def _in_words(description: Mapping[str, Any]) -> str:
+def _describe(description: Mapping[str, Any]) -> str:
     options = ", ".join(f"{name}={shown(value)}" for name, value in description["options"].items())
     return f"{one_of('encoding', description['name'], encodings())}({options})"
 
 
 def _damaged(folder: Path, why: str) -> InputError:
-    """Of an entry that somebody changed by hand."""
-    got = f"got {folder / CONFIG}, whose entry {KEY!r} does not say what each layer has ({why})"
+    """Return the error for an entry that was changed by hand."""
+    got = f"got {folder / CONFIG}, whose entry {KEY!r} does not describe the encoding of each layer ({why})"
     return InputError(got, SAVED)

@@ -1,4 +1,4 @@
-"""What a rotary encoding does, pair by pair, and what float32 angles lose of it, measured."""
+"""The rotations of a rotary encoding, pair by pair, and the measured error of float32 angles."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from locant.positions.encodings.rotary import Rotary
 from locant.positions.scaling import Unscaled
 
 VISIBLE = 1e-3
-"""An error of a cosine that is more than a rounding: a bfloat16 of 1 has steps of 8e-3, a float16 of 5e-4."""
+"""The smallest visible error of a cosine. Near 1, bfloat16 has steps of 8e-3 and float16 of 5e-4."""
 
 CHUNK = 4096
 SEARCHED = 2**20
 MOST_ROUNDED = 2**-18
-"""The largest share of an angle that float32 could lose: in practice a tenth of it, for a base of 10^9."""
+"""The largest relative error of a float32 angle. In practice it is a tenth of it, for a base of 10^9."""
 
 KEPT = 1e-6
-"""A pair whose frequency changed by less than this share was left alone."""
+"""The largest relative change of a frequency that counts as unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairSettings:
-    """Positions per full rotation of a pair, and by how much the scaling stretches them; ``None``: it is still."""
+    """Positions per full rotation of a pair, and the scaling's factor on them. ``None`` means no rotation."""
 
     wavelength: float | None
     stretch: float | None
@@ -41,11 +41,11 @@ class PairSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """What float32 angles miss of cosines.
+    """The error of cosines with float32 angles.
 
     Args:
-        first_visible: the first position where that is more than 1e-3; ``None``: not below 2**20.
-        at_longest: the most over the last 4096 positions that the model is made for.
+        first_visible: the first position with an error above 1e-3. ``None`` means that there is none below 2**20.
+        at_longest: the largest error in the last 4096 positions that the model is made for.
     """
 
     first_visible: int | None
@@ -72,17 +72,17 @@ class RotarySettings:
 
     @property
     def kept(self) -> list[int]:
-        """Pairs that are rotated as without a scaling."""
+        """Pairs that the scaling does not change."""
         return self.bands["kept"]
 
     @property
     def stretched(self) -> list[int]:
-        """Pairs stretched as much as any."""
+        """Pairs with the largest factor on their wavelength."""
         return self.bands["stretched"]
 
     @property
     def between(self) -> list[int]:
-        """All others that are rotated."""
+        """All other pairs that are rotated."""
         return self.bands["between"]
 
     @property
@@ -92,18 +92,18 @@ class RotarySettings:
 
     @property
     def bands(self) -> dict[str, list[int]]:
-        """All pairs, by what a scaling does to them."""
+        """All pairs, grouped by the effect of the scaling."""
         return bands_of(self.pairs)
 
     @property
     def never_round(self) -> list[int]:
-        """Pairs that did not complete one rotation in training: what they do later was never seen."""
+        """Pairs that did not complete one rotation in training, so their later angles were never seen."""
         plain = [pair.wavelength / (pair.stretch or 1) if pair.wavelength else math.inf for pair in self.pairs]
         return [i for i, wavelength in enumerate(plain) if self.trained < wavelength < math.inf]
 
 
 def pair_settings(rotary: Rotary) -> tuple[PairSettings, ...]:
-    """Of every pair, for the length that the encoding is for."""
+    """Return the settings of every pair, for the length of the encoding."""
     plain, _ = rotary.pairs.frequencies(Unscaled(), rotary.base, rotary.seq_len)
     return tuple(
         PairSettings(
@@ -115,7 +115,7 @@ def pair_settings(rotary: Rotary) -> tuple[PairSettings, ...]:
 
 
 def bands_of(pairs: Sequence[PairSettings]) -> dict[str, list[int]]:
-    """The numbers of the pairs that a scaling keeps, stretches most, stretches less, and of those not rotated."""
+    """Return the numbers of the pairs that a scaling keeps, stretches most or less, and that are not rotated."""
     most = max((pair.stretch or 0.0 for pair in pairs), default=0.0)
 
     def band(pair: PairSettings) -> str:
@@ -133,7 +133,7 @@ def bands_of(pairs: Sequence[PairSettings]) -> dict[str, list[int]]:
 
 
 def rotary_settings(rotary: Rotary, length: int, trained: int) -> RotarySettings:
-    """What an encoding does with sequences of `length`; `trained`: its length before it was stretched."""
+    """Return the rotations of an encoding for sequences of `length`. `trained` is the length before any extension."""
     rotary = rotary.for_length(length)
     frequencies, rounded = rotary.pairs.frequencies(rotary.scaling, rotary.base, rotary.seq_len or 1)
     return RotarySettings(
@@ -160,9 +160,9 @@ def rotary_settings(rotary: Rotary, length: int, trained: int) -> RotarySettings
 def rounding_errors(
     rotary: Rotary, index: Int[Tensor, " positions"], dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "positions pairs"]:
-    """How far cosines are from the exact ones where position, frequency and their product are of this dtype.
+    """Return the error of cosines if position, frequency and their product are in this dtype.
 
-    In float32 as `transformers` rounds them; apart from the attention factor.
+    In float32 they are rounded as in `transformers`. The attention factor is left out.
     """
     frequencies, rounded = rotary.pairs.frequencies(rotary.scaling, rotary.base, rotary.seq_len or 1)
     factor = rotary.scaling.effective_attention_factor
@@ -182,16 +182,19 @@ def _errors(exact: Angles, rounded: Angles, index: Tensor, dtype: torch.dtype) -
 
 
 def _cosines(angles: Angles, index: Tensor, pairs: Tensor | None = None) -> Tensor:
-    """Of all pairs, or of these."""
+    """Return the cosines of all pairs, or of these."""
     tables = angles.tables(index.device, int(index.max()))
     if pairs is not None:
         tables = tables._replace(table=tables.table[..., pairs, :] if tables.exact() else tables.table[pairs])
     return cos_sin(index, tables, torch.float64)[0]
 
 
-@lru_cache(maxsize=8)  # a model that is stretched to many lengths in turn is measured once as it was
+@lru_cache(maxsize=8)  # a model that is extended to many lengths is measured once before that
 def _precision(frequencies: tuple[Decimal, ...], rounded: tuple[float, ...], length: int) -> Precision:
-    """What float32 angles miss over all pairs, of frequencies and rounded ones, apart from the attention factor."""
+    """Return the error of float32 angles over all pairs, without the attention factor.
+
+    `frequencies` are exact, and `rounded` are the float32 ones.
+    """
     exact, usual = Angles([*frequencies]), Angles([*frequencies], "float32", rounded=torch.tensor(rounded))
     last = torch.arange(max(0, length - CHUNK), max(length, 1))
     at_longest = float(_errors(exact, usual, last, torch.float32).max())
@@ -199,13 +202,13 @@ def _precision(frequencies: tuple[Decimal, ...], rounded: tuple[float, ...], len
 
 
 def _first_visible(exact: Angles, rounded: Angles) -> int | None:
-    """Looked for among the pairs that turn fast enough to be off by so much, which are few at first."""
+    """Return the first position with a visible error. Only pairs that rotate fast enough for one are searched."""
     frequencies = torch.tensor([*map(float, exact.frequencies)], dtype=torch.float64).abs()
     for start in range(0, SEARCHED, CHUNK):
         index = torch.arange(start, start + CHUNK)
         pairs = (frequencies * (start + CHUNK) * MOST_ROUNDED > VISIBLE).nonzero()[:, 0]
-        missed = (_cosines(exact, index, pairs) - _cosines(rounded, index, pairs)).abs() / exact.attention_factor
-        places = (missed > VISIBLE).any(-1).nonzero()
-        if len(places):
-            return start + int(places[0])
+        errors = (_cosines(exact, index, pairs) - _cosines(rounded, index, pairs)).abs() / exact.attention_factor
+        visible = (errors > VISIBLE).any(-1).nonzero()
+        if len(visible):
+            return start + int(visible[0])
     return None

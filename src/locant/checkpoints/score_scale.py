@@ -1,6 +1,6 @@
-"""The factor on attention scores, of models in which it is not ``head_dim**-0.5``.
+"""The factor on attention scores, for models in which it is not ``head_dim**-0.5``.
 
-Read off the code of `transformers`; a test asks the attention modules themselves.
+It follows the code of `transformers`. A test compares it with the attention modules.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from locant.models.config_values import HEADS, WIDTHS, Config, integer_at, numbe
 from locant.spelling import spell
 
 USUAL = 1e-6
-"""A factor that differs by no more than this share is the usual one."""
+"""The largest relative difference from the usual factor that is ignored."""
 
 BY_SCALAR = {"gemma2", "gemma3_text", "t5_gemma_module", "t5gemma2_text", "t5gemma2_decoder", "vaultgemma"}
-"""Architectures whose factor is ``query_pre_attn_scalar**-0.5``, 256 if the key is missing."""
+"""Architectures whose factor is ``query_pre_attn_scalar**-0.5``. The key's default is 256."""
 
 BY_MULTIPLIER = {
     "granite", "granite_docling_text", "granite_swa", "granite4_vision_text", "granitemoe", "granitemoe_swa",
     "granitemoehybrid", "granitemoeshared", "hyperclovax",
 }  # fmt: skip
-"""Architectures whose factor is ``attention_multiplier``, 1 if the key is missing."""
+"""Architectures whose factor is ``attention_multiplier``. The key's default is 1."""
 
 ONE = {
     "gemma3n_text", "gemma4_text", "gemma4_unified_text", "diffusion_gemma_text", "embedding_gemma2_text", "gpt_neo",
     "dia_decoder", "dia_encoder",
 }  # fmt: skip
-"""Architectures that do not divide scores at all."""
+"""Architectures that do not divide scores."""
 
 BY_WIDTH = {"inkling_text": (1.0, -1.0), "zamba": (0.5, -0.5), "zamba2": (0.5, -0.5)}
 """Architectures whose factor is ``(share * head_dim) ** power``, by share and power."""
 
 WITHOUT_SCALE = ("gpt2", "gpt_bigcode", "imagegpt", "decision_transformer")
-"""Architectures with a key that turns the factor off, and perhaps another that divides it by the layer's number."""
+"""Architectures with a key that turns the factor off. Another key can divide it by the layer's number."""
 
 
 BY_LAYER = "scale_attn_by_inverse_layer_idx"
 
 
 class ScoreScale(NamedTuple):
-    """The factor on scores, where it comes from, and the usual one, which depends on the width of a head."""
+    """The factor on scores, its origin, and the usual factor for the width of a head."""
 
     value: float
     origin: str
@@ -49,7 +49,7 @@ class ScoreScale(NamedTuple):
 
 
 def score_scale(config: Config, head_dim: int | None = None) -> ScoreScale | None:
-    """The factor on scores of a configuration with defaults; ``None`` if it is the usual one, or if it is not known.
+    """Return the factor on scores of a configuration with defaults, or ``None`` if it is the usual one or unknown.
 
     >>> score_scale({"model_type": "gemma2", "query_pre_attn_scalar": 144, "head_dim": 128}).value
     0.08333333333333333
@@ -58,18 +58,18 @@ def score_scale(config: Config, head_dim: int | None = None) -> ScoreScale | Non
     if head_dim is None:
         return None
     usual = head_dim**-0.5
-    found = _stated(config, head_dim)
-    return None if found is None or math.isclose(found[0], usual, rel_tol=USUAL) else ScoreScale(*found, usual)
+    stated = _stated(config, head_dim)
+    return None if stated is None or math.isclose(stated[0], usual, rel_tol=USUAL) else ScoreScale(*stated, usual)
 
 
 def scale_warnings(config: Config, head_dim: int | None = None) -> Iterator[str]:
-    """Sentences on a factor that code with the usual one gets wrong."""
-    found = score_scale(config, head_dim)
-    if found is not None:
-        usual = f"not with head_dim**-0.5, which is {spell(found.usual)}"
-        yield f"{found.origin}: attend with scale={spell(found.value)}, {usual}"
+    """Yield warnings about a factor that differs from the usual one."""
+    scale = score_scale(config, head_dim)
+    if scale is not None:
+        usual = f"not with head_dim**-0.5, which is {spell(scale.usual)}"
+        yield f"{scale.origin}: attend with scale={spell(scale.value)}, {usual}"
     if config.get("model_type") in WITHOUT_SCALE and config.get(BY_LAYER) is True:
-        yield f"{BY_LAYER} is true: layer number n, from 0 on, divides its scores by n + 1 besides"
+        yield f"{BY_LAYER} is true: layer n (from 0) also divides its scores by n + 1"
 
 
 def _stated(config: Config, head_dim: int) -> tuple[float, str] | None:
@@ -101,5 +101,5 @@ def _head_dim(config: Config) -> int | None:
         return width
     whole = integer_at(config, *WIDTHS)
     if whole is not None and config.get("model_type") in ("zamba", "zamba2"):
-        whole *= 2  # its attention reads the hidden states beside the token embeddings
+        whole *= 2  # its attention reads hidden states and token embeddings
     return None if whole is None or whole < heads else whole // heads

@@ -1,7 +1,7 @@
-"""How many tokens each layer of a published model attends to.
+"""The number of tokens that each layer of a published model attends to.
 
-Most configurations have ``sliding_window`` and perhaps ``layer_types``. Some older architectures have keys of their
-own, and defaults that stand in the code alone; these are here. A causal window counts the token itself.
+Most configurations have ``sliding_window`` and perhaps ``layer_types``. Some older architectures have other keys, and
+defaults that are only in their code. Both are here. A causal window includes the token itself.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from locant.models.config_values import Config, flag_at, integer, integer_at, la
 
 SLIDING, FULL, CHUNKED, NO_ATTENTION = "sliding_attention", "full_attention", "chunked_attention", "linear_attention"
 WITHOUT_ATTENTION = {NO_ATTENTION, "conv", "moe", "mamba", "recurrent"}
-"""Types of layers that keep a state instead of attending to tokens, or that have neither."""
+"""Layer types that have a state instead of attention to tokens, or neither."""
 
 BY_RADIUS = {"embedding_gemma2_text", "neomme", "openai_privacy_filter", "ultrabert"}
 """Encoders whose ``sliding_window`` is the largest distance, on both sides."""
 
 T5_GEMMA_ENCODERS = {"t5gemma2_text", "t5gemma2_encoder"}
-"""Encoders whose ``sliding_window`` is the width of the window, which lies around the token."""
+"""Encoders whose ``sliding_window`` is the width of a window around the token."""
 
 OWN_NAMES = {"attention": FULL, "hybrid": FULL, "hybrid_sliding": SLIDING, "local": SLIDING, "global": FULL}
 
@@ -32,9 +32,10 @@ Place = Literal["before", "around", "chunk"]
 
 
 class Reach(NamedTuple):
-    """How many tokens a layer attends to: ``None`` for all, 0 for none.
+    """The number of tokens that a layer attends to: ``None`` for all, 0 for none.
 
-    They stand before the token, itself among them; or around it, as many on each side; or in the same chunk before it.
+    They are before the token and include it, or around it with the same number on each side, or before it in the same
+    chunk.
     """
 
     window: int | None
@@ -42,7 +43,7 @@ class Reach(NamedTuple):
 
 
 def reach_by_layer(config: Config, row: Architecture, num_layers: int) -> tuple[Reach, ...]:
-    """The reach of each layer, as far as the configuration states the types of its layers.
+    """Return the reach of each layer whose type the configuration states.
 
     >>> from locant.models.architecture import RotaryKeys
     >>> config = {"model_type": "gpt_neo", "attention_types": [[["global", "local"], 1]], "window_size": 64}
@@ -85,10 +86,10 @@ def _sliding_reach(config: Config) -> Reach:
 
 
 def _own_types(config: Config, row: Architecture, num_layers: int) -> tuple[str, ...]:
-    """The type of each layer, by the keys that an architecture has for it; empty if it has none."""
-    of_model = OWN_TYPES.get(str(config.get("model_type")))
-    if of_model is not None:
-        return tuple(islice(of_model(config), num_layers))
+    """Return the type of each layer from the architecture's own keys, or nothing if it has no such keys."""
+    read_types = OWN_TYPES.get(str(config.get("model_type")))
+    if read_types is not None:
+        return tuple(islice(read_types(config), num_layers))
     if _sliding_reach(config).window is None:
         return ()
     every = config.get("sliding_window_pattern", row.full_attention_every)
@@ -98,34 +99,34 @@ def _own_types(config: Config, row: Architecture, num_layers: int) -> tuple[str,
         every = integer("sliding_window_pattern", every)
         return tuple(FULL if (number + 1) % every == 0 else SLIDING for number in range(num_layers))
     first = integer_at(config, "max_window_layers", low=0)
-    if first is not None:  # Qwen 2 and its kin
+    if first is not None:  # Qwen 2 and related models
         return tuple(SLIDING if number >= first else FULL for number in range(num_layers))
     return ()
 
 
-def _of_gpt_neo(config: Config) -> Iterator[str]:
+def _gpt_neo_types(config: Config) -> Iterator[str]:
     listed = config.get("attention_layers")
     if listed is None:
         groups = config.get("attention_types", [[["global", "local"], 12]])
         try:
             listed = [*chain.from_iterable([*kinds] * count for kinds, count in groups)]
         except (TypeError, ValueError):
-            got = f"got attention_types={shown(groups)}, expected lists of types, each with how often it is repeated"
-            raise InputError(got, "'attention_types': [[['global', 'local'], 12]]") from None
+            got = f"got attention_types={shown(groups)}, expected lists of types, each with its number of repetitions"
+            raise InputError(got, "set 'attention_types': [[['global', 'local'], 12]]") from None
     return cycle(_names("attention_layers", listed))
 
 
-def _of_recurrent_gemma(config: Config) -> Iterator[str]:
+def _recurrent_gemma_types(config: Config) -> Iterator[str]:
     blocks = _names("block_types", config.get("block_types", ["recurrent", "recurrent", "attention"]))
     return cycle(NO_ATTENTION if block == "recurrent" else SLIDING for block in blocks)
 
 
-def _of_modernbert(config: Config) -> Iterator[str]:
+def _modernbert_types(config: Config) -> Iterator[str]:
     every = integer("global_attn_every_n_layers", config.get("global_attn_every_n_layers", 3))
     return cycle([FULL, *[SLIDING] * (every - 1)])
 
 
-def _of_llama_4(config: Config) -> Iterator[str]:
+def _llama_4_types(config: Config) -> Iterator[str]:
     rotated = config.get("no_rope_layers") or []
     if not rotated:
         every = integer("no_rope_layer_interval", config.get("no_rope_layer_interval", 4))
@@ -135,14 +136,14 @@ def _of_llama_4(config: Config) -> Iterator[str]:
 
 def _names(key: str, names: object) -> list[str]:
     if not isinstance(names, (list, tuple)) or not names or not all(isinstance(one, str) for one in names):
-        raise InputError(f"got {key}={shown(names)}, expected a list of names", f"{key!r}: ['global', 'local']")
+        raise InputError(f"got {key}={shown(names)}, expected a list of names", f"set {key!r}: ['global', 'local']")
     return [*names]
 
 
 OWN_TYPES: dict[str, Callable[[Config], Iterator[str]]] = {
-    "gpt_neo": _of_gpt_neo,
-    "recurrent_gemma": _of_recurrent_gemma,
-    "modernbert": _of_modernbert,
-    "modernbert-decoder": _of_modernbert,
-    "llama4_text": _of_llama_4,
+    "gpt_neo": _gpt_neo_types,
+    "recurrent_gemma": _recurrent_gemma_types,
+    "modernbert": _modernbert_types,
+    "modernbert-decoder": _modernbert_types,
+    "llama4_text": _llama_4_types,
 }

@@ -1,8 +1,8 @@
-"""The command line: verbs that read their options, call what computes and print the result.
+"""The command line: each verb reads its options, calls the library and prints the result.
 
-Results go to stdout, talk and progress to stderr. Exit codes: 0; 2 for what you can change (one line says how); 1 for a
-mistake of this package; 130 after Ctrl-C; 141 where the reader of stdout went away. ``LOCANT_TRACEBACK=1`` shows the
-traceback of any of them.
+Results go to stdout, messages and progress to stderr. Exit codes: 0 for success, 2 for an error that you can mend (one
+line describes how), 1 for a bug in this package, 130 after Ctrl-C, 141 if the reader of stdout went away.
+``LOCANT_TRACEBACK=1`` shows the traceback of any error.
 """
 
 import click
@@ -23,14 +23,14 @@ VERBS = {
     "explore": "explore.explore", "bench": "encodings.bench", "list": "encodings.list_",
 }  # fmt: skip
 GONE = {"vocabulary": "use mergekit's tokensurgeon for a whole model, or TokenEmbedding.resize for one table"}
-"""Verbs of earlier releases, and what to do instead."""
+"""Verbs of earlier releases, and their replacements."""
 
 main = click.version_option(__version__, message="locant %(version)s")(
     VerbGroup(
         name="locant",
         verbs=VERBS,
         gone=GONE,
-        help="Raw text to attention-ready tensors, with every position encoding behind one interface.",
-        epilog="Nothing touches the network unless --download is given.",
+        help="From raw text to attention: position encodings for transformers behind one interface.",
+        epilog="locant uses the network only if you pass --download.",
     )
 )

@@ -1,4 +1,4 @@
-"""What verbs answer, printed for people or as JSON."""
+"""The results of verbs, printed for people or as JSON."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from typing import Any, NamedTuple
 
 import click
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else, on stdout.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout, and nothing else.")
 
 
 class Answer(NamedTuple):
-    """Values for JSON; for people a line, or what prints it, and the files that were asked for; and the exit code."""
+    """The result of a verb.
+
+    `facts` are the values for JSON. `words` are the text for people, or a function that prints it. `files` are the
+    paths of the files that were written, and `code` is the exit code.
+    """
 
     facts: Any
     words: str | Callable[[], object]
@@ -22,7 +26,7 @@ class Answer(NamedTuple):
 
 
 def answers(verb: Callable[..., Answer]) -> Callable[..., None]:
-    """A verb whose answer is printed, with ``--json`` as JSON."""
+    """Print the answer of a verb, as JSON with ``--json``."""
 
     @as_json
     @functools.wraps(verb)
@@ -43,7 +47,7 @@ def answers(verb: Callable[..., Answer]) -> Callable[..., None]:
 
 
 def draw_into(path: Path | None, draw: Callable[[], Any]) -> None:
-    """Write a picture, where one is asked for."""
+    """Draw a picture and write it to `path`, unless `path` is None."""
     from locant.figures.canvas import save
 
     if path is not None:

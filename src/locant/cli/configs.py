@@ -1,4 +1,4 @@
-"""``locant explain``, ``extend`` and ``probe``: what the configuration of a model says of positions, and does."""
+"""``locant explain``, ``extend`` and ``probe``: the position encoding that a model's configuration describes."""
 
 from __future__ import annotations
 
@@ -21,35 +21,33 @@ def _scaling_name(text: str) -> str | None:
 
 
 METHOD = OneOf(METHODS, _scaling_name)
-"""A scaling, by any of its names."""
+"""The option type of a scaling, which accepts any of its names."""
 
-picture = output("Also draw a picture; its suffix (.png, .svg, .pdf) is the format.", Picture())
+picture = output("Also draw a picture. Its suffix (.png, .svg or .pdf) sets the format.", Picture())
 
 
 @click.command("explain")
 @click.argument("config")
-@click.option(
-    "--against", metavar="CONFIG", help="Another model, such as the target of a draft model, to compare with."
-)
-@count("--n-ctx", help="Of a GGUF file: the context that is allocated, llama.cpp's -c.")
+@click.option("--against", metavar="CONFIG", help="Compare with another model, such as the target of a draft model.")
+@count("--n-ctx", help="For a GGUF file: the context length that llama.cpp allocates (its -c).")
 @picture
 @answers
 def explain(config: str, against: str | None, n_ctx: int | None, output: Path | None) -> Answer:
     """Show how a model encodes positions, in words and numbers.
 
     CONFIG is a config.json, Mistral's params.json, the folder of a model, the name of a preset such as llama-3.1-8b, or
-    a model_type or class that the installed transformers knows, such as qwen3: then it is the default configuration of
-    that class. A wrong name lists the presets. CONFIG may be the folder of a pipeline of diffusers, or a GGUF file,
-    which is explained as llama.cpp reads it.
+    a model_type or class of the installed transformers, such as qwen3, for the default configuration of that class. A
+    wrong name lists the presets. CONFIG can also be the folder of a diffusers pipeline, or a GGUF file, which is
+    explained as llama.cpp reads it.
 
-    With --against, two models are compared: at which positions they differ, for each kind of layers. A GGUF file is
-    compared with the configuration that it was made from, and with the safetensors in its folder. Exit code 1: they
-    differ.
+    --against compares two models and lists the positions at which they differ, for each layer type. A GGUF file is
+    compared with the configuration that it was made from, and with the safetensors in that folder. Exit code 1 means
+    that the two differ.
     """
     if config.lower().endswith(".gguf"):
         return _explain_gguf(config, against, n_ctx, output)
     if n_ctx is not None:
-        raise InputError(f"got --n-ctx for {config}, which is no GGUF file", "FILE.gguf --n-ctx 4096")
+        raise InputError(f"got --n-ctx for {config}, which is not a GGUF file", "locant explain FILE.gguf --n-ctx 4096")
     from locant.checkpoints.config_source import find_source
     from locant.checkpoints.explanation import explain
     from locant.figures.plot import draw_explanation
@@ -74,10 +72,10 @@ def _compare(config: str, against: str, output: Path | None) -> Answer:
     from locant.report.explain import comparison_facts, print_comparison
 
     if against.lower().endswith(".gguf"):
-        got = f"got the GGUF file {against} for --against, which takes a configuration"
+        got = f"got the GGUF file {against} for --against, expected a configuration"
         raise InputError(got, f"locant explain {against} --against {config}")
     if output is not None:
-        raise InputError("got --output beside --against, and two configurations have no picture", "no --output")
+        raise InputError("got --output with --against, but there is no picture of two models", "omit --output")
     sources = find_source(config), find_source(against)
     comparison = compare_configs(sources[0].config, sources[1].config)
     names = [
@@ -120,42 +118,50 @@ def _explain_gguf(file: str, against: str | None, n_ctx: int | None, output: Pat
 @click.command("extend")
 @click.argument("config")
 @count("--to", required=True, metavar="TOKENS", help="The new length.")
-@click.option("--method", type=METHOD, default=METHODS[0], show_default=True, help="How to stretch.")
-@click.option("--search", metavar="TEXT", help="With longrope: search its factors on this text, with the model itself.")
-@count("--generations", low=0, help="Of the search, 12 forward passes each. Default: 8.")
-@count("--windows", help="Windows of TOKENS from TEXT, at the most. Default: 4.")
-@click.option("--seed", type=SEED, help="Of the search. Default: 0.")
+@click.option("--method", type=METHOD, default=METHODS[0], show_default=True, help="The scaling to use.")
+@click.option(
+    "--search", metavar="TEXT", help="With longrope: search for the factors by running the model on this text."
+)
+@count("--generations", low=0, help="Generations of the search, of 12 forward passes each. Default: 8.")
+@count("--windows", help="Maximum number of windows of TOKENS from TEXT. Default: 4.")
+@click.option("--seed", type=SEED, help="Random seed of the search. Default: 0.")
 @device
 @output("The new configuration. Default: NAME-METHOD-TOKENS.json.")
 @click.option("--figure", type=Picture(), help="Also draw a picture (.png, .svg, .pdf).")
 @answers
 def extend(
-    config: str, search: str | None, figure: Path | None, to: int, method: str, output: Path | None, **of_search: Any
+    config: str,
+    search: str | None,
+    figure: Path | None,
+    to: int,
+    method: str,
+    output: Path | None,
+    **search_options: Any,
 ) -> Answer:
     """Write the configuration of a model for a longer context.
 
-    CONFIG is a config.json, the folder of a model, or the name of a preset. Only what has to change changes. Whether
-    the model then reads that far is for a measurement, and often for some training.
-    A search needs the folder, with weights and tokenizer. What it measures is kept beside the new configuration, in
-    NAME.search.json, and a second call goes on from there.
+    CONFIG is a config.json, the folder of a model, or the name of a preset. Only the necessary keys are changed. The
+    model may need evaluation, and often fine-tuning, before it works at this length.
+    A search needs a folder with weights and tokenizer. It saves its measurements next to the new configuration, in
+    NAME.search.json, and a second call continues from them.
     """
     from locant.checkpoints.extension import write_extension
     from locant.figures.plot import draw_extension
     from locant.report.console import progress_bar
     from locant.report.explain import extension_facts, print_extension
 
-    asked: dict[str, Any] = {"to": to, "method": method, "output": output}
-    factors, given = None, only_given(of_search)
+    settings: dict[str, Any] = {"to": to, "method": method, "output": output}
+    factors, search_settings = None, only_given(search_options)
     if search is not None:
         from locant.lab.factor_search import search_for_extension
 
         with progress_bar("set") as progress:
-            factors = search_for_extension(config, [search], **asked, on_step=progress, **given)
-    elif given:
-        got = f"got {flag_of(next(iter(given)))} without a search"
-        raise InputError(got, "--method longrope --search my.txt")
+            factors = search_for_extension(config, [search], **settings, on_step=progress, **search_settings)
+    elif search_settings:
+        got = f"got {flag_of(next(iter(search_settings)))} without a search"
+        raise InputError(got, "add --method longrope --search my.txt")
     extension, written = write_extension(
-        config, **asked, factors=factors, beside=lambda new: draw_into(figure, lambda: draw_extension(new, config))
+        config, **settings, factors=factors, beside=lambda new: draw_into(figure, lambda: draw_extension(new, config))
     )
     facts = {"config": config, **extension_facts(extension), "written": str(written), "figure": figure and str(figure)}
     return Answer(facts, lambda: print_extension(extension, config), files=[written, figure])
@@ -163,16 +169,16 @@ def extend(
 
 @click.command("probe")
 @click.argument("model")
-@click.option("--layer-type", help="Which layers, where they differ. Default: the first kind.")
+@click.option("--layer-type", help="The layer type to probe, if layers differ. Default: the first.")
 @picture
 @answers
 def probe(model: str, layer_type: str | None, output: Path | None) -> Answer:
-    """Measure what the rotary positions of a model do, without reading its code.
+    """Measure the rotary positions of a model by running them, without reading its code.
 
     MODEL is a config.json, the folder of a model, the name of a preset such as llama-3.1-8b, or a model_type or class
-    that the installed transformers knows, such as qwen3 or Qwen3ForCausalLM. Its rotary module is built from the
-    configuration and run: no weights, no code of the folder and no network. The encoding of a model of `locant train`
-    is measured with what it learned.
+    of the installed transformers, such as qwen3 or Qwen3ForCausalLM. Its rotary module is built from the configuration
+    and run, without weights, without code from the folder and without the network. The encoding of a model that
+    `locant train` wrote is measured with its learned weights.
     """
     from locant.figures.plot import plot
     from locant.probing.probe import probe

@@ -13,9 +13,9 @@ from locant.cli.options import SEED, count, files, output, require_taken, text_o
 from locant.errors import InputError
 
 SHORT, USUAL = 64, 4
-"""Tokens of a text that is one window, and of a window of a longer one."""
+"""The longest text that is one window, in tokens, and the window of a longer text."""
 VOCAB_SIZE = 4_096
-"""Of the tokenizer that is trained on the text, where neither is given."""
+"""The vocabulary size of the tokenizer trained on the text, if neither is given."""
 OF_THE_MODEL = ("tokenizer", "encoding", "d_model", "num_heads", "seed", "scale", "vocab_size")
 
 
@@ -29,33 +29,31 @@ def _number_or_rule(text: str) -> float | str:
 @click.command("embed", context_settings={"show_default": True})
 @files
 @tokenizer_options
-@click.option("--model", metavar="FOLDER", help="A published model: its tokenizer, its tables, its positions.")
+@click.option("--model", metavar="FOLDER", help="Use the tokenizer, tables and positions of a published model.")
 @click.option("--encoding", default="learned", help="A name from `locant list`.")
 @count("--d-model", default=256, help="Width of the embeddings.")
 @count("--num-heads", default=4, help="Heads, for encodings that act on them.")
-@count("--context", show_default=f"all of a text of up to {SHORT}, {USUAL} of a longer one", help="Tokens per window.")
-@count("--stride", show_default="the context", help="From one window's start to the next.")
-@count("--batch", default=8, help="How many windows, from the first on, are embedded and written.")
-@click.option(
-    "--all", "everything", is_flag=True, help="Embed and write all windows instead: 4 bytes times tokens times d_model."
-)
-@click.option("--seed", type=SEED, default=0, help="Of the random tables.")
+@count("--context", show_default=f"the whole text up to {SHORT} tokens, else {USUAL}", help="Tokens per window.")
+@count("--stride", show_default="the context", help="Tokens between the starts of consecutive windows.")
+@count("--batch", default=8, help="Number of windows to embed and write, from the first one.")
+@click.option("--all", "everything", is_flag=True, help="Embed and write all windows (4 bytes x tokens x d_model).")
+@click.option("--seed", type=SEED, default=0, help="Random seed of the tables.")
 @click.option(
     "--scale", type=_number_or_rule, metavar="NUMBER|RULE",
-    help="Factor on the token rows: a number, sqrt_d_model or sqrt_d_model_rounded.",
+    help="Factor on the token embeddings: a number, sqrt_d_model or sqrt_d_model_rounded.",
 )  # fmt: skip
-@output("A .safetensors file for ids, targets, positions and embeddings.")
+@output("Write ids, targets, positions and embeddings to this .safetensors file.")
 @answers
 def embed(
     files: tuple[str, ...], output: Path | None, batch: int, everything: bool, model: str | None, **options: Any
 ) -> Answer:
     """Turn text into ids, windows and embeddings, and show each step.
 
-    Without a FILE the text is the documentation that ships inside Python; - is standard input.
-    All of a text is embedded; the last window is padded. The tables are random, as before training, unless a --model is
-    given.
+    Without a FILE the text is the documentation that ships with Python. - is standard input.
+    Every token of a text is embedded, and the last window is padded. The tables are random, as before training, unless
+    --model is given.
 
-    In the file, the target of a text's last token is -100; in padding, targets are -100, positions -1 and ids 0.
+    In the output file, the target of a text's last token is -100. In padding, targets are -100, positions -1 and ids 0.
     """
     from locant.embedding.flow import Plan, embed, require_vectors_place, save_vectors
     from locant.report.console import counted, talk
@@ -65,7 +63,7 @@ def embed(
     if model is None:
         require_taken(options["encoding"], {}, "embed")
     elif names := ", ".join(typed(*OF_THE_MODEL)):
-        raise InputError(f"got {names} beside --model, which decides it", f"--model without {names}")
+        raise InputError(f"got {names} with --model, which decides it", f"use --model without {names}")
     text = text_of(options)
     text["tokenizer"] = text["tokenizer"] or model
     if output is not None:

@@ -1,4 +1,4 @@
-"""``locant list``, ``plot`` and ``bench``: which encodings there are, how they look, and what was measured."""
+"""``locant list``, ``plot`` and ``bench``: the encodings, their pictures and the recorded benchmarks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from locant.figures import MAX_LENGTH, TRAINED
 @encoding_options
 @answers
 def list_(name: str | None, **options: Any) -> Answer:
-    """List every encoding, what it does and costs; or one in full, with its numbers.
+    """List every encoding with its properties and cost, or show one in full.
 
-    With a NAME, also its options, and its slopes or inverse frequencies, for a small model or for the sizes given.
+    With a NAME, the list shows its options, and its slopes or inverse frequencies for a small model or for the sizes
+    that you pass.
     """
     from locant.report.console import talk
     from locant.report.listing import encoding_facts, facts_of_all, print_all, print_encoding
@@ -31,22 +32,24 @@ def list_(name: str | None, **options: Any) -> Answer:
         return Answer(facts, lambda: print_encoding(facts))
     if given:
         raise click.UsageError(f"got {flag_of(next(iter(given)))} without the name of an encoding")
-    listed, broken = facts_of_all()
-    for why in broken:
-        talk(f"left out: {why}")
-    return Answer(listed, lambda: print_all(listed))
+    facts_of_encodings, failures = facts_of_all()
+    for failure in failures:
+        talk(f"left out: {failure}")
+    return Answer(facts_of_encodings, lambda: print_all(facts_of_encodings))
 
 
 @click.command("plot")
 @click.argument("encoding")
-@output("The picture; its suffix (.png, .svg, .pdf) is the format. Default: ENCODING.png.")
-@click.option("--length", type=Whole(2, MAX_LENGTH), help="Positions to draw. Default: enough to see the pattern.")
+@output("The picture. Its suffix (.png, .svg or .pdf) sets the format. Default: ENCODING.png.")
+@click.option(
+    "--length", type=Whole(2, MAX_LENGTH), help="Number of positions to draw. Default: enough to see the pattern."
+)
 @encoding_options
-@click.option("--scaling", metavar="NAME[:FACTOR]", help="Of rotary, such as yarn:8; a wrong name lists all.")
-@count("--trained", default=TRAINED, help="The trained length, which --scaling stretches.")
-@click.option("--theme", type=OneOf(("light", "dark")), default="light", show_default=True, help="The paper.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the random weights of learned tables.")
-@click.option("--causal/--no-causal", default=None, help="Leave out a bias for keys that come later, or draw it.")
+@click.option("--scaling", metavar="NAME[:FACTOR]", help="A scaling of rotary, such as yarn:8. A wrong name lists all.")
+@count("--trained", default=TRAINED, help="The trained length that --scaling extends.")
+@click.option("--theme", type=OneOf(("light", "dark")), default="light", show_default=True, help="Background.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Random seed of learned tables.")
+@click.option("--causal/--no-causal", default=None, help="Hide or show the bias for later keys.")
 @answers
 def plot(
     encoding: str, output: Path | None, length: int | None, trained: int, theme: str, seed: int, causal: bool | None,
@@ -55,12 +58,12 @@ def plot(
     """Draw a picture of an encoding.
 
     \b
-    what embeds        the table, and how alike its positions are
-    what rotates       the angle of every pair, its cosine, and what is left of a product by distance
-    what biases        what each head adds to the scores
-    rotary --scaling   the wavelength of every pair, before and after
+    embedding tables   the table, and the similarity of its positions
+    rotary encodings   each pair's angle and cosine, and how the query-key product decays with distance
+    biases             the bias of each head on the scores
+    rotary --scaling   each pair's wavelength, before and after
 
-    ENCODING is a name from `locant list`. Learned tables are drawn as they are before training.
+    ENCODING is a name from `locant list`. Learned tables are drawn as before training.
     """  # noqa: D301
     from locant.figures.canvas import THEMES, require_figure, save
     from locant.figures.plot import default_length, draw, encoding_to_draw
@@ -84,12 +87,12 @@ def plot(
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @answers
 def bench(names: tuple[str, ...]) -> Answer:
-    """Show what was measured against other people's code, on which device.
+    """Show recorded speed comparisons with other packages, and the device of each.
 
-    NAME is a benchmark, such as rotary or attention; without one, all are shown. To measure on your own machine: make
-    bench, in a checkout.
+    NAME is a benchmark, such as rotary or attention. Without a NAME, all are shown. To measure on your own machine, run
+    `make bench` in a checkout.
     """
     from locant.report.benchmarks import print_recorded, recorded
 
-    chosen = recorded(names)
-    return Answer(chosen, lambda: print_recorded(chosen))
+    benchmarks = recorded(names)
+    return Answer(benchmarks, lambda: print_recorded(benchmarks))

@@ -1,4 +1,4 @@
-"""``locant golden``, ``check-batch`` and ``serve-args``: for the programs beside this one that place tokens, too."""
+"""``locant golden``, ``check-batch`` and ``serve-args``: verbs for other programs that assign positions to tokens."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ SERVERS = ("vllm", "sglang", "llama.cpp", "transformers")
 
 
 @click.command("golden")
-@output("The file of safetensors.", default="golden.safetensors")
+@output("The .safetensors file.", default="golden.safetensors")
 @answers
 def golden(output: Path) -> Answer:
-    """Write golden vectors, to check a port of rotary positions.
+    """Write golden vectors to check a port of rotary positions.
 
-    A port to another language is right where it agrees with them: seven scalings at two bases, at positions from 0 to
-    2^31 - 1, with frequencies, exact and float32 cosines and sines, and vectors rotated in both layouts.
+    A port to another language is right if it agrees with these vectors. They cover seven scalings at two bases, at
+    positions from 0 to 2^31 - 1, with frequencies, exact and float32 cosines and sines, and vectors rotated in both
+    layouts.
     """
     from locant.engines.golden import write_golden
 
@@ -32,24 +33,26 @@ def golden(output: Path) -> Answer:
 
 @click.command("check-batch")
 @click.argument("file")
-@click.option("--model", help="Whose batch it is: a config.json, a folder, a preset, or a name such as qwen2_vl.")
-@click.option("--axes", type=Whole(1, 4), help="3 for positions in time, rows and columns. Default: the model's.")
+@click.option("--model", help="The model of the batch: a config.json, a folder, a preset, or a name such as qwen2_vl.")
+@click.option("--axes", type=Whole(1, 4), help="3 for positions in time, rows and columns. Default: as in the model.")
 @answers
 def check_batch(file: str, model: str | None, axes: int | None) -> Answer:
     """Find mistakes in the positions of a training batch.
 
-    FILE is a batch as a model of transformers is called with, saved as .safetensors, .npz or .json: input_ids,
+    FILE holds the arguments of a transformers model, saved as .safetensors, .npz or .json. It can have input_ids,
     position_ids, attention_mask, labels, token_type_ids, cu_seq_lens_q and _k, max_length_q and _k, seq_idx, and for
-    images image_grid_thw, video_grid_thw, second_per_grid_ts and mm_token_type_ids, as far as it has them.
+    images image_grid_thw, video_grid_thw, second_per_grid_ts and mm_token_type_ids.
 
     \b
-    It finds documents that see each other, and targets across documents;
-    ids that do not begin again, that fall, jump, or lie past the last one;
-    masks of other numbers than a model takes;
-    ids of images and videos that are not those of their grids;
-    with --model, ids that count padding where the model has absolute positions.
+    It finds
+    - documents that attend to each other, and targets in another document
+    - position ids that do not restart, that fall or jump, or that exceed the model's maximum
+    - masks with other values than the model accepts
+    - position ids of images and videos that do not match their grids
+    - with --model: position ids that count padding, if the model has absolute positions
 
-    What could not be checked is listed, too: most of it needs --model. Exit code 1: something is wrong.
+    The report also lists the checks that could not run. Most of them need --model. Exit code 1 means that there is a
+    mistake.
     """  # noqa: D301
     from locant.checkpoints.config_source import find_source
     from locant.engines import batches
@@ -63,34 +66,34 @@ def check_batch(file: str, model: str | None, axes: int | None) -> Answer:
 @click.command("serve-args")
 @click.argument("model")
 @count("--to", required=True, metavar="TOKENS", help="The new length.")
-@click.option("--for", "engine", required=True, type=OneOf(SERVERS), help="What serves the model.")
-@click.option("--scaling", type=METHOD, default=METHODS[0], show_default=True, help="How to stretch.")
-@click.option("--text", multiple=True, metavar="FILE", help="Measure the loss on it before and after, in this process.")
-@count("--windows", help="Windows of TOKENS from the text, at the most. Default: 4.")
+@click.option("--for", "engine", required=True, type=OneOf(SERVERS), help="The server that loads the model.")
+@click.option("--scaling", type=METHOD, default=METHODS[0], show_default=True, help="The scaling to use.")
+@click.option("--text", multiple=True, metavar="FILE", help="Measure the loss on this text before and after.")
+@count("--windows", help="Maximum number of windows of TOKENS from the text. Default: 4.")
 @device
 @answers
 def serve_args(model: str, to: int, engine: str, scaling: str, text: tuple[str, ...], **options: Any) -> Answer:
-    """Print the flags that stretch a model's context in a server.
+    """Print the flags that extend a model's context in a server.
 
-    MODEL is the folder of a model, a config.json, or the name of a preset; for --text it is a folder with weights and
-    tokenizer. Also told is what the server ignores. For transformers, and for llama.cpp before a model is converted,
-    `locant extend` writes the same into a configuration.
+    MODEL is the folder of a model, a config.json, or the name of a preset. --text needs a folder with weights and
+    tokenizer. The output also lists the settings that the server ignores. For transformers, and for llama.cpp before
+    conversion, `locant extend` writes the same settings into a configuration.
     """
     from locant.checkpoints.config_source import read_source
     from locant.engines.serve_args import serve_arguments
     from locant.report.console import progress_bar
     from locant.report.engines import print_serving, serving_facts
 
-    given, losses = only_given(options), {}
-    if given and not text:
-        raise InputError(f"got {flag_of(next(iter(given)))} without a text", "--text my.txt")
+    measurement, losses = only_given(options), {}
+    if measurement and not text:
+        raise InputError(f"got {flag_of(next(iter(measurement)))} without a text", "add --text my.txt")
     served = serve_arguments(read_source(model), to=to, engine=engine, scaling=scaling)
     if text and served.extension.layer_type is not None:
-        got = f"got --text for {model}, of which only {served.extension.layer_type} layers are stretched"
-        raise InputError(f"{got}: losses are measured where all layers are", "the same without --text")
+        got = f"got --text for {model}, but only its {served.extension.layer_type} layers are extended"
+        raise InputError(f"{got}: losses can be measured only if all layers are", "omit --text")
     if text:
         from locant.lab.evaluation import losses_of_extension
 
         with progress_bar("part") as progress:
-            losses = losses_of_extension(model, text, served.extension, on_step=progress, **given)
+            losses = losses_of_extension(model, text, served.extension, on_step=progress, **measurement)
     return Answer(serving_facts(served, model, losses), lambda: print_serving(served, losses))

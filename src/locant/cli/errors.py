@@ -1,4 +1,4 @@
-"""The group of verbs: loads a verb when it is called, and turns what goes wrong into one line and an exit code."""
+"""The group of verbs: loads a verb when it is called, and turns each error into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ INTERRUPTED = 130
 READER_GONE = 141
 TRACEBACK = "LOCANT_TRACEBACK"
 NO_MEMORY = ("can't allocate memory", "not enough memory", "overflow", "out of memory", "Invalid buffer size")
-"""How torch words it, as a RuntimeError, when a tensor is larger than the machine."""
+"""Phrases in torch's RuntimeErrors about too little memory."""
 
 QUIET = {"TRANSFORMERS_VERBOSITY": "critical", "HF_HUB_VERBOSITY": "critical", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-"""What other libraries read, so that the terminal has our words alone; who sets them has theirs, too."""
+"""Environment variables that silence other libraries, unless the user sets them."""
 
 PLUG_INS = {"locant.encodings": "encoding", "locant.architectures": "architecture", "locant.formats": "store format"}
-"""What installed packages offer, by the group of their entry points."""
+"""The kinds of plug-ins, by the group of their entry points."""
 
 
 class VerbGroup(click.Group):
@@ -46,7 +46,7 @@ class VerbGroup(click.Group):
         return list(self.verbs)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
-        """The command of a verb; an unknown verb gets the nearest known one."""
+        """Return the command of a verb. Raise `InputError` with the nearest verb if there is none of this name."""
         if cmd_name in self.verbs:
             module, _, name = self.verbs[cmd_name].partition(".")
             return getattr(import_module(f"locant.cli.{module}"), name)
@@ -57,13 +57,13 @@ class VerbGroup(click.Group):
         raise InputError(f"got verb {cmd_name!r}, expected one of {', '.join(self.verbs)}", remedy)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Every verb with the first line of its help."""
+        """Write every verb with the first line of its help."""
         with formatter.section("Verbs"):
             helps = {name: self.get_command(ctx, name).help or "" for name in self.verbs}
             formatter.write_dl([(name, text.partition("\n")[0]) for name, text in helps.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the verb; a reader of stdout that went away is no error, and click would exit with 1."""
+        """Run the verb. If the reader of stdout went away, exit with `READER_GONE`, where click would exit with 1."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
@@ -79,37 +79,40 @@ class VerbGroup(click.Group):
     def main(  # type: ignore[override]  # the others are click's own
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **options: Any
     ) -> Any:
-        """Runs a verb, or prints the help where none is given."""
+        """Run a verb, or print the help if there is none."""
         words = [*(sys.argv[1:] if args is None else args)] or ["--help"]
         run = functools.partial(super().main, words, prog_name or "locant", standalone_mode=False, **options)
         sys.exit(_guarded(run))
 
 
 def _guarded(run: Callable[[], int | None]) -> int:
-    """The exit code of a run, which click gives for ``--help`` alone; with `TRACEBACK` set, errors are raised."""
+    """Run and return the exit code. Print each error as one line, or raise it if `TRACEBACK` is set.
+
+    `run` returns a code only for ``--help``, and None otherwise.
+    """
     _prepare_streams()
     os.environ.update(QUIET | os.environ)
     if os.environ.get(TRACEBACK):
         return run() or 0
-    _clean_up_when_told_to_stop()
+    _end_on_signals()
     try:
         return run() or 0
     except (KeyboardInterrupt, click.Abort):
-        return _say("interrupted", "", INTERRUPTED)
+        return _print_error("interrupted", "", INTERRUPTED)
     except click.ClickException as error:
-        return _say(*_usage(error))
+        return _print_error(*_usage(error))
     except LocantError as error:
-        return _say(error.cause, error.remedy)
+        return _print_error(error.cause, error.remedy)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        cause = f"the system says {(error.strerror or str(error)).lower()!r}{where}"
-        return _say(cause, "a place with room that you may read and write")
-    except Exception as error:  # the last answer: too little memory, or a mistake of a plug-in or of ours
-        raise SystemExit(_say(*_unexpected(error))) from error
+        cause = f"the system reports {(error.strerror or str(error)).lower()!r}{where}"
+        return _print_error(cause, "use a folder that you can read and write, on a disk with free space")
+    except Exception as error:  # too little memory, or a bug in a plug-in or in locant
+        raise SystemExit(_print_error(*_unexpected(error))) from error
 
 
 def _prepare_streams() -> None:
-    """What goes to a stream that a shell closed (``>&-``) is discarded; what an encoding cannot write is escaped."""
+    """Discard output to a stream that a shell closed (``>&-``), and escape characters that an encoding lacks."""
     for name in ("stdout", "stderr"):
         if (stream := getattr(sys, name)) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # open until the end
@@ -117,22 +120,22 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _clean_up_when_told_to_stop() -> None:
-    """What a scheduler sends ends a run as Ctrl-C does: nothing half-written stays behind."""
+def _end_on_signals() -> None:
+    """Make the signals of a scheduler end a run as Ctrl-C does, so that no partial file is left."""
     if threading.current_thread() is threading.main_thread():
         for name in ("SIGTERM", "SIGHUP"):
             if hasattr(signal, name):  # not every system has both
                 signal.signal(getattr(signal, name), signal.default_int_handler)
 
 
-def _say(cause: str, remedy: str, code: int = WRONG_INPUT) -> int:
+def _print_error(cause: str, remedy: str, code: int = WRONG_INPUT) -> int:
     line = " ".join(f"locant: {cause}{f'; try: {remedy}' if remedy else ''}".split())
     click.echo(line, err=True)
     return code
 
 
 def _as_typed(remedy: str, verb: click.Command) -> str:
-    """A remedy whose arguments, such as ``head_dim=64``, are options of this verb."""
+    """Return a remedy with its arguments, such as ``head_dim=64``, written as options of this verb."""
     options = {str(one.name): one for one in verb.params if isinstance(one, click.Option)}
 
     def option(name: str, value: Any) -> str:
@@ -150,7 +153,7 @@ def _as_typed(remedy: str, verb: click.Command) -> str:
 
 
 def _usage(error: click.ClickException) -> tuple[str, str]:
-    """Click's own complaint, with its suggestion or the verb's help as the remedy."""
+    """Return the cause and the remedy of an error of click. The remedy is click's suggestion or the verb's help."""
     message = " ".join(error.format_message().split()).rstrip(".")  # click lists choices line by line
     context = error.ctx if isinstance(error, click.UsageError) else None
     remedy = f"{context.command_path if context else 'locant'} --help"
@@ -161,22 +164,22 @@ def _usage(error: click.ClickException) -> tuple[str, str]:
 
 
 def _unexpected(error: Exception) -> tuple[str, str, int]:
-    """What an error means that is none of this package's: too little memory, or somebody's mistake."""
+    """Return cause, remedy and exit code of an unexpected error: too little memory, or a bug in a plug-in or here."""
     lacks_memory = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
     if lacks_memory or isinstance(error, MemoryError):
-        return "there is not enough memory", "smaller sizes", WRONG_INPUT
+        return "there is not enough memory", "use smaller sizes", WRONG_INPUT
     last = traceback.extract_tb(error.__traceback__)[-1]
-    what = f"{type(error).__name__}: {error} at {Path(last.filename).name}:{last.lineno}"
+    description = f"{type(error).__name__}: {error} at {Path(last.filename).name}:{last.lineno}"
     if (plug_in := _plug_in(error)) is not None:
         package = plug_in.dist.name if plug_in.dist else plug_in.module
-        cause = f"{PLUG_INS[plug_in.group]} {plug_in.name!r} of {package} fails: {what}"
+        cause = f"{PLUG_INS[plug_in.group]} {plug_in.name!r} of {package} fails: {description}"
         return cause, f"pip install -U {package}, or {TRACEBACK}=1 locant ... to see more", WRONG_INPUT
-    cause = f"this is a mistake in locant: {what}"
+    cause = f"this is a mistake in locant: {description}"
     return cause, f"{TRACEBACK}=1 locant ..., and report what it prints", OUR_MISTAKE
 
 
 def _plug_in(error: Exception) -> EntryPoint | None:
-    """The plug-in whose code was running when an error was raised, or whose objects were at hand."""
+    """Return the plug-in whose code or objects are in the traceback of an error, or None."""
     offers = {entry.module.partition(".")[0]: entry for group in PLUG_INS for entry in entry_points(group=group)}
     for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
         modules = [getattr(value, "__module__", "") for value in frame.f_locals.values()]

@@ -15,13 +15,13 @@ from locant.cli.options import Place, Whole, files
 @click.command("explore")
 @files
 @click.option("--config", "configs", multiple=True, help="A config.json, a model's folder or a preset. Repeatable.")
-@click.option("--port", type=Whole(0, 65535), default=0, help="Default: one that is free.")
-@click.option("--open/--no-open", "opens", default=True, help="Whether to open the address in a browser.")
+@click.option("--port", type=Whole(0, 65535), default=0, help="Port of the server. Default: a free one.")
+@click.option("--open/--no-open", "opens", default=True, help="Open the address in a browser, or only print it.")
 @click.option(
     "--show", "address", default="compare", show_default=True, metavar="SCREEN[?NAME=VALUE&...]",
-    help="What to begin with: the part of an address after its #.",
+    help="The first screen and its settings: the part of an address after its #.",
 )  # fmt: skip
-@click.option("--export", "page", type=Place(), help="Write what is shown to one HTML file, and serve nothing.")
+@click.option("--export", "page", type=Place(), help="Write the screen to one HTML file instead of serving it.")
 @as_json
 def explore(
     files: tuple[str, ...], configs: tuple[str, ...], port: int, opens: bool, address: str, page: Path | None,
@@ -29,8 +29,8 @@ def explore(
 ) -> None:  # fmt: skip
     """Look at encodings, models and rows of tokens in a browser.
 
-    FILES are texts, folders that compare wrote, and folders of models. The address answers this machine only, and only
-    who knows it; it ends with Ctrl-C.
+    FILES are texts, folders that compare wrote, and folders of models. The server accepts connections from this machine
+    only, and only with the token in the address. Stop it with Ctrl-C.
     """
     from dataclasses import replace
 
@@ -54,17 +54,17 @@ def explore(
 
     find_screen(screen)
     try:
-        run(session, port, new_token(), lambda start: _tell(f"{start}#{address.removeprefix('#')}", opens, as_json))
+        run(session, port, new_token(), lambda start: _announce(f"{start}#{address.removeprefix('#')}", opens, as_json))
     except KeyboardInterrupt:
         click.echo("stopped", err=True)
 
 
 def _print(name: str, value: str, as_json: bool) -> None:
-    click.echo(json.dumps({name: value}) if as_json else value)  # at once, also into a pipe
+    click.echo(json.dumps({name: value}) if as_json else value)  # flushes immediately, also into a pipe
 
 
-def _tell(address: str, opens: bool, as_json: bool) -> None:
+def _announce(address: str, opens: bool, as_json: bool) -> None:
     _print("address", address, as_json)
-    click.echo("Ctrl-C ends it", err=True)
+    click.echo("Press Ctrl-C to stop.", err=True)
     if opens and not webbrowser.open(address):
-        click.echo("no browser was found: open the address in one on this machine", err=True)
+        click.echo("no browser was found. Open the address in a browser on this machine.", err=True)

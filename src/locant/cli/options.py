@@ -1,4 +1,4 @@
-"""Options that several verbs share, and the kinds of values they take."""
+"""Options that several verbs share, and the types of their values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Whole(click.IntRange):
 
 
 class OneOf(click.Choice[str]):
-    """One of several names, in any case; `read` returns the name that another spelling means, or ``None``."""
+    """One of several names, in upper or lower case. `read` maps another spelling to a name, or to ``None``."""
 
     def __init__(self, names: Iterable[str], read: Callable[[str], str | None] = str) -> None:
         super().__init__([*names], case_sensitive=False)
@@ -43,7 +43,7 @@ SEED = Whole(min=0, max=2**63 - 1)
 
 
 class Place(click.Path):
-    """A file or folder. An empty name, as an unset variable of a shell leaves it, would mean the current folder."""
+    """A file or folder. An empty name is an error: it comes from an unset shell variable and would mean ``.``."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -55,7 +55,7 @@ class Place(click.Path):
 
 
 class Picture(Place):
-    """A file of a picture, whose suffix is its format."""
+    """The file of a picture. Its suffix sets the format."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         from locant.figures.canvas import require_figure
@@ -66,71 +66,71 @@ class Picture(Place):
 
 
 device = click.option(
-    "--device", metavar="NAME", help="cpu, cuda, cuda:1, ... Default: cuda where there is one, else cpu."
+    "--device", metavar="NAME", help="cpu, cuda, cuda:1, ... Default: cuda if available, otherwise cpu."
 )
 
 dtype = click.option(
     "--dtype", type=OneOf(("auto", "float32", "bfloat16", "float16"), dtype_name),
-    help="What the model is read in. Default: auto, as it was saved.",
+    help="The dtype to load the model in. Default: auto, the dtype it was saved in.",
 )  # fmt: skip
 
 files = click.argument("files", nargs=-1, type=str, metavar="[FILE]...")
 
 
 def output(help_text: str, kind: Place = Place(), **more: Any) -> Callable[[F], F]:  # noqa: B008  # it holds nothing
-    """The place to write to."""
+    """Return the option ``-o``, the file or folder to write."""
     return click.option("-o", "--output", type=kind, help=help_text, **more)
 
 
 def count(*names: str, low: int = 1, **more: Any) -> Callable[[F], F]:
-    """An option that is a whole number."""
+    """Return an option for a whole number."""
     return click.option(*names, type=Whole(min=low), **more)
 
 
 def positive(*names: str, **more: Any) -> Callable[[F], F]:
-    """An option that is a number above 0."""
+    """Return an option for a number above 0."""
     return click.option(*names, type=click.FloatRange(min=0, min_open=True), **more)
 
 
-def _together(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """Several options as one decorator, which the help shows in this order."""
+def _combine(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Combine several options into one decorator. The help lists them in this order."""
     return lambda function: functools.reduce(lambda verb, option: option(verb), reversed(options), function)
 
 
-tokenizer_options = _together(
+tokenizer_options = _combine(
     click.option(
         "--tokenizer",
         metavar="NAME|PATH|bytes",
         help="A tokenizer.json, a folder that holds one, a name such as gpt2 in local caches, or bytes. "
-        "Default: a BPE trained on the text.",
+        "Default: train a BPE on the text.",
     ),
     click.option(
         "--vocab-size",
         type=Whole(),
         metavar="N",
-        help="Entries of the byte-level BPE that is trained on the text; more than 256.",
+        help="Vocabulary size of the byte-level BPE that is trained on the text. Must exceed 256.",
     ),
-    click.option("--download", is_flag=True, help="Allow fetching the tokenizer from the network."),
+    click.option("--download", is_flag=True, help="Allow downloading the tokenizer."),
 )
-"""Which tokenizer reads the text, and whether one may be fetched."""
+"""The options that choose the tokenizer and allow its download."""
 
 
 def text_of(options: dict[str, Any]) -> dict[str, Any]:
-    """Takes `tokenizer_options` out of all options."""
+    """Remove the values of `tokenizer_options` from all options, and return them."""
     return {name: options.pop(name) for name in ("tokenizer", "vocab_size", "download")}
 
 
-encoding_options = _together(
+encoding_options = _combine(
     count("--d-model", help="Width of embeddings.", show_default=str(SIZES["d_model"])),
     count("--head-dim", help="Width of a head.", show_default=str(SIZES["head_dim"])),
-    count("--num-heads", help="Heads.", show_default=str(SIZES["num_heads"])),
+    count("--num-heads", help="Number of heads.", show_default=str(SIZES["num_heads"])),
     positive("--base", help="Base of the frequencies."),
 )
-"""The sizes of one encoding, which is taken for a small model where they are not given."""
+"""The options for the sizes of one encoding. They default to the sizes of a small model."""
 
 
 def require_taken(name: str, given: dict[str, Any], verb: str) -> None:
-    """Raise unless the encoding of this name takes these options, in the words of the command line."""
+    """Raise `InputError` unless the encoding of this name takes these options. The error names options of the verb."""
     from inspect import signature
 
     from locant.positions.registry import find
@@ -148,7 +148,7 @@ def require_taken(name: str, given: dict[str, Any], verb: str) -> None:
 
 
 def flag_of(name: str) -> str:
-    """An option or argument of this verb, or an option of another one, as it is typed."""
+    """Return an option or argument of this verb, or an option of another verb, as users type it."""
     for one in click.get_current_context().command.params:
         if one.name == name:
             return one.opts[-1] if isinstance(one, click.Option) else one.human_readable_name
@@ -156,11 +156,11 @@ def flag_of(name: str) -> str:
 
 
 def typed(*options: str) -> list[str]:
-    """Those of these options that stand on the command line."""
+    """Return the flags of these options that are on the command line."""
     source = click.get_current_context().get_parameter_source
     return [flag_of(option) for option in options if source(option) is ParameterSource.COMMANDLINE]
 
 
 def only_given(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that were given, for functions that know their own defaults."""
+    """Return the options that are not None, for functions with their own defaults."""
     return {name: value for name, value in options.items() if value is not None}

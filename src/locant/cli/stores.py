@@ -1,4 +1,4 @@
-"""``locant prepare`` and ``locant export``: token stores from texts, and in the formats of other programs."""
+"""``locant prepare`` and ``locant export``: make token stores from texts, and convert them to other formats."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(pre
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\0": "\0", r"\\": "\\"}
 
 
-def _unescaped(text: str) -> str:
-    r"""A text in which ``\n``, ``\t``, ``\r``, ``\0`` and ``\\`` stand for what cannot be typed."""
+def _unescape(text: str) -> str:
+    r"""Replace the escapes ``\n``, ``\t``, ``\r``, ``\0`` and ``\\`` by the characters that they mean."""
     return re.sub(r"\\[ntr0\\]", lambda escape: ESCAPES[escape[0]], text)
 
 
@@ -38,46 +38,48 @@ def _unescaped(text: str) -> str:
 @output("The folder of the store.")
 @tokenizer_options
 @click.option(
-    "--separator", type=_unescaped, metavar="TEXT",
-    help=r"The text between two documents of a file, such as '\n\n'. Default: nothing.",
+    "--separator", type=_unescape, metavar="TEXT",
+    help=r"The text between two documents of a file, such as '\n\n'. Default: a file is one document.",
 )  # fmt: skip
 @click.option("--field", help=f"The key (.jsonl) or column (.parquet) of the text. Default: {FIELD}.")
-@click.option("--encoding", metavar="NAME", help="Of .txt, .md and .jsonl, such as cp1252 or gbk. Default: UTF-8.")
+@click.option(
+    "--encoding", metavar="NAME", help="Encoding of .txt, .md and .jsonl files, such as cp1252 or gbk. Default: UTF-8."
+)
 @click.option(
     "--skip-bad", is_flag=True, default=None,
-    help="Skip and count bad lines, broken files and documents that are too long. Reads everything twice.",
+    help="Skip and count bad lines, broken files and documents that are too long. Reads all files twice.",
 )  # fmt: skip
 @click.option(
     "--end-of-text/--no-end-of-text", "append_end_of_text", default=None,
-    help="Whether an end-of-text id follows every document. Default: if the tokenizer has one.",
+    help="Append an end-of-text id to every document, or not. Default: append it if the tokenizer has one.",
 )  # fmt: skip
 @click.option(
     "--end-of-text-token", "end_of_text", metavar="TOKEN",
-    help="The token after every document. Default: the tokenizer's, by its usual spellings.",
+    help="The token after every document. Default: the tokenizer's, found by its usual names.",
 )  # fmt: skip
 @click.option(
     "--begin-of-text-token", "begin_of_text", metavar="TOKEN", help="A token before every document. Default: none.",
 )  # fmt: skip
-@count("--shard-size", metavar="TOKENS", help=f"Of a file. Default: {DEFAULTS['shard_size']}.")
+@count("--shard-size", metavar="TOKENS", help=f"Tokens per file. Default: {DEFAULTS['shard_size']}.")
 @click.option(
     "--engine", type=OneOf(("auto", *get_args(EngineName))),
-    help=f"What encodes. Default: {DEFAULTS['engine']}, the fast one where its ids are the same.",
+    help=f"The tokenizer engine. Default: {DEFAULTS['engine']}, which uses the fast one if its ids are the same.",
 )  # fmt: skip
-@count("--workers", help="Processes. Default: one for each 128 MiB, at most one a core.")
-@count("--task", low=0, help="Do only this share of the work, 0 to NUM_TASKS - 1.")
-@count("--num-tasks", help="Into how many shares the work is divided.")
+@count("--workers", help="Number of processes. Default: one per 128 MiB, at most one per core.")
+@count("--task", low=0, help="Do only this share of the work, from 0 to NUM_TASKS - 1.")
+@count("--num-tasks", help="Number of shares that the work is divided into.")
 @click.option("--finalize", "only_join", is_flag=True, help="Join the parts of all tasks.")
 @click.option("--ray", metavar="ADDRESS|local", help="Do the work on a Ray cluster.")
-@click.option("--restart", is_flag=True, help="Discard unfinished work in the folder, and begin anew.")
-@click.option("--dry-run", is_flag=True, help="Estimate documents, tokens and bytes; write nothing.")
+@click.option("--restart", is_flag=True, help="Discard unfinished work in the folder and start again.")
+@click.option("--dry-run", is_flag=True, help="Estimate documents, tokens and bytes without writing anything.")
 @answers
 def prepare(paths: tuple[str, ...], output: Path | None, **options: Any) -> Answer:
     """Make a token store from files of text.
 
-    PATH is a .txt, .md, .jsonl, .ndjson, .json (a record a line) or .parquet file, each also .gz, .zst, .bz2 or .xz,
-    a folder, a glob, or - for standard input. Files of a folder that end otherwise are counted and named.
-    A run that was interrupted goes on when the same command is given again, also after a bad file was mended: only
-    what was read from that file is made again. A finished store is never changed.
+    PATH is a .txt, .md, .jsonl, .ndjson, .json (one record per line) or .parquet file, also compressed as .gz, .zst,
+    .bz2 or .xz, a folder, a glob, or - for standard input. Files of a folder with other suffixes are counted and named.
+    To resume an interrupted run, run the same command again. This also works after you mend a bad file: only its part
+    is made again. A finished store is never changed.
 
     \b
     On many machines that see the same folder:
@@ -87,11 +89,11 @@ def prepare(paths: tuple[str, ...], output: Path | None, **options: Any) -> Answ
     from locant.report.console import progress_bar
 
     download, only_join, restart = (options.pop(each) for each in ("download", "only_join", "restart"))
-    dry_run, given = options.pop("dry_run") and not only_join, only_given(options)
-    if download and given.get("tokenizer", "bytes") != "bytes":
-        given["tokenizer"] = Tokenizer.load(given["tokenizer"], download=True)
+    dry_run, settings = options.pop("dry_run") and not only_join, only_given(options)
+    if download and settings.get("tokenizer", "bytes") != "bytes":
+        settings["tokenizer"] = Tokenizer.load(settings["tokenizer"], download=True)
     if dry_run:
-        content = {name: value for name, value in given.items() if name in ContentOptions.__annotations__}
+        content = {name: value for name, value in settings.items() if name in ContentOptions.__annotations__}
         with warnings.catch_warnings(record=True) as caught:
             estimated = estimate(paths, **content)
         return _with_warnings(Answer(dataclasses.asdict(estimated), str(estimated)), caught)
@@ -99,26 +101,26 @@ def prepare(paths: tuple[str, ...], output: Path | None, **options: Any) -> Answ
         raise InputError("got no folder for the store", "-o FOLDER")
     if only_join:
         others = (name for name in click.get_current_context().params if name not in ("only_join", "output", "as_json"))
-        if given := typed(*others):  # what to make was decided by the tasks
-            raise InputError(f"got {', '.join(given)} beside --finalize", "locant prepare --finalize -o STORE")
-        return _written(finalize(output))
+        if flags := typed(*others):  # the tasks decided them
+            raise InputError(f"got {', '.join(flags)} with --finalize", "locant prepare --finalize -o STORE")
+        return _describe_store(finalize(output))
     with warnings.catch_warnings(record=True) as caught, progress_bar() as progress:
-        store = prepare_store(paths, output, resume=not restart, progress=progress, **given)
+        store = prepare_store(paths, output, resume=not restart, progress=progress, **settings)
     if store is not None:
-        return _with_warnings(_written(store), caught)
-    facts = {"store": str(output), "task": given["task"], "num_tasks": given["num_tasks"]}
-    done = f"{output}: task {given['task']} of {given['num_tasks']} is done"
-    return _with_warnings(Answer(facts, f"{done}; when all are: locant prepare --finalize -o {output}"), caught)
+        return _with_warnings(_describe_store(store), caught)
+    facts = {"store": str(output), "task": settings["task"], "num_tasks": settings["num_tasks"]}
+    done = f"{output}: task {settings['task']} of {settings['num_tasks']} is done"
+    return _with_warnings(Answer(facts, f"{done}. When all are done: locant prepare --finalize -o {output}"), caught)
 
 
 def _with_warnings(answer: Answer, caught: list[warnings.WarningMessage]) -> Answer:
-    """The answer, and what was warned of: on lines of their own, or as ``warnings`` in JSON."""
+    """Add warnings to an answer: one line each, and ``warnings`` in JSON."""
     messages = [str(warning.message) for warning in caught]
     lines = [f"warning: {message}" for message in messages]
     return Answer({**answer.facts, "warnings": messages}, "\n".join([str(answer.words), *lines]))
 
 
-def _written(store: TokenStore) -> Answer:
+def _describe_store(store: TokenStore) -> Answer:
     from locant.report.console import counted
 
     tokens, documents, shards = len(store), len(store.documents) - 1, len(store.shards)
@@ -135,30 +137,30 @@ def _written(store: TokenStore) -> Answer:
 @click.command("export")
 @click.argument("store", type=Place())
 @click.option("--to", metavar="FORMAT", required=True, help="The format to write.")
-@output("A folder that is not there yet, or empty.", required=True)
-@click.option("--format", metavar="FORMAT", help="The format that STORE has. Default: locant.")
+@output("A new or empty folder.", required=True)
+@click.option("--format", metavar="FORMAT", help="The format of STORE. Default: locant.")
 @click.option(
     "--dtype",
     type=dtype_name,
     metavar="NAME",
-    help="Of nanogpt's tokens, whose file does not state it. Default: uint16.",
+    help="The dtype of nanogpt's tokens, because their file does not state it. Default: uint16.",
 )
-@click.option("--tokenizer", metavar="NAME|PATH", help="The tokenizer of a STORE that has none of its own.")
+@click.option("--tokenizer", metavar="NAME|PATH", help="The tokenizer of a STORE that does not contain one.")
 @click.option(
     "--end-of-text", type=Whole(), metavar="ID", help="The id after each document of a STORE without an index."
 )
 @answers
 def export(store: Path, to: str, output: Path, **options: Any) -> Answer:
-    """Write a token store in the format of another program, or one of theirs as a locant store.
+    """Write a token store in the format of another program, or convert such a format to a locant store.
 
     \b
-    nanogpt    train.bin, a file of nothing but tokens
+    nanogpt    train.bin, which holds only tokens
     megatron   tokens.bin and tokens.idx
     datatrove  00000.ds with its index and metadata, for each shard
-    locant     a locant store; needs the tokenizer
-    or a format that an installed package offers (entry points "locant.formats")
+    locant     a locant store (needs --tokenizer)
+    or a format from an installed package (entry points "locant.formats")
 
-    STORE stays as it is. Every id is checked against the vocabulary, and every index against its tokens.
+    STORE is not changed. Every id is checked against the vocabulary, and every index against its tokens.
     """  # noqa: D301
     from locant.report.console import progress_bar
     from locant.text.store import export_store

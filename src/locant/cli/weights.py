@@ -1,4 +1,4 @@
-"""``locant audit``, ``convert`` and ``neighbours``: what weights say, and changes of them."""
+"""``locant audit``, ``convert`` and ``neighbours``: verbs that read or change the weights of a model."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ LAYOUT = OneOf(("half", "interleaved"))
 
 @click.command("audit")
 @click.argument("model")
-@click.option("--text", "files", multiple=True, metavar="FILE", help="Default: the text that ships inside Python.")
-@count("--length", low=2, help="Tokens per window. Default: 512, or what the model states, where that is less.")
-@count("--windows", help="Windows, at the most; 10 or more. Default: 16.")
+@click.option(
+    "--text", "files", multiple=True, metavar="FILE", help="The text. Default: documentation that ships with Python."
+)
+@count("--length", low=2, help="Tokens per window. Default: 512, or the model's stated length if it is smaller.")
+@count("--windows", help="Maximum number of windows, at least 10. Default: 16.")
 @device
 @dtype
 @answers
 def audit(model: str, files: tuple[str, ...], **options: Any) -> Answer:
-    """Find the positions that weights were trained with, and whether the configuration says so.
+    """Find the positions that weights were trained with, and check the configuration against them.
 
-    The loss on a text is measured under each plausible reading: the other layout, the other direction, other bases,
-    scalings and shares of the head; for ALiBi, other signs and orders of its slopes. A reading that is clearly worse
-    after a few windows is dropped. MODEL is a folder of this machine, with safetensors and a tokenizer.json. Exit
-    code 1: another reading fits better, or none explains the weights.
+    The loss on a text is measured under each plausible interpretation: the other layout, the other direction, other
+    bases, scalings and shares of the head. For ALiBi these are other signs and orders of its slopes. An interpretation
+    that is clearly worse after a few windows is dropped. MODEL is a local folder with safetensors and a tokenizer.json.
+    Exit code 1 means that another interpretation fits better, or that none explains the weights.
     """
     from locant.lab.audit import audit
     from locant.report.console import progress_bar
@@ -43,20 +45,21 @@ def audit(model: str, files: tuple[str, ...], **options: Any) -> Answer:
 
 @click.command("convert")
 @click.argument("folder", type=Place())
-@click.option("--to", type=LAYOUT, required=True, help="The layout that the weights shall have.")
-@click.option("--from", "source", type=LAYOUT, help="The layout that they have. Default: by the configuration.")
-@output("A folder that is not there yet, or empty.", required=True)
-@click.option("--config", type=Place(), help="A config.json elsewhere, for adapters, which have none.")
+@click.option("--to", type=LAYOUT, required=True, help="The new layout of the weights.")
+@click.option("--from", "source", type=LAYOUT, help="Their present layout. Default: from the configuration.")
+@output("A new or empty folder.", required=True)
+@click.option("--config", type=Place(), help="A config.json of another folder, for adapters without one.")
 @answers
 def convert(folder: Path, to: Any, source: Any, output: Path, config: Path | None) -> Answer:
-    """Change which dimensions rotary positions pair, in the weights of a checkpoint.
+    """Convert the weights of a checkpoint to the other rotary layout.
 
     \b
     half         i with i + d/2, as in Llama, Qwen, Gemma and GPT-NeoX
     interleaved  2i with 2i + 1, as in the paper, GPT-J and DeepSeek
 
-    FOLDER holds config.json and model.safetensors, or its shards with their index. Rows of queries and keys are moved,
-    everything else is copied byte for byte, and FOLDER stays as it is.
+    A layout is the choice of dimensions that rotary positions pair. FOLDER holds config.json and model.safetensors, or
+    its shards with their index. Rows of queries and keys are moved, everything else is copied byte for byte. FOLDER is
+    not changed.
     """  # noqa: D301
     from locant.checkpoints.layout_folder import convert_folder
     from locant.report.console import progress_bar, talk
@@ -71,24 +74,24 @@ def convert(folder: Path, to: Any, source: Any, output: Path, config: Path | Non
 @click.command("neighbours")
 @click.argument("model")
 @click.argument("words", nargs=-1, metavar="[WORD]...")
-@count("-k", "--count", default=10, show_default=True, help="How many tokens.")
-@click.option("--figure", type=Picture(), help="Of a list: a heat map of how alike the words are (.png, .svg, .pdf).")
-@click.option("--map", "flat_map", type=Picture(), help="Of a list: the words in two dimensions (.png, .svg, .pdf).")
-@click.option("--layout", type=OneOf(("pca", "umap")), default="pca", show_default=True, help="Of the map.")
-@click.option("--positions", type=Picture(), help="Draw the model's table of positions, and how alike they are.")
+@count("-k", "--count", default=10, show_default=True, help="Number of tokens.")
+@click.option("--figure", type=Picture(), help="Draw a heat map of the similarity of the words (.png, .svg, .pdf).")
+@click.option("--map", "flat_map", type=Picture(), help="Draw the words in two dimensions (.png, .svg, .pdf).")
+@click.option("--layout", type=OneOf(("pca", "umap")), default="pca", show_default=True, help="Layout of the map.")
+@click.option("--positions", type=Picture(), help="Draw the model's position table and the similarity of its rows.")
 @answers
 def neighbours(
     model: str, words: tuple[str, ...], count: int, figure: Path | None, flat_map: Path | None, layout: str,
     positions: Path | None,
 ) -> Answer:  # fmt: skip
-    """Show which tokens of a model are near to a word.
+    """Show the tokens of a model that are nearest to a word.
 
     \b
-    king                   the tokens nearest to it
-    king - man + woman     those nearest to a sum
-    cat dog refrigerator   how alike any two are
+    king                   the tokens nearest to the word
+    king - man + woman     the tokens nearest to the sum
+    cat dog refrigerator   the similarity of every two words
 
-    MODEL is a folder with config.json, tokenizer.json and weights in safetensors. Only its tables are read.
+    MODEL is a folder with config.json, tokenizer.json and safetensors. Only the embedding tables are read.
     """  # noqa: D301
     from locant.embedding.input import InputEmbedding
     from locant.embedding.words import Words, terms_of
@@ -101,7 +104,7 @@ def neighbours(
         raise InputError("got no word", f"locant neighbours {model} king")
     terms = terms_of(words) if words else None
     if (figure or flat_map) and (not words or terms):
-        raise InputError("got a picture of a list, and no list of words", f"locant neighbours {model} cat dog house")
+        raise InputError("got a picture for a list of words, but no list", f"locant neighbours {model} cat dog house")
     facts: dict[str, Any] = {}
     if words:
         table = Words.from_pretrained(model)
@@ -111,7 +114,7 @@ def neighbours(
     if positions:
         encoding = InputEmbedding.from_pretrained(model).encoding
         if "embed" not in encoding.doors():
-            raise InputError(f"got {model}, which has no table of positions", "locant explain, which says what it has")
+            raise InputError(f"got {model}, which has no table of positions", f"locant explain {model}")
         draw_into(positions, lambda: draw(encoding, length=getattr(encoding, "max_seq_len", None)))
     figures = [path for path in (figure, flat_map, positions) if path]
     facts = {"model": model, **facts, "figures": [*map(str, figures)]}

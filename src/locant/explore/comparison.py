@@ -1,8 +1,8 @@
-"""A comparison that the page starts, as a process of its own, which is this module run as one.
+"""A comparison that the page starts, in a separate process that runs this module.
 
-The process does as `locant compare`, and writes a line of JSON for every step. It gets its texts, options and folder as
-JSON. An interrupt ends it as it ends ``locant compare``, at the latest with the next step: Python drops a
-`KeyboardInterrupt` that is raised while an object is cleaned up.
+The process works like `locant compare`, and writes a line of JSON for every step. It gets its texts, options and folder
+as JSON. An interrupt ends it like ``locant compare``, or at the next step, because Python drops a `KeyboardInterrupt`
+that is raised while an object is cleaned up.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from locant.lab.comparison import Progress, compare_files
 from locant.report.comparison import Screen
 
 STOP, STOPPED = (getattr(signal, name, signal.SIGINT) for name in ("CTRL_BREAK_EVENT", "SIGBREAK"))
-"""What is sent and what arrives: on Windows Ctrl-C cannot be sent to a group of processes, Ctrl-Break can."""
+"""The signal to send and the signal that arrives. On Windows a process group can get Ctrl-Break but not Ctrl-C."""
 GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 
 
 class Comparison:
-    """One process that trains and measures; its folder is an ordinary report. `options` are those of `Settings`."""
+    """A process that trains and measures, and writes an ordinary report. `options` are the fields of `Settings`."""
 
     def __init__(self, files: list[str], options: dict[str, Any], folder: Path) -> None:
         self.files, self.options, self.folder = files, options, folder
         self.losses: dict[str, list[float]] = {}
         self.total = 0
         self.stopped = False
-        self._said = ""  # the last line that is no step
-        asked = json.dumps({"files": files, "options": options, "folder": str(folder)})
+        self._last_line = ""  # the last line that is not a step
+        arguments = json.dumps({"files": files, "options": options, "folder": str(folder)})
         self._process = subprocess.Popen(  # noqa: S603  # this Python, with our own module
-            [sys.executable, "-m", __name__, asked],
+            [sys.executable, "-m", __name__, arguments],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, creationflags=GROUP,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, args=[self._process.stdout], daemon=True)
@@ -43,22 +43,22 @@ class Comparison:
 
     @property
     def state(self) -> str:
-        """``running``, ``finished``, ``stopped``, or what went wrong."""
+        """``running``, ``finished``, ``stopped``, or an error message."""
         code = self._process.poll()
         if code is None:
             return "running"
         self._reader.join()
         if code == 0 or self.stopped:
             return "stopped" if code else "finished"
-        return self._said or f"ended with code {code}"
+        return self._last_line or f"ended with code {code}"
 
     @property
     def done(self) -> int:
-        """Steps of all trainings so far."""
+        """The number of steps of all trainings so far."""
         return sum(map(len, self.losses.values()))
 
     def stop(self, *, wait: bool = False) -> None:
-        """As Ctrl-C does: what is measured so far becomes the report; `wait` until it is written."""
+        """Stop the process as Ctrl-C does. It writes a report of the finished measurements. `wait` waits for it."""
         if self._process.poll() is None:
             self.stopped = True
             self._process.send_signal(STOP)
@@ -69,20 +69,20 @@ class Comparison:
         with lines:
             for line in lines:
                 if not line.startswith("{"):
-                    self._said = line.strip() or self._said
+                    self._last_line = line.strip() or self._last_line
                     continue
                 step = json.loads(line)
                 self.total = step["total"]
                 self.losses.setdefault(f"{step['encoding']}, seed {step['seed']}", []).append(step["loss"])
 
 
-class Told(Screen):
+class StepWriter(Screen):
     """Writes every step to stdout."""
 
     interrupted = False
 
     def interrupt(self, *_: object) -> None:
-        """The handler of the signal."""
+        """Handle the signal."""
         self.interrupted = True
         raise KeyboardInterrupt
 
@@ -96,10 +96,10 @@ class Told(Screen):
 
 
 def _run(files: list[str], options: dict[str, Any], folder: str) -> None:
-    told = Told()
-    signal.signal(STOPPED, told.interrupt)
+    writer = StepWriter()
+    signal.signal(STOPPED, writer.interrupt)
     try:
-        compare_files(files, options, folder=Path(folder), force=False, watcher=told, tokenizer=None, vocab_size=None,
+        compare_files(files, options, folder=Path(folder), force=False, watcher=writer, tokenizer=None, vocab_size=None,
                       download=False)  # fmt: skip
     except LocantError as error:
         sys.exit(str(error))

@@ -1,7 +1,7 @@
-"""The page: as it is served, with its modules beside it, or as one file that opens from disk and holds its numbers.
+"""The page: served with separate modules, or written to one file that opens from disk and holds its numbers.
 
-Where there is no server to ask for modules, they are joined into one: each becomes the body of a function that returns
-what it exports, after those it imports. They are written for it: an import is one line, of names, from a file.
+Without a server, the modules are joined into one. Each module becomes the body of a function that returns its exports,
+after the modules that it imports. This needs imports of one line, of names from a file.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ HEAD = """<meta name="referrer" content="no-referrer">
 <link rel="icon" href="data:,">
 """
 EXPORTED_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-"""No network at all: everything is in the file."""
+"""A policy without network, because everything is in the file."""
 
 
 @cache
 def modules() -> dict[str, str]:
-    """The page's JavaScript, by path."""
+    """Return the page's JavaScript, by path."""
     return {path.relative_to(PAGE).as_posix(): path.read_text("utf-8") for path in sorted(PAGE.rglob("*.js"))}
 
 
 @cache
 def stylesheet() -> str:
-    """The rules of the page, or of the widget that hosts it, after the colours, those of every picture of locant."""
+    """Return the style sheet of the page or the widget: the colours of locant's pictures, and the rules."""
     light = _colors(LIGHT, card="#f6f7f9", accent="#0b62a8", mark="#e8f1fa")
     dark = _colors(DARK, card="#1d2126", accent="#6cb2ea", mark="#22303d")
     return (
@@ -53,13 +53,13 @@ def _colors(theme: Theme, **more: str) -> str:
 
 
 def served() -> str:
-    """The page that asks a server for its numbers."""
+    """Return the page that requests its numbers from a server."""
     head = '<link rel="stylesheet" href="page/style.css">\n<script type="module" src="page/start.js"></script>'
     return _page(head, "./screens/", None)
 
 
 def exported(answer: Mapping[str, Any]) -> str:
-    """The page of one answer, in one file."""
+    """Return the page of one answer, in one file."""
     head = (
         f'<meta http-equiv="Content-Security-Policy" content="{EXPORTED_POLICY}">\n<style>\n{stylesheet()}</style>\n'
         f'<script type="module">{bundle("start.js")}</script>'
@@ -69,22 +69,22 @@ def exported(answer: Mapping[str, Any]) -> str:
 
 @cache
 def bundle(entry: str) -> str:
-    """One module: this file of the page, which is ``joined[entry]``, all that it imports, and every screen."""
+    """Return one module with this file of the page (as ``joined[entry]``), its imports and every screen."""
     return joined((*(f"screens/{name}.js" for name in screens()), entry), modules())
 
 
 def joined(paths: Iterable[str], sources: Mapping[str, str]) -> str:
-    """One module of these files and all that they import, each of which is ``joined[path]`` in it."""
+    """Return one module with these files and their imports, each as ``joined[path]``."""
     parts: dict[str, str] = {}
 
     def join(path: str) -> str:
-        def named(found: re.Match[str]) -> str:
-            source = posixpath.normpath(posixpath.join(posixpath.dirname(path), found[2]))
-            return f'const {found[1]} = joined["{join(source)}"];'
+        def assign(imported: re.Match[str]) -> str:
+            source = posixpath.normpath(posixpath.join(posixpath.dirname(path), imported[2]))
+            return f'const {imported[1]} = joined["{join(source)}"];'
 
         if path not in parts:
             names = ", ".join(EXPORT.findall(sources[path]))
-            body = EXPORT.sub("", IMPORT.sub(named, sources[path])).replace("await import(", "await load(")
+            body = EXPORT.sub("", IMPORT.sub(assign, sources[path])).replace("await import(", "await load(")
             parts[path] = f'joined["{path}"] = (() => {{\n{body}return {{ {names} }};\n}})();\n'
         return path
 
@@ -94,7 +94,7 @@ def joined(paths: Iterable[str], sources: Mapping[str, str]) -> str:
 
 
 def _page(head: str, folder: str, answer: Mapping[str, Any] | None) -> str:
-    """The page with what it reads first; no ``<`` in that can end the element that it stands in."""
+    """Return the page with its initial data, in which ``<`` is escaped so that it cannot end its element."""
     listed = [
         {"name": name, "title": screen.title, "about": screen.about, "module": f"{folder}{name}.js"}
         for name, screen in screens().items()

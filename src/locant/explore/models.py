@@ -1,7 +1,7 @@
-"""Who attends to whom in a row of tokens: in a small decoder that ships, in one of random numbers, in a model's folder.
+"""Attention weights in a row of tokens: in the small decoder of this package, a random decoder, or a model's folder.
 
-The decoder that ships has read the Python documentation that CPython ships, with its encodings in turn, a step with
-each: what differs between them is the encoding alone. ``benchmarks/small_model.py`` makes it again; 350 kB of float16.
+The small decoder was trained on the documentation that ships with CPython, with one step per encoding in turn, so the
+encodings share all other weights. ``benchmarks/small_model.py`` makes it again. It has 350 kB of float16.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ FOLDER = Path(__file__).parent / "small_model"
 WEIGHTS = "model.safetensors"
 ENCODINGS = ("rotary", "alibi", "sinusoidal", "t5", "learned", "nope")
 WAYS = ("own", "nope", "alibi", "sinusoidal", "linear:4", "ntk:4", "yarn:4")
-"""What a model of a folder may be given in the place of its own positions: nothing that would have to be trained."""
+"""The encodings that can replace those of a model in a folder. None of them needs training."""
 OF_ENCODINGS = "encodings."
-"""What the names of their weights begin with."""
+"""The prefix of the names of their weights."""
 VOCAB_SIZE, LENGTH = 1024, 128
 D_MODEL, NUM_LAYERS, NUM_HEADS = 64, 2, 4
 
 
 class Layer(NamedTuple):
-    """Who attends to whom in one layer; of a decoder, also what its encoding does for that."""
+    """The attention weights of one layer, and for a decoder also the effect of its encoding."""
 
     weights: Float[Tensor, "heads query key"]
     keys: Float[Tensor, "heads token head_dim"] | None = None
-    """Before they are rotated."""
+    """The keys before rotation."""
     rotated: Float[Tensor, "heads token width"] | None = None
     added: Float[Tensor, "heads query key"] | None = None
-    """To the scores."""
+    """The bias added to the scores."""
 
 
 def encoding_of(name: str) -> PositionEncoding:
-    """An encoding for the sizes of this decoder."""
+    """Return an encoding for the sizes of this decoder."""
     return Candidate.of(name).build(ModelShape(d_model=D_MODEL, num_heads=NUM_HEADS, max_seq_len=LENGTH))
 
 
 @lru_cache(maxsize=8)
 def untrained_model(name: str, vocab_size: int) -> Decoder:
-    """A decoder of random numbers, the same each time, with any encoding."""
+    """Return a decoder with any encoding and the same random weights each time."""
     with seeded(0):
         encoding = with_random_tables(encoding_of(name))
         return Decoder(vocab_size, encoding, d_model=D_MODEL, num_layers=NUM_LAYERS, num_heads=NUM_HEADS).eval()
@@ -66,7 +66,7 @@ def untrained_model(name: str, vocab_size: int) -> Decoder:
 
 @lru_cache(maxsize=8)
 def small_model(name: str) -> Decoder:
-    """The trained decoder, with one of `ENCODINGS`.
+    """Return the trained decoder, with one of `ENCODINGS`.
 
     >>> weights = layers_of(small_model("rotary"), [5, 6, 7])[0].weights
     >>> weights.shape, bool(weights[0, 0, 1:].any())
@@ -74,15 +74,15 @@ def small_model(name: str) -> Decoder:
     """
     weights, own = load_file(FOLDER / WEIGHTS), f"{OF_ENCODINGS}{name}."
     shared = {key: weight for key, weight in weights.items() if not key.startswith(OF_ENCODINGS)}
-    of_encoding = {key.removeprefix(own): weight for key, weight in weights.items() if key.startswith(own)}
+    encoding_weights = {key.removeprefix(own): weight for key, weight in weights.items() if key.startswith(own)}
     model = untrained_model.__wrapped__(name, VOCAB_SIZE)
-    model.load_state_dict({**shared, **{f"embedding.encoding.{key}": each for key, each in of_encoding.items()}})
+    model.load_state_dict({**shared, **{f"embedding.encoding.{key}": each for key, each in encoding_weights.items()}})
     return model
 
 
 @torch.no_grad()
 def layers_of(model: Decoder, ids: Sequence[int] | np.ndarray) -> list[Layer]:
-    """What every layer of a decoder does with the positions of these tokens."""
+    """Return the attention weights, keys and biases of every layer of a decoder for these tokens."""
     encoding, positions = model.encoding, Positions.arange(len(ids))
     x, layers = model.embedding(torch.tensor([*map(int, ids)])[None], positions), list[Layer]()
     for block in cast("list[Block]", [*model.blocks]):
@@ -99,16 +99,16 @@ def layers_of(model: Decoder, ids: Sequence[int] | np.ndarray) -> list[Layer]:
 
 @torch.no_grad()
 def layers_in_folder(folder: str | Path, ids: Sequence[int] | np.ndarray, way: str = "own") -> list[Layer]:
-    """Who attends to whom in every layer of a model of `transformers`; `way`: see `locant.lab.position_overrides`.
+    """Return the attention weights of every layer of a model of `transformers`. `way`: see `locant.lab.position_overrides`.
 
     Raises:
-        InputError: a folder without such a model, or positions that it does not take.
+        InputError: the folder has no such model, or the model does not accept these positions.
     """
     model, chosen = _model(str(folder)), PositionOverride.of(way)
     sizes = trained_length(model.config), stated_length(model.config)
     with nullcontext() if way == "own" else swap(model, chosen.encoding(model, *sizes)):
-        found = model(input_ids=torch.tensor([[*map(int, ids)]]), output_attentions=True).attentions
-    return [Layer(weights[0].float()) for weights in found or () if weights is not None]
+        attentions = model(input_ids=torch.tensor([[*map(int, ids)]]), output_attentions=True).attentions
+    return [Layer(weights[0].float()) for weights in attentions or () if weights is not None]
 
 
 @lru_cache(maxsize=1)

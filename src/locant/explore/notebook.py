@@ -1,4 +1,4 @@
-"""A screen of the explorer as a widget of a notebook: the page's modules, and the numbers of this Python."""
+"""A screen of the explorer as a notebook widget, with the page's modules and numbers from this Python process."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from locant.explore.session import Session
 
 
 class Widget(anywidget.AnyWidget):
-    """One screen. `settings` are those of an address: what a visitor changes, and what Python may set.
+    """One screen. `settings` are the settings of an address, which the visitor or Python can change.
 
-    What is wrong with them stands in `refused`, and the picture of before stays.
+    If they are wrong, `refused` holds the error and the previous picture stays.
     """
 
     _esm = f"{bundle('widget.js')}export default joined['widget.js'];"

@@ -1,7 +1,7 @@
-"""HTTP for one visitor on this machine: the loopback address, and a token in the path that nobody else knows.
+"""An HTTP server for one visitor on this machine, on the loopback address, with a secret token in the path.
 
-A request from another site's page is refused by its ``Host``, ``Origin`` or ``Sec-Fetch-Site``, one without the token
-as if nothing were here. What is sent is kept up to a limit. An error is one sentence and a remedy, as JSON.
+A request from another site's page is rejected by its ``Host``, ``Origin`` or ``Sec-Fetch-Site``. A request without the
+token gets status 404. Request bodies have a size limit. An error is one sentence and a remedy, as JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from locant.explore.session import MAX_DROPPED, Session, State
 
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 MAX_SETTINGS = 2**18
-"""Bytes of the settings of a screen."""
+"""The largest size of a screen's settings, in bytes."""
 
 POLICY = (
     "default-src 'self'; img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -45,12 +45,12 @@ HEADERS = {
 
 
 def new_token() -> str:
-    """What an address has to hold; as good as a password."""
+    """Return the secret part of the address, as strong as a password."""
     return secrets.token_urlsafe(18)
 
 
 def application(session: Session, token: str) -> ASGIApp:
-    """The explorer as an ASGI application, behind its guard; what takes time runs in threads."""
+    """Return the explorer as an ASGI application behind its guard. Slow work runs in threads."""
 
     def page(request: Request) -> Response:
         return HTMLResponse(served())
@@ -67,8 +67,8 @@ def application(session: Session, token: str) -> ASGIApp:
 
     async def numbers(request: Request) -> Response:
         settings = await _settings(request)
-        asked = answer_link if "link" in request.query_params else answer
-        return await run_in_threadpool(lambda: _json(asked(request.path_params["screen"], settings, session)))
+        respond = answer_link if "link" in request.query_params else answer
+        return await run_in_threadpool(lambda: _json(respond(request.path_params["screen"], settings, session)))
 
     async def drop(request: Request) -> Response:
         content = await _body(request, MAX_DROPPED, "a dropped file")
@@ -86,8 +86,8 @@ def application(session: Session, token: str) -> ASGIApp:
         settings = dict(request.query_params)
         screen = settings.pop("screen", "")
         shared = replace(session, is_shared=True)
-        named = {"Content-Disposition": 'attachment; filename="locant.html"'}
-        return HTMLResponse(exported(answer(screen, settings, shared)), headers=named)
+        download = {"Content-Disposition": 'attachment; filename="locant.html"'}
+        return HTMLResponse(exported(answer(screen, settings, shared)), headers=download)
 
     routes = [
         Route("/", page),
@@ -106,13 +106,13 @@ def application(session: Session, token: str) -> ASGIApp:
 
 
 def _guarded(inner: ASGIApp, own_token: str) -> ASGIApp:
-    """Lets requests through that come from this machine's own page, and hides the token from what is behind."""
+    """Pass on only requests from this machine's own page, with paths without the token."""
 
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
         _, token, *rest = [*request.url.path.split("/"), ""]
         if not _is_own(request):
-            response = PlainTextResponse("this address answers its own page only\n", 403, HEADERS)
+            response = PlainTextResponse("this address answers only its own page\n", 403, HEADERS)
         elif not secrets.compare_digest(token.encode(), own_token.encode()):
             response = PlainTextResponse("not found: use the address that `locant explore` printed\n", 404, HEADERS)
         elif len(rest) == 1:
@@ -148,14 +148,14 @@ def _with_headers(send: Send) -> Send:
 
 
 async def _body(request: Request, most: int, what: str) -> bytes:
-    """What was sent, up to a limit. The rest is dropped as it comes: an answer to who still sends would be lost."""
+    """Return the body, up to a limit. The rest is read and dropped, because a sending client would lose the answer."""
     parts, size = bytearray(), 0
     async for part in request.stream():
         size += len(part)
         if size <= most:
             parts += part
     if size > most:
-        raise InputError(f"got {size:,} bytes for {what}, expected at most {most:,}", "a smaller one")
+        raise InputError(f"got {size:,} bytes for {what}, expected at most {most:,}", "send a smaller one")
     return bytes(parts)
 
 
@@ -166,7 +166,7 @@ async def _settings(request: Request) -> dict[str, str]:
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
-        raise InputError("got settings that are no JSON object of texts", '{"length": "128"}')
+        raise InputError("got settings that are not a JSON object of texts", 'send {"length": "128"}')
     return values
 
 
@@ -179,17 +179,17 @@ def _refuse(request: Request, error: LocantError) -> Response:
 
 
 def _give_up(request: Request, error: ClientDisconnect) -> Response:
-    """Answer a client that left in the middle of a body: nobody reads it, and it is no mistake of ours."""
+    """Answer a client that left in the middle of a body, which is not an error of the server."""
     return PlainTextResponse("got a part of the body, expected all of it; send it again\n", 400)
 
 
 def _fail(request: Request, error: Exception) -> Response:
     cause = f"this is a mistake in locant: {type(error).__name__}: {error}"
-    return _json({"cause": cause, "remedy": "report it, with what the terminal says"}, 500)
+    return _json({"cause": cause, "remedy": "report it with the output in the terminal"}, 500)
 
 
 def run(session: Session, port: int, token: str, when_ready: Callable[[str], None]) -> None:
-    """Serve until interrupted. `when_ready` gets the address, at which a browser is answered from then on."""
+    """Serve until interrupted. `when_ready` is called with the address when the server accepts requests."""
     import torch
     import uvicorn
 

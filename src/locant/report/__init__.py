@@ -1,4 +1,4 @@
-"""What people read: tables in the terminal, and the report of a comparison.
+"""Output for people: tables in the terminal and the report of a comparison.
 
-Nothing here trains or computes. rich is imported by the functions that need it.
+Nothing here trains or computes. Each function that needs rich imports it.
 """

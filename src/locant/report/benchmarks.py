@@ -1,4 +1,4 @@
-"""The measurements of `benchmarks/`, as they were recorded: one file per device, a table per question, ratios first."""
+"""The recorded measurements of `benchmarks/`: one file per device, one table per question, ratios first."""
 
 from __future__ import annotations
 
@@ -12,40 +12,41 @@ from typing import Any
 from locant.errors import InputError
 
 PLACES = (Path(__file__).parent / "results", Path(__file__).parents[3] / "benchmarks" / "results")
-"""In an installed package, and in a checkout."""
+"""The folders of results in an installed package and in a checkout."""
 ENGINES = "engines"
-"""A file there that is of no device: what `make engines` measured."""
+"""The name of the file that `make engines` wrote, which belongs to no device."""
 
 
 def recorded(names: Sequence[str] = (), places: Sequence[Path] = PLACES) -> dict[str, dict[str, Any]]:
-    """What was measured, by device and benchmark: ``environment`` and ``rows`` of those of these names, or of all."""
+    """Return the ``environment`` and ``rows`` of the named benchmarks, or of all, by device and benchmark."""
     files = sorted(file for place in places if place.is_dir() for file in place.glob("*.json") if file.stem != ENGINES)
     if not files:
-        raise InputError("found no recorded measurements", "make bench, in a checkout")
-    devices = {file.stem: json.loads(_recorded_in(file)) for file in files}
-    known = sorted({name for parts in devices.values() for name in parts})
-    if unknown := sorted({*names} - {*known}):
-        raise InputError(f"got {unknown[0]!r}, recorded are {', '.join(known)}", f"locant bench {known[0]}")
+        raise InputError("found no recorded measurements", "run `make bench` in a checkout")
+    devices = {file.stem: json.loads(_read_measurements(file)) for file in files}
+    benchmarks = sorted({name for parts in devices.values() for name in parts})
+    if unknown := sorted({*names} - {*benchmarks}):
+        expected = f"expected one of {', '.join(benchmarks)}"
+        raise InputError(f"got {unknown[0]!r}, {expected}", f"locant bench {benchmarks[0]}")
     return {
-        device: {name: part for name, part in parts.items() if name in (names or known)}
+        device: {name: part for name, part in parts.items() if name in (names or benchmarks)}
         for device, parts in devices.items()
     }
 
 
 def print_recorded(devices: Mapping[str, Mapping[str, Any]]) -> None:
-    """Show what was measured, a table for each benchmark."""
+    """Print the measurements, one table for each benchmark."""
     from locant.kernels import native  # which needs torch: two seconds, for one line
 
     for device, parts in devices.items():
         for name, part in parts.items():
-            made = part["environment"]
-            versions = f"torch {made['torch']}, {made['torch_threads']} threads, Python {made['python']}"
+            setup = part["environment"]
+            versions = f"torch {setup['torch']}, {setup['torch_threads']} threads, Python {setup['python']}"
             sys.stdout.write(f"{name} on {device} ({versions})\n{table(part['rows'])}\n\n")
     sys.stdout.write(f"on this machine, native kernels are {native.status()}\n")
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as text: under each question, every contender's ratio to the first, its time, and its memory where known.
+    """Format rows as text: under each question, every contender's ratio to the first, its time and any known memory.
 
     >>> print(table([{"question": "a copy", "contender": "copy_", "ratio": 1.0, "milliseconds": 3.5}]))
     <BLANKLINE>
@@ -63,13 +64,13 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _recorded_in(file: Path) -> str:
-    """What a file holds, with dtypes as they are written everywhere."""
+def _read_measurements(file: Path) -> str:
+    """Read a file and write its dtypes in the usual way, without ``torch.``."""
     return re.sub(r"torch\.(?=b?float|u?int)", "", file.read_text(encoding="utf-8"))
 
 
 def _plain(text: str) -> str:
-    """A question or a contender, as it was recorded, with numbers as everywhere.
+    """Format a recorded question or contender, with commas in its numbers.
 
     >>> _plain("a store of 10 000 shards, 20000000 tokens")
     'a store of 10,000 shards, 20,000,000 tokens'

@@ -1,4 +1,4 @@
-"""The line for a shell that makes again what a report tells."""
+"""The shell command that repeats a reported measurement."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 from locant.lab.settings import size_of
 
 OTHER_NAMES = {"num_steps": "steps", "batch_size": "batch"}
-"""Settings whose option of ``locant compare`` has another name; `minutes` chose the number of steps."""
+"""Settings whose option of ``locant compare`` has another name."""
 
 
 def command(settings: Mapping[str, Any]) -> str:
-    """The line for a shell that makes a comparison again, from the settings in its results.
+    """Return the shell command that repeats a comparison, from the settings in its results.
+
+    It has the number of steps in place of `minutes`, which chose it.
 
     >>> text = {"files": ["my text.txt"], "tokenizer": "bytes"}
     >>> command({"seeds": [0, 1], "minutes": 2.0, "num_steps": 170, "text": text})
@@ -31,7 +33,7 @@ def command(settings: Mapping[str, Any]) -> str:
 
 
 def shell_line(verb: str, words: Sequence[str], options: Mapping[str, Any]) -> str:
-    """The line for a shell that calls a verb; options that are nothing or false are left out, a true one is a flag.
+    """Return the shell command for a verb. Empty and false options are left out, and a true option is a flag.
 
     >>> shell_line("evaluate", ["model"], {"with": ["own", "yarn:4"], "tasks": [], "keys": 0, "far": True})
     'locant evaluate model --with own,yarn:4 --keys 0 --far'

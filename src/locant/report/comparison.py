@@ -1,4 +1,4 @@
-"""A comparison in a terminal: what is trained, a line for every measured model, the table at the end; and its page."""
+"""The output of a comparison: its progress in the terminal, the tables at the end, and its page."""
 
 from __future__ import annotations
 
@@ -36,42 +36,42 @@ from locant.text.corpus import Corpus
 
 
 class Screen(Watcher):
-    """Shows on stderr how far a comparison is, with a bar only where a person watches; draws the report at its end."""
+    """Shows the progress of a comparison on stderr, with a bar only in a terminal, and writes the report at its end."""
 
     def __init__(self) -> None:
         from tqdm import tqdm
 
-        self._told: set[tuple[Any, ...]] = set()
+        self._shown: set[tuple[Any, ...]] = set()
         self._new = functools.partial(tqdm, disable=None, unit="step", leave=False, dynamic_ncols=True, delay=0.1)
         self._bar: Any = self._new()
         self._lines: dict[Training, Any] = {}
-        self._planned: Results | None = None
+        self._results: Results | None = None
         self._trained: dict[str, str] = {}
 
     def begin(self, corpus: Corpus | None, settings: Settings, folder: ResultsFolder, finished: int) -> None:
         if finished:
-            talk(f"{folder.path} holds {counted(finished, 'record')} of this comparison, not measured again")
+            talk(f"{folder.path} holds {counted(finished, 'record')} of this comparison, which are not measured again")
         elif folder.holds_earlier:
-            talk(f"{folder.path} holds an earlier report, which is replaced once the first result is in")
+            talk(f"{folder.path} holds an earlier report, which is overwritten when the first result is ready")
         tasks = [task for task in settings.tasks if task != TEXT]
         if tasks:
             seeds = counted(len(settings.seeds), "seed")
             talk(f"training {counted(len(settings.encodings), 'encoding')} with {seeds} on {', '.join(tasks)}")
             talk(f"rows of 1 to {settings.task_length} items, measured up to {settings.task_lengths[-1]}")
         if corpus is not None:
-            self._tell_text(corpus, settings)
+            self._log_text(corpus, settings)
 
-    def _tell_text(self, corpus: Corpus, settings: Settings) -> None:
+    def _log_text(self, corpus: Corpus, settings: Settings) -> None:
         training, held_out = (len(part) for part in split_off(corpus.ids, settings.lengths[-1]))
         windows = ", ".join(f"{-(-(held_out - 1) // length):,} of {length:,}" for length in settings.lengths)
         steps = settings.steps_for(training)
         epochs = steps * settings.batch_for(TEXT) * settings.train_length / training
         each = f"{steps:,} steps each, {epochs:.1f} epochs"
         amount = f"{settings.minutes:g} minutes in all" if settings.minutes else each
-        candidates = f"{counted(len(settings.encodings), 'encoding')} with {counted(len(settings.seeds), 'seed')}"
+        models = f"{counted(len(settings.encodings), 'encoding')} with {counted(len(settings.seeds), 'seed')}"
         tokens = f"{len(corpus.ids):,} tokens of a vocabulary of {corpus.tokenizer.vocab_size:,}"
         talk(f"{corpus.name}: {corpus.characters:,} characters, {tokens}")
-        talk(f"training {candidates} on {training:,} tokens, in windows of {settings.train_length:,} ({amount})")
+        talk(f"training {models} on {training:,} tokens, in windows of {settings.train_length:,} ({amount})")
         talk(f"measuring on the last {held_out:,} tokens, in windows: {windows}")
 
     def plan(self, results: Results, seconds: float) -> None:
@@ -79,10 +79,10 @@ class Screen(Watcher):
             unigram, bigram = results.text["unigram_loss"], results.text["bigram_loss"]
             talk(f"a unigram count (how often each token is in the training text) has a loss of {unigram:.3f} there")
             talk(f"a bigram count (how often each token follows the one before it) has a loss of {bigram:.3f}")
-        self._planned = results
+        self._results = results
         self._trained = {name: Candidate.of(name).trained.name for name in results.settings.encodings}
-        most = "at the most " if {*results.settings.tasks} != {TEXT} else ""
-        talk(f"this takes {most}about {_duration(seconds)}")
+        limit = "at most " if {*results.settings.tasks} != {TEXT} else ""
+        talk(f"this takes {limit}about {_duration(seconds)}")
 
     def advance(self, progress: Progress) -> None:
         self._bar.total = progress.total
@@ -96,19 +96,19 @@ class Screen(Watcher):
         line.update()
 
     def _steps(self, training: Training) -> int | None:
-        """The most that it may take."""
-        if self._planned is None:
+        """Return the maximum number of steps of a training, or None if it is unknown."""
+        if self._results is None:
             return None
-        tokens = self._planned.text["train_tokens"] if training.task == TEXT else None
-        return self._planned.settings.steps_for(tokens)
+        tokens = self._results.text["train_tokens"] if training.task == TEXT else None
+        return self._results.settings.steps_for(tokens)
 
     def record(self, results: Mapping[str, Any]) -> None:
         with self._bar.external_write_mode():
             for record in results["records"]:
                 key = record["task"], record["encoding"], record["seed"], record["rate"]
-                if key not in self._told:
-                    self._told.add(key)
-                    trained = self._trained.get(record["encoding"], "")  # of others a file may have the name
+                if key not in self._shown:
+                    self._shown.add(key)
+                    trained = self._trained.get(record["encoding"], "")  # recorded results may have other names
                     if line := self._lines.pop(Training(key[0], trained, *key[2:]), None):
                         line.close()
                     talk(record_line(record) if "loss_by_length" in record else tasks.record_line(record))
@@ -119,18 +119,18 @@ class Screen(Watcher):
         if results:
             page = write_report(results, folder.path)
             if not complete:
-                talk(f"the report of what was finished: {page}")
+                talk(f"report of the finished part: {page}")
 
 
 def record_line(record: Mapping[str, Any]) -> str:
-    """One model in one line."""
+    """Return one line about a model."""
     losses = {"train": record["train_loss"], **record["loss_by_length"]}
     cells = [f"{name}: {MISSING if loss is None else f'{loss:.3f}':<5}" for name, loss in losses.items()]
     return f"{record['encoding']:<12} seed {record['seed']:<3} {'   '.join(cells)}   {record['seconds']:.0f} s"
 
 
 def _duration(seconds: Real) -> str:
-    """For a person who waits: seconds below two minutes, then minutes, then hours.
+    """Format a duration: in seconds below two minutes, then in minutes, then in hours.
 
     >>> [_duration(seconds) for seconds in (0.2, 41.7, 130, 9000)]
     ['1 s', '42 s', '2 minutes', '2.5 hours']
@@ -141,7 +141,7 @@ def _duration(seconds: Real) -> str:
 
 
 def print_comparison(results: Mapping[str, Any]) -> None:
-    """The tables of what was compared, and what they say."""
+    """Print the tables of a comparison and its conclusions."""
     results = with_recorded(results)
     if _has(results, "accuracy_by_length"):
         tasks.print_tasks(results)
@@ -149,12 +149,12 @@ def print_comparison(results: Mapping[str, Any]) -> None:
         print_losses(results)
 
 
-def _has(results: Mapping[str, Any], measured: str) -> bool:
-    return any(measured in record for record in results["records"])
+def _has(results: Mapping[str, Any], key: str) -> bool:
+    return any(key in record for record in results["records"])
 
 
 def print_losses(results: Mapping[str, Any]) -> None:
-    """The table of losses, the lowest at the longest length first, and what it says."""
+    """Print the table of losses, the lowest at the longest length first, and the conclusions."""
     from rich.text import Text
 
     summary = summarise(results)
@@ -170,7 +170,7 @@ def print_losses(results: Mapping[str, Any]) -> None:
 
     def cell(row: Row, length: int, leads: bool) -> Text:
         mean = _mean(row, length, between)
-        return Text(f"*{mean}", BEST) if leads else Text(mean)  # a star too, for where there is no colour
+        return Text(f"*{mean}", BEST) if leads else Text(mean)  # the star is for terminals without colour
 
     for name, *cells in _rows(summary, cell):
         rows.add_row(name, *cells)
@@ -181,7 +181,8 @@ def print_losses(results: Mapping[str, Any]) -> None:
     for below in (windows, intervals, *counts):
         rows.add_row(*below, style=QUIET)
     has_leaders = any(map(summary.leaders, lengths))
-    legend: list[Any] = ["* the lowest of its column, and what is not clearly different from it"] if has_leaders else []
+    star = "* the lowest value in its column, and values not clearly different from it"
+    legend: list[Any] = [star] if has_leaders else []
     if any(row.far for row in summary.rows):
         contexts = console.table(*_context_head(summary), name="encoding", title="Loss with full context")
         for row in summary.ranked(lengths[-1]):
@@ -191,7 +192,7 @@ def print_losses(results: Mapping[str, Any]) -> None:
 
 
 def _rows(summary: Summary, cell: Callable[[Row, int, bool], Any]) -> list[list[Any]]:
-    """Of each encoding its name, its training loss and a cell for each length; the lowest at the longest first."""
+    """Return each encoding's name, training loss and a cell per length, the lowest at the longest length first."""
     leaders = {length: summary.leaders(length) for length in summary.lengths}
     return [
         [row.encoding, f"{row.train_loss.mean:.3f}" if row.train_loss else MISSING]
@@ -201,7 +202,7 @@ def _rows(summary: Summary, cell: Callable[[Row, int, bool], Any]) -> list[list[
 
 
 def _rows_below(summary: Summary) -> list[list[str]]:
-    """How many windows there are of each length, and the losses of counts that there are."""
+    """Return the rows below the table: the number of windows of each length, and the losses of counts, if any."""
     counts = {"unigram": summary.unigram_loss, "bigram": summary.bigram_loss}
     losses = {name: [f"{loss:.3f}"] * len(summary.lengths) for name, loss in counts.items() if loss is not None}
     windows = [f"{summary.num_windows(length):,}" for length in summary.lengths]
@@ -215,7 +216,7 @@ def _mean(row: Row, length: int, between: str) -> str:
 
 
 def write_report(results: Mapping[str, Any], folder: Path) -> Path:
-    """Write the pictures and the page beside `results.json`; returns where the page is."""
+    """Write the pictures and the page next to `results.json`, and return the path of the page."""
     results = with_recorded(results)
     if _has(results, "accuracy_by_length"):
         write_picture(functools.partial(tasks.draw_tasks, results), folder / BY_TASK)
@@ -224,35 +225,35 @@ def write_report(results: Mapping[str, Any], folder: Path) -> Path:
 
 
 def page(results: Mapping[str, Any]) -> str:
-    """The whole page, from `Results.to_dict()` or a `results.json`."""
+    """Return the whole page, from `Results.to_dict()` or a `results.json`."""
     settings, sections, title, facts = results["settings"], dict[str, str](), list[str](), list[str]()
     counts = f"{counted(len(settings['encodings']), 'encoding')}, {counted(len(settings['seeds']), 'seed')} each"
     if _has(results, "accuracy_by_length"):
-        caption = "The share of rows that are right, by items. On the dotted line is the trained length."
+        caption = "Share of correct rows by number of items. The dotted line is the trained length."
         sections |= tasks.task_sections(results, picture(functools.partial(tasks.draw_tasks, results), caption))
         title.append(f"Trained to {settings['task_length']:,} items, read at more")
         facts.append(counted(len({*settings["tasks"]} - {TEXT}), "task"))
     if _has(results, "loss_by_length"):
         summary, text = summarise(results), settings["text"]
-        sections |= _of_text(summary)
+        sections |= _text_sections(summary)
         title.append(f"Trained at {summary.train_length:,} tokens, read at {summary.lengths[-1]:,}")
-        read = f"trained on {text['train_tokens']:,} tokens, measured on the last {text['held_out_tokens']:,}"
-        facts += [text["source"], read]
-    sections["How it was made"] = _how(results)
+        split = f"trained on {text['train_tokens']:,} tokens, measured on the last {text['held_out_tokens']:,}"
+        facts += [text["source"], split]
+    sections["How it was made"] = _method_section(results)
     return report(". ".join(title) or "Nothing was measured", " · ".join([counts, *facts]), sections)
 
 
-def _of_text(summary: Summary) -> dict[str, str]:
+def _text_sections(summary: Summary) -> dict[str, str]:
     seeds = "Whiskers go from the lowest to the highest seed. " if summary.num_seeds > 1 else ""
     pictures = curves(
         summary,
-        f"Loss against the length of the window. {seeds}The dotted line is the training length; on it, hollow "
-        "marks are the training losses.",
-        f"Loss against the position within windows of {summary.lengths[-1]:,} tokens. {seeds}Right of the dotted line "
-        "are positions that did not occur in training.",
+        f"Loss against the length of the window. {seeds}The dotted line is the training length, and the hollow marks "
+        "on it are the training losses.",
+        f"Loss against the position within windows of {summary.lengths[-1]:,} tokens. {seeds}Positions to the right of "
+        "the dotted line did not occur in training.",
     )
     return {
-        "What the numbers say": bullets(sentences(summary)),
+        "Conclusions": bullets(sentences(summary)),
         "Loss by length": losses_table(summary),
         **context_section(summary),
         "The two curves": pictures,
@@ -260,21 +261,22 @@ def _of_text(summary: Summary) -> dict[str, str]:
 
 
 def losses_table(summary: Summary) -> str:
-    """Mean and standard deviation of every encoding at every length, the lowest at the longest first."""
+    """Return the table of means and standard deviations by encoding and length, the lowest at the longest first."""
     multiples = [f"{length:,}<small>{length / summary.train_length:g}×</small>" for length in summary.lengths]
     rows = [[escape(name), *cells] for name, *cells in _rows(summary, functools.partial(_loss, summary))]
     rows += _rows_below(summary)
     spread = " ± standard deviation over seeds" if summary.num_seeds > 1 else ""
     note = (
-        f"Nats per token, mean{spread}: over the last steps of training, and on held-out text in windows. "
-        f"Below, half of the 95% interval over the windows, and the ratio to the loss at {summary.base_length:,}. "
+        f"Nats per token, mean{spread}, over the last steps of training and on held-out text in windows. "
+        f"Small print: half of the 95% interval over the windows, and the ratio to the loss at "
+        f"{summary.base_length:,} tokens. "
     )
     if summary.unigram_loss is not None:
-        note += "Unigram and bigram are losses of counts: how often each token is in the training text, and how often "
-        note += "it follows the one before it. "
+        note += "Unigram and bigram are the losses of counts: how often each token is in the training text, and how "
+        note += "often it follows the previous token. "
     if any(map(summary.leaders, summary.lengths)):
-        note += "Best, and bold, are the lowest of a column and what is not clearly different from it: among equal "
-        note += "encodings, any clear difference has a chance of at most 5%."
+        note += "Bold: the lowest value in a column and all values not clearly different from it. Among equal "
+        note += "encodings, the probability of any clear difference is at most 5%."
     return noted(["encoding", "training", *multiples], rows, note)
 
 
@@ -284,7 +286,7 @@ def _context_head(summary: Summary) -> list[str]:
 
 
 def _context_cells(row: Row) -> list[str]:
-    """The loss with so many tokens before every token, and what the most do against the fewest."""
+    """Return the loss for each number of preceding tokens, and the difference between the most and the fewest."""
     losses = [MISSING if (loss := row.in_context(length)) is None else f"{loss:.3f}" for length in row.by_stretch]
     return [*losses, f"{row.far.mean:+.3f}{'' if row.far_is_clear else ' (not clear)'}" if row.far else MISSING]
 
@@ -295,10 +297,11 @@ def context_section(summary: Summary) -> dict[str, str]:
         return {}
     rows = [[escape(row.encoding), *_context_cells(row)] for row in summary.ranked(summary.lengths[-1])]
     note = (
-        "Nats per token, of the same tokens, each with that many before it, or an eighth less: windows overlap. In "
-        "windows that do not, as above, tokens at the beginning have little context. The difference is what the most "
-        "tokens do against as many as in training: below zero, what is far is used. It is clear if zero lies outside "
-        "of its 95% intervals over seeds and over the text."
+        "Loss in nats per token on the same tokens, each read with the given number of preceding tokens, or up to an "
+        "eighth fewer (windows overlap). In the windows above, which do not overlap, the first tokens have little "
+        "context. The last column is the loss with the longest context minus the loss with the training context. A "
+        "negative difference means that distant tokens help. A difference is clear if zero lies outside its 95% "
+        "intervals over seeds and over the text."
     )
     return {"Loss with full context": noted(["encoding", *_context_head(summary)], rows, note)}
 
@@ -314,11 +317,11 @@ def _loss(summary: Summary, row: Row, length: int, leads: bool) -> str:
     return f"<td{kind}>{cell.mean:.3f}{spread}<small>{' · '.join(filter(None, below))}</small></td>"
 
 
-def _how(results: Mapping[str, Any]) -> str:
-    """The command, every setting, every version, every single model."""
+def _method_section(results: Mapping[str, Any]) -> str:
+    """Return the section with the command, all settings, all versions and all models."""
     text = {f"text: {name}": value for name, value in results["settings"].get("text", {}).items()}
     settings = {name: value for name, value in results["settings"].items() if name != "text"}
-    line = escape(command(results["settings"])).replace(" --", "</span> <span>--")  # lines may break there
+    line = escape(command(results["settings"])).replace(" --", "</span> <span>--")  # where lines may break
     tables = "".join(
         settings_table({name.replace("_", " "): _plain(value) for name, value in facts.items()})
         for facts in ({**settings, **text}, results["environment"])
@@ -334,7 +337,7 @@ def _how(results: Mapping[str, Any]) -> str:
     others = "\n".join(escape(tasks.record_line(each)) for each in results["records"] if each not in records)
     models = (f"<pre>{others}</pre>\n" if others else "") + (models if records else "")
     return (
-        f'<p>To make it again:</p>\n<pre><span>{line}</span></pre>\n<div class="pair">\n{tables}\n</div>\n'
+        f'<p>Command to repeat it:</p>\n<pre><span>{line}</span></pre>\n<div class="pair">\n{tables}\n</div>\n'
         f"<details><summary>Every model</summary>\n{models}\n</details>"
     )
 

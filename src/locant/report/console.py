@@ -1,4 +1,4 @@
-"""Writing to a terminal, or as plain text without colours to where stdout is redirected."""
+"""Output to a terminal, or as plain text without colours if stdout is redirected."""
 
 from __future__ import annotations
 
@@ -20,18 +20,21 @@ BEST = "bold green"
 MISSING = "–"
 QUIET = "dim"
 PATIENCE = 30.0
-"""Seconds between two lines that say how far a run is, where no bar is shown."""
+"""Seconds between two progress lines, if no bar is shown."""
 
 
 def out() -> Console:
-    """Where results go. Text is printed as it is: nothing in it is taken for markup, an emoji's name or a number."""
+    """Return the console for results. It prints text as it is, without interpreting markup, emoji names or numbers."""
     from rich.console import Console
 
     return Console(markup=False, emoji=False, highlight=False)
 
 
 def table(*numbers: str, name: str = "", title: str | None = None, **look: Any) -> Table:
-    """A table without vertical rules, whose cells are never cut short; a column for names, and these for numbers."""
+    """Return a table without vertical rules, with a column for names if `name` is given, and columns for numbers.
+
+    Their cells are never truncated.
+    """
     from rich import box
     from rich.table import Table
 
@@ -45,13 +48,13 @@ def table(*numbers: str, name: str = "", title: str | None = None, **look: Any) 
 
 
 def fits(rows: Table) -> bool:
-    """Whether no cell is cut short."""
+    """Return whether the table fits the console without truncating a cell."""
     console = out()
     return console.measure(rows, options=console.options.update(max_width=10**6)).minimum <= console.width
 
 
 def named_rows(named: NamedRows) -> Table:
-    """A table of names and what they hold; of several values each has a row, and the first of them the name."""
+    """Return a table of names and values. Each of several values has its own row, and the first row has the name."""
     rows = table(box=None, show_header=False)
     rows.add_column(no_wrap=True, style=QUIET)
     rows.add_column(overflow="fold")
@@ -62,7 +65,7 @@ def named_rows(named: NamedRows) -> Table:
 
 
 def show(*parts: Table | str) -> None:
-    """Print tables and texts, an empty line between two; into a file or pipe without the blanks that pad tables."""
+    """Print tables and texts with empty lines between them. In a file or pipe, lines have no trailing blanks."""
     console = out()
     spaced = [each for part in parts for each in ("", part)][1:]
     if console.is_terminal:
@@ -76,7 +79,7 @@ def show(*parts: Table | str) -> None:
 
 
 def counted(number: int, noun: str) -> str:
-    """A count with its noun, for people.
+    """Format a count with its noun, in the singular or plural.
 
     >>> counted(1, "shard"), counted(1200, "shard")
     ('1 shard', '1,200 shards')
@@ -85,7 +88,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def shape(sizes: Iterable[int]) -> str:
-    """The shape of a tensor, as torch prints it.
+    """Format the shape of a tensor as torch does.
 
     >>> shape((8, 4, 256))
     '[8, 4, 256]'
@@ -94,7 +97,7 @@ def shape(sizes: Iterable[int]) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """Bytes with one digit after the point, in the largest unit that leaves one before it.
+    """Format a number of bytes with one decimal, in the largest unit in which it is at least 1.
 
     >>> size(12), size(1536), size(32_000 * 4_096 * 2)
     ('12 bytes', '1.5 KiB', '250.0 MiB')
@@ -106,15 +109,16 @@ def size(num_bytes: int) -> str:
 
 
 def talk(line: str) -> None:
-    """One line for the person who waits, on stderr."""
+    """Write a line to stderr."""
     sys.stderr.write(line + "\n")
 
 
 @contextmanager
 def progress_bar(unit: str = "B") -> Generator[Callable[..., None]]:
-    """A bar on stderr, of bytes or another unit, and what moves it and says a word; after Ctrl-C, how to go on.
+    """Show a progress bar on stderr, and yield the function that moves it and sets its note.
 
-    Where stderr is not a terminal, a line is written every `PATIENCE` seconds instead.
+    `unit` is the unit of its numbers. If stderr is not a terminal, a line is written every `PATIENCE` seconds instead.
+    After Ctrl-C, the notes of the interrupt, such as how to resume, are written to stderr.
     """
     from tqdm import tqdm
 
@@ -125,7 +129,7 @@ def progress_bar(unit: str = "B") -> Generator[Callable[..., None]]:
 
             def progress(done: int, total: int | None, said: str = "") -> None:
                 nonlocal last, before
-                if before is None:  # what an earlier run did is not part of this one's rate
+                if before is None:  # the rate excludes the work of an earlier run
                     before = bar.initial = bar.n = done
                 bar.total = total
                 if said:
@@ -145,7 +149,7 @@ def progress_bar(unit: str = "B") -> Generator[Callable[..., None]]:
 
 
 def _progress_line(done: int, total: int | None, before: int, seconds: float, unit: str, said: str) -> str:
-    """How far a run is that began with so much done and has taken so many seconds.
+    """Format the progress of a run that began at `before` and has taken this many seconds.
 
     >>> _progress_line(30, 120, 0, 60.0, "window", "base 10,000")
     'window 30 of 120, about 3:00 left: base 10,000'
@@ -158,5 +162,5 @@ def _progress_line(done: int, total: int | None, before: int, seconds: float, un
 
 
 def print_json(value: Any) -> None:
-    """One JSON value on stdout, and nothing else; ASCII only, so that no terminal or pipe can spoil it."""
+    """Print one JSON value on stdout, in ASCII, which every terminal and pipe can encode."""
     sys.stdout.write(json_text(value))

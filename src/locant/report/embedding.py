@@ -1,4 +1,4 @@
-"""Embeddings in a terminal: `locant embed`, from text to vectors, and `neighbours`, near tokens."""
+"""Embeddings in a terminal: the steps of `locant embed` and the nearest tokens of `locant neighbours`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def print_flow(flow: Flow) -> None:
-    """Three short tables: the text and the shapes it takes, what the tables weigh, and the first tokens."""
+    """Print three short tables: the text and its shapes, the size of the tables, and the first tokens."""
     show(named_rows(_text(flow)), _tables(flow), _first(flow))
     show("")
 
 
 def shapes(flow: Flow) -> str:
-    """The stages in one line, as in ``[8, 4] → [8, 4, 256] + [4, 256] → [8, 4, 256]``."""
+    """Format the stages in one line, as in ``[8, 4] → [8, 4, 256] + [4, 256] → [8, 4, 256]``."""
     stages = f"{shape(flow.ids)} → {shape(flow.token_vectors)}"
     if flow.position_vectors is None:
         return stages
@@ -38,17 +38,17 @@ def _text(flow: Flow) -> NamedRows:
     adds = flow.position_vectors is not None
     stages = "ids → token rows" + (f" + {flow.encoding} positions → embeddings" if adds else "")
     yield "shapes", (shapes(flow), stages)
-    apart = f"{flow.encoding} leaves embeddings as they are: in every layer it"
+    subject = f"{flow.encoding} does not change embeddings. In every layer it"
     if flow.cos_sin is not None:
-        of_shape = f"{shape(flow.cos_sin)} (positions, pairs)"
-        yield "positions", f"{apart} rotates queries and keys, by cos and sin of {of_shape}."
+        sizes = f"{shape(flow.cos_sin)} (positions, pairs)"
+        yield "positions", f"{subject} rotates queries and keys, by cos and sin of shape {sizes}."
     elif flow.bias is not None:
-        of_shape = f"{shape(flow.bias)} (heads, queries, keys)"
-        yield "positions", f"{apart} adds a bias of {of_shape} to the scores."
+        sizes = f"{shape(flow.bias)} (heads, queries, keys)"
+        yield "positions", f"{subject} adds a bias of shape {sizes} to the scores."
     elif not adds and flow.model is not None:
-        yield "positions", f"they act in the layers of this model: locant explain {flow.model}"
+        yield "positions", f"applied in the layers of this model: locant explain {flow.model}"
     elif not adds:
-        nothing = "tells the model nothing of positions: word order enters through the causal mask alone."
+        nothing = "gives the model no positions. Word order enters only through the causal mask."
         yield "positions", f"{flow.encoding} {nothing}"
 
 
@@ -73,23 +73,23 @@ def _first(flow: Flow) -> Table:
 
 
 def nearest_facts(words: Words, terms: Sequence[Term], k: int) -> dict[str, Any]:
-    """The tokens nearest to a sum of words, ready for JSON."""
-    found = words.nearest(terms, k)
-    each = zip(found.ids.tolist(), found.scores.tolist(), strict=True)
+    """Return the tokens nearest to a sum of words, ready for JSON."""
+    nearest = words.nearest(terms, k)
+    pairs = zip(nearest.ids.tolist(), nearest.scores.tolist(), strict=True)
     return {
         "words": _spelled(words, [term.word for term in terms]),
         "signs": [term.sign for term in terms],
-        "nearest": [{"token": words.tokenizer.token(number), "id": number, "cosine": score} for number, score in each],
+        "nearest": [{"token": words.tokenizer.token(number), "id": number, "cosine": score} for number, score in pairs],
     }
 
 
 def similarity_facts(words: Words, listed: Sequence[str]) -> dict[str, Any]:
-    """The cosine of any two words of a list, ready for JSON."""
+    """Return the cosine of every two words of a list, ready for JSON."""
     return {"words": _spelled(words, listed), "similarity": words.similarity(listed).tolist()}
 
 
 def print_neighbours(facts: Mapping[str, Any]) -> None:
-    """The tokens nearest to a sum, or how alike the words of a list are."""
+    """Print the tokens nearest to a sum, or the similarity of the words of a list."""
     if "nearest" in facts:
         show(_nearest(facts), *_notes(facts))
     elif "similarity" in facts:
@@ -104,26 +104,26 @@ def _nearest(facts: Mapping[str, Any]) -> Table:
 
 
 def _similarity(facts: Mapping[str, Any]) -> list[Table | str]:
-    """A table of every word with every word, if that fits into a line, and for each which other is nearest."""
+    """Return a table of all pairs of words if it fits the line, else a table with the nearest word of each."""
     words = list(facts["words"])
     rows, nearest = table(*words, "nearest", name="cosine"), table("cosine", "nearest", name="word")
     for place, (word, row) in enumerate(zip(words, facts["similarity"], strict=True)):
         others = {other: value for number, (other, value) in enumerate(zip(words, row, strict=True)) if number != place}
-        found = max(others, key=others.__getitem__, default="")
-        rows.add_row(word, *(f"{value:+.3f}" for value in row), found)
-        nearest.add_row(word, f"{others[found]:+.3f}" if others else "", found)
-    return [rows] if fits(rows) else [nearest, "All pairs: --json, or --figure for a heat map."]
+        neighbour = max(others, key=others.__getitem__, default="")
+        rows.add_row(word, *(f"{value:+.3f}" for value in row), neighbour)
+        nearest.add_row(word, f"{others[neighbour]:+.3f}" if others else "", neighbour)
+    return [rows] if fits(rows) else [nearest, "For all pairs, use --json, or --figure for a heat map."]
 
 
 def _spelled(words: Words, listed: Sequence[str]) -> dict[str, list[str]]:
-    """The tokens of each word."""
+    """Return the tokens of each word."""
     return {word: [words.tokenizer.token(number) for number in words.ids(word)] for word in listed}
 
 
 def _notes(facts: Mapping[str, Any]) -> list[str]:
-    """A sentence for each word whose vector is no row."""
+    """Return a sentence for each word of several tokens, whose vector is a mean of rows."""
     return [
-        f"{word} is {len(tokens)} tokens, {' '.join(tokens)}: its vector is the mean of their rows"
+        f"{word} is {len(tokens)} tokens, {' '.join(tokens)}. Its vector is the mean of their rows."
         for word, tokens in facts["words"].items()
         if len(tokens) > 1
     ]

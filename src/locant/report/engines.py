@@ -1,4 +1,4 @@
-"""`locant explain FILE.gguf`: what llama.cpp does about positions with a file; `serve-args`: the flags of a server."""
+"""The output of `locant explain FILE.gguf`, the positions in llama.cpp, and of `serve-args`, the flags of a server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from locant.spelling import spell
 
 
 def print_gguf(model: GgufModel, comparison: GgufComparison | None, source: str) -> None:
-    """What is known of the file `source`, and of it beside a configuration."""
+    """Print the positions of the file `source`, and its comparison with a configuration, if any."""
     show(named_rows(_rows(model, comparison, source)))
 
 
@@ -28,11 +28,11 @@ def _rows(model: GgufModel, comparison: GgufComparison | None, source: str) -> N
         yield "ignored", (f"{key}: {reason}" for key, reason in comparison.ignored.items())
         yield "q and k", comparison.weights or ()
         if comparison.agrees:
-            yield "agrees", f"within this context; cosines and sines differ by {spell(comparison.cos_sin_error, 1)}"
+            yield "agrees", f"within this context. Cosines and sines differ by {spell(comparison.cos_sin_error, 1)}"
 
 
 def gguf_facts(model: GgufModel, comparison: GgufComparison | None, source: str) -> dict[str, Any]:
-    """The same as plain values, for JSON."""
+    """Return the same facts as plain values, for JSON."""
     facts = {
         "file": source, "architecture": model.architecture, "n_ctx": model.n_ctx, "encoding": str(model.encoding),
         "notes": model.notes,
@@ -44,7 +44,7 @@ def gguf_facts(model: GgufModel, comparison: GgufComparison | None, source: str)
 
 
 def serving_facts(served: ServeArguments, source: str, losses: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags for a model and what is told beside them, as plain values."""
+    """Return the flags for a model and the facts about them, as plain values."""
     extension = served.extension
     return {
         "model": source, "engine": served.engine, "scaling": extension.method, "trained": extension.trained,
@@ -54,7 +54,7 @@ def serving_facts(served: ServeArguments, source: str, losses: Mapping[str, Any]
 
 
 def print_serving(served: ServeArguments, losses: Mapping[str, Any]) -> None:
-    """The flags on one line, as a shell takes them; for `transformers` the keys of the configuration."""
+    """Print the flags on one line for a shell, or the keys of the configuration for `transformers`."""
     out().print(shlex.join(served.arguments) or json.dumps(served.override), soft_wrap=True)
     ignored = [f"{key}: {why}" for key, why in served.ignored.items()]
     rows: list[tuple[str, Any]] = [("ignored", ignored), ("note", served.extension.notes)]

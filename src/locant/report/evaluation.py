@@ -1,4 +1,4 @@
-"""What an evaluation of a model found: sentences, a table, and a page; what a tuning did, and an audit found."""
+"""The results of an evaluation of a model (sentences, a table and a page), of a tuning and of an audit."""
 
 from __future__ import annotations
 
@@ -19,65 +19,66 @@ from locant.report.console import table as printed
 from locant.report.page import bullets, curves, noted, report, settings_table, table, write_page
 from locant.report.sentences import context_sentences
 
-TRAINED = {"all": "all weights", "new": "those of the encoding alone", "lora": "low-rank adapters"}
+TRAINED = {"all": "all weights", "new": "only the weights of the encoding", "lora": "low-rank adapters"}
 TASKS = {"pass_keys": "pass keys", "key_values": "values of keys"}
-NOTE = "Nats per token; in brackets the 95% interval over windows, by a block bootstrap."
+NOTE = "Nats per token. Brackets: the 95% interval over windows, by a block bootstrap."
 VISIBLE = 0.001
-"""Nats per token: a smaller difference is not worth a word."""
+"""The smallest difference that is reported, in nats per token."""
 
 
 def evaluation_sentences(results: Mapping[str, Any]) -> list[str]:
-    """What follows from the numbers, and what does not: the first encoding is what the others are held against."""
+    """Return the conclusions from the numbers and their limits. The other encodings are compared with the first."""
     first, *others = results["records"]
-    text, said = results["settings"]["text"], list[str]()
+    text, sentences = results["settings"]["text"], list[str]()
     few = [length for length, losses in first["loss_by_window"].items() if len(losses) < ENOUGH_WINDOWS]
-    told = [length for length in first["loss_by_window"] if length not in few]
+    enough = [length for length in first["loss_by_window"] if length not in few]
     if few:
         lengths = ", ".join(f"{int(length):,}" for length in few)
-        said.append(f"Fewer than {ENOUGH_WINDOWS} windows of {lengths} tokens: nothing follows at that length.")
-    if told:
-        said += [
-            f"{other['encoding']} against {first['encoding']}: {_differences(first, other, told)}." for other in others
+        sentences.append(f"Fewer than {ENOUGH_WINDOWS} windows of {lengths} tokens: no conclusion at that length.")
+    if enough:
+        sentences += [
+            f"{other['encoding']} compared with {first['encoding']}: {_differences(first, other, enough)}."
+            for other in others
         ]
     for task, name in TASKS.items():
-        if asked := _sum_of(first, task, "asked"):
-            counts = (f"{each['encoding']} {_sum_of(each, task, 'recalled')}" for each in results["records"])
-            said.append(f"{name.capitalize()} recalled, of {asked}: {', '.join(counts)}.")
+        if rows := _total(first, task, "asked"):
+            counts = (f"{each['encoding']} {_total(each, task, 'recalled')}" for each in results["records"])
+            sentences.append(f"{name.capitalize()} recalled, of {rows}: {', '.join(counts)}.")
         short = {one["length"] for one in first.get(task, ()) if one["asked"] < results["settings"].get("keys", 0)}
         if short:
             lengths = ", ".join(f"{length:,}" for length in sorted(short))
-            said.append(f"Not all {name} were asked for at {lengths} tokens, where the question does not fit uncut.")
-    said += [*_ruler_sentences(results), *context_sentences(summarise(results))]
-    said.append(
-        f"One model and one text, {text['source']}: nothing follows for others. Loss says how well the next token is "
-        "predicted, for which near tokens are mostly enough. Nothing was trained, and a short training may change the "
-        "order."
+            sentences.append(f"At {lengths} tokens, not all {name} were asked for: some rows would have to be cut.")
+    sentences += [*_ruler_sentences(results), *context_sentences(summarise(results))]
+    sentences.append(
+        f"These results are for one model and one text ({text['source']}), not for others. The loss measures how well "
+        "the next token is predicted, for which near tokens are mostly enough. Nothing was trained. A short training "
+        "may change the order."
     )
-    return said
+    return sentences
 
 
 def _ruler_sentences(results: Mapping[str, Any]) -> list[str]:
-    """The scores in RULER's tasks, what was not asked or not used, and what was written where a score is zero."""
-    records, said = results["records"], list[str]()
+    """Return sentences about the scores in RULER's tasks, the missing cells, and the output at a score of zero."""
+    records, sentences = results["records"], list[str]()
     for cells in zip(*(record.get("ruler", ()) for record in records), strict=True):
         named = [(record["encoding"], cell) for record, cell in zip(records, cells, strict=True)]
         place = f"{cells[0]['task']} at {cells[0]['length']:,} tokens"
         if not (tokens := cells[0]["tokens"]):
-            said.append(f"{place} was not asked: its shortest row does not fit uncut.")
+            sentences.append(f"{place} was not measured: its shortest row would have to be cut.")
             continue
         scores = ", ".join(f"{name} {cell['score']:.2f}" for name, cell in named)
-        said.append(f"{place}, rows of {min(tokens):,} to {max(tokens):,}, all read whole: {scores}.")
+        sentences.append(f"{place}, rows of {min(tokens):,} to {max(tokens):,}, read without cuts: {scores}.")
         for name, cell in named:
             if not cell["score"]:
                 wrote = shorten(repr(cell["first"]["wrote"]), 60)
-                said.append(f"{name} wrote {wrote} there, for {', '.join(cell['first']['expected'])}.")
+                sentences.append(f"{name} wrote {wrote} there, expected {', '.join(cell['first']['expected'])}.")
     if results["settings"]["text"].get("chat_template"):
-        said.append("The model has a chat template. It was not used, which may cost answers.")
-    return said
+        sentences.append("The model has a chat template. It was not used, which may reduce the scores.")
+    return sentences
 
 
 def _differences(first: Mapping[str, Any], other: Mapping[str, Any], lengths: Sequence[str]) -> str:
-    """At each length, with the 95 % interval of the difference, window by window."""
+    """Describe the difference at each length, with its 95 % interval over the windows."""
     groups: dict[str, list[str]] = {}
     for length in lengths:
         word, span = _difference(first["loss_by_window"][length], other["loss_by_window"][length])
@@ -98,7 +99,7 @@ def _difference(first: Sequence[float | None], other: Sequence[float | None]) ->
 
 
 def print_evaluation(results: Mapping[str, Any]) -> None:
-    """The table of losses with their intervals, and the sentences."""
+    """Print the table of losses with their intervals, and the sentences."""
     (encoding, *head), *losses = _losses(results)
     rows = printed(*head, name=encoding, title="Loss (nats per token)")
     for name, *cells in losses:
@@ -107,7 +108,7 @@ def print_evaluation(results: Mapping[str, Any]) -> None:
 
 
 def _losses(results: Mapping[str, Any]) -> list[list[str]]:
-    """Headings; and of each encoding its name, its losses with their intervals, and what it recalled."""
+    """Return the headings, and for each encoding its name, losses with intervals, and recall."""
     lengths, rows = [*results["records"][0]["loss_by_length"]], list[list[str]]()
     tasks = [task for task in TASKS if results["records"][0].get(task)]
     for record in results["records"]:
@@ -122,17 +123,17 @@ def _loss(record: Mapping[str, Any], length: str) -> str:
     return MISSING if loss is None else f"{loss:.3f}{spread}"
 
 
-def _sum_of(record: Mapping[str, Any], task: str, count: str) -> int:
+def _total(record: Mapping[str, Any], task: str, count: str) -> int:
     return sum(each[count] for each in record.get(task, ()))
 
 
 def _share(record: Mapping[str, Any], task: str) -> str:
-    asked = _sum_of(record, task, "asked")
-    return f"{_sum_of(record, task, 'recalled')}/{asked}" if asked else MISSING
+    rows = _total(record, task, "asked")
+    return f"{_total(record, task, 'recalled')}/{rows}" if rows else MISSING
 
 
 def write_evaluation(results: Mapping[str, Any], folder: Path) -> Path:
-    """Write the pictures and the page beside `results.json`; returns where the page is."""
+    """Write the pictures and the page next to `results.json`, and return the path of the page."""
     settings, records, summary = results["settings"], results["records"], summarise(results)
     text, keys, (head, *losses) = settings["text"], list[list[str]](), _losses(results)
     for record in records:
@@ -144,15 +145,15 @@ def write_evaluation(results: Mapping[str, Any], folder: Path) -> Path:
         for one in record.get("ruler", ()):
             share = f"{one['score']:.2f} of {one['asked']}" if one["asked"] else MISSING
             keys.append([name, one["task"], f"{one['length']:,}", MISSING, share])
-    recall = table(["encoding", "what", "length", "depth", "recalled"], keys) if keys else "<p>None were asked for.</p>"
+    recall = table(["encoding", "task", "length", "depth", "recalled"], keys) if keys else "<p>Not measured.</p>"
     versions = settings_table({name: str(value) for name, value in results["environment"].items()})
     sections = {
-        "What follows, and what does not": bullets(evaluation_sentences(results)),
+        "Conclusions": bullets(evaluation_sentences(results)),
         "Loss by length": noted(head, [[escape(name), *cells] for name, *cells in losses], NOTE),
         **context_section(summary),
         "The two curves": curves(
             summary,
-            "Loss against the length of the window. The dotted line is the length that the model states.",
+            "Loss against the length of the window. The dotted line is the length in the model's configuration.",
             f"Loss against the position within windows of {summary.lengths[-1]:,} tokens.",
         ),
         "Recall": recall,
@@ -174,7 +175,7 @@ def _command(settings: Mapping[str, Any]) -> str:
 
 
 def print_tuning(record: Mapping[str, Any], output: Path) -> None:
-    """The losses before and after, the difference with its interval, and how to load what was written."""
+    """Print the losses before and after, their difference with its interval, and how to load the result."""
     last = max(1, record["num_steps"] // 10)
     rows = {
         "training": _steps(record),
@@ -188,13 +189,13 @@ def print_tuning(record: Mapping[str, Any], output: Path) -> None:
 
 
 def tuning_sentences(record: Mapping[str, Any]) -> list[str]:
-    """The same in sentences, without the folder."""
+    """Return the same facts in sentences, without the folder."""
     settings = record["settings"]
     how = f"with {settings['way']}, {TRAINED[settings['train']]}, on {settings['text']['source']}"
     return [
         f"Trained {how}: {_steps(record)}.",
-        f"Held-out loss: {_held_out(record)}; a difference of {_change(record['before'], record['after'])}.",
-        "One training of one model on one text; locant evaluate says how the model reads other lengths.",
+        f"Held-out loss: {_held_out(record)}, a difference of {_change(record['before'], record['after'])}.",
+        "This is one training of one model on one text. `locant evaluate` measures the model at other lengths.",
     ]
 
 
@@ -208,7 +209,7 @@ def _held_out(record: Mapping[str, Any]) -> str:
 
 
 def _change(before: list[float], after: list[float]) -> str:
-    """Window by window, with the 95 % interval of a block bootstrap."""
+    """Describe the mean difference over windows, with the 95 % interval of a block bootstrap."""
     differences = [b - a for a, b in zip(before, after, strict=True)]
     interval = interval_of_mean(differences)
     if interval is None or len(differences) < ENOUGH_WINDOWS:
@@ -220,20 +221,20 @@ def _change(before: list[float], after: list[float]) -> str:
 
 def _loading(record: Mapping[str, Any], output: Path) -> str:
     if record["settings"]["adapter"]:
-        return f"peft.PeftModel.from_pretrained(model, {str(output)!r}), the model with the config.json of that folder"
+        return f"peft.PeftModel.from_pretrained(model, {str(output)!r}), with that folder's config.json for the model"
     if record["swapped"]:
         return f"locant.checkpoints.load_swapped({str(output)!r})"
     return f"transformers.AutoModelForCausalLM.from_pretrained({str(output)!r})"
 
 
 def print_audit(facts: Mapping[str, Any]) -> None:
-    """Print what was found, and the loss under each reading, the lowest first."""
+    """Print the verdict, and the loss under each interpretation, the lowest first."""
     rows: dict[str, Any] = {"verdict": facts["sentence"]}
     if "losses" not in facts:
         return show(named_rows(rows.items()))
     rows["configuration"] = facts["configuration"]
     rows["text"] = f"{facts['windows']} windows of {facts['length']:,} tokens"
-    rows["left out"] = [f"{name}: {why}" for name, why in facts["left_out"].items()]
+    rows["left out"] = [f"{name}: {reason}" for name, reason in facts["left_out"].items()]
     readings = printed("nats per token", "windows", name="reading")
     for name, loss in facts["losses"].items():
         windows = facts["dropped"].get(name)

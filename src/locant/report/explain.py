@@ -1,4 +1,4 @@
-"""`locant explain` and `extend`: how a model encodes positions, and what changes for a longer context."""
+"""The output of `locant explain`, the positions of a model, and `extend`, the changes for a longer context."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ METHODS = {
     "bias": "added to the attention scores",
     "unrotate": "rotates the output of attention back",
 }
-"""What each method of an encoding does in a model."""
+"""A description of each method of an encoding."""
 LAYOUT_WORDS = {"half": "dimension i pairs with i + {half}", "interleaved": "dimension 2i pairs with 2i + 1"}
 ANSWERS = {"yes": "yes", "differently": "yes, but not as the configuration says", "no": "no"}
 NUM_PAIRS = 9
 """Rows of a table of pairs, from the first pair to the last."""
 SAME = 1e-6
-"""A wavelength that grows by no more than this share is told as unchanged."""
+"""The largest relative change of a wavelength that counts as unchanged."""
 
 
 def print_explanation(explanation: Explanation, source: str, note: str | None = None) -> None:
-    """Print what is known of the configuration of `source`, with a note on where it comes from."""
+    """Print the explanation of the configuration of `source`, with a note on its origin."""
     parts = [named_rows(summary_rows(explanation, source, note))]
     for layers in explanation.layers:
         parts.append(named_rows(layers_rows(layers)))
@@ -46,7 +46,7 @@ def print_explanation(explanation: Explanation, source: str, note: str | None = 
 
 
 def explanation_facts(explanation: Explanation) -> dict[str, Any]:
-    """Everything as plain values, for JSON."""
+    """Return all facts as plain values, for JSON."""
     values = dataclasses.asdict(explanation)
     values["tables"] = [
         {"name": table.name, "shape": list(table.shape), "parameters": table.num_parameters,
@@ -61,23 +61,23 @@ def explanation_facts(explanation: Explanation) -> dict[str, Any]:
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Numbers in words: 0-28, 30."""
+    """Format numbers as ranges: 0-28, 30."""
     runs = [[pair for _, pair in group] for _, group in groupby(enumerate(numbers), lambda each: each[1] - each[0])]
     return ", ".join(f"{span[0]}-{span[-1]}" if span[1:] else f"{span[0]}" for span in runs) or "none"
 
 
 def _tokens(length: float | None) -> str:
-    """A wavelength with three digits, or more where it has them before the point."""
+    """Format a wavelength with three digits, or with all digits of its integer part."""
     return "never" if length is None else spell(length, 3) if length < 1000 else f"{length:,.0f}"
 
 
-def _stretched(factor: float | None) -> str:
-    """By how much a wavelength grew; nothing for a pair that is not rotated."""
+def _format_factor(factor: float | None) -> str:
+    """Format the factor of a wavelength, or nothing for a pair that is not rotated."""
     return "" if factor is None else spell(factor, 4)
 
 
 def summary_rows(explanation: Explanation, source: str, note: str | None = None) -> NamedRows:
-    """What holds for the whole model, by name; a name may have several values."""
+    """Yield the facts about the whole model by name. A name can have several values."""
     yield "model", [f"{source} ({explanation.model_type})" if source != explanation.model_type else source]
     yield "note", [] if note is None else [note]
     if explanation.longest is not None and explanation.model_type == LAB_DECODER:
@@ -85,16 +85,16 @@ def summary_rows(explanation: Explanation, source: str, note: str | None = None)
     elif explanation.longest is not None:
         yield "longest", [f"{explanation.longest:,} positions"]
     if explanation.trained not in (None, explanation.longest):
-        yield "trained", [f"{explanation.trained:,} positions, before it was stretched"]
+        yield "trained", [f"{explanation.trained:,} positions, before it was extended"]
     yield "attention", [*_reaches(explanation)]
     yield "swapped", [f"{each}: layers {spans(at)}" for each, at in swapped_layers(explanation).items()]
-    missing = f"not in the configuration, the default of {explanation.model_type} in transformers"
+    missing = f"not in the configuration, so the default of {explanation.model_type} in transformers"
     yield "defaults", [f"{key} {_plain(value)}: {missing}" for key, value in explanation.defaults.items()]
     yield "vLLM", ["; ".join((ANSWERS[explanation.vllm.answer], *explanation.vllm.reasons))]
 
 
 def _reaches(explanation: Explanation) -> Iterator[str]:
-    """How many tokens layers attend to, if some do not attend to all."""
+    """Yield how many tokens each group of layers attends to, if some layers do not attend to all tokens."""
     if all(layer.window is None for layer in explanation.strip):
         return
     reaches = [(layer.window, layer.place) for layer in explanation.strip]
@@ -111,17 +111,17 @@ def _reaches(explanation: Explanation) -> Iterator[str]:
         elif place == "chunk":
             yield f"{layers}: earlier tokens of the same chunk of {window:,}"
         else:
-            yield f"{layers}: the last {window:,} tokens, the token itself among them"
+            yield f"{layers}: the last {window:,} tokens, including the token itself"
 
 
 def swapped_layers(explanation: Explanation) -> dict[str, list[int]]:
-    """The numbers of the layers in which each encoding has taken the place of the model's own."""
+    """Return the layers in which each encoding replaces the encoding of the model."""
     layers = [*enumerate(explanation.swapped)]
     return {name: [number for number, its in layers if its == name] for _, name in layers if name is not None}
 
 
 def layers_rows(layers: Layers) -> NamedRows:
-    """What holds for the layers that share an encoding, in the same form."""
+    """Yield the facts about layers that share an encoding, in the same form."""
     if layers.name is not None:
         yield "layers", [layers.name]
     yield HEADINGS["doors"], ["; ".join(f"{method}: {METHODS[method]}" for method in layers.doors) or "none"]
@@ -182,7 +182,7 @@ def _pairs(rotary: RotarySettings) -> Table:
     for number in spread(len(rotary.pairs), NUM_PAIRS):
         pair = rotary.pairs[number]
         rotations = rotary.trained * (pair.stretch or 1) / pair.wavelength if pair.wavelength else 0
-        rows.add_row(str(number), _tokens(pair.wavelength), spell(rotations, 3), _stretched(pair.stretch))
+        rows.add_row(str(number), _tokens(pair.wavelength), spell(rotations, 3), _format_factor(pair.stretch))
     return rows
 
 
@@ -196,32 +196,32 @@ def _tables(explanation: Explanation) -> Table:
 
 
 def comparison_facts(comparison: ConfigComparison, config: str, against: str) -> dict[str, Any]:
-    """Everything as plain values, for JSON."""
+    """Return all facts as plain values, for JSON."""
     return {"config": config, "against": against, "agrees": comparison.agrees, **dataclasses.asdict(comparison)}
 
 
 def print_comparison(comparison: ConfigComparison, here: str, there: str) -> None:
-    """Print where the configurations of two models, in words, differ."""
+    """Print the differences between the configurations of two models."""
     parts = [named_rows({"here": [here], "there": [there], "differences": comparison.differences}.items())]
     for layers in comparison.layers:
-        ours, theirs = (name or "all" for name in layers.names)
-        names = ours if ours == theirs else f"{ours} here, {theirs} there"
-        same = ["none: positions mean the same in both"]
+        first, second = (name or "all" for name in layers.names)
+        names = first if first == second else f"{first} here, {second} there"
+        same = ["none: both encode positions in the same way"]
         parts.append(named_rows({"layers": [names], "differences": layers.differences or same}.items()))
     show(*parts)
 
 
 def extension_facts(extension: Extension) -> dict[str, Any]:
-    """Everything as plain values, for JSON."""
-    told = ("method", "trained", "to", "layer_type", "notes", "stretches")
-    values = {name: getattr(extension, name) for name in told}
+    """Return all facts as plain values, for JSON."""
+    names = ("method", "trained", "to", "layer_type", "notes", "stretches")
+    values = {name: getattr(extension, name) for name in names}
     changed = {key: {"before": old, "after": new} for key, (old, new) in extension.changed.items()}
     before, after = map(dataclasses.asdict, (extension.before, extension.after))
     return {**values, "changed": changed, "before": before, "after": after}
 
 
 def print_extension(extension: Extension, source: str) -> None:
-    """What changes in the configuration of `source`."""
+    """Print the changes in the configuration of `source`."""
     changes, stretches = extension.changed.items(), extension.stretches
     same = [pair for pair, stretch in enumerate(stretches) if stretch is not None and abs(stretch - 1) <= SAME]
     rows = {
@@ -235,12 +235,12 @@ def print_extension(extension: Extension, source: str) -> None:
     pairs = table("pair", "wavelength", "after", "stretched by")
     for number in spread(len(stretches), NUM_PAIRS):
         old, new = (_tokens(each[number]) for each in extension.wavelengths)
-        pairs.add_row(str(number), old, new, _stretched(stretches[number]))
+        pairs.add_row(str(number), old, new, _format_factor(stretches[number]))
     show(named_rows(rows.items()), pairs)
 
 
 def _short(value: Any) -> str:
-    """A value as it stands in the file, long lists in short."""
+    """Format a value as in the file, and a long list as its length."""
     if value is None:
         return "nothing"
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""`locant list`: every encoding, what it does and costs, and where it comes from; or one with its numbers."""
+"""The output of `locant list`: the properties, costs and papers of all encodings, or one encoding with its numbers."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ LONG = ("extrapolation", "used_by", "paper", "aliases")
 
 
 def facts_of_all() -> tuple[list[Facts], list[str]]:
-    """What is known of every encoding; and, for those of installed packages that cannot be used, what is wrong."""
+    """Return the facts about every encoding, and the errors of encodings of installed packages that fail to load."""
     return [_facts(name, kind) for name, kind in encodings().items()], list(broken_encodings().values())
 
 
 def encoding_facts(name: str, **options: Any) -> Facts:
-    """The same of one encoding, with its options and its numbers for a small model, or one of these sizes."""
+    """Return the facts about one encoding, with its options and its numbers for a small model or for `options`."""
     from locant.figures.plot import encoding_to_draw
 
     kind = find(name)
@@ -49,7 +49,10 @@ def encoding_facts(name: str, **options: Any) -> Facts:
 
 
 def numbers(encoding: PositionEncoding) -> dict[str, list[float | None]]:
-    """Slopes, or inverse frequencies and wavelengths, of an encoding that has some; no wavelength: ``None``."""
+    """Return the slopes, or the inverse frequencies and wavelengths, of an encoding that has them.
+
+    The wavelength of a pair that does not rotate is ``None``.
+    """
     if (slopes := getattr(encoding, "slopes", None)) is not None:
         return {"slopes": slopes.tolist()}
     if not isinstance(angles := getattr(encoding, "angles", None), Angles):
@@ -59,14 +62,14 @@ def numbers(encoding: PositionEncoding) -> dict[str, list[float | None]]:
 
 
 def print_all(facts: Sequence[Facts]) -> None:
-    """Two tables where there is room for them, otherwise one paragraph per encoding."""
+    """Print two tables if the terminal is wide enough, otherwise one paragraph per encoding."""
     wide = out().width >= WIDE
     show(*([_table(facts, columns) for columns in (SHORT, LONG)] if wide else map(_paragraph, facts)))
     show("")
 
 
 def print_encoding(facts: Facts) -> None:
-    """Everything of one encoding, its numbers in a table."""
+    """Print all facts about one encoding, and its numbers in a table."""
     show(_paragraph(facts))
     if not facts["numbers"]:
         return
@@ -80,14 +83,14 @@ def print_encoding(facts: Facts) -> None:
 
 
 def _facts(name: str, kind: type[PositionEncoding]) -> Facts:
-    told = ("parameters", "cost_of_tokens", "cost_of_pairs", "extrapolation", "used_by", "paper")
+    names = ("parameters", "cost_of_tokens", "cost_of_pairs", "extrapolation", "used_by", "paper")
     return {
         "name": name,
         "aliases": list(ENCODINGS.aliases(name)),
         "kind": kind.info.kind,
         "doors": list(kind.doors()),
         "sizes": list(kind.sizes()),
-        **{each: getattr(kind.info, each) for each in told},
+        **{each: getattr(kind.info, each) for each in names},
     }
 
 

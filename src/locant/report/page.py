@@ -1,6 +1,6 @@
-"""A page of HTML that holds everything it needs, and opens from disk without a network; its tables and its two curves.
+"""A self-contained HTML page, which opens from disk without a network, with its tables and two curves.
 
-Loss against length, and loss against position, with the spread over seeds.
+The curves are the loss against length and the loss against position, with the spread over seeds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NUM_BINS = 32
 ASIDE = 1.03
-"""By how much encodings are moved apart on a logarithmic axis, so that no whisker hides another."""
+"""The factor between encodings on a logarithmic axis, so that no whisker hides another."""
 UNKNOWN = Cell(mean=np.nan, low=np.nan, high=np.nan, deviation=np.nan)
 
 RULES = """
@@ -67,7 +67,7 @@ details table { margin-top: .8rem; }
 
 
 def write_page(page: str, summary: Summary | None, folder: Path) -> Path:
-    """Write the two curves, where there are losses, and the page beside `results.json`; returns where the page is."""
+    """Write the page and, if there are losses, the two curves next to `results.json`. Return the path of the page."""
     if summary is not None:
         write_picture(functools.partial(draw_loss_by_length, summary), folder / BY_LENGTH)
         write_picture(functools.partial(draw_loss_by_position, summary), folder / BY_POSITION)
@@ -76,7 +76,7 @@ def write_page(page: str, summary: Summary | None, folder: Path) -> Path:
 
 
 def document(head: str, body: str) -> str:
-    """An HTML page."""
+    """Return an HTML page."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -85,9 +85,9 @@ def document(head: str, body: str) -> str:
 
 
 def report(title: str, facts: str, sections: Mapping[str, str]) -> str:
-    """A page of a title, the facts in a line below it, and sections of finished HTML.
+    """Return a page with a title, a line of facts and sections of finished HTML.
 
-    Light or dark as the reader's system is, on a phone, a screen or paper.
+    It is light or dark like the reader's system, and fits phones, screens and paper.
     """
     light, dark = colors(LIGHT, mark="#eef4fb", good="#9ed8b5"), colors(DARK, mark="#222a35", good="#22643f")
     style = (
@@ -102,13 +102,13 @@ def report(title: str, facts: str, sections: Mapping[str, str]) -> str:
 
 
 def colors(theme: Theme, **more: str) -> str:
-    """The colours of a theme and others beside them, as variables of CSS."""
+    """Return the colours of a theme, and more colours, as CSS variables."""
     values = {**{name: getattr(theme, name) for name in ("paper", "ink", "muted", "grid")}, **more}
     return " ".join(f"--{name}: {value};" for name, value in values.items())
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """A table of finished HTML; a row's first cell names it, and a cell may bring its own tag."""
+    """Return a table of finished HTML. The first cell of a row is its name, and a cell can contain its tag."""
 
     def cells(row: Sequence[str]) -> str:
         data = (cell if cell.startswith("<td") else f"<td>{cell}</td>" for cell in row[1:])
@@ -121,34 +121,34 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") ->
 
 
 def bullets(sentences: Iterable[str]) -> str:
-    """A list of plain sentences."""
+    """Return a list of plain sentences."""
     lines = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
     return f"<ul>\n{lines}\n</ul>"
 
 
 def settings_table(facts: Mapping[str, str]) -> str:
-    """A table of plain names and values."""
+    """Return a table of plain names and values."""
     return table((), ([escape(name), escape(value)] for name, value in facts.items()), "settings")
 
 
 def scrolling(table: str) -> str:
-    """A table that may be wider than the page."""
+    """Return a table that scrolls if it is wider than the page."""
     return f'<div class="scroll">{table}</div>'
 
 
 def noted(head: Sequence[str], rows: Iterable[Sequence[str]], note: str) -> str:
-    """A table of numbers, of finished HTML, and below it a plain note."""
+    """Return a table of numbers in finished HTML, with a plain note below it."""
     return f'{scrolling(table(head, rows, "losses"))}\n<p class="note">{escape(note)}</p>'
 
 
 def curves(summary: Summary, by_length: str, by_position: str) -> str:
-    """Both curves with these captions, each for light and for dark paper; the browser shows the one that fits."""
+    """Return both curves with these captions, each for a light and a dark background."""
     captions = {draw_loss_by_length: by_length, draw_loss_by_position: by_position}
     return "".join(picture(functools.partial(draw, summary), caption) for draw, caption in captions.items())
 
 
 def write_picture(draw: Callable[[], Figure], path: Path) -> None:
-    """Write a picture of a report; without matplotlib, remove the one of an earlier report."""
+    """Write a picture of a report, or without matplotlib remove the picture of an earlier report."""
     if is_installed("matplotlib"):
         save(draw(), path)
     else:
@@ -156,10 +156,10 @@ def write_picture(draw: Callable[[], Figure], path: Path) -> None:
 
 
 def picture(draw: Callable[[Theme], Figure], caption: str) -> str:
-    """A picture with its caption, for light and for dark paper; without matplotlib, how to get it."""
+    """Return a picture with its caption, for a light and a dark background, or the command that installs matplotlib."""
     if not is_installed("matplotlib"):
         command = f"<code>{escape(install_command('matplotlib'))}</code>"
-        return f'<p class="note">{escape(caption)} It is drawn where matplotlib is installed: {command}</p>\n'
+        return f'<p class="note">{escape(caption)} To draw it, install matplotlib: {command}</p>\n'
     light, dark = (base64.b64encode(svg(draw(theme))).decode("ascii") for theme in (LIGHT, DARK))
     kind = "data:image/svg+xml;base64,"
     return (
@@ -170,7 +170,7 @@ def picture(draw: Callable[[Theme], Figure], caption: str) -> str:
 
 
 def draw_loss_by_length(summary: Summary, theme: Theme = LIGHT) -> Figure:
-    """Mean held-out loss at every length, and the training loss; whiskers go from the best to the worst seed."""
+    """Draw the mean held-out loss at every length, and the training loss, with whiskers from best to worst seed."""
     figure, axes = _axes(f"Trained at {summary.train_length} tokens, read at more", "window (tokens)", theme)
     for row in summary.ranked(summary.lengths[-1]):
         aside = ASIDE ** (summary.rows.index(row) - (len(summary.rows) - 1) / 2)
@@ -192,7 +192,7 @@ def draw_loss_by_length(summary: Summary, theme: Theme = LIGHT) -> Figure:
 
 
 def draw_loss_by_position(summary: Summary, theme: Theme = LIGHT) -> Figure:
-    """Mean held-out loss at the positions of the longest windows, a few neighbours averaged."""
+    """Draw the mean held-out loss at the positions of the longest windows, averaged in bins."""
     longest = summary.lengths[-1]
     figure, axes = _axes(f"Within windows of {longest:,} tokens", "position (tokens)", theme)
     for row in summary.ranked(longest):
@@ -217,9 +217,9 @@ def _axes(title: str, x: str, theme: Theme) -> tuple[Figure, Axes]:
 def _curve(
     axes: Axes, x: Sequence[float], cells: Sequence[Cell], summary: Summary, row: Row, theme: Theme, **style: Any
 ) -> tuple[str, str]:
-    """Mean and whiskers, in a colour and marker that an encoding has in both pictures.
+    """Draw a mean and whiskers, in the colour and marker that an encoding has in both pictures.
 
-    Of many points some have whiskers, those of each encoding beside those of the others.
+    If there are many points, only some have whiskers, which are shifted between encodings.
     """
     number, count = summary.rows.index(row), len(summary.rows)
     color, linestyle, marker = theme.stroke(number)
@@ -233,7 +233,7 @@ def _curve(
 
 
 def _binned(cells: Sequence[Cell | None]) -> tuple[list[float], list[Cell]]:
-    """The middles of at most `NUM_BINS` bins of positions, and the means in them; gaps stay gaps."""
+    """Return the middles of at most `NUM_BINS` bins of positions, and their means. Gaps remain gaps."""
     values = np.array([(cell.mean, cell.low, cell.high) for cell in (each or UNKNOWN for each in cells)])
     bins = min(NUM_BINS, len(values))
     middles = [float(part.mean()) for part in np.array_split(np.arange(len(values), dtype=float), bins)]
@@ -242,7 +242,7 @@ def _binned(cells: Sequence[Cell | None]) -> tuple[list[float], list[Cell]]:
 
 
 def _mark_training_length(axes: Axes, summary: Summary, theme: Theme) -> bool:
-    """Draw a line at the training length, where windows are longer."""
+    """Draw a line at the training length if windows are longer, and return whether they are."""
     longer = summary.lengths[-1] > summary.train_length
     if longer:
         axes.axvline(summary.train_length, color=theme.muted, linewidth=1, linestyle=(0, (2, 3)), zorder=0)

@@ -1,4 +1,4 @@
-"""What the numbers of a comparison say, in plain sentences: every one of them follows from the numbers at hand."""
+"""The conclusions of a comparison in plain sentences. Each sentence follows from the numbers of that comparison."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from locant.spelling import spell
 
 LEVEL = 0.02
 CLEAR = 0.06
-"""Shares of the loss at the training length: within the first it stays level, above the second it is much worse."""
+"""Relative changes of the loss from the training length on: up to `LEVEL` it is level, above `CLEAR` much worse."""
 
 LITTLE = 0.1
-"""Share of the loss of a unigram count: who is not so far below it has learned little but which tokens are frequent."""
+"""Share of a unigram count's loss. A model that is not this far below it has learned little but token frequencies."""
 
 OVERFITTED = 1.25
-"""Held-out loss over training loss, above which the models know their training text rather than the language."""
+"""Ratio of held-out to training loss above which a model has memorized its training text."""
 
 
 def sentences(summary: Summary) -> list[str]:
-    """What a comparison found, the most important first; nothing about lengths with too few windows."""
+    """Return the findings of a comparison, the most important first. Lengths with too few windows have none."""
     base, longest = summary.base_length, summary.lengths[-1]
     overfitted = _overfitted(summary)
     found = [_little_learned(summary, more_steps=not overfitted), _too_little_text(summary), _winner(summary, base)]
@@ -42,9 +42,9 @@ def _little_learned(summary: Summary, *, more_steps: bool) -> str:
     if not little:
         return ""
     return (
-        f"Little was learned, so that the losses say little about the encoding: at {base:,} tokens {spoken(little)} "
-        f"{'is' if len(little) == 1 else 'are'} not {LITTLE:.0%} below the {unigram:.3f} of a unigram count, which "
-        "knows how often each token is in the training text, and nothing of what stands before it."
+        f"Little was learned, so the losses are weak evidence about the encoding. At {base:,} tokens {spoken(little)} "
+        f"{'is' if len(little) == 1 else 'are'} not {LITTLE:.0%} below the loss of a unigram count ({unigram:.3f}), "
+        "which uses only how often each token is in the training text."
         f"{' More steps may help.' if more_steps else ''}"
     )
 
@@ -56,7 +56,7 @@ def _too_little_text(summary: Summary) -> str:
     windows = spoken([f"{counted(summary.num_windows(length), 'window')} of {length:,}" for length in few])
     needed = math.ceil(ENOUGH_WINDOWS * few[-1] / HELD_OUT)
     return (
-        f"Not enough text to tell at {spoken([f'{length:,}' for length in few])} tokens: {windows} are held out, "
+        f"There is not enough text for {spoken([f'{length:,}' for length in few])} tokens: {windows} are held out, "
         f"expected {ENOUGH_WINDOWS} of each. A text of {needed:,} tokens would be enough."
     )
 
@@ -82,7 +82,7 @@ def _winner(summary: Summary, length: int) -> str:
     if not leaders:
         return f"{where}, no encoding is clearly better: {best.encoding} has {loss}, and {tied}."
     lowest = "the lowest held-out loss" + (" of one seed" if summary.num_seeds == 1 else "")
-    return f"{where}, {best.encoding} has {lowest}: {loss}{tied and f'; {tied}'}."
+    return f"{where}, {best.encoding} has {lowest}: {loss}.{tied and f' {tied}.'}"
 
 
 def _spread(summary: Summary) -> str:
@@ -90,10 +90,10 @@ def _spread(summary: Summary) -> str:
 
 
 def _trends(summary: Summary) -> list[str]:
-    """Which encodings stay level from the training length to the longest."""
+    """Group the encodings by how their loss changes from the training length to the longest."""
     base, longest = summary.base_length, summary.lengths[-1]
-    gains, level = "Gains from the longer text", f"Stays within {LEVEL:.0%} of its loss"
-    somewhat, much, unclear = "Gets somewhat worse", "Gets much worse", f"Changes by no more than {_spread(summary)}"
+    gains, level = "falls", f"stays within {LEVEL:.0%}"
+    somewhat, much, unclear = "rises somewhat", "rises much", f"changes by no more than {_spread(summary)}"
     groups: dict[str, list[str]] = {words: [] for words in (gains, level, somewhat, much, unclear)}
     for row in summary.rows:
         if (ratio := row.ratio(longest, base)) is None:
@@ -105,12 +105,12 @@ def _trends(summary: Summary) -> list[str]:
         else:
             words = gains if ratio < 1 else somewhat if ratio <= 1 + CLEAR else much
         groups[words].append(f"{row.encoding} (×{ratio:.2f})")
-    span = f"from {base:,} to {longest:,} tokens"
-    return [f"{words}, {span}: {spoken(names)}." for words, names in groups.items() if names]
+    span = f"From {base:,} to {longest:,} tokens"
+    return [f"{span}, the loss {words} for {spoken(names)}." for words, names in groups.items() if names]
 
 
 def _rises(summary: Summary) -> str:
-    """Where, within the longest windows, the loss of an encoding leaves the level of its training length for good."""
+    """State from which position in the longest windows the loss stays above its level within the training length."""
     places = ((row.encoding, row.rises_from(summary.train_length, CLEAR)) for row in summary.rows)
     found = [f"{name} from about position {place:,}" for name, place in places if place is not None]
     level = f"more than {CLEAR:.0%} above its level within the training length"
@@ -118,23 +118,23 @@ def _rises(summary: Summary) -> str:
 
 
 def context_sentences(summary: Summary) -> list[str]:
-    """The losses where every token has its full context, and who uses what is far in it."""
+    """Return the losses with full context, and which encodings use its distant tokens."""
     rows = [row for row in summary.rows if row.far]  # those whose losses are finite
     if not rows:
         return []
     contexts = rows[0].by_stretch
     fewest, most = min(contexts), max(contexts)
     losses = spoken([f"{row.encoding} {row.in_context(most):.3f}" for row in rows])
-    found = [f"With {most:,} tokens before every token, in windows that overlap, the losses are {losses}."]
-    groups: dict[str, list[str]] = {"used by": [], "without clear effect for": [], "harmful to": []}
+    found = [f"With {most:,} tokens before every token, in overlapping windows, the losses are {losses}."]
+    groups: dict[str, list[str]] = {"help": [], "have no clear effect on": [], "hurt": []}
     used, unclear, harmful = groups.values()
     for row in rows:
         if row.far:
             group = unclear if not row.far_is_clear else used if row.far.mean < 0 else harmful
             group.append(f"{row.encoding} ({row.far.mean:+.3f})")
     if len(contexts[most]) >= ENOUGH_WINDOWS:
-        said = "; ".join(f"{words} {spoken(names)}" for words, names in groups.items() if names)
-        found.append(f"What stands more than {fewest:,} tokens back, of {most:,}, is {said}.")
+        effects = "; they ".join(f"{verb} {spoken(names)}" for verb, names in groups.items() if names)
+        found.append(f"Tokens more than {fewest:,} back (up to {most:,}) {effects}.")
     return found
 
 
@@ -145,7 +145,7 @@ def _bigram(summary: Summary) -> str:
     losses = {row.encoding: cell.mean for row in summary.measured(base) if (cell := row.by_length[base])}
     above = [name for name, loss in losses.items() if loss >= bigram]
     who = f"{spoken(above)} {'is' if len(above) == 1 else 'are'} not below it" if above else "all are below it"
-    return f"A bigram count, which knows the one token before, has a loss of {bigram:.3f}: at {base:,} tokens {who}."
+    return f"A bigram count, which uses only the previous token, has a loss of {bigram:.3f}. At {base:,} tokens {who}."
 
 
 def _overfitted(summary: Summary) -> str:
@@ -157,20 +157,20 @@ def _overfitted(summary: Summary) -> str:
         and held_out.mean > OVERFITTED * row.train_loss.mean
     ]
     advice = "More text or fewer steps would help."
-    return f"Overfitted, so that the losses say little about the encoding: {spoken(pairs)}. {advice}" if pairs else ""
+    return f"Overfitted, so the losses are weak evidence about the encoding: {spoken(pairs)}. {advice}" if pairs else ""
 
 
 def _missing(summary: Summary) -> str:
     names = [row.encoding for row in summary.rows if any(row.by_length[length] is None for length in summary.lengths)]
-    return f"A dash stands where a loss was not finite or not measured: {spoken(names)}." if names else ""
+    return f"A dash means that a loss was not finite or not measured: {spoken(names)}." if names else ""
 
 
 def _caution(summary: Summary) -> str:
     if summary.num_seeds == 1:
-        return "One seed was trained, so the difference between seeds is not known: small differences may be chance."
-    return f"The spread is over {counted(summary.num_seeds, 'seed')} of a small model; larger models may differ."
+        return "One seed was trained, so the difference between seeds is unknown. Small differences may be chance."
+    return f"The spread is over {counted(summary.num_seeds, 'seed')} of a small model. Larger models may differ."
 
 
 def spoken(words: list[str]) -> str:
-    """A list as it is spoken: a, b and c."""
+    """Join words as in a sentence: a, b and c."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

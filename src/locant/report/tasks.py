@@ -1,4 +1,4 @@
-"""Generated tasks in a terminal and on the page: how far beyond its trained length each encoding is right."""
+"""Reports of generated tasks, in the terminal and on the page: how far each encoding is right beyond its training."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 NOT_LEARNED = "did not learn"
 FULL = TASK_MULTIPLES[-1] - 1
-"""Trained lengths beyond the first at which a cell has its full colour."""
+"""The excess over the trained length, in trained lengths, at which a cell has its full colour."""
 
 WIDTH, HEIGHT, COLUMNS = 3.4, 2.7, 3
-"""Inches of a task's picture, and how many stand side by side."""
+"""Size of a task's picture in inches, and the number of pictures in a row."""
 
 ASIDE = 0.15
-"""Of the trained length: how far the first encoding stands from the last, so that no whisker hides another."""
+"""Horizontal spread of the encodings, as a share of the trained length, so that no whisker hides another."""
 
 
 def print_tasks(results: Mapping[str, Any]) -> None:
-    """The table of effective lengths, and what it says."""
+    """Print the table of effective lengths and the conclusions."""
     found = scores(results)
     head, rows = _table(found)
     lengths = console.table(*head[1:], name=head[0], title="Effective length (items)")
@@ -43,7 +43,7 @@ def print_tasks(results: Mapping[str, Any]) -> None:
 
 
 def record_line(record: Mapping[str, Any]) -> str:
-    """One training on a task, or one that failed, in one line."""
+    """Return one line about a training on a task, or about its failure."""
     name = f"{record['task']:<12} {record['encoding']:<12} seed {record['seed']:<3}"
     if "failed" in record:
         return f"{name} failed: {record['failed']}"
@@ -53,48 +53,48 @@ def record_line(record: Mapping[str, Any]) -> str:
 
 
 def task_sections(results: Mapping[str, Any], picture: str) -> dict[str, str]:
-    """The sections of the page; `picture` is finished HTML."""
+    """Return the sections of the page. `picture` is finished HTML."""
     found = scores(results)
     head, rows = _table(found)
     cells = [[escape(encoding), *map(_html, its), rank] for encoding, its, rank in rows]
     note = (
-        f"{_explanation(results)} Grey: no more than half of the seeds had {LEARNED:.0%} of the rows of the trained "
-        "length right, so that longer ones say nothing. Rank: the mean, over the tasks that an encoding learned, of 1 "
-        "/ its place; those that are not clearly different share a place. Among equal encodings, any clear difference "
-        "has a chance of at most 5%."
+        f"{_explanation(results)} Grey: at most half of the seeds had {LEARNED:.0%} of the rows of the trained length "
+        "right, so longer lengths have no meaning. Rank: the mean of 1 / place over the tasks that an encoding "
+        "learned. Encodings that are not clearly different share a place. Among equal encodings, the probability of "
+        "any clear difference is at most 5%."
     )
     return {
         "How far each encoding goes": noted([*map(escape, head)], cells, note),
-        "What the tasks say": bullets(task_sentences(found)),
+        "Conclusions from the tasks": bullets(task_sentences(found)),
         "Task by task": picture,
     }
 
 
 def task_sentences(found: Sequence[Score]) -> list[str]:
-    """What the tasks say, in plain sentences that follow from the numbers at hand."""
+    """Return the conclusions from the scores, in plain sentences."""
     sentences = [_sentence(task, [score for score in found if score.task == task]) for task in _tasks(found)]
     if found and min(score.num_seeds for score in found) == 1:
-        sentences.append("One seed was trained, so that no difference is clear: small ones may be chance.")
+        sentences.append("One seed was trained, so no difference is clear. Small differences may be chance.")
     return sentences
 
 
 def _sentence(task: str, found: Sequence[Score]) -> str:
     learned = sorted((score for score in found if score.has_learned), key=lambda score: -fmean(score.beyond))
     others = spoken([score.encoding for score in found if not score.has_learned])
-    did_not = f"; {others} did not learn it" if others else ""
+    did_not = f" {others} did not learn it." if others else ""
     if not learned:
-        return f"{task}: no encoding learned it, so it says nothing."
+        return f"{task}: no encoding learned it, so it allows no comparison."
     best, items = learned[0], learned[0].effective_length or 0
     far = f"{spell(items)} items, {spell(items / best.train_length)} times the trained length"
     if len(learned) == 1:
-        return f"{task}: {best.encoding} is right up to {far}{did_not}."
+        return f"{task}: {best.encoding} is right up to {far}.{did_not}"
     ties = spoken([score.encoding for score in learned[1:] if not best.is_clear(score, learned)])
     tied = f", not clearly further than {ties}" if ties else ""
-    return f"{task}: {best.encoding} goes furthest, right up to {far}{tied}{did_not}."
+    return f"{task}: {best.encoding} goes furthest, up to {far}{tied}.{did_not}"
 
 
 def draw_tasks(results: Mapping[str, Any], theme: Theme = LIGHT) -> Figure:
-    """For each task, the share of rows that are right by length: the median seed; whiskers are the range of seeds."""
+    """Draw the share of correct rows by length for each task: the median over seeds, with their range as whiskers."""
     found = scores(results)
     tasks, encodings = _tasks(found), list(dict.fromkeys(score.encoding for score in found))
     columns, trained = min(COLUMNS, len(tasks)), results["settings"]["task_length"]
@@ -132,9 +132,9 @@ def _tasks(found: Sequence[Score]) -> list[str]:
 
 
 def _table(found: Sequence[Score]) -> tuple[list[str], list[tuple[str, list[Score | None], str]]]:
-    """Headings; and of each encoding its name, its score of each task, and its rank.
+    """Return the headings, and for each encoding its name, its score in each task and its rank.
 
-    First those that learned most tasks, and of these the best: a rank over fewer tasks says less.
+    Encodings are ordered by the number of tasks learned, then by rank, because a rank over fewer tasks is less certain.
     """
     tasks, ranks = _tasks(found), reciprocal_ranks(found)
     by_name = {(score.encoding, score.task): score for score in found}
@@ -166,7 +166,7 @@ def _html(score: Score | None) -> str:
 
 def _explanation(results: Mapping[str, Any]) -> str:
     return (
-        f"The effective length: up to it, {RIGHT:.0%} of the rows are right, every token of their answers that counts. "
-        f"Trained to {results['settings']['task_length']}, the median over the seeds that learned; in brackets how "
-        "many did, where not all."
+        f"Effective length: the length up to which {RIGHT:.0%} of the rows are right, in every token of their answers "
+        f"that counts (trained length: {results['settings']['task_length']}). It is the median over the seeds that "
+        "learned the task. Brackets show how many did, if not all."
     )

@@ -1,6 +1,6 @@
-"""What a screen is, which there are, and what each answers: JSON, in which arrays are the bytes of their numbers.
+"""The screens of the explorer and their answers: JSON, in which arrays are the bytes of their numbers.
 
-Each file here registers its screens by its ``SCREENS``.
+Each file here registers its screens in ``SCREENS``.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Screen:
     """A screen of the explorer, whose page is ``page/screens/NAME.js``.
 
     Args:
-        title: in the list of screens.
+        title: its title in the list of screens.
         place: its number in that list.
-        about: one sentence under the title.
-        numbers: all that the screen shows, computed for the settings of an address.
+        about: one sentence below the title.
+        numbers: a function that computes the contents of the screen for the settings of an address.
     """
 
     title: str
@@ -47,26 +47,26 @@ class Screen:
 
 
 def encodings_of_text() -> list[str]:
-    """The names of encodings that mean something for two tokens of a text: not those of images, nor a convolution."""
+    """Return the names of encodings for pairs of text tokens, without encodings of images and convolutions."""
     others = {"height", "num_axes", "kernel_size"}
     return [name for name, kind in encodings().items() if not others & {*inspect.signature(kind).parameters}]
 
 
 @cache
 def screens() -> dict[str, Screen]:
-    """Every screen by its name, in the order of the list."""
+    """Return every screen by its name, in the order of the list."""
     modules = [importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
     named = [item for module in modules for item in module.SCREENS.items()]
     return dict(sorted(named, key=lambda item: item[1].place))
 
 
 def find_screen(name: str) -> Screen:
-    """The screen of this name."""
+    """Return the screen of this name."""
     return screens()[one_of("screen", name, screens())]
 
 
 def called(function: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[Any, str]:
-    """What a function returns, and the call as it is typed.
+    """Call a function, and return its result and the text of the call.
 
     >>> called(math.gcd, 12, 18)
     (6, 'math.gcd(12, 18)')
@@ -78,12 +78,12 @@ def called(function: Callable[..., Any], *arguments: Any, **options: Any) -> tup
 
 
 def sampled(count: int, most: int) -> np.ndarray:
-    """Whole numbers from 0 to `count` - 1, all of them or so many."""
+    """Return whole numbers from 0 to `count` - 1, at most `most` of them, evenly spaced."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 
 def answer(name: str, given: Mapping[str, str], session: Session) -> dict[str, Any]:
-    """What a screen shows for these settings: the settings as they were read, their controls, and the numbers."""
+    """Return the contents of a screen for these settings: the settings as read, their controls, and the numbers."""
     return _answer(name, State(given), session)
 
 
@@ -91,49 +91,50 @@ def _answer(name: str, state: State, session: Session) -> dict[str, Any]:
     try:
         numbers = find_screen(name).numbers(state, session)
     except RecursionError:
-        raise InputError("got values nested too deeply", "a configuration as transformers writes it") from None
+        raise InputError("got values nested too deeply", "use a configuration as transformers writes it") from None
     return {"screen": name, "state": state.settled, "controls": state.controls, "numbers": numbers}
 
 
 def answer_link(name: str, given: Mapping[str, str], session: Session) -> dict[str, Any]:
-    """The same, for an address that was written elsewhere: settings that cannot be shown are left out, and said.
+    """Return the same for an address from elsewhere, without the settings that cannot be shown.
 
-    ``refused`` holds what was wrong with them, ``left_out`` their names: of an error, the setting read last.
+    ``refused`` holds the errors, and ``left_out`` the names of these settings. An error belongs to the setting that was
+    read last.
     """
-    taken, refused = dict(given), list[str]()
+    settings, refused = dict(given), list[str]()
     while True:
-        state = State(taken)
+        state = State(settings)
         try:
             shown = _answer(name, state, session)
         except LocantError as error:
-            last = next((read for read in reversed(state.controls) if read in taken), None)
+            last = next((read for read in reversed(state.controls) if read in settings), None)
             if last is None:
                 raise
             refused.append(sentence(error))
-            del taken[last]
+            del settings[last]
         else:
-            left_out = [setting for setting in given if setting not in taken]
+            left_out = [setting for setting in given if setting not in settings]
             return {**shown, "refused": [*dict.fromkeys(refused)], "left_out": left_out}
 
 
 def sentence(error: LocantError) -> str:
-    """What a page says of an error."""
+    """Return the sentence about an error on a page."""
     return f"{error.cause}. Try: {error.remedy}" if error.remedy else error.cause
 
 
 def answer_alone(name: str, given: Mapping[str, str], session: Session) -> dict[str, Any]:
-    """The same, for a screen that is shown without the others: it has to show every file and every configuration."""
+    """Return the same for a screen without the others, which must show every file and every configuration."""
     alone = answer(name, given, session)
     offered = {choice for control in alone["controls"].values() for choice in control.get("choices", ())}
     unseen = [name for name in dict.fromkeys([*session.names, *session.configs]) if name not in offered]
     if unseen:
-        remedy = "the screen text for texts and models, model for configurations, results for reports"
+        remedy = "use the screen text for texts and models, model for configurations, results for reports"
         raise InputError(f"the screen {name} shows nothing of {', '.join(unseen)}", remedy)
     return alone
 
 
 def as_json(value: Any) -> str:
-    """JSON as a browser reads it: numbers that are not finite become ``null``, outside of arrays."""
+    """Return JSON for a browser. Numbers that are not finite become ``null``, except in arrays."""
     return json.dumps(_plain(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 

@@ -1,4 +1,4 @@
-"""Compare: up to four encodings on one axis, by distance and as maps of query and key."""
+"""The screen Compare: up to four encodings on one axis, by distance and as maps of query and key."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ NONE = "none"
 
 MAX_LENGTH = 2**17
 POINTS, SIDE = 256, 128
-"""At how many distances a curve is computed, and at how many positions a map, where there are more."""
+"""The largest number of distances on a curve, and of positions on a map."""
 DRAWS, COSTLY_DRAWS = 32, 4
-"""Pairs of contents: where a bias looks at the contents, or heads are rotated differently, every one costs a matrix."""
+"""Numbers of pairs of contents. The second is for encodings in which each pair needs a matrix: biases that depend on
+the contents, and rotations that differ between heads."""
 
 VISIBLE = 16.0
-"""A score this far below another has e^-16 of its weight: maps and curves end there."""
+"""The range of scores on maps and curves. A score this far below another has e^-16 of its weight."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """An encoding as a slot of the page asks for it."""
+    """The encoding that is chosen in a slot of the page."""
 
     slot: str
     name: str
@@ -52,32 +53,32 @@ class Choice:
 
     @property
     def draws(self) -> int:
-        """How many pairs of contents it is drawn for."""
+        """The number of pairs of contents to draw it for."""
         by_content = "bias" in self.kind.doors() and not hasattr(self.kind, "of_distance")
         by_head = "rotate" in self.kind.doors() and "num_heads" in inspect.signature(self.kind).parameters
         return COSTLY_DRAWS if by_content or by_head else DRAWS
 
     def built(self, length: int) -> Any:
-        """The encoding, for rows of this length."""
-        return _built(self.name, self.options, length)
+        """Return the encoding for rows of this length."""
+        return _build(self.name, self.options, length)
 
     def code(self, length: int) -> str:
-        """How Python builds it."""
+        """Return the Python code that builds it."""
         given = "".join(f", {name}={value!r}" for name, value in self.options)
         grows = ".for_length(length)" if hasattr(self.built(length), "seq_len") and self.built(length).seq_len else ""
         return f"with_random_tables(encoding_to_draw({self.name!r}, length=length{given})){grows}"
 
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
-    """Of every slot that holds an encoding: its curve and its map, all for the same contents."""
+    """Return the curve and the map of every slot with an encoding, all for the same contents."""
     length = state.whole("length", 128, 2, MAX_LENGTH, log=True)
     head = state.whole("head", 3, 0, SIZES["num_heads"] - 1)
     alike = state.real("alike", 0.75, 0, 1)
     at = state.whole("at", 0, 0, MAX_LENGTH)
-    chosen = [choice for slot in SLOTS if (choice := _chosen(state, slot, head)) is not None]
+    chosen = [choice for slot in SLOTS if (choice := _read_choice(state, slot, head)) is not None]
     shown: list[dict[str, Any]] = [
         {"slot": int(choice.slot), "name": choice.name, "label": choice.label, "doors": list(choice.kind.doors()),
-         **_drawn(choice, length, alike, head)}
+         **_draw(choice, length, alike, head)}
         for choice in chosen
     ]  # fmt: skip
     curves = [each["mean"] for each in shown if "mean" in each]
@@ -96,7 +97,7 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     }
 
 
-def _chosen(state: State, slot: str, head: int) -> Choice | None:
+def _read_choice(state: State, slot: str, head: int) -> Choice | None:
     name = state.one_of(slot, FIRST.get(slot, NONE), [NONE, *encodings_of_text()])
     if name == NONE:
         return None
@@ -127,19 +128,19 @@ def _chosen(state: State, slot: str, head: int) -> Choice | None:
 
 
 @lru_cache(maxsize=32)
-def _built(name: str, options: tuple[tuple[str, Any], ...], length: int) -> Any:
+def _build(name: str, options: tuple[tuple[str, Any], ...], length: int) -> Any:
     encoding: Any = with_random_tables(encoding_to_draw(name, length=length, **dict(options)))
     scaling = getattr(encoding, "scaling", None)
     return encoding if getattr(scaling, "length_that_matters", None) is None else encoding.for_length(length)
 
 
-def _drawn(choice: Choice, length: int, alike: float, head: int) -> Mapping[str, Any]:
-    """The curve and the map of one encoding, or why it has none: what it refuses, the others may draw."""
+def _draw(choice: Choice, length: int, alike: float, head: int) -> Mapping[str, Any]:
+    """Return the curve and the map of one encoding, or a note if it cannot be drawn, so that others still are."""
     contents: dict[str, Any] = {"alike": alike, "head": head, "draws": choice.draws}
     try:
         encoding = choice.built(length)
         if encoding.needs_all_keys and length > SIDE:
-            return {"note": f"counts every token between query and key: drawn up to {SIDE} tokens"}
+            return {"note": f"counts every token between query and key, so it is drawn only up to {SIDE} tokens"}
         curve = score_by_distance(encoding, sampled(length, POINTS), **contents)
         matrix = score_map(encoding, sampled(length, SIDE), **contents)
     except LocantError as error:
@@ -150,14 +151,14 @@ def _drawn(choice: Choice, length: int, alike: float, head: int) -> Mapping[str,
 
 
 def _contents() -> Mapping[str, Any]:
-    """What a saved page makes scores of: unit vectors at right angles, a row for each draw, and the numbers of T5."""
+    """Return the data for scores on a saved page: orthogonal unit vectors, a row per draw, and T5's random table."""
     contents = random_contents(SIZES["head_dim"], DRAWS, alike=0.0)[:, :DRAWS, 0] / SIZES["head_dim"] ** 0.5
     q, other = contents.numpy()
-    return {"q": q, "other": other, "table": _built("t5", (), 1).weight.detach().numpy()}
+    return {"q": q, "other": other, "table": _build("t5", (), 1).weight.detach().numpy()}
 
 
 def _codes(chosen: list[Choice], length: int, alike: float, head: int) -> dict[str, str]:
-    """The code of the chart, and of the map of each encoding."""
+    """Return the code of the chart and of the map of each encoding."""
 
     def begun(function: str, places: str, most: int) -> str:
         return (
@@ -184,5 +185,5 @@ def _codes(chosen: list[Choice], length: int, alike: float, head: int) -> dict[s
     return {"score-by-distance": begun("score_by_distance", "distances", POINTS) + curves, **maps}
 
 
-ABOUT = "What distance does to an attention score, encoding by encoding: the same contents, moved apart."
+ABOUT = "How attention scores change with distance, for each encoding, with the contents held fixed."
 SCREENS = {"compare": Screen("Compare", 1, ABOUT, numbers)}

@@ -1,6 +1,6 @@
-"""Known bugs: all that have a test here, with their sources, and some that can be seen, each beside what is right.
+"""The screen Known bugs: all bugs with a test in this repository, their sources, and drawings of some of them.
 
-``known_bugs.json`` holds what the tests say of them; ``python -m tests.explore.test_known_bugs`` writes it.
+``known_bugs.json`` holds the descriptions in the tests. ``python -m tests.explore.test_known_bugs`` writes it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ ENTRIES = Path(__file__).parents[1] / "known_bugs.json"
 
 
 class Bug(NamedTuple):
-    """A mistake that can be seen."""
+    """A bug with a drawing."""
 
     title: str
     entry: str
     """Its number in ``tests/known_bugs``."""
     story: str
     axes: tuple[str, str]
-    """What the values are counted by, and what they are; of a map, what its rows and columns are."""
+    """The names of the axes of a curve, or of the rows and columns of a map."""
     draw: Callable[[int], tuple[np.ndarray, np.ndarray, np.ndarray]]
-    """From a position, the places on the first axis, what is right and what is wrong."""
+    """A function of a position that returns the places on the first axis, the right and the wrong values."""
     first: int = 0
-    """The position to begin with; 0: it plays no part."""
+    """The default position. 0 means that the drawing does not depend on it."""
 
 
 def rounded_angles(position: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -98,7 +98,7 @@ def mixed_frequencies(position: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
     places = np.arange(0, 2048, 8)
     positions = Positions.of([places.tolist()])
     (cos, sin), (new_cos, new_sin) = (dynamic.for_length(n).cos_sin(positions) for n in (2048, 16384))
-    fit = (cos * new_cos + sin * new_sin)[0].mean(-1)  # 1 where a key is rotated as the query expects
+    fit = (cos * new_cos + sin * new_sin)[0].mean(-1)  # 1 if a key is rotated as the query expects
     return places, np.ones(len(places)), fit.numpy()
 
 
@@ -122,60 +122,60 @@ def ids_wrapped(position: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 BUGS: dict[str, Bug] = {
     "rounded-angles": Bug(
         "Casting a model rounds its frequencies", "14",
-        "model.bfloat16() also casts the buffer of inverse frequencies. From some hundred positions on, every rotation "
-        "is a different one. locant keeps no buffer that a cast could reach.",
+        "model.bfloat16() also casts the buffer of inverse frequencies. After a few hundred positions, every rotation "
+        "is wrong. locant has no such buffer that a cast could change.",
         ("position", "cosine of pair 8"), rounded_angles, 4000,
     ),
     "bfloat16-positions": Bug(
         "Positions counted in bfloat16", "7",
-        "bfloat16 has eight bits for a number: above 256 it counts in twos, above 512 in fours. Neighbours get one "
-        "position.",
-        ("position", "what the model is told"), counted_in_bfloat16, 500,
+        "bfloat16 has eight bits for a number: above 256 it counts in twos, above 512 in fours. Neighbouring tokens "
+        "get the same position.",
+        ("position", "position in the model"), counted_in_bfloat16, 500,
     ),
     "other-layout": Bug(
         "Pairs of the other layout", "52",
-        "Weights trained with pairs (i, i + d/2) are rotated in pairs (2i, 2i + 1). Nothing fails; scores just "
-        "mean nothing any more.",
+        "Weights trained with pairs (i, i + d/2) are rotated in pairs (2i, 2i + 1). There is no "
+        "error, but the scores are meaningless.",
         ("distance (tokens)", "score"), other_layout,
     ),
     "padding-counted": Bug(
         "Padding counts as text", "72",
-        "A row padded on the left, in a batch, begins at position 5 instead of 0: its answers depend on the "
+        "A row padded on the left in a batch begins at position 5 instead of 0, so its answers depend on the "
         "other rows.",
         ("slot of the row", "position"), padding_counted,
     ),
     "documents-run-on": Bug(
         "Packed documents see each other", "77",
-        "Three documents share a row. Without their boundaries the third attends to the first two, and counts on from "
-        "them.",
+        "Three documents share a row. Without their boundaries, the third attends to the first two, and its positions "
+        "continue theirs.",
         ("slot of the key", "slot of the query"), documents_run_on,
     ),
     "cache-forgotten": Bug(
         "The cache is forgotten", "74",
-        "While decoding, the newest token is taken for the first: with ALiBi it no longer prefers what is near.",
+        "During decoding, the newest token gets the first position. With ALiBi it no longer prefers near tokens.",
         ("key", "bias of the newest query"), cache_forgotten,
     ),
     "mixed-frequencies": Bug(
         "Cached keys keep old frequencies", "38",
-        "Dynamic NTK changes frequencies as the text grows. Keys in the cache were rotated with the old ones; "
-        "Rotary.rerotate moves them.",
+        "Dynamic NTK changes frequencies as the text grows. Keys in the cache were rotated with the old frequencies. "
+        "Rotary.rerotate updates them.",
         ("position of the cached key", "fit to the query's frequencies"), mixed_frequencies,
     ),
     "rounded-bias": Bug(
         "A bias in bfloat16", "22",
-        "Far distances are rounded to steps: dozens of keys share one bias. locant adds biases in float32.",
+        "Large distances are rounded to steps, so dozens of keys share one bias. locant adds biases in float32.",
         ("distance (tokens)", "bias of head 3"), rounded_bias, 3000,
     ),
     "direction-swapped": Bug(
         "Key minus query, or query minus key", "80",
-        "T5 counts from the query to the key, others the other way: with the sign swapped, before and after exchange "
-        "their buckets.",
+        "T5 counts from the query to the key, other encodings from the key to the query. With the wrong sign, earlier "
+        "and later keys exchange their buckets.",
         ("distance: query minus key (tokens)", "bucket"), direction_swapped,
     ),
     "ids-wrapped": Bug(
         "Ids in 16 bits", "84a",
-        "A vocabulary of more than 65 536 entries does not fit into uint16: the file is written without an error, with "
-        "other tokens. A store checks the largest id.",
+        "A vocabulary of more than 65,536 entries does not fit into uint16. The file is written without an error, but "
+        "with wrong tokens. A store checks the largest id.",
         ("token id", "id in the file"), ids_wrapped,
     ),
 }  # fmt: skip
@@ -183,13 +183,13 @@ BUGS: dict[str, Bug] = {
 
 @cache
 def entries() -> list[dict[str, Any]]:
-    """Every known bug: its ``entry``, the ``claim`` of its test, its ``story``, and names and addresses of sources."""
+    """Return every known bug: ``entry``, ``claim`` of its test, ``story``, and names and addresses of sources."""
     drawn = {bug.entry: name for name, bug in BUGS.items()}
     return [{**each, "drawn": drawn.get(each["entry"])} for each in json.loads(ENTRIES.read_text("utf-8"))]
 
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
-    """What is right and what the mistake makes of it, on one axis; and all bugs in which some words occur."""
+    """Return the right and wrong values of a bug on one axis, and all bugs that contain the words in `find`."""
     name = state.one_of("bug", next(iter(BUGS)), list(BUGS), {name: each.title for name, each in BUGS.items()})
     bug, words = BUGS[name], state.text("find", longest=200).lower().split()
     position = state.whole("position", bug.first, 0, 2**20, log=True) if bug.first else 0
@@ -199,16 +199,16 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
         "from locant import ALiBi, Positions, Rotary, T5Bias\nfrom locant.scaling import DynamicNTK\n\n\n"
         f"{inspect.getsource(bug.draw)}\n\nplaces, right, wrong = {bug.draw.__name__}({position})\n"
     )
-    found = [each for each in entries() if all(word in str(each).lower() for word in words)]
+    matches = [each for each in entries() if all(word in str(each).lower() for word in words)]
     return {
         **{name: getattr(bug, name) for name in ("title", "entry", "story", "axes")},
         "sources": next(each["sources"] for each in entries() if each["entry"] == bug.entry),
-        "entries": found,
+        "entries": matches,
         "total": len(entries()),
         **dict(zip(("places", "right", "wrong"), values, strict=True)),
         "python": python,
     }
 
 
-ABOUT = "Mistakes that real code made: most of them raise no error, and all of them change what a model learns or says."
+ABOUT = "Bugs of real code. Most of them raise no error, and all of them change what a model learns or writes."
 SCREENS = {"known_bugs": Screen("Known bugs", 9, ABOUT, numbers)}

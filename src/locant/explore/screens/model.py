@@ -1,7 +1,7 @@
-"""Model, and Swap: what a configuration means for positions, layer by layer, and other positions in its layers.
+"""The screens Model and Swap: the position encoding of each layer of a model, and other encodings in its layers.
 
-For a swap the model is built from its configuration without weights, and really swapped: each sentence is that of the
-handle.
+For a swap the model is built from its configuration without weights and then swapped. The sentences are from the handle
+of that swap.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from locant.swapping.added_point import bias_points, layer_types
 from locant.swapping.rotary_point import rotary_points
 
 NO_KIND = {"name": None, "doors": [], "base": None, "warnings": [],
-           "facts": [["swapped", ["in the place of the encoding that the model had"]]]}  # fmt: skip
-"""Of layers whose own encoding was swapped for another one."""
+           "facts": [["swapped", ["replaces the encoding of the model"]]]}  # fmt: skip
+"""The facts about layers whose own encoding was swapped for another one."""
 STRETCH = 4
 LONGEST = 2**30
 ALL, EVERY = "all", "every"
@@ -42,13 +42,13 @@ OWN = "its own"
 USUAL = 4.0
 UNSTATED = 4096
 SWAPPING = threading.Lock()
-"""A model is kept, and swapped by one question at a time."""
-BY_LAYER = "a plan by layer is for locant.swap alone"
+"""The lock for the cached model, which only one request at a time can swap."""
+BY_LAYER = "only locant.swap takes a plan by layer"
 OTHER_MODELS = "evaluate and tune are for causal language models"
 
 
 def model_screen(state: State, session: Session) -> Mapping[str, Any]:
-    """What `locant explain` tells of a model, its layers in order, and what `locant extend` would change."""
+    """Return the facts of `locant explain` about a model, its layers in order, and the changes of `locant extend`."""
     name, title, config = session.chosen_model(state)
     text = json.dumps(config)
     explanation = _explained(text)
@@ -57,7 +57,7 @@ def model_screen(state: State, session: Session) -> Mapping[str, Any]:
     to = state.whole("to", STRETCH * trained, 1, LONGEST, log=True)
     method = state.one_of("method", "yarn", list(METHODS), SCALING_TITLES)
     pairs = len(rotary[0].rotary.pairs) if rotary else 0  # type: ignore[union-attr]
-    extension, refused = _extended(text, to, method) if rotary else (None, "no layer has rotary positions to stretch")
+    extension, refused = _extended(text, to, method) if rotary else (None, "no layer has rotary positions to extend")
     source = "config.json" if name in session.configs or name not in presets() else name
     return {
         "model": title,
@@ -83,7 +83,7 @@ def _explained(text: str) -> Explanation:
 
 @lru_cache(maxsize=64)
 def _extended(text: str, to: int, method: str) -> tuple[Extension | None, str]:
-    """Or why it cannot be: most configurations that were stretched already."""
+    """Return the extension, or the reason why there is none: usually the configuration is already extended."""
     try:
         return extend(json.loads(text), to=to, method=method), ""
     except LocantError as error:
@@ -107,7 +107,7 @@ def _kind(layers: Any) -> Mapping[str, Any]:
 
 
 def _layers(config: Mapping[str, Any], explanation: Explanation) -> list[Mapping[str, Any]]:
-    """Of every layer, the number of its kind, those of `Explanation.layers` first, and its window."""
+    """Return the number of each layer's kind, with the kinds of `Explanation.layers` first, and its window."""
     numbers = {layers.name: number for number, layers in enumerate(explanation.layers)}
     placed = enumerate(swapped_layers(explanation).values(), len(numbers))
     swapped = {place: kind for kind, places in placed for place in places}
@@ -139,7 +139,7 @@ def _extension(extension: Extension, session: Session) -> Mapping[str, Any]:
 
 
 def _without_folders(value: Any) -> Any:
-    """A configuration without paths, of this system or another: `transformers` writes down where it found a model."""
+    """Return a configuration without paths of any system, because `transformers` records where it found a model."""
 
     def is_path(value: Any) -> bool:
         return isinstance(value, str) and any(kind(value).is_absolute() for kind in (PurePosixPath, PureWindowsPath))
@@ -167,7 +167,7 @@ def _codes_of_model(source: str, to: int, method: str, *, extended: bool) -> dic
 
 
 def swap_screen(state: State, session: Session) -> Mapping[str, Any]:
-    """The sentence of each layer, the frequencies before and after, and the code; or why it is refused."""
+    """Return the sentence of each layer, the frequencies before and after, and the code, or the error of the swap."""
     with SWAPPING:
         return _swapped(state, session)
 
@@ -185,20 +185,20 @@ def _swapped(state: State, session: Session) -> Mapping[str, Any]:
         every, of_type = _plan(state, way, types)
         with nullcontext() if way.is_of_rotary else Weightless():
             encoding = way.encoding(model, trained, longest, of_type)
-        given: dict[str, Any] = {"encoding": encoding}
+        arguments: dict[str, Any] = {"encoding": encoding}
         if of_type is not None:
-            given = {"layers": lambda _, kind: encoding if kind == of_type else None}
+            arguments = {"layers": lambda _, kind: encoding if kind == of_type else None}
         elif every is not None:
-            given = {"layers": {"every": every, "encoding": encoding}}
-        with swap(model, **given) as handle:
+            arguments = {"layers": {"every": every, "encoding": encoding}}
+        with swap(model, **arguments) as handle:
             sentences = [each.partition(": ")[2] for each in handle.sentences]
     except LocantError as error:
         return {**answer, "refused": [error.cause, error.remedy]}
     to = max(way.stretched(trained), 2 * trained)
-    auto, found = auto_class(model.config), _pairs(state, model, encoding, of_type, trained, to)
+    auto, pairs = auto_class(model.config), _pairs(state, model, encoding, of_type, trained, to)
     refused = BY_LAYER if every is not of_type else None if auto == CAUSAL else OTHER_MODELS
-    model_name, made = shlex.quote(folder), _made(encoding, way, (trained, longest, of_type))
-    alone = f"{way.name} is for a model as it is: nothing that it gets used to" if way.is_for_reading_only else None
+    model_name, code = shlex.quote(folder), _code_of_encoding(encoding, way, (trained, longest, of_type))
+    alone = f"{way.name} is for models without further training" if way.is_for_reading_only else None
     return {
         **answer,
         "layers": [
@@ -207,12 +207,12 @@ def _swapped(state: State, session: Session) -> Mapping[str, Any]:
         ],
         "groups": [[spans([at for at, each in enumerate(sentences) if each == said]), said]
                    for said in dict.fromkeys(sentences)],
-        **found,
+        **pairs,
         "ways": [
             [f"locant evaluate {model_name} my.txt --lengths {trained},{to} --with own,{_word(way)}", refused],
             [f"locant tune {model_name} my.txt --with {_word(way)} --minutes 30", refused or alone],
         ],
-        "python": _codes_of_swap(auto, folder, made, every, of_type, found.get("pairs")),
+        "python": _codes_of_swap(auto, folder, code, every, of_type, pairs.get("pairs")),
     }  # fmt: skip
 
 
@@ -236,7 +236,7 @@ def _word(way: PositionOverride) -> str:
 
 
 def _plan(state: State, way: PositionOverride, types: Sequence[str | None]) -> tuple[int | None, str | None]:
-    """Every which layer gets it, or those of which type; with neither, all do."""
+    """Return the interval between the layers that get it, or their type. If both are None, all layers get it."""
     if way.name == "exact":
         return None, None
     kinds = [kind for kind in dict.fromkeys(types) if kind is not None]
@@ -246,7 +246,7 @@ def _plan(state: State, way: PositionOverride, types: Sequence[str | None]) -> t
 
 
 def _lengths(config: Any) -> tuple[int, int]:
-    """Trained and stated; a configuration without any is refused by `evaluate` and `tune`, and not by `swap`."""
+    """Return the trained and the stated length. `swap` needs neither, in contrast to `evaluate` and `tune`."""
     try:
         return trained_length(config), stated_length(config)
     except InputError:
@@ -254,7 +254,7 @@ def _lengths(config: Any) -> tuple[int, int]:
 
 
 def _pairs(state: State, model: Any, encoding: Any, of_type: str | None, trained: int, to: int) -> dict[str, Any]:
-    """The inverse frequencies and attention factors of the model's own rotary encoding and of another one."""
+    """Return the inverse frequencies and attention factors of the model's own rotary encoding and of another one."""
     own = {kind: rotary for point in rotary_points(model, angles="exact") for kind, rotary in point.own.items()}
     if not own or not hasattr(encoding, "pairs"):
         return {}
@@ -273,15 +273,17 @@ def _pairs(state: State, model: Any, encoding: Any, of_type: str | None, trained
     }
 
 
-def _made(encoding: PositionEncoding | None, way: PositionOverride, sizes: tuple[int, int, str | None]) -> str:
-    """The Python that makes the encoding."""
+def _code_of_encoding(
+    encoding: PositionEncoding | None, way: PositionOverride, sizes: tuple[int, int, str | None]
+) -> str:
+    """Return the Python code that makes the encoding."""
     if encoding is None:
         return ""
-    if (said := described(encoding)) is None:
+    if (description := described(encoding)) is None:
         lengths = ", ".join(repr(each) for each in sizes if each is not None)
         return f"locant.lab.position_overrides.PositionOverride.of({_word(way)!r}).encoding(model, {lengths})"
-    options = [f", {name}={_option(value)}" for name, value in said["options"].items()]
-    return f"locant.encoding({said['name']!r}{''.join(options)})"
+    options = [f", {name}={_option(value)}" for name, value in description["options"].items()]
+    return f"locant.encoding({description['name']!r}{''.join(options)})"
 
 
 def _option(value: Any) -> str:
@@ -317,11 +319,11 @@ def _codes_of_swap(
 
 SCREENS = {
     "model": Screen(
-        "Model", 3, "What a config.json means for positions, in words and numbers, and what a longer context would "
-        "change in it.", model_screen,
+        "Model", 3, "The position encoding of a config.json in words and numbers, and the changes for a longer "
+        "context.", model_screen,
     ),
     "swap": Screen(
-        "Swap", 4, "Other positions in a model's layers: what locant.swap would put where, what it refuses, and what "
-        "to type.", swap_screen,
+        "Swap", 4, "Other position encodings in a model's layers: the result of locant.swap for each layer, its "
+        "errors, and the commands.", swap_screen,
     ),
 }  # fmt: skip

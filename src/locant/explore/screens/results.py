@@ -1,4 +1,4 @@
-"""Results: the report of a comparison, of an evaluation or of a tuning, or a comparison that runs here."""
+"""The screen Results: the report of a comparison, an evaluation or a tuning, or a comparison that runs here."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from locant.report.tasks import task_sentences
 NOTHING = "none yet"
 SAMPLE = "sample text"
 POINTS = 200
-"""Of a training curve: more would be below the width of a screen."""
+"""The largest number of points on a training curve, which fits the width of a screen."""
 NEIGHBOURS = 16
-"""Positions whose losses are averaged: single ones differ by what stands there in the text."""
+"""The number of positions whose losses are averaged, because single losses depend on the token there."""
 
 BY_LENGTH = """rows = summarise(report).rows
 losses = {row.encoding: [cell.mean if cell else np.nan for cell in row.by_length.values()] for row in rows}
@@ -65,16 +65,16 @@ def heard(progress):
 compare(corpus.ids, corpus.tokenizer.vocab_size, Settings({options}), on_progress=heard)
 """
 
-COMPARED = "Of the last tenth of the text, in nats per token. Whiskers: 95 % intervals of the mean over windows."
-TUNED = "Before and after the training: the first tokens of each held-out window, in nats per token, by their number."
-EVALUATED = "Nothing was trained. In nats per token. Whiskers: 95 % intervals over windows, by a block bootstrap."
+COMPARED = "Loss on the last tenth of the text, in nats per token. Whiskers: 95% intervals of the mean over windows."
+TUNED = "Loss in nats per token before and after the training, on the first tokens of each held-out window."
+EVALUATED = "Nothing was trained. Loss in nats per token. Whiskers: 95% intervals over windows, by a block bootstrap."
 
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
-    """Losses by length and by position of one report, what they say, and how far a comparison is that runs here."""
+    """Return the losses of a report by length and position, its conclusions, and the progress of a comparison."""
     runs = {key: run.folder for key, run in session.comparisons.items()}
     known = {**session.reports, **runs} or {NOTHING: None}
-    # What was dropped may be a file of another screen, so it is opened only where an address names it.
+    # A dropped file may be for another screen, so it is opened only if an address names it.
     name, dropped = session.chosen(state, "report", next(iter(known)), [*known], {key: str(runs[key]) for key in runs})
     options(state, session)
     run = session.comparisons.get(name)
@@ -102,10 +102,10 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
 
 
 def options(state: State, session: Session) -> dict[str, Any]:
-    """What a new comparison would be of; all of it are settings of this screen."""
+    """Return the options of a new comparison, all of which are settings of this screen."""
     names = tuple(filter(None, map(str.strip, state.text("encodings", "nope, rotary, alibi", 400).split(","))))
     if any(".py:" in name for name in names):  # which would be run
-        raise RangeError("got an encoding in a file of Python, which this page does not run", "locant compare")
+        raise RangeError("got an encoding in a Python file, which this page does not run", "use locant compare")
     texts = [SAMPLE, *session.texts]
     return {
         "text": state.one_of("text", texts[-1], texts),
@@ -117,10 +117,10 @@ def options(state: State, session: Session) -> dict[str, Any]:
 
 
 def start(state: State, session: Session) -> str:
-    """Begin a comparison with the settings of an address; returns the key by which the screen shows it."""
+    """Start a comparison with the settings of an address, and return its key for the screen."""
     chosen = options(state, session)
     text = chosen.pop("text")
-    Settings(**chosen)  # what is wrong is said now, and not by a process
+    Settings(**chosen)  # raises an error before a process starts
     numbered = (Path(f"explore-report-{number}") for number in itertools.count(1))
     folder = next(folder for folder in numbered if not folder.exists())
     files = [str(session.texts[text])] if text in session.texts else []
@@ -128,16 +128,16 @@ def start(state: State, session: Session) -> str:
 
 
 def _missing(results: dict[str, Any] | None) -> int:
-    """How many measurements a comparison has still to write; of an evaluation or a tuning it is not asked."""
+    """Return the number of missing measurements of a comparison, or 0 for an evaluation or a tuning."""
     settings = {} if results is None else results.get("settings", {})
     if results is None or not {"encodings", "tasks", "seeds"} <= settings.keys():
         return 0
-    asked = math.prod(len(settings[each]) for each in ("encodings", "tasks", "seeds"))
-    return max(0, asked - sum(record["seed"] in settings["seeds"] for record in results["records"]))
+    expected = math.prod(len(settings[each]) for each in ("encodings", "tasks", "seeds"))
+    return max(0, expected - sum(record["seed"] in settings["seeds"] for record in results["records"]))
 
 
 def _without_folders(value: Any) -> Any:
-    """A report whose texts are called by their names alone."""
+    """Return a report with only the names of its texts, without folders."""
     if not isinstance(value, dict):
         return value
     named = {key: _without_folders(each) for key, each in value.items()}
@@ -147,7 +147,7 @@ def _without_folders(value: Any) -> Any:
 
 
 def _in_folder(folder: Path, *, required: bool) -> dict[str, Any] | None:
-    """What its report says; of a comparison that runs there may be nothing yet."""
+    """Read the report in a folder. A running comparison may not have written one yet."""
     file = next((folder / name for name in (RESULTS, RECORD) if (folder / name).is_file()), folder / RESULTS)
     file = folder if folder.is_file() else file
     try:
@@ -155,7 +155,7 @@ def _in_folder(folder: Path, *, required: bool) -> dict[str, Any] | None:
     except FileNotFoundError:
         if not required:
             return None
-        remedy = "a folder that `locant compare`, `locant evaluate` or `locant tune` wrote"
+        remedy = "use a folder that locant compare, evaluate or tune wrote"
         raise InputError(f"got {folder}, which holds no {RESULTS}", remedy) from None
 
 
@@ -168,25 +168,25 @@ def _read(content: bytes, name: str) -> dict[str, Any]:
 
 def _no_report(name: str) -> InputError:
     got = f"got {name}, which is not what locant compare, evaluate or tune writes"
-    return InputError(got, f"{RESULTS} or {RECORD} as written")
+    return InputError(got, f"use {RESULTS} or {RECORD} as written")
 
 
 def _shown(results: dict[str, Any] | None, name: str) -> dict[str, Any]:
-    """The curves of a report, their intervals, and its sentences; all are empty where there is none yet."""
+    """Return the curves of a report, their intervals and its sentences. All are empty if there is no report yet."""
     nothing = {"said": [], "note": "", "lengths": np.zeros(0), "trained": 0, "rows": [], "pass_keys": []}
     if results is None:
         return nothing
     try:
         if "held_out" in results:
             return _tuned(results)
-        of_tasks = task_sentences(scores(results))
-        if of_tasks and not any("loss_by_length" in record for record in results["records"]):
-            return {**nothing, "said": of_tasks}
+        about_tasks = task_sentences(scores(results))
+        if about_tasks and not any("loss_by_length" in record for record in results["records"]):
+            return {**nothing, "said": about_tasks}
         summary = summarise(results)
         evaluated = "ways" in results["settings"]
         written = {record["encoding"]: record["interval_by_length"] for record in results["records"] if evaluated}
         return {
-            "said": evaluation_sentences(results) if evaluated else [*of_tasks, *sentences(summary)],
+            "said": evaluation_sentences(results) if evaluated else [*about_tasks, *sentences(summary)],
             "note": EVALUATED if evaluated else COMPARED,
             "lengths": np.array(summary.lengths),
             "trained": summary.train_length,
@@ -198,7 +198,7 @@ def _shown(results: dict[str, Any] | None, name: str) -> dict[str, Any]:
 
 
 def _tuned(record: dict[str, Any]) -> dict[str, Any]:
-    """The curves of a tuning: losses of training and of held-out text over steps, and the latter by length."""
+    """Return the curves of a tuning: training and held-out losses over steps, and held-out losses by length."""
     lengths = [*map(int, record["before_by_length"])]
     unknown = np.full(len(lengths), np.nan)
     steps, held_out = np.array(record["held_out"], dtype=np.float64).T
@@ -219,9 +219,10 @@ def _tuned(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _row(row: Row, summary: Summary, written: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The curves of an encoding, and their 95 % intervals: those that an evaluation has `written` down, by length.
+    """Return the curves of an encoding and their 95 % intervals by length.
 
-    Of a comparison, those over windows, where there are enough.
+    The intervals are the `written` ones of an evaluation, or for a comparison the intervals over windows, if there are
+    enough windows.
     """
     means = _cells([row.by_length.get(length) for length in summary.lengths])
     if written is None:
@@ -234,7 +235,7 @@ def _row(row: Row, summary: Summary, written: Mapping[str, Any] | None) -> dict[
 
 
 def _recalled(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Of one encoding, the share of the pass keys that it recalled: a row for each depth, a column for each length."""
+    """Return the share of pass keys that an encoding recalled, with a row per depth and a column per length."""
     lengths, depths = (sorted({each[name] for each in record["pass_keys"]}) for name in ("length", "depth"))
     counts = np.zeros((2, len(depths), len(lengths)))
     for each in record["pass_keys"]:
@@ -251,7 +252,7 @@ def _cells(cells: Sequence[Cell | None]) -> np.ndarray:
 
 
 def by_position(row: Row) -> np.ndarray:
-    """The losses of an encoding by position: means over `NEIGHBOURS`, fewer at the ends."""
+    """Return the losses of an encoding by position, averaged over `NEIGHBOURS`, or fewer at the ends."""
     values = _cells(row.by_position)
     counts = np.convolve(np.ones(len(values)), np.ones(NEIGHBOURS), "same")
     return np.convolve(values, np.ones(NEIGHBOURS), "same") / counts if len(values) >= NEIGHBOURS else values
@@ -263,7 +264,7 @@ def _thinned(losses: list[float]) -> dict[str, np.ndarray]:
 
 
 def _codes(name: str, shown: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, str]:
-    """The code of each picture of a report."""
+    """Return the code of each picture of a report."""
     tuned, evaluated = "held_out" in results, "ways" in results.get("settings", {})
     file = Path(name) if name.endswith(".json") else Path(name) / (RECORD if tuned else RESULTS)
     head = "import json\nfrom pathlib import Path\n\n"
@@ -280,11 +281,11 @@ def _codes(name: str, shown: Mapping[str, Any], results: Mapping[str, Any]) -> d
 
 
 def _code_of_run(run: Comparison, session: Session) -> str:
-    """The code that trains as a comparison does that runs here: its curves are in no report."""
+    """Return code that trains like the comparison that runs here, whose curves are not in a report."""
     files = [session.written(name) for name, file in session.texts.items() if str(file) in run.files]
     options = ", ".join(f"{name}={value!r}" for name, value in run.options.items())
     return TRAINING.format(files=files, options=options)
 
 
-ABOUT = "Which encoding works at lengths that a model was not trained at? Measured on small models, or yours."
+ABOUT = "Which encoding works beyond the trained length? Measured on small models, or on yours."
 SCREENS = {"results": Screen("Results", 8, ABOUT, numbers)}

@@ -1,4 +1,4 @@
-"""Rotary, and Images and video: a clock for every pair of dimensions, in text, under scalings, and on several axes."""
+"""The screens Rotary, and Images and video: a clock for every pair of dimensions, in text and on several axes."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ MAX_LENGTH = 2**22
 NUM_POINTS = 128
 NUM_PLACES = 96
 NEAR = 8
-"""So many positions around each place of the curve of errors are computed, and the largest error is drawn."""
+"""The number of positions around each point of the error curve, of which the largest error is drawn."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 AXES = ("frame", "row", "column")
 FRAME, ROW, COLUMN = range(3)
 SCHEMES = ("contiguous", "stride", "turns", "axial", "heads")
-"""One ladder of frequencies, in sections (Qwen2-VL), every third pair (Qwen3-VL) or rows and columns in turns and then
-frames (ERNIE 4.5 VL); or a ladder for each axis, as in vision encoders; or an axis for each group of heads (MHRoPE)."""
+"""The axis of each pair. The first three use one series of frequencies: in sections (Qwen2-VL), every third pair
+(Qwen3-VL), or rows and columns in turns and then frames (ERNIE 4.5 VL). The others use a series for each axis, as in
+vision encoders, or an axis for each group of heads (MHRoPE)."""
 MOST = 32
-"""Frames, rows, columns, and tokens of text on either side."""
+"""The largest number of frames, of rows, of columns, and of text tokens on either side."""
 
 
 def clocks(state: State, session: Session) -> Mapping[str, Any]:
-    """For one rotary encoding: its pairs at a position, beside those of every scaling, and what is lost."""
+    """Return the pairs of a rotary encoding at a position, the scalings to compare with, and the rounding errors."""
     dim = state.whole("head_dim", 64, 4, 256, even=True)
     base = state.real("base", 10_000.0, 2, 1e9, log=True)
     trained = state.whole("trained", 4096, 16, MAX_LENGTH, log=True)
@@ -46,7 +47,7 @@ def clocks(state: State, session: Session) -> Mapping[str, Any]:
     length, sizes = round(trained * factor), (dim, base, factor, trained)
     rotary = _rotary(method, length, *sizes)
     if rotary.seq_len is not None and position >= length:
-        length = position + 1  # the sequence is at least as long as that, and the frequencies follow
+        length = position + 1  # the sequence is at least that long, and frequencies depend on its length
         rotary = rotary.for_length(length)
     attention_factor = rotary.scaling.effective_attention_factor
     cos, sin = (
@@ -75,17 +76,18 @@ def clocks(state: State, session: Session) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=80)
 def _rotary(method: str, length: int, dim: int, base: float, factor: float, trained: int) -> Rotary:
-    """At this length, where the frequencies depend on it."""
+    """Return the encoding, for this length if the frequencies depend on it."""
     scaling = None if method == NONE else scaling_by_name(f"{method}:{factor!r}", trained, dim, base)
     rotary = Rotary(dim, base=base, scaling=scaling)
     return rotary if rotary.scaling.length_that_matters is None else rotary.for_length(length)
 
 
 def side_by_side(*sizes: Any) -> Mapping[str, Any]:
-    """By how much each method stretches the wavelength of each pair, and how well its cached keys fit.
+    """Return the factor of each method on the wavelength of each pair, and how well its cached keys fit.
 
-    A key that was cached at the trained length, by its position: 1 where its angles are those of the new length; the
-    mean over pairs of the cosine of the difference elsewhere. `sizes`: head_dim, base, factor and trained length.
+    The fit of a key that was cached at the trained length is the mean over pairs of the cosine of the angle difference,
+    by its position. It is 1 if its angles are the angles of the new length. `sizes` are head_dim, base, factor and
+    trained length.
     """
     *_, factor, trained = sizes
     positions, curves = sampled(trained, NUM_POINTS), dict[str, Any]()
@@ -99,15 +101,15 @@ def side_by_side(*sizes: Any) -> Mapping[str, Any]:
             size = now.scaling.effective_attention_factor**2
             curves[method] = ((cos_then * cos_now + sin_then * sin_now)[0].mean(-1) / size).numpy()
     most = max(float(np.nanmax(stretch)), 1.001)
-    still = [name for name in EXTENDING if name not in curves]
+    unchanged = [name for name in EXTENDING if name not in curves]
     return {
         "methods": {"names": list(EXTENDING), "stretch": np.array(stretch), "most": most},
-        "cache": {"positions": positions, "curves": curves, "kept": still},
+        "cache": {"positions": positions, "curves": curves, "kept": unchanged},
     }
 
 
 def precision(rotary: Rotary, position: int) -> Mapping[str, Any]:
-    """The errors of cosines by dtype: the largest near positions up to 2^31, and of each pair at this position."""
+    """Return the errors of cosines by dtype: the largest at positions up to 2^31, and of each pair at this position."""
     places = np.unique(np.geomspace(1, MAX_INT32, NUM_PLACES).round().astype(np.int64))
     near = np.clip(places[:, None] - np.arange(NEAR), 0, None)
     curves, pairs = {}, {}
@@ -142,7 +144,7 @@ def _codes_of_clocks(rotary: Rotary, position: int, pair: int, sizes: tuple[Any,
 
 
 def images(state: State, session: Session) -> Mapping[str, Any]:
-    """The index of every token on every axis, the axis of every pair, and how alike two places are after rotation."""
+    """Return the index of every token on every axis, the axis of every pair, and the similarity after rotation."""
     frames, rows, columns = (
         state.whole(name, n, 1, MOST) for name, n in (("frames", 2), ("rows", 12), ("columns", 16))
     )
@@ -173,9 +175,9 @@ def images(state: State, session: Session) -> Mapping[str, Any]:
 
 
 def _axes(state: State, pairs: int, scheme: str) -> tuple[list[int], dict[str, Any]]:
-    """Which axis each pair turns with, from the fastest to the slowest, and how a `Rotary` is told.
+    """Return the axis of each pair, from the fastest to the slowest, and the options of `Rotary` for them.
 
-    Of heads in three groups, one is shown: all its pairs turn with one axis. Else so many pairs turn with each.
+    With an axis for each group of heads, one group is shown. Otherwise the settings give the pairs of each axis.
     """
     if scheme == "heads":
         axes = [AXES.index(state.one_of("group", AXES[ROW], AXES))] * pairs
@@ -186,7 +188,7 @@ def _axes(state: State, pairs: int, scheme: str) -> tuple[list[int], dict[str, A
         axes = np.repeat(np.arange(3), sections).tolist()
         if scheme in ("contiguous", "axial"):
             return axes, {"sections": sections, "axial": scheme == "axial"}
-        if scheme == "stride":  # as far as the sections of rows and columns reach; frames have the rest
+        if scheme == "stride":  # for the sections of rows and columns; the other pairs are for frames
             axes = [pair % 3 if pair < 3 * sections[pair % 3] else FRAME for pair in range(pairs)]
         else:
             _, rows, columns = sections
@@ -223,11 +225,11 @@ def _codes_of_images(
 
 SCREENS = {
     "rotary": Screen(
-        "Rotary", 2, "Every pair of dimensions is a clock that turns with the position: fast ones tell near tokens "
-        "apart, slow ones far ones.", clocks,
+        "Rotary", 2, "Every pair of dimensions is a clock that turns with the position. Fast clocks separate near "
+        "tokens, slow clocks distant ones.", clocks,
     ),
     "images": Screen(
-        "Images and video", 6, "A token of an image has a frame, a row and a column: each turns pairs of its own, and "
-        "text goes on after it.", images,
+        "Images and video", 6, "A token of an image has a frame, a row and a column. Each rotates different pairs, and "
+        "text continues after it.", images,
     ),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Rows: documents, padding, a cache, a window and ranks; who attends to whom, and which backend would run."""
+"""The screen Rows: documents, padding, a cache, a window and ranks, the attention mask, and the backend to run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from locant.positions.fields import Read
 from locant.positions.registry import encodings
 
 MOST = 192
-"""Tokens of a row, and of a cache: each is drawn."""
+"""The largest number of tokens in a row or cache, which are all drawn."""
 NONE = "none"
 BOTH, CAUSAL = "both directions", "causal"
 
@@ -35,7 +35,7 @@ INDICES = {
     "abacus": "within numbers (abacus)",
 }  # fmt: skip
 SUM = "653+49=207"
-"""With its units last, but for the result, which is written with its units first."""
+"""A sum with the units of the numbers last, and the units of the result first."""
 
 
 class Row(NamedTuple):
@@ -47,33 +47,33 @@ class Row(NamedTuple):
 
     @classmethod
     def of(cls, function: Callable[..., Positions], *arguments: Any, **options: Any) -> Row:
-        """What this function makes, without a cache."""
+        """Return the row that this function makes, without a cache."""
         positions, python = called(function, *arguments, **options)
         return cls(positions, None, f"positions = {python}\n")
 
 
-class Asked(NamedTuple):
-    """What the settings say of a row: how it is made, also so many times as long, its cache, and its ranks."""
+class RowSettings(NamedTuple):
+    """The settings of a row: a function that makes it at a multiple of its length, its cache and its ranks."""
 
     row: Callable[[int], Row]
     cached: int = 0
     world: int = 1
     zigzag: bool = False
     parts: int = 1
-    """Of every document and of the padding, which have to be equal."""
+    """The number of equal parts of every document and of the padding."""
     characters: str = ""
-    """What its tokens spell."""
+    """The characters of its tokens."""
 
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
-    """Of every token its place, and of every pair of query and key whether one attends to the other."""
+    """Return the place of every token, and for every query and key whether the query attends to the key."""
     indices = state.one_of("indices", COUNTED, list(INDICES), INDICES)
-    asked = _of_a_sum(state, indices) if indices in ("coupled", "abacus") else _of_documents(state, indices)
+    settings = _read_sum(state, indices) if indices in ("coupled", "abacus") else _read_documents(state, indices)
     causal = state.one_of("direction", CAUSAL, [CAUSAL, BOTH]) == CAUSAL
     window = state.whole("window", 0, 0, MOST) or None
     name = state.one_of("encoding", "rotary", [NONE, *encodings()])
-    times = 1 if asked.characters else state.whole("times", 1, 1, 512, log=True)
-    row, longer = asked.row(1), asked.row(times)
+    times = 1 if settings.characters else state.whole("times", 1, 1, 512, log=True)
+    row, longer = settings.row(1), settings.row(times)
     at = state.whole("at", int((row.queries.document >= 0).sum()) - 1, 0, MOST + 64)
 
     keys = row.queries if row.keys is None else row.keys
@@ -81,34 +81,35 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     distance = (row.queries.order[0][:, None] - keys.order[0]).numpy().astype(np.float64)
     distance[~allowed] = np.nan
     ranks = np.zeros(row.queries.seq_len, np.int64)
-    for rank in range(asked.world):
-        ranks[row.queries.shard_slots(rank, asked.world, asked.zigzag).numpy()] = rank
+    for rank in range(settings.world):
+        ranks[row.queries.shard_slots(rank, settings.world, settings.zigzag).numpy()] = rank
     options = ["k_positions"] * (row.keys is not None) + ["causal=False"] * (not causal)
     options += [] if window is None else [f"window={window}"]
-    used = "from locant.positions import generalizing\n" if "generalizing." in row.python else ""
-    python = f"from locant import Positions\n{used}\n{row.python}"
-    of_keys = "positions" if row.keys is None else "k_positions"
-    mask = f"mask = positions.mask({', '.join(options)})\ndistance = positions.order[0][:, None] - {of_keys}.order[0]\n"
+    imports = "from locant.positions import generalizing\n" if "generalizing." in row.python else ""
+    python = f"from locant import Positions\n{imports}\n{row.python}"
+    variable = "positions" if row.keys is None else "k_positions"
+    mask = f"mask = positions.mask({', '.join(options)})\n"
+    mask += f"distance = positions.order[0][:, None] - {variable}.order[0]\n"
     mask += 'distance = distance.double().where(mask[0, 0], float("nan"))\n'
-    if asked.world > 1:
-        python += f"mine = positions.shard(rank, {asked.world}, zigzag={asked.zigzag})  # of each rank\n"
+    if settings.world > 1:
+        python += f"shard = positions.shard(rank, {settings.world}, zigzag={settings.zigzag})  # on each rank\n"
     return {
         "queries": _tokens(row.queries) | {"rank": ranks},
         "keys": _tokens(keys),
-        "cached": 0 if row.keys is None else asked.cached,
+        "cached": 0 if row.keys is None else settings.cached,
         "pairs": distance,
         "seen": allowed.sum(1),
-        "work": [int(allowed[ranks == rank].sum()) for rank in range(asked.world)],
+        "work": [int(allowed[ranks == rank].sum()) for rank in range(settings.world)],
         "at": min(at, row.queries.seq_len - 1),
         "backend": _backend(longer, name, causal, None if window is None else window * times),
-        "parts": asked.parts,
-        "characters": asked.characters,
+        "parts": settings.parts,
+        "characters": settings.characters,
         "python": {"row": python, "mask": python + mask},
     }
 
 
-def _of_documents(state: State, indices: str) -> Asked:
-    """Documents of these lengths, padding, and a cache before the first."""
+def _read_documents(state: State, indices: str) -> RowSettings:
+    """Read the settings of documents, padding, and a cache before the first document."""
     lengths = _lengths(state.text("documents", "5, 3, 8", longest=400))
     padding = state.whole("padding", 2, 0, 64)
     counted = indices == COUNTED
@@ -128,11 +129,11 @@ def _of_documents(state: State, indices: str) -> Asked:
         largest = max(below, *longer)  # a row for the backend may be too long for this limit
         return Row.of(generalizing.randomized, [longer], largest, seed=seed, length=sum(longer) + padding * times)
 
-    return Asked(row, cached, world, zigzag, parts)
+    return RowSettings(row, cached, world, zigzag, parts)
 
 
-def _of_a_sum(state: State, indices: str) -> Asked:
-    """The characters of an equation, whose digits know their places."""
+def _read_sum(state: State, indices: str) -> RowSettings:
+    """Read the settings of an equation, whose digits have positions by their places."""
     text = state.text("sum", SUM, longest=MOST)
     numbers = [len(digits) for digits in re.findall(r"[0-9]+", text)]
     if indices == "coupled" and not re.fullmatch(r"[0-9]+([^0-9][0-9]+)+", text):
@@ -145,7 +146,7 @@ def _of_a_sum(state: State, indices: str) -> Asked:
         row = Row(positions, None, f"{python}positions = generalizing.abacus(ids, digits)\n")
     else:
         raise RangeError(f"got {shown(text)} for sum, expected a text with numbers", f"sum={SUM}")
-    return Asked(lambda _: row, characters=text)
+    return RowSettings(lambda _: row, characters=text)
 
 
 def _lengths(text: str) -> list[int]:
@@ -160,7 +161,7 @@ def _lengths(text: str) -> list[int]:
 
 
 def _row(lengths: list[int], padding: int, side: str, cached: int) -> Row:
-    """By the shortest way to say it; cached tokens stand before the first document, and are of it."""
+    """Return a row, with the shortest Python code. Cached tokens precede the first document and belong to it."""
     total = sum(lengths)
     if cached and len(lengths) == 1 and not padding:
         keys, python = called(Positions.arange, cached + total)
@@ -177,12 +178,12 @@ def _row(lengths: list[int], padding: int, side: str, cached: int) -> Row:
         index, document = [*index, blank], [*document, no_document]
     else:
         index, document = [blank, *index], [no_document, *document]
-    where, whose = np.concatenate(index).tolist(), np.concatenate(document).tolist()
-    positions = Positions.of(where, whose)
-    python = f"positions = Positions.of({where},\n                         document={whose})\n"
+    indices, documents = np.concatenate(index).tolist(), np.concatenate(document).tolist()
+    positions = Positions.of(indices, documents)
+    python = f"positions = Positions.of({indices},\n                         document={documents})\n"
     if not cached:
         return Row(positions, None, python)
-    keys = Positions.of([*range(cached), *where], [0] * cached + whose)
+    keys = Positions.of([*range(cached), *indices], [0] * cached + documents)
     python += f"cached = Positions.arange({cached})\nk_positions = Positions.cat([cached, positions])\n"
     return Row(positions, keys, python)
 
@@ -192,7 +193,7 @@ def _tokens(positions: Positions) -> dict[str, np.ndarray]:
 
 
 def _backend(row: Row, name: str, causal: bool, window: int | None) -> dict[str, Any]:
-    """What `attend` would choose on a CPU, and why; its tensors take no memory."""
+    """Return the backend that `attend` would choose on a CPU, and the reason. Its tensors take no memory."""
     mask = AttentionMask(row.queries, row.keys, causal, window)
     number = torch.zeros(())
     q, k = (number.expand(1, SIZES["num_heads"], side.seq_len, SIZES["head_dim"]) for side in (mask.queries, mask.keys))
@@ -203,18 +204,18 @@ def _backend(row: Row, name: str, causal: bool, window: int | None) -> dict[str,
             if any(x is not None for x in read):
                 mask = AttentionMask(_with_read(mask.queries, read), _with_read(mask.keys, read), causal, window)
             choice = choose_backend("auto", AttentionInputs(q, k, k, mask, encoding))
-        chosen, reason = choice.name, choice.reason
-    except LocantError as error:  # the row is shown all the same
-        chosen, reason = NONE, error.cause
+        backend, reason = choice.name, choice.reason
+    except LocantError as error:  # the row is still shown
+        backend, reason = NONE, error.cause
     sizes = {"queries": mask.queries.seq_len, "keys": mask.keys.seq_len, "heads": SIZES["num_heads"]}
-    return {"name": chosen, "reason": reason, **sizes}
+    return {"name": backend, "reason": reason, **sizes}
 
 
 def _with_read(positions: Positions, read: Read) -> Positions:
-    """What was read of one token, for every token; it takes no memory."""
-    of_all = (None if x is None else x.expand(1, positions.seq_len, *x.shape[2:]) for x in read)
-    return replace(positions, read=Read(*of_all))
+    """Give every token the features of one token, without using memory."""
+    expanded = (None if x is None else x.expand(1, positions.seq_len, *x.shape[2:]) for x in read)
+    return replace(positions, read=Read(*expanded))
 
 
-ABOUT = "Documents, padding, a cache, a window and ranks: where each token stands, and who attends to whom."
+ABOUT = "Documents, padding, a cache, a window and ranks: the position of each token, and the tokens it attends to."
 SCREENS = {"rows": Screen("Rows", 5, ABOUT, numbers)}

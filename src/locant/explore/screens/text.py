@@ -1,6 +1,6 @@
-"""Your text: its tokens, the windows that a model trains on, and its way into attention: embedded, rotated, weighed.
+"""The screen Your text: its tokens, the windows for training, its embeddings, rotated keys and attention weights.
 
-All of it in the small model that ships, in one of random numbers, or in a model whose folder was given.
+They are computed in the small model of this package, in a random model, or in a model from a folder.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from locant.text.reading import read_texts
 SENTENCE = "The function returns a list of strings. If the list is empty, the function returns None."
 EXAMPLE, SAMPLE, BYTES, TRAINED = "a sentence", "sample text", "bytes", "trained on this text"
 MOST_CHARACTERS = 50_000
-"""Of a text: more would make the tokenizer wait, and the page shows a few hundred tokens."""
+"""The largest text. A longer one would delay the page, which shows only a few hundred tokens."""
 PARTS = ("weights", "keys", "rotated", "added")
-"""Of a layer, what is drawn."""
+"""The parts of a layer that are drawn."""
 WIDTH = 64
-"""Of a model's embeddings, so many dimensions are drawn."""
+"""The number of embedding dimensions that are drawn."""
 SMALL, UNTRAINED = "small, trained", "untrained"
 TITLES = {"nope": "none (NoPE)", "own": "the model's own"}
-SWAPPED = "The model's attention with other positions ({}), which it was not trained with."
+SWAPPED = "The model's attention with other positions ({}) than in its training."
 NEIGHBOURS = 8
 NEAR = """near = embedding.token.nearest(int(ids[{at}]), 8)
 print([tokenizer.token(each) for each in near.ids])
@@ -42,20 +42,20 @@ far = torch.stack([(layer.weights * distance).sum(-1).mean(-1) for layer in laye
 """
 READ, UNREAD = "read the model", "tables alone"
 MOST_BYTES = 2**30
-"""Of the weights of a model that is read without being asked for."""
-TOLD = {
-    SMALL: "Trained: a decoder of 2 layers that read the Python documentation, with each of these encodings in turn.",
-    UNTRAINED: "Untrained: random numbers, so only what positions do to them means something.",
+"""The largest size of weights that are read by default."""
+DESCRIPTIONS = {
+    SMALL: "Trained: a decoder of 2 layers, trained on the Python documentation with each of these encodings in turn.",
+    UNTRAINED: "Untrained: the weights are random, so only the effect of positions has a meaning.",
 }
 
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
-    """The tokens from a place on, the windows over them, their vectors, and who attends to whom."""
+    """Return the tokens from a place on, the windows over them, their vectors and their attention weights."""
     typed = state.text("typed", "", longest=4000)
-    name, opened, text = _chosen(state, session)
+    name, opened, text = _read_text(state, session)
     text = typed or text
     model = state.one_of("model", next(iter(session.models), SMALL), [*session.models, SMALL, UNTRAINED])
-    folder = "" if model in TOLD else str(session.models[model])
+    folder = "" if model in DESCRIPTIONS else str(session.models[model])
     kind = folder or (str(FOLDER) if model == SMALL else state.one_of("tokenizer", TRAINED, [TRAINED, BYTES]))
     vocab_size = state.whole("vocabulary", 512, 257, 8192, log=True) if kind == TRAINED else 257
     tokenizer, ids = _tokenizer(kind, vocab_size, text), _encoded(kind, vocab_size, text)
@@ -67,18 +67,20 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     names = models.WAYS if folder else models.ENCODINGS if model == SMALL else encodings_of_text()
     encoding = state.one_of("encoding", "own" if folder else "rotary", names, TITLES)
     if folder:
-        embedding, (layers, told) = _pretrained(folder), _in_folder(state, folder, encoding, tuple(map(int, part)))
+        embedding = _pretrained(folder)
+        layers, description = _in_folder(state, folder, encoding, tuple(map(int, part)))
     else:
         size = () if model == SMALL else (tokenizer.vocab_size,)
         decoder = (models.small_model if model == SMALL else models.untrained_model)(encoding, *size)
-        embedding, layers, told = decoder.embedding, models.layers_of(decoder, part.tolist()), TOLD[model]
+        embedding, layers = decoder.embedding, models.layers_of(decoder, part.tolist())
+        description = DESCRIPTIONS[model]
     with torch.no_grad():
         tokens = torch.from_numpy(part).long()[None]
         alone, vectors = (each(tokens)[0].float().numpy() for each in (embedding.token, embedding))
     attention = _attention(state, layers) if layers else {}
     written = session.written(model) if folder else kind
     return {
-        "name": "what you typed" if typed else name,
+        "name": "your input" if typed else name,
         "characters": len(text),
         "tokens": len(ids),
         "vocab_size": tokenizer.vocab_size,
@@ -91,7 +93,7 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
         "vectors": vectors[:, :WIDTH],
         "alone": alone[:, :WIDTH],
         "neighbours": _neighbours(folder, int(part[at])) if folder else [],
-        "told": told,
+        "told": description,
         "encoding": encoding,
         "attention": attention,
         "python": _codes(
@@ -102,8 +104,8 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _chosen(state: State, session: Session) -> tuple[str, str, str]:
-    """A file of the command line, a dropped one, or a text that is here: its name, how Python reads it, its text."""
+def _read_text(state: State, session: Session) -> tuple[str, str, str]:
+    """Return the name, the Python code and the text of a command-line file, a dropped file or a built-in text."""
     files = session.texts
     name, dropped = session.chosen(state, "file", next(iter(files), EXAMPLE), [*files, EXAMPLE, SAMPLE])
     if name == EXAMPLE:
@@ -116,9 +118,9 @@ def _chosen(state: State, session: Session) -> tuple[str, str, str]:
         text = dropped.content.decode()
     except UnicodeDecodeError as error:
         cause = f"got {dropped.name!r}, which is not text in UTF-8: byte {error.start}"
-        raise InputError(cause, "a text file") from None
+        raise InputError(cause, "use a text file in UTF-8") from None
     if not text:
-        raise InputError(f"got {dropped.name!r}, which is empty", "a file with text in it")
+        raise InputError(f"got {dropped.name!r}, which is empty", "use a file that contains text")
     return dropped.name, _opening(dropped.name), text[:MOST_CHARACTERS]
 
 
@@ -145,14 +147,14 @@ def _pretrained(folder: str) -> InputEmbedding:
 
 @lru_cache(maxsize=256)
 def _neighbours(folder: str, token: int) -> list[list[Any]]:
-    """The tokens whose rows are nearest to this one's: spelling, id and cosine."""
-    tokenizer, found = _tokenizer(folder, 257, ""), _pretrained(folder).token.nearest(token, NEIGHBOURS)
-    near = zip(found.ids.tolist(), found.scores.tolist(), strict=True)
-    return [[tokenizer.token(each) if each < tokenizer.vocab_size else "", each, score] for each, score in near]
+    """Return the tokens whose rows are nearest to the row of this one: spelling, id and cosine."""
+    tokenizer, nearest = _tokenizer(folder, 257, ""), _pretrained(folder).token.nearest(token, NEIGHBOURS)
+    pairs = zip(nearest.ids.tolist(), nearest.scores.tolist(), strict=True)
+    return [[tokenizer.token(each) if each < tokenizer.vocab_size else "", each, score] for each, score in pairs]
 
 
 def _windows(ids: np.ndarray, length: int, stride: int, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Of the shown tokens; where there are too few for a target there is none."""
+    """Return the windows over the tokens shown, or none if there are too few for a target."""
     if len(ids) < 2:
         return {"inputs": [], "targets": [], "starts": []}
     windows = Windows(ids, length, stride)
@@ -171,22 +173,22 @@ def _layers(folder: str, ids: tuple[int, ...], way: str) -> list[Layer]:
 
 
 def _in_folder(state: State, folder: str, way: str, ids: tuple[int, ...]) -> tuple[list[Layer], str]:
-    """The layers of a model, and what is said of them; none where it is not read, or has none to show."""
+    """Return the layers of a model and a sentence about them. There are none if the model is not read or hides them."""
     size = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
     if state.one_of("attention", READ if size <= MOST_BYTES else UNREAD, [READ, UNREAD]) == UNREAD:
-        return [], f"Only the tables of this model are read: its layers are {size / 1e9:.1f} GB."
+        return [], f"Only the tables of this model are read, because its weights are {size / 1e9:.1f} GB."
     try:
         layers = _layers(folder, ids, way)
     except (LocantError, OSError, ValueError, RuntimeError) as error:
         cause = error.cause if isinstance(error, LocantError) else str(error).partition("\n")[0]
         return [], f"There is no attention to show: {cause}."
     if not layers:
-        return [], "There is no attention to show: this model keeps it to itself."
+        return [], "There is no attention to show: this model does not return its attention weights."
     return layers, "The model's own attention." if way == "own" else SWAPPED.format(TITLES.get(way, way))
 
 
 def _attention(state: State, layers: Sequence[Layer]) -> dict[str, Any]:
-    """One head of one layer, and how far back each head of each layer looks, on average."""
+    """Return one head of one layer, and the mean attention distance of each head of each layer."""
     at = state.whole("layer", 0, 0, len(layers) - 1, follows=True)
     layer = layers[at]
     head = state.whole("head", 0, 0, len(layer.weights) - 1, follows=True)
@@ -221,7 +223,7 @@ def _code_of_tokens(text: str, kind: str, vocab_size: int, part: str) -> str:
 def _codes(
     tokens: str, folder: str, model: str, encoding: str, attention: Mapping[str, Any], at: int
 ) -> dict[str, str]:
-    """The code of each picture; that of the tokens comes before all others."""
+    """Return the code of each picture. It begins with the code of the tokens."""
     vectors = "x = embedding(torch.from_numpy(ids).long()[None])\n"
     if folder:
         used, called = "layers_in_folder", f"layers_in_folder({folder!r}, ids, {encoding!r})"
@@ -241,5 +243,5 @@ def _codes(
     return codes
 
 
-ABOUT = "From characters to attention: tokens, windows, embeddings, rotation, and who attends to whom."
+ABOUT = "From characters to attention: tokens, windows, embeddings, rotation and attention weights."
 SCREENS = {"text": Screen("Your text", 7, ABOUT, numbers)}
