@@ -99,7 +99,9 @@ def layers_of(model: Decoder, ids: Sequence[int] | np.ndarray) -> list[Layer]:
 
 @torch.no_grad()
 def layers_in_folder(folder: str | Path, ids: Sequence[int] | np.ndarray, way: str = "own") -> list[Layer]:
-    """Return the attention weights of every layer of a model of `transformers`. `way`: see `locant.lab.position_overrides`.
+    """Return the attention weights of every layer of a model of `transformers`.
+
+    `way` is a name that `PositionOverride` reads.
 
     Raises:
         InputError: the folder has no such model, or the model does not accept these positions.
