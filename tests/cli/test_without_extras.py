@@ -68,7 +68,7 @@ CODE: dict[str, str | None] = {
     "from locant.checkpoints import load_swapped; load_swapped('model')": "hf",
     "import locant; locant.probe(CONFIG)": "hf",
     "import locant; locant.probe(locant.Rotary(8))": None,
-    "import locant; locant.probe(lambda x, positions: x.cos(), head_dim=8)": None,
+    "import locant as l; l.probe(lambda x, p: l.Rotary(8).rotate_one(x, l.Positions.of(p)), head_dim=8)": None,
     "import locant; locant.plot(locant.ALiBi(2))": "lab",
     "import locant; locant.encoding_from_gguf('model.gguf')": "gguf",
     "import locant; locant.TokenEmbedding.from_pretrained('model')": None,

@@ -108,7 +108,7 @@ def _compared(values: dict[str, Any], case: Case) -> Outcome:
             return Outcome(REFUSED, str(error))
     try:
         index, turn = theirs(case)
-    except (TypeError, ValueError) as error:  # a type that this module does not know, or what only a dictionary lacks
+    except (RuntimeError, TypeError, ValueError) as error:  # what its own code stumbles over, such as an odd width
         return Outcome(UNBUILT, f"{type(error).__name__}: {error}")
     q = 2 * torch.rand(1, 2, index.shape[1], rotary.head_dim, generator=torch.Generator().manual_seed(0)) - 1
     with torch.no_grad():

@@ -368,6 +368,8 @@ def test_every_model_with_rotary_positions_has_an_encoding_for_each_layer() -> N
         types = getattr(config, "layer_types", None)
         if not types or not isinstance(types, list):
             continue
+        if getattr(config, "rope_parameters", None) == {}:  # its own module cannot be built from its defaults, either
+            continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for kind in dict.fromkeys(types):

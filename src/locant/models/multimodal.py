@@ -121,7 +121,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         1e4, 262144,
         keys=RotaryKeys(
             layout="interleaved", head_dim_key="qk_rope_head_dim", rope_types=MROPE,
-            pairs=_by_stride(24, 20, 20, layout="interleaved"),
+            pairs=_by_stride(12, 10, 10, layout="interleaved"),
         ),
         defaults={"qk_rope_head_dim": 64},
     ),
