@@ -29,7 +29,7 @@ def dtype_name(dtype: Any) -> str:
     return OTHER_NAMES.get(name, name)
 
 
-def spell(value: float, digits: int = 6) -> str:
+def spell(value: float | int, digits: int = 6) -> str:
     """Return a number for people, rounded to so many digits that matter.
 
     >>> spell(500_000.0), spell(1_304.2, 3), spell(1e6), spell(0.0625), spell(3.1e-7)
@@ -39,7 +39,7 @@ def spell(value: float, digits: int = 6) -> str:
     return f"{float(f'{value:.{digits}g}'):,.0f}" if "e+" in text else text
 
 
-def literal(value: float) -> str:
+def literal(value: float | int) -> str:
     """Return a number as Python reads it, in the fewest characters that are equal to it.
 
     >>> literal(10_000.0), literal(1e6), literal(0.125), literal(1 / 3)
