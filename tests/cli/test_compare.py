@@ -208,7 +208,7 @@ def test_tasks_are_compared_without_a_text_and_the_command_asks_for_the_same_aga
     line = "compare --tasks copy --encodings nope,rotary@randomized --task-length 2 --seeds 0 --batch 4 --d-model 8"
     result = succeeds(f"{line} --num-layers 1 --num-heads 2 --steps 3 -o out")
     assert "training 2 encodings with 1 seed on copy\nrows of 1 to 2 items, measured up to 8\n" in result.stderr
-    assert re.search(r"(?m)^this takes at the most about \d+ s$", result.stderr)
+    assert re.search(r"(?m)^this takes at most about \d+ s$", result.stderr)
     assert len(re.findall(r"(?m)^copy +\S+ +seed 0 +did not learn +1: \d", result.stderr)) == 2
     assert result.stdout.startswith("Effective length (items)")
     first = json.loads((folder / "out" / "results.json").read_text())

@@ -208,7 +208,7 @@ def test_a_reader_that_goes_away_hears_no_complaint() -> None:
 def test_an_exit_code_is_that_of_the_process() -> None:
     done = subprocess.run([sys.executable, "-m", "locant", "bench", "x"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("locant: got 'x', recorded are ")
+    assert done.stderr.startswith("locant: got 'x', expected one of ")
 
 
 def test_text_that_stdout_cannot_write_is_escaped(folder: Path) -> None:

@@ -27,7 +27,7 @@ TRAIN = "train text.txt --train-length 8 --steps 2 --tokenizer bytes"
 def test_two_commands_lead_from_a_text_to_a_text(succeeds: Run, folder: Path) -> None:
     done = succeeds(f"{TRAIN} --encoding alibi -o small")
     assert done.stdout.startswith("small: alibi, 2 steps, loss 5.")
-    assert done.stdout.endswith("now: locant generate small 'To be'\n")
+    assert done.stdout.endswith("Next: locant generate small 'To be'\n")
     assert sorted(path.name for path in (folder / "small").iterdir()) == [
         "config.json", "model.safetensors", "tokenizer.json",
     ]  # fmt: skip

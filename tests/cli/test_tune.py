@@ -117,7 +117,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "another width": (a_key("hidden_size", 32), "lm_head.weight of shape (290, 16)"),
     "another shape": (narrower, "model.norm.weight of shape (15,)"),
     "a shard is missing": (sharded, "model-00001-of"),
-    "a truncated file": (lambda folder: (folder / "model.safetensors").write_bytes(b"123456789"), "no intact"),
+    "a truncated file": (lambda folder: (folder / "model.safetensors").write_bytes(b"123456789"), "not an intact"),
     "no head": (an_encoder, "without cls.predictions"),
     "an adapter": (lambda folder: (folder / "adapter_config.json").write_text("{}"), "an adapter"),
     "no length": (a_key("max_position_embeddings", None), "max_position_embeddings"),

@@ -320,7 +320,7 @@ NONSENSE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "ids past those of the model": (
         {**ONE, "position_ids": torch.arange(9)[None] + 131072}, {"model": "llama-3.1-8b"}, "ids up to 131071",
     ),
-    "a row longer than a table": ({"input_ids": torch.ones(1, 1025)}, {"model": "gpt2"}, "1025 tokens"),
+    "a row longer than a table": ({"input_ids": torch.ones(1, 1025)}, {"model": "gpt2"}, "1,025 tokens"),
     "ids of RoBERTa from 0": (ONE, {"model": "roberta-base"}, "the first id of roberta is 2"),
     "types past a table": (
         {**ONE, "token_type_ids": torch.full((1, 9), 2)}, {"model": "bert-base"}, "bert has 2 types",

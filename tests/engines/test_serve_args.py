@@ -179,7 +179,7 @@ def test_it_is_printed(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(text("gemma3_text", rope_parameters=kinds)))
     asked = ["serve-args", str(tmp_path), "--to", "999", "--for", "vllm", "--text", "a.txt"]
     losses = CliRunner().invoke(main, asked)
-    assert (losses.exit_code, "without --text" in losses.output) == (2, True)
+    assert (losses.exit_code, "omit --text" in losses.output) == (2, True)
 
 
 @pytest.mark.slow

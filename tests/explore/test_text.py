@@ -179,6 +179,10 @@ def test_the_attention_of_a_model_is_what_transformers_says_and_other_positions_
 
 
 def test_the_folder_of_a_model_is_no_report() -> None:
+    """So the recorded results are shown."""
     session = Session.of([str(MINILM)], [])
-    assert answer("results", {}, session)["numbers"]["rows"] == []
+    recorded = answer("results", {}, Session.of([], []))["numbers"]["rows"]
+    assert [row["name"] for row in answer("results", {}, session)["numbers"]["rows"]] == [
+        row["name"] for row in recorded
+    ]
     assert answer("model", {}, session)["numbers"]["model_type"] == "bert"

@@ -194,7 +194,7 @@ class Rotary(PositionEncoding):
 
         >>> config = {"model_type": "qwen2", "hidden_size": 3584, "num_attention_heads": 28, "rope_theta": 1e6}
         >>> Rotary.from_config(config)
-        Rotary(head_dim=128, base=1e+06, layout='half', angles='exact')
+        Rotary(head_dim=128, base=1000000, layout='half', angles='exact')
         """
         from locant.models.encodings import layer_types, rotary_from_config
         from locant.models.registry import read_known
