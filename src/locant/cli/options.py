@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -28,7 +28,13 @@ class Whole(click.IntRange):
         return super().convert(number, param, ctx)
 
 
-class OneOf(click.Choice[str]):
+if TYPE_CHECKING:
+    _Choice = click.Choice[str]
+else:
+    _Choice = click.Choice  # which is not generic before click 8.2
+
+
+class OneOf(_Choice):
     """One of several names, in upper or lower case. `read` maps another spelling to a name, or to ``None``."""
 
     def __init__(self, names: Iterable[str], read: Callable[[str], str | None] = str) -> None:

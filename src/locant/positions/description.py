@@ -48,10 +48,8 @@ def built(description: Mapping[str, Any]) -> PositionEncoding:
     """Return an untrained encoding from its description."""
     options = dict(description["options"])
     if isinstance(options.get("scaling"), Mapping):
-        import locant.scaling
-
         scaling = dict(options["scaling"])
-        options["scaling"] = getattr(locant.scaling, scaling.pop("kind"))(**scaling)
+        options["scaling"] = KINDS[scaling.pop("kind")](**scaling)
     return encoding_of(description["name"], **options)
 
 
