@@ -102,9 +102,9 @@ def _read_bytes(path: Path) -> bytes:
     raise InputError(f"got {path}, which is a device, expected a text file", "pass the path of a text file")
 
 
-def require_text(data: bytes, name: str, remedy: str = "convert it with iconv -f UTF-16 -t UTF-8 first") -> None:
-    """Raise `InputError` if data begin like UTF-16 (with this `remedy`), or contain NUL, as binary files do."""
+def require_text(data: bytes, name: str) -> None:
+    """Raise `InputError` if data begin like UTF-16, or contain NUL, as binary files do."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise InputError(f"{name} begins like UTF-16, expected UTF-8", remedy)
+        raise InputError(f"{name} begins like UTF-16, expected UTF-8", "convert it with iconv -f UTF-16 -t UTF-8 first")
     if (zero := data.find(0)) >= 0:
         raise InputError(f"{name} is binary: byte {zero} is NUL, expected text in UTF-8", "use a .txt or .md file")

@@ -200,7 +200,7 @@ def _good_documents(engine: Engine, byte_range: ByteRange, tally: Tally) -> Iter
     require_readers(source)
     try:
         with warnings.catch_warnings(action="ignore"):  # these warnings were given when the file was found
-            require_its_kind(source)
+            require_its_kind(source, [])
         dropped = engine.too_long(documents(byte_range, Tally(), skip_bad=True))
     except InputError:
         _require_unchanged(source)
