@@ -52,6 +52,7 @@ def test_separators_can_be_typed(run: Run) -> None:
     assert "in 2 documents" in run(r"prepare two.txt -o other --tokenizer bytes --separator '\\n'").stdout
 
 
+@pytest.mark.filterwarnings("default")  # the command prints them
 def test_remedies_of_warnings_are_options(run: Run) -> None:
     Path("a.txt").write_bytes("déjà vu, à l'été".encode("cp1252"))
     assert "try: pass --encoding cp1252, or" in run("prepare a.txt -o store --tokenizer bytes").stdout

@@ -119,10 +119,8 @@ def _with_warnings(answer: Answer, caught: list[warnings.WarningMessage]) -> Ans
     verb = click.get_current_context().command
 
     def spelled(message: Warning | str) -> str:
-        match getattr(message, "args", ()):
-            case (Remedy() as text,):
-                return as_typed(text, verb)
-        return str(message)
+        text = message.args[0] if isinstance(message, Warning) and message.args else None
+        return as_typed(text, verb) if isinstance(text, Remedy) else str(message)
 
     messages = [spelled(warning.message) for warning in caught]
     lines = [f"warning: {message}" for message in messages]

@@ -266,5 +266,9 @@ class TestEncodings:
             store = prepare(corpus, tmp_path / "store", tokenizer="bytes", separator="|", workers=1)
         found = {Path(path).name: count for path, count in problems(store).not_utf8.items()}
         assert found == {"a.txt": 3, "b.jsonl": 2}
-        with refuses(InputError, "which Python does not know"):
-            find_sources(corpus, encoding="klingon")
+
+    @pytest.mark.parametrize("name", ["klingon", "idna", "punycode", "undefined", "rot13", "base64", "hex", "zip"])
+    def test_what_is_not_an_encoding_of_files_is_refused_before_they_are_read(self, tmp_path: Path, name: str) -> None:
+        for call in (find_sources, lambda paths, encoding: estimate(paths, tokenizer="bytes", encoding=encoding)):
+            with refuses(InputError, f"got '{name}', which Python does not know as an encoding of text files"):
+                call(tmp_path, encoding=name)

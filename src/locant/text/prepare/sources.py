@@ -215,6 +215,7 @@ def find_sources(
     entries: list[Any] = [*paths] if isinstance(paths, Iterable) and not isinstance(paths, (str, bytes)) else [paths]
     if odd := [path for path in entries if not isinstance(path, (str, Path))]:
         raise InputError(f"got {shown(odd[0])} as a path, expected str or Path", "pass the path of a file or folder")
+    encoding = None if encoding is None else known_encoding(encoding)
     left_out = Counter() if left_out is None else left_out
     names = [name for path in entries for name in _expand(str(path), left_out)]
     if not names:
@@ -226,7 +227,6 @@ def find_sources(
             other = f" (as {seen[real]})" if seen[real] != name else ""
             raise InputError(f"got {'standard input' if name == STDIN else name} twice{other}", "pass it once")
         seen[real] = name
-    encoding = None if encoding is None else known_encoding(encoding)
     misread: list[str] = []
     sources = [_source(name, separator, field, encoding, skip_bad, misread) for name in names]
     _warn_of_misread(misread, encoding)
@@ -242,8 +242,10 @@ def known_encoding(name: str) -> str | None:
     try:
         codec = codecs.lookup(name)
         "a".encode(codec.name)  # not one from bytes to bytes, such as hex
+        # Not one of domain names (idna, punycode), which cannot replace bytes. UTF-16 and UTF-32 need the mark.
+        codecs.getincrementaldecoder(codec.name)("replace").decode(codecs.BOM_UTF32_LE, True)
     except (LookupError, ValueError, TypeError):
-        cause = f"got {shown(name)} as an encoding, which Python does not know"
+        cause = f"got {shown(name)}, which Python does not know as an encoding of text files"
         raise InputError(cause, "use one such as cp1252, gbk or utf-16-le") from None
     return None if codec.name == "utf-8" else codec.name
 
