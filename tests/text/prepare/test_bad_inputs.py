@@ -82,6 +82,40 @@ def test_what_is_bad_is_skipped_and_counted(folder: Path, tmp_path: Path) -> Non
     assert documents(store) == [f"document {number}" for _ in "abcz" for number in range(40)]
 
 
+@pytest.mark.parametrize("tokenizer", ["bytes", None])
+def test_if_nothing_is_left_the_error_names_what_was_skipped(folder: Path, tmp_path: Path, tokenizer: Any) -> None:
+    paths = [*broken(folder)]
+    why = "{} skipped as broken: " + f"{paths[0]} is not a complete gzip file"
+    for files, said in ((paths[:1], "1 file was"), (paths, f"{len(paths)} files were")):
+        with refuses(InputError, why.format(said), "try: test it with gzip -t"):
+            called(files, tmp_path / f"store-{len(files)}", tokenizer=tokenizer, skip_bad=True)
+    (folder / "i.jsonl").write_bytes(BAD_LINES[1])
+    with refuses(InputError, "1 file was skipped as broken", "i.jsonl, line 1", "try: mend it and run the same again"):
+        called(folder / "i.jsonl", tmp_path / "lines", tokenizer=tokenizer, skip_bad=True)
+
+
+def test_a_damaged_file_that_seems_to_be_binary_is_damaged(tmp_path: Path) -> None:
+    data = bytearray(bz2.compress("".join(f"{pow(3, i, 2**61 - 1):x}\n" for i in range(2000)).encode()))
+    data[290] ^= 0xFF
+    assert b"\0" in bz2.BZ2Decompressor().decompress(data, 8192)
+    (tmp_path / "a.txt.bz2").write_bytes(data)
+    with refuses(InputError, "is not a complete bzip2 file", "bzip2 -t"):
+        find_sources(tmp_path)
+
+
+@pytest.mark.parametrize("layout", [{}, {"indent": 2}])
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("a b.json", "jq -c '.[]' '{}' > '{}.jsonl'"), ("a.json.gz", "gzip -dc {} | jq -c '.[]' > {}.jsonl")],
+)
+def test_an_array_is_not_json_lines(tmp_path: Path, name: str, remedy: str, layout: dict[str, Any]) -> None:
+    path = tmp_path / name
+    data = json.dumps([{"text": "one"}, {"text": "two"}], **layout).encode()
+    path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    with refuses(InputError, f"{path} is a JSON array", remedy.format(path, str(path).removesuffix(".gz"))):
+        called(path, tmp_path / "store")
+
+
 def test_work_that_a_bad_record_has_stopped_goes_on_in_either_way(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
