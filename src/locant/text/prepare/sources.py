@@ -388,7 +388,7 @@ def require_its_kind(source: Source, misread: list[str]) -> Source:
         _require_text(source, data)
     except InputError:
         if source.compression is not None:
-            _beginning(source, MOST_DAMAGED)  # if the file is damaged, this is the true error
+            _require_undamaged(source)  # if it is damaged, this is the true error
         raise
     if source.encoding is not None:
         if is_misread_as(source.encoding, data):
@@ -403,12 +403,19 @@ def require_its_kind(source: Source, misread: list[str]) -> Source:
 
 def _beginning(source: Source, size: int) -> bytes:
     """Return the first `size` bytes of the decompressed content of a file, or all if there are not more."""
-    parts: list[bytes] = []
+    data = b""
     with opened(source) as file, _decompressed(file, source, Tally()) as stream:
-        while size > 0 and (data := stream.read(min(size, BLOCK))):
-            parts.append(data)
-            size -= len(data)
-    return b"".join(parts)
+        while len(data) < size and (more := stream.read(size - len(data))):
+            data += more
+    return data
+
+
+def _require_undamaged(source: Source) -> None:
+    """Raise `InputError` if a compressed file is damaged within the first `MOST_DAMAGED` bytes of its content."""
+    size = 0
+    with opened(source) as file, _decompressed(file, source, Tally()) as stream:
+        while size < MOST_DAMAGED and (data := stream.read(BLOCK)):
+            size += len(data)
 
 
 def _with_marked_encoding(source: Source, data: bytes) -> Source:
