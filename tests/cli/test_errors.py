@@ -160,7 +160,7 @@ def test_a_remedy_is_written_in_the_words_of_who_reads_it() -> None:
     ):
         for error in (LocantError("got 3", remedy), pickle.loads(pickle.dumps(LocantError("got 3", remedy)))):  # noqa: S301
             assert str(error) == f"got 3; try: {python}"
-            assert errors._as_typed(error.remedy, verb) == typed
+            assert errors.as_typed(error.remedy, verb) == typed
 
 
 test_a_remedy_is_in_the_words_of_the_command_line = refused(

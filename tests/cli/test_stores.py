@@ -52,6 +52,16 @@ def test_separators_can_be_typed(run: Run) -> None:
     assert "in 2 documents" in run(r"prepare two.txt -o other --tokenizer bytes --separator '\\n'").stdout
 
 
+@pytest.mark.filterwarnings("default")  # the command prints them
+def test_remedies_of_warnings_are_options(run: Run) -> None:
+    Path("a.txt").write_bytes("déjà vu, à l'été".encode("cp1252"))
+    assert "try: pass --encoding cp1252, or" in run("prepare a.txt -o store --tokenizer bytes").stdout
+    Path("b.txt").write_text("déjà vu", encoding="utf-8")
+    result = run("prepare b.txt -o other --tokenizer bytes --encoding cp1252 --json")
+    expected = "b.txt is valid UTF-8 but was read as cp1252; if it is UTF-8, prepare it without --encoding"
+    assert json.loads(result.stdout)["warnings"] == [expected]
+
+
 def test_the_end_of_text_can_be_left_out(run: Run) -> None:
     assert "1,920 tokens" in run("prepare text.txt -o store --tokenizer bytes --no-end-of-text").stdout
 

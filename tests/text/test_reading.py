@@ -78,6 +78,7 @@ class TestReadTexts:
             (b"abc\xe2\x82", "byte 3 is 0xe2"),
             (b"\xed\xa0\x80", "byte 0 is 0xed"),  # a surrogate is no character
             ("né".encode("utf-16"), "begins like UTF-16"),
+            ("né".encode("utf-32"), "begins like UTF-32"),
             ("né".encode("utf-16-be"), "byte 0 is NUL"),
         ],
     )

@@ -72,7 +72,7 @@ class VerbGroup(click.Group):
             ctx.exit(READER_GONE)
         except LocantError as error:
             if (verb := ctx.invoked_subcommand) is not None:
-                error.remedy = _as_typed(error.remedy, self.get_command(ctx, verb))
+                error.remedy = as_typed(error.remedy, self.get_command(ctx, verb))
             raise
         return result
 
@@ -134,7 +134,7 @@ def _print_error(cause: str, remedy: str, code: int = WRONG_INPUT) -> int:
     return code
 
 
-def _as_typed(remedy: str, verb: click.Command) -> str:
+def as_typed(remedy: str, verb: click.Command) -> str:
     """Return a remedy with its arguments, such as ``head_dim=64``, written as options of this verb."""
     options = {str(one.name): one for one in verb.params if isinstance(one, click.Option)}
 

@@ -12,8 +12,9 @@ from typing import Any, get_args
 import click
 
 from locant.cli.answers import Answer, answers
+from locant.cli.errors import as_typed
 from locant.cli.options import OneOf, Place, Whole, count, only_given, output, tokenizer_options, typed
-from locant.errors import InputError
+from locant.errors import InputError, Remedy
 from locant.spelling import dtype_name
 from locant.text import Tokenizer
 from locant.text.prepare import estimate, finalize, problems
@@ -115,7 +116,13 @@ def prepare(paths: tuple[str, ...], output: Path | None, **options: Any) -> Answ
 
 def _with_warnings(answer: Answer, caught: list[warnings.WarningMessage]) -> Answer:
     """Add warnings to an answer: one line each, and ``warnings`` in JSON."""
-    messages = [str(warning.message) for warning in caught]
+    verb = click.get_current_context().command
+
+    def spelled(message: Warning | str) -> str:
+        text = message.args[0] if isinstance(message, Warning) and message.args else None
+        return as_typed(text, verb) if isinstance(text, Remedy) else str(message)
+
+    messages = [spelled(warning.message) for warning in caught]
     lines = [f"warning: {message}" for message in messages]
     return Answer({**answer.facts, "warnings": messages}, "\n".join([str(answer.words), *lines]))
 

@@ -5,7 +5,6 @@ A file is one document in UTF-8, which is read as a whole. A byte order mark is 
 
 from __future__ import annotations
 
-import codecs
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -102,9 +101,11 @@ def _read_bytes(path: Path) -> bytes:
     raise InputError(f"got {path}, which is a device, expected a text file", "pass the path of a text file")
 
 
-def require_text(data: bytes, name: str, remedy: str = "convert it with iconv -f UTF-16 -t UTF-8 first") -> None:
-    """Raise `InputError` if data begin like UTF-16 (with this `remedy`), or contain NUL, as binary files do."""
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise InputError(f"{name} begins like UTF-16, expected UTF-8", remedy)
+def require_text(data: bytes, name: str) -> None:
+    """Raise `InputError` if data begin like UTF-32 or UTF-16, or contain NUL, as binary files do."""
+    for kind in ("UTF-32", "UTF-16"):  # in this order: the mark of UTF-16 begins the mark of UTF-32
+        if data.startswith(("\ufeff".encode(f"{kind}-LE"), "\ufeff".encode(f"{kind}-BE"))):
+            cause = f"{name} begins like {kind}, expected UTF-8"
+            raise InputError(cause, f"convert it with iconv -f {kind} -t UTF-8 first")
     if (zero := data.find(0)) >= 0:
         raise InputError(f"{name} is binary: byte {zero} is NUL, expected text in UTF-8", "use a .txt or .md file")

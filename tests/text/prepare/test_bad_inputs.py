@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -78,6 +80,40 @@ def test_what_is_bad_is_skipped_and_counted(folder: Path, tmp_path: Path) -> Non
     store.verify()
     assert problems(store) == Problems(skipped=expected, not_utf8={})
     assert documents(store) == [f"document {number}" for _ in "abcz" for number in range(40)]
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", None])
+def test_if_nothing_is_left_the_error_names_what_was_skipped(folder: Path, tmp_path: Path, tokenizer: Any) -> None:
+    paths = [*broken(folder)]
+    why = "{} skipped as broken: " + f"{paths[0]} is not a complete gzip file"
+    for files, said in ((paths[:1], "1 file was"), (paths, f"{len(paths)} files were")):
+        with refuses(InputError, why.format(said), "try: test it with gzip -t"):
+            called(files, tmp_path / f"store-{len(files)}", tokenizer=tokenizer, skip_bad=True)
+    (folder / "i.jsonl").write_bytes(BAD_LINES[1])
+    with refuses(InputError, "1 file was skipped as broken", "i.jsonl, line 1", "try: mend it and run the same again"):
+        called(folder / "i.jsonl", tmp_path / "lines", tokenizer=tokenizer, skip_bad=True)
+
+
+def test_a_damaged_file_that_seems_to_be_binary_is_damaged(tmp_path: Path) -> None:
+    data = bytearray(bz2.compress("".join(f"{pow(3, i, 2**61 - 1):x}\n" for i in range(2000)).encode()))
+    data[290] ^= 0xFF
+    assert b"\0" in bz2.BZ2Decompressor().decompress(data, 8192)
+    (tmp_path / "a.txt.bz2").write_bytes(data)
+    with refuses(InputError, "is not a complete bzip2 file", "bzip2 -t"):
+        find_sources(tmp_path)
+
+
+@pytest.mark.parametrize("layout", [{}, {"indent": 2}])
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("a b.json", "jq -c '.[]' '{}' > '{}.jsonl'"), ("a.json.gz", "gzip -dc {} | jq -c '.[]' > {}.jsonl")],
+)
+def test_an_array_is_not_json_lines(tmp_path: Path, name: str, remedy: str, layout: dict[str, Any]) -> None:
+    path = tmp_path / name
+    data = json.dumps([{"text": "one"}, {"text": "two"}], **layout).encode()
+    path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    with refuses(InputError, f"{path} is a JSON array", remedy.format(path, str(path).removesuffix(".gz"))):
+        called(path, tmp_path / "store")
 
 
 def test_work_that_a_bad_record_has_stopped_goes_on_in_either_way(
@@ -189,10 +225,12 @@ class TestEncodings:
         with refuses(InputError, "likely UTF-16", f"encoding='{remedy}'"):
             find_sources(tmp_path)
 
-    @pytest.mark.parametrize("encoding", ["cp1252", "gbk"])
-    def test_a_likely_other_one_is_warned_of(self, tmp_path: Path, encoding: str) -> None:
+    @pytest.mark.parametrize(
+        ("encoding", "remedy"), [("cp1252", "encoding='cp1252'"), ("gbk", "encoding= with .* example gb18030")]
+    )
+    def test_a_likely_other_one_is_warned_of(self, tmp_path: Path, encoding: str, remedy: str) -> None:
         (tmp_path / "a.txt").write_bytes(TEXT[encoding].encode(encoding))
-        with pytest.warns(UserWarning, match=r"a\.txt is likely not UTF-8: .*; try: pass encoding='cp1252'"):
+        with pytest.warns(UserWarning, match=rf"a\.txt is likely not UTF-8: .*; try: pass {remedy}"):
             find_sources(tmp_path)
         find_sources(tmp_path, encoding=encoding)  # where it is named, nothing is warned of
 
@@ -200,6 +238,51 @@ class TestEncodings:
         texts = [*TEXT.values(), "\x1b[1mred\x1b[0m\f" * 9, "日本\ufffd" * 9, "x" * 2000 + "\x01" * 9, ""]
         assert [likely_other_encoding(text.encode()) for text in texts] == [None] * len(texts)
         assert likely_other_encoding("漢字かな交じり文".encode("utf-16-le") * 9)
+
+    @pytest.mark.parametrize("stated", [None, "cp1252", "utf-16-le"])
+    @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+    def test_a_byte_order_mark_decides(self, tmp_path: Path, encoding: str, stated: str | None) -> None:
+        text, corpus = "né 日本 " * 9, tmp_path / "corpus"
+        corpus.mkdir()
+        (corpus / "a.txt").write_bytes(text.encode(encoding))
+        line = json.dumps({"text": text}, ensure_ascii=False).encode(encoding)
+        (corpus / "b.jsonl.gz").write_bytes(gzip.compress(line))
+        for _ in range(2):  # the second call compares its input with the finished store
+            assert documents(prepare(corpus, tmp_path / "store", tokenizer="bytes", encoding=stated)) == [text, text]
+
+    def test_a_byte_order_mark_of_standard_input_decides(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for _ in range(2):  # the second call compares its input with the finished store
+            stdin = io.TextIOWrapper(io.BytesIO("né".encode("utf-16")))
+            monkeypatch.setattr(sys, "stdin", stdin)
+            assert documents(prepare("-", tmp_path / "store", tokenizer="bytes")) == ["né"]
+
+    def test_utf_8_that_is_read_as_another_one_is_warned_of(self, tmp_path: Path) -> None:
+        data = {
+            "ascii": b"plain text", "western": "déjà vu".encode("cp1252"), "short": "é".encode("cp1252"), "empty": b"",
+            "{utf8}": "déjà vu".encode(), "long": ("é" * 9000).encode(),
+        }  # fmt: skip
+        for name, one in data.items():
+            (tmp_path / f"{name}.txt").write_bytes(one)
+        listed = re.escape(f"cp1252: {tmp_path}/long.txt, {tmp_path}/{{utf8}}.txt; if they are UTF-8, prepare them ")
+        with pytest.warns(UserWarning, match=f"^2 files are valid UTF-8 but were read as {listed}without encoding=$"):
+            find_sources(tmp_path, encoding="cp1252")
+        (tmp_path / "japanese.txt").write_bytes("日本 text".encode("iso2022_jp"))
+        find_sources(tmp_path / "japanese.txt", encoding="iso2022_jp")
+        with pytest.warns(UserWarning, match=r"ascii\.txt is valid UTF-8 but was read as cp037; if it is UTF-8"):
+            find_sources(tmp_path / "ascii.txt", encoding="cp037")
+
+    @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32-be"])
+    def test_utf_8_is_not_read_as_utf_16(self, tmp_path: Path, encoding: str) -> None:
+        (tmp_path / "a.txt").write_bytes(b"plain text")
+        (tmp_path / "b.txt").write_bytes(
+            "Привет".encode(encoding)
+        )  # its UTF-16 is valid UTF-8, too: control characters
+        with refuses(InputError, f"a.txt is not {encoding}: it has no NUL byte", "without encoding="):
+            find_sources(tmp_path, encoding=encoding)
+        assert len(find_sources(tmp_path / "b.txt", encoding=encoding)) == 1
+        (tmp_path / "b.txt").write_bytes("plain".encode("utf-16-le"))
+        with refuses(InputError, "b.txt has no byte order mark, which utf-16 needs", "encoding='utf-16-le'"):
+            find_sources(tmp_path / "b.txt", encoding="utf-16")
 
     @pytest.mark.parametrize("block", [7, 2**20])
     def test_documents_with_other_bytes_are_counted(
@@ -217,5 +300,9 @@ class TestEncodings:
             store = prepare(corpus, tmp_path / "store", tokenizer="bytes", separator="|", workers=1)
         found = {Path(path).name: count for path, count in problems(store).not_utf8.items()}
         assert found == {"a.txt": 3, "b.jsonl": 2}
-        with refuses(InputError, "which Python does not know"):
-            find_sources(corpus, encoding="klingon")
+
+    @pytest.mark.parametrize("name", ["klingon", "idna", "punycode", "undefined", "rot13", "base64", "hex", "zip"])
+    def test_what_is_not_an_encoding_of_files_is_refused_before_they_are_read(self, tmp_path: Path, name: str) -> None:
+        for call in (find_sources, lambda paths, encoding: estimate(paths, tokenizer="bytes", encoding=encoding)):
+            with refuses(InputError, f"got '{name}', which Python does not know as an encoding of text files"):
+                call(tmp_path, encoding=name)

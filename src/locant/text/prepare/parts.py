@@ -40,7 +40,7 @@ from locant.text.prepare.plan import (
     store_folder,
     take_place,
 )
-from locant.text.prepare.readers import Batch, documents
+from locant.text.prepare.readers import Batch, documents, without_text
 from locant.text.prepare.sources import (
     ByteRange,
     Source,
@@ -200,7 +200,7 @@ def _good_documents(engine: Engine, byte_range: ByteRange, tally: Tally) -> Iter
     require_readers(source)
     try:
         with warnings.catch_warnings(action="ignore"):  # these warnings were given when the file was found
-            require_its_kind(source)
+            require_its_kind(source, [])
         dropped = engine.too_long(documents(byte_range, Tally(), skip_bad=True))
     except InputError:
         _require_unchanged(source)
@@ -338,10 +338,7 @@ def _numbering(plan: Plan) -> list[FinishedPart]:
             missing = _describe_missing(plan, missing_parts(plan))
             raise InputError(f"{plan.store} is not finished: {missing}", "run the same command again")
         if not any(shard.documents for part in parts for shard in part.shards):
-            raise InputError(
-                "got no text: the inputs have no documents",
-                Remedy("pass other paths, {} or {}", separator=..., field=...),
-            )
+            raise without_text("got no text", plan.sources(), plan.skip_bad)
         write_whole(path, json.dumps([asdict(part) for part in parts]))
     return [FinishedPart.from_json(part) for part in json.loads(path.read_text(encoding="utf-8"))]
 

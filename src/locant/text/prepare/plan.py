@@ -44,7 +44,7 @@ from typing import Any, TypedDict
 from locant.arguments import flag, shown, whole
 from locant.errors import InputError, RangeError, Remedy
 from locant.files import flush, lock, write_whole
-from locant.text.prepare.readers import TRAINING_BYTES, Sample, take_sample
+from locant.text.prepare.readers import TRAINING_BYTES, Sample, take_sample, without_text
 from locant.text.prepare.sources import ByteRange, Paths, Source, cut, find_sources, known_encoding, read_stdin
 from locant.text.reading import STDIN, well_formed
 from locant.text.store import MANIFEST
@@ -191,9 +191,7 @@ class Request:
         sample = take_sample(self.sources, TRAINING_BYTES, skip_bad=self.skip_bad) if sample is None else sample
         texts = [text.decode(errors="replace") for text in sample.texts]
         if not any(texts):
-            raise InputError(
-                "found no text to train a tokenizer on", Remedy("pass other paths, {} or {}", separator=..., field=...)
-            )
+            raise without_text("found no text to train a tokenizer on", self.sources, self.skip_bad)
         return Tokenizer.train(texts, self.options["vocab_size"])
 
     def end_of_text(self, tokenizer: Tokenizer) -> int | None:

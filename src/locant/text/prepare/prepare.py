@@ -135,8 +135,8 @@ def prepare(
             machines that share the folder, and `finalize` joins their results.
         ray: do the work on a Ray cluster with this address, or ``"local"`` for one on this machine.
         progress: a function that is called with the number of finished bytes of the input, and their total number.
-        encoding: the encoding of text and JSON lines, such as ``"cp1252"``; default: UTF-8. A file that is likely in
-            another encoding gives a warning.
+        encoding: the encoding of text and JSON lines, such as ``"cp1252"``; default: UTF-8. A byte order mark decides
+            the encoding of its file. A file that is likely in another encoding gives a warning.
         skip_bad: skip bad input, and warn with the number of skipped records (`problems`): lines that are not JSON, or
             have no such field or no text in it; documents that are too long for the tokenizer; broken files. All input
             is then read twice.

@@ -23,7 +23,10 @@ from __future__ import annotations
 import codecs
 import json
 import os
+import re
+import shlex
 import tempfile
+import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
@@ -35,6 +38,7 @@ from locant.errors import InputError, Remedy
 from locant.files import FaultError
 from locant.text.prepare.sources import (
     BLOCK,
+    TOOLS,
     ByteRange,
     Source,
     Tally,
@@ -44,9 +48,10 @@ from locant.text.prepare.sources import (
     opened,
     range_blocks,
     require_arrow,
+    require_its_kind,
     unpacked,
 )
-from locant.text.reading import well_formed
+from locant.text.reading import STDIN, well_formed
 
 BOM = codecs.BOM_UTF8
 
@@ -61,6 +66,9 @@ LONGEST_LINE = 2**26
 
 LARGEST = 2**30
 """The most bytes that the text of one row group may hold, dictionaries counted once."""
+
+ARRAY = re.compile(rb"\s*\[\s*(\{|$)")
+"""The beginning of a JSON array of records, in one line or in several lines."""
 
 ROWS = 4096
 """The most rows that are read at a time."""
@@ -308,6 +316,9 @@ def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally, skip_bad: b
                 number = _lines_before(byte_range, first) + seen + 1
                 cause = f"{byte_range.source.name}, line {number} (at byte {begin}) {error}"
                 remedy = Remedy("mend or remove that line and run the same again, or pass {}", skip_bad=True)
+                if number == 1 and ARRAY.match(line):
+                    cause = f"{byte_range.source.name} is a JSON array, expected one record in each line"
+                    remedy = _to_lines(byte_range.source)
                 raise InputError(cause, remedy) from None
             seen += 1
             begin += len(line) + 1
@@ -320,6 +331,17 @@ def _decoded(line: bytes, source: Source, tally: Tally) -> str:
     if "\ufffd" in text and not _is_clean([line], source.encoding is not None):
         tally.not_utf8 += 1
     return text
+
+
+def _to_lines(source: Source) -> str:
+    """Return a remedy for a JSON array: the command that writes a line for each of its elements."""
+    if source.path == STDIN:
+        return "pipe it through jq -c '.[]' first"
+    file = shlex.quote(source.path)
+    if source.compression is None:
+        return f"jq -c '.[]' {file} > {shlex.quote(f'{source.path}.jsonl')}"
+    new = shlex.quote(f"{os.path.splitext(source.path)[0]}.jsonl")  # noqa: PTH122  # a path is a str here
+    return f"{TOOLS[source.compression][1]} -dc {file} | jq -c '.[]' > {new}"
 
 
 def _lookup(record: Any, field: str) -> Any:  # any JSON
@@ -409,6 +431,31 @@ def _values(array: Any, arrow: Any) -> Iterator[bytes]:
     else:
         for value in array.cast(arrow.large_binary()).to_pylist():
             yield value or b""
+
+
+def without_text(cause: str, sources: Sequence[Source], skip_bad: bool) -> InputError:
+    """Return the error for sources that gave no text. It counts the broken ones, and states the fault of the first."""
+    faults = [fault for source in sources if skip_bad and (fault := _fault(source)) is not None]
+    if not faults:
+        why = "no input has a document that can be used" if skip_bad else "the inputs have no documents"
+        return InputError(f"{cause}: {why}", Remedy("pass other paths, {} or {}", separator=..., field=...))
+    skipped = "1 file was skipped as broken" if len(faults) == 1 else f"{len(faults)} files were skipped as broken"
+    remedy = faults[0].remedy
+    if isinstance(remedy, Remedy) and "skip_bad" in remedy.arguments:
+        remedy = "mend it and run the same again"
+    return InputError(f"{cause}: {skipped}: {faults[0].cause}", remedy)
+
+
+def _fault(source: Source) -> InputError | None:
+    """Return the error for which a source is skipped, as a whole or in part, or ``None`` if it can be read."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # these warnings were given when the file was found
+            require_its_kind(source, [])
+        for _ in documents(ByteRange(source, 0, source.size or 0), Tally()):
+            pass
+    except InputError as error:
+        return error
+    return None
 
 
 @dataclass(kw_only=True)

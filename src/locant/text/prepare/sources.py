@@ -4,12 +4,14 @@ Sources are text (.txt, .md), JSON lines (.jsonl, .ndjson, .json) and Parquet (.
 .zst, .bz2, .xz). Folders and patterns stand for all such files in them, sorted by path, and ``-`` is standard input. An
 uncompressed .json file is read if it is named, but not as part of a folder, because such files are rarely text. The
 other files of a folder are counted by the ends of their names. A file that is named twice, even by different paths, is
-an error. Before the work begins, a file that begins like a binary file or like UTF-16 is an error, too. A NUL within
-the first `SNIFFED` bytes means a binary file. A later NUL, which a few of a million web pages have, is text.
+an error. Before the work begins, a file that begins like a binary file is an error, too. A NUL within the first
+`SNIFFED` bytes means a binary file. A later NUL, which a few of a million web pages have, is text.
 
-Text is UTF-8, or in the given `encoding`. A file in another encoding is read from its beginning, and bytes that the
-encoding does not define are read as U+FFFD. A file that is likely in another encoding gives a warning
-(`likely_other_encoding`).
+Text is UTF-8, or in the given `encoding`. A byte order mark at the beginning of a file decides the encoding of this
+file (`MARKS`). A file in another encoding than UTF-8 is read from its beginning, and bytes that the encoding does not
+define are read as U+FFFD. A file that is likely in another encoding gives a warning (`likely_other_encoding`). With a
+given `encoding`, files that are likely UTF-8 (`is_misread_as`) give a warning, too, and are refused if it is UTF-16 or
+UTF-32.
 
 A document belongs to the range in which it begins, so the ranges of a file can be read independently and in any order,
 and together they yield every document once.
@@ -81,6 +83,27 @@ CONTROL_SHARE = 0.1
 
 NUL_SHARE = 0.3
 """If a larger share of the even or the odd bytes is NUL, the text is likely UTF-16."""
+
+FOREIGN_SHARE = 0.5
+"""If a larger share of the characters is not UTF-8, the text is hardly in a Western encoding."""
+
+NAMED = 10
+"""The number of files that a warning lists. Further ones are counted."""
+
+MOST_DAMAGED = 2**26
+"""The unpacked bytes in which damage is sought if a compressed file seems to be binary."""
+
+MARKS: dict[bytes, tuple[str | None, str]] = {  # UTF-32 first: the mark of UTF-16 begins its mark
+    codecs.BOM_UTF32_LE: ("utf-32", "utf-32-le"),
+    codecs.BOM_UTF32_BE: ("utf-32", "utf-32-be"),
+    codecs.BOM_UTF16_LE: ("utf-16", "utf-16-le"),
+    codecs.BOM_UTF16_BE: ("utf-16", "utf-16-be"),
+    codecs.BOM_UTF8: (None, "utf-8-sig"),
+}
+"""For each byte order mark the encoding of a file that begins with it, and its other name. ``None`` means UTF-8."""
+
+WIDE = ("utf-16", "utf-32")
+"""The beginnings of the names of encodings in which Latin letters have NUL bytes."""
 
 _CONTROL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 
@@ -192,6 +215,7 @@ def find_sources(
     entries: list[Any] = [*paths] if isinstance(paths, Iterable) and not isinstance(paths, (str, bytes)) else [paths]
     if odd := [path for path in entries if not isinstance(path, (str, Path))]:
         raise InputError(f"got {shown(odd[0])} as a path, expected str or Path", "pass the path of a file or folder")
+    encoding = None if encoding is None else known_encoding(encoding)
     left_out = Counter() if left_out is None else left_out
     names = [name for path in entries for name in _expand(str(path), left_out)]
     if not names:
@@ -203,8 +227,10 @@ def find_sources(
             other = f" (as {seen[real]})" if seen[real] != name else ""
             raise InputError(f"got {'standard input' if name == STDIN else name} twice{other}", "pass it once")
         seen[real] = name
-    encoding = None if encoding is None else known_encoding(encoding)
-    return [_source(name, separator, field, encoding, skip_bad) for name in names]
+    misread: list[str] = []
+    sources = [_source(name, separator, field, encoding, skip_bad, misread) for name in names]
+    _warn_of_misread(misread, encoding)
+    return sources
 
 
 def known_encoding(name: str) -> str | None:
@@ -216,8 +242,10 @@ def known_encoding(name: str) -> str | None:
     try:
         codec = codecs.lookup(name)
         "a".encode(codec.name)  # not one from bytes to bytes, such as hex
+        # Not one of domain names (idna, punycode), which cannot replace bytes. UTF-16 and UTF-32 need the mark.
+        codecs.getincrementaldecoder(codec.name)("replace").decode(codecs.BOM_UTF32_LE, True)
     except (LookupError, ValueError, TypeError):
-        cause = f"got {shown(name)} as an encoding, which Python does not know"
+        cause = f"got {shown(name)}, which Python does not know as an encoding of text files"
         raise InputError(cause, "use one such as cp1252, gbk or utf-16-le") from None
     return None if codec.name == "utf-8" else codec.name
 
@@ -305,7 +333,9 @@ def _format(name: str) -> tuple[Kind, Compression | None] | None:
     return None if kind is None else (kind, compression)
 
 
-def _source(name: str, separator: str | None, field: str | None, encoding: str | None, skip_bad: bool) -> Source:
+def _source(
+    name: str, separator: str | None, field: str | None, encoding: str | None, skip_bad: bool, misread: list[str]
+) -> Source:
     """Return the source of a path. The beginning of the file is checked, but standard input is not."""
     facts: dict[str, Any] = {"path": name, "separator": separator, "field": field or FIELD, "encoding": encoding}
     if name == STDIN:
@@ -329,7 +359,7 @@ def _source(name: str, separator: str | None, field: str | None, encoding: str |
     source = Source(size=status.st_size, mtime_ns=status.st_mtime_ns, kind=kind, compression=compression, **facts)
     require_readers(source)
     try:
-        require_its_kind(source)
+        return require_its_kind(source, misread)
     except InputError:
         if not skip_bad:
             raise
@@ -342,58 +372,166 @@ def require_readers(source: Source) -> None:
         require_arrow(source.name)
 
 
-def require_its_kind(source: Source) -> None:
-    """Raise `InputError` if a file's first bytes contradict its kind, and warn if its encoding is likely another."""
-    with opened(source) as file, unpacked(file, source, Tally()) as stream:
-        data = stream.read(SNIFFED)
+def require_its_kind(source: Source, misread: list[str]) -> Source:
+    """Return the source in the encoding of its byte order mark, if it has one.
+
+    Raise `InputError` if the first bytes of the file contradict its kind. Warn if its encoding is likely another, and
+    add its name to `misread` if it is likely UTF-8 (`is_misread_as`).
+    """
+    data = _beginning(source, SNIFFED)
     if source.kind == "parquet":
         if not data.startswith(b"PAR1"):
             raise InputError(f"{source.name} is not a Parquet file", "write the file again")
-        return
-    for remedy, likely in {"utf-16-le": data[1::2], "utf-16-be": data[::2]}.items():
+        return source
+    source = _with_marked_encoding(source, data)
+    try:
+        _require_text(source, data)
+    except InputError:
+        if source.compression is not None:
+            _require_undamaged(source)  # if it is damaged, this is the true error
+        raise
+    if source.encoding is not None:
+        if is_misread_as(source.encoding, data):
+            misread.append(source.name)
+    elif (likely := likely_other_encoding(data)) is not None:
+        why, try_this = likely
+        # All of it is a `Remedy`, because the command line spells its arguments as options.
+        text = f"{source.name} is likely not UTF-8: {why}; try: ".replace("{", "{{").replace("}", "}}")
+        warnings.warn(Remedy(text + try_this.text, **try_this.arguments), stacklevel=2)
+    return source
+
+
+def _beginning(source: Source, size: int) -> bytes:
+    """Return the first `size` bytes of the decompressed content of a file, or all if there are not more."""
+    data = b""
+    with opened(source) as file, _decompressed(file, source, Tally()) as stream:
+        while len(data) < size and (more := stream.read(size - len(data))):
+            data += more
+    return data
+
+
+def _require_undamaged(source: Source) -> None:
+    """Raise `InputError` if a compressed file is damaged within the first `MOST_DAMAGED` bytes of its content."""
+    size = 0
+    with opened(source) as file, _decompressed(file, source, Tally()) as stream:
+        while size < MOST_DAMAGED and (data := stream.read(BLOCK)):
+            size += len(data)
+
+
+def _with_marked_encoding(source: Source, data: bytes) -> Source:
+    """Return the source in the encoding of the byte order mark of its data, if they begin with one."""
+    names = _names(data)
+    return source if not names or source.encoding in names else dataclasses.replace(source, encoding=names[0])
+
+
+def _names(data: bytes) -> Sequence[str | None]:
+    """Return the names of the encoding whose byte order mark begins the data, or no names."""
+    return next((names for mark, names in MARKS.items() if data.startswith(mark)), ())
+
+
+def _require_text(source: Source, data: bytes) -> None:
+    """Raise `InputError` if the beginning of a file is not text in the source's encoding."""
+    if source.encoding is not None:
+        if source.encoding.startswith(WIDE) and is_misread_as(source.encoding, data):
+            cause = f"{source.name} is not {source.encoding}: it has no NUL byte, and it is valid UTF-8"
+            convert = f"convert the {source.encoding} files with iconv -f {source.encoding} -t UTF-8"
+            raise InputError(cause, Remedy(f"prepare it without {{}}, or {convert}", encoding=...))
+        if data and source.encoding in (needs := {"utf-16": "utf-16-le", "utf-32": "utf-32-le"}) and not _names(data):
+            cause = f"{source.name} has no byte order mark, which {source.encoding} needs"
+            raise InputError(cause, Remedy(encoding=needs[source.encoding]))
+        data = _decoded(data, source.encoding).encode(errors="replace")
+    for encoding, likely in {"utf-16-le": data[1::2], "utf-16-be": data[::2]}.items():
         others = data.count(0) - likely.count(0)
         if len(likely) >= 8 and likely.count(0) > NUL_SHARE * len(likely) and others < NUL_SHARE * len(likely) / 2:
             cause = f"{source.name} is likely UTF-16 without a byte order mark: many of its bytes are NUL"
-            raise InputError(cause, Remedy(encoding=remedy))
-    require_text(data, source.name, Remedy(encoding="utf-16"))
-    if (why := likely_other_encoding(data)) is not None and source.encoding is None:
-        remedy = Remedy("pass {}, or its actual encoding", encoding="cp1252")
-        warnings.warn(f"{source.name} is likely not UTF-8: {why}; try: {remedy}", stacklevel=2)
+            raise InputError(cause, Remedy(encoding=encoding))
+    require_text(data, source.name)
 
 
-def likely_other_encoding(data: bytes) -> str | None:
-    """Return why the beginning of a text is likely not UTF-8, or ``None`` if it may be UTF-8.
+def is_misread_as(encoding: str, data: bytes) -> bool:
+    """Return True if the beginning of a text is likely UTF-8, and is another text in this `encoding`.
+
+    >>> is_misread_as("cp1252", "déjà vu".encode()), is_misread_as("cp1252", "déjà vu".encode("cp1252"))
+    (True, False)
+    >>> is_misread_as("utf-16-le", b"plain"), is_misread_as("cp1252", b"plain")
+    (True, False)
+    """
+    if b"\0" in data or likely_other_encoding(data) is not None:
+        return False
+    if data.isascii() and b"a".decode(encoding, "replace") == "a":  # such as ISO-2022-JP, which has only ASCII bytes
+        return False
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(data, len(data) < SNIFFED)
+    except UnicodeDecodeError:
+        return False
+    if encoding.startswith(WIDE):
+        return bool(data)
+    return text.removeprefix("\ufeff") != _decoded(data, encoding)
+
+
+def _decoded(data: bytes, encoding: str) -> str:
+    """Decode the beginning of a file, which may end within a character unless it is the whole file."""
+    return codecs.getincrementaldecoder(encoding)("replace").decode(data, len(data) < SNIFFED)
+
+
+def _warn_of_misread(names: Sequence[str], encoding: str | None) -> None:
+    """Warn of files that are likely UTF-8, but are read in another encoding."""
+    if not names:
+        return
+    if len(names) == 1:
+        what, them, they_are = f"{names[0]} is valid UTF-8 but was read as {encoding}", "it", "it is"
+    else:
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        listed = ", ".join(names[:NAMED]) + more
+        what, them, they_are = (
+            f"{len(names)} files are valid UTF-8 but were read as {encoding}: {listed}",
+            "them",
+            "they are",
+        )
+    what = what.replace("{", "{{").replace("}", "}}")
+    warnings.warn(Remedy(f"{what}; if {they_are} UTF-8, prepare {them} without {{}}", encoding=...), stacklevel=3)
+
+
+def likely_other_encoding(data: bytes) -> tuple[str, Remedy] | None:
+    """Return why the beginning of a text is likely not UTF-8, with a remedy, or ``None`` if it may be UTF-8.
 
     >>> likely_other_encoding("déjà vu, à l'été".encode("cp1252"))
-    '4 of its first 15 characters are not UTF-8'
+    ('4 of its first 15 characters are not UTF-8', "pass encoding='cp1252', or its actual encoding")
     >>> likely_other_encoding("déjà vu, à l'été".encode()[:-1]) is None  # which ends within a letter
     True
     """
     text = codecs.getincrementaldecoder("utf-8")(errors="replace").decode(data)
     replaced, control = text.count("\ufffd") - data.count("\ufffd".encode()), len(_CONTROL.findall(text))
-    for count, share, what in (
-        (replaced, REPLACED_SHARE, "are not UTF-8"),
-        (control, CONTROL_SHARE, "are control characters"),
+    western = Remedy("pass {}, or its actual encoding", encoding="cp1252")
+    if replaced > FOREIGN_SHARE * len(text):
+        western = Remedy("pass {} with its actual encoding, for example gb18030, shift_jis or cp1251", encoding=...)
+    wide = Remedy("pass {} with its actual encoding, for example utf-16-le", encoding=...)
+    for count, share, what, remedy in (
+        (replaced, REPLACED_SHARE, "are not UTF-8", western),
+        (control, CONTROL_SHARE, "are control characters", wide),
     ):
         if count >= FEWEST and count > share * len(text):
-            return f"{count} of its first {len(text)} characters {what}"
+            return f"{count} of its first {len(text)} characters {what}", remedy
     return None
 
 
 def read_stdin(source: Source, place: Path | None) -> tuple[Source, str]:
     """Read standard input to its end, and return its source and SHA-256. With a `place`, it is copied to this file."""
-    digest, size = hashlib.sha256(), 0
+    digest, size, misread, first = hashlib.sha256(), 0, list[str](), b""
     with nullcontext() if place is None else NewFile(place) as copy:
         for block in blocks(standard_input()):
             digest.update(block)
             size += len(block)
+            first += block[: 4 - len(first)]
             if copy is not None:
                 copy.write(block)
         source = dataclasses.replace(source, size=size, copy=None if place is None else str(place))
+        source = _with_marked_encoding(source, first)
         if copy is not None:
             copy.settle()
             copy.publish()
-            require_its_kind(source)
+            require_its_kind(source, misread)
+            _warn_of_misread(misread, source.encoding)
     return source, digest.hexdigest()
 
 
