@@ -108,7 +108,7 @@ def test_tokens_that_do_not_fit_name_the_length_that_does() -> None:
         (lambda ids: torch.zeros(2, VOCAB), ("a tensor of shape (2, 23)", "(2, 3, vocab_size)")),
         (lambda ids: torch.zeros(6, 1, VOCAB), ("a tensor of shape (6, 1, 23)",)),
         (lambda ids: torch.zeros(2, 2, VOCAB), ("a tensor of shape (2, 2, 23)",)),
-        (lambda ids: torch.zeros(2, 3, VOCAB, dtype=torch.long), ("torch.int64",)),
+        (lambda ids: torch.zeros(2, 3, VOCAB, dtype=torch.long), ("of int64",)),
         (lambda ids: (torch.zeros(()), torch.zeros(2, 3, VOCAB)), ("a tuple of (a tensor of shape ()",)),
         (lambda ids: {"loss": 0.0}, ("a dict of loss",)),
         (lambda ids: None, ("a NoneType",)),
@@ -121,8 +121,12 @@ def test_what_a_model_returned_instead_of_logits_is_stated(returned: Any, words:
 
 
 def test_what_cannot_be_drawn_from_is_refused() -> None:
-    with refuses(RangeError, "NaN among the logits"):
-        generate(lambda ids: torch.full((1, 2, VOCAB), torch.nan), [1, 2], 1)
+    wrong = {torch.nan: "NaN of the logits", torch.inf: "inf as the", -torch.inf: "-inf as the largest"}
+    for number, words in wrong.items():
+        with refuses(RangeError, words):
+            generate(lambda ids, number=number: torch.full((1, 2, VOCAB), number), [1, 2], 1)
+    with refuses(ShapeError, "ids of dtype float32, expected integers"):
+        generate(GPT(), [1.5], 1)  # type: ignore[list-item]
     with refuses(RangeError, "top_k", "23"):
         generate(GPT(), [1, 2], 1, top_k=VOCAB + 1)
     with refuses(RangeError, "max_seq_len"):

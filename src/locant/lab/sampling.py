@@ -15,6 +15,7 @@ from locant.arguments import Real, real, shape_error, shown, whole
 from locant.attention import KVCache
 from locant.errors import LocantError, RangeError, Remedy, ShapeError
 from locant.lab.decoder import Decoder
+from locant.spelling import dtype_name
 
 T = TypeVar("T")
 
@@ -77,7 +78,11 @@ def generate(
     if isinstance(ids, (str, bytes)):
         raise ShapeError(f"got {shown(ids)} for ids, expected integers", "tokenizer.encode('a prompt')")
     parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-    prompt = torch.as_tensor(ids, device=None if parameter is None else parameter.device).long()
+    prompt = torch.as_tensor(ids, device=None if parameter is None else parameter.device)
+    if prompt.numel() and (prompt.is_floating_point() or prompt.is_complex() or prompt.dtype == torch.bool):
+        got = f"got ids of dtype {dtype_name(prompt.dtype)}, expected integers"
+        raise ShapeError(got, "tokenizer.encode('a prompt')")
+    prompt = prompt.long()
     if prompt.ndim not in (1, 2) or not prompt.shape[-1]:
         raise shape_error("ids", prompt, "(seq,) or (batch, seq) with a token or more", "tokenizer.encode('a prompt')")
     rows = prompt.view(-1, prompt.shape[-1])
@@ -178,10 +183,13 @@ def _logits(returned: Any, ids: Tensor) -> Float[Tensor, "batch vocab_size"]:
     if logits.ndim != 3 or logits.shape[0] != batch or logits.shape[1] not in (1, seq_len) or not logits.shape[2]:
         raise ShapeError(f"got {_describe(returned)} from the model, expected {expected}", remedy)
     if not logits.is_floating_point():
-        raise ShapeError(f"got {_describe(returned)} of {logits.dtype} from the model, expected {expected}", remedy)
+        raise ShapeError(
+            f"got {_describe(returned)} of {dtype_name(logits.dtype)} from the model, expected {expected}", remedy
+        )
     last = logits[:, -1].to(ids.device)
-    if last.isnan().any():
-        raise RangeError("got NaN among the logits from the model, expected numbers", "train it with a smaller rate")
+    if not (last.max(dim=-1).values.isfinite()).all() or last.isnan().any():  # -inf hides a token
+        wrong = "NaN" if last.isnan().any() else f"{float(last.max())} as the largest"
+        raise RangeError(f"got {wrong} of the logits from the model, expected numbers", "train it with a smaller rate")
     return last.float()
 
 

@@ -70,7 +70,7 @@ def find(name: str) -> Kind:
         whole, stem = _squeezed(name), _stem(name)
         if whole and whole in known:
             return ENCODINGS.find(known[whole])
-        if name.strip() and stem in AMBIGUOUS:
+        if whole and stem in AMBIGUOUS:
             meant = " or ".join(f"locant.encoding({one!r}, ...)" for one in AMBIGUOUS[stem])
             raise RangeError(f"got encoding {name!r}, which is a name of several", meant) from None
         if (made := next((each for words, each in OF_GRIDS.items() if words in whole), None)) is not None:
