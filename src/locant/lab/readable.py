@@ -59,7 +59,9 @@ class Readable(ABC):
 
 class _OfTransformers(Readable):
     def __init__(self, model: Any) -> None:
-        super().__init__(model, trained_length(model.config), model.config.get_text_config().vocab_size)
+        text = model.config.get_text_config()
+        is_stated = getattr(text, "max_position_embeddings", None) is not None  # not in Bloom's, which has ALiBi
+        super().__init__(model, trained_length(model.config) if is_stated else None, text.vocab_size)
 
     def decoder(self, tokenizer: Tokenizer) -> nn.Module:
         return AsDecoder(self.module, tokenizer)
