@@ -1,4 +1,4 @@
-"""The names of this room. At run time each is imported when it is first used: see ``locant/__init__.py``."""
+"""The public names of `locant.text`. Each is imported when it is first used: see ``locant/__init__.py``."""
 
 from . import prepare as prepare
 from . import reading as reading
