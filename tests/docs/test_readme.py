@@ -34,4 +34,4 @@ def test_the_first_code_calls_nothing_by_two_underscores() -> None:
 
 
 def test_what_is_not_timed_stands_before_the_installation() -> None:
-    assert README.index("On a GPU nothing has been timed") < README.index("## Installation")
+    assert README.index("Nothing has been timed on a GPU yet") < README.index("## Installation")

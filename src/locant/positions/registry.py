@@ -167,7 +167,9 @@ def _squeezed(name: str) -> str:
 
 
 def _names_inside(stem: str, known: Mapping[str, str]) -> tuple[set[str], str | None, str]:
-    """Return the encodings and the scaling whose names are in a title, the longest first, and the rest of the title.
+    """Return the encodings and the scaling whose names are in a title, and the rest of the title.
+
+    Longer names come first, and of equally long names the one that begins earlier in the title.
 
     >>> _names_inside("llamalinearscalingrotary", {"rotary": "rotary"})
     ({'rotary'}, 'linear', 'llama')
@@ -177,7 +179,7 @@ def _names_inside(stem: str, known: Mapping[str, str]) -> tuple[set[str], str | 
     scalings |= {"dynamicntk": "dynamic", "ntk": "ntk"}
     found = set[str]()
     scaling = None
-    for words in sorted({*known, *scalings}, key=len, reverse=True):
+    for words in sorted({*known, *scalings}, key=lambda each: (-len(each), stem.find(each), each)):
         is_name = len(words) >= SHORTEST and words not in COMMON_WORDS
         if words in stem and (is_name or words == "ntk"):
             stem = stem.replace(words, " ")
