@@ -278,13 +278,18 @@ def tune(model: str, files: tuple[str, ...], output: Path | None, force: bool, *
     Without a FILE the text is the documentation that ships with Python. - is standard input. The last tenth is held
     out. To resume a killed run, run the same command: the result is the same, bit for bit.
 
+    To train on several devices: `torchrun --nproc-per-node 4 -m locant tune ...`, or `accelerate launch -m locant tune
+    ...`. They share the windows of each step.
+
     YaRN's recipe: --with yarn:8 and a few hundred steps. DroPE's recipe: --with drope, at the trained length.
     """
+    from locant.lab.processes import joined
     from locant.lab.tuning import TuneSettings, tune
     from locant.report.console import progress_bar
     from locant.report.evaluation import print_tuning
 
-    tuning = TuneSettings(**only_given(options))
+    own_device = click.get_current_context().with_resource(joined(options.pop("device") or "auto"))
+    tuning = TuneSettings(**only_given(options), device=own_device)
     folder = output or Path(f"{Path(model).name}-{tuning.way.replace(':', '-').lower()}")
     with progress_bar("step") as progress:
         record = tune(model, files, tuning, output=folder, force=force, on_step=progress)

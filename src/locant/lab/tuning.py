@@ -8,6 +8,9 @@ A run can be killed at any moment, and the same call continues it. The final wei
 to the bit on the same machine with the same number of threads. On devices other than the CPU, this holds if torch's
 operators add in a fixed order. So only the number of steps may depend on the clock: `minutes` decides it before the
 first step.
+
+Several processes, which `locant.lab.processes` joins, share the windows of each step. They do all other work alike, so
+they exchange only gradients and losses. The first process alone writes.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from pathlib import Path
@@ -31,7 +35,7 @@ from locant.arguments import flag, one_of, real, whole
 from locant.checkpoints.checkpoint_folder import INDEX, companions, headers_of, require_output
 from locant.checkpoints.config_source import read_json, read_source
 from locant.checkpoints.extension import extend
-from locant.errors import InputError, Remedy
+from locant.errors import InputError, RangeError, Remedy
 from locant.extras import require
 from locant.files import flush, json_text, new_folder, require_apart, write_whole
 from locant.lab.language_model import (
@@ -47,6 +51,7 @@ from locant.lab.language_model import (
     trained_length,
 )
 from locant.lab.position_overrides import PositionOverride
+from locant.lab.processes import add_gradients, rank, seed_step, smallest, wait_for_all, world_size
 from locant.lab.results import (
     RECORD,
     Losses,
@@ -156,25 +161,31 @@ def tune(
     `locant.checkpoints.load_swapped`. Weights are trained in float32 and written in their original dtypes. Until the
     run is finished, its state is kept in the folder ``OUTPUT-unfinished``.
 
+    If `torch.distributed` is initialized, all processes call this function, and each trains on its part of every batch.
+
     Args:
         folder: a model in safetensors, with its tokenizer.
         files: texts; without one, the documentation that ships inside Python.
         output: the folder to write. It appears when it is complete.
         force: replace an existing folder, and discard an unfinished run with other settings.
-        on_step: called after every step with its number, the number of steps, and a short report of the losses.
+        on_step: called after every step with its number, the number of steps, and a short report of the losses. With
+            several processes only the first one calls it.
 
     Returns:
         The contents of `tuning.json` in the output: settings, losses in training, and held-out losses before and after.
 
     Raises:
         InputError: a folder, text or output that cannot be used; an unfinished run with other settings.
-        RangeError: an encoding whose sizes are not those of the model.
+        RangeError: an encoding whose sizes are not those of the model; a batch that the processes cannot share.
 
     Costs: weights, gradients and two moments in float32, 16 bytes for each trained weight and 4 for each other one.
 
     >>> tune("model", ["my.txt"], TuneSettings(way="yarn:8"), output="longer")  # doctest: +SKIP
     """
     source, output = Path(folder), Path(output)
+    if rest := settings.batch_size % (processes := world_size()):
+        got = f"got a batch of {settings.batch_size} windows for {processes} processes"
+        raise RangeError(got, Remedy(batch_size=settings.batch_size + processes - rest))
     way = PositionOverride.of(settings.way)
     if way.is_for_reading_only:
         got = f"got {way.name}, which is for reading without training: use locant.swap"
@@ -187,7 +198,7 @@ def tune(
     _tokenizer_config(source)  # if it cannot be read, fail before the training
     state = StateFolder(output, settings.device)
     if (finished := earlier(output / RECORD)).get("settings") == wanted:
-        if state.path.exists():
+        if rank() == 0 and state.path.exists():
             with state:
                 state.remove()
         return finished
@@ -204,13 +215,16 @@ def tune(
     model = load_model(source, config, device=settings.device)
     require_rows(model.config.get_text_config().vocab_size, corpus.ids, corpus.tokenizer.beginning)
     require_positions(model, length)
-    with state, random_numbers_kept(state.device):
+    with state if rank() == 0 else nullcontext(), random_numbers_kept(state.device):
         so_far = _unfinished_run(state, wanted, force=force)
+        wait_for_all()  # the first process must not write a state before the others have looked for one
         prepared = AsDecoder(_prepare(model, way, settings, length), corpus.tokenizer)
         run = _Run(prepared, training, held_out, length, settings)
         record = {**run.train(state, wanted, so_far, on_step), "swapped": hasattr(model.config, "locant")}
-        _write(run.finished_model(), source, output, record, force=force)
-        state.remove()
+        if rank() == 0:
+            _write(run.finished_model(), source, output, record, force=force)
+            state.remove()
+    wait_for_all()
     return record
 
 
@@ -225,7 +239,8 @@ def _unfinished_run(state: StateFolder, wanted: Mapping[str, Any], *, force: boo
     except InputError:
         if not force:
             raise
-        state.remove()
+        if rank() == 0:
+            state.remove()
         return None
     return so_far
 
@@ -237,6 +252,8 @@ def _run_settings(source: Path, settings: TuneSettings, length: int, corpus: Cor
     chosen["device"] = torch.device(settings.device).type  # the number of the device does not matter
     if settings.num_steps is settings.minutes is None:
         chosen["num_steps"] = STEPS
+    if world_size() > 1:
+        chosen["processes"] = world_size()
     return {"model": source.name, "model_sha256": fingerprint(source), **chosen, "text": text}
 
 
@@ -291,8 +308,9 @@ class _Run:
         self.optimizer = optimizer_of(self.parameters.values(), self.rate)
         self.held_out = held_out[: min(HELD_OUT_WINDOWS, (len(held_out) - 1) // length) * length + 1]
         windows = Windows(training, length, drop_last=True)
-        self.batch_size = min(settings.batch_size, len(windows))
-        self.loader = windows.loader(self.batch_size, seed=settings.seed, drop_last=True)
+        own = max(1, min(settings.batch_size, len(windows)) // world_size())
+        self.batch_size = own * world_size()
+        self.loader = windows.loader(own, seed=settings.seed, drop_last=True)
 
     def train(
         self, state: StateFolder, wanted: Mapping[str, Any], so_far: dict[str, Any] | None, on_step: OnStep
@@ -335,7 +353,9 @@ class _Run:
         self.model.train()
         for batch in islice(chain.from_iterable(repeat(self.loader)), steps - len(losses)):  # epoch after epoch
             rate = self.rate * schedule(len(losses), steps)
-            losses.append(self._accumulate_gradients(batch))
+            seed_step(self.settings.seed, len(losses))
+            loss = self._accumulate_gradients(batch)
+            losses.append(add_gradients(self.parameters.values(), loss, self.settings.device))
             self._require_finite(losses[-1])
             update(self.parameters.values(), (self.optimizer, rate))
             done = len(losses)
@@ -345,16 +365,20 @@ class _Run:
             if done == steps or time.perf_counter() - saved >= SAVE_SECONDS:
                 self._save(state, so_far)
                 saved = time.perf_counter()
-            on_step(done, steps, f"training {losses[-1]:.3f}, {report}")
+            if rank() == 0:
+                on_step(done, steps, f"training {losses[-1]:.3f}, {report}")
 
     def _accumulate_gradients(self, batch: Mapping[str, Tensor]) -> float:
-        """Return the mean loss over a batch, and leave its gradients in the parameters. Works part by part."""
+        """Return this process's share of the mean loss over a batch, and leave its gradients in the parameters.
+
+        The batch is read in parts that fit into memory.
+        """
         part = max(1, LOGITS // self.model.config.get_text_config().vocab_size // self.length)
         loss = 0.0
         for ids, targets in zip(batch["ids"].split(part), batch["targets"].split(part), strict=True):
             logits = self.decoder(ids, None)
             summed = F.cross_entropy(logits.flatten(0, 1), targets.to(logits.device).flatten(), reduction="sum")
-            share = summed / batch["targets"].numel()
+            share = summed / (batch["targets"].numel() * world_size())
             share.backward()
             loss += share.item()
         return loss
@@ -373,7 +397,8 @@ class _Run:
             )
 
     def _save(self, state: StateFolder, so_far: Mapping[str, Any]) -> None:
-        state.write(self.parameters, self.optimizer, {**so_far, "place": self.loader.state_dict()})
+        if rank() == 0:
+            state.write(self.parameters, self.optimizer, {**so_far, "place": self.loader.state_dict()})
 
     def _steps_in_time(self, seconds: float) -> int:
         """Return how many steps fit into this time. The timed steps leave no trace."""
@@ -385,7 +410,7 @@ class _Run:
             self._accumulate_gradients(batch)
             taken = time.perf_counter() - began
         self.optimizer.zero_grad(set_to_none=True)
-        return max(1, int(SHARE * seconds / taken))
+        return smallest(max(1, int(SHARE * seconds / taken)), self.settings.device)
 
 
 def _by_length(losses: Losses) -> dict[str, float]:
