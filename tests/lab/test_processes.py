@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
 import locant
@@ -102,7 +103,7 @@ def test_a_launcher_starts_it_and_one_process_prints(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
-    assert record["settings"]["processes"] == 2
+    assert record["settings"]["num_processes"] == 2
     assert len(record["train_loss"]) == 2
     assert (tmp_path / "model-own" / "model.safetensors").exists()
 
@@ -113,9 +114,18 @@ def test_a_batch_that_cannot_be_shared_is_refused(tmp_path: Path, monkeypatch: p
         tune(tmp_path, [], TuneSettings(way="own"), output=tmp_path / "out")
 
 
-def test_each_process_needs_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+def test_each_process_gets_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    calls = list[object]()
     monkeypatch.setattr("locant.lab.processes.device_of", torch.device)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", calls.append)
+    monkeypatch.setattr(dist, "init_process_group", calls.append)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: calls.append("left"))
+    monkeypatch.setattr("locant.lab.processes.rank", lambda: 1)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with joined("cuda") as device:
+        print("of the second process")  # noqa: T201
+    assert (device, calls, capsys.readouterr().out) == ("cuda:1", [1, "nccl", "left"], "")
     with refuses(InputError, "cuda:1 for 2 processes", "device='cuda'"), joined("cuda:1"):
         raise AssertionError
     monkeypatch.setenv("WORLD_SIZE", "1")

@@ -39,9 +39,8 @@ def joined(device: str = "auto") -> Generator[str]:
         if ":" in device:
             got = f"got {device} for {os.environ['WORLD_SIZE']} processes, each of which needs a device of its own"
             raise InputError(got, Remedy(device=own.type))
-        if torch.accelerator.device_count() > 1:
-            own = device_of(f"{own.type}:{os.environ['LOCAL_RANK']}")
-            torch.accelerator.set_device_index(own.index)
+        own = device_of(f"{own.type}:{os.environ['LOCAL_RANK']}")
+        torch.accelerator.set_device_index(own.index or 0)
     dist.init_process_group(dist.get_default_backend_for_device(own))
     try:
         if rank() == 0:
@@ -55,12 +54,16 @@ def joined(device: str = "auto") -> Generator[str]:
 
 def rank() -> int:
     """Return the number of this process. Without a process group it is 0."""
-    return dist.get_rank() if dist.is_initialized() else 0
+    return dist.get_rank() if _has_group() else 0
 
 
 def world_size() -> int:
     """Return the number of processes. Without a process group it is 1."""
-    return dist.get_world_size() if dist.is_initialized() else 1
+    return dist.get_world_size() if _has_group() else 1
+
+
+def _has_group() -> bool:
+    return dist.is_available() and dist.is_initialized()
 
 
 def wait_for_all() -> None:

@@ -253,7 +253,7 @@ def _run_settings(source: Path, settings: TuneSettings, length: int, corpus: Cor
     if settings.num_steps is settings.minutes is None:
         chosen["num_steps"] = STEPS
     if world_size() > 1:
-        chosen["processes"] = world_size()
+        chosen["num_processes"] = world_size()
     return {"model": source.name, "model_sha256": fingerprint(source), **chosen, "text": text}
 
 
