@@ -21,7 +21,7 @@ from locant.errors import InputError, RangeError
 from locant.lab import TuneSettings, tune, tuning
 from locant.lab.processes import joined
 from tests.lab.on_a_device import small_model
-from tests.lab.tuning_ranks import ALIKE, RANKS, find_out, tuned
+from tests.lab.tuning_ranks import ALIKE, RANKS, TUNED, find_out, tuned
 from tests.ranks import found_on, needs_gloo
 from tests.refusal import refuses
 from tests.tolerances import LOGITS, assert_close
@@ -112,6 +112,20 @@ def test_a_batch_that_cannot_be_shared_is_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(tuning, "world_size", lambda: 3)
     with refuses(RangeError, "8 windows for 3 processes", "batch_size=9"):
         tune(tmp_path, [], TuneSettings(way="own"), output=tmp_path / "out")
+
+
+def test_another_number_of_processes_does_not_continue_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    model, files = small_model(tmp_path)
+    settings = TuneSettings(way="own", **TUNED)
+    monkeypatch.setattr(tuning, "world_size", lambda: 2)
+    with pytest.raises(KeyboardInterrupt):
+        tune(model, files, settings, output=tmp_path / "out", on_step=stop)
+    monkeypatch.undo()
+    with refuses(InputError, "another num_processes", "force=True"):
+        tune(model, files, settings, output=tmp_path / "out")
 
 
 def test_each_process_gets_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
