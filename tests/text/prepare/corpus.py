@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from locant import InputError
-from locant.text.prepare import readers, sources
+from locant.text.prepare import byte_ranges, compression, json_lines, parquet_rows, readers, separators
 from locant.text.prepare.plan import Plan, read_plan
 from locant.text.prepare.readers import Batch
 from locant.text.store import TokenStore
@@ -61,7 +61,7 @@ def planned(store: Path) -> Plan:
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Read so many bytes at a time."""
-    for module in (readers, sources):
+    for module in (byte_ranges, compression, json_lines, parquet_rows, readers, separators):
         monkeypatch.setattr(module, "BLOCK", size)
 
 

@@ -18,7 +18,8 @@ import pytest
 
 from locant import InputError
 from locant.text.prepare import Problems, estimate, finalize, prepare, problems
-from locant.text.prepare.sources import find_sources, likely_other_encoding
+from locant.text.prepare.sources import find_sources
+from locant.text.prepare.text_encodings import likely_other_encoding
 from locant.text.store import TokenStore
 from locant.text.tokenizer import Tokenizer, engine
 from tests.refusal import refuses
@@ -46,7 +47,7 @@ BAD_LINES = [b"{", b'["text"]', b'{"title": "x"}', b'{"text": 3}', b'{"text": "'
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three good files, and between them one with a bad line of each kind, and broken ones of each kind."""
-    monkeypatch.setattr("locant.text.prepare.readers.LONGEST_LINE", 2000)
+    monkeypatch.setattr("locant.text.prepare.json_lines.LONGEST_LINE", 2000)
     small_blocks(monkeypatch, 500)
     place = tmp_path / "corpus"
     place.mkdir()

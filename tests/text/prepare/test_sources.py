@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from locant.errors import InputError
-from locant.text.prepare import readers
+from locant.text.prepare import json_lines, parquet_rows
+from locant.text.prepare.byte_ranges import Source, Tally, cut
 from locant.text.prepare.readers import documents
-from locant.text.prepare.sources import Source, Tally, cut, find_sources, read_stdin
+from locant.text.prepare.sources import find_sources, read_stdin
 from tests.text.prepare.corpus import small_blocks, together
 
 zstandard = pytest.importorskip("zstandard")  # an independent writer; pyarrow reads
@@ -289,7 +290,7 @@ class TestJsonLines:
             texts(tmp_path / "a.jsonl.gz")
 
     def test_a_line_without_end_is_refused_in_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(readers, "LONGEST_LINE", 1000)
+        monkeypatch.setattr(json_lines, "LONGEST_LINE", 1000)
         small_blocks(monkeypatch, 100)
         write(tmp_path, a_jsonl=b" \n" * 3 + b" " * 5000)
         with pytest.raises(InputError, match=r"line 4 \(at byte 6\) has more than"):
@@ -344,7 +345,7 @@ class TestParquet:
                 texts(path)
 
     def test_that_claims_too_much_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(readers, "LARGEST", 100)
+        monkeypatch.setattr(parquet_rows, "LARGEST", 100)
         parquet.write_table(pa.table({"text": ["x" * 50, "y" * 60]}), tmp_path / "a.parquet")
         with pytest.raises(InputError, match=r"row group 0 has \d+ bytes of text, expected 100 at most"):
             texts(tmp_path)

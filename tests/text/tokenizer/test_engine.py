@@ -15,14 +15,10 @@ from tokenizers import AddedToken, normalizers
 from locant.errors import InputError, RangeError
 from locant.text import Tokenizer
 from locant.text.tokenizer import engine as engines
-from locant.text.tokenizer.engine import (
-    PROBE_TEXTS,
-    Engine,
-    GigatokenEngine,
-    choose_engine,
-    resident_bytes,
-)
+from locant.text.tokenizer.engine import Engine, choose_engine
+from locant.text.tokenizer.gigatoken_engine import GigatokenEngine, resident_bytes
 from locant.text.tokenizer.local_files import ENCODINGS
+from locant.text.tokenizer.probe_texts import PROBE_TEXTS
 from tests.refusal import refuses
 from tests.text.tokenizer.zoo import KINDS, SPLITS, loaded, with_split
 
@@ -269,7 +265,7 @@ class TestMemory:
         for seed in range(60):
             engine.encode([self.words(seed, 2 * 10**6)])
             most = max(most, resident_bytes() or 0)
-        assert most - before < 3 * engines.GROWTH
+        assert most - before < 3 * gigatoken_engine.GROWTH
         assert engine._fast is not None
         assert engine._fast.builds > 2
 

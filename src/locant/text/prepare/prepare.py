@@ -28,6 +28,7 @@ from typing import Unpack, get_args, overload
 
 from locant.arguments import flag, one_of, shown, whole
 from locant.errors import InputError, RangeError, Remedy
+from locant.text.prepare.byte_ranges import Source
 from locant.text.prepare.parts import COUNTED, Advance, join, make_part, missing_parts, sweep_parts, tidy
 from locant.text.prepare.plan import (
     FOLDER,
@@ -41,8 +42,8 @@ from locant.text.prepare.plan import (
     plan_for,
     store_folder,
 )
-from locant.text.prepare.readers import CHECKED_BYTES, TRAINING_BYTES, take_sample
-from locant.text.prepare.sources import SUFFIXES, Paths, Source, spelled_counts
+from locant.text.prepare.sample import CHECKED_BYTES, TRAINING_BYTES, take_sample
+from locant.text.prepare.sources import SUFFIXES, Paths, spelled_counts
 from locant.text.prepare.workers import LOCAL, Workers, make_on_ray, num_cores
 from locant.text.store import MANIFEST, TokenStore, token_dtype
 from locant.text.tokenizer import Tokenizer
