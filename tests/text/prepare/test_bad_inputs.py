@@ -191,14 +191,28 @@ class TestLeftOut:
         with pytest.warns(UserWarning, match="6 files left out"):
             assert estimate(corpus, tokenizer="bytes").left_out == left_out
 
-    @pytest.mark.parametrize("name", ["a.json.gz", "a.ndjson", "a.jsonl.bz2", "a.ndjson.xz", "a.json.zst"])
+    @pytest.mark.parametrize(("name", "command"), [("a.zip", "unzip"), ("b.tar.gz", "tar -xf"), ("c.TGZ", "tar -xf")])
+    def test_is_an_archive_which_is_to_be_unpacked(self, tmp_path: Path, name: str, command: str) -> None:
+        archive = tmp_path / "corpus" / name
+        archive.parent.mkdir()
+        archive.write_bytes(b"x")
+        for path in (archive, archive.parent, f"{archive.parent}/*"):
+            with refuses(InputError, f"unpack it first ({command} {archive})"):
+                find_sources(path)
+        (archive.parent / "a.txt").write_text("text")
+        with pytest.warns(UserWarning, match="1 file left out: .*Unpack archives first"):
+            prepare(archive.parent, tmp_path / "store", tokenizer="bytes")
+
+    @pytest.mark.parametrize(
+        "name", ["a.json.gz", "a.ndjson", "a.jsonlines", "a.jsonl.bz2", "a.ndjson.xz", "a.json.zst"]
+    )
     def test_is_no_file_of_json_lines(self, tmp_path: Path, name: str) -> None:
         pa = pytest.importorskip("pyarrow")
         data = b"\n".join(GOOD)
         packed = {
             ".gz": gzip.compress, ".bz2": lambda data: bz2.compress(data[:99]) + bz2.compress(data[99:]),
             ".xz": lambda data: lzma.compress(data[:99]) + b"\0" * 4 + lzma.compress(data[99:]),
-            ".zst": lambda data: pa.compress(data, codec="zstd", asbytes=True), ".ndjson": bytes,
+            ".zst": lambda data: pa.compress(data, codec="zstd", asbytes=True), ".ndjson": bytes, ".jsonlines": bytes,
         }  # fmt: skip
         (tmp_path / name).write_bytes(packed[os.path.splitext(name)[1]](data))  # noqa: PTH122
         expected = [f"document {number}" for number in range(40)]

@@ -14,6 +14,7 @@ from locant.text.prepare import parquet_rows
 from locant.text.prepare.sources import find_sources
 from tests.text.prepare.corpus import texts, write
 
+zstandard = pytest.importorskip("zstandard")
 pa = pytest.importorskip("pyarrow")
 
 parquet = pytest.importorskip("pyarrow.parquet")

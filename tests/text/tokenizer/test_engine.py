@@ -16,7 +16,7 @@ from locant.text.tokenizer.engine import Engine, choose_engine
 from locant.text.tokenizer.gigatoken_engine import GigatokenEngine
 from locant.text.tokenizer.probe_texts import PROBE_TEXTS
 from tests.refusal import refuses
-from tests.text.tokenizer.zoo import KINDS, SPLITS, loaded, with_split
+from tests.text.tokenizer.zoo import KINDS, SPLITS, TEXTS, loaded, rows, with_split
 
 gigatoken = pytest.importorskip("gigatoken", reason="the fast engine needs the extra `fast`")
 
@@ -24,13 +24,6 @@ FAST = [
     "trained here", "byte level", "byte level, a word is special", "byte level, every flag", "byte level, normalized",
     "byte level, a space before", "byte level, a token strips", "byte level, with dropout",
 ]  # fmt: skip
-
-TEXTS = [b"", b"the cat's hat\n\n  sat", "né 日本 <|endoftext|> END".encode(), b"", b"a\xff\xfeb", b" "]
-
-
-def rows(ids: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
-    assert lengths.sum() == len(ids)
-    return [row.tolist() for row in np.split(ids, np.cumsum(lengths)[:-1])]
 
 
 class TestEncode:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from locant.text import Tokenizer
-from locant.text.tokenizer import engine as engines
+from locant.text.tokenizer import gigatoken_engine
 from locant.text.tokenizer.engine import Engine
 from locant.text.tokenizer.gigatoken_engine import GROWTH, GigatokenEngine, resident_bytes
 from locant.text.tokenizer.local_files import ENCODINGS
-from tests.text.tokenizer.zoo import loaded, with_split
+from tests.text.tokenizer.zoo import TEXTS, loaded, rows, with_split
 
 gigatoken = pytest.importorskip("gigatoken", reason="the fast engine needs the extra `fast`")
 
@@ -43,7 +43,7 @@ class TestMemory:
         assert engine.builds == 1
 
     def test_gives_the_same_ids_before_and_after(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(engines, "UNSEEN", 10)
+        monkeypatch.setattr(gigatoken_engine, "UNSEEN", 10)
         engine = GigatokenEngine(loaded("byte level"), parallel=False, resident=lambda: None)
         expected = [loaded("byte level").encode(text).tolist() for text in TEXTS]
         assert all(rows(*engine.encode(TEXTS)) == expected for _ in range(5))

@@ -218,8 +218,8 @@ class Request:
         files = [f"{path} is no longer an input" for path in before if path not in after]
         files += [f"{path} is a new input" for path in after if path not in before]
         files += [f"{path} changed from {_state(before[path])} to {_state(after[path])}" for path in changed]
-        if not files and [*before] != [*after]:
-            files.append("the inputs come in another order")
+        if {*before} == {*after} and [*before] != [*after]:  # first, because it alone stops unfinished work
+            files.insert(0, "the inputs come in another order")
         changes += files
         return [*changes[:NAMED], f"{len(changes) - NAMED} more"] if len(changes) > NAMED else changes
 

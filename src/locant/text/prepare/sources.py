@@ -1,10 +1,10 @@
 """Find the source files of given paths, and check that each is of its kind.
 
-Sources are text (.txt, .md), JSON lines (.jsonl, .ndjson, .json) and Parquet (.parquet), each also compressed (.gz,
-.zst, .bz2, .xz). Folders and patterns stand for all such files in them, sorted by path, and ``-`` is standard input. An
-uncompressed .json file is read if it is named, but not as part of a folder, because such files are rarely text. The
-other files of a folder are counted by the ends of their names. A file that is named twice, even by different paths, is
-an error. Before the work begins, a file that begins like a binary file is an error, too.
+Sources are text (.txt, .md), JSON lines (.jsonl, .jsonlines, .ndjson, .json) and Parquet (.parquet), each also
+compressed (.gz, .zst, .bz2, .xz). Folders and patterns stand for all such files in them, sorted by path, and ``-`` is
+standard input. An uncompressed .json file is read if it is named, but not as part of a folder, because such files are
+rarely text. The other files of a folder are counted by the ends of their names. A file that is named twice, even by
+different paths, is an error. Before the work begins, a file that begins like a binary file is an error, too.
 
 `byte_ranges` cuts these files, `compression` and `text_encodings` read their bytes, and `readers` the documents.
 """
@@ -15,6 +15,7 @@ import dataclasses
 import glob
 import hashlib
 import os
+import shlex
 import stat
 import warnings
 from collections import Counter
@@ -42,10 +43,17 @@ from locant.text.reading import STDIN, standard_input
 Paths = str | Path | Iterable[str | Path]
 
 KINDS: dict[str, Kind] = {
-    ".txt": "text", ".md": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"
+    ".txt": "text", ".md": "text", ".jsonl": "jsonl", ".jsonlines": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
+    ".parquet": "parquet",
 }  # fmt: skip
 
 SUFFIXES = f"{', '.join(KINDS)}, with or without {', '.join(COMPRESSIONS)}"
+
+ARCHIVES = {
+    **dict.fromkeys((".tar", *(f".tar{each}" for each in COMPRESSIONS), ".tgz", ".tbz2", ".txz"), "tar -xf"),
+    ".zip": "unzip", ".7z": "7z x",
+}  # fmt: skip
+"""The ends of the names of archives, and the commands that unpack them."""
 
 ONLY_IF_NAMED = ".json"
 """Files with this ending are read only if they are named. In folders most of them are settings."""
@@ -109,8 +117,7 @@ def _expand(path: str, left_out: Counter[str]) -> list[str]:
         names = [name for one in matches for name in (_walk(one) if os.path.isdir(one) else [one])]  # noqa: PTH112
         files = _select_known_kinds([*dict.fromkeys(names)], others, path)
         if not files:
-            cause = f"no file to read matches {path}{_only(Counter(map(ending, others)))}"
-            raise InputError(cause, f"use files that end in {SUFFIXES}")
+            raise _nothing_to_read(f"no file to read matches {path}", others)
         left_out.update(map(ending, others))
         return files
     return [path]
@@ -120,8 +127,7 @@ def _files_in(folder: str, left_out: Counter[str]) -> list[str]:
     """Return all files of a folder that can be read, by the ends of their names, and count the others."""
     others = set[str]()
     if not (files := _select_known_kinds(_walk(folder), others)):
-        cause = f"there is no file to read in {folder}{_only(Counter(map(ending, others)))}"
-        raise InputError(cause, f"use files that end in {SUFFIXES}")
+        raise _nothing_to_read(f"there is no file to read in {folder}", others)
     left_out.update(map(ending, others))
     return files
 
@@ -145,8 +151,18 @@ def spelled_counts(left_out: Counter[str]) -> str:
     return ", ".join(f"{count} {end or 'without an ending'}" for end, count in left_out.most_common())
 
 
-def _only(left_out: Counter[str]) -> str:
-    return f", only {spelled_counts(left_out)}" if left_out else ""
+def unpacking(name: str) -> str | None:
+    """Return what to do with an archive, or ``None`` if a file is none by the end of its name."""
+    command = next((command for end, command in ARCHIVES.items() if name.lower().endswith(end)), None)
+    return None if command is None else f"unpack it first ({command} {shlex.quote(name)}), and pass the unpacked files"
+
+
+def _nothing_to_read(cause: str, others: Iterable[str]) -> InputError:
+    """Return the error for a folder or a pattern with only these files."""
+    counts = Counter(map(ending, others))
+    archive = next(filter(None, map(unpacking, sorted(others))), None)
+    only = f", only {spelled_counts(counts)}" if counts else ""
+    return InputError(f"{cause}{only}", archive or f"use files that end in {SUFFIXES}")
 
 
 def _walk(folder: str) -> list[str]:
@@ -195,7 +211,8 @@ def _source(
         as_text = (
             f"pass - < {name}" if compression is None else f"{TOOLS[compression][1]} -dc {name} | locant prepare -"
         )
-        raise InputError(f"got {name}, expected a file that ends in {SUFFIXES}", f"{as_text} to read it as text")
+        remedy = unpacking(name) or f"{as_text} to read it as text"
+        raise InputError(f"got {name}, expected a file that ends in {SUFFIXES}", remedy)
     kind, compression = format
     facts["separator"] = separator if kind == "text" else None
     facts["encoding"] = None if kind == "parquet" else encoding
