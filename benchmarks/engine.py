@@ -12,7 +12,8 @@ import numpy as np
 
 from benchmarks.timing import Row, measure
 from locant.text import Tokenizer, sample_text
-from locant.text.tokenizer.engine import GROWTH, Engine, resident_bytes
+from locant.text.tokenizer.engine import Engine
+from locant.text.tokenizer.gigatoken_engine import GROWTH, resident_bytes
 
 __all__ = ["rows"]
 

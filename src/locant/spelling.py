@@ -7,6 +7,8 @@ For people a number has separators of thousands and no exponent above 1 (`spell`
 from __future__ import annotations
 
 import math
+import re
+from contextlib import suppress
 from typing import Any
 
 OTHER_NAMES = {
@@ -51,14 +53,25 @@ def literal(value: float | int) -> str:
 
 
 def whole_number(text: str) -> int:
-    """Return the whole number that a text is: ``8192``, ``8_192`` or ``1e6``; a ``ValueError`` of any other.
+    """Return the whole number that a text states, such as ``8192``, ``8_192``, ``8,192`` or ``1e6``.
 
-    >>> whole_number("1_000_000"), whole_number("1e6")
-    (1000000, 1000000)
+    Raises:
+        ValueError: the text states none, or may state two (``8k``). The message says which.
+
+    >>> whole_number("1_000_000"), whole_number("1,000,000"), whole_number("1e6")
+    (1000000, 1000000, 1000000)
+    >>> whole_number("8k")
+    Traceback (most recent call last):
+    ...
+    ValueError: '8k' may mean two numbers; write 8192 or 8000
     """
-    try:
-        return int(text)
-    except ValueError:
-        if not (real := float(text)).is_integer() or abs(real) > 2**53:
-            raise ValueError(f"{text} is not a whole number") from None
-        return int(real)
+    digits = re.sub(r"(?<=\d),(?=\d{3}(,|$))", "", text) if re.match(r"[+-]?\d{1,3},", text) else text
+    with suppress(ValueError):
+        return int(digits)
+    if short := re.fullmatch(r"(\d+)([km])", text, re.IGNORECASE):
+        number, power = int(short[1]), 1 + (short[2] in "mM")
+        raise ValueError(f"{text!r} may mean two numbers; write {number * 1024**power} or {number * 1000**power}")
+    with suppress(ValueError):
+        if (real := float(text)).is_integer() and abs(real) <= 2**53:
+            return int(real)
+    raise ValueError(f"{text!r} is not a whole number such as 8192, 8,192 or 1e6")

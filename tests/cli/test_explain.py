@@ -163,3 +163,10 @@ test_what_cannot_be_compared_is_one_line = refused(
     ("gpt2 --against gpt2 -o x.svg", "there is no picture of two models"),
     ("gpt2 --n-ctx 4", "which is not a GGUF file"),
 )
+
+
+def test_errors_of_float32_angles_are_printed_if_they_are_visible(run: Run, tmp_path: Path) -> None:
+    sizes = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "rope_theta": 1e4}
+    for length, is_visible in ((128, False), (2**17, True)):
+        (tmp_path / "config.json").write_text(json.dumps({**sizes, "max_position_embeddings": length}))
+        assert ("float32 angles" in run(f"explain {tmp_path}").stdout) == is_visible

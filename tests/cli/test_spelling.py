@@ -147,16 +147,26 @@ def test_a_dtype_is_read_as_anybody_writes_it(typed: str, model: Path) -> None:
     assert cache.append(k, k, locant.Positions.arange(1))[0].dtype == torch.float32
 
 
-@pytest.mark.parametrize("typed", ["256", "2_56", "2.56e2", "256.0"])
+@pytest.mark.parametrize("typed", ["1024", "1_024", "1,024", "1.024e3", "1024.0"])
 @pytest.mark.parametrize("line", ["extend llama-3.1-8b --to", "plot alibi --length", "list rotary --d-model"])
 def test_a_whole_number_is_read_as_anybody_writes_it(run: Run, line: str, typed: str) -> None:
     assert "is not a whole number" not in run(f"{line} {typed}").stderr
 
 
 @pytest.mark.parametrize("line", ["extend llama-3.1-8b --to", "plot alibi --length", "evaluate model --lengths"])
-@pytest.mark.parametrize("typed", ["8k", "1.5", "many", "1e400"])
+@pytest.mark.parametrize("typed", ["1.5", "many", "1e400", "8__192"])
 def test_what_is_no_whole_number_is_refused(complains: Complains, line: str, typed: str) -> None:
     assert "number" in complains(f"{line} {typed}")
+
+
+@pytest.mark.parametrize("line", ["extend llama-3.1-8b --to", "plot alibi --length", "evaluate model --lengths"])
+@pytest.mark.parametrize(("typed", "meant"), [("8k", "8192 or 8000"), ("128K", "131072 or 128000")])
+def test_a_number_with_two_meanings_names_both(complains: Complains, line: str, typed: str, meant: str) -> None:
+    assert f"write {meant}" in complains(f"{line} {typed}")
+
+
+def test_a_separator_of_thousands_in_a_list_is_refused(complains: Complains) -> None:
+    assert "write 1000 or 1_000" in complains("evaluate model --lengths 1,000")
 
 
 NAMES = [(alias, name) for name in encodings() for alias in (name, *ENCODINGS.aliases(name))]

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from locant.text import Tokenizer
+from locant.text.prepare.byte_ranges import Tally, cut
 from locant.text.prepare.readers import documents
-from locant.text.prepare.sources import Tally, cut, find_sources
+from locant.text.prepare.sources import find_sources
 from locant.text.tokenizer.engine import Engine, choose_engine
 from tests.known_bugs.exhibit import exhibit
 from tests.text.tokenizer.zoo import library

@@ -34,6 +34,13 @@ def test_a_new_folder_gets_the_results(tmp_path: Path) -> None:
     assert names(place.path) == ["results.json"]
 
 
+def test_results_of_a_newer_release_are_kept(tmp_path: Path) -> None:
+    ResultsFolder(tmp_path).write({**results(), "schema": 99})
+    with refuses(InputError, "results.json", "a newer release of locant wrote", "schema 99", "pip install -U locant"):
+        ResultsFolder(tmp_path)
+    assert json.loads((tmp_path / "results.json").read_text())["schema"] == 99
+
+
 def test_an_earlier_report_stays_until_the_first_result(tmp_path: Path) -> None:
     ResultsFolder(tmp_path).write(results())
     for name in (PAGE, BY_LENGTH, BY_POSITION):

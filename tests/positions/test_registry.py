@@ -114,7 +114,7 @@ def test_names_of_the_field_are_known(alias: str, name: str) -> None:
         ("RotaryEmbeddingTorch", "rotary"), ("apply_rotary_pos_emb", "rotary"), ("build_alibi_tensor", "alibi"),
         ("M2M100SinusoidalPositionalEmbedding", "sinusoidal"), ("position_embedding_type=absolute", "learned"),
         ("Wav2Vec2PositionalConvEmbedding", "convolutional"), ("rope scaling", "rotary"),
-        ("LengthExtrapolatable", "xpos"),
+        ("LengthExtrapolatable", "xpos"), ("ALiBi position embeddings", "alibi"),
     ],
 )  # fmt: skip
 def test_a_title_finds_its_encoding(phrase: str, name: str) -> None:
@@ -144,6 +144,12 @@ def test_a_title_finds_its_encoding(phrase: str, name: str) -> None:
         ("LLaMA", ("a model whose positions are rotary", "encoding('rotary'")),
         ("BLOOM", ("a model whose positions are alibi", "encoding('alibi'")),
         ("Gemma 3", ("a model whose positions are rotary", "encoding('rotary'")),
+        ("bert-base-uncased", ("a model whose positions are learned", "encoding('learned'")),
+        ("CLIP", ("a model whose positions are learned", "encoding('learned'")),
+        ("openai/whisper-tiny", ("a model whose positions are sinusoidal or learned", "encoding('sinusoidal'")),
+        ("meta-llama/Llama-3.1-8B", ("a model whose positions are rotary", "encoding('rotary'")),
+        ("microsoft/deberta-v3-base", ("a model whose positions are deberta", "encoding('deberta'")),
+        ("tiiuae/falcon-7b", ("a model whose positions depend on its configuration", "encoding_from_config")),
     ],
 )
 def test_an_ambiguous_name_lists_the_possible_encodings(phrase: str, words: tuple[str, ...]) -> None:

@@ -18,13 +18,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Whole(click.IntRange):
-    """A whole number, which may be written as 8192, 8_192 or 1e6."""
+    """A whole number in one of the forms of `whole_number`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             number = whole_number(value) if isinstance(value, str) else value
-        except (ValueError, OverflowError):
-            self.fail(f"{value!r} is not a whole number such as 8192, 8_192 or 1e6", param, ctx)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
         return super().convert(number, param, ctx)
 
 

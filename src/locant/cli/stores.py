@@ -77,10 +77,10 @@ def _unescape(text: str) -> str:
 def prepare(paths: tuple[str, ...], output: Path | None, **options: Any) -> Answer:
     """Make a token store from files of text.
 
-    PATH is a .txt, .md, .jsonl, .ndjson, .json (one record per line) or .parquet file, also compressed as .gz, .zst,
-    .bz2 or .xz, a folder, a glob, or - for standard input. Files of a folder with other suffixes are counted and named.
-    To resume an interrupted run, run the same command again. This also works after you mend a bad file: only its part
-    is made again. A finished store is never changed.
+    PATH is a .txt, .md, .jsonl, .jsonlines, .ndjson, .json (one record per line) or .parquet file, also compressed as
+    .gz, .zst, .bz2 or .xz, a folder, a glob, or - for standard input. Files of a folder with other suffixes are counted
+    and named. To resume an interrupted run, run the same command again. This also works after you mend a bad file: only
+    its part is made again. A finished store is never changed.
 
     \b
     On many machines that see the same folder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -40,10 +41,14 @@ def list_option(*names: str, kind: Callable[[str], int | float | str] = str, **m
     """Return an option for values separated by commas, such as ``0,1,2``."""
 
     def read(text: str) -> tuple[int | float | str, ...]:
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        if kind is not str and any(re.fullmatch(r"0\d+", part) for part in parts):
+            raise click.BadParameter(f"{text!r} is a list, so 1,000 would be two numbers; write 1000 or 1_000")
         try:
-            return tuple(kind(part.strip()) for part in text.split(",") if part.strip())
-        except ValueError:
-            raise click.BadParameter(f"{text!r} is not a list of numbers such as 0,1,2") from None
+            return tuple(map(kind, parts))
+        except ValueError as error:
+            is_whole = kind is whole_number
+            raise click.BadParameter(str(error) if is_whole else f"{text!r} is not a list of numbers") from None
 
     return click.option(*names, type=read, metavar="NAMES,..." if kind is str else "NUMBERS,...", **more)
 

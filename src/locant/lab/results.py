@@ -336,9 +336,18 @@ class ResultsFolder:
 def earlier(path: Path) -> dict[str, Any]:
     """Return the contents of an earlier run's JSON file. They are empty if the file is missing or unreadable."""
     try:
-        return strict_json(path.read_bytes(), path.name)
+        report = strict_json(path.read_bytes(), path.name)
     except (OSError, FaultError):
         return {}
+    require_known_schema(report, str(path))
+    return report
+
+
+def require_known_schema(report: Mapping[str, Any], name: str) -> None:
+    """Raise `InputError` if a newer release, whose format this one does not know, wrote a file of results."""
+    if isinstance(schema := report.get("schema"), int) and schema > SCHEMA:
+        got = f"got {name}, which a newer release of locant wrote: it has schema {schema}, expected {SCHEMA} at most"
+        raise InputError(got, "pip install -U locant, or use another folder")
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -7,12 +7,9 @@ to the class.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
-import re
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Iterable
 from typing import Any
 
 from locant.arguments import shown
@@ -20,6 +17,7 @@ from locant.errors import LocantError, RangeError
 from locant.positions import encodings as package
 from locant.positions.base import PositionEncoding, build
 from locant.positions.scaling import SCALINGS, Scaling
+from locant.positions.titles import encoding_in_title, meanings_of_title, scaling_in_title
 from locant.registry import Registry
 
 Kind = type[PositionEncoding]
@@ -63,39 +61,14 @@ def find(name: str) -> Kind:
     try:
         return ENCODINGS.find(name)
     except RangeError:
-        if not isinstance(name, str):
+        title = encoding_in_title(name, _name_by_alias()) if isinstance(name, str) else None
+        if title is None:
             raise
-        known = {_squeezed(alias): each for each, _ in ENCODINGS.items() for alias in (each, *ENCODINGS.aliases(each))}
-        known |= NAME_BY_TITLE
-        whole, stem = _squeezed(name), _stem(name)
-        if whole and whole in known:
-            return ENCODINGS.find(known[whole])
-        if whole and stem in AMBIGUOUS:
-            meant = " or ".join(f"locant.encoding({one!r}, ...)" for one in AMBIGUOUS[stem])
-            raise RangeError(f"got encoding {name!r}, which is a name of several", meant) from None
-        if (made := next((each for words, each in OF_GRIDS.items() if words in whole), None)) is not None:
-            raise RangeError(f"got encoding {name!r}, which is rotary with several position axes", made) from None
-        if "bias" not in whole and (kind := _find_scaling(stem)) is not None:
-            raise _scaling_error(name, kind) from None
-        by_stem = {_stem(alias): each for alias, each in known.items()} | NAME_BY_TITLE
-        if stem and stem in by_stem:
-            return ENCODINGS.find(by_stem[stem])
-        inside, scaling, rest = _names_inside(stem, known)
-        model_encoding = _encoding_for_model(stem, {*inside, *filter(None, [scaling])})
-        if scaling is not None and inside <= {"rotary"}:
-            raise _scaling_error(name, SCALINGS[scaling]) from None
-        if model_encoding is None:
-            if len(inside) == 1 and not rest:
-                return ENCODINGS.find(inside.pop())
-            if len(inside) != 1 or difflib.get_close_matches(whole, known, n=1, cutoff=0.9):  # a slip of the fingers
-                raise
-            plain = inside.pop()
-            got = f"got encoding {name!r}, which is {plain} with {rest!r}, expected a name of locant list"
-            raise RangeError(got, f"locant.encoding({plain!r}, ...) if the plain form is meant") from None
-    sizes = ", ".join(f"{size}=..." for size in find(model_encoding).sizes())
-    got = f"got encoding {name!r}, which is a model whose positions are {model_encoding}"
-    remedy = f"locant.encoding({model_encoding!r}, {sizes}), or locant.encoding_from_config of its config.json"
-    raise RangeError(got, remedy)
+    return ENCODINGS.find(title)
+
+
+def _name_by_alias() -> dict[str, str]:
+    return {alias: name for name, _ in ENCODINGS.items() for alias in (name, *ENCODINGS.aliases(name))}
 
 
 def name_of(encoding: str) -> str:
@@ -112,84 +85,6 @@ def name_of_class(kind: Kind) -> str | None:
     return next((known for known, each in encodings().items() if each is kind), None)
 
 
-AMBIGUOUS = {"": ("sinusoidal", "learned"), "relative": ("t5", "shaw", "transformer_xl")}
-"""Stems of titles that several encodings share: the positional encoding, relative position embeddings."""
-
-NAME_BY_TITLE = {
-    "learnable": "learned", "trainable": "learned", "sine": "sinusoidal", "sinecosine": "sinusoidal", "no": "nope",
-    "roformer": "rotary", "extrapolatable": "xpos", "kernelized": "kerple", "selfattentionwith": "shaw",
-}  # fmt: skip
-"""Names by the stems of titles that contain no name."""
-
-OF_GRIDS = {
-    "mrope": "locant.encoding('rotary', head_dim=128, sections=(16, 24, 24))",
-    "2drope": "locant.encoding('rotary', head_dim=64, sections=(16, 16), axial=True)",
-    "2drotary": "locant.encoding('rotary', head_dim=64, sections=(16, 16), axial=True)",
-    "axialrope": "locant.encoding('rotary', head_dim=64, sections=(16, 16), axial=True)",
-    "axialrotary": "locant.encoding('rotary', head_dim=64, sections=(16, 16), axial=True)",
-}
-"""Titles of rotary encodings for images and videos, which have no name of their own."""
-
-COMMON_WORDS = ("linear", "dynamic", "relative", "contextual", "polar", "conv")
-"""Names that titles of other encodings contain as ordinary words."""
-
-FILLER = re.compile(
-    "apply|build|compute|create|get|make|precompute|embeddings?|encodings?|embed|emb|freqs|cache|cis|cos|sin|bias|positional"
-    "|positions?|pos|type|tensor|torch|layer|module|py|conv|length|m2m100|wav2vec2|fast|flash|fused|simple|[ +]"
-)
-"""Words of titles beside the name of an encoding that do not change its meaning. Any other word may change it."""
-
-SHORTEST = 4
-"""Letters of a name that is looked for inside of titles; shorter ones are in other words, too."""
-
-GENERIC = re.compile(
-    "(embeddings?|encodings?|representations?|positional|positions?|pos|relative|bias(es)?|slopes?|scaling|attention|for|pe)$"
-)
-"""Words at the end of titles that do not distinguish encodings."""
-
-
-def _stem(name: str) -> str:
-    """Return the letters and digits of a name, without parentheses and their text, and without generic last words.
-
-    >>> _stem("ALiBiPositionalBias"), _stem("T5 relative position bias"), _stem("relative position"), _stem("position")
-    ('alibi', 't5', 'relative', '')
-    """
-    word = _squeezed(name)
-    stem, shorter = word, GENERIC.sub("", word)
-    while shorter != stem:
-        stem, shorter = shorter, GENERIC.sub("", shorter)
-    return stem or ("relative" if "relative" in word else "")
-
-
-def _squeezed(name: str) -> str:
-    """The letters, digits and ``+`` of a name, without the suffix of a file of Python and what is in parentheses."""
-    return re.sub(r"[(].*?[)]|[^a-z0-9+]", "", name.lower().removesuffix(".py"))
-
-
-def _names_inside(stem: str, known: Mapping[str, str]) -> tuple[set[str], str | None, str]:
-    """Return the encodings and the scaling whose names are in a title, and the rest of the title.
-
-    Longer names come first, and of equally long names the one that begins earlier in the title.
-
-    >>> _names_inside("llamalinearscalingrotary", {"rotary": "rotary"})
-    ({'rotary'}, 'linear', 'llama')
-    """
-    scalings = {_squeezed(alias): each for each, kind in SCALINGS.items() for alias in (each, *kind.info.aliases)}
-    scalings |= {f"{each}scal{end}": each for each in SCALINGS for end in ("ing", "ed", "")}
-    scalings |= {"dynamicntk": "dynamic", "ntk": "ntk"}
-    found = set[str]()
-    scaling = None
-    for words in sorted({*known, *scalings}, key=lambda each: (-len(each), stem.find(each), each)):
-        is_name = len(words) >= SHORTEST and words not in COMMON_WORDS
-        if words in stem and (is_name or words == "ntk"):
-            stem = stem.replace(words, " ")
-            if words in known:
-                found.add(known[words])
-            else:
-                scaling = scaling or scalings[words]
-    return found, scaling, FILLER.sub("", stem).strip()
-
-
 def class_named(name: str) -> Kind | type[Scaling] | None:
     """Return the class of the encoding or scaling of this name or phrase, or ``None`` if there is none.
 
@@ -197,7 +92,7 @@ def class_named(name: str) -> Kind | type[Scaling] | None:
     ('Rotary', 'YaRN', None)
     """
     try:
-        return _find_scaling(_stem(name)) or find(name)
+        return scaling_in_title(name) or find(name)
     except LocantError:
         return None
 
@@ -208,57 +103,7 @@ def meanings(name: str) -> list[Kind]:
     >>> [kind.__name__ for kind in meanings("PositionalEncoding")], meanings("Embedding")
     (['Sinusoidal', 'Learned'], [])
     """
-    if not re.search("pos|relative|encoding", name.lower()):
-        return []
-    return [find(each) for each in AMBIGUOUS.get(_stem(name), ())]
-
-
-def _find_scaling(stem: str) -> type[Scaling] | None:
-    """Return the scaling of this name, which may follow ``rotary+``, or ``None``."""
-    name = stem.rpartition("+")[2]
-    stems = {key: map(_stem, (key, *kind.info.aliases)) for key, kind in SCALINGS.items()}
-    return next((kind for key, kind in SCALINGS.items() if name in stems[key]), None)
-
-
-def _scaling_error(name: str, kind: type[Scaling]) -> RangeError:
-    """Return the error for a scaling instead of an encoding, with the call of a rotary encoding that has it."""
-    example = kind.by_factor(4.0, trained=4096, dim=64, base=10_000.0)
-    required = [field.name for field in fields(example) if field.default is MISSING]  # type: ignore[arg-type]  # all are dataclasses
-    values = [(name, getattr(example, name)) for name in required]
-    arguments = ", ".join(f"{name}={'...' if isinstance(value, tuple) else value}" for name, value in values)
-    return RangeError(
-        f"got encoding {name!r}, which is a scaling of rotary",
-        f"locant.encoding('rotary', head_dim=64, scaling=locant.scaling.{type(example).__name__}({arguments}))",
-    )
-
-
-def _encoding_for_model(stem: str, inside: Collection[str]) -> str | None:
-    """Return the name of the encoding in models of this name, or ``None`` if no published model has the name.
-
-    Args:
-        inside: names of encodings and scalings in the title, which may follow the name of a model.
-    """
-    from locant.models.encodings import encoding_from_config, layer_types
-    from locant.models.registry import presets
-
-    families = {
-        family: config
-        for name, config in presets().items()
-        for family in (_family(_stem(config["model_type"])), _family(_stem(name)))
-        if len(family) > 2
-    }
-    own = _family(stem)
-    begun = sorted((each for each in families if inside and stem.startswith(each)), key=len)
-    family = own if own in families else begun[-1] if begun else None
-    if family is None:
-        return None
-    kinds = layer_types(families[family])
-    return type(encoding_from_config(families[family], layer_type=kinds[0] if kinds else None)).info.name
-
-
-def _family(stem: str) -> str:
-    """Return the letters before the version in a model's name."""
-    return re.split(r"v?[0-9]", stem, maxsplit=1)[0]
+    return [ENCODINGS.find(each) for each in meanings_of_title(name, _name_by_alias())]
 
 
 def encoding(name: str, *unnamed: Any, **options: Any) -> PositionEncoding:

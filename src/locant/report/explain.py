@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from locant.checkpoints.config_comparison import ConfigComparison
 from locant.checkpoints.explanation import Explanation, Layers
 from locant.checkpoints.extension import Extension
-from locant.checkpoints.rotary_settings import RotarySettings
+from locant.checkpoints.rotary_settings import VISIBLE, RotarySettings
 from locant.figures.canvas import spread
 from locant.models.lab_decoder import MODEL_TYPE as LAB_DECODER
 from locant.report.console import NamedRows, named_rows, shape, show, size, table
@@ -153,10 +153,11 @@ def _rotary(rotary: RotarySettings) -> NamedRows:
     if rotary.never_round:
         rounds = f"less than one rotation in {rotary.trained:,} positions, unscaled"
         yield "never round", [f"{_count(rotary.never_round)}: {rounds}"]
-    first = rotary.precision.first_visible
-    seen = "not below 1,048,576" if first is None else f"from position {first:,} on"
-    misses = f"{seen}; by {spell(rotary.precision.at_longest, 1)} at the end"
-    yield "float32 angles", [f"a cosine misses by more than 0.001 {misses}"]
+    precision = rotary.precision
+    if precision.first_visible is not None and precision.at_longest > VISIBLE:
+        at_end = f"{spell(precision.at_longest, 1)} at the end"
+        from_there = f"from position {precision.first_visible:,} on; by {at_end}"
+        yield "float32 angles", [f"a cosine misses by more than {VISIBLE} {from_there}"]
 
 
 def _scaling(rotary: RotarySettings) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,11 @@ import numpy as np
 import pytest
 
 from locant import InputError
-from locant.text.prepare import readers, sources
+from locant.text.prepare import byte_ranges, compression, json_lines, parquet_rows, readers, separators
+from locant.text.prepare.byte_ranges import Tally, cut
 from locant.text.prepare.plan import Plan, read_plan
-from locant.text.prepare.readers import Batch
+from locant.text.prepare.readers import Batch, documents
+from locant.text.prepare.sources import find_sources, read_stdin
 from locant.text.store import TokenStore
 
 SEPARATOR = "\n\n"
@@ -61,7 +65,7 @@ def planned(store: Path) -> Plan:
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Read so many bytes at a time."""
-    for module in (readers, sources):
+    for module in (byte_ranges, compression, json_lines, parquet_rows, readers, separators):
         monkeypatch.setattr(module, "BLOCK", size)
 
 
@@ -86,3 +90,25 @@ def is_valid(folder: Path) -> bool:
         return False
     store.verify()
     return True
+
+
+def write(folder: Path, **files: bytes) -> None:
+    for name, data in files.items():
+        path = folder / name.replace("__", "/").replace("_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def texts(*paths: str | Path, separator: str | None = None, field: str | None = None) -> list[bytes]:
+    """All documents, joined where they come in parts."""
+    sources = find_sources(paths, separator=separator, field=field)
+    ranges = [byte_range for source in sources for byte_range in cut(source, 2**30)]
+    return [text for byte_range in ranges for text in together(documents(byte_range, Tally()))]
+
+
+def from_stdin(data: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: str) -> tuple[list[bytes], str]:
+    """The documents of standard input, and its hash."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    source, sha256 = read_stdin(find_sources("-", **options)[0], folder / "stdin")
+    (byte_range,) = cut(source, 2**30)
+    return together(documents(byte_range, Tally())), sha256

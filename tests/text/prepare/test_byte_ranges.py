@@ -11,9 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from locant.text.prepare import readers
+from locant.text.prepare import separators
+from locant.text.prepare.byte_ranges import BLOCK, ByteRange, Tally, cut
 from locant.text.prepare.readers import documents
-from locant.text.prepare.sources import BLOCK, ByteRange, Tally, cut, find_sources
+from locant.text.prepare.sources import find_sources
 from tests.text.prepare.corpus import small_blocks, together
 
 BOM = b"\xef\xbb\xbf"
@@ -131,7 +132,7 @@ class TestByteRanges:
         path.write_bytes(text)
         (source,) = find_sources(path, separator="\n")
         taken = 0
-        real = readers._split
+        real = separators._split
 
         def counting(blocks: object, more: object, *args: object, **options: object) -> object:
             def counted(them: object) -> object:
@@ -142,7 +143,7 @@ class TestByteRanges:
 
             return real(counted(blocks), counted(more), *args, **options)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(readers, "_split", counting)
+        monkeypatch.setattr(separators, "_split", counting)
         found, _ = read(cut(source, 10_000))
         assert found == text.split(b"\n")[:-1]
         assert taken <= len(text) + max(len(found[0]), 30 * 4096)

@@ -103,6 +103,15 @@ def test_the_order_of_inputs_matters(corpus: Path, tmp_path: Path) -> None:
         prepare([corpus / "1.txt", corpus / "0.txt"], tmp_path / "store", **options())
 
 
+def test_another_order_is_named_beside_a_mended_file(corpus: Path, tmp_path: Path) -> None:
+    """A mended file alone would be read again."""
+    interrupted(corpus, out := tmp_path / "store")
+    edited(corpus / "1.txt")
+    paths = sorted(corpus.iterdir(), reverse=True)
+    with refuses(InputError, "another request: the inputs come in another order; "):
+        prepare(paths, out, **options())
+
+
 def test_unfinished_work_can_be_discarded_but_a_store_cannot(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "store"
     interrupted(corpus, out)

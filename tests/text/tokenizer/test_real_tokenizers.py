@@ -14,7 +14,8 @@ import pytest
 import tokenizers
 
 from locant.text import Tokenizer, sample_text
-from locant.text.tokenizer.engine import ENOUGH, PROBE_TEXTS
+from locant.text.tokenizer.engine import ENOUGH
+from locant.text.tokenizer.probe_texts import PROBE_TEXTS
 from tests.text.tokenizer.zoo import ATOMS
 
 FOLDER = Path(os.environ.get("LOCANT_TOKENIZERS", Path(__file__).parents[4] / "shared" / "tokenizers"))

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from locant.text import Tokenizer
-from locant.text.tokenizer.engine import PROBE_TEXTS, Engine, choose_engine
+from locant.text.tokenizer.engine import Engine, choose_engine
+from locant.text.tokenizer.probe_texts import PROBE_TEXTS
 from tests.text.tokenizer.zoo import (
     ATOMS,
     KINDS,

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tokenizers
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -280,3 +281,13 @@ def with_split(
 def loaded(kind: str) -> Tokenizer:
     """One of the zoo, or one of these, as ours."""
     return with_split(*SPLITS[kind]) if kind in SPLITS else Tokenizer.from_json(definition(kind))
+
+
+TEXTS = [b"", b"the cat's hat\n\n  sat", "né 日本 <|endoftext|> END".encode(), b"", b"a\xff\xfeb", b" "]
+"""Documents for engines: none, words, a special token, and bytes that are not UTF-8."""
+
+
+def rows(ids: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
+    """The ids of each document, from the ids of all and the length of each."""
+    assert lengths.sum() == len(ids)
+    return [row.tolist() for row in np.split(ids, np.cumsum(lengths)[:-1])]

@@ -15,7 +15,7 @@ from locant.explore.comparison import Comparison
 from locant.explore.screens import Screen, sampled
 from locant.explore.session import Session, State
 from locant.files import FaultError, strict_json
-from locant.lab.results import RECORD, RESULTS
+from locant.lab.results import RECORD, RESULTS, require_known_schema
 from locant.lab.settings import Settings
 from locant.lab.summary import Cell, Row, Summary, summarise
 from locant.lab.task_summary import scores
@@ -161,9 +161,11 @@ def _in_folder(folder: Path, *, required: bool) -> dict[str, Any] | None:
 
 def _read(content: bytes, name: str) -> dict[str, Any]:
     try:
-        return strict_json(content, name)
+        report = strict_json(content, name)
     except FaultError:
         raise _no_report(name) from None
+    require_known_schema(report, name)
+    return report
 
 
 def _no_report(name: str) -> InputError:

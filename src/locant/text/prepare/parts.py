@@ -27,6 +27,7 @@ import numpy as np
 
 from locant.errors import InputError, Remedy
 from locant.files import flush, read_json, write_whole
+from locant.text.prepare.byte_ranges import ByteRange, Source, Tally, opened, range_blocks
 from locant.text.prepare.plan import (
     FOLDER,
     LOCK,
@@ -41,15 +42,7 @@ from locant.text.prepare.plan import (
     take_place,
 )
 from locant.text.prepare.readers import Batch, documents, without_text
-from locant.text.prepare.sources import (
-    ByteRange,
-    Source,
-    Tally,
-    opened,
-    range_blocks,
-    require_its_kind,
-    require_readers,
-)
+from locant.text.prepare.sources import require_its_kind, require_readers
 from locant.text.store import MANIFEST, FileRecord, ShardRecord, ShardWriter, TokenStore, shard_name, write_manifest
 from locant.text.tokenizer import Tokenizer
 from locant.text.tokenizer.engine import Encoded, Engine

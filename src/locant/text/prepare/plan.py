@@ -44,8 +44,11 @@ from typing import Any, TypedDict
 from locant.arguments import flag, shown, whole
 from locant.errors import InputError, RangeError, Remedy
 from locant.files import flush, lock, write_whole
-from locant.text.prepare.readers import TRAINING_BYTES, Sample, take_sample, without_text
-from locant.text.prepare.sources import ByteRange, Paths, Source, cut, find_sources, known_encoding, read_stdin
+from locant.text.prepare.byte_ranges import ByteRange, Source, cut
+from locant.text.prepare.readers import without_text
+from locant.text.prepare.sample import TRAINING_BYTES, Sample, take_sample
+from locant.text.prepare.sources import Paths, find_sources, read_stdin
+from locant.text.prepare.text_encodings import known_encoding
 from locant.text.reading import STDIN, well_formed
 from locant.text.store import MANIFEST
 from locant.text.tokenizer import Tokenizer
@@ -215,8 +218,8 @@ class Request:
         files = [f"{path} is no longer an input" for path in before if path not in after]
         files += [f"{path} is a new input" for path in after if path not in before]
         files += [f"{path} changed from {_state(before[path])} to {_state(after[path])}" for path in changed]
-        if not files and [*before] != [*after]:
-            files.append("the inputs come in another order")
+        if {*before} == {*after} and [*before] != [*after]:  # first, because it alone stops unfinished work
+            files.insert(0, "the inputs come in another order")
         changes += files
         return [*changes[:NAMED], f"{len(changes) - NAMED} more"] if len(changes) > NAMED else changes
 

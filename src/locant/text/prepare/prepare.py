@@ -28,6 +28,7 @@ from typing import Unpack, get_args, overload
 
 from locant.arguments import flag, one_of, shown, whole
 from locant.errors import InputError, RangeError, Remedy
+from locant.text.prepare.byte_ranges import Source
 from locant.text.prepare.parts import COUNTED, Advance, join, make_part, missing_parts, sweep_parts, tidy
 from locant.text.prepare.plan import (
     FOLDER,
@@ -41,8 +42,8 @@ from locant.text.prepare.plan import (
     plan_for,
     store_folder,
 )
-from locant.text.prepare.readers import CHECKED_BYTES, TRAINING_BYTES, take_sample
-from locant.text.prepare.sources import SUFFIXES, Paths, Source, spelled_counts
+from locant.text.prepare.sample import CHECKED_BYTES, TRAINING_BYTES, take_sample
+from locant.text.prepare.sources import ARCHIVES, SUFFIXES, Paths, spelled_counts
 from locant.text.prepare.workers import LOCAL, Workers, make_on_ray, num_cores
 from locant.text.store import MANIFEST, TokenStore, token_dtype
 from locant.text.tokenizer import Tokenizer
@@ -113,9 +114,9 @@ def prepare(
     (28, array([ 0, 14, 28]), 'the text of a<|endoftext|>')
 
     Args:
-        paths: files (.txt, .md, .jsonl, .ndjson, .json with one record per line, .parquet, each also .gz, .zst, .bz2
-            or .xz), folders, globs, and ``-`` for standard input. A warning counts the files of folders and globs that
-            are left out because of their endings.
+        paths: files (.txt, .md, .jsonl, .jsonlines, .ndjson, .json with one record per line, .parquet, each also .gz,
+            .zst, .bz2 or .xz), folders, globs, and ``-`` for standard input. A warning counts the files of folders and
+            globs that are left out because of their endings.
         out: the folder of the store.
         tokenizer: a tokenizer, or an argument of `Tokenizer.load`, or ``"bytes"``; default: a byte-level BPE trained
             on a sample of the input.
@@ -248,7 +249,8 @@ def _warn_of_left_out(request: Request) -> None:
         total = sum(request.left_out.values())
         counts = spelled_counts(Counter(request.left_out))
         what = f"{total} file{'s' * (total != 1)} left out: {counts}"
-        warnings.warn(f"{what}. The names of files that are read end in {SUFFIXES}", stacklevel=3)
+        archives = ". Unpack archives first" if request.left_out.keys() & ARCHIVES.keys() else ""
+        warnings.warn(f"{what}. The names of files that are read end in {SUFFIXES}{archives}", stacklevel=3)
 
 
 def default_workers(request: Request) -> int:

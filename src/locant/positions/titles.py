@@ -1,0 +1,186 @@
+"""Read the title of an encoding: a class of another package, a heading of a tutorial, or the name of a model.
+
+The letters of a title are cut into known words: names of encodings and of scalings, `SYNONYMS`, and words that do not
+change the meaning (`FILLER`). Then these rules are tried in this order:
+
+1. A title of rotary positions with several axes (`SEVERAL_AXES`) has no name. The error has the call.
+2. A title with a scaling, and no encoding but rotary, means this scaling.
+3. If all words are known, the title means the one encoding in it, or `SEVERAL` encodings if it names none.
+4. A title that begins with the name of a model means this model.
+5. Otherwise an unknown word may change the one encoding in the title.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, fields
+from typing import NamedTuple
+
+from locant.errors import RangeError
+from locant.positions.scaling import SCALINGS, Scaling
+
+SYNONYMS = {
+    "learnable": "learned", "trainable": "learned", "sine": "sinusoidal", "sinecosine": "sinusoidal",
+    "attentionisallyouneed": "sinusoidal", "no": "nope", "roformer": "rotary", "extrapolatable": "xpos",
+    "linearbiases": "alibi", "kernelized": "kerple", "selfattentionwith": "shaw", "functionalinterpolationfor": "fire",
+}  # fmt: skip
+"""Words that mean an encoding and are not among its names."""
+
+SEVERAL = {
+    "relative": ("t5", "shaw", "transformer_xl"),
+    "encoding": ("sinusoidal", "learned"),
+    "pos": ("sinusoidal", "learned"),
+}
+"""What a title without a name of an encoding contains, and the encodings that it may mean."""
+
+_GRID = "locant.encoding('rotary', head_dim=64, sections=(16, 16), axial=True)"
+SEVERAL_AXES = {
+    "mrope": "locant.encoding('rotary', head_dim=128, sections=(16, 24, 24))",
+    "2drope": _GRID, "2drotary": _GRID, "axialrope": _GRID, "axialrotary": _GRID,
+}  # fmt: skip
+"""What titles of rotary encodings for images and videos contain, and the calls that make them."""
+
+FILLER = frozenset((
+    "apply", "build", "compute", "create", "get", "make", "precompute", "embedding", "embeddings", "encoding",
+    "encodings", "embed", "emb", "representation", "representations", "bias", "biases", "slopes", "scaling",
+    "attention", "relative", "positional", "position", "positions", "pos", "pe", "freqs", "cache", "cis", "cos", "sin",
+    "type", "tensor", "torch", "layer", "module", "py", "length", "m2m100", "fast", "flash",
+    "fused", "simple", "+",
+))  # fmt: skip
+"""Words that do not change the meaning of a title. Any other word may change it."""
+
+ONLY_FILLER = re.compile(f"(?:{'|'.join(map(re.escape, sorted(FILLER)))})+")
+"""Names that are looked for as whole titles only, such as ``position_embedding``."""
+
+ORDINARY = frozenset(("linear", "dynamic", "contextual", "polar", "llama3"))
+"""Names that titles of other encodings and of models contain as ordinary words."""
+
+_ENDS = ("", "scaling", "scaled", "scale")
+SCALING_BY_WORD = {
+    re.sub("[^a-z0-9]", "", name) + end: kind
+    for kind in SCALINGS.values() for name in (kind.info.name, *kind.info.aliases) for end in _ENDS
+}  # fmt: skip
+"""Scalings by their names without punctuation, which a word may follow."""
+
+
+class Title(NamedTuple):
+    """What a title names, and the letters in it that are unknown."""
+
+    encodings: set[str]
+    scaling: type[Scaling] | None
+    unknown: str
+
+
+def encoding_in_title(title: str, names: Mapping[str, str]) -> str | None:
+    """Return the name of the encoding that a title means, or ``None`` if no rule applies.
+
+    Args:
+        title: the title.
+        names: the name of each encoding, by each of its names.
+
+    Raises:
+        RangeError: the title means several encodings, a scaling, a model, or an encoding that an unknown word may
+            change. The remedy has the possible calls.
+    """
+    if (call := next((call for part, call in SEVERAL_AXES.items() if part in _letters(title)), None)) is not None:
+        raise RangeError(f"got encoding {title!r}, which is rotary with several position axes", call)
+    encodings, scaling, unknown = _read(title, names)
+    if scaling is not None and encodings <= {"rotary"}:
+        raise scaling_error(title, scaling)
+    if not unknown and encodings:
+        return encodings.pop() if len(encodings) == 1 else None
+    if several := meanings_of_title(title, names):
+        meant = " or ".join(f"locant.encoding({name!r}, ...)" for name in several)
+        raise RangeError(f"got encoding {title!r}, which is a name of several", meant)
+    _refuse_model(title)
+    if len(encodings) == 1 and len(unknown) > 2:  # else it is a slip of the fingers
+        got = f"got encoding {title!r}, which is {(plain := encodings.pop())} with {unknown!r}"
+        remedy = f"locant.encoding({plain!r}, ...) if the plain form is meant"
+        raise RangeError(f"{got}, expected a name of locant list", remedy)
+    return None
+
+
+def meanings_of_title(title: str, names: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of the encodings that a title may mean if it names none but is about positions.
+
+    >>> meanings_of_title("PositionalEncoding", {}), meanings_of_title("Embedding", {})
+    (('sinusoidal', 'learned'), ())
+    """
+    encodings, scaling, unknown = _read(title, names)
+    if encodings or scaling or unknown:
+        return ()
+    return next((several for part, several in SEVERAL.items() if part in _letters(title)), ())
+
+
+def scaling_in_title(title: str) -> type[Scaling] | None:
+    """Return the scaling of this name, which a word such as ``Scaling`` may follow, or ``None``."""
+    return SCALING_BY_WORD.get(_letters(title))
+
+
+def scaling_error(title: str, kind: type[Scaling]) -> RangeError:
+    """Return the error for a scaling instead of an encoding, with the call of a rotary encoding that has it."""
+    example = kind.by_factor(4.0, trained=4096, dim=64, base=10_000.0)
+    required = [field.name for field in fields(example) if field.default is MISSING]  # type: ignore[arg-type]  # all are dataclasses
+    values = [(name, getattr(example, name)) for name in required]
+    arguments = ", ".join(f"{name}={'...' if isinstance(value, tuple) else value}" for name, value in values)
+    return RangeError(
+        f"got encoding {title!r}, which is a scaling of rotary",
+        f"locant.encoding('rotary', head_dim=64, scaling=locant.scaling.{type(example).__name__}({arguments}))",
+    )
+
+
+def _read(title: str, names: Mapping[str, str]) -> Title:
+    """Cut a title into known words. If some are unknown, short and ordinary words are not looked for between them."""
+    letters, encoding_by_word = _letters(title), {_letters(each): name for each, name in names.items()} | SYNONYMS
+    if letters in encoding_by_word:
+        return Title({encoding_by_word[letters]}, None, "")
+    scaling_by_word = {} if "bias" in letters else SCALING_BY_WORD  # a bias is not scaled
+    named = {word for word in {*encoding_by_word, *scaling_by_word} if not ONLY_FILLER.fullmatch(word)}
+    words, unknown = _cut(letters, named | FILLER)
+    if unknown:
+        distinct = {word for word in named - ORDINARY if len(word) > 3 or word == "ntk"}
+        words, unknown = _cut(letters, distinct | FILLER)
+    encodings = {encoding_by_word[word] for word in words if word in named and word in encoding_by_word}
+    scalings = [scaling_by_word[word] for word in words if word in scaling_by_word]
+    return Title(encodings, scalings[0] if scalings else None, unknown)
+
+
+def _cut(letters: str, words: Collection[str]) -> tuple[list[str], str]:
+    """Cut letters into words so that the fewest letters remain, and of such cuts into the fewest words.
+
+    >>> _cut("nopositionalencodingz", {"no", "noposition", "position", "positional", "encoding"})
+    (['no', 'positional', 'encoding'], 'z')
+    """
+    cuts = {len(letters): (list[str](), "")}  # by the place from which on the letters are cut
+    for begin in reversed(range(len(letters))):
+        after, unknown = cuts[begin + 1]
+        options = [(after, letters[begin] + unknown)]
+        for word in words:
+            if letters.startswith(word, begin):
+                after, unknown = cuts[begin + len(word)]
+                options.append(([word, *after], unknown))
+        cuts[begin] = min(options, key=lambda cut: (len(cut[1]), len(cut[0]), cut[0]))
+    return cuts[0]
+
+
+def _letters(title: str) -> str:
+    """Return the letters, digits and ``+`` of a title, without the suffix of a file and what is in parentheses."""
+    return re.sub(r"[(].*?[)]|[^a-z0-9+]", "", title.lower().removesuffix(".py"))
+
+
+def _refuse_model(title: str) -> None:
+    """Raise `RangeError` if a title begins with the name of a published model. The remedy has its encoding."""
+    from locant.models.model_names import model_type_in, position_classes
+
+    if (model_type := model_type_in(title)) is None:
+        return
+    kinds = position_classes(model_type)
+    got, remedy = f"got encoding {title!r}, which is a model", "locant.encoding_from_config of its config.json"
+    if not kinds:
+        raise RangeError(f"{got} whose positions depend on its configuration", remedy)
+    sizes = "".join(f", {size}=..." for size in kinds[0].sizes())
+    call = f"locant.encoding({kinds[0].info.name!r}{sizes})"
+    raise RangeError(
+        f"{got} whose positions are {' or '.join(kind.info.name for kind in kinds)}", f"{call}, or {remedy}"
+    )

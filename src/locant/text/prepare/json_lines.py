@@ -1,0 +1,111 @@
+"""Read the texts of JSON lines.
+
+The field is a key. A dot leads into a nested record (``meta.text``), unless a key has this name. Null is an empty
+document. Bytes that are not UTF-8 are read as U+FFFD, and so are lone surrogates, which only an escape can make. A line
+that is not a record, or lacks the field, ends the run. With `skip_bad` it is skipped and counted instead. Blank lines
+are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from typing import IO, Any
+
+from locant.errors import InputError, Remedy
+from locant.files import FaultError
+from locant.text.prepare.byte_ranges import BLOCK, ByteRange, Source, Tally, opened
+from locant.text.prepare.compression import TOOLS
+from locant.text.prepare.separators import split_texts
+from locant.text.prepare.text_encodings import is_clean
+from locant.text.reading import STDIN, well_formed
+
+LONGEST_LINE = 2**26
+"""The most bytes of a line, which is parsed as a whole."""
+
+ARRAY = re.compile(rb"\s*\[\s*(\{|$)")
+"""The beginning of a JSON array of records, in one line or in several lines."""
+
+
+def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally, skip_bad: bool = False) -> Iterator[bytes]:
+    """Yield the text of each line that begins in a byte range. Bad lines are an error, or are skipped and counted."""
+    first, seen, field, goes_on = None, 0, byte_range.source.field, False
+    for lines, unfinished, begin in split_texts(file, byte_range, tally, b"\n", LONGEST_LINE):
+        first = begin if first is None else first
+        for number, line in enumerate(lines):
+            if goes_on and number == 0:  # the rest of a line that was skipped
+                begin += len(line) + 1
+                continue
+            try:
+                if unfinished:
+                    raise FaultError(f"has more than {LONGEST_LINE} bytes")
+                if line.strip():
+                    try:
+                        record = json.loads(_decoded(line, byte_range.source, tally))
+                    except (ValueError, RecursionError) as error:
+                        raise FaultError(f"is not JSON: {error}") from None
+                    text = _lookup(record, field)
+                    if not isinstance(text, str | None):
+                        raise FaultError(f"has a {type(text).__name__} in {field!r}, expected a string")
+                    yield well_formed(text or "").encode()
+            except FaultError as error:
+                if skip_bad:
+                    tally.skipped += 1
+                    begin += len(line) + 1
+                    continue
+                number = _lines_before(byte_range, first) + seen + 1
+                cause = f"{byte_range.source.name}, line {number} (at byte {begin}) {error}"
+                remedy = Remedy("mend or remove that line and run the same again, or pass {}", skip_bad=True)
+                if number == 1 and ARRAY.match(line):
+                    cause = f"{byte_range.source.name} is a JSON array, expected one record in each line"
+                    remedy = _to_lines(byte_range.source)
+                raise InputError(cause, remedy) from None
+            seen += 1
+            begin += len(line) + 1
+        goes_on = unfinished
+
+
+def _decoded(line: bytes, source: Source, tally: Tally) -> str:
+    """Decode a line, and count it if it has bytes that its encoding does not define."""
+    text = line.decode(errors="replace")
+    if "\ufffd" in text and not is_clean([line], source.encoding is not None):
+        tally.not_utf8 += 1
+    return text
+
+
+def _to_lines(source: Source) -> str:
+    """Return a remedy for a JSON array: the command that writes a line for each of its elements."""
+    if source.path == STDIN:
+        return "pipe it through jq -c '.[]' first"
+    file = shlex.quote(source.path)
+    if source.compression is None:
+        return f"jq -c '.[]' {file} > {shlex.quote(f'{source.path}.jsonl')}"
+    new = shlex.quote(f"{os.path.splitext(source.path)[0]}.jsonl")  # noqa: PTH122  # a path is a str here
+    return f"{TOOLS[source.compression][1]} -dc {file} | jq -c '.[]' > {new}"
+
+
+def _lookup(record: Any, field: str) -> Any:  # any JSON
+    if not isinstance(record, dict):
+        raise FaultError(f"is a JSON {type(record).__name__}, expected an object")
+    if field in record:
+        return record[field]
+    outer, _, inner = field.partition(".")
+    if not inner or outer not in record:
+        fields = ", ".join(map(repr, [*record][:8])) or "none"
+        raise FaultError(f"has no field {outer!r}; its fields are: {fields}")
+    return _lookup(record[outer], inner)
+
+
+def _lines_before(byte_range: ByteRange, place: int) -> int:
+    """Return the number of lines before `place`, or 0 if the range begins the file, as in compressed files."""
+    if not byte_range.start:
+        return 0
+    with opened(byte_range.source) as file:
+        count = 0
+        while place > 0 and (data := file.read(min(BLOCK, place))):
+            count += data.count(b"\n")
+            place -= len(data)
+    return count
