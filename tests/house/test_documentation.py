@@ -124,7 +124,8 @@ def test_rotary_attention_has_thirty_lines_and_each_step_names_what_does_it() ->
     assert len(named) >= len(rows)
     assert all(target == f"../src/locant/{path}" for _, path, target in named)
     sources = {path: (ROOT / "src" / "locant" / path).read_text(encoding="utf-8") for _, path, _ in named}
-    assert [name for name, path, _ in named if not re.search(rf"^(def|class) {name}\b", sources[path], re.MULTILINE)] == []
+    defined = {path: {*re.findall(r"^(?:def|class) (\w+)", source, re.MULTILINE)} for path, source in sources.items()}
+    assert [(name, path) for name, path, _ in named if name not in defined[path]] == []
 
 
 def test_the_format_reads_and_writes(tmp_path: Path) -> None:
