@@ -122,8 +122,9 @@ def test_only_a_file_that_has_changed_is_trained_again(mine: str, tmp_path: Path
     assert [each.encoding for each in trained[2:]] == [f"{mine}:Near"]
 
 
-def test_a_file_is_a_module_whose_classes_can_be_pickled_and_shown(mine: str) -> None:
+def test_a_file_is_a_module_whose_classes_can_be_pickled_and_shown(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And which writes nothing beside the file, whose bytecode would hide a change within a second."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     kind = candidate.kind_of(f"{mine}:Near")
     one = kind(num_heads=2)
     assert pickle.loads(pickle.dumps(kind)) is kind  # noqa: S301
