@@ -37,7 +37,7 @@ class PlugIn:
 
 
 LOADED: list[PlugIn] = []
-"""The plug-ins that any registry has loaded."""
+"""The plug-ins that any registry has loaded and can use."""
 
 
 def plug_in_of(value: object) -> PlugIn | None:
@@ -183,8 +183,8 @@ class Registry(Generic[T]):
         plug_in = PlugIn(self.kind, entry)
         try:
             value = entry.load()
-            LOADED.append(replace(plug_in, value=value))
             self._add(entry.name, value, ())
+            LOADED.append(replace(plug_in, value=value))
         except LocantError as error:
             raise InputError(f"{plug_in} cannot be used: {error.cause}", error.remedy) from error
         except (Exception, SystemExit) as error:  # code of another package may fail in any way
