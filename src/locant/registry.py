@@ -9,13 +9,57 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator
-from importlib.metadata import EntryPoint, entry_points
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint, entry_points, packages_distributions
 from typing import Generic, TypeVar
 
 from locant.arguments import entries, shown
 from locant.errors import InputError, LocantError, RangeError
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PlugIn:
+    """A value of an installed package, with its entry point and the kind of the value, such as ``"encoding"``."""
+
+    kind: str
+    entry: EntryPoint
+    value: object = None
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.entry.name!r} of {self.package}"
+
+    @property
+    def package(self) -> str:
+        """The name with which pip installs the package."""
+        return self.entry.dist.name if self.entry.dist else self.entry.module
+
+
+LOADED: list[PlugIn] = []
+"""The plug-ins that any registry has loaded and can use."""
+
+
+def plug_in_of(value: object) -> PlugIn | None:
+    """Return the loaded plug-in that is this value, its class or the nearest base class, ``None`` if there is none."""
+    kinds = (value if isinstance(value, type) else type(value)).__mro__
+    return next((plug_in for each in (value, *kinds) for plug_in in LOADED if plug_in.value is each), None)
+
+
+def plug_ins_by_module() -> dict[str, PlugIn]:
+    """Return the loaded plug-ins by the top-level modules of their packages.
+
+    An entry point names one module. The metadata of its distribution names all that are installed with it.
+    """
+    by_distribution = {plug_in.package: plug_in for plug_in in LOADED}
+    installed = packages_distributions() if LOADED else {}
+    found = {
+        module: by_distribution[name]
+        for module, names in installed.items()
+        for name in names
+        if name in by_distribution
+    }
+    return found | {plug_in.entry.module.partition(".")[0]: plug_in for plug_in in LOADED}
 
 
 class Registry(Generic[T]):
@@ -121,13 +165,10 @@ class Registry(Generic[T]):
             for entry in entry_points(group=self.group):
                 key = key_of(entry.name)
                 if key in self._aliases or key in self._offers:
-                    self.broken[entry.name] = f"{self._source(entry)} is not used: the name is already taken"
+                    self.broken[entry.name] = f"{PlugIn(self.kind, entry)} is not used: the name is already taken"
                 else:
                     self._offers[key] = entry
         return self._offers
-
-    def _source(self, entry: EntryPoint) -> str:
-        return f"{self.kind} {entry.name!r} of {entry.dist.name if entry.dist else entry.value}"
 
     def _load_all(self) -> None:
         for key in self._offered():
@@ -139,14 +180,16 @@ class Registry(Generic[T]):
 
     def _load(self, key: str) -> T:
         entry = self._offered()[key]
+        plug_in = PlugIn(self.kind, entry)
         try:
             value = entry.load()
             self._add(entry.name, value, ())
+            LOADED.append(replace(plug_in, value=value))
         except LocantError as error:
-            raise InputError(f"{self._source(entry)} cannot be used: {error.cause}", error.remedy) from error
+            raise InputError(f"{plug_in} cannot be used: {error.cause}", error.remedy) from error
         except (Exception, SystemExit) as error:  # code of another package may fail in any way
             raise InputError(
-                f"{self._source(entry)} cannot be loaded: {type(error).__name__}: {error}",
+                f"{plug_in} cannot be loaded: {type(error).__name__}: {error}",
                 f"pip install -U {entry.dist.name if entry.dist else 'the package that offers it'}",
             ) from error
         return self._values[entry.name]

@@ -8,18 +8,18 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from locant import PositionEncoding
+from locant import registry
 from locant.cli import errors, main
 from locant.errors import LocantError, Remedy
 from locant.positions.registry import ENCODINGS
 from tests.cli.conftest import Complains, Run, listing, refused
+from tests.registries import restore
 
 test_a_slip_of_the_fingers_is_one_line = refused(
     "",
@@ -116,28 +116,87 @@ def test_what_happens_to_the_machine_is_one_line(
     assert isinstance(raised, click.Abort if isinstance(error, KeyboardInterrupt) else type(error))
 
 
-class Broken(PositionEncoding):
-    """Of another package; its `embed` fails, and its `bias` does not take what it is given."""
+PLUG_IN = {
+    "broken_plug_in/__init__.py": """
+from broken_parts.takes_less import TakesLess  # of the same distribution
+from broken_parts.fails import Fails
 
+class FailsLater(Fails):
+    pass
+""",
+    "broken_plug_in/unimportable.py": "import no_such_package",
+    "broken_parts/__init__.py": "",
+    "broken_parts/fails.py": """
+from locant import PositionEncoding
+
+class Fails(PositionEncoding):
     def embed(self, x, positions):
         return x + "one"
+""",
+    "broken_parts/takes_less.py": """
+from locant import PositionEncoding
 
+class TakesLess(PositionEncoding):
     def bias(self, q):
         return q
+""",
+    "broken_plug_in-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: broken-plug-in\nVersion: 1.0\n",
+    "broken_plug_in-1.0.dist-info/top_level.txt": "broken_plug_in\nbroken_parts\n",
+    "broken_plug_in-1.0.dist-info/entry_points.txt": """
+[locant.encodings]
+fails = broken_plug_in:Fails
+fails_later = broken_plug_in:FailsLater
+takes_less = broken_plug_in:TakesLess
+unimportable = broken_plug_in.unimportable:Lost
+""",
+}
+"""The files of an installed distribution of two packages."""
 
 
-def test_the_mistake_of_a_plug_in_is_told_by_its_name(complains: Complains, monkeypatch: pytest.MonkeyPatch) -> None:
-    dict(ENCODINGS.items())
-    for name in ("_values", "_aliases"):  # other tests do not see it
-        monkeypatch.setattr(ENCODINGS, name, {**getattr(ENCODINGS, name)})
-    ENCODINGS.register("broken_one", Broken)
-    offers = [EntryPoint("broken_one", f"{__name__}:Broken", "locant.encodings")]
-    monkeypatch.setattr(errors, "entry_points", lambda group: offers if group == "locant.encodings" else [])
-    said = "encoding 'broken_one' of tests.cli.test_errors fails: TypeError: "
-    for line in ("plot broken_one", "embed text.txt --tokenizer bytes --encoding broken_one"):
-        assert said in complains(line)
-    monkeypatch.setattr(Broken, "embed", PositionEncoding.embed)
-    assert f"{said}Broken.bias() takes 2 positional arguments but" in complains("plot broken_one")
+@pytest.fixture
+def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name, text in PLUG_IN.items():
+        (tmp_path / "site" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "site" / name).write_text(text)
+    restore(ENCODINGS, monkeypatch)
+    monkeypatch.setattr(ENCODINGS, "_offers", None)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("broken_plug_in", "broken_parts")]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("_installed")
+def test_the_mistake_of_a_plug_in_is_told_by_its_name(complains: Complains, run: Run) -> None:
+    """Its class may be of any package of its distribution, and fail in its code or where ours calls it."""
+    for name, line, said in (
+        ("fails", "plot fails", "fails: TypeError: "),
+        ("fails", "embed text.txt --tokenizer bytes --encoding fails", "fails: TypeError: "),
+        ("fails_later", "embed text.txt --tokenizer bytes --encoding fails_later", "fails: TypeError: "),
+        ("takes_less", "plot takes_less", "fails: TypeError: TakesLess.bias() takes 2 positional arguments but"),
+        (
+            "unimportable",
+            "plot unimportable",
+            "cannot be loaded: ModuleNotFoundError: No module named 'no_such_package'",
+        ),
+    ):
+        complaint = complains(line)
+        assert f"encoding {name!r} of broken-plug-in {said}" in complaint
+        assert "; try: pip install -U broken-plug-in" in complaint
+    listed = run("list")
+    assert listed.exit_code == 0
+    assert "encoding 'unimportable' of broken-plug-in cannot be loaded" in listed.stderr
+
+
+@pytest.mark.usefixtures("_installed")
+def test_our_mistake_is_not_told_by_a_plug_in_that_was_loaded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(facts: object) -> None:
+        raise KeyError("lost")
+
+    monkeypatch.setattr("locant.report.listing.print_all", fail)
+    result = run("list")
+    assert {each.entry.name for each in registry.LOADED} >= {"fails", "takes_less"}
+    assert (result.exit_code, "this is a mistake in locant: KeyError" in result.stderr) == (1, True)
 
 
 def test_a_remedy_is_written_in_the_words_of_who_reads_it() -> None:

@@ -12,15 +12,18 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
 import locant
+from locant import PositionEncoding
 from locant.cli import main
 from locant.models.registry import ARCHITECTURES
 from locant.positions.registry import ENCODINGS
 from locant.text.store.formats import FORMATS
 from tests.refusal import refuses, shapes_unchecked
 from tests.registries import restore
+from tests.tolerances import SEVEN_DIGITS
 
 ROOT = Path(__file__).parents[2]
 GENERATED = {"_build", "reference"}
@@ -36,10 +39,11 @@ def blocks(page: str) -> list[tuple[str, str | None]]:
     return [(code, output or None) for code, output in found]
 
 
-def run(code: str) -> None:
+def run(code: str) -> ModuleType:
     module = ModuleType("locant_example")
     sys.modules[module.__name__] = module  # compilers look classes up where they were defined
     exec(compile(code, "an example", "exec"), vars(module))  # noqa: S102  # running our pages is the test
+    return module
 
 
 def shown() -> list[tuple[str, str]]:
@@ -74,12 +78,58 @@ def test_the_first_example_has_twelve_lines_at_most_and_a_recipe_under_thirty() 
     first, *recipes = [blocks(PAGES[0].read_text(encoding="utf-8"))[0][0], *(code for code, _ in blocks(EXTENDING))]
     lines = [len([line for line in code.splitlines() if line.strip()]) for code in (first, *recipes)]
     assert lines[0] <= 12
-    assert len(recipes) == 4
+    assert len(recipes) == 5
     assert max(lines[1:]) < 30
 
 
+def test_every_method_that_authors_may_override_is_on_their_page() -> None:
+    called = {"doors", "sizes", "forward"}  # by us, for every encoding
+    names = {name for name in vars(PositionEncoding) if not name.startswith("_")} - called
+    assert {"rotate", "read", "pair_classes", "needs_all_keys"} <= names
+    assert {name for name in names if not re.search(rf"`{name}\b", EXTENDING)} == set()
+
+
+def test_the_rotation_by_hidden_states_follows_its_formula() -> None:
+    """In NumPy, one token at a time; a row in two steps has the bits of the whole row; and its weights learn."""
+    example = next(code for code, _ in blocks(EXTENDING) if "class Shifted" in code)
+    encoding = run(example).Shifted(head_dim=6, num_heads=2, d_model=5)
+    x, q, k = torch.randn(3, 7, 5), torch.randn(3, 4, 7, 6), torch.randn(3, 2, 7, 6)
+    positions = encoding.read(x, locant.Positions.arange(7))
+    rotated = encoding.rotate(q, k, positions)
+    weight = encoding.shift.weight.detach().double().numpy()
+    for given, found in zip((q, k), rotated, strict=True):
+        for row, head, token in np.ndindex(3, given.shape[1], 7):
+            group = head * 2 // given.shape[1]  # the query heads 0 and 1 have the key head 0
+            place = token + np.tanh(weight[group] @ x[row, token].double().numpy())
+            angle = place * 10_000.0 ** (-np.arange(3) / 3)
+            turned = (given[row, head, token, :3] + 1j * given[row, head, token, 3:]).numpy() * np.exp(1j * angle)
+            expected = np.concatenate([turned.real, turned.imag])
+            np.testing.assert_allclose(found[row, head, token].detach().numpy(), expected, rtol=0, atol=SEVEN_DIGITS)
+    steps = [encoding.read(x[:, part], positions.slice(part.start, part.stop)) for part in (slice(0, 4), slice(4, 7))]
+    parts = [encoding.rotate_one(q[:, :, :4], steps[0]), encoding.rotate_one(q[:, :, 4:], steps[1])]
+    assert torch.equal(torch.cat(parts, 2), rotated[0])
+    (rotated[0] * torch.randn_like(q)).sum().backward()
+    assert encoding.shift.weight.grad.abs().min() > 0
+
+
+THIRTY = (DOCS / "rotary-in-thirty-lines.md").read_text(encoding="utf-8")
+
+
+def test_rotary_attention_has_thirty_lines_and_each_step_names_what_does_it() -> None:
+    function = blocks(THIRTY)[0][0].partition("def rotary")[2].partition("\n\n\n")[0]
+    assert len([line for line in function.splitlines() if line.strip()]) <= 30
+    rows = re.findall(r"^\| ([\d, ]+|all) \| (.*?) \|", THIRTY, flags=re.MULTILINE)
+    named = re.findall(r"`(\w+)` in \[([\w/.]+)\]\((.+?)\)", THIRTY)
+    assert {step for steps, _ in rows for step in steps.split(", ")} == {*"1234567", "all"}
+    assert len(named) >= len(rows)
+    assert all(target == f"../src/locant/{path}" for _, path, target in named)
+    sources = {path: (ROOT / "src" / "locant" / path).read_text(encoding="utf-8") for _, path, _ in named}
+    defined = {path: {*re.findall(r"^(?:def|class) (\w+)", source, re.MULTILINE)} for path, source in sources.items()}
+    assert [(name, path) for name, path, _ in named if name not in defined[path]] == []
+
+
 def test_the_format_reads_and_writes(tmp_path: Path) -> None:
-    run(blocks(EXTENDING)[3][0])
+    run(next(code for code, _ in blocks(EXTENDING) if "register_format" in code))
     (tmp_path / "a.txt").write_text("some text")
     locant.prepare(tmp_path / "a.txt", tmp_path / "store", tokenizer="bytes", workers=1)
     made = CliRunner().invoke(main, ["export", f"{tmp_path}/store", "--to", "npy", "-o", f"{tmp_path}/other"])

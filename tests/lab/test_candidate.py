@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +120,18 @@ def test_only_a_file_that_has_changed_is_trained_again(mine: str, tmp_path: Path
     candidate._run.cache_clear()
     compared(tmp_path / "out", options)
     assert [each.encoding for each in trained[2:]] == [f"{mine}:Near"]
+
+
+def test_a_file_is_a_module_whose_classes_can_be_pickled_and_shown(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And which writes nothing beside the file, whose bytecode would hide a change within a second."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    kind = candidate.kind_of(f"{mine}:Near")
+    one = kind(num_heads=2)
+    assert pickle.loads(pickle.dumps(kind)) is kind  # noqa: S301
+    assert type(pickle.loads(pickle.dumps(one))) is kind  # noqa: S301
+    assert inspect.getsource(kind).startswith("class Near(DistanceBias):")
+    assert sys.modules[kind.__module__].__spec__.origin == str(Path(mine).resolve())  # type: ignore[union-attr]
+    assert [each.name for each in Path(mine).parent.iterdir()] == ["mine.py"]
 
 
 def test_a_file_may_import_what_lies_beside_it(tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ def test_an_installed_package_registers_an_architecture(monkeypatch: pytest.Monk
     broken = importlib.metadata.EntryPoint("broken", "tests.models.no_such_module:ROW", "locant.architectures")
     restore(ARCHITECTURES, monkeypatch)
     monkeypatch.setattr(ARCHITECTURES, "_offers", {"strange": entry, "broken": broken})
+    monkeypatch.setattr("locant.registry.LOADED", [])
     monkeypatch.setattr(ARCHITECTURES, "broken", {})
     assert Rotary.from_config(CONFIG).layout == "interleaved"
     with refuses(InputError, "broken"):

@@ -30,6 +30,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     old = registry.ENCODINGS
     fresh = Registry(old.kind, old.group, old._check, registry._register_built_in, old._aliases_of)
     monkeypatch.setattr(registry, "ENCODINGS", fresh)
+    monkeypatch.setattr("locant.registry.LOADED", [])
     return
 
 

@@ -125,8 +125,9 @@ class AttentionMask:
     def dense(self) -> Dense:
         """Return the mask as a matrix, or ``None`` if everything is allowed.
 
-        Queries that attend to nothing (padding) are allowed to attend to every key and marked, so that neither the
-        softmax nor its gradient ever has a row of minus infinities.
+        `locant.positions.documents.is_allowed` hides padding, other documents and later keys. Queries that
+        attend to nothing (padding) are allowed to attend to every key and marked, so that neither the softmax nor its
+        gradient ever has a row of minus infinities.
         """
         if self.is_full:
             return Dense(None, None)

@@ -11,13 +11,13 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
 import click
 
 from locant.errors import InputError, LocantError, Remedy
+from locant.registry import PlugIn, plug_in_of, plug_ins_by_module
 
 OUR_MISTAKE = 1
 WRONG_INPUT = 2
@@ -29,9 +29,6 @@ NO_MEMORY = ("can't allocate memory", "not enough memory", "overflow", "out of m
 
 QUIET = {"TRANSFORMERS_VERBOSITY": "critical", "HF_HUB_VERBOSITY": "critical", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 """Environment variables that silence other libraries, unless the user sets them."""
-
-PLUG_INS = {"locant.encodings": "encoding", "locant.architectures": "architecture", "locant.formats": "store format"}
-"""The kinds of plug-ins, by the group of their entry points."""
 
 
 class VerbGroup(click.Group):
@@ -171,19 +168,22 @@ def _unexpected(error: Exception) -> tuple[str, str, int]:
     last = traceback.extract_tb(error.__traceback__)[-1]
     description = f"{type(error).__name__}: {error} at {Path(last.filename).name}:{last.lineno}"
     if (plug_in := _plug_in(error)) is not None:
-        package = plug_in.dist.name if plug_in.dist else plug_in.module
-        cause = f"{PLUG_INS[plug_in.group]} {plug_in.name!r} of {package} fails: {description}"
-        return cause, f"pip install -U {package}, or {TRACEBACK}=1 locant ... to see more", WRONG_INPUT
+        remedy = f"pip install -U {plug_in.package}, or {TRACEBACK}=1 locant ... to see more"
+        return f"{plug_in} fails: {description}", remedy, WRONG_INPUT
     cause = f"this is a mistake in locant: {description}"
     return cause, f"{TRACEBACK}=1 locant ..., and report what it prints", OUR_MISTAKE
 
 
-def _plug_in(error: Exception) -> EntryPoint | None:
-    """Return the plug-in whose code or objects are in the traceback of an error, or None."""
-    offers = {entry.module.partition(".")[0]: entry for group in PLUG_INS for entry in entry_points(group=group)}
-    for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
-        modules = [getattr(value, "__module__", "") for value in frame.f_locals.values()]
-        for module in (frame.f_globals.get("__name__"), *modules):
-            if (top := str(module).partition(".")[0]) in offers:
-                return offers[top]
-    return None
+def _plug_in(error: Exception) -> PlugIn | None:
+    """Return the plug-in that an error belongs to, ``None`` if it belongs to none.
+
+    That is the one whose object is used where the error was raised, in its code or in ours: a method may fail, or take
+    or return something else than it should. If there is no object, it is one of the package that the code is from.
+    """
+    if not (by_module := plug_ins_by_module()):
+        return None
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][::-1]
+    values = [value for frame in frames for value in frame.f_locals.values()]
+    modules = [*(frame.f_globals.get("__name__") for frame in frames), *(type(value).__module__ for value in values)]
+    owners = (by_module.get(str(module).partition(".")[0]) for module in modules)
+    return next(filter(None, map(plug_in_of, values)), None) or next(filter(None, owners), None)

@@ -11,9 +11,11 @@ import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from random import Random
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -221,18 +223,33 @@ def _module_of(encoding: str) -> tuple[ModuleType, str]:
     return _run(Path(f"{encoding.rpartition('.py:')[0]}.py").resolve())
 
 
+class _Loader(SourceFileLoader):
+    """Compiles this source of a file, and keeps no bytecode beside it.
+
+    Bytecode counts as current if the file has the same size and was written in the same second.
+    """
+
+    def __init__(self, name: str, path: Path, source: bytes) -> None:
+        super().__init__(name, str(path))
+        self._source = source
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self._source, self.path)
+
+
 @functools.cache  # so that a comparison has one class, even if the file is changed meanwhile
 def _run(path: Path) -> tuple[ModuleType, str]:
     """Return a file as a module, and its SHA-256. Like a script, it may import files from its folder."""
     try:
         source = path.read_bytes()
-        module = ModuleType(f"locant_file_{path.stem}_{abs(hash(path)):x}")
-        module.__file__ = str(path)
-        if str(path.parent) not in sys.path:
+        name = f"locant_file_{path.stem}_{abs(hash(path)):x}"
+        loader = _Loader(name, path, source)
+        spec = spec_from_file_location(name, path, loader=loader)
+        if str(path.parent) not in sys.path:  # stays there, for imports inside of functions
             sys.path.append(str(path.parent))
-        sys.modules[module.__name__] = module  # classes look for their module here
+        module = sys.modules[name] = module_from_spec(spec)  # type: ignore[arg-type]  # a loader makes a spec
         with torch_settings_kept(str(path)):
-            exec(compile(source, path, "exec"), vars(module))  # noqa: S102  # what the user asked for
+            loader.exec_module(module)
     except InputError:
         raise
     except OSError as error:

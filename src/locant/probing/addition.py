@@ -22,7 +22,7 @@ from locant.positions.positions import Positions
 from locant.positions.scaling import Unscaled
 from locant.probing.costs import Finding
 from locant.probing.report import Report
-from locant.probing.rotation import NEAR, Block, Rotation, encoding_of, slopes_of, wrapped
+from locant.probing.rotation import NEAR, Block, Rotation, encoding_of, fit_frequencies, wrapped
 from locant.probing.subject import WIDTH_NAMES, Subject, name_of, refuse_unsteady
 from locant.probing.table_calls import WIDTHS
 from locant.probing.token_calls import CALL_ERRORS, HEADS, NUM_TOKENS, Failures, arguments_of
@@ -303,8 +303,8 @@ def _sinusoidal(rows: Tensor) -> Sinusoidal | None:
         scale = float(parts.square().sum(1).sqrt().median())
         for first, sine, cosine in orders:
             angles = torch.atan2(parts[:, sine], parts[:, cosine])
-            slopes, bent = slopes_of(wrapped(angles), steps, 1)
-            speeds, offsets = slopes[:, 0].tolist(), angles[0].tolist()
+            frequencies, bent = fit_frequencies(wrapped(angles), steps, 1)
+            speeds, offsets = frequencies[:, 0].tolist(), angles[0].tolist()
             half = width // 2
             blocks = tuple(
                 Block(dims=(pair, pair + half), frequencies=(speed,), of_second=(speed,), offset=offset)

@@ -1,8 +1,17 @@
-"""The matrix that each position multiplies a head by, its pairs and frequencies, and the encoding that has the same.
+"""Measure the matrix that each position multiplies a head by, fit pairs and frequencies, and find the encoding.
 
-We rotate unit vectors, so that the result holds the entries of the matrix: cosines and sines, with no other rounding
-than their own. Everything is first measured at positions up to 61, where no angle of a usual frequency has made so many
-turns that rounding matters.
+The fit has five steps, and each takes what the one before it returns:
+
+1. `rotations` rotates the unit vectors. A linear map is known from its values for these, so no other token can show
+   more. The results are the columns of the matrix: cosines and sines, with no other rounding than their own.
+2. `_in_input_order` undoes a permutation, and `_partners` returns which dimensions depend on each other. If these are
+   pairs, the matrix consists of blocks of 2 x 2, and is fitted block by block.
+3. `_fit_blocks` reads two angles from each block, one for each row. A block is a rotation times a factor if both angles
+   are equal and both singular values are that factor, so nothing else has to be checked.
+4. `fit_frequencies` unwraps the angles, which are known up to full turns, to radians per position.
+5. `encoding_of` finds the base and the scaling whose formula gives these frequencies.
+
+Positions up to 61 suffice for this: no angle of a usual frequency has made so many turns that rounding matters.
 """
 
 from __future__ import annotations
@@ -24,7 +33,7 @@ from locant.probing.subject import Subject
 from locant.probing.token_calls import HEADS
 
 NEAR = (1, 2, 3, 5, 8, 13, 21, 34, 61)
-"""Positions that are each at most twice the last one, whose frequency gives the number of full turns at the next."""
+"""The measured positions. Each is at most twice the one before it, as `fit_frequencies` needs."""
 
 EVEN = 1e-3
 """The largest distance of angles from a straight line, in radians at positions up to 61."""
@@ -95,12 +104,16 @@ class Rotation:
 
     @property
     def begin(self) -> float | None:
-        """Return the position whose angles position 0 has, ``None`` if there is no such position."""
+        """Return the position whose angles position 0 has, ``None`` if there is no such position.
+
+        The offset of each pair is begin x frequency, up to full turns. The slowest pair has not made a full turn, so it
+        gives `begin` roughly. Each faster pair corrects it, as later positions do in `fit_frequencies`.
+        """
         moving = [(block.offset, sum(block.frequencies)) for block in self.blocks if sum(block.frequencies)]
-        steps = 0.0
-        for offset, speed in sorted(moving, key=lambda each: abs(each[1])):  # the slow ones have not made a full turn
-            steps += math.remainder(offset - steps * speed, math.tau) / speed
-        for begin in (float(round(steps)), steps):
+        estimate = 0.0
+        for offset, speed in sorted(moving, key=lambda each: abs(each[1])):
+            estimate += math.remainder(offset - estimate * speed, math.tau) / speed
+        for begin in (float(round(estimate)), estimate):
             if all(abs(math.remainder(offset - begin * speed, math.tau)) < ROUNDED for offset, speed in moving):
                 return begin
         return None
@@ -127,24 +140,17 @@ def rotations(subject: Subject) -> tuple[Rotation, Rotation]:
     index = torch.cat([subject.index(0), *(subject.index(*steps, axis=axis) for axis in range(subject.axes))], 1)
     basis = torch.eye(subject.width)[:, None, None, :].expand(-1, HEADS, index.shape[1], -1).clone()
     q, k = (side.double().permute(1, 2, 3, 0) for side in subject.rotate(basis, index))
-    of_q = _rotation(q, steps, subject.axes)
-    same = float((q - k).abs().max()) < ROUNDED * of_q.factor
-    return of_q, of_q if same else _rotation(k, steps, subject.axes)
+    queries = _analyse(q, steps, subject.axes)
+    are_same = float((q - k).abs().max()) < ROUNDED * queries.factor
+    return queries, queries if are_same else _analyse(k, steps, subject.axes)
 
 
-def _rotation(heads: Tensor, steps: Sequence[int], axes: int) -> Rotation:
+def _analyse(heads: Tensor, steps: Sequence[int], axes: int) -> Rotation:
     """Analyse matrices ``[heads, positions, width, width]`` of position 0 and of steps on each axis."""
-    matrix, order, blocks, bent = heads[0], None, (), 0.0
-    is_constant = [bool((head == head[:1]).all()) for head in heads]
-    num_heads = is_constant.index(True) if not is_constant[0] and any(is_constant) else None
-    nonzero = matrix[0].abs() > NOTHING
-    if bool((nonzero.sum(0) == 1).all() and (nonzero.sum(1) == 1).all()):
-        columns = nonzero.double().argmax(1)
-        if not torch.equal(columns, torch.arange(len(columns))):
-            order = tuple(columns.tolist())
-            matrix = matrix[:, columns.argsort()]
-    entries = (matrix.abs() > NOTHING).any(0)
-    partners = [row.nonzero().flatten().tolist() for row in entries | entries.T]
+    num_heads = _count_rotated_heads(heads)
+    matrix, order = _in_input_order(heads[0])
+    width = matrix.shape[-1]
+    partners = _partners(matrix)
     moving = (matrix - matrix[:1]).abs().amax(0) > NOTHING
     mixed = max(map(len, partners)) if bool(moving.any()) else 1
     if mixed == 2:
@@ -153,41 +159,99 @@ def _rotation(heads: Tensor, steps: Sequence[int], axes: int) -> Rotation:
         a, b, c, d = (matrix[:, row, column] for row, column in itertools.product((i, j), repeat=2))
         factor = float(torch.hypot(a[0], c[0]).median())
         lengths = torch.linalg.svdvals(torch.stack([torch.stack([a, b], -1), torch.stack([c, d], -1)], -2))
-        of_first, of_second = torch.atan2(-b, a), torch.atan2(c, d)
-        slopes, bends = zip(*(slopes_of(angles, steps, axes) for angles in (of_first, of_second)), strict=True)
-        cosines, sines = ((each[1:] - each[:1]).abs().unflatten(0, (axes, len(steps))).amax(1) for each in (a, c))
-        torn = ((cosines > ROUNDED) & (sines < NOTHING)).T.tolist()
-        rows = zip(dims, slopes[0].tolist(), slopes[1].tolist(), of_first[0].tolist(), torn, strict=True)
-        blocks = tuple(
-            Block(
-                dims=pair, frequencies=tuple(first), of_second=tuple(second), offset=offset,
-                cosine_axes=tuple(axis for axis, each in enumerate(alone) if each),
-            )
-            for pair, first, second, offset, alone in rows
-        )  # fmt: skip
-        bent = max(bends)
+        blocks, bent = _fit_blocks((a, b, c, d), dims, steps, axes)
     else:
-        factor = float(heads[0, 0].norm() / math.sqrt(len(nonzero)))
+        factor = float(heads[0, 0].norm() / math.sqrt(width))  # that of a rotation is sqrt(width)
         lengths = torch.linalg.svdvals(matrix)
+        blocks, bent = (), 0.0
+    rest = matrix[0] - factor * torch.eye(width)
     return Rotation(
         blocks=blocks, mixed=mixed, factor=factor, change=float((lengths / factor - 1).abs().max()), bent=bent,
         order=order, num_heads=num_heads, same_heads=all(torch.equal(heads[0], head) for head in heads[:num_heads]),
         moves=bool(moving.any()),
-        is_multiple=bool((matrix[0] - factor * torch.eye(len(nonzero))).abs().max() < ROUNDED),
+        is_multiple=bool(rest.abs().max() < ROUNDED),
     )  # fmt: skip
 
 
-def slopes_of(angles: Tensor, steps: Sequence[int], axes: int) -> tuple[Tensor, float]:
-    """Return radians per position, ``[pairs, axes]``, and the largest difference of an angle from them x position."""
-    slopes, bent = [], 0.0
-    for line in wrapped(angles[1:] - angles[:1]).unflatten(0, (axes, len(steps))):
-        slope = line[0] / steps[0]
-        for step, angle in zip(steps, line, strict=True):
-            slope = slope + wrapped(angle - step * slope) / step
-        difference = wrapped(line - torch.tensor(steps, dtype=torch.float64)[:, None] * slope)
+def _count_rotated_heads(heads: Tensor) -> int | None:
+    """Return the number of heads before the first one that is the same at all positions, ``None`` if all are rotated.
+
+    Also return ``None`` if head 0 is the same at all positions.
+    """
+    is_constant = [bool((head == head[:1]).all()) for head in heads]
+    return is_constant.index(True) if not is_constant[0] and any(is_constant) else None
+
+
+def _in_input_order(matrix: Tensor) -> tuple[Tensor, tuple[int, ...] | None]:
+    """Return the matrices ``[positions, width, width]`` without a permutation of dimensions, and that permutation.
+
+    At position 0 a rotation multiplies by one factor. If its matrix there has one entry in each row and column, the
+    column of a row's entry is the input dimension that the row holds. Rows in the order of these have no permutation.
+    """
+    nonzero = matrix[0].abs() > NOTHING
+    if bool((nonzero.sum(0) == 1).all() and (nonzero.sum(1) == 1).all()):
+        columns = nonzero.double().argmax(1)
+        if not torch.equal(columns, torch.arange(len(columns))):
+            return matrix[:, columns.argsort()], tuple(columns.tolist())
+    return matrix, None
+
+
+def _partners(matrix: Tensor) -> list[list[int]]:
+    """Return for each dimension all that it depends on, or that depend on it, at any position."""
+    entries = (matrix.abs() > NOTHING).any(0)
+    return [row.nonzero().flatten().tolist() for row in entries | entries.T]
+
+
+def _fit_blocks(
+    entries: tuple[Tensor, Tensor, Tensor, Tensor], dims: Sequence[tuple[int, int]], steps: Sequence[int], axes: int
+) -> tuple[tuple[Block, ...], float]:
+    """Fit blocks with the rows (a, b) and (c, d), each ``[positions, pairs]``. Return them, and `Rotation.bent`.
+
+    A rotation by an angle has the rows (cos, -sin) and (sin, cos). `atan2` takes an angle from each row, whatever the
+    factor of the row is.
+    """
+    a, b, c, d = entries
+    first, second = torch.atan2(-b, a), torch.atan2(c, d)
+    (frequencies, bent), (second_frequencies, second_bent) = (
+        fit_frequencies(angles, steps, axes) for angles in (first, second)
+    )
+    cosines, sines = ((each[1:] - each[:1]).abs().unflatten(0, (axes, len(steps))).amax(1) for each in (a, c))
+    moves_cosine_alone = (cosines > ROUNDED) & (sines < NOTHING)
+    rows = zip(
+        dims, frequencies.tolist(), second_frequencies.tolist(), first[0].tolist(), moves_cosine_alone.T.tolist(),
+        strict=True,
+    )  # fmt: skip
+    blocks = tuple(
+        Block(
+            dims=pair, frequencies=tuple(one), of_second=tuple(other), offset=offset,
+            cosine_axes=tuple(axis for axis, is_alone in enumerate(alone) if is_alone),
+        )
+        for pair, one, other, offset, alone in rows
+    )  # fmt: skip
+    return blocks, max(bent, second_bent)
+
+
+def fit_frequencies(angles: Tensor, steps: Sequence[int], axes: int) -> tuple[Tensor, float]:
+    """Return radians per position, ``[pairs, axes]``, and the largest difference of an angle from them x position.
+
+    This is phase unwrapping. An angle is known up to full turns. At step 1 it is the frequency, if that is below pi.
+    The frequency from one step predicts the angle at the next, which is at most twice as far, so the error at most
+    doubles. It stays far below pi, so the prediction gives the number of full turns, and the rest of the angle corrects
+    the frequency. The error of an angle is divided by its step, so the last step alone is nearly as exact as a
+    least-squares fit of all. Positions are whole, so frequencies that differ by a full turn are the same.
+
+    Args:
+        angles: one row for position 0, then a row for each step on the first axis, on the second, and so on.
+    """
+    frequencies, bent = [], 0.0
+    for turns in wrapped(angles[1:] - angles[:1]).unflatten(0, (axes, len(steps))):
+        frequency = turns[0] / steps[0]
+        for step, angle in zip(steps, turns, strict=True):
+            frequency = frequency + wrapped(angle - step * frequency) / step
+        difference = wrapped(turns - torch.tensor(steps, dtype=torch.float64)[:, None] * frequency)
         bent = max(bent, float(difference.abs().max()))
-        slopes.append(slope)
-    return torch.stack(slopes, -1), bent
+        frequencies.append(frequency)
+    return torch.stack(frequencies, -1), bent
 
 
 def wrapped(angle: Tensor) -> Tensor:
@@ -210,23 +274,37 @@ def encoding_of(rotation: Rotation, width: int, axes: int) -> Rotary | None:
     axis = [block.axes[0] for block in blocks]
     signed = [block.frequencies[block.axes[0]] for block in blocks]
     frequencies = torch.tensor(signed, dtype=torch.float64).abs()
-    dims = [block.dims if each > 0 else block.dims[::-1] for block, each in zip(blocks, signed, strict=True)]
-    shape: dict[str, Any] = {"dims": dims, "axes": axis, "num_axes": axes, "num_heads": rotation.num_heads}
-    ladders = _ladders(frequencies, axis, width, abs(dims[0][1] - dims[0][0]))
+    dims = [(i, j) if each > 0 else (j, i) for (i, j), each in zip((one.dims for one in blocks), signed, strict=True)]
+    pairs = Pairs(dims=dims, axes=axis, num_axes=axes, num_heads=rotation.num_heads)
+    fit = _fit_formula(pairs, frequencies, width)
+    if fit is not None:
+        return _with_factor(_short(fit), rotation.factor)
+    measured = replace(pairs, rungs=None, inv_freq=frequencies.tolist())
+    return _with_factor(Rotary(width, pairs=measured), rotation.factor)
+
+
+def _fit_formula(pairs: Pairs, frequencies: Tensor, width: int) -> Rotary | None:
+    """Return the encoding whose base and scaling give these frequencies, ``None`` if no formula does.
+
+    Each formula has fewer parameters than there are pairs. `_ladders` computes the parameters from as many pairs as
+    there are parameters, and the other pairs decide whether the formula holds.
+    """
+    first, second = pairs.dims[0]
+    ladders = _ladders(frequencies, pairs.axes or (), width, abs(second - first))
     fits: list[Rotary] = []
     trials = ((base, scaling, rungs) for exact, scaling, rungs in ladders for base in (_round(exact), exact))
     for base, scaling, rungs in trials:
         try:
-            encoding = Rotary(width, base=base, scaling=scaling, pairs=Pairs(**shape, rungs=rungs))
+            encoding = Rotary(width, base=base, scaling=scaling, pairs=replace(pairs, rungs=rungs))
         except LocantError:
             continue
         if torch.allclose(encoding.inv_freq.abs(), frequencies, rtol=SAME, atol=0):
             fits.append(encoding)
             if _round(base, 1e-12) == _round(base, 1e-2):  # a base of two digits is no coincidence
                 break
-    if fits:
-        return _with_factor(_short(fits[-1] if len(f"{fits[-1].base:g}") <= 5 else fits[0]), rotation.factor)
-    return _with_factor(Rotary(width, pairs=Pairs(**shape, inv_freq=frequencies.tolist())), rotation.factor)
+    if not fits:
+        return None
+    return fits[-1] if len(f"{fits[-1].base:g}") <= 5 else fits[0]
 
 
 def is_recognised(encoding: Rotary) -> bool:
@@ -240,6 +318,7 @@ def is_recognised(encoding: Rotary) -> bool:
 
 
 Ladder = tuple[float, Scaling | None, list[tuple[int, int]]]
+"""A base, a scaling and the rung of each pair, which together give the frequency of each pair."""
 
 
 def _ladders(frequencies: Tensor, axis: Sequence[int], width: int, apart: int) -> Iterator[Ladder]:
@@ -262,42 +341,82 @@ def _ladders(frequencies: Tensor, axis: Sequence[int], width: int, apart: int) -
 def _scaled(frequencies: Tensor, order: Sequence[int], ladder: int) -> Iterator[tuple[float, Scaling | None]]:
     """Yield a base with each scaling whose parameters follow from a few of the frequencies."""
     rungs = torch.tensor(order, dtype=torch.float64)
-    first, last = int(rungs.argmin()), int(rungs.argmax())
-    fastest = float(frequencies[first])
-    if rungs[first] == rungs[last]:
+    if rungs.min() == rungs.max():
+        fastest = float(frequencies[int(rungs.argmin())])
         yield 10_000.0, None if abs(fastest - 1) < SAME else Linear(factor=1 / fastest)
         return
+    base = _base_of_ends(frequencies, rungs, ladder)
+    if 0 < base < 1e12 and math.isfinite(base):
+        yield from _scaled_equally(frequencies, rungs, ladder, base)
+        yield from _scaled_by_frequency(frequencies, rungs, ladder)
+
+
+def _base_of_ends(frequencies: Tensor, rungs: Tensor, ladder: int) -> float:
+    """Return the base for which the ratio of the frequencies of the first and the last rung is as without scaling.
+
+    The logarithm of a frequency is a straight line of the rung: ``-log(factor) - 2 rung / ladder log(base)``. So two
+    frequencies give the base and the factor, and the ends of the line give them best.
+    """
+    first, last = int(rungs.argmin()), int(rungs.argmax())
     power = -2 * (rungs[last] - rungs[first]) / ladder
-    base = float((frequencies[last] / frequencies[first]) ** (1 / power))
-    if not (0 < base < 1e12 and math.isfinite(base)):
-        return
-    at_0 = fastest * _round(base) ** (2 * float(rungs[first]) / ladder)
+    return float((frequencies[last] / frequencies[first]) ** (1 / power))
+
+
+def _scaled_equally(
+    frequencies: Tensor, rungs: Tensor, ladder: int, base: float
+) -> Iterator[tuple[float, Scaling | None]]:
+    """Yield the base with the scalings that divide all frequencies by one factor."""
+    first = int(rungs.argmin())
+    at_rung_0 = float(frequencies[first]) * _round(base) ** (2 * float(rungs[first]) / ladder)
     yield base, None
-    if abs(at_0 - 1) > SAME:
-        yield base, Linear(factor=_round(1 / at_0))
+    if abs(at_rung_0 - 1) > SAME:
+        yield base, Linear(factor=_round(1 / at_rung_0))
     if 2 * len(frequencies) < ladder:
-        yield base, Proportional(rotated_share=len(frequencies) / (ladder / 2), factor=_round(1 / at_0))
+        share = len(frequencies) / (ladder / 2)
+        yield base, Proportional(rotated_share=share, factor=_round(1 / at_rung_0))
+
+
+def _scaled_by_frequency(frequencies: Tensor, rungs: Tensor, ladder: int) -> Iterator[tuple[float, Scaling]]:
+    """Yield a base with the scalings that leave the fast frequencies, and divide the slow ones by a factor.
+
+    The two fastest frequencies give the base. The slowest one, compared with its value without scaling, gives the
+    factor.
+    """
+    first, last = int(rungs.argmin()), int(rungs.argmax())
     second = int((rungs - rungs[first] - 1).abs().argmin())
     if rungs[second] != rungs[first] + 1:
         return
-    fast = _round(float((frequencies[first] / frequencies[second]) ** (ladder / 2)), 2e-4)
-    plain = fast ** (-2 * rungs / ladder)
+    base = _round(float((frequencies[first] / frequencies[second]) ** (ladder / 2)), 2e-4)
+    plain = base ** (-2 * rungs / ladder)
     slowed = frequencies / plain
     if not 0 < float(slowed[last]) < 0.999:
         return
     factor = _round(1 / float(slowed[last]))
-    share = (slowed - 1 / factor) / (1 - 1 / factor)
-    inside = (share > 1e-4) & (share < 1 - 1e-4)
-    if inside.sum() >= 2:  # a straight line in Llama 3
-        x, y = plain[inside], share[inside]
-        slope = float(((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum())
-        start = float(y.mean() - slope * x.mean())
-        if start < 0 < slope:
-            high = _round(1 - 1 / start, 1e-3)
-            length = 256 * max(round(2 * math.pi * slope * (high - 1) / 256), 1)
-            yield fast, Llama3(factor=factor, original_max_seq_len=length, low_freq_factor=1.0, high_freq_factor=high)
+    unscaled_share = (slowed - 1 / factor) / (1 - 1 / factor)
+    if (llama := _llama3(plain, unscaled_share, factor)) is not None:
+        yield base, llama
     for length, truncate in itertools.product(LENGTHS, (True, False)):
-        yield fast, YaRN(factor=factor, original_max_seq_len=length, truncate=truncate)
+        yield base, YaRN(factor=factor, original_max_seq_len=length, truncate=truncate)
+
+
+def _llama3(plain: Tensor, unscaled_share: Tensor, factor: float) -> Llama3 | None:
+    """Return the scaling of Llama 3 between whose limits the shares are a straight line, ``None`` if there is none.
+
+    The unscaled share of a frequency is 0 below one limit and 1 above the other. Between them Llama 3 has
+    ``(length / wavelength - low) / (high - low)``, a straight line of the frequency. A least-squares line over the
+    pairs between the limits gives `high` and the length, if `low` is 1, as in Llama 3.1.
+    """
+    inside = (unscaled_share > 1e-4) & (unscaled_share < 1 - 1e-4)
+    if inside.sum() < 2:
+        return None
+    x, y = plain[inside], unscaled_share[inside]
+    slope = float(((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum())
+    start = float(y.mean() - slope * x.mean())
+    if not start < 0 < slope:
+        return None
+    high = _round(1 - 1 / start, 1e-3)
+    length = 256 * max(round(2 * math.pi * slope * (high - 1) / 256), 1)
+    return Llama3(factor=factor, original_max_seq_len=length, low_freq_factor=1.0, high_freq_factor=high)
 
 
 def _round(value: float, rel: float | None = None) -> float:

@@ -57,6 +57,7 @@ def test_an_installed_package_offers_it(monkeypatch: pytest.MonkeyPatch, tmp_pat
     entry = EntryPoint("numpy_arrays", "tests.text.store.test_registered_format:Npy", "locant.formats")
     monkeypatch.setattr("locant.registry.entry_points", lambda group: [entry] if group == "locant.formats" else [])
     monkeypatch.setattr(FORMATS, "_offers", None)
+    monkeypatch.setattr("locant.registry.LOADED", [])
     export_store(make(tmp_path / "store"), tmp_path / "npy", to="numpy_arrays")
     assert TokenStore(tmp_path / "npy", format="numpy_arrays")[:].tolist() == TOKENS.tolist()
 
