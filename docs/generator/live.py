@@ -13,7 +13,6 @@ from docutils import nodes
 from sphinx.application import Sphinx
 
 from locant.explore.document import joined, modules, stylesheet
-from locant.report.page import document
 
 __all__ = ["bare", "script", "setup"]
 
@@ -43,8 +42,10 @@ def bare(*names: str) -> str:
     figures = [f'<figure class="live" id="essay-{name}"><img alt="{name}"></figure>' for name in names]
     body = "".join(figures) or '<figure id="live-screens"></figure>'
     style = "<style>body { margin: 0 auto; max-width: 1150px; } figure { margin: 0; }</style>"
-    head = f'<title>Live</title>{style}<script src="{NAME}" defer></script>'
-    return document(head, f"<main><h1>Live</h1>{body}</main>")
+    wide = '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    head = f'<meta charset="utf-8">{wide}<title>Live</title>{style}<script src="{NAME}" defer></script>'
+    main = f"<main><h1>Live</h1>{body}</main>"
+    return f'<!DOCTYPE html>\n<html lang="en">\n<head>{head}</head>\n<body>{main}</body>\n</html>\n'
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -79,7 +79,10 @@ def test_the_wheel_is_native_in_an_empty_environment(built: Path, tmp_path: Path
     (wheel,) = built.glob("*.whl")
     assert "-py3-none-manylinux_2_" in wheel.name or "-py3-none-musllinux_" in wheel.name
     with zipfile.ZipFile(wheel) as file:
-        assert sum(name.endswith(".so") for name in file.namelist()) == 1
+        packed = {*file.namelist()}
+    assert sum(name.endswith(".so") for name in packed) == 1
+    sources = [path for path in (ROOT / "src" / "locant").rglob("*.*") if path.suffix not in (".so", ".pyc")]
+    assert {path.relative_to(ROOT / "src").as_posix() for path in sources} <= packed, "templates and stubs, too"
     python = environment(wheel, tmp_path)
     where, batch, shape, status = run([python, "-c", USE], tmp_path).splitlines()
     assert Path(where).is_relative_to(tmp_path)

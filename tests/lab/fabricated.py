@@ -127,3 +127,20 @@ def task_results(shares: Mapping[tuple[str, str], Sequence[Mapping[str, float]]]
     }  # fmt: skip
     settings["tasks"] = list(dict.fromkeys(task for task, _ in shares))
     return {"schema": 2, "settings": settings, "environment": {"locant": "0.0.1"}, "records": records}
+
+
+def evaluation_results(losses: Losses = THE_FIELD, lengths: Sequence[int] = LENGTHS) -> dict[str, Any]:
+    """Results of an evaluation: one record for each encoding, with intervals, pass keys and a task of RULER."""
+    found = results({name: rows[:1] for name, rows in losses.items()}, lengths)
+    found["settings"] = {
+        "lengths": list(lengths), "ways": list(losses), "keys": 1, "tasks": ["vt"], "rows": 2, "device": "cpu",
+        "dtype": "auto", "text": {"model": "model", "source": "a.txt", "files": ["a.txt"], "windows": 10},
+    }  # fmt: skip
+    for record in found["records"]:
+        record["interval_by_length"] = {length: [loss, loss] for length, loss in record["loss_by_length"].items()}
+        record["pass_keys"] = [{"length": lengths[0], "depth": 0.5, "asked": 2, "recalled": 1}]
+        first = {"wrote": "12", "expected": ["34"]}
+        record["ruler"] = [
+            {"task": "vt", "length": lengths[0], "asked": 2, "score": 0.0, "tokens": [60], "first": first}
+        ]
+    return found

@@ -8,6 +8,7 @@ import re
 import shlex
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +18,15 @@ from locant.lab.results import BY_LENGTH, BY_POSITION, PAGE
 from locant.lab.summary import summarise
 from locant.report.commands import command
 from locant.report.comparison import page, write_report
-from locant.report.page import draw_loss_by_length, draw_loss_by_position
-from tests.lab.fabricated import LENGTHS, THE_FIELD, results
+from locant.report.evaluation import write_evaluation
+from locant.report.page import Picture, draw_loss_by_length, draw_loss_by_position
+from tests.lab.fabricated import LENGTHS, THE_FIELD, evaluation_results, results, task_results
 from tests.tolerances import FORMULA
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
 
 VOID = {"meta", "img", "source"}
+COPY = {("copy", "rotary"): [{"6": 1.0, "12": 1.0, "24": 0.5, "48": 0.2}] * 2}
 
 
 class Page(HTMLParser):
@@ -70,7 +73,10 @@ def text(report: Path) -> str:
 @pytest.fixture
 def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the curves, which take most of the time."""
-    monkeypatch.setattr("locant.report.comparison.curves", lambda *captions: "")
+    for module in ("comparison", "evaluation"):
+        monkeypatch.setattr(f"locant.report.{module}.curves", lambda *captions: [])
+    monkeypatch.setattr("locant.report.comparison.picture", lambda draw, caption: Picture(caption=caption))
+    monkeypatch.setattr("locant.report.page.write_picture", lambda draw, path: None)
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +108,8 @@ def test_its_pictures_are_whole_and_there_for_light_and_dark(the_page: Page) -> 
 def test_the_table_has_every_mean_spread_and_ratio_and_marks_the_best(the_page: Page) -> None:
     rows = {row[0].strip(): row[1:] for row in the_page.cells if row[0].strip() in THE_FIELD and len(row) == 6}
     assert list(rows) == ["alibi", "nope", "sinusoidal"]
-    assert rows["sinusoidal"][4].split() == ["6.800", "±", "0.141", "±0.000", "·", "×1.937"]
-    assert rows["alibi"][4].split() == ["3.520", "±", "0.014", "±0.000", "·", "×0.989", "·", "best"]
+    assert rows["sinusoidal"][4].split() == ["6.800", "±0.141", "±0.000", "·", "×1.937"]
+    assert rows["alibi"][4].split() == ["3.520", "±0.014", "±0.000", "·", "×0.989", "·", "best"]
     marked = [(name, place) for name, cells in rows.items() for place, cell in enumerate(cells) if "best" in cell]
     assert marked == [(name, place) for name in ("alibi", "nope") for place in (2, 3, 4)]
 
@@ -158,12 +164,31 @@ def test_a_loss_that_is_missing_is_a_dash() -> None:
     assert rows["b"][1].split()[:2] == ["2.500", "±0.000"]  # of windows, none of seeds
 
 
-def test_text_of_others_is_never_taken_for_tags() -> None:
-    wild = results({"<b>&x": [(2.0, 2.1)]}, (8, 16))
-    wild["settings"]["text"]["source"] = wild["settings"]["text"]["files"][0] = "<script>alert('1')</script>.txt"
-    shown = Page(page(wild))
-    assert "script" not in {tag for tag, _ in shown.tags}
-    assert any("<script>" in text for text in shown.text)
+def hostile(value: Any, say: str) -> Any:
+    """The same with these words at the end of every text; keys and what settings choose from stay."""
+    if isinstance(value, dict):
+        return {key: each if key in ("task", "tasks") else hostile(each, say) for key, each in value.items()}
+    if isinstance(value, list):
+        return [hostile(each, say) for each in value]
+    return value + say if isinstance(value, str) else value
+
+
+@pytest.mark.usefixtures("_undrawn")
+@pytest.mark.parametrize("kind", ["comparison", "tasks", "evaluation"])
+def test_text_of_others_is_never_taken_for_tags(kind: str, tmp_path: Path) -> None:
+    say = """<script>alert('1')</script><b title="&">"""
+    found = {"comparison": results, "tasks": lambda: task_results(COPY), "evaluation": evaluation_results}[kind]()
+    wild = hostile(found, say)
+    wild["environment"][f"key{say}"] = "1"
+    if kind == "tasks":
+        failed = {"task": "copy", "encoding": "fire", "seed": 0, "rate": 1.0, "failed": f"ValueError: {say}"}
+        wild["records"].append(failed)
+    html = page(wild) if kind != "evaluation" else write_evaluation(wild, tmp_path).read_text("utf-8")
+    shown = Page(html)
+    assert not {"script", "b"} & {tag for tag, _ in shown.tags}
+    assert "".join(shown.text).count(say) >= 5
+    if kind == "tasks":
+        assert f"ValueError: {say}" in [attributes.get("title") for _, attributes in shown.tags]
 
 
 def test_the_command_holds_every_setting_and_the_text(the_page: Page) -> None:

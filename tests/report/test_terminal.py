@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -22,11 +23,17 @@ from locant.report import console
 from locant.report.comparison import Screen, print_losses, record_line
 from locant.report.console import out
 from locant.report.embedding import print_flow
+from locant.report.evaluation import print_evaluation
 from locant.report.listing import encoding_facts, facts_of_all, print_all, print_encoding
+from locant.report.tasks import print_tasks
 from locant.text.corpus import read_corpus
-from tests.lab.fabricated import THE_FIELD, results
+from tests.lab.fabricated import THE_FIELD, evaluation_results, results, task_results
 
 WIDTHS = (60, 80, 160)
+LONG = "learned@randomized"
+STRETCHES = [{length: [3.0] * 16 for length in (64, 128, 256, 512)}] * 2
+TASKS = ("copy", "mqar", "pass_key", "flip_flop")
+SHARES = [{"6": 1.0, "12": 1.0, "24": 1.0}, {"6": 0.1, "12": 0.1, "24": 0.1}, {"6": 0.1, "12": 0.1, "24": 0.1}]
 
 
 def flow(text: str = "cat :smile: [bold]x[/bold] sat\n", **options: object) -> None:
@@ -43,6 +50,9 @@ PRINTED: dict[str, Callable[[], None]] = {
     "list rotary": lambda: print_encoding(encoding_facts("rotary")),
     "embed": flow,
     "compare": lambda: print_losses(results()),
+    "compare with full context": lambda: print_losses(results({LONG: [(3.0,) * 4] * 2}, stretches={LONG: STRETCHES})),
+    "compare tasks": lambda: print_tasks(task_results(dict.fromkeys(itertools.product(TASKS, (LONG, "fox")), SHARES))),
+    "evaluate": lambda: print_evaluation(evaluation_results()),
 }
 
 

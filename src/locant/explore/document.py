@@ -13,20 +13,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from jinja2.utils import htmlsafe_json_dumps
+
 from locant.explore.screens import as_json, screens
 from locant.figures.canvas import DARK, LIGHT, Theme
-from locant.report.page import colors, document
+from locant.report.page import colors, templates
 
 PAGE = Path(__file__).parent / "page"
 IMPORT = re.compile(r'^import ({.+}) from "(\.[^"]+)";$', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
-
-HEAD = """<meta name="referrer" content="no-referrer">
-<title>locant explore</title>
-<link rel="icon" href="data:,">
-"""
-EXPORTED_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-"""A policy without network, because everything is in the file."""
 
 
 @cache
@@ -54,17 +49,12 @@ def _colors(theme: Theme, **more: str) -> str:
 
 def served() -> str:
     """Return the page that requests its numbers from a server."""
-    head = '<link rel="stylesheet" href="page/style.css">\n<script type="module" src="page/start.js"></script>'
-    return _page(head, "./screens/", None)
+    return _page("./screens/", None)
 
 
 def exported(answer: Mapping[str, Any]) -> str:
     """Return the page of one answer, in one file."""
-    head = (
-        f'<meta http-equiv="Content-Security-Policy" content="{EXPORTED_POLICY}">\n<style>\n{stylesheet()}</style>\n'
-        f'<script type="module">{bundle("start.js")}</script>'
-    )
-    return _page(head, "screens/", answer)
+    return _page("screens/", answer, style=stylesheet(), script=bundle("start.js"))
 
 
 @cache
@@ -93,13 +83,12 @@ def joined(paths: Iterable[str], sources: Mapping[str, str]) -> str:
     return f"const joined = {{}};\nconst load = async (path) => joined[path];\n{''.join(parts.values())}"
 
 
-def _page(head: str, folder: str, answer: Mapping[str, Any] | None) -> str:
-    """Return the page with its initial data, in which ``<`` is escaped so that it cannot end its element."""
+def _page(folder: str, answer: Mapping[str, Any] | None, **code: str) -> str:
+    """Return the page with its initial data, and with its style and script if it has no server."""
     listed = [
         {"name": name, "title": screen.title, "about": screen.about, "module": f"{folder}{name}.js"}
         for name, screen in screens().items()
         if answer is None or answer["screen"] == name
     ]
-    data = as_json({"screens": listed, "exported": answer}).replace("<", "\\u003c")
-    body = (PAGE / "body.html").read_text("utf-8")
-    return document(f"{HEAD}{head}\n", f'{body}<script type="application/json" id="data">{data}</script>\n')
+    data = htmlsafe_json_dumps({"screens": listed, "exported": answer}, dumps=as_json)
+    return templates(PAGE).get_template("index.html").render(data=data, in_one_file=answer is not None, **code)

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,7 +27,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from locant.arguments import one_of, real, shown, whole
+from locant.arguments import one_of, shown, whole
 from locant.checkpoints.config_source import CONFIG, read_json
 from locant.checkpoints.extension import Extension
 from locant.errors import InputError, LocantError, Remedy
@@ -52,7 +53,7 @@ from locant.lab.results import (
     unchanged,
 )  # fmt: skip
 from locant.lab.resume_state import random_numbers_kept
-from locant.lab.settings import VOCAB_SIZE, Settings
+from locant.lab.settings import VOCAB_SIZE, Settings, check_settings
 from locant.lab.text_learning import OVERLAP, in_context, losses_in_windows
 from locant.models.config_values import integer_at
 from locant.models.lab_decoder import TRAIN_LENGTH, encoding_of
@@ -117,22 +118,18 @@ class EvaluationSettings:
     dtype: str | torch.dtype = "auto"
 
     def __post_init__(self) -> None:
-        if not self.lengths or not self.ways:
-            remedy = Remedy("pass {} and {}", lengths=(1024, 4096), ways=("own", "exact"))
-            raise InputError("got no lengths or no encodings", remedy)
-        lengths = {whole("lengths", length, 2, remedy=Remedy(lengths=(1024, 4096))) for length in self.lengths}
-        object.__setattr__(self, "lengths", tuple(sorted(lengths)))
-        object.__setattr__(self, "ways", tuple(dict.fromkeys(str(PositionOverride.of(way)) for way in self.ways)))
-        whole("windows", self.windows, 1, remedy=Remedy(windows=16))
-        if self.minutes is not None:
-            real("minutes", self.minutes, above=0, remedy=Remedy(minutes=10))
-        whole("keys", self.keys, 0, remedy=Remedy("use {}, or 0 for none", keys=2))
-        object.__setattr__(
-            self, "tasks", tuple(dict.fromkeys(one_of("tasks", task, ruler.TASKS) for task in self.tasks))
+        check_settings(
+            self,
+            {"minutes": 10, "keys": Remedy("use {}, or 0 for none", keys=2), "tasks": ("vt",)},
+            drop_repeats=True,
+            lengths=partial(whole, low=2),
+            ways=lambda name, each, remedy: str(PositionOverride.of(str(each))),
+            tasks=lambda name, each, remedy: one_of(name, each, ruler.TASKS),
+            keys=partial(whole, low=0),
+            device=lambda name, value, remedy: str(device_of(value)),
+            dtype=lambda name, value, remedy: one_of(name, dtype_name(value), DTYPES),
         )
-        whole("rows", self.rows, 1, remedy=Remedy(rows=8))
-        object.__setattr__(self, "device", str(device_of(self.device)))
-        object.__setattr__(self, "dtype", one_of("dtype", dtype_name(self.dtype), DTYPES))
+        object.__setattr__(self, "lengths", tuple(sorted(self.lengths)))
 
 
 def usual_settings(folder: str | Path, **given: Any) -> EvaluationSettings:

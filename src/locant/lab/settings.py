@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
-from locant.arguments import entries, one_of, real, shown, whole
+from locant.arguments import entries, flag, one_of, real, shown, whole
 from locant.errors import InputError, RangeError, Remedy
 
 VOCAB_SIZE = 512
@@ -45,6 +47,13 @@ SUITES: dict[str, dict[str, Any]] = {
     },
 }
 """The settings that a suite fixes. All others have defaults. Its first, hardest task chooses the learning rates."""
+
+CHECKS: dict[str, Callable[..., Any]] = {
+    "int": partial(whole, low=1),
+    "float": partial(real, above=0),
+    "bool": lambda name, value, remedy: flag(name, value),
+}
+"""The usual checks of settings, by the type in their annotation."""
 
 REMEDIES = {"num_steps": MAX_STEPS, "minutes": 3, "batch_size": TEXT_BATCH, "num_layers": TEXT_LAYERS}
 
@@ -104,28 +113,13 @@ class Settings:
             changed = {name: value for name, value in vars(self).items() if value != usual[name]}
             for name, value in fixed_by(self.suite, changed).items():
                 object.__setattr__(self, name, value)
-        for field in fields(self):
-            name, default = field.name, field.default
-            if name in ("suite", "device"):
-                continue
-            value: Any = getattr(self, name)
-            remedy = Remedy(**{name: default or REMEDIES[name]})
-            if name in ("learning_rate", "minutes"):
-                value = None if value is None else real(name, value, above=0, remedy=remedy)
-            elif name == "encodings":
-                value = tuple(Candidate.of(each).name for each in entries(name, value, remedy))
-            elif name == "tasks":
-                value = tuple(each if each == TEXT else TASKS.name_of(each) for each in entries(name, value, remedy))
-            elif name == "rates":
-                value = tuple(real(name, each, above=0, remedy=remedy) for each in entries(name, value, remedy))
-            elif isinstance(default, tuple):
-                limits = (0, SWEEP_SEED - 1) if name == "seeds" else (1, None)
-                value = tuple(whole(name, each, *limits, remedy=remedy) for each in entries(name, value, remedy))
-            else:
-                value = None if value is None else whole(name, value, 1, remedy=remedy)
-            if isinstance(default, tuple) and (not value or len({*value}) < len(value)):
-                raise RangeError(f"got {shown(value)} for {name}, expected one or more, each once", remedy)
-            object.__setattr__(self, name, value)
+        check_settings(
+            self,
+            REMEDIES,
+            encodings=lambda name, each, remedy: Candidate.of(each).name,
+            tasks=lambda name, each, remedy: each if each == TEXT else TASKS.name_of(each),
+            seeds=partial(whole, low=0, high=SWEEP_SEED - 1),
+        )
         for name in {*self.tasks} - {TEXT}:
             require_longer(name, min(length for length in self.task_lengths if length > self.task_length))
         if self.d_model % (2 * self.num_heads):
@@ -174,6 +168,37 @@ class Settings:
     def layers_for(self, task: str) -> int:
         """Return the number of layers of the decoder that learns a task or a text."""
         return self.num_layers or (TEXT_LAYERS if task == TEXT else TASK_LAYERS)
+
+
+def check_settings(
+    settings: Any, remedies: Mapping[str, Any], *, drop_repeats: bool = False, **checks: Callable[..., Any]
+) -> None:
+    """Replace the settings of a frozen dataclass by what their checks return.
+
+    A check gets the name, the value and the remedy, and it gets each entry of a tuple. Numbers without one have to be
+    positive. ``None`` is only allowed if it is the default, and so is an empty tuple. A repeated entry of a tuple is an
+    error, unless `drop_repeats`.
+
+    Args:
+        remedies: a remedy, or the value that a remedy sets, for settings whose default would be no help.
+    """
+    for field in fields(settings):
+        name, default, value = field.name, field.default, getattr(settings, field.name)
+        by_type = (CHECKS[kind] for kind in re.findall(r"\w+", str(field.type)) if kind in CHECKS)
+        check = checks.get(name) or next(by_type, None)
+        if check is None or (value is None and default is None):
+            continue
+        usual = remedies.get(name, default)
+        remedy = usual if isinstance(usual, Remedy) else Remedy(**{name: usual})
+        if not isinstance(default, tuple):
+            object.__setattr__(settings, name, check(name, value, remedy=remedy))
+            continue
+        found = [check(name, each, remedy=remedy) for each in entries(name, value, remedy)]
+        different = tuple(dict.fromkeys(found))
+        if (default and not found) or (len(different) < len(found) and not drop_repeats):
+            once = "" if drop_repeats else ", each once"
+            raise RangeError(f"got {shown(tuple(found))} for {name}, expected one or more{once}", remedy)
+        object.__setattr__(settings, name, different)
 
 
 def fixed_by(suite: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from locant.arguments import flag, one_of, real, whole
+from locant.arguments import one_of, whole
 from locant.checkpoints.checkpoint_folder import INDEX, companions, headers_of, require_output
 from locant.checkpoints.config_source import read_json, read_source
 from locant.checkpoints.extension import extend
@@ -60,7 +61,7 @@ from locant.lab.results import (
     environment,
 )
 from locant.lab.resume_state import StateFolder, random_numbers_kept, refusing_to_lose
-from locant.lab.settings import VOCAB_SIZE, require_one_duration
+from locant.lab.settings import VOCAB_SIZE, check_settings, require_one_duration
 from locant.lab.text_learning import losses_in_windows, optimizer_of, schedule, split_off, update
 from locant.swapping import swap
 from locant.text.corpus import Corpus, read_corpus
@@ -132,17 +133,16 @@ class TuneSettings:
 
     def __post_init__(self) -> None:
         one_of("train", self.train, TRAINED)
-        for name, low, usual in (("length", 2, 4096), ("num_steps", 1, STEPS), ("batch_size", 1, 8), ("rank", 1, 16)):
-            if (value := getattr(self, name)) is not None:
-                whole(name, value, low, remedy=Remedy(**{name: usual}))
-        whole("seed", self.seed, 0, 2**63 - 1, remedy=Remedy(seed=0))
-        for name, usual in (("minutes", 10), ("learning_rate", RATES[self.train])):
-            if (value := getattr(self, name)) is not None:
-                real(name, value, above=0, remedy=Remedy(**{name: usual}))
-        if flag("adapter", self.adapter) and self.train != "lora":
+        check_settings(
+            self,
+            {"length": 4096, "num_steps": STEPS, "minutes": 10, "learning_rate": RATES[self.train]},
+            length=partial(whole, low=2),
+            seed=partial(whole, low=0, high=2**63 - 1),
+            device=lambda name, value, remedy: str(device_of(value)),
+        )
+        if self.adapter and self.train != "lora":
             raise InputError(f"got adapter with train={self.train}, which has no adapter", Remedy(train="lora"))
         require_one_duration(vars(self))
-        object.__setattr__(self, "device", str(device_of(self.device)))
 
 
 def tune(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from html import escape
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +14,15 @@ from locant.lab.comparison import Progress, Watcher
 from locant.lab.results import BY_TASK, Results, ResultsFolder, with_recorded
 from locant.lab.settings import TEXT, Settings
 from locant.lab.summary import Row, Summary, summarise
+from locant.lab.task_summary import scores
 from locant.lab.text_learning import split_off
 from locant.lab.training import Training
 from locant.report import console, tasks
 from locant.report.commands import command
-from locant.report.console import BEST, MISSING, QUIET, counted, out, show, talk
-from locant.report.page import (
-    bullets,
-    curves,
-    noted,
-    picture,
-    report,
-    scrolling,
-    settings_table,
-    table,
-    write_page,
-    write_picture,
-)
+from locant.report.console import MISSING, counted, out, show, talk
+from locant.report.page import Picture, curves, picture, render, write_page, write_picture
 from locant.report.sentences import sentences
+from locant.report.tables import Cell, Table
 from locant.text.corpus import Corpus
 
 
@@ -155,64 +146,86 @@ def _has(results: Mapping[str, Any], key: str) -> bool:
 
 def print_losses(results: Mapping[str, Any]) -> None:
     """Print the table of losses, the lowest at the longest length first, and the conclusions."""
-    from rich.text import Text
-
     summary = summarise(results)
-    lengths = summary.lengths
-    between = " " if out().width >= 21 + 17 * len(lengths) else "\n"
-    rows = console.table(
-        title="Loss (nats per token)" + (", mean ± deviation over seeds" if summary.num_seeds > 1 else "")
-    )
-    rows.add_column("encoding", no_wrap=True)
-    rows.add_column("train", justify="right", style=QUIET, overflow="fold")
-    for length in lengths:
-        rows.add_column(f"{length:,}\n{length / summary.train_length:g}×", justify="right", overflow="fold")
-
-    def cell(row: Row, length: int, leads: bool) -> Text:
-        mean = _mean(row, length, between)
-        return Text(f"*{mean}", BEST) if leads else Text(mean)  # the star is for terminals without colour
-
-    for name, *cells in _rows(summary, cell):
-        rows.add_row(name, *cells)
+    lengths, losses, context = summary.lengths, losses_table(summary), context_table(summary)
     margins = [row.margin(length) if (row := summary.best(length)) else None for length in lengths]
     intervals = ["interval ±", "", *(MISSING if margin is None else f"{margin:.3f}" for margin in margins)]
-    windows, *counts = _rows_below(summary)
-    rows.add_section()
-    for below in (windows, intervals, *counts):
-        rows.add_row(*below, style=QUIET)
-    has_leaders = any(map(summary.leaders, lengths))
+    windows, *counts = losses.below
+    shown = replace(losses, head=["encoding", "train", *losses.head[2:]], below=[windows, intervals, *counts])
+    between = " " if out().width >= 21 + 17 * len(lengths) else "\n"
     star = "* the lowest value in its column, and values not clearly different from it"
-    legend: list[Any] = [star] if has_leaders else []
-    if any(row.far for row in summary.rows):
-        contexts = console.table(*_context_head(summary), name="encoding", title="Loss with full context")
-        for row in summary.ranked(lengths[-1]):
-            contexts.add_row(row.encoding, *_context_cells(row))
-        legend.append(contexts)
-    show(rows, *legend, "\n".join(f"· {sentence}" for sentence in sentences(summary)))
+    legend: list[Any] = [star] if any(map(summary.leaders, lengths)) else []
+    legend += [console.draw(context)] if context else []
+    conclusions = "\n".join(f"· {sentence}" for sentence in sentences(summary))
+    show(console.draw(shown, between), *legend, conclusions)
 
 
-def _rows(summary: Summary, cell: Callable[[Row, int, bool], Any]) -> list[list[Any]]:
-    """Return each encoding's name, training loss and a cell per length, the lowest at the longest length first."""
+def losses_table(summary: Summary) -> Table:
+    """Return means and standard deviations by encoding and length, the lowest at the longest length first."""
     leaders = {length: summary.leaders(length) for length in summary.lengths}
-    return [
-        [row.encoding, f"{row.train_loss.mean:.3f}" if row.train_loss else MISSING]
-        + [cell(row, length, row in leaders[length]) for length in summary.lengths]
+    rows = [
+        [row.encoding, Cell(text=f"{row.train_loss.mean:.3f}" if row.train_loss else MISSING, look="quiet")]
+        + [_loss(summary, row, length, row in leaders[length]) for length in summary.lengths]
         for row in summary.ranked(summary.lengths[-1])
     ]
-
-
-def _rows_below(summary: Summary) -> list[list[str]]:
-    """Return the rows below the table: the number of windows of each length, and the losses of counts, if any."""
     counts = {"unigram": summary.unigram_loss, "bigram": summary.bigram_loss}
     losses = {name: [f"{loss:.3f}"] * len(summary.lengths) for name, loss in counts.items() if loss is not None}
     windows = [f"{summary.num_windows(length):,}" for length in summary.lengths]
-    return [[name, "", *cells] for name, cells in {"windows": windows, **losses}.items()]
+    multiples = [Cell(text=f"{length:,}", small=f"{length / summary.train_length:g}×") for length in summary.lengths]
+    several = summary.num_seeds > 1
+    note = (
+        f"Nats per token, mean{' ± standard deviation over seeds' if several else ''}, over the last steps of training "
+        "and on held-out text in windows. Small print: half of the 95% interval over the windows, and the ratio to the "
+        f"loss at {summary.base_length:,} tokens. "
+    )
+    if summary.unigram_loss is not None:
+        note += "Unigram and bigram are the losses of counts: how often each token is in the training text, and how "
+        note += "often it follows the previous token. "
+    if any(leaders.values()):
+        note += "Bold: the lowest value in a column and all values not clearly different from it. Among equal "
+        note += "encodings, the probability of any clear difference is at most 5%."
+    return Table(
+        title="Loss (nats per token)" + (", mean ± deviation over seeds" if several else ""),
+        head=["encoding", "training", *multiples],
+        rows=rows,
+        below=[[name, "", *cells] for name, cells in {"windows": windows, **losses}.items()],
+        note=note,
+    )
 
 
-def _mean(row: Row, length: int, between: str) -> str:
-    if (cell := row.by_length.get(length)) is None:
-        return MISSING
-    return f"{cell.mean:.3f}" + (f"{between}±{cell.deviation:.3f}" if row.num_seeds > 1 else "")
+def _loss(summary: Summary, row: Row, length: int, leads: bool) -> Cell:
+    cell = row.by_length.get(length)
+    if cell is None:
+        return Cell(text=MISSING, hint="not finite, or not measured")
+    ratio, margin = row.ratio(length, summary.base_length), row.margin(length)
+    small = ["" if margin is None else f"±{margin:.3f}", f"×{ratio:.3f}" if ratio else "", "best" if leads else ""]
+    return Cell(
+        text=f"{cell.mean:.3f}",
+        spread=f"±{cell.deviation:.3f}" if row.num_seeds > 1 else "",
+        small=" · ".join(filter(None, small)),
+        look="best" if leads else "",
+    )
+
+
+def context_table(summary: Summary) -> Table | None:
+    """Return the losses of tokens that have their full context, if they were measured."""
+    measured = next((row for row in summary.rows if row.far), None)
+    if measured is None:
+        return None
+    rows = []
+    for row in summary.ranked(summary.lengths[-1]):
+        losses = [MISSING if (loss := row.in_context(length)) is None else f"{loss:.3f}" for length in row.by_stretch]
+        clear = "" if row.far_is_clear else " (not clear)"
+        rows.append([row.encoding, *losses, f"{row.far.mean:+.3f}{clear}" if row.far else MISSING])
+    note = (
+        "Loss in nats per token on the same tokens, each read with the given number of preceding tokens, or up to an "
+        "eighth fewer (windows overlap). In the windows above, which do not overlap, the first tokens have little "
+        "context. The last column is the loss with the longest context minus the loss with the training context. A "
+        "negative difference means that distant tokens help. A difference is clear if zero lies outside its 95% "
+        "intervals over seeds and over the text."
+    )
+    head = ["encoding", *(f"{length:,}" for length in measured.by_stretch), "difference"]
+    return Table(title="Loss with full context", head=head, rows=rows, note=note)
 
 
 def write_report(results: Mapping[str, Any], folder: Path) -> Path:
@@ -226,120 +239,68 @@ def write_report(results: Mapping[str, Any], folder: Path) -> Path:
 
 def page(results: Mapping[str, Any]) -> str:
     """Return the whole page, from `Results.to_dict()` or a `results.json`."""
-    settings, sections, title, facts = results["settings"], dict[str, str](), list[str](), list[str]()
+    settings, title, facts, sections = results["settings"], list[str](), list[str](), dict[str, Any]()
     counts = f"{counted(len(settings['encodings']), 'encoding')}, {counted(len(settings['seeds']), 'seed')} each"
     if _has(results, "accuracy_by_length"):
         caption = "Share of correct rows by number of items. The dotted line is the trained length."
-        sections |= tasks.task_sections(results, picture(functools.partial(tasks.draw_tasks, results), caption))
+        sections["tasks"] = {
+            "table": tasks.lengths_table(results),
+            "sentences": tasks.task_sentences(scores(results)),
+            "picture": picture(functools.partial(tasks.draw_tasks, results), caption),
+        }
         title.append(f"Trained to {settings['task_length']:,} items, read at more")
         facts.append(counted(len({*settings["tasks"]} - {TEXT}), "task"))
     if _has(results, "loss_by_length"):
         summary, text = summarise(results), settings["text"]
-        sections |= _text_sections(summary)
+        sections["text"] = {
+            "sentences": sentences(summary),
+            "table": losses_table(summary),
+            "context": context_table(summary),
+            "curves": _curves(summary),
+        }
         title.append(f"Trained at {summary.train_length:,} tokens, read at {summary.lengths[-1]:,}")
         split = f"trained on {text['train_tokens']:,} tokens, measured on the last {text['held_out_tokens']:,}"
         facts += [text["source"], split]
-    sections["How it was made"] = _method_section(results)
-    return report(". ".join(title) or "Nothing was measured", " · ".join([counts, *facts]), sections)
+    told = {name: value for name, value in settings.items() if name != "text"}
+    told |= {f"text: {name}": value for name, value in settings.get("text", {}).items()}
+    return render(
+        "comparison.html",
+        title=". ".join(title) or "Nothing was measured",
+        facts=" · ".join([counts, *facts]),
+        sections=sections,
+        command=command(settings),
+        settings=_words(told),
+        versions=_words(results["environment"]),
+        models=_models_table(results),
+        lines=[tasks.record_line(each) for each in results["records"] if "loss_by_length" not in each],
+    )
 
 
-def _text_sections(summary: Summary) -> dict[str, str]:
+def _curves(summary: Summary) -> list[Picture]:
     seeds = "Whiskers go from the lowest to the highest seed. " if summary.num_seeds > 1 else ""
-    pictures = curves(
+    return curves(
         summary,
         f"Loss against the length of the window. {seeds}The dotted line is the training length, and the hollow marks "
         "on it are the training losses.",
         f"Loss against the position within windows of {summary.lengths[-1]:,} tokens. {seeds}Positions to the right of "
         "the dotted line did not occur in training.",
     )
-    return {
-        "Conclusions": bullets(sentences(summary)),
-        "Loss by length": losses_table(summary),
-        **context_section(summary),
-        "The two curves": pictures,
-    }
 
 
-def losses_table(summary: Summary) -> str:
-    """Return the table of means and standard deviations by encoding and length, the lowest at the longest first."""
-    multiples = [f"{length:,}<small>{length / summary.train_length:g}×</small>" for length in summary.lengths]
-    rows = [[escape(name), *cells] for name, *cells in _rows(summary, functools.partial(_loss, summary))]
-    rows += _rows_below(summary)
-    spread = " ± standard deviation over seeds" if summary.num_seeds > 1 else ""
-    note = (
-        f"Nats per token, mean{spread}, over the last steps of training and on held-out text in windows. "
-        f"Small print: half of the 95% interval over the windows, and the ratio to the loss at "
-        f"{summary.base_length:,} tokens. "
-    )
-    if summary.unigram_loss is not None:
-        note += "Unigram and bigram are the losses of counts: how often each token is in the training text, and how "
-        note += "often it follows the previous token. "
-    if any(map(summary.leaders, summary.lengths)):
-        note += "Bold: the lowest value in a column and all values not clearly different from it. Among equal "
-        note += "encodings, the probability of any clear difference is at most 5%."
-    return noted(["encoding", "training", *multiples], rows, note)
-
-
-def _context_head(summary: Summary) -> list[str]:
-    row = next(row for row in summary.rows if row.far)
-    return [*(f"{length:,}" for length in row.by_stretch), "difference"]
-
-
-def _context_cells(row: Row) -> list[str]:
-    """Return the loss for each number of preceding tokens, and the difference between the most and the fewest."""
-    losses = [MISSING if (loss := row.in_context(length)) is None else f"{loss:.3f}" for length in row.by_stretch]
-    return [*losses, f"{row.far.mean:+.3f}{'' if row.far_is_clear else ' (not clear)'}" if row.far else MISSING]
-
-
-def context_section(summary: Summary) -> dict[str, str]:
-    """The section of losses where every token has its full context."""
-    if not any(row.far for row in summary.rows):
-        return {}
-    rows = [[escape(row.encoding), *_context_cells(row)] for row in summary.ranked(summary.lengths[-1])]
-    note = (
-        "Loss in nats per token on the same tokens, each read with the given number of preceding tokens, or up to an "
-        "eighth fewer (windows overlap). In the windows above, which do not overlap, the first tokens have little "
-        "context. The last column is the loss with the longest context minus the loss with the training context. A "
-        "negative difference means that distant tokens help. A difference is clear if zero lies outside its 95% "
-        "intervals over seeds and over the text."
-    )
-    return {"Loss with full context": noted(["encoding", *_context_head(summary)], rows, note)}
-
-
-def _loss(summary: Summary, row: Row, length: int, leads: bool) -> str:
-    cell = row.by_length.get(length)
-    if cell is None:
-        return f'<td title="not finite, or not measured">{MISSING}</td>'
-    spread = f" ± {cell.deviation:.3f}" if row.num_seeds > 1 else ""
-    ratio, margin = row.ratio(length, summary.base_length), row.margin(length)
-    below = ["" if margin is None else f"±{margin:.3f}", f"×{ratio:.3f}" if ratio else "", "best" if leads else ""]
-    kind = ' class="best"' if leads else ""
-    return f"<td{kind}>{cell.mean:.3f}{spread}<small>{' · '.join(filter(None, below))}</small></td>"
-
-
-def _method_section(results: Mapping[str, Any]) -> str:
-    """Return the section with the command, all settings, all versions and all models."""
-    text = {f"text: {name}": value for name, value in results["settings"].get("text", {}).items()}
-    settings = {name: value for name, value in results["settings"].items() if name != "text"}
-    line = escape(command(results["settings"])).replace(" --", "</span> <span>--")  # where lines may break
-    tables = "".join(
-        settings_table({name.replace("_", " "): _plain(value) for name, value in facts.items()})
-        for facts in ({**settings, **text}, results["environment"])
-    )
+def _models_table(results: Mapping[str, Any]) -> Table:
+    """Return the losses of every model that read a text."""
     records = [record for record in results["records"] if "loss_by_length" in record]
     lengths = sorted({int(length) for record in records for length in record["loss_by_length"]})
     rows = []
     for record in records:
         losses = [record["train_loss"], *(record["loss_by_length"].get(str(length)) for length in lengths)]
         cells = (MISSING if loss is None else f"{loss:.4f}" for loss in losses)
-        rows.append([escape(record["encoding"]), str(record["seed"]), *cells])
-    models = scrolling(table(["encoding", "seed", "training", *(f"{length:,}" for length in lengths)], rows))
-    others = "\n".join(escape(tasks.record_line(each)) for each in results["records"] if each not in records)
-    models = (f"<pre>{others}</pre>\n" if others else "") + (models if records else "")
-    return (
-        f'<p>Command to repeat it:</p>\n<pre><span>{line}</span></pre>\n<div class="pair">\n{tables}\n</div>\n'
-        f"<details><summary>Every model</summary>\n{models}\n</details>"
-    )
+        rows.append([record["encoding"], str(record["seed"]), *cells])
+    return Table(head=["encoding", "seed", "training", *(f"{length:,}" for length in lengths)], rows=rows)
+
+
+def _words(facts: Mapping[str, Any]) -> dict[str, str]:
+    return {name.replace("_", " "): _plain(value) for name, value in facts.items()}
 
 
 def _plain(value: object) -> str:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from locant.files import json_text
+from locant.report import tables
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,6 +20,7 @@ NamedRows = Iterable[tuple[str, str | Iterable[str]]]
 BEST = "bold green"
 MISSING = "–"
 QUIET = "dim"
+LOOKS = {"": "", "best": BEST, "quiet": QUIET}
 PATIENCE = 30.0
 """Seconds between two progress lines, if no bar is shown."""
 
@@ -33,7 +35,7 @@ def out() -> Console:
 def table(*numbers: str, name: str = "", title: str | None = None, **look: Any) -> Table:
     """Return a table without vertical rules, with a column for names if `name` is given, and columns for numbers.
 
-    Their cells are never truncated.
+    Their cells are never truncated. A narrow terminal breaks them into lines.
     """
     from rich import box
     from rich.table import Table
@@ -43,14 +45,41 @@ def table(*numbers: str, name: str = "", title: str | None = None, **look: Any) 
     if name:
         rows.add_column(name, no_wrap=True)
     for heading in numbers:
-        rows.add_column(heading, justify="right", no_wrap=True)
+        rows.add_column(heading, justify="right", overflow="fold")
+    return rows
+
+
+def draw(value: tables.Table, between: str = " ") -> Table:
+    """Return the table of a report for a terminal, with `between` in front of the spread of a number.
+
+    A star marks the best values, for terminals without colour.
+    """
+    from rich.text import Text
+
+    def heading(cell: str | tables.Cell) -> str:
+        return cell if isinstance(cell, str) else "\n".join(filter(None, (cell.text, cell.small)))
+
+    def entry(cell: str | tables.Cell) -> Text:
+        if isinstance(cell, str):
+            return Text(cell)
+        star = "*" if cell.look == "best" else ""
+        return Text(f"{star}{between.join(filter(None, (cell.text, cell.spread)))}", LOOKS[cell.look])
+
+    name, *head = map(heading, value.head)
+    rows = table(*head, name=name, title=value.title)
+    for row in value.rows:
+        rows.add_row(*map(entry, row))
+    if value.below:
+        rows.add_section()
+    for row in value.below:
+        rows.add_row(*map(entry, row), style=QUIET)
     return rows
 
 
 def fits(rows: Table) -> bool:
-    """Return whether the table fits the console without truncating a cell."""
+    """Return whether the table fits the console without breaking a cell."""
     console = out()
-    return console.measure(rows, options=console.options.update(max_width=10**6)).minimum <= console.width
+    return console.measure(rows, options=console.options.update(max_width=10**6)).maximum <= console.width
 
 
 def named_rows(named: NamedRows) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -12,12 +11,13 @@ import numpy as np
 
 from locant.lab.evaluation import interval_of_mean
 from locant.lab.summary import ENOUGH_WINDOWS, summarise
+from locant.report import console
 from locant.report.commands import shell_line
-from locant.report.comparison import context_section
+from locant.report.comparison import context_table
 from locant.report.console import MISSING, named_rows, show
-from locant.report.console import table as printed
-from locant.report.page import bullets, curves, noted, report, settings_table, table, write_page
+from locant.report.page import curves, render, write_page
 from locant.report.sentences import context_sentences
+from locant.report.tables import Cell, Table
 
 TRAINED = {"all": "all weights", "new": "only the weights of the encoding", "lora": "low-rank adapters"}
 TASKS = {"pass_keys": "pass keys", "key_values": "values of keys"}
@@ -100,27 +100,27 @@ def _difference(first: Sequence[float | None], other: Sequence[float | None]) ->
 
 def print_evaluation(results: Mapping[str, Any]) -> None:
     """Print the table of losses with their intervals, and the sentences."""
-    (encoding, *head), *losses = _losses(results)
-    rows = printed(*head, name=encoding, title="Loss (nats per token)")
-    for name, *cells in losses:
-        rows.add_row(name, *(cell.replace(" (", "\n(") for cell in cells))
-    show(rows, "\n".join(f"· {sentence}" for sentence in evaluation_sentences(results)))
+    conclusions = "\n".join(f"· {sentence}" for sentence in evaluation_sentences(results))
+    show(console.draw(_losses_table(results), "\n"), conclusions)
 
 
-def _losses(results: Mapping[str, Any]) -> list[list[str]]:
-    """Return the headings, and for each encoding its name, losses with intervals, and recall."""
-    lengths, rows = [*results["records"][0]["loss_by_length"]], list[list[str]]()
+def _losses_table(results: Mapping[str, Any]) -> Table:
+    """Return the losses of each encoding with their intervals, and its recall."""
+    lengths = [*results["records"][0]["loss_by_length"]]
     tasks = [task for task in TASKS if results["records"][0].get(task)]
-    for record in results["records"]:
-        losses = (_loss(record, length) for length in lengths)
-        rows.append([record["encoding"], *losses, *(_share(record, task) for task in tasks)])
-    return [["encoding", *(f"{int(length):,}" for length in lengths), *(TASKS[task] for task in tasks)], *rows]
+    rows = [
+        [record["encoding"], *(_loss(record, length) for length in lengths), *(_share(record, task) for task in tasks)]
+        for record in results["records"]
+    ]
+    head = ["encoding", *(f"{int(length):,}" for length in lengths), *(TASKS[task] for task in tasks)]
+    return Table(title="Loss (nats per token)", head=head, rows=rows, note=NOTE)
 
 
-def _loss(record: Mapping[str, Any], length: str) -> str:
+def _loss(record: Mapping[str, Any], length: str) -> Cell:
     loss, interval = record["loss_by_length"][length], record["interval_by_length"][length]
-    spread = "" if interval is None else f" ({interval[0]:.3f}–{interval[1]:.3f})"
-    return MISSING if loss is None else f"{loss:.3f}{spread}"
+    if loss is None:
+        return Cell(text=MISSING)
+    return Cell(text=f"{loss:.3f}", spread="" if interval is None else f"({interval[0]:.3f}–{interval[1]:.3f})")
 
 
 def _total(record: Mapping[str, Any], task: str, count: str) -> int:
@@ -134,34 +134,40 @@ def _share(record: Mapping[str, Any], task: str) -> str:
 
 def write_evaluation(results: Mapping[str, Any], folder: Path) -> Path:
     """Write the pictures and the page next to `results.json`, and return the path of the page."""
-    settings, records, summary = results["settings"], results["records"], summarise(results)
-    text, keys, (head, *losses) = settings["text"], list[list[str]](), _losses(results)
-    for record in records:
-        name = escape(record["encoding"])
+    settings, summary = results["settings"], summarise(results)
+    text, longest = settings["text"], summary.lengths[-1]
+    page = render(
+        "evaluation.html",
+        title=f"{text['model']}, with {len(results['records'])} position encodings",
+        facts=f"{text['source']} · {text['windows']} windows of {longest:,} tokens · nothing was trained",
+        sentences=evaluation_sentences(results),
+        table=_losses_table(results),
+        context=context_table(summary),
+        curves=curves(
+            summary,
+            "Loss against the length of the window. The dotted line is the length in the model's configuration.",
+            f"Loss against the position within windows of {longest:,} tokens.",
+        ),
+        recall=_recall_table(results),
+        command=_command(settings),
+        versions=results["environment"],
+    )
+    return write_page(page, summary, folder)
+
+
+def _recall_table(results: Mapping[str, Any]) -> Table:
+    """Return what each encoding recalled, by task, length and depth."""
+    rows = list[list[str]]()
+    for record in results["records"]:
+        name = record["encoding"]
         for task, what in TASKS.items():
             for one in record.get(task, ()):
                 share = f"{one['recalled']}/{one['asked']}"
-                keys.append([name, what, f"{one['length']:,}", f"{one['depth']:.0%}", share])
+                rows.append([name, what, f"{one['length']:,}", f"{one['depth']:.0%}", share])
         for one in record.get("ruler", ()):
             share = f"{one['score']:.2f} of {one['asked']}" if one["asked"] else MISSING
-            keys.append([name, one["task"], f"{one['length']:,}", MISSING, share])
-    recall = table(["encoding", "task", "length", "depth", "recalled"], keys) if keys else "<p>Not measured.</p>"
-    versions = settings_table({name: str(value) for name, value in results["environment"].items()})
-    sections = {
-        "Conclusions": bullets(evaluation_sentences(results)),
-        "Loss by length": noted(head, [[escape(name), *cells] for name, *cells in losses], NOTE),
-        **context_section(summary),
-        "The two curves": curves(
-            summary,
-            "Loss against the length of the window. The dotted line is the length in the model's configuration.",
-            f"Loss against the position within windows of {summary.lengths[-1]:,} tokens.",
-        ),
-        "Recall": recall,
-        "How it was made": f"<pre><span>{escape(_command(settings))}</span></pre>\n{versions}",
-    }
-    title = f"{text['model']}, with {len(records)} position encodings"
-    facts = f"{text['source']} · {text['windows']} windows of {settings['lengths'][-1]:,} tokens · nothing was trained"
-    return write_page(report(title, facts, sections), summary, folder)
+            rows.append([name, one["task"], f"{one['length']:,}", MISSING, share])
+    return Table(head=["encoding", "task", "length", "depth", "recalled"], rows=rows)
 
 
 def _command(settings: Mapping[str, Any]) -> str:
@@ -235,7 +241,7 @@ def print_audit(facts: Mapping[str, Any]) -> None:
     rows["configuration"] = facts["configuration"]
     rows["text"] = f"{facts['windows']} windows of {facts['length']:,} tokens"
     rows["left out"] = [f"{name}: {reason}" for name, reason in facts["left_out"].items()]
-    readings = printed("nats per token", "windows", name="reading")
+    readings = console.table("nats per token", "windows", name="reading")
     for name, loss in facts["losses"].items():
         windows = facts["dropped"].get(name)
         readings.add_row(name, f"{loss:.4f}" if windows is None else f"≈ {loss:.2f}", str(windows or facts["windows"]))

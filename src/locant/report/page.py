@@ -1,14 +1,15 @@
 """A self-contained HTML page, which opens from disk without a network, with its tables and two curves.
 
-The curves are the loss against length and the loss against position, with the spread over seeds.
+The templates and the style sheet are in the folder `templates`. The curves are the loss against length and the loss
+against position, with the spread over seeds.
 """
 
 from __future__ import annotations
 
 import base64
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,51 +20,18 @@ from locant.figures.canvas import DARK, LIGHT, Theme, save, svg
 from locant.files import write_whole
 from locant.lab.results import BY_LENGTH, BY_POSITION, PAGE
 from locant.lab.summary import ENOUGH_WINDOWS, Cell, Row, Summary
+from locant.report.tables import Table
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+TEMPLATES = Path(__file__).parent / "templates"
 NUM_BINS = 32
 ASIDE = 1.03
 """The factor between encodings on a logarithmic axis, so that no whisker hides another."""
 UNKNOWN = Cell(mean=np.nan, low=np.nan, high=np.nan, deviation=np.nan)
-
-RULES = """
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 2.5rem 1.25rem 4rem; max-width: 58rem; background: var(--paper); color: var(--ink);
-  font: 1rem/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Liberation Sans", sans-serif; }
-h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .35rem; text-wrap: balance; }
-h2 { font-size: 1.15rem; margin: 2.4rem 0 .7rem; }
-p, li { max-width: 46rem; }
-li { margin: .3rem 0; }
-.facts, .note, figcaption { color: var(--muted); }
-.note, figcaption { font-size: .9rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .42rem .6rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--grid); }
-thead th { font-weight: 600; border-bottom: 2px solid var(--grid); white-space: nowrap; }
-thead small, td small { display: block; font-weight: 400; color: var(--muted); font-size: .82rem; }
-.losses { width: 100%; }
-.losses th + th, .losses td { text-align: right; white-space: nowrap; }
-tr > :first-child { padding-left: 0; }
-.best { font-weight: 700; background: var(--mark); }
-.best small { color: var(--ink); }
-.grey { color: var(--muted); }
-.settings th { font-weight: 400; color: var(--muted); white-space: nowrap; padding-right: 2rem; }
-.settings td { overflow-wrap: anywhere; }
-.pair { display: grid; grid-template-columns: minmax(0, 3fr) minmax(0, 2fr); gap: 1.5rem 3rem; align-items: start; }
-.pair table { width: 100%; }
-figure { margin: .4rem 0 1.4rem; }
-figure img { width: 100%; height: auto; display: block; }
-pre { background: var(--mark); padding: .9rem 1rem; border-radius: .4rem; white-space: pre-wrap; overflow-x: auto;
-  font: .9rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
-pre span { white-space: nowrap; }
-summary { cursor: pointer; color: var(--muted); }
-details table { margin-top: .8rem; }
-@media (max-width: 40rem) { .pair { grid-template-columns: minmax(0, 1fr); } }
-@media print { body { max-width: none; padding: 0; } figure, tr { break-inside: avoid; } }
-"""
 
 
 def write_page(page: str, summary: Summary | None, folder: Path) -> Path:
@@ -75,30 +43,34 @@ def write_page(page: str, summary: Summary | None, folder: Path) -> Path:
     return folder / PAGE
 
 
-def document(head: str, body: str) -> str:
-    """Return an HTML page."""
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"{head}</head>\n<body>\n{body}</body>\n</html>\n"
+@functools.cache
+def templates(folder: Path) -> Environment:
+    """Return the templates in a folder. They escape every value, and a missing value is an error."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
 
 
-def report(title: str, facts: str, sections: Mapping[str, str]) -> str:
-    """Return a page with a title, a line of facts and sections of finished HTML.
+def render(template: str, **values: Any) -> str:
+    """Return the page that a template makes of these values.
 
     It is light or dark like the reader's system, and fits phones, screens and paper.
     """
     light, dark = colors(LIGHT, mark="#eef4fb", good="#9ed8b5"), colors(DARK, mark="#222a35", good="#22643f")
-    style = (
-        f":root {{ color-scheme: light dark; {light} }}\n"
-        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n{RULES.strip()}\n"
-    )
-    body = "\n".join(f"<section>\n<h2>{name}</h2>\n{content}\n</section>" for name, content in sections.items())
-    return document(
-        f"<title>locant: {escape(title)}</title>\n<style>\n{style}</style>\n",
-        f'<main>\n<h1>{escape(title)}</h1>\n<p class="facts">{escape(facts)}</p>\n{body}\n</main>\n',
-    )
+    return templates(TEMPLATES).get_template(template).render(light=light, dark=dark, **values)
+
+
+def html(table: Table) -> str:
+    """Return one table of numbers as HTML, with its note below it."""
+    parts: Any = templates(TEMPLATES).get_template("parts.html").module
+    return parts.numbers(table)
 
 
 def colors(theme: Theme, **more: str) -> str:
@@ -107,44 +79,10 @@ def colors(theme: Theme, **more: str) -> str:
     return " ".join(f"--{name}: {value};" for name, value in values.items())
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """Return a table of finished HTML. The first cell of a row is its name, and a cell can contain its tag."""
-
-    def cells(row: Sequence[str]) -> str:
-        data = (cell if cell.startswith("<td") else f"<td>{cell}</td>" for cell in row[1:])
-        return f'<tr><th scope="row">{row[0]}</th>{"".join(data)}</tr>'
-
-    top = "".join(f'<th scope="col">{name}</th>' for name in head)
-    above = f"<thead><tr>{top}</tr></thead>" if head else ""
-    body = "\n".join(map(cells, rows))
-    return f'<table class="{kind}">{above}<tbody>\n{body}\n</tbody></table>'
-
-
-def bullets(sentences: Iterable[str]) -> str:
-    """Return a list of plain sentences."""
-    lines = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
-    return f"<ul>\n{lines}\n</ul>"
-
-
-def settings_table(facts: Mapping[str, str]) -> str:
-    """Return a table of plain names and values."""
-    return table((), ([escape(name), escape(value)] for name, value in facts.items()), "settings")
-
-
-def scrolling(table: str) -> str:
-    """Return a table that scrolls if it is wider than the page."""
-    return f'<div class="scroll">{table}</div>'
-
-
-def noted(head: Sequence[str], rows: Iterable[Sequence[str]], note: str) -> str:
-    """Return a table of numbers in finished HTML, with a plain note below it."""
-    return f'{scrolling(table(head, rows, "losses"))}\n<p class="note">{escape(note)}</p>'
-
-
-def curves(summary: Summary, by_length: str, by_position: str) -> str:
-    """Return both curves with these captions, each for a light and a dark background."""
+def curves(summary: Summary, by_length: str, by_position: str) -> list[Picture]:
+    """Return both curves with these captions."""
     captions = {draw_loss_by_length: by_length, draw_loss_by_position: by_position}
-    return "".join(picture(functools.partial(draw, summary), caption) for draw, caption in captions.items())
+    return [picture(functools.partial(draw, summary), caption) for draw, caption in captions.items()]
 
 
 def write_picture(draw: Callable[[], Figure], path: Path) -> None:
@@ -155,18 +93,23 @@ def write_picture(draw: Callable[[], Figure], path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def picture(draw: Callable[[Theme], Figure], caption: str) -> str:
-    """Return a picture with its caption, for a light and a dark background, or the command that installs matplotlib."""
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A picture as data addresses, for a light and a dark background, or the command to install what draws it."""
+
+    caption: str
+    light: str = ""
+    dark: str = ""
+    install: str = ""
+
+
+def picture(draw: Callable[[Theme], Figure], caption: str) -> Picture:
+    """Draw a picture for both themes, if matplotlib is installed."""
     if not is_installed("matplotlib"):
-        command = f"<code>{escape(install_command('matplotlib'))}</code>"
-        return f'<p class="note">{escape(caption)} To draw it, install matplotlib: {command}</p>\n'
+        return Picture(caption=caption, install=install_command("matplotlib"))
     light, dark = (base64.b64encode(svg(draw(theme))).decode("ascii") for theme in (LIGHT, DARK))
     kind = "data:image/svg+xml;base64,"
-    return (
-        f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{kind}{dark}">'
-        f'<img src="{kind}{light}" alt="{escape(caption)}"></picture>'
-        f"<figcaption>{escape(caption)}</figcaption></figure>\n"
-    )
+    return Picture(caption=caption, light=kind + light, dark=kind + dark)
 
 
 def draw_loss_by_length(summary: Summary, theme: Theme = LIGHT) -> Figure:

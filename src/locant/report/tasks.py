@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from html import escape
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,8 @@ from locant.lab.task_learning import LEARNED
 from locant.lab.task_summary import RIGHT, Score, reciprocal_ranks, scores
 from locant.report import console
 from locant.report.console import MISSING, show
-from locant.report.page import bullets, noted
 from locant.report.sentences import spoken
+from locant.report.tables import Cell, Row, Table
 from locant.spelling import spell
 
 if TYPE_CHECKING:
@@ -34,12 +33,8 @@ ASIDE = 0.15
 
 def print_tasks(results: Mapping[str, Any]) -> None:
     """Print the table of effective lengths and the conclusions."""
-    found = scores(results)
-    head, rows = _table(found)
-    lengths = console.table(*head[1:], name=head[0], title="Effective length (items)")
-    for encoding, cells, rank in rows:
-        lengths.add_row(encoding, *map(_cell, cells), rank)
-    show(lengths, _explanation(results), "\n".join(f"· {sentence}" for sentence in task_sentences(found)))
+    conclusions = "\n".join(f"· {sentence}" for sentence in task_sentences(scores(results)))
+    show(console.draw(lengths_table(results)), _explanation(results), conclusions)
 
 
 def record_line(record: Mapping[str, Any]) -> str:
@@ -50,24 +45,6 @@ def record_line(record: Mapping[str, Any]) -> str:
     right = "  ".join(f"{length}: {share:.2f}" for length, share in record["accuracy_by_length"].items())
     end = f"learned in {record['steps']:,} steps" if record["learned"] else NOT_LEARNED
     return f"{name} {end:<22} {right}   {record['seconds']:.0f} s"
-
-
-def task_sections(results: Mapping[str, Any], picture: str) -> dict[str, str]:
-    """Return the sections of the page. `picture` is finished HTML."""
-    found = scores(results)
-    head, rows = _table(found)
-    cells = [[escape(encoding), *map(_html, its), rank] for encoding, its, rank in rows]
-    note = (
-        f"{_explanation(results)} Grey: at most half of the seeds had {LEARNED:.0%} of the rows of the trained length "
-        "right, so longer lengths have no meaning. Rank: the mean of 1 / place over the tasks that an encoding "
-        "learned. Encodings that are not clearly different share a place. Among equal encodings, the probability of "
-        "any clear difference is at most 5%."
-    )
-    return {
-        "How far each encoding goes": noted([*map(escape, head)], cells, note),
-        "Conclusions from the tasks": bullets(task_sentences(found)),
-        "Task by task": picture,
-    }
 
 
 def task_sentences(found: Sequence[Score]) -> list[str]:
@@ -131,37 +108,37 @@ def _tasks(found: Sequence[Score]) -> list[str]:
     return list(dict.fromkeys(score.task for score in found))
 
 
-def _table(found: Sequence[Score]) -> tuple[list[str], list[tuple[str, list[Score | None], str]]]:
-    """Return the headings, and for each encoding its name, its score in each task and its rank.
+def lengths_table(results: Mapping[str, Any]) -> Table:
+    """Return the effective length of each encoding in each task, and its rank.
 
     Encodings are ordered by the number of tasks learned, then by rank, because a rank over fewer tasks is less certain.
     """
+    found = scores(results)
     tasks, ranks = _tasks(found), reciprocal_ranks(found)
     by_name = {(score.encoding, score.task): score for score in found}
     learned = Counter(score.encoding for score in found if score.has_learned)
     names = sorted(dict.fromkeys(name for name, _ in by_name), key=lambda name: (-learned[name], -ranks.get(name, 0.0)))
-    rows = [
-        (name, [by_name.get((name, task)) for task in tasks], f"{ranks[name]:.2f}" if name in ranks else MISSING)
-        for name in names
-    ]
-    return ["encoding", *tasks, "rank"], rows
+    rows = list[Row]()
+    for name in names:
+        rank = f"{ranks[name]:.2f}" if name in ranks else MISSING
+        rows.append([name, *(_cell(by_name.get((name, task))) for task in tasks), rank])
+    note = (
+        f"{_explanation(results)} Grey: at most half of the seeds had {LEARNED:.0%} of the rows of the trained length "
+        "right, so longer lengths have no meaning. Rank: the mean of 1 / place over the tasks that an encoding "
+        "learned. Encodings that are not clearly different share a place. Among equal encodings, the probability of "
+        "any clear difference is at most 5%."
+    )
+    return Table(title="Effective length (items)", head=["encoding", *tasks, "rank"], rows=rows, note=note)
 
 
-def _cell(score: Score | None) -> str:
-    if score is None:
-        return MISSING
-    if score.failed:
-        return "failed"
+def _cell(score: Score | None) -> Cell:
+    if score is None or score.failed:
+        return Cell(text="failed" if score else MISSING, look="quiet", hint=score.failed if score else "")
     of = f" ({score.num_learned}/{score.num_seeds})" if 0 < score.num_learned < score.num_seeds else ""
-    return f"{spell(score.effective_length or 0)}{of}" if score.has_learned else f"{NOT_LEARNED}{of}"
-
-
-def _html(score: Score | None) -> str:
-    if score is None or score.failed or score.effective_length is None:
-        reason = escape(score.failed, quote=True) if score else ""
-        return f'<td class="grey" title="{reason}">{_cell(score)}</td>'
-    share = min(1.0, (score.effective_length / score.train_length - 1) / FULL)
-    return f'<td style="background: color-mix(in srgb, var(--good) {share:.0%}, transparent)">{_cell(score)}</td>'
+    if score.effective_length is None:
+        return Cell(text=f"{NOT_LEARNED}{of}", look="quiet")
+    shade = min(1.0, (score.effective_length / score.train_length - 1) / FULL)
+    return Cell(text=f"{spell(score.effective_length)}{of}", shade=shade)
 
 
 def _explanation(results: Mapping[str, Any]) -> str:
