@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from locant import ALiBi, Cope, Fox, Positions, PositionEncoding, Rotary, Sinusoidal, attend
+from locant import ALiBi, Cope, Fox, PositionEncoding, Positions, Rotary, Sinusoidal, attend
 from locant.figures.scores import random_contents, score_by_distance, score_map
 from locant.positions import MixedRotary, RotaryByHead
 from tests.tolerances import DIFFERENT, LOGITS
