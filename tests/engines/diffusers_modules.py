@@ -429,7 +429,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "HiDreamImageTransformer2DModel": {"axes_dims_rope": (64, 32, 32), "patch_size": 2},
     "HunyuanDiT2DModel": {"patch_size": 2},
     "OmniGenTransformer2DModel": {
-        "rope_scaling": {"short_factor": [1 + i / 50 for i in range(48)], "long_factor": [1 + i for i in range(48)]}
+        "rope_scaling": {"short_factor": [1 + i / 50 for i in range(48)], "long_factor": [1.0 + i for i in range(48)]}
     },
 }
 """What a class needs beside its defaults: it has none for a patch or for a scaling, has no rotary positions by default,
