@@ -58,7 +58,12 @@ def test_ernie_image_does_not_rotate_and_is_known() -> None:
         Rotary(
             128,
             base=256.0,
-            pairs=Pairs(dims=dims, axes=[axis for axis, *_ in half], rungs=[rung for _, *rung in half], num_axes=3),
+            pairs=Pairs(
+                dims=dims,
+                axes=[axis for axis, *_ in half],
+                rungs=[(of, rung) for _, of, rung in half],
+                num_axes=3,
+            ),
         )
         for half in (doubled[:64], [*doubled[64:]])
     )
