@@ -208,13 +208,6 @@ def _z_image(name: str, rotary: str, config: dict[str, Any], ids: Tensor) -> Tur
     return lambda q: turn(q.transpose(1, 2), angles[None]).transpose(1, 2)
 
 
-def _complex(angles: Tensor, double: bool = False) -> Turn:
-    """As these models multiply them: pairs as complex numbers."""
-    dtype = torch.float64 if double else torch.float32
-    as_complex = lambda q: torch.view_as_complex(q.to(dtype).unflatten(-1, (-1, 2)))  # noqa: E731
-    return lambda q: torch.view_as_real(as_complex(q) * angles).flatten(-2).type_as(q)
-
-
 def _lumina_2(name: str, rotary: str, config: dict[str, Any], ids: Tensor) -> Turn:
     frames, rows, columns = GRID
     latent = torch.zeros(1, 1, 2 * frames * rows, 2 * columns)
@@ -436,7 +429,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "HiDreamImageTransformer2DModel": {"axes_dims_rope": (64, 32, 32), "patch_size": 2},
     "HunyuanDiT2DModel": {"patch_size": 2},
     "OmniGenTransformer2DModel": {
-        "rope_scaling": {"short_factor": [1 + i / 50 for i in range(48)], "long_factor": [1 + i for i in range(48)]}
+        "rope_scaling": {"short_factor": [1 + i / 50 for i in range(48)], "long_factor": [1.0 + i for i in range(48)]}
     },
 }
 """What a class needs beside its defaults: it has none for a patch or for a scaling, has no rotary positions by default,
@@ -515,7 +508,7 @@ DIFFERS = {
     "OmniGenTransformer2DModel": "each row of a batch has the places of the first, however it is padded",
     "QwenImageTransformer2DModel": "with `use_layer3d_rope`, pictures are layers, and the last stands at -1",
     "SanaWMTransformer3DModel": "layers that see the camera turn half of a head",
-    "WanAnimate2Transformer3DModel": "the reference stands behind the picture's columns, one frame later",
+    "WanAnimate2Transformer3DModel": "the reference stands after the picture's columns, one frame later",
     "ZImageTransformer2DModel": "text and picture are filled up to multiples of 32 tokens",
 }
 """What the code of a class does otherwise than its row, or in some cases only."""

@@ -21,8 +21,8 @@ from tests.engines.record import record
 from tests.refusal import refuses
 from tests.tolerances import DIFFERENT, FEW_ROUNDINGS, OF_FLOAT32_ANGLES, PEER
 
-pytest.importorskip("diffusers", reason="pip install -r benchmarks/engines/diffusers.txt")
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]  # those of other packages
+pytest.importorskip("diffusers", reason="diffusers is not installed")
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of other packages
 
 from tests.engines.diffusers_modules import (  # noqa: E402
     CASES,
@@ -73,6 +73,7 @@ NO_ROTATION = re.compile(
 """Other uses of cosines and of positions: the time of the diffusion, tables that are added, cameras."""
 
 
+@pytest.mark.slow
 def test_no_rotary_module_is_forgotten() -> None:
     home = {name: files()[name].rpartition(".")[2] for name in CASES}
     known = {f"{home[name]}:{rotary}" for name, (rotary, _) in CASES.items()}
@@ -95,6 +96,7 @@ def transformers() -> Iterator[str]:
             yield name
 
 
+@pytest.mark.slow
 def test_every_other_transformer_has_no_rotary_positions() -> None:
     others = {name for name in transformers() if name not in TRANSFORMERS}
     assert others == {

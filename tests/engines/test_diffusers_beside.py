@@ -15,8 +15,8 @@ from locant.positions import MixedRotary, Pairs, PositionEncoding, UnequalAngles
 from tests.refusal import refuses
 from tests.tolerances import DIFFERENT, OF_FLOAT32_ANGLES, PEER, ROTATED_TOKEN, SIX_DIGITS
 
-pytest.importorskip("diffusers", reason="pip install -r benchmarks/engines/diffusers.txt")
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]  # those of other packages
+pytest.importorskip("diffusers", reason="diffusers is not installed")
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of other packages
 
 from tests.engines.diffusers_modules import (  # noqa: E402
     CASES,
@@ -58,7 +58,12 @@ def test_ernie_image_does_not_rotate_and_is_known() -> None:
         Rotary(
             128,
             base=256.0,
-            pairs=Pairs(dims=dims, axes=[axis for axis, *_ in half], rungs=[rung for _, *rung in half], num_axes=3),
+            pairs=Pairs(
+                dims=dims,
+                axes=[axis for axis, *_ in half],
+                rungs=[(of, rung) for _, of, rung in half],
+                num_axes=3,
+            ),
         )
         for half in (doubled[:64], [*doubled[64:]])
     )
@@ -66,7 +71,7 @@ def test_ernie_image_does_not_rotate_and_is_known() -> None:
     assert apart(UnequalAngles(first, second), where, theirs, 128) <= ROTATED_TOKEN
     q = torch.randn(1, 2, where.seq_len, 128)
     assert (theirs(q).norm(dim=-1) / q.norm(dim=-1) - 1).abs().max() > DIFFERENT
-    with refuses(InputError, "no rotation"):
+    with refuses(InputError, "not a rotation"):
         encoding_from_diffusers(defaults(name))
 
 

@@ -16,10 +16,11 @@ from tokenizers.processors import TemplateProcessing
 from torch import nn
 from torch.nn import functional as F
 
-from locant import Tokenizer
+from locant import InputError, Tokenizer
 from locant.lab import language_model
-from locant.lab.language_model import AsDecoder, fingerprint
+from locant.lab.language_model import AsDecoder, fingerprint, require_positions
 from tests.largest import Largest
+from tests.refusal import refuses
 from tests.swapping.families import Family, tiny
 from tests.tolerances import LOGITS
 
@@ -110,3 +111,30 @@ def test_a_fingerprint_is_of_what_the_files_hold(tmp_path: Path) -> None:
         (folder / name).unlink()
         (folder / name).write_bytes(plain)
     assert fingerprint(folder) == seen[-1], "files in the place of links to the same"
+
+
+WITH_TABLES = [
+    Family("gpt2", "GPT2LMHeadModel"),
+    Family("opt", "OPTForCausalLM"),  # two rows before position 0
+    Family("biogpt", "BioGptForCausalLM"),
+    Family("bart", "BartForCausalLM"),
+    Family("roberta", "RobertaForCausalLM"),  # positions begin after the row of padding
+]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", WITH_TABLES, ids=lambda family: family.model_type)
+def test_the_longest_window_is_the_longest_that_the_model_itself_reads(family: Family) -> None:
+    model = tiny(family, is_decoder=True)
+
+    def is_read(length: int) -> bool:
+        try:
+            model(torch.full((1, length), 5))
+        except (IndexError, RuntimeError):
+            return False
+        return True
+
+    longest = max(length for length in range(120, 140) if is_read(length))
+    require_positions(model, longest)
+    with refuses(InputError, f"{longest + 1} tokens", f"{longest} positions"):
+        require_positions(model, longest + 1)

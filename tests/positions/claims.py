@@ -85,19 +85,24 @@ def agrees_with_oracle(
     *,
     contextual: bool,
 ) -> None:
-    """Forward and every gradient, against float64 and numerical derivatives; a random cotangent.
+    """Forward, also where no gradients are needed, and every gradient, against float64 and numerical derivatives.
 
     The oracle takes `parameters` by name and, with `contextual`, q and k.
     """
     q, k = q.clone().requires_grad_(contextual), k.clone().requires_grad_(contextual)
-    bias = encoding.bias(q, k, Positions.of(list(queries)), Positions.of(list(keys)))
+    places = Positions.of(list(queries)), Positions.of(list(keys))
+    bias = encoding.bias(q, k, *places)
+    with torch.no_grad():  # what is shared by heads is then computed once
+        without_gradients = encoding.bias(q, k, *places)
     assert bias is not None
+    assert without_gradients is not None
     leaves = {**({"q": q, "k": k} if contextual else {}), **parameters}
     arguments = {name: leaf.detach().double().numpy() for name, leaf in leaves.items()}
     expected = oracle(**arguments)
     expected = expected if contextual else expected[None]
     assert bias.shape == expected.shape
-    assert_close(bias.detach(), torch.from_numpy(expected))
+    for each in (bias.detach(), without_gradients):
+        assert_close(each, torch.from_numpy(expected))
     cotangent = torch.randn(bias.shape)
     ours = torch.autograd.grad(bias, list(leaves.values()), cotangent, allow_unused=True)
     truth = numerical_gradients(oracle, arguments, cotangent.double().numpy().reshape(oracle(**arguments).shape))

@@ -304,11 +304,17 @@ def require_rows(vocab_size: int, ids: Int[np.ndarray, " tokens"], beginning: Se
 
 
 def require_positions(model: Any, longest: int) -> None:
-    """Raise if a model has a table of positions with fewer rows than a window has tokens."""
-    rows = [table.num_embeddings for _, table in own_tables(model.base_model)]
+    """Raise if a model has a table with fewer positions than a window has tokens."""
+    rows = [table.num_embeddings - _first_row(table) for _, table in own_tables(model.base_model)]
     if rows and longest > min(rows):
         got = f"got windows of {longest:,} tokens for {type(model).__name__}, whose table has {min(rows):,} positions"
         raise InputError(got, f"use windows of at most {min(rows):,} tokens, or a model without such a table")
+
+
+def _first_row(table: nn.Embedding) -> int:
+    """Return the row of position 0: OPT and BART have an offset, RoBERTa counts from the row after padding."""
+    after_padding = 0 if table.padding_idx is None else table.padding_idx + 1
+    return int(getattr(table, "offset", after_padding))
 
 
 def _cross_entropy(logits: Float[Tensor, "tokens vocab"], targets: Int[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:

@@ -59,6 +59,15 @@ class TestEncodings:
         assert [likely_other_encoding(text.encode()) for text in texts] == [None] * len(texts)
         assert likely_other_encoding("漢字かな交じり文".encode("utf-16-le") * 9)
 
+    @pytest.mark.parametrize(("foreign", "one_in"), [(b"\xe9", 200), (b"\x01", 10)])
+    def test_a_warning_needs_four_characters_and_a_share_of_all(self, foreign: bytes, one_in: int) -> None:
+        """More than one in 200 that is not UTF-8, or more than one in ten that is a control character."""
+        for count in (3, 4, 9):
+            limit = count * one_in
+            assert likely_other_encoding(foreign * count + b"x" * (limit - count)) is None
+            more = likely_other_encoding(foreign * count + b"x" * (limit - count - 1))
+            assert (more is not None) == (count >= 4)
+
     @pytest.mark.parametrize("stated", [None, "cp1252", "utf-16-le"])
     @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
     def test_a_byte_order_mark_decides(self, tmp_path: Path, encoding: str, stated: str | None) -> None:
