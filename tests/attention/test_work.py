@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from locant import ALiBi, Cope, Positions, attend
+from locant import ALiBi, Cope, PositionEncoding, Positions, Shaw, attend
 from locant.attention.backends import tiled
 from locant.attention.inputs import AttentionInputs
 from locant.kernels import distance_attention as kernel
+from locant.positions.score_bias import Written
 
 HEADS, HEAD_DIM = 2, 8
 
@@ -80,3 +81,49 @@ def test_keys_of_other_documents_are_left_out(
     q = drawn(64)
     attend(q, q, q, encoding=Cope(q.shape[-1]), positions=positions, backend="tiled")
     assert counter.pairs == pairs
+
+
+class ByAuthor(PositionEncoding):
+    """Answers with a matrix."""
+
+    def score_bias(self, q: Tensor, k: Tensor, queries: Positions, keys: Positions, heads: object = None) -> Written:
+        write = lambda q, k, *_: (q * 0.1) @ k.mT  # noqa: E731
+        return Written(q=q, k=k, queries=queries, keys=keys, write=write)
+
+
+LEFT_PADDED = Positions.from_mask(torch.tensor([[0, 0] + [1] * 38, [1] * 40]))
+ROWS = {
+    "one document": (Positions.arange(40), None),
+    "packed": (Positions.packed([[25, 15], [4, 36]]), None),
+    "padded": (LEFT_PADDED, None),
+    "one query behind a cache": (Positions.after(39, 1), Positions.arange(40)),
+    "one query behind a padded cache": (LEFT_PADDED.slice(39, 40), LEFT_PADDED),
+}
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("backend", ["auto", "eager", "sdpa"])
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("kind", [lambda: ALiBi(HEADS, learned=True), ByAuthor], ids=["by distance", "a matrix"])
+def test_attention_asks_an_encoding_for_its_bias_once(
+    kind: Callable[[], PositionEncoding], row: str, backend: str, learns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoding, (positions, keys) = kind(), ROWS[row]
+    answered: list[object] = []
+    score_bias = encoding.score_bias
+    monkeypatch.setattr(encoding, "score_bias", lambda *given: answered.append(score_bias(*given)) or answered[-1])
+    q = torch.randn(2, HEADS, positions.seq_len, HEAD_DIM, requires_grad=learns)
+    k, v = torch.randn(2, 2, HEADS, (keys or positions).seq_len, HEAD_DIM)
+    with torch.set_grad_enabled(learns):
+        attend(q, k, v, encoding=encoding, positions=positions, k_positions=keys, backend=backend)
+    assert len(answered) == 1
+
+
+def test_a_bias_that_holds_vectors_is_asked_for_again_with_zeros_at_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    shaw, asked_with = Shaw(HEAD_DIM), list[Tensor]()
+    score_bias = shaw.score_bias
+    monkeypatch.setattr(shaw, "score_bias", lambda *given: asked_with.append(given[0]) or score_bias(*given))
+    q, k, v = torch.randn(3, 2, HEADS, 40, HEAD_DIM)
+    q[0, :, :2] = torch.nan
+    attend(q, k, v, encoding=shaw, positions=LEFT_PADDED)
+    assert not asked_with[-1][0, :, :2].any()

@@ -95,14 +95,31 @@ class AttentionInputs:
 
     @property
     def bias(self) -> ScoreBias | None:
-        """Return the encoding's bias on the scores. The encoding computes it once."""
+        """Return the encoding's bias on the scores. The encoding is asked once."""
         if self.encoding is None:
             return None
-        # Not `functools.cached_property`: the compiler cannot trace its lock. A graph computes the bias once anyway.
-        memo = {} if torch.compiler.is_compiling() else vars(self)
+        memo = self._memo
         if "asked" not in memo:
             memo["asked"] = bias_of(self.encoding, self.q, self.k, self.mask.queries, self.mask.keys)
         return memo["asked"]
+
+    @property
+    def _memo(self) -> dict[str, Any]:
+        # Not `functools.cached_property`: the compiler cannot trace its lock. A graph computes the bias once anyway.
+        return {} if torch.compiler.is_compiling() else vars(self)
+
+    def with_tensors(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionInputs:
+        """Return inputs with other vectors of the same tokens, such as zeros at padding.
+
+        The encoding is asked again only if the answer holds vectors of queries or keys.
+        """
+        if q is self.q and k is self.k and v is self.v:
+            return self
+        inputs = dataclasses.replace(self, q=q, k=k, v=v)
+        bias = self._memo.get("asked")
+        if bias is not None and (same_bias := bias.for_vectors(q, k)) is not None:
+            vars(inputs)["asked"] = same_bias
+        return inputs
 
     def capped(self, scores: Tensor) -> Tensor:
         """Bound scaled scores to ``-softcap`` and ``softcap``, before a bias is added."""
@@ -150,7 +167,7 @@ class AttentionInputs:
             self.is_decoding if is_decoding is None else is_decoding
         ):
             k, v = change(self.mask.keys, k), change(self.mask.keys, v)
-        return dataclasses.replace(self, q=q, k=k, v=v)
+        return self.with_tensors(q, k, v)
 
     @property
     def is_decoding(self) -> bool:

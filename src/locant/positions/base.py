@@ -134,6 +134,9 @@ class PositionEncoding(nn.Module):
     from the shards of ring attention.
     """
 
+    _score_bias: ClassVar[Callable[..., ScoreBias | None] | None] = None
+    """The `score_bias` that an author wrote last. ``super().bias()`` uses it inside an override of `bias`."""
+
     num_axes: int = 1
     """The number of indices that the encoding uses for each token. With several, callers must pass positions."""
 
@@ -149,35 +152,39 @@ class PositionEncoding(nn.Module):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "info" not in vars(cls):
+        written = vars(cls).keys() & {"info", "score_bias", "bias", "score_mod"}
+        if "info" not in written:
             cls.info = EncodingInfo()
-        overridden = vars(cls).keys() & {"score_bias", "bias", "score_mod"}
-        if {"score_bias", "bias"} <= overridden:
+        if {"score_bias", "bias"} <= written:
             raise LocantError(f"got {cls.__name__} with both score_bias and bias", "define one: the other follows")
-        if "score_bias" in overridden:
-            matrix = "Return `score_bias` of every pair as a matrix, float32 at least."
-            function = "Return `score_bias` as a function for FlexAttention."
-            cls.bias = _method_from_score_bias(cls.score_bias, "bias", matrix, lambda value: value.dense())
-            cls.score_mod = _method_from_score_bias(
-                cls.score_bias, "score_mod", function, lambda value: value.score_mod()
-            )
-        elif overridden and "bias" in cls.doors():
-            cls.score_bias = _score_bias_from_bias(overrides_score_mod(cls))
+        if cls.score_bias is not PositionEncoding.score_bias:
+            cls._score_bias = cls.score_bias
+        # The methods that follow are not those of a class above, which belong to its own bias.
+        if "score_bias" in written:
+            cls.bias, cls.score_mod = PositionEncoding.bias, PositionEncoding.score_mod
+        elif written & {"bias", "score_mod"}:
+            cls.score_bias = PositionEncoding.score_bias
 
     def score_bias(
         self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
     ) -> ScoreBias | None:
         """Return the bias that attention adds to the scaled scores, as a value for every backend, or ``None``.
 
-        A subclass overrides either this method, from which `bias` and `score_mod` follow, or `bias`, from which this
-        method follows.
+        A subclass overrides either this method, from which `bias` and `score_mod` follow, or `bias`, which this method
+        wraps in a `Written` value.
 
         Args:
             q, k: queries and keys.
             queries, keys: their positions.
             heads: the heads of this encoding that `q` has. Default: all.
         """
-        return None
+        if not (_overrides_bias(self) or has_bias(self)):
+            return None
+        if heads is not None:
+            got = f"got some of the heads for {type(self).__name__}, whose method bias returns all heads"
+            raise LocantError(got, "use method='gather', or override score_bias(q, k, queries, keys, heads) instead")
+        sources, mod = (*self.parameters(), *self.buffers()), self.score_mod if _overrides_score_mod(self) else None
+        return Written(q=q, k=k, queries=queries, keys=keys, write=self.bias, mod=mod, sources=sources)
 
     def pair_classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass] | None:
         """Return the classes of pairs that share a rotation, or ``None`` if `rotate` applies the only rotation."""
@@ -187,7 +194,10 @@ class PositionEncoding(nn.Module):
     def doors(cls) -> tuple[str, ...]:
         """Return the names of the methods that this class overrides: ``embed``, ``rotate``, ``bias``, ``unrotate``."""
         return tuple(
-            method for method in EXAMPLE_CALLS if getattr(cls, method) is not getattr(PositionEncoding, method)
+            method
+            for method in EXAMPLE_CALLS
+            if getattr(cls, method) is not getattr(PositionEncoding, method)
+            or (method == "bias" and cls._score_bias is not None)
         )
 
     @classmethod
@@ -240,14 +250,17 @@ class PositionEncoding(nn.Module):
         """
         return q, k
 
-    def bias(self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None) -> Bias | None:
-        """Return the matrix that attention adds to the scaled scores, or ``None``.
+    def bias(
+        self, q: Queries, k: Keys | None = None, positions: Where = None, k_positions: Where = None
+    ) -> Bias | None:
+        """Return the matrix that attention adds to the scaled scores, or ``None``. It follows from `score_bias`.
 
         It works for any slice of queries, because entry (i, j) depends on query i and key j alone. It also works for
         any slice of keys, unless the class sets `needs_all_keys`. The dtype is float32 or wider, whatever the dtype of
         `q`, because bfloat16 rounds large distances to the same number.
         """
-        return None
+        value = self._bias_value("bias", q, k, positions, k_positions)
+        return None if value is None else value.dense()
 
     def unrotate(self, y: Output, positions: Where = None) -> Output:
         """Rotate the output of attention over rotated values back, by the positions of its queries.
@@ -283,9 +296,26 @@ class PositionEncoding(nn.Module):
         """
         return queries, keys
 
-    def score_mod(self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None) -> ScoreMod | None:
-        """Return the bias as a function for FlexAttention, or ``None`` if that function would need the matrix."""
-        return None
+    def score_mod(
+        self, q: Queries, k: Keys | None = None, positions: Where = None, k_positions: Where = None
+    ) -> ScoreMod | None:
+        """Return the bias as a function for FlexAttention, or ``None`` if that function would need the matrix.
+
+        It follows from `score_bias`. Beside a `bias` of its own, a class may override it.
+        """
+        value = self._bias_value("score_mod", q, k, positions, k_positions)
+        return None if value is None else value.score_mod()
+
+    def _bias_value(
+        self, caller: str, q: Queries, k: Keys | None, positions: Where, k_positions: Where
+    ) -> ScoreBias | None:
+        """Return the value of the `score_bias` that an author wrote, or ``None`` if there is none."""
+        if k is None:
+            remedy = _matrix_call(self, q) or f"encoding.{caller}(q, k, positions)"
+            raise LocantError(f"got {caller}({shown(q)}) without keys, expected queries and keys", remedy)
+        if self._score_bias is None:
+            return None
+        return self._score_bias(q, k, *standing(self, q, k, positions, k_positions))
 
     def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
         """Return the matrix that `bias` adds to the scores, for encodings whose bias does not depend on the tokens.
@@ -326,63 +356,38 @@ def reads_hidden_states(encoding: PositionEncoding) -> bool:
 def bias_of(
     encoding: PositionEncoding, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
 ) -> ScoreBias | None:
-    """Return `PositionEncoding.score_bias`, or wrap `bias` if a later override replaces it, on a class or this object.
+    """Return `PositionEncoding.score_bias`, which wraps a `bias` that was put on the class or on this object later.
 
     ``register_fsdp_forward_method`` of FSDP replaces `bias` on the object, to gather parameters.
     """
+    if _overrides_bias(encoding):
+        return PositionEncoding.score_bias(encoding, q, k, queries, keys, heads)
+    return encoding.score_bias(q, k, queries, keys, heads)
+
+
+def _overrides_bias(encoding: PositionEncoding) -> bool:
+    """Return whether an author wrote `bias` for this object or its class, after any `score_bias`."""
+    return "bias" in vars(encoding) or type(encoding).bias is not PositionEncoding.bias
+
+
+def _overrides_score_mod(encoding: PositionEncoding) -> bool:
+    """Return whether an author wrote a `score_mod` for the `bias` of this object, in the same class or a subclass."""
     attributes = vars(encoding)
-    if "bias" not in attributes and not overrides_bias(type(encoding)):
-        return encoding.score_bias(q, k, queries, keys, heads)
-    if heads is not None:
-        got = f"got some of the heads for {type(encoding).__name__}, whose method bias returns all heads"
-        raise LocantError(got, "use method='gather', or override score_bias(q, k, queries, keys, heads) instead")
-    has_score_mod = "score_mod" in attributes if "bias" in attributes else overrides_score_mod(type(encoding))
-    return _score_bias_from_bias(has_score_mod)(encoding, q, k, queries, keys)
+    return "score_mod" in attributes if "bias" in attributes else class_overrides_score_mod(type(encoding))
 
 
-def overrides_bias(kind: type[PositionEncoding]) -> bool:
-    """Return whether an author wrote the class's `bias`, so that it does not follow from `score_bias`."""
-    return kind.bias is not PositionEncoding.bias and not hasattr(kind.bias, "follows")
-
-
-def overrides_score_mod(kind: type[PositionEncoding]) -> bool:
-    """Return whether an author wrote a `score_mod` for the class's `bias`, in the same class or a subclass."""
+def class_overrides_score_mod(kind: type[PositionEncoding]) -> bool:
+    """Return whether the class, or a class above up to the one that wrote `bias`, wrote `score_mod`."""
+    default = PositionEncoding.score_mod
     for each in kind.__mro__:
-        if "score_mod" in vars(each) and not hasattr(vars(each)["score_mod"], "follows"):
+        if vars(each).get("score_mod", default) is not default:
             return True
         if "bias" in vars(each):
             return False
     return False
 
 
-for check_class in (overrides_bias, overrides_score_mod):
-    check_class._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in `locant.kernels.transforms`
-
-
-def _method_from_score_bias(score_bias: Any, name: str, doc: str, convert: Callable[[ScoreBias], Any]) -> Any:
-    def method(
-        self: PositionEncoding, q: Queries, k: Keys | None = None, positions: Where = None, k_positions: Where = None
-    ) -> Bias | ScoreMod | None:
-        if k is None:
-            remedy = _matrix_call(self, q) or f"encoding.{name}(q, k, positions)"
-            raise LocantError(f"got {name}({shown(q)}) without keys, expected queries and keys", remedy)
-        value = score_bias(self, q, k, *standing(self, q, k, positions, k_positions))
-        return None if value is None else convert(value)
-
-    method.__name__, method.__doc__ = name, doc
-    method.follows = True  # type: ignore[attr-defined]
-    return method
-
-
-def _score_bias_from_bias(has_score_mod: bool) -> Any:
-    def score_bias(
-        self: PositionEncoding, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
-    ) -> ScoreBias:
-        """Return `bias` as a `Written` value."""
-        sources, mod = (*self.parameters(), *self.buffers()), self.score_mod if has_score_mod else None
-        return Written(q=q, k=k, queries=queries, keys=keys, write=self.bias, mod=mod, sources=sources)
-
-    return score_bias
+class_overrides_score_mod._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in `locant.kernels.transforms`
 
 
 def standing(

@@ -106,8 +106,7 @@ def to_bias_dtype(inputs: AttentionInputs) -> AttentionInputs:
     """Convert queries, keys and values to the dtype of the bias. On a CPU, or without a bias, do not change them."""
     if inputs.q.device.type == "cpu" or inputs.bias is None:
         return inputs
-    q, k, v = (x.to(bias_dtype(x)) for x in (inputs.q, inputs.k, inputs.v))
-    return dataclasses.replace(inputs, q=q, k=k, v=v)
+    return inputs.with_tensors(*(x.to(bias_dtype(x)) for x in (inputs.q, inputs.k, inputs.v)))
 
 
 def _differentiable_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> AbstractContextManager[object]:

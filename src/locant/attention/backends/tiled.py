@@ -212,8 +212,7 @@ def _to_tile_dtype(inputs: AttentionInputs) -> AttentionInputs:
     """Convert inputs to the dtype of the tiles, so that keys and values are converted once and not in every tile."""
     if _is_fused(inputs):
         return to_bias_dtype(inputs)
-    q, k, v = (x.to(bias_dtype(x)) for x in (inputs.q, inputs.k, inputs.v))
-    return dataclasses.replace(inputs, q=q, k=k, v=v)
+    return inputs.with_tensors(*(x.to(bias_dtype(x)) for x in (inputs.q, inputs.k, inputs.v)))
 
 
 def _attend_to_tile(tile: AttentionInputs) -> Attended:

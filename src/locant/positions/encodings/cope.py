@@ -88,7 +88,9 @@ class Cope(PositionEncoding):
             gates = gates + ((gates / GRID).round() * GRID - gates).detach()
         return _sums_from_key(gates.masked_fill(~positions.mask(k_positions), 0.0), keys)
 
-    def bias(self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None) -> Bias:
+    def bias(  # pyright: ignore[reportIncompatibleMethodOverride]  # the default without keys only raises an error
+        self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None
+    ) -> Bias:
         """Return the query's product with the interpolated embedding of every count, in float32 or wider."""
         count = self.counts(q, k, positions, k_positions).clamp(max=self.max_positions - 1)
         products = exact_dot(q, self.weight, bias_dtype(q))

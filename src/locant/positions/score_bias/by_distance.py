@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,6 +45,9 @@ class ByDistance(ScoreBias):
 
     def dense(self) -> Float[Tensor, "#batch heads query key"]:
         return self._evaluate(distances(self.queries, self.keys)[:, None], largest_distance(self.queries, self.keys))
+
+    def for_vectors(self, q: Tensor, k: Tensor) -> ByDistance:
+        return replace(self, q=q)
 
     def table(self, first: int, last: int) -> Float[Tensor, "heads distances"]:
         """Return the bias at the distances from `first` to `last`, bit for bit as in `dense`."""

@@ -35,6 +35,13 @@ class ScoreBias:
         """Return the matrix, in float32 or wider."""
         raise NotImplementedError
 
+    def for_vectors(self, q: Tensor, k: Tensor) -> ScoreBias | None:
+        """Return the same bias for other vectors of the same tokens, such as zeros at padding.
+
+        Return ``None`` if it holds tensors made from the vectors, so that the encoding has to be asked again.
+        """
+        return None
+
     @property
     def has_score_mod(self) -> bool:
         """Whether there is a function for FlexAttention. This computes nothing."""
@@ -64,6 +71,9 @@ class Written(ScoreBias):
             got = f"got a bias of {bias.shape[1]} heads for queries of {self.q.shape[1]}"
             raise ShapeError(got, "return a bias for every head of the queries; over ranks use method='gather'")
         return bias
+
+    def for_vectors(self, q: Tensor, k: Tensor) -> Written:
+        return replace(self, q=q, k=k)
 
     @property
     def has_score_mod(self) -> bool:
