@@ -23,7 +23,7 @@ PROFILE ?= thorough
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile # tests of a file share what takes seconds to begin
 MARKED = $$(grep -rlw --include='test_*.py' $(1) tests | sort) # to collect all others takes each worker some ten seconds
 
-.PHONY: help demo test lint types suite test-slow test-versions test-browser chromium docs bench gpu engines clean
+.PHONY: help demo test lint types suite test-slow sweep test-versions test-browser chromium docs bench gpu engines clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -72,7 +72,10 @@ suite: $(VENV)/dev.stamp ## the fast tests: with every shape in a signature chec
 	@$(PYTEST) -q -m 'unchecked and not slow' $(call MARKED,unchecked)
 
 test-slow: $(VENV)/dev.stamp ## the tests marked slow, with many more hypothesis examples (PROFILE=fresh: new ones)
-	@$(PYTEST) -q -m slow --hypothesis-profile=$(PROFILE) $(call MARKED,slow)
+	@$(PYTEST) -q -m 'slow and not sweep' --hypothesis-profile=$(PROFILE) $(call MARKED,slow)
+
+sweep: $(VENV)/dev.stamp ## every model class and folder of transformers, of which test-slow has one of each code
+	@$(PYTEST) -q -m sweep $(call MARKED,sweep)
 
 VERSIONS ?= newest oldest
 # Of each of other people's packages that locant runs with, the newest of today, or the oldest that pyproject.toml allows:

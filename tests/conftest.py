@@ -23,9 +23,11 @@ os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # by default a thread that waits keeps its core busy
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-# The workers of one run share what compilers make. Later runs start anew: a killed process leaves half a file behind.
+# The workers of one run share what compilers make, and later runs find it again by the graph that was compiled. By the
+# graph before, it is not looked up: there a backward pass of ours is only a name, which stays when its code changes.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="locant-compiled-")
+    os.environ["TORCHINDUCTOR_AUTOGRAD_CACHE"] = "0"
 
 import hypothesis
 import pytest
@@ -41,9 +43,10 @@ if any(type(finder).__module__.startswith("jaxtyping") for finder in sys.meta_pa
     shape_checks.install()
 
 ROOT = Path(__file__).resolve().parent.parent
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
 # Two workers with a thread pool each on the same few cores wait for one another.
-if "PYTEST_XDIST_WORKER" in os.environ:
+if IS_WORKER:
     torch.set_num_threads(1)
 
 
@@ -101,13 +104,34 @@ OTHER_VERSIONS = [f"{action}:{kind}" for action in ("default:", "error:locant") 
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not IS_WORKER and (kept := compiled_before(config)):
+        shutil.copytree(kept, os.environ["TORCHINDUCTOR_CACHE_DIR"], dirs_exist_ok=True)
     if config.getoption("--other-versions"):
         for line in OTHER_VERSIONS:
             config.addinivalue_line("filterwarnings", line)
 
 
+def compiled_before(config: pytest.Config) -> Path | None:
+    """Return the folder of pytest's cache with what compilers made in earlier runs, or None without that cache."""
+    cache = getattr(config, "cache", None)
+    return cache and cache.mkdir("compiled")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Keep what compilers made in a run that passed: a process that is killed leaves half a file behind."""
+    kept, made = compiled_before(session.config), Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    if IS_WORKER or kept is None or exitstatus != pytest.ExitCode.OK:
+        return
+    for file in made.rglob("*"):
+        place = kept / file.relative_to(made)
+        if file.is_file() and not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            whole = shutil.copy(file, kept.with_name(f"compiled-{os.getpid()}"))
+            Path(whole).replace(place)  # at once: another run may read it meanwhile
+
+
 def pytest_unconfigure() -> None:
-    if "PYTEST_XDIST_WORKER" not in os.environ:
+    if not IS_WORKER:
         shutil.rmtree(os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 
 

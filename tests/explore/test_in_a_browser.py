@@ -73,7 +73,9 @@ def test_every_screen_is_visited() -> None:
 
 
 @pytest.mark.parametrize("name", SCREENS)
-def test_a_permalink_restores_its_pictures_which_fit_a_phone_and_back_undoes_a_change(opened: Opens, name: str) -> None:
+def test_a_permalink_restores_its_pictures_with_their_code_which_fit_a_phone_and_back_undoes_a_change(
+    opened: Opens, name: str
+) -> None:
     visit = SCREENS[name]
     page = opened(f"{name}?{visit.address}")
     given, before = dict(parse_qsl(visit.address)), state_of(page)
@@ -81,6 +83,7 @@ def test_a_permalink_restores_its_pictures_which_fit_a_phone_and_back_undoes_a_c
     for picture in visit.pictures:
         assert page.locator(f"[data-picture='{picture}'] svg[role=img]").count() == 1, picture
     assert visit.text in page.inner_text("#main")
+    require_code_of_each_picture(page, name)
     page.set_viewport_size({"width": 390, "height": 844})
     page.wait_for_function("() => document.documentElement.scrollWidth <= 390")
     for selector in ("button, .tools a, figure, h1, h2, h3, p, svg[role=img]", "#screen section, .scroll, pre"):
@@ -101,8 +104,19 @@ def test_a_permalink_restores_its_pictures_which_fit_a_phone_and_back_undoes_a_c
     until(page, **{visit.setting: visit.value})
 
 
+def require_code_of_each_picture(page, name: str) -> None:
+    """The Python that is offered under a picture is the code of that picture."""
+    visit = SCREENS[name]
+    written = answer(name, dict(parse_qsl(visit.address)), Session())["numbers"]["python"]
+    codes = [page.locator(f"[data-picture='{picture}'] pre").text_content() for picture in visit.pictures]
+    if isinstance(written, dict):
+        assert codes == [written[picture] for picture in visit.pictures]
+        assert len({*codes}) == len(codes)
+    assert all(code and code == code.strip() + "\n" for code in codes)
+
+
 @pytest.mark.parametrize("name", SCREENS)
-def test_axe_finds_nothing_to_mend_and_a_saved_page_shows_the_same_from_disk(
+def test_axe_finds_nothing_to_mend_and_a_copied_link_and_a_saved_page_show_the_same(
     opened: Opens, name: str, tmp_path: Path
 ) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
@@ -112,6 +126,8 @@ def test_axe_finds_nothing_to_mend_and_a_saved_page_shows_the_same_from_disk(
         assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == theme
         found = axe.Axe().run(page)
         assert found.violations_count == 0, found.generate_report()
+        if theme == "dark":
+            require_link_to_the_same(page, opened)
         page.get_by_role("button", name="Light or dark").click()
     with page.expect_download() as download:
         page.get_by_role("link", name="Save page").click()
@@ -127,30 +143,21 @@ def test_axe_finds_nothing_to_mend_and_a_saved_page_shows_the_same_from_disk(
     assert [again.inner_text(caption) for caption in captions] == told
 
 
-@pytest.mark.parametrize("name", SCREENS)
-def test_python_under_a_picture_is_the_code_of_that_picture(opened: Opens, name: str) -> None:
-    visit = SCREENS[name]
-    page = opened(f"{name}?{visit.address}")
-    written = answer(name, dict(parse_qsl(visit.address)), Session())["numbers"]["python"]
-    codes = [page.locator(f"[data-picture='{picture}'] pre").text_content() for picture in visit.pictures]
-    if isinstance(written, dict):
-        assert codes == [written[picture] for picture in visit.pictures]
-        assert len({*codes}) == len(codes)
-    assert all(code and code == code.strip() + "\n" for code in codes)
-
-
-@pytest.mark.parametrize("name", SCREENS)
-def test_a_copied_link_holds_every_setting_and_shows_the_same(opened: Opens, name: str) -> None:
-    page = opened(f"{name}?{SCREENS[name].address}&theme=dark")
+def require_link_to_the_same(page, opened: Opens) -> None:
+    """A copied link holds every setting and shows the same."""
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name="Copy link").click()
     is_told(page, "#notice", "The link is copied")
+    told = page.inner_text("#notice")  # at once: it does not stay
     link, state = page.evaluate("navigator.clipboard.readText()"), state_of(page)
     start, _, part = link.partition("#")
     assert start == page.url.partition("#")[0]
     assert dict(parse_qsl(part.partition("?")[2], keep_blank_values=True)) == {"theme": "dark", **state}
-    assert f"locant explore --show '{part}'" in page.inner_text("#notice")
-    assert state_of(opened(part)) == state
+    assert f"locant explore --show '{part}'" in told
+    copy = opened(part)
+    assert state_of(copy) == state
+    copy.close()
+    page.bring_to_front()
 
 
 def test_on_a_phone_the_settings_are_a_sheet_at_the_bottom_beside_what_they_change(opened: Opens) -> None:

@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import pathlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from types import ModuleType, SimpleNamespace
@@ -20,8 +20,8 @@ from locant import LocantError, Positions, Rotary, ShapeError
 from tests.tolerances import ROTATED_TOKEN
 
 __all__ = [
-    "Case", "Outcome", "called", "cases", "folders", "is_rotary", "layer_types_of", "outcome", "said",
-    "takes_positions", "theirs",
+    "Case", "Outcome", "called", "cases", "folders", "is_rotary", "layer_types_of", "one_of_each_code", "outcome",
+    "said", "takes_positions", "theirs",
 ]  # fmt: skip
 
 TOKENS, HEADS = 40, 2
@@ -59,12 +59,39 @@ class Outcome:
 
 def folders() -> list[str]:
     """The model folders that define a rotary module, by name, without importing them."""
+    files = sorted(_models().glob("*/modeling_*.py"))
+    defined = re.compile(r"^class \w*(Rotary|Rope|RoPE)\w*\(", re.MULTILINE)
+    return [path.parent.name for path in files if defined.search(path.read_text()) and _is_main(path)]
+
+
+def _models() -> pathlib.Path:
     package = importlib.util.find_spec("transformers")
     assert package is not None
     assert package.origin is not None
-    files = sorted((pathlib.Path(package.origin).parent / "models").glob("*/modeling_*.py"))
-    defined = re.compile(r"^class \w*(Rotary|Rope|RoPE)\w*\(", re.MULTILINE)
-    return [path.parent.name for path in files if defined.search(path.read_text()) and _is_main(path)]
+    return pathlib.Path(package.origin).parent / "models"
+
+
+def one_of_each_code(names: Iterable[str]) -> set[str]:
+    """Return the first of these folders with each code: most models of `transformers` hold a copy of Llama's."""
+    first = dict[str, str]()
+    for name in names:
+        first.setdefault(_rotation_code(name), name)
+    return {*first.values()}
+
+
+@cache
+def _rotation_code(folder: str) -> str:
+    """Return the classes and functions of a folder that rotate, without what is no code and the model's name."""
+    text = (_models() / folder / f"modeling_{folder}.py").read_text()
+    found = [block[0] for block in BLOCK.finditer(text) if ROTATES.search(block["name"])]
+    return "".join(sorted(NAME_OF_A_MODEL.sub("", NO_CODE.sub("", each)) for each in found))
+
+
+BLOCK = re.compile(r"^(?:class|def) (?P<name>\w+).*?(?=^[^\s)]|\Z)", re.MULTILINE | re.DOTALL)
+ROTATES = re.compile(r"Rotary|R[oO]P[eE](?=[A-Z])|rot|pos_emb")
+NO_CODE = re.compile(r'^ *r?""".*?"""\n| *#[^\n]*$|^ *\n', re.MULTILINE | re.DOTALL)
+"""Docstrings, comments and empty lines."""
+NAME_OF_A_MODEL = re.compile(r"\w+(?=Rotary|Config\b|R[oO]P[eE](?=[A-Z]))")
 
 
 def _is_main(path: pathlib.Path) -> bool:

@@ -16,7 +16,17 @@ from locant.models.registry import read
 from locant.positions import UnequalAngles
 from locant.probing.report import RotationReport
 from tests.models.configurations import ROTARY_KEYS
-from tests.models.rotary_modules import Case, called, cases, folders, outcome, said, takes_positions, theirs
+from tests.models.rotary_modules import (
+    Case,
+    called,
+    cases,
+    folders,
+    one_of_each_code,
+    outcome,
+    said,
+    takes_positions,
+    theirs,
+)
 from tests.tolerances import DIFFERENT, LENGTH, SIX_DIGITS
 
 NO_ROTATION = {"hunyuan_vl": "by different axes: not a rotation", "vjepa2": "by different frequencies: not a rotation"}
@@ -24,6 +34,10 @@ NO_ROTATION = {"hunyuan_vl": "by different axes: not a rotation", "vjepa2": "by 
 
 OFTEN = {name.removesuffix("_text") for name in ROTARY_KEYS}
 """Those of the most used models; the fast suite has no others."""
+
+MEASURED = sorted({*folders()} - {*NO_ROTATION} - {"musicflamingo"})
+"""All but Music Flamingo, whose angles are the product of a frame and a place in it, and so of no position."""
+ONE_OF_EACH = one_of_each_code(sorted(MEASURED, key=lambda folder: folder not in OFTEN))
 
 
 @pytest.mark.filterwarnings("ignore:hy_v4 pairs:UserWarning")  # its code is what is measured here
@@ -97,8 +111,13 @@ def test_unequal_angles_have_the_same_bits_if_they_are_allowed(folder: str) -> N
 
 # ---------------------------------------------------------------------- measured, with no word of a configuration
 
-NOT_OF_POSITIONS = {"musicflamingo"}
-"""Whose angles are the product of a frame and a place in it, and so of no position."""
+SWEEP = [pytest.mark.slow, pytest.mark.sweep]
+COPIES = [pytest.param(folder, marks=SWEEP) for folder in MEASURED if folder not in ONE_OF_EACH]
+
+
+def test_folders_have_the_same_code_if_they_differ_in_names_and_docstrings_alone() -> None:
+    assert one_of_each_code(["llama", "mistral", "qwen2", "gptj", "phi"]) == {"llama", "gptj", "phi"}
+    assert len(ONE_OF_EACH) > len(MEASURED) / 3
 
 
 def rows(encoding: Rotary) -> dict[tuple[int, int], tuple[int, float]]:
@@ -134,7 +153,7 @@ def probed(case: Case, expected: Rotary | None) -> RotationReport:
 @pytest.mark.filterwarnings("ignore:hy_v4 pairs:UserWarning")  # its code is what is measured here
 @pytest.mark.filterwarnings("ignore:.*not the encoding of all layers:UserWarning")
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", sorted({*folders()} - {*NO_ROTATION} - NOT_OF_POSITIONS))
+@pytest.mark.parametrize("folder", [*sorted(ONE_OF_EACH), *COPIES])
 def test_every_rotary_module_is_measured_as_its_configuration_states(folder: str) -> None:
     for case in cases(folder):
         if any(part in case.cls.__name__ for part in ON_A_GRID):

@@ -22,11 +22,12 @@ from transformers.models.auto import modeling_auto as auto
 
 import locant
 from locant.swapping.rotary_point import rotary_points
+from tests.models.rotary_modules import folders, one_of_each_code
 from tests.swapping.work import Work, adapted, called, generated, ids, of_bfloat16, packed, trained
 
 __all__ = [
     "BESIDE_16", "LLAMA", "LONG", "LONG_WORKS", "SAME", "SCALINGS", "WORKS", "WRITTEN", "Family", "Outcome", "cells",
-    "differences", "families", "outcome", "page", "scaled", "telling", "tiny", "worked",
+    "differences", "families", "one_of_each", "outcome", "page", "scaled", "telling", "tiny", "worked",
 ]  # fmt: skip
 
 SIZES: dict[str, Any] = {
@@ -117,6 +118,17 @@ def families() -> list[Family]:
         for model_type, cls in mapping.items()
     ]
     return [*dict.fromkeys(found)]
+
+
+def one_of_each() -> list[Family]:
+    """The classes of one folder for each code of a rotation, and those with a bias by buckets."""
+    folder_of = {family: getattr(transformers, family.cls).__module__.split(".")[2] for family in families()}
+    rotating = {*folders()}.intersection(folder_of.values())
+    chosen = one_of_each_code(sorted(rotating, key=lambda name: name not in MOST_USED))
+    return [family for family, folder in folder_of.items() if folder in chosen or family.model_type in BIASED]
+
+
+MOST_USED = {"llama", "gemma3", "gpt_neox", "deepseek_v3", "modernbert"}
 
 
 def tiny(family: Family, **options: Any) -> Any:
@@ -300,8 +312,8 @@ tested beside models written by hand with other encodings.
 *torch.compile*: the logits where the whole model is one graph (`fullgraph=True`), whose operators run as they are
 traced (`backend="eager"`). *FSDP2*: the logits and every gradient on two processes, every layer sharded.
 
-This page is written by a run of all of them, of which `make test-slow` repeats the logits of every class, and one of
-the five columns after them in turn:
+This page is written by a run of all of them, of which `make sweep` repeats the logits of every class, and one of the
+five columns after them in turn. `make test-slow` repeats those of one class for each code of a rotation:
 
 ```sh
 python -m tests.swapping.families

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from tests.swapping.families import (
     cells,
     differences,
     families,
+    one_of_each,
     outcome,
     scaled,
     tiny,
@@ -80,12 +82,18 @@ def test_a_module_that_computes_otherwise_from_some_length_on_is_refused_with_th
         assert torch.equal(actual, model(tokens).logits)
 
 
-@pytest.mark.slow
+SWEEP = [pytest.mark.slow, pytest.mark.sweep]
+some_and_all = pytest.mark.parametrize(
+    "classes", [pytest.param(one_of_each, marks=pytest.mark.slow), pytest.param(families, marks=SWEEP)]
+)
+
+
+@some_and_all
 @pytest.mark.filterwarnings("ignore")
-def test_every_model_class_keeps_its_bits_under_every_scaling() -> None:
+def test_every_model_class_keeps_its_bits_under_every_scaling(classes: Callable[[], list[Family]]) -> None:
     """Where `transformers` can build and run it so, and locant reads that configuration."""
     found: dict[str, dict[str, dict[int, float]]] = {scaling: {} for scaling in SCALINGS}
-    for family in families():
+    for family in classes():
         with suppress(Exception):  # no rotary positions
             model = tiny(family)
             rotary_points(model, angles="float32")
@@ -93,24 +101,27 @@ def test_every_model_class_keeps_its_bits_under_every_scaling() -> None:
                 with suppress(Exception):  # a class that knows no such scaling
                     of_families[family.id] = differences(scaled(model, scaling), BESIDE_16)
     assert not {name: each for of_families in found.values() for name, each in of_families.items() if each}
-    assert min(map(len, found.values())) >= 100
+    assert min(map(len, found.values())) >= (100 if classes is families else 40)
 
 
-@pytest.mark.slow
+@some_and_all
 @pytest.mark.filterwarnings("ignore")  # those of other people's code
-def test_every_model_class_is_what_the_table_says() -> None:
+def test_every_model_class_is_what_the_table_says(classes: Callable[[], list[Family]]) -> None:
     """One of the works of each class, in turn: ``python -m tests.swapping.families`` does all of them."""
     text = PAGE.read_text(encoding="utf-8")
     if f"`transformers` {transformers.__version__} has" not in text:
         pytest.skip("the page was written with another release of transformers")
     table = [tuple(line[2:-2].split(" | ")) for line in text.splitlines() if line.startswith("| ")][1:]
     written = {row[:2]: (*row[: 3 + len(WORKS)], row[-1]) for row in table}
-    found = dict[tuple[str, ...], tuple[str, ...]]()
+    chosen, found = classes(), dict[tuple[str, ...], tuple[str, ...]]()
     for n, family in enumerate(families()):
+        if family not in chosen:
+            continue
         work = n % len(WORKS)
         told = cells(family, outcome(family, [*WORKS][work : work + 1]))
         there = written[told[:2]]
         found[told[:2]] = tuple(cell if cell or k == 3 + work else there[k] for k, cell in enumerate(told))
-    assert found == written
+    assert found == {names: written[names] for names in found}
+    assert {*written} == {(family.model_type, family.cls) for family in families()}
     assert sum(row[2] == SAME for row in written.values()) >= 120
     assert not [row for row in written.values() if "differs" in row]
