@@ -17,7 +17,7 @@ from locant.arguments import shown, whole
 from locant.errors import InputError, RangeError
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
-from locant.positions.description import described
+from locant.swapping.held_encoding import HeldEncoding
 
 LayerPlan = Mapping[str, Any] | Callable[[int, str | None], PositionEncoding | None]
 """``{"every": 4, "encoding": other}``, or a function of the layer's index and type."""
@@ -84,17 +84,13 @@ def copy_configurations(model: nn.Module) -> None:
 
 
 def record(
-    config: Any, encodings: Sequence[PositionEncoding], indices: Sequence[int | None], angles: AngleMode
-) -> list[dict[str, Any] | None]:
-    """Write the encodings, and the index of each layer's encoding, into the configuration.
-
-    Return the descriptions of the encodings, ``None`` for an encoding that cannot be rebuilt from one.
-    """
-    descriptions = [described(each) for each in encodings]
-    setattr(config, KEY, {"encodings": descriptions, "layers": list(indices), "angles": angles})
+    config: Any, encodings: Sequence[HeldEncoding], layers: Sequence[HeldEncoding | None], angles: AngleMode
+) -> None:
+    """Write the encodings, and the index of each layer's encoding, into the configuration."""
+    indices = [None if each is None else each.index for each in layers]
+    setattr(config, KEY, {"encodings": [each.description for each in encodings], "layers": indices, "angles": angles})
     setattr(config, FUNCTION, SENTENCE)
     vars(config)[PRIVATE_FUNCTION] = SENTENCE  # bypass the property, so that the model keeps its function
-    return descriptions
 
 
 def forget(config: Any) -> None:

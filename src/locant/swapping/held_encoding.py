@@ -1,0 +1,56 @@
+"""New encodings of a model. The model holds them, so that their parameters are trained and saved with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+from torch import nn
+
+from locant.positions.base import PositionEncoding
+from locant.positions.description import described
+from locant.swapping.rotary_point import ForLongestRow
+
+HOLDER = "locant"
+"""The attribute of a model that holds its new encodings."""
+
+
+class HeldEncoding:
+    """An encoding that a model holds, with an object that rescales it for long rows and is shared by all its layers.
+
+    Args:
+        owner: the model, which holds it as `locant.<index>`.
+        encoding: the encoding as it was passed to `swap`.
+    """
+
+    def __init__(self, owner: nn.Module, index: int, encoding: PositionEncoding) -> None:
+        self.owner = owner
+        self.index = index
+        self.encoding = encoding
+        self.for_longest = ForLongestRow()
+
+    @property
+    def current(self) -> PositionEncoding:
+        """The encoding that the model holds now, because PEFT trains a copy of the one that was passed."""
+        return getattr(getattr(self.owner, HOLDER), str(self.index))
+
+    @cached_property
+    def description(self) -> dict[str, Any] | None:
+        """The name and the options of the encoding, ``None`` if they are not enough to rebuild it."""
+        return described(self.encoding)
+
+
+def hold_encodings(owner: Any, encodings: Sequence[HeldEncoding]) -> Callable[[], None]:
+    """Move encodings to the device and the dtype of a model, which then holds them. Return a function that undoes it.
+
+    The encodings stay where they are afterwards.
+    """
+    parameters = [*owner.parameters()]
+    first = next((each for each in parameters if not each.is_meta), None)  # offloaded parameters hold no numbers
+    holder = nn.Module()  # not a list: PEFT does not train lists that modules_to_save names
+    for each in encodings:
+        holder.add_module(str(each.index), each.encoding)
+    device = None if first is None else first.device  # the meta device would delete the encodings' numbers
+    setattr(owner, HOLDER, holder.to(device=device, dtype=parameters[0].dtype))
+    return partial(delattr, owner, HOLDER)
