@@ -9,7 +9,8 @@ own code passes on the table itself. Parameters that are trained, sharded or rec
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,13 +56,10 @@ class EmbeddingPoint:
         self.arguments = arguments
         self.positions: Positions | None = None
 
-    def attach(self) -> list[Any]:
-        """Register the hooks, and return their handles."""
-        return [
-            self.stack.register_forward_pre_hook(self.before_model, with_kwargs=True),
-            self.stack.get_input_embeddings().register_forward_hook(self.after_embeddings),
-            self.stack.register_forward_hook(self.after_model, always_call=True),
-        ]
+    def attach(self, undo: ExitStack) -> None:
+        undo.callback(self.stack.register_forward_pre_hook(self.before_model, with_kwargs=True).remove)
+        undo.callback(self.stack.get_input_embeddings().register_forward_hook(self.after_embeddings).remove)
+        undo.callback(self.stack.register_forward_hook(self.after_model, always_call=True).remove)
 
     def before_model(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record the positions of the tokens, and add the encoding to embeddings that the caller passes."""
@@ -116,8 +114,8 @@ class ZeroPositions(nn.Module):
         return self.weight.new_zeros(1, 1, self.weight.shape[1])
 
 
-def remove_table(owner: nn.Module, path: str) -> Callable[[], None]:
-    """Remove a table of positions from the model, and return a function that restores it."""
+def remove_table(owner: nn.Module, path: str, undo: ExitStack) -> None:
+    """Remove a table of positions from the model."""
     parent_path, _, name = path.rpartition(".")
     parent = owner.get_submodule(parent_path)
     table: Any = getattr(parent, name)
@@ -128,7 +126,7 @@ def remove_table(owner: nn.Module, path: str) -> Callable[[], None]:
         table.weight.data = zeros.weight  # which may have been moved, cast or loaded with the model
         setattr(parent, name, table)
 
-    return restore
+    undo.callback(restore)
 
 
 # ---------------------------------------------------------------------- biases
@@ -189,9 +187,10 @@ class BiasPoint:
     def kind(self) -> str:
         return "encoder" if self.own.bidirectional else "decoder"
 
-    def pass_table(self) -> list[Any]:
-        """Register hooks that pass the table to the layers instead of a matrix, and return their handles."""
-        return [getattr(each, TABLE).register_forward_pre_hook(_all_rows) for each in self.tables]
+    def pass_table(self, undo: ExitStack) -> None:
+        """Let the first layer pass the table to the other layers, instead of a matrix."""
+        for each in self.tables:
+            undo.callback(getattr(each, TABLE).register_forward_pre_hook(_all_rows).remove)
 
 
 def _all_rows(table: nn.Embedding, args: tuple[Tensor]) -> tuple[Tensor]:

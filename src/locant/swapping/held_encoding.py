@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -41,11 +42,8 @@ class HeldEncoding:
         return described(self.encoding)
 
 
-def hold_encodings(owner: Any, encodings: Sequence[HeldEncoding]) -> Callable[[], None]:
-    """Move encodings to the device and the dtype of a model, which then holds them. Return a function that undoes it.
-
-    The encodings stay where they are afterwards.
-    """
+def hold_encodings(owner: Any, encodings: Sequence[HeldEncoding], undo: ExitStack) -> None:
+    """Let a model hold encodings, on its device and in its dtype, where they stay when this is undone."""
     parameters = [*owner.parameters()]
     first = next((each for each in parameters if not each.is_meta), None)  # offloaded parameters hold no numbers
     holder = nn.Module()  # not a list: PEFT does not train lists that modules_to_save names
@@ -53,4 +51,4 @@ def hold_encodings(owner: Any, encodings: Sequence[HeldEncoding]) -> Callable[[]
         holder.add_module(str(each.index), each.encoding)
     device = None if first is None else first.device  # the meta device would delete the encodings' numbers
     setattr(owner, HOLDER, holder.to(device=device, dtype=parameters[0].dtype))
-    return partial(delattr, owner, HOLDER)
+    undo.callback(delattr, owner, HOLDER)

@@ -17,7 +17,7 @@ from locant.positions.encodings.rotary import Rotary
 from locant.swapping.added_point import BiasPoint, bias_points, layer_types, own_tables, self_attention
 from locant.swapping.attention_point import attention_modules, has_learned_bias
 from locant.swapping.forward_arguments import ForwardArguments
-from locant.swapping.rotary_point import RotaryPoint, owner_around, rotary_points
+from locant.swapping.rotary_point import RotaryPoint, owner_around, receives_angles, rotary_points
 
 SWAPPED = "_locant_swapped"
 """The attribute that marks a swapped model."""
@@ -84,6 +84,22 @@ class ModelPoints:
     def forward_arguments(self) -> list[ForwardArguments]:
         """The arguments of every stack, which hooks read."""
         return [ForwardArguments(stack, generates=self.model.can_generate()) for stack in self.stacks]
+
+    def require_different_layers(self) -> None:
+        """Raise `InputError` if the layers of the model cannot have different encodings."""
+        if self.tables:
+            got = f"got an encoding for some layers of {self.name}, which adds positions once, before its first layer"
+            raise InputError(got, "use one encoding for all layers")
+        for module in (each for layer in self.layers.values() for each in layer if self.rotary):
+            if not receives_angles(module):
+                got = f"got {self.name}, whose {type(module).__name__} receives no angles"
+                raise InputError(got, "use one encoding for all layers")
+
+    def require_modules(self) -> None:
+        """Raise `InputError` unless every layer has attention modules."""
+        if sorted(self.layers) != list(range(len(self.layer_types))):
+            got = f"got {self.name}, whose attention modules cannot be assigned to its layers"
+            raise InputError(got, "use one encoding for all layers that rotates like the model's own")
 
     def require_forward_arguments(self) -> None:
         """Raise `InputError` unless the names of the arguments of every stack are known."""

@@ -12,6 +12,7 @@ import copy
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, ClassVar, NamedTuple
@@ -105,9 +106,10 @@ class RotaryPoint:
     rounding_error: float
     differs_at: Mapping[str | None, int]
 
-    def attach(self, encodings: Mapping[str | None, PositionEncoding]) -> Any:
-        """Let the module return the angles of an encoding for each layer type. Return the handle of the hook."""
-        return self.module.register_forward_hook(RotaryHook(encodings, self.form, self.module), with_kwargs=True)
+    def attach(self, encodings: Mapping[str | None, PositionEncoding], undo: ExitStack) -> None:
+        """Let the module return the angles of an encoding for each layer type."""
+        hook = RotaryHook(encodings, self.form, self.module)
+        undo.callback(self.module.register_forward_hook(hook, with_kwargs=True).remove)
 
     def require_own(self) -> None:
         """Raise `InputError` unless the module computes the angles of its configuration."""
@@ -183,6 +185,9 @@ class LayerHook:
         self.form = form
         self.names = _parameter_names(attention)
         self.for_longest = for_longest
+
+    def attach(self, attention: nn.Module, undo: ExitStack) -> None:
+        undo.callback(attention.register_forward_pre_hook(self, with_kwargs=True).remove)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         arguments = dict(zip(self.names, args, strict=False)) | kwargs

@@ -40,9 +40,6 @@ class Route:
         held: the new encoding, ``None`` if the layer keeps its own.
     """
 
-    reads_tokens = False
-    """Whether a hook reads the tokens of every call."""
-
     def __init__(self, points: ModelPoints, layer: int, held: HeldEncoding | None) -> None:
         self.points = points
         self.layer = layer
@@ -72,21 +69,25 @@ class Route:
         """Whether the model has to call our attention function."""
         return self.in_attention is not None or self.own_bias is not None
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether a hook reads the tokens of every call, by the names of the model's arguments."""
+        return self.needs_function and not self.points.biases
+
     def require(self, *, is_mixed: bool) -> None:
         """Raise `InputError` if the model cannot get the encoding in this way, or only in all of its layers."""
 
     def attach_to_model(self, undo: ExitStack) -> None:
         """Attach to the points that all layers share, if they all have this encoding."""
         for point in self.points.rotary:
-            undo.callback(point.attach(self._rotations(point)).remove)
+            point.attach(self._rotations(point), undo)
 
     def attach_to_layer(self, undo: ExitStack) -> None:
         """Let the model's own code rotate this layer by other angles than the other layers."""
         if self.held is None or not self.points.rotary:
             return
         for module in self.points.layers[self.layer]:
-            hook = LayerHook(self.rotation, self.points.rotary[0].form, module, self.held.for_longest)
-            undo.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            LayerHook(self.rotation, self.points.rotary[0].form, module, self.held.for_longest).attach(module, undo)
 
     def attach_to_attention(self, undo: ExitStack, previous: str) -> None:
         """Let our attention function find the layer's encoding, and the function that it had before."""
@@ -170,7 +171,9 @@ class AddToScores(Route):
 class AddToEmbeddings(Route):
     """The encoding is added to the token embeddings, before the first layer."""
 
-    reads_tokens = True
+    @property
+    def reads_tokens(self) -> bool:
+        return True
 
     def require(self, *, is_mixed: bool) -> None:
         if is_mixed:
@@ -184,8 +187,7 @@ class AddToEmbeddings(Route):
     def attach_to_model(self, undo: ExitStack) -> None:
         super().attach_to_model(undo)
         for stack, arguments in zip(self.points.stacks, self.points.forward_arguments, strict=True):
-            for hook in EmbeddingPoint(self.held, stack, arguments).attach():
-                undo.callback(hook.remove)
+            EmbeddingPoint(self.held, stack, arguments).attach(undo)
 
     def _describe_encoding(self) -> str:
         return f"{_one_line(self.encoding)} added to the token embeddings, {self.points.removed} removed"

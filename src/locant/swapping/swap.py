@@ -16,8 +16,7 @@ from locant.swapping.attention_function import AttentionPoint
 from locant.swapping.attention_point import install_function, require_point
 from locant.swapping.held_encoding import HeldEncoding, hold_encodings
 from locant.swapping.model_points import SWAPPED, ModelPoints, find_points
-from locant.swapping.plan import LayerPlan, copy_configurations, encodings_by_layer, forget, record
-from locant.swapping.rotary_point import receives_angles
+from locant.swapping.plan import LayerPlan, copy_configurations, encodings_by_layer, record
 from locant.swapping.routes import Route, choose_route
 from locant.swapping.token_places import PlacesHooks
 
@@ -135,25 +134,18 @@ def _needs_function(routes: Sequence[Route]) -> bool:
 
 def _require(points: ModelPoints, routes: Sequence[Route]) -> None:
     """Raise `InputError` unless the model has all points that the routes need. This changes nothing."""
-    is_new, is_mixed = any(route.held is not None for route in routes), _is_mixed(routes)
+    is_mixed = _is_mixed(routes)
     for route in routes:
         route.require(is_mixed=is_mixed)
-    if is_new:
+    if any(route.held is not None for route in routes):
         points.require_removable()
-    if is_new and is_mixed and points.tables:
-        got = f"got an encoding for some layers of {points.name}, which adds positions once, before its first layer"
-        raise InputError(got, "use one encoding for all layers")
-    needs_modules = is_mixed or any(route.in_attention is not None for route in routes)
-    if needs_modules and sorted(points.layers) != list(range(len(routes))):
-        got = f"got {points.name}, whose attention modules cannot be assigned to its layers"
-        raise InputError(got, "use one encoding for all layers that rotates like the model's own")
+    if is_mixed:
+        points.require_different_layers()
+    if is_mixed or any(route.in_attention is not None for route in routes):
+        points.require_modules()
     if _needs_function(routes):
         require_point(points.owner, has_known_bias=bool(points.biases))
-    for module in (each for layer in points.layers.values() for each in layer if is_mixed and points.rotary):
-        if not receives_angles(module):
-            got = f"got {points.name}, whose {type(module).__name__} receives no angles"
-            raise InputError(got, "use one encoding for all layers")
-    if any(route.reads_tokens for route in routes) or (_needs_function(routes) and not points.biases):
+    if any(route.reads_tokens for route in routes):
         points.require_forward_arguments()
 
 
@@ -166,16 +158,15 @@ def _attach(points: ModelPoints, routes: Sequence[Route], encodings: Sequence[He
         if encodings or _needs_function(routes):
             copy_configurations(model)
         if encodings:
-            undo.callback(hold_encodings(owner, encodings))
-            record(model.config, encodings, [route.held for route in routes], points.angles)
-            undo.callback(forget, model.config)
+            hold_encodings(owner, encodings, undo)
+            record(model.config, encodings, [route.held for route in routes], points.angles, undo)
             for path in points.tables:
-                undo.callback(remove_table(owner, path))
+                remove_table(owner, path, undo)
         if _needs_function(routes):
             _attach_to_attention(points, routes, undo)
         if _is_mixed(routes):
             for point in points.rotary:  # for the layers that keep the model's own angles
-                undo.callback(point.attach(point.own).remove)
+                point.attach(point.own, undo)
             for route in routes:
                 route.attach_to_layer(undo)
         else:
@@ -193,9 +184,7 @@ def _attach_to_attention(points: ModelPoints, routes: Sequence[Route], undo: Exi
             AttentionPoint(None, previous).attach(module, undo)
         own = [route.own_bias for route, each in zip(routes, points.bias_by_layer, strict=True) if each is point]
         if None not in own:  # no layer needs the matrix that the model's own code makes from the table
-            for hook in point.pass_table():
-                undo.callback(hook.remove)
+            point.pass_table(undo)
     if not points.biases:  # T5 and its relatives have no position ids
-        for hook in PlacesHooks(points.forward_arguments[0]).attach(points.owner):
-            undo.callback(hook.remove)
+        PlacesHooks(points.forward_arguments[0]).attach(points.owner, undo)
     install_function(points.owner, undo)

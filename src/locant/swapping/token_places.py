@@ -9,6 +9,7 @@ keys in the cache. So keys are rotated and biased as in the model's own code.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any, NamedTuple
@@ -49,12 +50,9 @@ class PlacesHooks:
     def __init__(self, arguments: ForwardArguments) -> None:
         self.arguments = arguments
 
-    def attach(self, owner: nn.Module) -> list[Any]:
-        """Register the hooks, and return their handles."""
-        return [
-            owner.register_forward_pre_hook(self.before, with_kwargs=True),
-            owner.register_forward_hook(self.after, with_kwargs=True),
-        ]
+    def attach(self, owner: nn.Module, undo: ExitStack) -> None:
+        undo.callback(owner.register_forward_pre_hook(self.before, with_kwargs=True).remove)
+        undo.callback(owner.register_forward_hook(self.after, with_kwargs=True).remove)
 
     def before(self, owner: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         arguments = self.arguments.read(args, kwargs)
