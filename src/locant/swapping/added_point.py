@@ -23,7 +23,7 @@ from locant.models.config_values import attribute
 from locant.positions.encodings.t5 import T5Bias
 from locant.positions.positions import Positions
 from locant.swapping.forward_arguments import ForwardArguments, named_argument
-from locant.swapping.held_encoding import HeldEncoding
+from locant.swapping.new_encoding import NewEncoding
 from locant.swapping.rotary_point import owner_around
 
 TABLE_NAMES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
@@ -50,13 +50,14 @@ class EmbeddingPoint:
         arguments: the arguments of its forward.
     """
 
-    def __init__(self, held: HeldEncoding, stack: Any, arguments: ForwardArguments) -> None:
-        self.held = held
+    def __init__(self, new_encoding: NewEncoding, stack: Any, arguments: ForwardArguments) -> None:
+        self.new_encoding = new_encoding
         self.stack = stack
         self.arguments = arguments
         self.positions: Positions | None = None
 
     def attach(self, undo: ExitStack) -> None:
+        """Register the hooks."""
         undo.callback(self.stack.register_forward_pre_hook(self.before_model, with_kwargs=True).remove)
         undo.callback(self.stack.get_input_embeddings().register_forward_hook(self.after_embeddings).remove)
         undo.callback(self.stack.register_forward_hook(self.after_model, always_call=True).remove)
@@ -73,12 +74,12 @@ class EmbeddingPoint:
         if embedded is None:
             self.positions = positions
             return None
-        arguments["inputs_embeds"] = self.held.current.embed(embedded, positions)
+        arguments["inputs_embeds"] = self.new_encoding.current.embed(embedded, positions)
         return (), arguments
 
     def after_embeddings(self, module: nn.Module, args: tuple[Any, ...], embedded: Tensor) -> Tensor:
         """Add the encoding to the token embeddings, if the model calls them."""
-        return embedded if self.positions is None else self.held.current.embed(embedded, self.positions)
+        return embedded if self.positions is None else self.new_encoding.current.embed(embedded, self.positions)
 
     def after_model(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
         """Forget the positions, because other code may call the embeddings."""

@@ -26,7 +26,7 @@ from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 from locant.positions.rotary_by_class import products
 from locant.swapping.added_point import T5BiasWithoutTable
-from locant.swapping.held_encoding import HeldEncoding
+from locant.swapping.new_encoding import NewEncoding
 from locant.swapping.token_places import PLACES, Places
 
 ATTENTION_POINT = "_locant_point"
@@ -42,17 +42,18 @@ class AttentionPoint:
     """What an attention module of a swapped model has for our attention function.
 
     Args:
-        held: the encoding to apply, ``None`` if the layer's own attention is left as it is.
+        new_encoding: the encoding to apply, ``None`` if the layer's own attention is left as it is.
         previous: the name of the attention function that the module had before.
         own_bias: the bias that the model's own code passes to the layer. It arrives as its table if the layer keeps its
             own attention, and is left out for another encoding. ``None`` if it is added unchanged.
     """
 
-    held: HeldEncoding | None
+    new_encoding: NewEncoding | None
     previous: str
     own_bias: T5BiasWithoutTable | None = None
 
     def attach(self, module: nn.Module, undo: ExitStack) -> None:
+        """Let our attention function find this."""
         setattr(module, ATTENTION_POINT, self)
         undo.callback(delattr, module, ATTENTION_POINT)
 
@@ -116,7 +117,7 @@ def attention(
     if point is None:
         got = f"got {type(module).__name__} of a model that was built from the configuration of a swapped model"
         raise LocantError(got, "new_model.set_attn_implementation('sdpa'), or give it another configuration")
-    encoding = None if point.held is None else point.held.current
+    encoding = None if point.new_encoding is None else point.new_encoding.current
     own_bias, ids = others.pop("position_bias", None), others.get("position_ids")
     layer_places = None if ids is None or ids.ndim != 2 else Places(ids)  # for models that pass nothing on
     places = others.pop(PLACES, layer_places)
@@ -139,8 +140,8 @@ def attention(
         mask = _slot_distances(query, key, causal)
     width, dtype = query.shape[-1], query.dtype
     positions, k_positions = _positions(query, key, mask, places)
-    if point.held is not None and type(encoding) is Rotary:
-        encoding = point.held.for_longest(encoding, positions.index)
+    if point.new_encoding is not None and type(encoding) is Rotary:
+        encoding = point.new_encoding.for_longest(encoding, positions.index)
     query, key = encoding.rotate(query, key, positions, k_positions)
     if scaling is not None:  # the model's scaling is for the width of its heads, which an encoding may double (PoPE)
         scaling *= (width / query.shape[-1]) ** 0.5

@@ -19,7 +19,7 @@ from locant.swapping.attention_point import attention_modules, has_learned_bias
 from locant.swapping.forward_arguments import ForwardArguments
 from locant.swapping.rotary_point import RotaryPoint, owner_around, receives_angles, rotary_points
 
-SWAPPED = "_locant_swapped"
+SWAPPED_MARK = "_locant_swapped"
 """The attribute that marks a swapped model."""
 REMOVABLE = "use a model with rotary positions, with one table of learned positions, or with T5's bias"
 """The positions that an encoding can replace."""
@@ -50,12 +50,12 @@ class ModelPoints:
         return type(self.model).__name__
 
     @property
-    def own_rotary(self) -> list[Rotary]:
+    def own_rotations(self) -> list[Rotary]:
         """The rotary encodings of the configuration."""
         return [each for point in self.rotary for each in point.own.values()]
 
     @property
-    def removed(self) -> str:
+    def old_positions(self) -> str:
         """The positions that a new encoding replaces."""
         if self.biases:
             return "its learned bias"
@@ -153,7 +153,7 @@ def _require_model(model: Any) -> Any:
     if not any(cls.__module__.startswith("transformers.models.") for cls in type(inner).__mro__):
         got = f"got {type(inner).__name__}, whose code is not part of transformers ({type(inner).__module__})"
         raise InputError(got, "use a model whose class is part of transformers")
-    if any(getattr(module, SWAPPED, False) for module in inner.modules()):
+    if any(getattr(module, SWAPPED_MARK, False) for module in inner.modules()):
         got = f"got {type(inner).__name__}, which is already swapped, or is a copy of a swapped model"
         raise InputError(got, "call handle.undo() before the next swap, and copy or save a model before you swap it")
     return inner

@@ -17,7 +17,7 @@ from locant.arguments import shown, whole
 from locant.errors import InputError, RangeError
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
-from locant.swapping.held_encoding import HeldEncoding
+from locant.swapping.new_encoding import NewEncoding
 
 LayerPlan = Mapping[str, Any] | Callable[[int, str | None], PositionEncoding | None]
 """``{"every": 4, "encoding": other}``, or a function of the layer's index and type."""
@@ -87,8 +87,8 @@ def copy_configurations(model: nn.Module) -> None:
 
 def record(
     config: Any,
-    encodings: Sequence[HeldEncoding],
-    layers: Sequence[HeldEncoding | None],
+    encodings: Sequence[NewEncoding],
+    layers: Sequence[NewEncoding | None],
     angles: AngleMode,
     undo: ExitStack,
 ) -> None:

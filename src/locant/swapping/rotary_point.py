@@ -187,6 +187,7 @@ class LayerHook:
         self.for_longest = for_longest
 
     def attach(self, attention: nn.Module, undo: ExitStack) -> None:
+        """Register the hook."""
         undo.callback(attention.register_forward_pre_hook(self, with_kwargs=True).remove)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

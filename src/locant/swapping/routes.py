@@ -8,8 +8,8 @@
 | `AddToScores` | our attention function rotates and biases |
 | `AddToEmbeddings` | the encoding is added to the token embeddings |
 
-`choose_route` chooses one. A model rotates, adds to its scores and adds to its embeddings at different points, so a
-route attaches to each of them, by the three `attach_` methods.
+`choose_route` chooses one of them. Its `attach_` methods attach it to the points of the model that it needs, and put
+what undoes this on a stack.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from locant.positions.encodings.rope_plus_plus import RoPEPlusPlus
 from locant.positions.encodings.rotary import Rotary
 from locant.swapping.added_point import EmbeddingPoint, T5BiasWithoutTable
 from locant.swapping.attention_function import AttentionPoint, rotates_by_class
-from locant.swapping.held_encoding import HeldEncoding
 from locant.swapping.model_points import ModelPoints
+from locant.swapping.new_encoding import NewEncoding
 from locant.swapping.rotary_point import NEAR, LayerHook, RotaryPoint
 
 
@@ -37,17 +37,17 @@ class Route:
     Args:
         points: the points of the model.
         layer: the index of the layer.
-        held: the new encoding, ``None`` if the layer keeps its own.
+        new_encoding: its encoding, ``None`` if the layer keeps its own.
     """
 
-    def __init__(self, points: ModelPoints, layer: int, held: HeldEncoding | None) -> None:
+    def __init__(self, points: ModelPoints, layer: int, new_encoding: NewEncoding | None) -> None:
         self.points = points
         self.layer = layer
-        self.held: Any = held
+        self.new_encoding: Any = new_encoding
 
     @property
     def encoding(self) -> Any:
-        return None if self.held is None else self.held.encoding
+        return None if self.new_encoding is None else self.new_encoding.encoding
 
     @property
     def rotation(self) -> PositionEncoding:
@@ -55,9 +55,9 @@ class Route:
         return PositionEncoding()
 
     @property
-    def in_attention(self) -> HeldEncoding | None:
+    def in_attention(self) -> NewEncoding | None:
         """The encoding that our attention function applies, in T5 in place of its own bias."""
-        return self.held if self.points.biases else None
+        return self.new_encoding if self.points.biases else None
 
     @property
     def own_bias(self) -> T5BiasWithoutTable | None:
@@ -84,10 +84,12 @@ class Route:
 
     def attach_to_layer(self, undo: ExitStack) -> None:
         """Let the model's own code rotate this layer by other angles than the other layers."""
-        if self.held is None or not self.points.rotary:
+        if self.new_encoding is None or not self.points.rotary:
             return
         for module in self.points.layers[self.layer]:
-            LayerHook(self.rotation, self.points.rotary[0].form, module, self.held.for_longest).attach(module, undo)
+            LayerHook(self.rotation, self.points.rotary[0].form, module, self.new_encoding.for_longest).attach(
+                module, undo
+            )
 
     def attach_to_attention(self, undo: ExitStack, previous: str) -> None:
         """Let our attention function find the layer's encoding, and the function that it had before."""
@@ -98,7 +100,7 @@ class Route:
         """Describe the encoding of this layer in a sentence."""
         biases = self.points.bias_by_layer
         name = f"layer {self.layer} ({biases[self.layer].kind})" if biases else f"layer {self.layer}"
-        is_serializable = self.held is None or self.held.description is not None
+        is_serializable = self.new_encoding is None or self.new_encoding.description is not None
         note = "" if is_serializable else "; to load it from a file, pass it again: load_swapped(folder, encoding=...)"
         return f"{name}: {self._describe_encoding()}{note}"
 
@@ -131,7 +133,7 @@ class KeepOwn(Route):
         return f"T5Bias({self.points.bias_by_layer[self.layer].own.extra_repr()}), added {how}"
 
     def _describe_angles(self) -> str:
-        own = f"{' or '.join(dict.fromkeys(map(str, self.points.own_rotary)))}, if its code rotates"
+        own = f"{' or '.join(dict.fromkeys(map(str, self.points.own_rotations)))}, if its code rotates"
         error = max(point.rounding_error for point in self.points.rotary)
         if error == 0:
             return own
@@ -143,7 +145,7 @@ class RemovePositions(Route):
     """The layer gets no positions."""
 
     def _describe_encoding(self) -> str:
-        return f"no positions, {self.points.removed} removed"
+        return f"no positions, {self.points.old_positions} removed"
 
 
 class ReplaceAngles(Route):
@@ -154,18 +156,18 @@ class ReplaceAngles(Route):
         return self.encoding
 
     def _describe_encoding(self) -> str:
-        return f"{self.encoding} in place of {self.points.own_rotary[0]}"
+        return f"{self.encoding} in place of {self.points.own_rotations[0]}"
 
 
 class AddToScores(Route):
     """Our attention function rotates queries and keys and adds a bias, and the model's own code rotates nothing."""
 
     @property
-    def in_attention(self) -> HeldEncoding | None:
-        return self.held
+    def in_attention(self) -> NewEncoding | None:
+        return self.new_encoding
 
     def _describe_encoding(self) -> str:
-        return f"{_one_line(self.encoding)} in its attention scores, {self.points.removed} removed"
+        return f"{_one_line(self.encoding)} in its attention scores, {self.points.old_positions} removed"
 
 
 class AddToEmbeddings(Route):
@@ -179,7 +181,7 @@ class AddToEmbeddings(Route):
         if is_mixed:
             got = "got an encoding for some layers that is added to the token embeddings"
             raise InputError(got, "use it for all layers")
-        axes = max((each.pairs.num_axes or 1 for each in self.points.own_rotary), default=1)
+        axes = max((each.pairs.num_axes or 1 for each in self.points.own_rotations), default=1)
         if axes > 1:
             got = f"got {self.encoding} for {self.points.name}, whose tokens have positions on {axes} axes"
             raise InputError(got, "use an encoding in the attention, such as locant.ALiBi(num_heads=...)")
@@ -187,10 +189,10 @@ class AddToEmbeddings(Route):
     def attach_to_model(self, undo: ExitStack) -> None:
         super().attach_to_model(undo)
         for stack, arguments in zip(self.points.stacks, self.points.forward_arguments, strict=True):
-            EmbeddingPoint(self.held, stack, arguments).attach(undo)
+            EmbeddingPoint(self.new_encoding, stack, arguments).attach(undo)
 
     def _describe_encoding(self) -> str:
-        return f"{_one_line(self.encoding)} added to the token embeddings, {self.points.removed} removed"
+        return f"{_one_line(self.encoding)} added to the token embeddings, {self.points.old_positions} removed"
 
 
 def _one_line(encoding: PositionEncoding) -> str:
@@ -200,34 +202,34 @@ def _one_line(encoding: PositionEncoding) -> str:
 # ---------------------------------------------------------------------- choosing
 
 
-def choose_route(points: ModelPoints, layer: int, held: HeldEncoding | None) -> Route:
+def choose_route(points: ModelPoints, layer: int, new_encoding: NewEncoding | None) -> Route:
     """Return how a layer gets its encoding.
 
     Raises:
         InputError: the encoding needs something that the model does not pass on.
         RangeError: the encoding has other sizes or another layout than the model.
     """
-    if held is None:
-        return KeepOwn(points, layer, held)
-    encoding: Any = held.encoding
+    if new_encoding is None:
+        return KeepOwn(points, layer, None)
+    encoding: Any = new_encoding.encoding
     if type(encoding) is PositionEncoding:
-        return RemovePositions(points, layer, held)
+        return RemovePositions(points, layer, new_encoding)
     _require_sizes(encoding, layer, points.owner)
     if reads_hidden_states(encoding):
         got = f"got {encoding}, which reads the hidden states of each layer: the attention function receives none"
         raise InputError(got, "use an encoding that reads none, such as locant.ALiBi(num_heads=...)")
     if "embed" in encoding.doors():
-        return AddToEmbeddings(points, layer, held)
+        return AddToEmbeddings(points, layer, new_encoding)
     _require_fixed_length(encoding)
     if type(encoding) is Rotary and _fits_angles(encoding, points):
-        return ReplaceAngles(points, layer, held)
+        return ReplaceAngles(points, layer, new_encoding)
     _require_layout(encoding, points)
-    return AddToScores(points, layer, held)
+    return AddToScores(points, layer, new_encoding)
 
 
 def _fits_angles(encoding: Rotary, points: ModelPoints) -> bool:
     """Return whether the model's own code can rotate by the angles of an encoding."""
-    own = points.own_rotary
+    own = points.own_rotations
     # Angles cannot express a temperature of the queries. If the model has the same one, its own code applies it.
     fits_temperature = all(encoding.temperature in (None, each.temperature) for each in own)
     is_form_known = all(point.form.name is not None for point in points.rotary)
@@ -237,8 +239,8 @@ def _fits_angles(encoding: Rotary, points: ModelPoints) -> bool:
 def _require_layout(encoding: Any, points: ModelPoints) -> None:
     """Raise `RangeError` if an encoding rotates other pairs than those for which the weights were trained."""
     rotary = encoding.rotary if rotates_by_class(encoding) else encoding
-    if type(rotary) is Rotary and points.own_rotary:
-        layout = points.own_rotary[0].pairs.layout
+    if type(rotary) is Rotary and points.own_rotations:
+        layout = points.own_rotations[0].pairs.layout
         if layout != rotary.pairs.layout:
             got = f"got {encoding} for weights that were trained with layout={layout!r}"
             raise RangeError(got, f"layout={layout!r}")

@@ -14,8 +14,8 @@ from locant.positions.base import PositionEncoding
 from locant.swapping.added_point import remove_table
 from locant.swapping.attention_function import AttentionPoint
 from locant.swapping.attention_point import install_function, require_point
-from locant.swapping.held_encoding import HeldEncoding, hold_encodings
-from locant.swapping.model_points import SWAPPED, ModelPoints, find_points
+from locant.swapping.model_points import SWAPPED_MARK, ModelPoints, find_points
+from locant.swapping.new_encoding import NewEncoding, hold_encodings
 from locant.swapping.plan import LayerPlan, copy_configurations, encodings_by_layer, record
 from locant.swapping.routes import Route, choose_route
 from locant.swapping.token_places import PlacesHooks
@@ -87,11 +87,11 @@ def swap(
     if angles != "exact" and None not in plan:
         got = f"got angles={angles!r} and encodings for all layers, but it applies only to the model's own encoding"
         raise InputError(got, f"build the encoding with it, such as locant.Rotary(..., angles={angles!r})")
-    new = {id(each): each for each in plan if each is not None}
-    held = {key: HeldEncoding(points.owner, index, each) for index, (key, each) in enumerate(new.items())}
-    routes = [choose_route(points, layer, held.get(id(each))) for layer, each in enumerate(plan)]
+    encodings = {id(each): each for each in plan if each is not None}.values()  # each of them once
+    new = {id(each): NewEncoding(points.owner, index, each) for index, each in enumerate(encodings)}
+    routes = [choose_route(points, layer, new.get(id(each))) for layer, each in enumerate(plan)]
     _require(points, routes)
-    return _attach(points, routes, [*held.values()])
+    return _attach(points, routes, [*new.values()])
 
 
 class Swap:
@@ -124,7 +124,7 @@ class Swap:
 
 def _is_mixed(routes: Sequence[Route]) -> bool:
     """Return whether layers have different encodings."""
-    return any(route.held is not routes[0].held for route in routes)
+    return any(route.new_encoding is not routes[0].new_encoding for route in routes)
 
 
 def _needs_function(routes: Sequence[Route]) -> bool:
@@ -137,7 +137,7 @@ def _require(points: ModelPoints, routes: Sequence[Route]) -> None:
     is_mixed = _is_mixed(routes)
     for route in routes:
         route.require(is_mixed=is_mixed)
-    if any(route.held is not None for route in routes):
+    if any(route.new_encoding is not None for route in routes):
         points.require_removable()
     if is_mixed:
         points.require_different_layers()
@@ -149,17 +149,17 @@ def _require(points: ModelPoints, routes: Sequence[Route]) -> None:
         points.require_forward_arguments()
 
 
-def _attach(points: ModelPoints, routes: Sequence[Route], encodings: Sequence[HeldEncoding]) -> Swap:
+def _attach(points: ModelPoints, routes: Sequence[Route], encodings: Sequence[NewEncoding]) -> Swap:
     """Attach every route. If a step fails, those before it are undone."""
     model, owner = points.model, points.owner
     with ExitStack() as undo:
-        setattr(owner, SWAPPED, True)
-        undo.callback(delattr, owner, SWAPPED)
+        setattr(owner, SWAPPED_MARK, True)
+        undo.callback(delattr, owner, SWAPPED_MARK)
         if encodings or _needs_function(routes):
             copy_configurations(model)
         if encodings:
             hold_encodings(owner, encodings, undo)
-            record(model.config, encodings, [route.held for route in routes], points.angles, undo)
+            record(model.config, encodings, [route.new_encoding for route in routes], points.angles, undo)
             for path in points.tables:
                 remove_table(owner, path, undo)
         if _needs_function(routes):

@@ -51,6 +51,7 @@ class PlacesHooks:
         self.arguments = arguments
 
     def attach(self, owner: nn.Module, undo: ExitStack) -> None:
+        """Register the hooks."""
         undo.callback(owner.register_forward_pre_hook(self.before, with_kwargs=True).remove)
         undo.callback(owner.register_forward_hook(self.after, with_kwargs=True).remove)
 

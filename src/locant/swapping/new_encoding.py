@@ -1,4 +1,4 @@
-"""New encodings of a model. The model holds them, so that their parameters are trained and saved with it."""
+"""The new encodings of a model, which holds them, so that their parameters are trained and saved with it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ HOLDER = "locant"
 """The attribute of a model that holds its new encodings."""
 
 
-class HeldEncoding:
-    """An encoding that a model holds, with an object that rescales it for long rows and is shared by all its layers.
+class NewEncoding:
+    """A new encoding of a model, for one layer or several.
 
     Args:
-        owner: the model, which holds it as `locant.<index>`.
-        encoding: the encoding as it was passed to `swap`.
+        owner: the model, which holds the encoding as `locant.<index>`.
+        encoding: the encoding that was passed to `swap`.
     """
 
     def __init__(self, owner: nn.Module, index: int, encoding: PositionEncoding) -> None:
@@ -33,7 +33,7 @@ class HeldEncoding:
 
     @property
     def current(self) -> PositionEncoding:
-        """The encoding that the model holds now, because PEFT trains a copy of the one that was passed."""
+        """The encoding that the model holds now. With PEFT it is a trained copy of the one that was passed."""
         return getattr(getattr(self.owner, HOLDER), str(self.index))
 
     @cached_property
@@ -42,7 +42,7 @@ class HeldEncoding:
         return described(self.encoding)
 
 
-def hold_encodings(owner: Any, encodings: Sequence[HeldEncoding], undo: ExitStack) -> None:
+def hold_encodings(owner: Any, encodings: Sequence[NewEncoding], undo: ExitStack) -> None:
     """Let a model hold encodings, on its device and in its dtype, where they stay when this is undone."""
     parameters = [*owner.parameters()]
     first = next((each for each in parameters if not each.is_meta), None)  # offloaded parameters hold no numbers
