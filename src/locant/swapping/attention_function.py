@@ -232,8 +232,8 @@ def _positions(query: Tensor, key: Tensor, mask: Tensor | None, places: Places |
         if places.keys is None or isinstance(places.first, Tensor):  # padding would be below 0
             k_index = (k_order + (index[:, -1:] - order[:, -1:])).clamp(min=0)
         if places.keys is not None:  # a static cache also has slots after the last query, which no query sees
-            known = places.keys[:, k_order[0].clamp(max=places.keys.shape[1] - 1)]
-            k_index = torch.where(k_order < places.keys.shape[1], known, k_index)
+            known_ids = places.keys[:, k_order[0].clamp(max=places.keys.shape[1] - 1)]
+            k_index = torch.where(k_order < places.keys.shape[1], known_ids, k_index)
     rows = max(len(k_index), 1 if document is None else len(document))
     document = None if document is None else document.expand(rows, -1)
     k_positions = Positions(k_index.expand(rows, -1), document, k_order.expand(rows, -1), max_index=largest)

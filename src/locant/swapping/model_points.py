@@ -1,4 +1,4 @@
-"""The points of a model at which positions enter it, and what stands there before a swap."""
+"""The points of a model at which positions enter it, and the model's own positions there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ModelPoints:
     """A model, and the points at which positions enter it.
 
     Args:
-        model: the model, perhaps of PEFT.
+        model: the model that was passed to `swap`, which may be a PEFT model.
         owner: the innermost model in it that has the layers. It holds new encodings, as `locant`.
         rotary: the rotary modules.
         biases: the stacks whose layers add T5's bias, if there is no rotary module.

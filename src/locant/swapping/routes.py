@@ -86,10 +86,9 @@ class Route:
         """Let the model's own code rotate this layer by other angles than the other layers."""
         if self.new_encoding is None or not self.points.rotary:
             return
+        form, for_longest = self.points.rotary[0].form, self.new_encoding.for_longest
         for module in self.points.layers[self.layer]:
-            LayerHook(self.rotation, self.points.rotary[0].form, module, self.new_encoding.for_longest).attach(
-                module, undo
-            )
+            LayerHook(self.rotation, form, module, for_longest).attach(module, undo)
 
     def attach_to_attention(self, undo: ExitStack, previous: str) -> None:
         """Let our attention function find the layer's encoding, and the function that it had before."""
@@ -133,12 +132,12 @@ class KeepOwn(Route):
         return f"T5Bias({self.points.bias_by_layer[self.layer].own.extra_repr()}), added {how}"
 
     def _describe_angles(self) -> str:
-        own = f"{' or '.join(dict.fromkeys(map(str, self.points.own_rotations)))}, if its code rotates"
+        encodings = f"{' or '.join(dict.fromkeys(map(str, self.points.own_rotations)))}, if its code rotates"
         error = max(point.rounding_error for point in self.points.rotary)
         if error == 0:
-            return own
+            return encodings
         rounded = f"its frequencies were rounded to 16 bits, and its angles are off by up to {error:.2g}"
-        return f"{own}; {rounded} in the first {NEAR} tokens, and by more in later ones"
+        return f"{encodings}; {rounded} in the first {NEAR} tokens, and by more in later ones"
 
 
 class RemovePositions(Route):
@@ -229,11 +228,12 @@ def choose_route(points: ModelPoints, layer: int, new_encoding: NewEncoding | No
 
 def _fits_angles(encoding: Rotary, points: ModelPoints) -> bool:
     """Return whether the model's own code can rotate by the angles of an encoding."""
-    own = points.own_rotations
+    rotations = points.own_rotations
     # Angles cannot express a temperature of the queries. If the model has the same one, its own code applies it.
-    fits_temperature = all(encoding.temperature in (None, each.temperature) for each in own)
+    fits_temperature = all(encoding.temperature in (None, each.temperature) for each in rotations)
     is_form_known = all(point.form.name is not None for point in points.rotary)
-    return bool(own) and fits_temperature and is_form_known and all(encoding.pairs == each.pairs for each in own)
+    fits_pairs = all(encoding.pairs == each.pairs for each in rotations)
+    return bool(rotations) and fits_temperature and is_form_known and fits_pairs
 
 
 def _require_layout(encoding: Any, points: ModelPoints) -> None:

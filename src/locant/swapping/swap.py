@@ -182,8 +182,8 @@ def _attach_to_attention(points: ModelPoints, routes: Sequence[Route], undo: Exi
     for point in points.biases:
         for module in point.cross:
             AttentionPoint(None, previous).attach(module, undo)
-        own = [route.own_bias for route, each in zip(routes, points.bias_by_layer, strict=True) if each is point]
-        if None not in own:  # no layer needs the matrix that the model's own code makes from the table
+        own_biases = [route.own_bias for route, each in zip(routes, points.bias_by_layer, strict=True) if each is point]
+        if None not in own_biases:  # no layer needs the matrix that the model's own code makes from the table
             point.pass_table(undo)
     if not points.biases:  # T5 and its relatives have no position ids
         PlacesHooks(points.forward_arguments[0]).attach(points.owner, undo)
