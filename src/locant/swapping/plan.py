@@ -67,7 +67,7 @@ def _require_encoding(name: str, encoding: Any) -> PositionEncoding | None:
 KEY = "locant"
 """The entry in the configuration."""
 FUNCTION_KEYS = ("attn_implementation", "_attn_implementation")
-"""The entries that name the attention function. `transformers` from 5.0 to 5.3 reads the second one from a file, and
+"""The entries that name the attention function. `transformers` before 5.4 reads only the second one from a file, and
 so do the ``Auto`` classes of later releases if the caller passes another function."""
 LOADER = "locant.checkpoints.load_swapped"
 """The function that loads such a model, in place of the name of an attention function. No function is registered under
