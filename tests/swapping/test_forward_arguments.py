@@ -82,7 +82,7 @@ def test_a_function_for_masks_that_nobody_knows_is_refused(monkeypatch: pytest.M
     model = tiny(LLAMA)
     before = state(model)
     monkeypatch.setattr(masking_utils, "sdpa_mask", lambda batch_size, queries, kv_length, **others: None)
-    with refuses(InputError, "found no argument for the slots of queries", "q_length, cache_position"):
+    with refuses(InputError, "found no argument for the slots of queries", "whose known names are q_length"):
         locant.swap(model, locant.ALiBi(4))
     assert state(model) == before
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +190,21 @@ def test_undo_leaves_nothing_and_a_model_is_swapped_once(encoding: Any) -> None:
     assert state(model) == before
 
 
+def test_a_swap_that_fails_on_its_way_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny(LLAMA)
+    before = state(model)
+
+    def fail(name: str) -> None:
+        raise RuntimeError(name)
+
+    monkeypatch.setattr(model.model, "set_attn_implementation", fail)
+    with pytest.raises(RuntimeError, match="locant"):
+        locant.swap(model, locant.Kerple(4))
+    monkeypatch.undo()
+    assert state(model) == before
+    assert len(locant.swap(model).sentences) == 4
+
+
 @pytest.mark.parametrize("named", ["eager", "sdpa"])
 def test_another_attention_does_not_lose_the_encoding_in_silence(named: str) -> None:
     model = tiny(LLAMA)
@@ -272,8 +290,54 @@ def test_it_is_saved_with_the_model_and_loaded(tmp_path: Path, plan: dict[str, A
     assert again.config.locant == model.config.locant
     assert torch.equal(again(ids()).logits, model(ids()).logits)
     for load in (AutoModelForCausalLM.from_pretrained, LlamaForCausalLM.from_pretrained):
-        with pytest.raises(ValueError, match=r"locant\.checkpoints\.load_swapped\(folder\)"):
+        with pytest.raises(ValueError, match=r'attn_implementation="locant\.checkpoints\.load_swapped"'):
             load(tmp_path)
+    with pytest.raises(ValueError, match=r"locant\.checkpoints\.load_swapped"):  # as that error suggests
+        AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+
+
+LOAD = """
+import sys
+from transformers import {cls}
+try:
+    {cls}.from_pretrained(sys.argv[1])
+except ValueError as error:
+    print(error)
+assert "locant" not in sys.modules
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", ["AutoModelForCausalLM", "LlamaForCausalLM"])
+def test_transformers_alone_refuses_it_by_the_name_of_what_loads_it(saved: Path, cls: str) -> None:
+    done = subprocess.run([sys.executable, "-c", LOAD.format(cls=cls), saved], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert 'attn_implementation="locant.checkpoints.load_swapped"` is not supported' in done.stdout
+
+
+OLD_SENTENCE = "the positions of this model are locant's: load it with locant.checkpoints.load_swapped(folder)"
+
+
+def test_a_folder_of_an_earlier_version_is_loaded(saved: Path, tmp_path: Path) -> None:
+    """It named a sentence as its attention function."""
+    folder = Path(shutil.copytree(saved, tmp_path / "old"))
+    text = (folder / "config.json").read_text(encoding="utf-8")
+    assert text.count('"locant.checkpoints.load_swapped"') == 2
+    (folder / "config.json").write_text(text.replace("locant.checkpoints.load_swapped", OLD_SENTENCE))
+    assert torch.equal(load_swapped(folder)(ids()).logits, load_swapped(saved)(ids()).logits)
+    with pytest.raises(ValueError, match=r"locant\.checkpoints\.load_swapped\(folder\)"):
+        AutoModelForCausalLM.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", ["locant.checkpoints.load_swapped", OLD_SENTENCE])
+def test_a_folder_without_its_entry_is_not_sent_back_to_transformers(saved: Path, tmp_path: Path, name: str) -> None:
+    """Which would send the caller to `load_swapped` again."""
+    config = json.loads((saved / "config.json").read_text(encoding="utf-8"))
+    del config["locant"]
+    config = config | {"attn_implementation": name}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with refuses(InputError, "config.json", "'locant'", "it is missing", "as it was saved"):
+        load_swapped(tmp_path)
 
 
 def test_an_encoding_of_ones_own_is_given_again(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from locant.positions.base import PositionEncoding
 from locant.positions.description import built
 from locant.positions.registry import encodings
 from locant.spelling import dtype_name
-from locant.swapping.plan import KEY
+from locant.swapping.plan import FUNCTION_KEYS, KEY, LOADER
 from locant.swapping.swap import swap
 from locant.tensors import as_dtype
 
@@ -220,6 +220,8 @@ def load_swapped(
 
     path = Path(folder)
     facts = read_json(path / CONFIG)
+    if KEY not in facts and any(LOADER in str(facts.get(key)) for key in FUNCTION_KEYS):
+        raise _damaged(path, "it is missing")
     if KEY not in facts:
         got = f"got {path}, whose model is not swapped, or has its own encoding in every layer"
         raise InputError(got, f"from_pretrained({str(folder)!r}), then locant.swap")

@@ -9,7 +9,8 @@ own code passes on the table itself. Parameters that are trained, sharded or rec
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +20,10 @@ from torch import Tensor, nn
 
 from locant.errors import InputError
 from locant.models.config_values import attribute
-from locant.positions.base import PositionEncoding
 from locant.positions.encodings.t5 import T5Bias
 from locant.positions.positions import Positions
 from locant.swapping.forward_arguments import ForwardArguments, named_argument
+from locant.swapping.new_encoding import NewEncoding
 from locant.swapping.rotary_point import owner_around
 
 TABLE_NAMES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
@@ -45,30 +46,21 @@ class EmbeddingPoint:
     """Hooks that add an encoding to the token embeddings of a model.
 
     Args:
-        owner: the model that holds the encodings, as `locant`.
-        encoding_index: the index of the encoding among them.
         stack: the part of the model that has token embeddings: its encoder, its decoder, or the whole model.
-        generates: whether the model generates text.
+        arguments: the arguments of its forward.
     """
 
-    def __init__(self, owner: Any, encoding_index: int, stack: Any, *, generates: bool = False) -> None:
-        self.owner = owner
-        self.encoding_index = encoding_index
+    def __init__(self, new_encoding: NewEncoding, stack: Any, arguments: ForwardArguments) -> None:
+        self.new_encoding = new_encoding
         self.stack = stack
+        self.arguments = arguments
         self.positions: Positions | None = None
-        self.arguments = ForwardArguments(stack, generates=generates)
 
-    @property
-    def encoding(self) -> PositionEncoding:
-        return getattr(self.owner.locant, str(self.encoding_index))
-
-    def attach(self) -> list[Any]:
-        """Register the hooks, and return their handles."""
-        return [
-            self.stack.register_forward_pre_hook(self.before_model, with_kwargs=True),
-            self.stack.get_input_embeddings().register_forward_hook(self.after_embeddings),
-            self.stack.register_forward_hook(self.after_model, always_call=True),
-        ]
+    def attach(self, undo: ExitStack) -> None:
+        """Register the hooks."""
+        undo.callback(self.stack.register_forward_pre_hook(self.before_model, with_kwargs=True).remove)
+        undo.callback(self.stack.get_input_embeddings().register_forward_hook(self.after_embeddings).remove)
+        undo.callback(self.stack.register_forward_hook(self.after_model, always_call=True).remove)
 
     def before_model(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record the positions of the tokens, and add the encoding to embeddings that the caller passes."""
@@ -82,12 +74,12 @@ class EmbeddingPoint:
         if embedded is None:
             self.positions = positions
             return None
-        arguments["inputs_embeds"] = self.encoding.embed(embedded, positions)
+        arguments["inputs_embeds"] = self.new_encoding.current.embed(embedded, positions)
         return (), arguments
 
     def after_embeddings(self, module: nn.Module, args: tuple[Any, ...], embedded: Tensor) -> Tensor:
         """Add the encoding to the token embeddings, if the model calls them."""
-        return embedded if self.positions is None else self.encoding.embed(embedded, self.positions)
+        return embedded if self.positions is None else self.new_encoding.current.embed(embedded, self.positions)
 
     def after_model(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
         """Forget the positions, because other code may call the embeddings."""
@@ -123,8 +115,8 @@ class ZeroPositions(nn.Module):
         return self.weight.new_zeros(1, 1, self.weight.shape[1])
 
 
-def remove_table(owner: nn.Module, path: str) -> Callable[[], None]:
-    """Remove a table of positions from the model, and return a function that restores it."""
+def remove_table(owner: nn.Module, path: str, undo: ExitStack) -> None:
+    """Remove a table of positions from the model."""
     parent_path, _, name = path.rpartition(".")
     parent = owner.get_submodule(parent_path)
     table: Any = getattr(parent, name)
@@ -135,7 +127,7 @@ def remove_table(owner: nn.Module, path: str) -> Callable[[], None]:
         table.weight.data = zeros.weight  # which may have been moved, cast or loaded with the model
         setattr(parent, name, table)
 
-    return restore
+    undo.callback(restore)
 
 
 # ---------------------------------------------------------------------- biases
@@ -146,8 +138,8 @@ CROSS = "EncDecAttention"
 """The name of cross-attention in models."""
 SIZES = ("relative_attention_num_buckets", "relative_attention_max_distance", "is_decoder")
 """The attributes of attention modules that determine the buckets."""
-SLOT_OF_QUERY = ("past_seen_tokens", "cache_position")
-"""The argument of T5's code for the slot of its first query. Before `transformers` 5.4 it was a tensor of all slots."""
+SLOT_OF_QUERY = "past_seen_tokens"
+"""The argument of T5's code for the slot of its first query."""
 
 Table = Float[Tensor, "1 heads 1 buckets"]
 
@@ -196,9 +188,10 @@ class BiasPoint:
     def kind(self) -> str:
         return "encoder" if self.own.bidirectional else "decoder"
 
-    def pass_table(self) -> list[Any]:
-        """Register hooks that pass the table to the layers instead of a matrix, and return their handles."""
-        return [getattr(each, TABLE).register_forward_pre_hook(_all_rows) for each in self.tables]
+    def pass_table(self, undo: ExitStack) -> None:
+        """Let the first layer pass the table to the other layers, instead of a matrix."""
+        for each in self.tables:
+            undo.callback(getattr(each, TABLE).register_forward_pre_hook(_all_rows).remove)
 
 
 def _all_rows(table: nn.Embedding, args: tuple[Tensor]) -> tuple[Tensor]:
@@ -251,9 +244,8 @@ def _own_bias(attention: Any) -> T5BiasWithoutTable:
     device = torch.device("cpu") if table.weight.is_meta else None
     hook = table.register_forward_pre_hook(record)
     try:
-        name = named_argument(attention.compute_bias, "the slot of its query", *SLOT_OF_QUERY)
-        slot = {name: reach if name == SLOT_OF_QUERY[0] else torch.tensor([reach])}
-        attention.compute_bias(1, 2 * reach, device=device, **slot)
+        named_argument(attention.compute_bias, "the slot of its query", SLOT_OF_QUERY)
+        attention.compute_bias(1, 2 * reach, device=device, **{SLOT_OF_QUERY: reach})
     except Exception as error:  # a module that replaces T5's attention may fail in any way
         name = type(attention).__name__
         got = f"got {name}, whose bias is not computed from query-key distances ({type(error).__name__}: {error})"

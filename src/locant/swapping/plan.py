@@ -1,14 +1,14 @@
-"""The encoding of every layer, and the `locant` key of the configuration that stores it.
+"""The encoding of every layer, and the `locant` entry of the configuration that stores it.
 
-`from_pretrained` of `transformers` would silently load such a folder without its encoding. So the configuration also
-names an attention function that does not exist. Its name is a sentence that says how to load the model, and
-`from_pretrained` raises an error that contains this sentence.
+`from_pretrained` of `transformers` would load such a folder without its encoding, and without an error. So the
+configuration also names an attention function that does not exist: `LOADER`, which `from_pretrained` refuses by name.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from torch import nn
@@ -17,7 +17,7 @@ from locant.arguments import shown, whole
 from locant.errors import InputError, RangeError
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
-from locant.positions.description import described
+from locant.swapping.new_encoding import NewEncoding
 
 LayerPlan = Mapping[str, Any] | Callable[[int, str | None], PositionEncoding | None]
 """``{"every": 4, "encoding": other}``, or a function of the layer's index and type."""
@@ -66,10 +66,12 @@ def _require_encoding(name: str, encoding: Any) -> PositionEncoding | None:
 
 KEY = "locant"
 """The entry in the configuration."""
-FUNCTION = "attn_implementation"
-PRIVATE_FUNCTION = "_attn_implementation"
-"""The key that `transformers` before 5.4 reads from a file. It ignores the key without the underscore."""
-SENTENCE = "the positions of this model are locant's: load it with locant.checkpoints.load_swapped(folder)"
+FUNCTION_KEYS = ("attn_implementation", "_attn_implementation")
+"""The entries that name the attention function. `transformers` before 5.4 reads only the second one from a file, and
+so do the ``Auto`` classes of later releases if the caller passes another function."""
+LOADER = "locant.checkpoints.load_swapped"
+"""The function that loads such a model, in place of the name of an attention function. No function is registered under
+this name, so that `from_pretrained` of `transformers` raises an error, whether locant is imported or not."""
 
 
 def copy_configurations(model: nn.Module) -> None:
@@ -84,21 +86,16 @@ def copy_configurations(model: nn.Module) -> None:
 
 
 def record(
-    config: Any, encodings: Sequence[PositionEncoding], indices: Sequence[int | None], angles: AngleMode
-) -> list[dict[str, Any] | None]:
-    """Write the encodings, and the index of each layer's encoding, into the configuration.
-
-    Return the descriptions of the encodings, ``None`` for an encoding that cannot be rebuilt from one.
-    """
-    descriptions = [described(each) for each in encodings]
-    setattr(config, KEY, {"encodings": descriptions, "layers": list(indices), "angles": angles})
-    setattr(config, FUNCTION, SENTENCE)
-    vars(config)[PRIVATE_FUNCTION] = SENTENCE  # bypass the property, so that the model keeps its function
-    return descriptions
-
-
-def forget(config: Any) -> None:
-    """Remove what `record` wrote into the configuration."""
-    delattr(config, KEY)
-    delattr(config, FUNCTION)
-    del vars(config)[PRIVATE_FUNCTION]
+    config: Any,
+    encodings: Sequence[NewEncoding],
+    layers: Sequence[NewEncoding | None],
+    angles: AngleMode,
+    undo: ExitStack,
+) -> None:
+    """Write the encodings, and the index of each layer's encoding, into the configuration."""
+    indices = [None if each is None else each.index for each in layers]
+    entry = {"encodings": [each.description for each in encodings], "layers": indices, "angles": angles}
+    # Write past the property of the private key, so that the model itself keeps its attention function.
+    for key, value in {KEY: entry, **dict.fromkeys(FUNCTION_KEYS, LOADER)}.items():
+        vars(config)[key] = value
+        undo.callback(vars(config).pop, key)

@@ -12,6 +12,7 @@ import copy
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, ClassVar, NamedTuple
@@ -105,6 +106,11 @@ class RotaryPoint:
     rounding_error: float
     differs_at: Mapping[str | None, int]
 
+    def attach(self, encodings: Mapping[str | None, PositionEncoding], undo: ExitStack) -> None:
+        """Let the module return the angles of an encoding for each layer type."""
+        hook = RotaryHook(encodings, self.form, self.module)
+        undo.callback(self.module.register_forward_hook(hook, with_kwargs=True).remove)
+
     def require_own(self) -> None:
         """Raise `InputError` unless the module computes the angles of its configuration."""
         if not self.differs_at:
@@ -147,7 +153,8 @@ class ForLongestRow:
 class RotaryHook:
     """A forward hook that replaces the result of a rotary module."""
 
-    def __init__(self, encodings: Mapping[str | None, PositionEncoding], form: Form, names: list[str]) -> None:
+    def __init__(self, encodings: Mapping[str | None, PositionEncoding], form: Form, module: nn.Module) -> None:
+        names = _parameter_names(module)
         self.encodings = dict(encodings)
         self.form = form
         self.argument_indices = {name: names.index(name) for name in ("position_ids", "layer_type") if name in names}
@@ -167,15 +174,21 @@ class LayerHook:
 
     Args:
         form: the form of the model's angles.
-        names: the parameters of the attention's forward.
+        attention: the attention module.
         for_longest: an object that all layers of this encoding share.
     """
 
-    def __init__(self, encoding: PositionEncoding, form: Form, names: list[str], for_longest: ForLongestRow) -> None:
+    def __init__(
+        self, encoding: PositionEncoding, form: Form, attention: nn.Module, for_longest: ForLongestRow
+    ) -> None:
         self.encoding = encoding
         self.form = form
-        self.names = names
+        self.names = _parameter_names(attention)
         self.for_longest = for_longest
+
+    def attach(self, attention: nn.Module, undo: ExitStack) -> None:
+        """Register the hook."""
+        undo.callback(attention.register_forward_pre_hook(self, with_kwargs=True).remove)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         arguments = dict(zip(self.names, args, strict=False)) | kwargs
@@ -187,6 +200,15 @@ class LayerHook:
             got = f"got no position ids for {type(module).__name__}, whose encoding differs from the model's"
             raise LocantError(got, "use one encoding for all layers, or NoPE for some of them")
         return (), arguments | {ANGLES: _angles(self.encoding, self.for_longest, position_ids, self.form, like)}
+
+
+def receives_angles(attention: nn.Module) -> bool:
+    """Return whether an attention module receives the angles as an argument."""
+    return ANGLES in _parameter_names(attention)
+
+
+def _parameter_names(module: nn.Module) -> list[str]:
+    return [*inspect.signature(module.forward).parameters]
 
 
 def _angles(encoding: Any, for_longest: ForLongestRow, position_ids: Any, form: Form, like: Angles) -> Angles:
@@ -241,7 +263,7 @@ def owner_around(model: Any, path: str) -> Any:
 
 def _rotary_point(path: str, module: nn.Module, owner: Any, angles: AngleMode) -> RotaryPoint:
     name = _name(path, module)
-    parameters = [*inspect.signature(module.forward).parameters]
+    parameters = _parameter_names(module)
     if "position_ids" not in parameters or not set(parameters) <= {"x", "hidden_states", "position_ids", "layer_type"}:
         got = f"got {name}, which is called with {', '.join(parameters)}, expected x, position_ids"
         raise InputError(got, "use a model whose rotary module takes the arguments of Llama's")

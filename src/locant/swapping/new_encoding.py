@@ -1,0 +1,54 @@
+"""The new encodings of a model, which holds them, so that their parameters are trained and saved with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+from locant.positions.base import PositionEncoding
+from locant.positions.description import described
+from locant.swapping.rotary_point import ForLongestRow
+
+HOLDER = "locant"
+"""The attribute of a model that holds its new encodings."""
+
+
+class NewEncoding:
+    """A new encoding of a model, for one layer or several.
+
+    Args:
+        owner: the model, which holds the encoding as `locant.<index>`.
+        encoding: the encoding that was passed to `swap`.
+    """
+
+    def __init__(self, owner: nn.Module, index: int, encoding: PositionEncoding) -> None:
+        self.owner = owner
+        self.index = index
+        self.encoding = encoding
+        self.for_longest = ForLongestRow()
+
+    @property
+    def current(self) -> PositionEncoding:
+        """The encoding that the model holds now. With PEFT it is a trained copy of the one that was passed."""
+        return getattr(getattr(self.owner, HOLDER), str(self.index))
+
+    @cached_property
+    def description(self) -> dict[str, Any] | None:
+        """The name and the options of the encoding, ``None`` if they are not enough to rebuild it."""
+        return described(self.encoding)
+
+
+def hold_encodings(owner: Any, encodings: Sequence[NewEncoding], undo: ExitStack) -> None:
+    """Let a model hold encodings, on its device and in its dtype, where they stay when this is undone."""
+    parameters = [*owner.parameters()]
+    first = next((each for each in parameters if not each.is_meta), None)  # offloaded parameters hold no numbers
+    holder = nn.Module()  # not a list: PEFT does not train lists that modules_to_save names
+    for each in encodings:
+        holder.add_module(str(each.index), each.encoding)
+    device = None if first is None else first.device  # the meta device would delete the encodings' numbers
+    setattr(owner, HOLDER, holder.to(device=device, dtype=parameters[0].dtype))
+    undo.callback(delattr, owner, HOLDER)
