@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from locant.arguments import MAX_INT32, MAX_WIDTH, flag, real, shown, whole
+from locant.arguments import MAX_INT32, MAX_WIDTH, flag, real, short_repr, whole
 from locant.errors import RangeError
 from tests.odd import ODD
 from tests.refusal import refuses
@@ -52,7 +52,7 @@ def test_every_kind_of_number_becomes_a_plain_one(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [*REALS, *NONE], ids=repr)
 def test_what_is_no_integer_is_refused(value: Any) -> None:
-    with refuses(RangeError, f"got {shown(value)} for size, expected an integer of 1 or more"):
+    with refuses(RangeError, f"got {short_repr(value)} for size, expected an integer of 1 or more"):
         whole("size", value, 1, remedy="size=4")
 
 
@@ -60,7 +60,7 @@ def test_what_is_no_integer_is_refused(value: Any) -> None:
     "value", [*NONE, float("nan"), np.float32("nan"), float("inf"), Decimal("-Infinity")], ids=repr
 )
 def test_what_is_no_number_is_refused(value: Any) -> None:
-    with refuses(RangeError, f"got {shown(value)} for size, expected a finite number"):
+    with refuses(RangeError, f"got {short_repr(value)} for size, expected a finite number"):
         real("size", value, remedy="size=4")
 
 
@@ -117,7 +117,7 @@ def test_the_largest_table_has_a_size() -> None:
 
 @pytest.mark.parametrize("label", ODD)
 def test_whatever_is_shown_takes_a_line(label: str) -> None:
-    line = shown(ODD[label])
+    line = short_repr(ODD[label])
     assert "\n" not in line
     assert 0 < len(line) < 200
 
@@ -127,10 +127,10 @@ def test_what_cannot_be_shown_is_named() -> None:
         def __repr__(self) -> str:
             raise OSError
 
-    assert "Silent" in shown(Silent())
-    assert shown(10**5000) == "an integer of 16610 bits"
-    assert shown([10**5000]) == "a list that holds an integer of thousands of digits"
-    assert shown("x" * 10**6).count("x") < 40
+    assert "Silent" in short_repr(Silent())
+    assert short_repr(10**5000) == "an integer of 16610 bits"
+    assert short_repr([10**5000]) == "a list that holds an integer of thousands of digits"
+    assert short_repr("x" * 10**6).count("x") < 40
 
 
 def test_no_torch_is_needed() -> None:

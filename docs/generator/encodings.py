@@ -1,4 +1,4 @@
-"""The pages of encodings and of scalings, from the classes' `info`, docstrings and doors."""
+"""The pages of encodings and of scalings, from the classes' `info`, docstrings and methods."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def encoding_page(name: str, kind: type[PositionEncoding]) -> str:
     facts = {
         "class": f"`{_path(kind)}`",
         "name": ", ".join(f"`{each}`" for each in (name, *kind.info.aliases)),
-        "method": "; ".join(f"`{method}`: {METHODS[method]}" for method in kind.doors()) or "none",
+        "method": "; ".join(f"`{method}`: {METHODS[method]}" for method in kind.methods()) or "none",
         **{words: linked_papers(getattr(kind.info, fact)) for fact, words in FACTS.items()},
         "presets": ", ".join(presets_of(lambda encoding: type(encoding) is kind)),
     }
@@ -101,7 +101,7 @@ def encoding_page(name: str, kind: type[PositionEncoding]) -> str:
 ```{{eval-rst}}
 .. autoclass:: {_path(kind)}
    :members:
-   :exclude-members: info, is_arithmetic, is_for_pairs, extra_repr
+   :exclude-members: info, is_arithmetic, is_traceable_per_pair, extra_repr
 ```
 """
 
@@ -151,6 +151,6 @@ locant compare --encodings rotary,rotary+{name}
 
 ```{{eval-rst}}
 .. autoclass:: locant.scaling.{kind.__name__}
-   :members: effective_attention_factor, length_that_matters
+   :members: effective_attention_factor, length_threshold
 ```
 """

@@ -25,9 +25,9 @@ def __getattr__(name: str) -> object:
         if not name[:1].isupper():  # a module that is not imported yet, or a name that Python itself asks for
             raise
         from locant.positions import scaling
-        from locant.positions.registry import class_named, meanings
+        from locant.positions.registry import find_class, meanings
 
-        kind = class_named(name)
+        kind = find_class(name)
         if kind is None and (several := meanings(name)):
             meant = " or ".join(f"locant.{each.__name__}" for each in several)
             raise AttributeError(f"locant has no {name}; use {meant}", name=name, obj=error.obj) from None

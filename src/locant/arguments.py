@@ -33,11 +33,11 @@ def whole(name: str, value: Any, low: int, high: int | None = MAX_INT32, *, even
     """Return an integer from `low` to `high`. ``high=None`` sets no limit."""
     number = _integer(value)
     if number is None or number < low:
-        raise RangeError(f"got {shown(value)} for {name}, expected an integer of {low} or more", remedy)
+        raise RangeError(f"got {short_repr(value)} for {name}, expected an integer of {low} or more", remedy)
     if high is not None and number > high:
-        raise RangeError(f"got {shown(value)} for {name}, expected at most {high}", remedy)
+        raise RangeError(f"got {short_repr(value)} for {name}, expected at most {high}", remedy)
     if even and number % 2:
-        raise RangeError(f"got {shown(value)} for {name}, expected an even number", remedy)
+        raise RangeError(f"got {short_repr(value)} for {name}, expected an even number", remedy)
     return number
 
 
@@ -56,7 +56,7 @@ def real(
     if number is None or not (low <= number <= high and above < number < below):  # NaN is in no range
         ends = {"of at least": low, "above": above, "of at most": high, "below": below}
         limits = " and ".join(f"{word} {end:g}" for word, end in ends.items() if abs(end) < FINITE)
-        raise RangeError(f"got {shown(value)} for {name}, expected a finite number {limits}".rstrip(), remedy)
+        raise RangeError(f"got {short_repr(value)} for {name}, expected a finite number {limits}".rstrip(), remedy)
     return number
 
 
@@ -70,7 +70,7 @@ def flag(name: str, value: Any) -> bool:
     """Return ``True`` or ``False`` for a bool of Python or NumPy."""
     is_numpy_bool = getattr(getattr(value, "dtype", None), "kind", None) == "b" and value.ndim == 0
     if not (isinstance(value, bool) or is_numpy_bool):
-        raise RangeError(f"got {shown(value)} for {name}, expected True or False", Remedy(**{name: True}))
+        raise RangeError(f"got {short_repr(value)} for {name}, expected True or False", Remedy(**{name: True}))
     return bool(value)
 
 
@@ -81,7 +81,7 @@ def one_of(name: str, value: Any, names: Iterable[str], remedy: str = "") -> str
         return value
     expected = " or ".join(filter(None, (", ".join(map(repr, names[:-1])), repr(names[-1]))))
     nearest = difflib.get_close_matches(str(value), names, n=1, cutoff=0.0)[0] if isinstance(value, str) else names[0]
-    raise RangeError(f"got {shown(value)} for {name}, expected {expected}", remedy or Remedy(**{name: nearest}))
+    raise RangeError(f"got {short_repr(value)} for {name}, expected {expected}", remedy or Remedy(**{name: nearest}))
 
 
 def entries(name: str, value: Any, remedy: str) -> tuple[Any, ...]:
@@ -91,7 +91,7 @@ def entries(name: str, value: Any, remedy: str) -> tuple[Any, ...]:
             return tuple(value)
     except TypeError:
         pass
-    raise ShapeError(f"got {shown(value)} for {name}, expected a list", remedy)
+    raise ShapeError(f"got {short_repr(value)} for {name}, expected a list", remedy)
 
 
 def shape_error(name: str, x: Any, expected: str, remedy: str) -> ShapeError:
@@ -99,7 +99,7 @@ def shape_error(name: str, x: Any, expected: str, remedy: str) -> ShapeError:
     return ShapeError(f"got {name} of shape {tuple(x.shape)}, expected {expected}", remedy)
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return a value in one line, for an error. Python does not print integers with thousands of digits."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"an integer of {value.bit_length()} bits"

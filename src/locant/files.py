@@ -55,21 +55,21 @@ def write_whole(path: Path | str, content: str | bytes) -> None:
     """Write a whole file, or leave the old file unchanged."""
     with NewFile(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
-        file.settle()
+        file.fsync()
         file.publish()
 
 
 class NewFile:
     """A file that is written piece by piece and gets its name only when it is complete.
 
-    `settle` flushes it to the disk, and `publish` renames it. Before that it is a temporary file, which `discard` or
+    `fsync` flushes it to the disk, and `publish` renames it. Before that it is a temporary file, which `discard` or
     the end of the ``with`` block removes. So several files can be flushed before the first one is published.
 
     >>> folder = Path(tempfile.mkdtemp())
     >>> with NewFile(folder / "a.txt") as file:
     ...     file.write(b"?hole")
     ...     file.overwrite(b"w", at=0)
-    ...     file.settle()
+    ...     file.fsync()
     ...     file.publish()
     >>> (folder / "a.txt").read_text(), len(list(folder.iterdir()))
     ('whole', 1)
@@ -111,7 +111,7 @@ class NewFile:
             os.lseek(self._handle, 0, os.SEEK_END)
             return data
 
-    def settle(self) -> None:
+    def fsync(self) -> None:
         """Flush everything to the disk and close the file."""
         self._drain()
         with _wrap_os_errors(self.path):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points, packages_distributions
 from typing import Generic, TypeVar
 
-from locant.arguments import entries, shown
+from locant.arguments import entries, short_repr
 from locant.errors import InputError, LocantError, RangeError
 
 T = TypeVar("T")
@@ -109,7 +109,9 @@ class Registry(Generic[T]):
         aliases = (*entries("aliases", aliases, "aliases=('other_name',)"), *self._aliases_of(value))
         for each in (name, *aliases):
             if not isinstance(each, str) or not re.fullmatch(r"\w[\w .+-]*", each):
-                cause = f"got {shown(each)} as a name of {self.kind}s, expected letters, digits, '_', '-', '+' and '.'"
+                cause = (
+                    f"got {short_repr(each)} as a name of {self.kind}s, expected letters, digits, '_', '-', '+' and '.'"
+                )
                 raise RangeError(cause, "use a name such as 'my_name'")
             owner = self._aliases.get(key_of(each))
             if owner is not None and (owner != name or self._values[owner] is not value):
@@ -135,7 +137,7 @@ class Registry(Generic[T]):
         names = {**self._aliases, **{offer: entry.name for offer, entry in self._offered().items()}}
         nearest = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
         raise RangeError(
-            f"got {self.kind} {shown(name)}, expected one of {', '.join(dict.fromkeys(names.values()))}",
+            f"got {self.kind} {short_repr(name)}, expected one of {', '.join(dict.fromkeys(names.values()))}",
             repr(names[nearest[0]]) if nearest else f"use one of these {self.kind}s",
         )
 

@@ -23,11 +23,13 @@ def __getattr__(name: str) -> Any:
     """Return a scaling, or raise an `AttributeError` that has the name here of a scaling or encoding."""
     if name in KINDS:
         return KINDS[name]
-    told = f"module {__name__!r} has no attribute {name!r}"
+    message = f"module {__name__!r} has no attribute {name!r}"
     if name[:1].isupper():  # others are names that Python itself asks for
-        from locant.positions.registry import class_named
+        from locant.positions.registry import find_class
 
-        kind = class_named(name)
+        kind = find_class(name)
         if kind is not None:
-            told = f"{__name__} has no {name}; use {__name__ if kind.__name__ in KINDS else 'locant'}.{kind.__name__}"
-    raise AttributeError(told)
+            message = (
+                f"{__name__} has no {name}; use {__name__ if kind.__name__ in KINDS else 'locant'}.{kind.__name__}"
+            )
+    raise AttributeError(message)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import RangeError, Remedy, ShapeError
 from locant.kernels.transforms import is_batched
 from locant.spelling import dtype_name
@@ -71,7 +71,7 @@ def as_dtype(dtype: Any, allowed: Iterable[torch.dtype] = FLOATING) -> torch.dty
     known = {dtype_name(each): each for each in allowed}
     if (named := dtype_name(dtype)) not in known:
         expected = f"expected one of {', '.join(known)}"
-        raise RangeError(f"got {shown(dtype)} for dtype, {expected}", Remedy(dtype="float32"))
+        raise RangeError(f"got {short_repr(dtype)} for dtype, {expected}", Remedy(dtype="float32"))
     return known[named]
 
 

@@ -52,7 +52,7 @@ SHAPE = ModelShape(d_model=HEADS * HEAD_DIM, num_heads=HEADS, max_seq_len=64)
 ENCODINGS |= {
     name: partial(kind.for_model, SHAPE)
     for name, kind in encodings().items()
-    if "bias" in kind.doors() and name not in ENCODINGS
+    if "bias" in kind.methods() and name not in ENCODINGS
 }
 
 

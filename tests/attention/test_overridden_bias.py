@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from locant import ALiBi, LocantError, PositionEncoding, Positions, ShapeError, attend
-from locant.positions.base import ScoreMod, bias_of, has_bias
+from locant.positions.base import ScoreMod, effective_score_bias, has_bias
 from locant.positions.score_bias import ByDistance
 from tests.refusal import refuses
 from tests.tolerances import assert_close
@@ -118,7 +118,7 @@ def test_every_backend_takes_the_bias_that_overrides(where: str, backend: str) -
 def test_what_is_inherited_when_a_method_is_overridden() -> None:
     def said(encoding: PositionEncoding) -> tuple[bool, bool]:
         q, where = torch.zeros(1, HEADS, 3, HEAD_DIM), Positions.arange(3)
-        bias = bias_of(encoding, q, q, where, where)
+        bias = effective_score_bias(encoding, q, q, where, where)
         return bias.has_score_mod, isinstance(bias, ByDistance)
 
     assert said(ALiBi(HEADS)) == (True, True)

@@ -200,7 +200,7 @@ def test_converted_weights_are_explained_in_the_layout_they_were_converted_to() 
 def test_layers_that_only_let_queries_grow_are_explained() -> None:
     turning, growing = explain(llama(**LLAMA_4)).layers
     assert (turning.name, turning.kind) == ("with", "Rotary")
-    assert (growing.name, growing.kind, growing.doors) == ("without", "Tempered", ("rotate",))
+    assert (growing.name, growing.kind, growing.methods) == ("without", "Tempered", ("rotate",))
 
 
 @pytest.mark.parametrize("longest", [2**31, 10**12, 10**400])

@@ -28,7 +28,7 @@ def test_every_preset_is_explained_in_words_and_in_json(name: str, capsys: pytes
     facts = json.loads(json_text(explanation_facts(explanation)))
     for layers in facts["layers"]:
         assert all(warning in words for warning in layers["warnings"])
-        assert all(f"{door}: " in words for door in layers["doors"])
+        assert all(f"{method}: " in words for method in layers["methods"])
 
 
 def test_the_words_hold_the_numbers(run: Run) -> None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, GPT2Config, GPT
 import locant
 from locant.lab import Decoder, generate, load, save
 from locant.lab.position_overrides import PositionOverride
-from locant.lab.resume_state import random_numbers_kept
+from locant.lab.resume_state import preserve_random_state
 from locant.positions.registry import encodings
 from tests.cli.conftest import Complains, Run, listing, refused
 
@@ -102,7 +102,7 @@ def test_an_encoding_that_needs_whole_texts_is_given_them(succeeds: Run, folder:
     rows = torch.tensor([tokenizer.encode("The cat").tolist()])
     asked = "generate model 'The cat' --tokens 6 --temperature 0 --with convolutional --json"
     written = json.loads(succeeds(asked).stdout)["ids"]
-    with random_numbers_kept(torch.device("cpu")), torch.no_grad():
+    with preserve_random_state(torch.device("cpu")), torch.no_grad():
         encoding = PositionOverride.of("convolutional").encoding(plain, 64, 64)
         with locant.swap(plain, encoding):
             for _ in range(6):

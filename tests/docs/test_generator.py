@@ -43,7 +43,7 @@ def test_every_encoding_scaling_and_family_has_a_page_and_a_picture(pages: dict[
 def test_the_page_of_an_encoding_has_all_that_its_class_says(name: str, pages: dict[str, str]) -> None:
     kind, page = encodings()[name], pages[f"encodings/{name}.md"]
     facts = (kind.info.kind, kind.info.parameters, kind.info.cost_of_tokens, kind.info.cost_of_pairs)
-    for fact in (*facts, kind.info.extrapolation, kind.info.used_by, *kind.info.aliases, *kind.doors()):
+    for fact in (*facts, kind.info.extrapolation, kind.info.used_by, *kind.info.aliases, *kind.methods()):
         assert fact in page
     assert pydoc.locate(*re.findall(r"autoclass:: (\S+)", page)) is kind
     assert "https://arxiv.org/abs/" in page or kind.info.paper.split()[-1] in page, "a paper, or a page"

@@ -147,7 +147,7 @@ def test_an_encoding_by_name_is_the_one_of_these_sizes() -> None:
     assert repr(by_name.encoding) == repr(encoding)
     assert torch.equal(by_name.encoding.weight, encoding.weight)
     assert repr(InputEmbedding(11, 6, encoding="sin").encoding) == repr(Sinusoidal(6))
-    assert InputEmbedding(11, 6, encoding="nope").encoding.doors() == ()
+    assert InputEmbedding(11, 6, encoding="nope").encoding.methods() == ()
 
 
 @pytest.mark.parametrize(

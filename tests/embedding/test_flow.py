@@ -29,7 +29,7 @@ def plan(**changes: object) -> Plan:
 @pytest.fixture
 def source(tmp_path: Path) -> Corpus:
     (tmp_path / "text.txt").write_text(TEXT)
-    return read_corpus([str(tmp_path / "text.txt")], tokenizer="bytes", usual_vocab_size=300)
+    return read_corpus([str(tmp_path / "text.txt")], tokenizer="bytes", default_vocab_size=300)
 
 
 def test_the_worked_example_has_the_shapes_of_the_field(source: Corpus) -> None:
@@ -57,7 +57,7 @@ def test_windows_are_the_text_and_targets_the_token_after_each(source: Corpus) -
 @pytest.mark.parametrize("size", [1, 2, 4, 5, 6, 10, 11])
 def test_every_token_is_embedded_also_the_last(tmp_path: Path, size: int, stride: int) -> None:
     (tmp_path / "x").write_bytes(bytes(range(65, 65 + size)))
-    corpus = read_corpus([str(tmp_path / "x")], tokenizer="bytes", usual_vocab_size=300)
+    corpus = read_corpus([str(tmp_path / "x")], tokenizer="bytes", default_vocab_size=300)
     vectors = embed(corpus, plan(context=5, stride=stride, batch=None)).vectors
     seen, following = [], {}
     for row in zip(vectors.ids, vectors.targets, vectors.positions, strict=True):
@@ -98,7 +98,7 @@ def test_encodings_of_other_doors_leave_embeddings_alone(
 
 def test_a_text_shorter_than_a_window_is_filled_up_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("abc")
-    source = read_corpus([str(tmp_path / "short.txt")], tokenizer="bytes", usual_vocab_size=300)
+    source = read_corpus([str(tmp_path / "short.txt")], tokenizer="bytes", default_vocab_size=300)
     embedded = embed(source, plan(context=5))
     assert embedded.vectors.positions.tolist() == [[0, 1, 2, -1, -1]]
     assert embedded.vectors.targets.tolist() == [[98, 99, -100, -100, -100]]
@@ -109,7 +109,7 @@ def test_a_text_shorter_than_a_window_is_filled_up_and_says_so(tmp_path: Path) -
 def test_no_window_reaches_from_one_file_into_the_next(tmp_path: Path) -> None:
     for name, text in (("a", "aaaaa"), ("b", "bbbbbbb")):
         (tmp_path / name).write_text(text)
-    source = read_corpus([str(tmp_path / "a"), str(tmp_path / "b")], tokenizer="bytes", usual_vocab_size=300)
+    source = read_corpus([str(tmp_path / "a"), str(tmp_path / "b")], tokenizer="bytes", default_vocab_size=300)
     vectors = embed(source, plan(context=3, batch=None)).vectors
     for row, targets, positions in zip(vectors.ids, vectors.targets, vectors.positions, strict=True):
         assert len({*row[positions >= 0].tolist(), *targets[targets >= 0].tolist()}) == 1

@@ -115,7 +115,7 @@ class OnlyScores(PositionEncoding):
         raise NotImplementedError
 
 
-ATTENDING = [kind for kind in encodings().values() if kind.doors() and "embed" not in kind.doors()]
+ATTENDING = [kind for kind in encodings().values() if kind.methods() and "embed" not in kind.methods()]
 
 
 @pytest.mark.parametrize("kind", [*ATTENDING, OnlyScores], ids=lambda kind: kind.__name__)

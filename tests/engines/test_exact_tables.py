@@ -49,7 +49,7 @@ def table_of(rotary: Rotary, config: Any, *, made: Any = None) -> tuple[Any, str
 
     class Base:
         def _compute_cos_sin_cache(self) -> Any:
-            return rotary.alike(angles="float32").cos_sin_cache(LENGTH) if made is None else made
+            return rotary.replace(angles="float32").cos_sin_cache(LENGTH) if made is None else made
 
     class Theirs(Base):
         """Inherits the method, as most classes do."""
@@ -94,7 +94,7 @@ def test_every_kind_of_layers_has_its_own_table() -> None:
 def test_otherwise_the_engine_keeps_its_table_and_logs_the_reason(config: Any, made: Any, words: str) -> None:
     rotary = Rotary.from_config(LLAMA)
     table, said = table_of(rotary, config, made=made)
-    own = rotary.alike(angles="float32").cos_sin_cache(LENGTH) if made is None else made
+    own = rotary.replace(angles="float32").cos_sin_cache(LENGTH) if made is None else made
     assert torch.equal(table, own) if isinstance(own, Tensor) else table is own
     assert said.startswith("Theirs keeps its own table: ")
     assert words in said

@@ -73,7 +73,7 @@ def _logits(model: PreTrainedModel, encoding: PositionEncoding, ids: torch.Tenso
     """Of the model of `transformers` with an encoding in the place of its own, whose pairs are those of its weights."""
     own = Rotary.from_config(model.config)
     assert isinstance(encoding, Rotary)
-    with torch.no_grad(), locant.swap(model, encoding.alike(layout=own.layout, angles="float32")):
+    with torch.no_grad(), locant.swap(model, encoding.replace(layout=own.layout, angles="float32")):
         return model(ids).logits[0].numpy()
 
 
@@ -222,8 +222,8 @@ def test_encodings_other_than_rotary(tmp_path: Path) -> None:
     }  # fmt: skip
     for name, more in keys.items():
         assert repr(encoding_from_gguf(_metadata(tmp_path / f"{name}.gguf", name, **more))) == repr(ALiBi(4))
-    assert encoding_from_gguf(_metadata(tmp_path / "b.gguf", "baichuan")).doors()[0] == "rotate"
-    assert not encoding_from_gguf(_metadata(tmp_path / "mamba.gguf", "mamba")).doors()
+    assert encoding_from_gguf(_metadata(tmp_path / "b.gguf", "baichuan")).methods()[0] == "rotate"
+    assert not encoding_from_gguf(_metadata(tmp_path / "mamba.gguf", "mamba")).methods()
     for name in ("gpt2", "t5", "bert", "starcoder"):
         with refuses(InputError, name, "encoding_from_config"):
             encoding_from_gguf(_metadata(tmp_path / f"{name}.gguf", name))

@@ -45,7 +45,7 @@ def test_a_cache_has_the_bits_of_transformers(name: str) -> None:
     record("transformers", "tables of cosines and sines", difference, package="transformers", unit="absolute")
     assert torch.equal(rotary.cos_sin_cache(LENGTH), expected)
     assert torch.equal(rotary.inv_freq_float32, module.inv_freq)
-    assert torch.equal(rotary.alike(angles="exact").inv_freq_float32, module.inv_freq)
+    assert torch.equal(rotary.replace(angles="exact").inv_freq_float32, module.inv_freq)
     assert (rotary.inv_freq / module.inv_freq - 1).abs().max() < FREQUENCY
 
 

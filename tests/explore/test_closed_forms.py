@@ -66,7 +66,7 @@ def at(position: int) -> Positions:
 def rotary(method: str, dim: int, base: float, trained: int, factor: float, length: int) -> Rotary:
     scaling = None if method == "none" else scaling_by_name(f"{method}:{factor!r}", trained, dim, base)
     made = Rotary(dim, base=base, scaling=scaling)
-    return made if made.scaling.length_that_matters is None else made.for_length(length)
+    return made if made.scaling.length_threshold is None else made.for_length(length)
 
 
 def test_every_function_has_a_test_here() -> None:
@@ -107,7 +107,7 @@ def test_plain_frequencies_wavelengths_and_angles(page: Page, dim: int, base: fl
 @pytest.mark.parametrize("method", ["none", "linear", "llama3"])
 def test_a_rotated_vector(page: Page, layout: str, method: str) -> None:
     x = torch.randn(64, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    ours = rotary(method, 64, 10_000.0, 4096, 4.0, 16_384).alike(layout=layout)
+    ours = rotary(method, 64, 10_000.0, 4096, 4.0, 16_384).replace(layout=layout)
     frequencies = page("scaled", method, {"dim": 64, "base": 10_000.0, "factor": 4, "trained": 4096})["frequencies"]
     for position in (0, 1, 63, 100):
         answer = page("rotated", x.tolist(), frequencies, position, layout)

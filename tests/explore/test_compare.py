@@ -90,7 +90,7 @@ def test_every_encoding_is_compared_at_one_head_dim(name: str) -> None:
     assert len(shown["mean"]) == 33
     assert np.isfinite(shown["mean"]).all()
     assert np.isfinite(shown["map"][-1]).all()
-    if {*encoding.doors()} <= {"rotate", "unrotate"} and not [*encoding.parameters()]:
+    if {*encoding.methods()} <= {"rotate", "unrotate"} and not [*encoding.parameters()]:
         np.testing.assert_allclose(shown["mean"][0], 0.75 * 64**0.5, **SHORT_SUM)
 
 

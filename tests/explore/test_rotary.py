@@ -173,9 +173,11 @@ def test_every_third_pair_is_dealt_out_as_qwen3_vl_does(sections: tuple[int, int
     assert numbers["axis_of_pair"].tolist() == expected
 
 
-@pytest.mark.parametrize(("goes_on", "step", "behind"), [("largest", 1, 9), ("largest", 7, 12), ("sides", 7, 9)])
-def test_frames_are_as_far_apart_as_asked_and_text_goes_on_behind_them(goes_on: str, step: int, behind: int) -> None:
-    numbers = images(step=str(step), goes_on=goes_on)
+@pytest.mark.parametrize(("continue_from", "step", "behind"), [("largest", 1, 9), ("largest", 7, 12), ("sides", 7, 9)])
+def test_frames_are_as_far_apart_as_asked_and_text_goes_on_behind_them(
+    continue_from: str, step: int, behind: int
+) -> None:
+    numbers = images(step=str(step), continue_from=continue_from)
     assert numbers["index"][[4, 4 + 15], 0].tolist() == [4, 4 + step]
     assert numbers["index"][-2].tolist() == [behind] * 3
     assert numbers["next"] == behind

@@ -35,7 +35,7 @@ BIASES: dict[str, Callable[[], PositionEncoding | None]] = {
     **{
         name: partial(kind.for_model, SHAPE)
         for name, kind in encodings().items()
-        if "bias" in kind.doors() and not issubclass(kind, HiddenBias)
+        if "bias" in kind.methods() and not issubclass(kind, HiddenBias)
     },
     "learned alibi": partial(ALiBi, HEADS, learned=True),
     "kerple, power": partial(Kerple, HEADS, "power"),

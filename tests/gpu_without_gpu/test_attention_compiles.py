@@ -93,7 +93,7 @@ def keeps_still(name: str, backend: str) -> None:
         for module, attribute, stands_in in (
             (flex, "_run", nothing),
             (dense.F, "scaled_dot_product_attention", nothing),
-            (constant, "is_watched", lambda: False),
+            (constant, "is_dispatch_mode_active", lambda: False),
             (constant.Constant, "_copy", copied_and_kept),
         ):
             stack.enter_context(mock.patch.object(module, attribute, stands_in))

@@ -68,7 +68,7 @@ ROTARY_OPTIONS: dict[str, dict[str, Any]] = {
 def rotary(**options: Any) -> Rotary:
     """One of these kinds, ready for any position: scalings that depend on the length are told the largest."""
     encoding = Rotary(WIDTH, **options)
-    return encoding if encoding.scaling.length_that_matters is None else encoding.for_length(2**31)
+    return encoding if encoding.scaling.length_threshold is None else encoding.for_length(2**31)
 
 
 def _settled(encoding: PositionEncoding) -> PositionEncoding:
@@ -125,7 +125,7 @@ def queries(encoding: nn.Module, seq_len: int, dtype: torch.dtype = torch.float3
 
 
 def use(encoding: PositionEncoding, x: Tensor, positions: Positions) -> dict[str, Tensor]:
-    """What comes out of each of the three doors; a door that an encoding does not have hands its input through."""
+    """What comes out of each of the three methods; a method that an encoding does not have hands its input through."""
     positions = encoding.read(x.transpose(1, 2).flatten(2), positions)
     q, k = encoding.rotate(x, x, positions)
     out = {"embed": encoding.embed(x[:, 0], positions), "q": q, "k": k}
@@ -136,12 +136,12 @@ def use(encoding: PositionEncoding, x: Tensor, positions: Positions) -> dict[str
 
 
 def differences(ours: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, float]:
-    """By how much each door moved; a change of dtype counts as infinite, and equal bits as nothing at all."""
+    """By how much each method moved; a change of dtype counts as infinite, and equal bits as nothing at all."""
     assert ours.keys() == other.keys(), f"{sorted(ours)} against {sorted(other)}"
     moved = {}
-    for door, value in ours.items():
-        if value.dtype != other[door].dtype or value.shape != other[door].shape:
-            moved[door] = float("inf")
-        elif not torch.equal(value, other[door]):
-            moved[door] = float((value.detach().double() - other[door].detach().double()).abs().max())
+    for method, value in ours.items():
+        if value.dtype != other[method].dtype or value.shape != other[method].shape:
+            moved[method] = float("inf")
+        elif not torch.equal(value, other[method]):
+            moved[method] = float((value.detach().double() - other[method].detach().double()).abs().max())
     return moved

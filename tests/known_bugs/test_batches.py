@@ -35,7 +35,7 @@ def test_101_yarn_acts_at_the_trained_length_too() -> None:
         assert abs(size - (1 + 0.1 * np.log(40))) <= LENGTH * size, f"cosines have the size {size:.3g}"  # of the paper
 
     def guarded(rotary: Rotary, n: int) -> Tensor:
-        return (rotary if n > TRAINED else rotary.alike(scaling=Unscaled())).cos_sin_cache(n)
+        return (rotary if n > TRAINED else rotary.replace(scaling=Unscaled())).cos_sin_cache(n)
 
     exhibit(check, Rotary.cos_sin_cache, twin=guarded, because="cosines have the size 1")
 

@@ -54,7 +54,9 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         encoding = self.encoding
-        self.seen = {door: value.detach() for door, value in use(encoding, queries(encoding, FAR.seq_len), FAR).items()}
+        self.seen = {
+            method: value.detach() for method, value in use(encoding, queries(encoding, FAR.seq_len), FAR).items()
+        }
         return sum(value.float().sum() for value in use(encoding, self.project(x), positions).values())  # type: ignore[return-value]
 
 
@@ -69,13 +71,13 @@ def _wrapped(way: str, layer: Layer) -> nn.Module:
 
 
 def _one_step(way: str, build: Build, seq_len: int) -> dict[str, object]:
-    """Forward and backward, then: by how much each door moved, the buffers, and the gradient."""
+    """Forward and backward, then: by how much each method moved, the buffers, and the gradient."""
     torch.manual_seed(0)
     encoding = build()
     alone = Layer(encoding)
     with torch.no_grad():
         expected = use(encoding, queries(encoding, FAR.seq_len), FAR)
-        expected = {door: value.clone() for door, value in expected.items()}
+        expected = {method: value.clone() for method, value in expected.items()}
     model = _wrapped(way, alone)
     model(queries(encoding, seq_len), Positions.arange(seq_len)).backward()
     # What a parameter comes to is rounded by mixed precision, as asked for; it holds small whole numbers here.

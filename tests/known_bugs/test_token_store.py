@@ -277,7 +277,7 @@ def with_new_file(path: Path, content: bytes) -> None:
     with NewFile(path) as file:
         for first in range(0, len(content), 1000):
             file.write(content[first : first + 1000])
-        file.settle()
+        file.fsync()
         file.publish()
 
 

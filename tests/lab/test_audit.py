@@ -42,7 +42,7 @@ from transformers.models.llama import modeling_llama
 from locant.cli import main
 from locant.errors import InputError
 from locant.lab import audit as audit_file
-from locant.lab.audit import Reading, _is_clear, _is_worse, _Search, _Subject, audit
+from locant.lab.audit import Hypothesis, _is_clear, _is_worse, _Search, _Subject, audit
 from tests.minilm import MINILM
 from tests.tolerances import LOGITS
 
@@ -246,13 +246,13 @@ def test_tables_and_learned_biases_leave_nothing_to_find(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "reading",
     [
-        Reading(layout="interleaved", base=1e6),
-        Reading(share=0.5),
-        Reading(scaling="yarn:4"),
-        Reading(direction="reversed", scaling="yarn:4"),
+        Hypothesis(layout="interleaved", base=1e6),
+        Hypothesis(share=0.5),
+        Hypothesis(scaling="yarn:4"),
+        Hypothesis(direction="reversed", scaling="yarn:4"),
     ],
 )
-def test_a_reading_leaves_the_model_as_it_was(reading: Reading) -> None:
+def test_a_reading_leaves_the_model_as_it_was(reading: Hypothesis) -> None:
     model, ids = llama(PLAIN, initializer_range=0.3).eval(), torch.arange(12)[None]
     before, weights = model(ids).logits, {name: each.clone() for name, each in model.state_dict().items()}
     subject = _Subject(model)
@@ -269,7 +269,7 @@ def test_the_reversed_direction_reads_weights_with_exchanged_pairs() -> None:
         for rows in (layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight):
             rows.data = rows.data.unflatten(0, (2, 2, 16)).flip(1).flatten(0, 2)
     assert not torch.allclose(model(ids).logits, before, atol=LOGITS)
-    with _Subject(model).read_as(Reading(direction="reversed")):
+    with _Subject(model).read_as(Hypothesis(direction="reversed")):
         assert torch.allclose(model(ids).logits, before, atol=LOGITS)
 
 
@@ -277,7 +277,7 @@ def fabricated(losses: dict[str, float], unigram: float = 6.0) -> tuple[dict[str
     """What is found where readings have these mean losses, and 5 without one; and how many windows were asked for."""
     asked, noise = Counter[str](), np.random.default_rng(0)
 
-    def losses_of(reading: Reading) -> Iterator[list[float]]:
+    def losses_of(reading: Hypothesis) -> Iterator[list[float]]:
         for window in range(16):
             asked[reading.name] += 1
             yield [*losses.get(reading.name, 5.0) + np.sin(window) + noise.normal(0, 0.1, size=128)]
@@ -308,7 +308,7 @@ def test_clearly_worse_readings_are_dropped_early_and_others_measured_in_full() 
 def test_layers_without_positions_stay_without_them_under_another_share() -> None:
     sizes = {**SIZES, "num_key_value_heads": 2, "no_rope_layers": [1, 0], "pad_token_id": 0}
     subject = _Subject(SmolLM3ForCausalLM(SmolLM3Config(**sizes)))
-    with pytest.raises(InputError, match="layers that differ"), subject.read_as(Reading(share=0.5)):
+    with pytest.raises(InputError, match="layers that differ"), subject.read_as(Hypothesis(share=0.5)):
         pass
 
 

@@ -91,7 +91,7 @@ def test_an_encoding_that_is_not_rotary_is_made_by_a_function() -> None:
     locant.register_architecture("sloping", row)
     config = {"model_type": "sloping", "heads": 4}
     assert isinstance(locant.encoding_from_config(config), ALiBi)
-    assert explain(config).layers[0].doors == ("bias",)
+    assert explain(config).layers[0].methods == ("bias",)
     with refuses(InputError, "sloping", "rotary positions"):
         extend(config, to=100)
     with refuses(InputError, "heads"):

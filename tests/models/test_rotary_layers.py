@@ -211,7 +211,7 @@ def test_mistral_4_multiplies_the_part_of_queries_that_is_not_rotated_too() -> N
     expected = mistral4.get_llama_4_attn_scale(where.index, 0.7, 4)
     assert_close(encoding.temperature.of(where), expected[:, 0, :, 0])
     q = torch.randn(1, 2, 4, 8)
-    plain = encoding.alike(temperature=None)
+    plain = encoding.replace(temperature=None)
     assert_close(encoding.rotate(q, q, where)[0], plain.rotate_one(q, where) * expected)
     assert torch.equal(encoding.rotate(q, q, where)[1], plain.rotate_one(q, where))
     assert torch.equal(encoding.rotate_one(q, where), plain.rotate_one(q, where))
@@ -224,7 +224,7 @@ def test_a_temperature_is_written_as_it_is_read() -> None:
     assert repr(Rotary.from_config(written)) == repr(encoding)
     for other in (Temperature(step=5), Temperature(step=4, shift=1)):
         with refuses(InputError, "Temperature", "one key"):
-            encoding.alike(temperature=other).to_config()
+            encoding.replace(temperature=other).to_config()
     with refuses(RangeError, "temperature"):
         Rotary(8, temperature=0.1)  # type: ignore[arg-type]
 

@@ -25,7 +25,7 @@ def test_the_base_class_is_nope() -> None:
     assert not list(encoding.parameters())
 
 
-WITH_BIAS = [name for name, kind in encodings().items() if "bias" in kind.doors()]
+WITH_BIAS = [name for name, kind in encodings().items() if "bias" in kind.methods()]
 
 
 @pytest.mark.parametrize("name", WITH_BIAS)
@@ -53,7 +53,7 @@ def test_encodings_that_only_embed_can_be_called(encoding: PositionEncoding) -> 
 @pytest.mark.parametrize("name", encodings())
 def test_calling_other_encodings_raises_an_error_with_the_right_method(name: str) -> None:
     encoding = encodings()[name].for_model(SHAPE)
-    elsewhere = [door for door in encoding.doors() if door != "embed"]
+    elsewhere = [method for method in encoding.methods() if method != "embed"]
     if elsewhere:
         with refuses(LocantError, type(encoding).__name__, f"encoding.{elsewhere[0]}("):
             encoding(torch.randn(1, 3, 5, 4))

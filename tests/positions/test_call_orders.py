@@ -59,15 +59,15 @@ BUILDS: dict[str, Callable[[], PositionEncoding]] = {
     "rotary float32 longrope": partial(Rotary, HEAD_DIM, scaling=SCALINGS["longrope"], angles="float32"),
 }
 
-Door = Literal["embed", "rotate", "bias", "score_mod"]
+Method = Literal["embed", "rotate", "bias", "score_mod"]
 Answer = tuple[Tensor, ...] | str
 
 
 @dataclass(frozen=True)
 class Call:
-    """One question: a door, how many tokens, where they stand, and the length that a rotary is made for."""
+    """One question: a method, how many tokens, where they stand, and the length that a rotary is made for."""
 
-    door: Door
+    method: Method
     length: int
     where: Literal["from 0", "behind a cache", "padded"]
     dtype: torch.dtype
@@ -86,11 +86,11 @@ class Call:
         positions, keys = self._positions()
         q, k = (_tokens(where, self.dtype) for where in (positions, keys))
         positions, keys = (encoding.read(x.transpose(1, 2).flatten(2), at) for x, at in ((q, positions), (k, keys)))
-        if self.door == "embed":
+        if self.method == "embed":
             return (encoding.embed(q.transpose(1, 2).flatten(2), positions),)
-        if self.door == "rotate":
+        if self.method == "rotate":
             return encoding.rotate(q, k, positions, keys)
-        if self.door == "bias":
+        if self.method == "bias":
             bias = encoding.bias(q, k, positions, keys)
             return () if bias is None else (bias,)
         return _spelt_out(encoding, q, k, positions, keys)
@@ -126,10 +126,10 @@ def _spelt_out(encoding: PositionEncoding, q: Tensor, k: Tensor, positions: Posi
 
 
 def _drawn(rng: random.Random, encoding: PositionEncoding) -> Call:
-    doors = [door for door in ("embed", "rotate", "bias") if door in encoding.doors()]
-    doors += ["score_mod"] if "bias" in doors else []
+    methods = [method for method in ("embed", "rotate", "bias") if method in encoding.methods()]
+    methods += ["score_mod"] if "bias" in methods else []
     return Call(
-        door=rng.choice(doors or ["embed", "rotate", "bias", "score_mod"]),  # type: ignore[arg-type]
+        method=rng.choice(methods or ["embed", "rotate", "bias", "score_mod"]),  # type: ignore[arg-type]
         length=rng.choice([0, 1, MAX - 1, MAX, MAX + 1, 2 * MAX, rng.randint(0, 2 * MAX)]),
         where=rng.choice(["from 0", "behind a cache", "padded"]),  # type: ignore[arg-type]
         dtype=rng.choice(DTYPES),

@@ -63,17 +63,17 @@ def same(left_out: Any, given: Any) -> None:
 @pytest.mark.parametrize("name", BLIND)
 def test_every_method_of_every_encoding_counts_from_0(name: str) -> None:
     encoding, q, k, x = built(name), queries(), queries(), torch.randn(2, LENGTH, 12)
-    where, embeds = Positions.arange(LENGTH), "embed" in encoding.doors()
+    where, embeds = Positions.arange(LENGTH), "embed" in encoding.methods()
     same(encoding.embed(x), encoding.embed(x, where))
     same(encoding.bias(q, k), encoding.bias(q, k, where))
     same(encoding.rotate(q, k), encoding.rotate(q, k, where))
     same(attend(q, k, k, encoding=encoding), attend(q, k, k, encoding=encoding, positions=where))
     assert (encoding.score_mod(q, k) is None) is (encoding.score_mod(q, k, where) is None)
-    if "unrotate" in encoding.doors():
+    if "unrotate" in encoding.methods():
         same(encoding.unrotate(q), encoding.unrotate(q, where))
-    if "rotate" in encoding.doors() and hasattr(encoding, "rotate_one") and name != "xpos":
+    if "rotate" in encoding.methods() and hasattr(encoding, "rotate_one") and name != "xpos":
         same(encoding.rotate_one(q), encoding.rotate_one(q, where))  # type: ignore[operator]
-    if embeds and len(encoding.doors()) == 1:
+    if embeds and len(encoding.methods()) == 1:
         same(encoding(x), encoding.embed(x, where))
 
 
@@ -81,25 +81,25 @@ def test_every_method_of_every_encoding_counts_from_0(name: str) -> None:
 def test_a_single_token_needs_positions(name: str) -> None:
     """Every method that looks at positions refuses it, in the same words."""
     encoding, q = built(name), queries(1)
-    doors = {
+    methods = {
         "embed": lambda: encoding.embed(torch.randn(2, 1, 12)),
         "rotate": lambda: encoding.rotate(q, q),
         "bias": lambda: encoding.bias(q, q),
         "unrotate": lambda: encoding.unrotate(q),
     }
-    for door in encoding.doors():
+    for method in encoding.methods():
         with refuses(LocantError, "it may be anywhere", "Positions.after(cache_len, 1)"):
-            doors[door]()
+            methods[method]()
     with refuses(LocantError, "it may be anywhere"):
         attend(q, q, q, encoding=encoding)
 
 
-@pytest.mark.parametrize("name", [name for name in BLIND if {"rotate", "bias"} & {*encodings()[name].doors()}])
+@pytest.mark.parametrize("name", [name for name in BLIND if {"rotate", "bias"} & {*encodings()[name].methods()}])
 @pytest.mark.parametrize("lengths", [(1, 5), (4, 5), (6, 5)])
 def test_unequal_numbers_of_queries_and_keys_need_positions(name: str, lengths: tuple[int, int]) -> None:
     encoding, (q, k) = built(name), map(queries, lengths)
-    (door,) = {"rotate", "bias"} & {*encoding.doors()} or {"bias"}
-    for call in (getattr(encoding, door), lambda q, k: attend(q, k, k, encoding=encoding)):
+    (method,) = {"rotate", "bias"} & {*encoding.methods()} or {"bias"}
+    for call in (getattr(encoding, method), lambda q, k: attend(q, k, k, encoding=encoding)):
         with refuses(LocantError, f"{lengths[0]} queries and {lengths[1]} keys", "queries may be anywhere"):
             call(q, k)
 

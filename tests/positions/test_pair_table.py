@@ -101,7 +101,7 @@ def test_shorthand_options_equal_the_table_that_they_build(name: str, angles: An
     one = Rotary(HEAD_DIM, angles=angles, **SHORT[name])
     other = Rotary(HEAD_DIM, angles=angles, pairs=written)
     assert one.pairs == other.pairs == written
-    assert (one.is_short, other.is_short) == (True, False)
+    assert (one.has_named_layout, other.has_named_layout) == (True, False)
     x, positions = heads(dtype=torch.float32), at(written)
     assert torch.equal(one.rotate_one(x, positions), other.rotate_one(x, positions))
 
@@ -139,7 +139,7 @@ def test_one_token_alone_and_a_copy_of_the_encoding_give_the_same_rotation(name:
     whole = rotary.rotate_one(x, positions)
     one = rotary.rotate_one(x[:, :, 4:5], Positions.of(positions.index[:, 4:5]))
     assert torch.equal(one, whole[:, :, 4:5])
-    for other in (copy.deepcopy(rotary), pickle.loads(pickle.dumps(rotary)), rotary.alike()):  # noqa: S301
+    for other in (copy.deepcopy(rotary), pickle.loads(pickle.dumps(rotary)), rotary.replace()):  # noqa: S301
         assert torch.equal(other.rotate_one(x, positions), whole)
         assert repr(other) == repr(rotary)
 

@@ -69,7 +69,7 @@ def test_every_encoding_has_complete_info_and_is_built_for_a_model(name: str) ->
     said = (info.kind, info.parameters, info.cost_of_tokens, info.cost_of_pairs, info.extrapolation, info.used_by)
     assert info.name == name
     assert all((*said, info.paper))
-    assert info.kind != "absolute" or kind.doors() == ("embed",) or name == "fope", "no rotation, but a mixture"
+    assert info.kind != "absolute" or kind.methods() == ("embed",) or name == "fope", "no rotation, but a mixture"
     assert type(kind.for_model(SHAPE)) is kind
     assert bool(list(kind.for_model(SHAPE).parameters())) == (info.parameters != "none")
     built = kind.for_model(SHAPE)
@@ -83,7 +83,7 @@ def test_info_is_not_inherited() -> None:
         pass
 
     assert Steep.info == EncodingInfo()
-    assert Steep.doors() == ("bias",)
+    assert Steep.methods() == ("bias",)
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def cosines_are_exact(scaling_for: Build, formula: Formula) -> None:
     positions = [*edge_positions()[::4], LONGEST - 1, 1_000_003, TRAINED, TRAINED + 1]
     for dim, base in [(128, 500_000.0), (32, 10_000.0)]:
         rotary = Rotary(dim, base=base, scaling=scaling_for(dim))
-        if rotary.scaling.length_that_matters is not None:
+        if rotary.scaling.length_threshold is not None:
             rotary = rotary.for_length(LONGEST)
         with mpmath.workdps(DIGITS):
             true = formula(dim, base)

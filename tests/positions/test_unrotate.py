@@ -1,4 +1,4 @@
-"""The fourth door: values that were rotated with their keys come out of attention turned back by the query's place."""
+"""The fourth method: attention turns values that were rotated with their keys back by the query's position."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEFT_ALONE = ("dual_chunk", "inkling", "rerope", "self_extend", "fope", "pope")
 def test_unrotate_is_the_identity_unless_keys_are_rotated(name: str) -> None:
     encoding, y = encodings()[name].for_model(SHAPE), torch.randn(1, 3, 5, 4)
     positions = encoding.read(torch.randn(1, 5, 12), Positions.arange(5))
-    turns = "rotate" in encoding.doors() and name not in LEFT_ALONE
+    turns = "rotate" in encoding.methods() and name not in LEFT_ALONE
     assert (encoding.unrotate(y, positions) is y) != turns
 
 

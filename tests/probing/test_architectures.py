@@ -140,7 +140,7 @@ def test_x_transformers_is_measured_as_it_is_made() -> None:
     x_transformers = pytest.importorskip("x_transformers.x_transformers", reason="x-transformers is not installed")
     found = locant.probe(x_transformers.RotaryEmbedding(32), head_dim=64)
     assert isinstance(found.encoding, Rotary)
-    assert repr(found.encoding.alike(angles="exact")) == repr(Rotary(64, layout="interleaved", rotary_dim=32))
+    assert repr(found.encoding.replace(angles="exact")) == repr(Rotary(64, layout="interleaved", rotary_dim=32))
 
 
 def test_torchtune_puts_heads_behind() -> None:

@@ -91,7 +91,7 @@ def test_alibi_of_transformers_is_told_up_to_a_constant_per_row() -> None:
 
 
 def test_settings_that_share_values_out_alike_are_all_said() -> None:
-    def alike(max_distance: int) -> bool:
+    def replace(max_distance: int) -> bool:
         distance = torch.arange(4096)
         tables = [T5Bias(1, num_buckets=10, max_distance=far).buckets(distance) for far in (40, max_distance)]
         return torch.equal(*tables)

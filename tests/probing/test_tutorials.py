@@ -240,7 +240,7 @@ def test_a_module_of_any_name_and_shape_is_probed(written: str) -> None:
     assert isinstance(report, RotationReport)
     assert report.called.startswith(called)
     assert isinstance(report.encoding, Rotary)
-    assert repr(report.encoding.alike(angles="exact")) == repr(expected)
+    assert repr(report.encoding.replace(angles="exact")) == repr(expected)
     assert report.is_rotation
 
 

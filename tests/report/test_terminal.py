@@ -41,7 +41,7 @@ def flow(text: str = "cat :smile: [bold]x[/bold] sat\n", **options: object) -> N
     path.write_text(text)
     usual = {"encoding": "learned", "d_model": 256, "num_heads": 4, "context": 4, "batch": 8, "seed": 0}
     print_flow(
-        embed(read_corpus([str(path)], tokenizer="bytes", usual_vocab_size=300), Plan(**{**usual, **options})).flow
+        embed(read_corpus([str(path)], tokenizer="bytes", default_vocab_size=300), Plan(**{**usual, **options})).flow
     )
 
 

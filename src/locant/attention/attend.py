@@ -33,9 +33,9 @@ from locant.attention.merge import shares
 from locant.errors import LocantError
 from locant.kernels.transforms import is_transforming
 from locant.positions import PositionEncoding, Positions
-from locant.positions.base import standing
-from locant.positions.documents import window_of
-from locant.positions.positions import Where, require_positions
+from locant.positions.base import resolve_positions
+from locant.positions.documents import check_window
+from locant.positions.positions import OptionalPositions, require_positions
 from locant.positions.rotary_by_class import PairClass
 
 Output = Float[Tensor, "batch heads query value_dim"]
@@ -46,30 +46,34 @@ LogSumExp = Float[Tensor, "batch heads query"]
 @overload
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., rotate: bool = ...,
-    positions: Where = ..., k_positions: Where = ..., causal: bool = ..., window: int | None = ...,
-    dropout_p: float = ..., scale: float | None = ..., sinks: Tensor | None = ..., softcap: float | None = ...,
-    backend: BackendName = ..., return_weights: Literal[False] = ..., return_lse: Literal[False] = ...,
+    positions: OptionalPositions = ..., k_positions: OptionalPositions = ..., causal: bool = ...,
+    window: int | None = ..., dropout_p: float = ..., scale: float | None = ..., sinks: Tensor | None = ...,
+    softcap: float | None = ..., backend: BackendName = ...,
+    return_weights: Literal[False] = ..., return_lse: Literal[False] = ...,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., rotate: bool = ...,
-    positions: Where = ..., k_positions: Where = ..., causal: bool = ..., window: int | None = ...,
-    dropout_p: float = ..., scale: float | None = ..., sinks: Tensor | None = ..., softcap: float | None = ...,
-    backend: BackendName = ..., return_weights: Literal[True], return_lse: Literal[False] = ...,
+    positions: OptionalPositions = ..., k_positions: OptionalPositions = ..., causal: bool = ...,
+    window: int | None = ..., dropout_p: float = ..., scale: float | None = ..., sinks: Tensor | None = ...,
+    softcap: float | None = ..., backend: BackendName = ...,
+    return_weights: Literal[True], return_lse: Literal[False] = ...,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., rotate: bool = ...,
-    positions: Where = ..., k_positions: Where = ..., causal: bool = ..., window: int | None = ...,
-    dropout_p: float = ..., scale: float | None = ..., sinks: Tensor | None = ..., softcap: float | None = ...,
-    backend: BackendName = ..., return_weights: Literal[False] = ..., return_lse: Literal[True],
+    positions: OptionalPositions = ..., k_positions: OptionalPositions = ..., causal: bool = ...,
+    window: int | None = ..., dropout_p: float = ..., scale: float | None = ..., sinks: Tensor | None = ...,
+    softcap: float | None = ..., backend: BackendName = ...,
+    return_weights: Literal[False] = ..., return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., rotate: bool = ...,
-    positions: Where = ..., k_positions: Where = ..., causal: bool = ..., window: int | None = ...,
-    dropout_p: float = ..., scale: float | None = ..., sinks: Tensor | None = ..., softcap: float | None = ...,
-    backend: BackendName = ..., return_weights: Literal[True], return_lse: Literal[True],
+    positions: OptionalPositions = ..., k_positions: OptionalPositions = ..., causal: bool = ...,
+    window: int | None = ..., dropout_p: float = ..., scale: float | None = ..., sinks: Tensor | None = ...,
+    softcap: float | None = ..., backend: BackendName = ...,
+    return_weights: Literal[True], return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
 def attend(
     q: Float[Tensor, "batch heads query head_dim"],
@@ -78,8 +82,8 @@ def attend(
     *,
     encoding: PositionEncoding | None = None,
     rotate: bool = False,
-    positions: Where = None,
-    k_positions: Where = None,
+    positions: OptionalPositions = None,
+    k_positions: OptionalPositions = None,
     causal: bool = True,
     window: int | None = None,
     dropout_p: float = 0.0,
@@ -150,12 +154,12 @@ def attend(
     require_encoding(encoding)
     if encoding is positions is k_positions is window is None and not causal:  # nothing depends on the positions
         positions, k_positions = (Positions.arange(x.shape[2], device=x.device) for x in (q, k))
-    positions, keys = standing(encoding, q, k, positions, k_positions)
+    positions, keys = resolve_positions(encoding, q, k, positions, k_positions)
     require_positions(positions)
     require_positions(keys)
     if flag("rotate", rotate) and encoding is not None:
         q, k = encoding.rotate(q, k, positions, keys)
-    mask = AttentionMask(positions, k_positions, flag("causal", causal), window_of(window))
+    mask = AttentionMask(positions, k_positions, flag("causal", causal), check_window(window))
     mask.queries.require_fits(q.shape[0], q.shape[2], q.device, "q")
     mask.keys.require_fits(k.shape[0], k.shape[2], k.device, "k")
     require_keys_between(encoding, mask)

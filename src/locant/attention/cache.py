@@ -36,7 +36,7 @@ from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
 from locant.positions.checks import token_count
 from locant.positions.documents import PADDING
-from locant.positions.fields import Read
+from locant.positions.fields import TokenFeatures
 from locant.tensors import readable
 
 
@@ -246,7 +246,7 @@ class StaticKVCache(FixedCache):
     @property
     def positions(self) -> Positions:
         """Return the positions of all slots."""
-        return Positions(self._index, self._document, None, 0, self.max_index, read=Read(None, self._read))
+        return Positions(self._index, self._document, None, 0, self.max_index, read=TokenFeatures(None, self._read))
 
     def append(self, k: NewKeys, v: NewValues, positions: Positions) -> tuple[Keys, Values, Positions]:
         """Store new keys and values. Return the keys, values and positions of all slots, filled or not.

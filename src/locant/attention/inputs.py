@@ -26,12 +26,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.masked import MaskedTensor
 
-from locant.arguments import Real, real, scale_of, shape_error, shown
+from locant.arguments import Real, real, scale_of, shape_error, short_repr
 from locant.attention.mask import AttentionMask
 from locant.errors import RangeError, ShapeError
 from locant.kernels.transforms import hides_gradient, is_differentiated
 from locant.positions import PositionEncoding, Positions
-from locant.positions.base import bias_of
+from locant.positions.base import effective_score_bias
 from locant.positions.documents import PADDING
 from locant.positions.score_bias import ScoreBias
 from locant.spelling import dtype_name
@@ -84,7 +84,7 @@ class AttentionInputs:
     """Whether the caller or the sinks need the log-sum-exp."""
 
     @property
-    def scores(self) -> int:
+    def num_scores(self) -> int:
         """Return the number of scores, over all rows and heads."""
         return self.q.shape[0] * self.q.shape[1] * self.q.shape[2] * self.k.shape[2]
 
@@ -100,7 +100,7 @@ class AttentionInputs:
             return None
         memo = self._memo
         if "asked" not in memo:
-            memo["asked"] = bias_of(self.encoding, self.q, self.k, self.mask.queries, self.mask.keys)
+            memo["asked"] = effective_score_bias(self.encoding, self.q, self.k, self.mask.queries, self.mask.keys)
         return memo["asked"]
 
     @property
@@ -248,7 +248,7 @@ def require_encoding(encoding: Any) -> None:
         remedy = "pass the encoding itself, and wrap or compile the caller of attend"
         cause = f"a module {type(encoding).__name__}"
     else:
-        cause, remedy = shown(encoding), "locant.encoding(name, ...)"
+        cause, remedy = short_repr(encoding), "locant.encoding(name, ...)"
     raise RangeError(f"got {cause} for encoding, expected a PositionEncoding or None", remedy)
 
 

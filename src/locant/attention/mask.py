@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
-from locant.kernels.transforms import is_watched
+from locant.kernels.transforms import is_dispatch_mode_active
 from locant.positions import Positions
 from locant.positions.documents import PADDING
 from locant.tensors import readable
@@ -200,7 +200,7 @@ class AttentionMask:
         captures = self.queries.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if torch.compiler.is_compiling() or captures:
             return self._block_mask()
-        if self.offset is not None and not is_watched():
+        if self.offset is not None and not is_dispatch_mode_active():
             sizes = (max(self.offset, 0), self.queries.seq_len, max(-self.offset, 0), self.keys.seq_len)
             return _range_block_mask(
                 *sizes, self.causal, self.window, self.queries.device, torch.is_inference_mode_enabled()

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from locant.arguments import entries, shape_error, shown
+from locant.arguments import entries, shape_error, short_repr
 from locant.errors import ShapeError
 from locant.spelling import dtype_name
 from locant.tensors import require_arithmetic
@@ -78,7 +78,7 @@ def _check_parts(parts: object) -> tuple[list[Tensor], list[Tensor]]:
     pairs = [entries("a part", part, remedy) for part in entries("parts", parts, remedy)]
     if not pairs or any(len(part) != 2 for part in pairs):
         sizes = [len(part) for part in pairs]
-        raise ShapeError(f"got parts of {shown(sizes)} tensors, expected an output and a log-sum-exp each", remedy)
+        raise ShapeError(f"got parts of {short_repr(sizes)} tensors, expected an output and a log-sum-exp each", remedy)
     for output, lse in pairs:
         for name, x in (("an output", output), ("a log-sum-exp", lse)):
             require_arithmetic(name, x)

@@ -33,7 +33,7 @@ from locant.attention.memory import (
 from locant.errors import RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import PADDING
-from locant.positions.fields import Read
+from locant.positions.fields import TokenFeatures
 from locant.spelling import dtype_name
 from locant.tensors import bounds, readable, require_tensor
 
@@ -139,7 +139,9 @@ class PagedKVCache(FixedCache):
         slots = torch.arange(table.shape[1] * self.block_size, device=table.device)
         document = torch.where(slots < cached[:, None], self._document[table].flatten(1), PADDING)
         features = None if self._read is None else self._read[table].flatten(1, 2)
-        return Positions(self._index[table].flatten(1), document, None, 0, self.max_index, read=Read(None, features))
+        return Positions(
+            self._index[table].flatten(1), document, None, 0, self.max_index, read=TokenFeatures(None, features)
+        )
 
     def truncate(
         self, length: Length, table: Int[Tensor, "batch blocks"], cached: Int[Tensor, " batch"]

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.checkpoints.config_source import CONFIG, read_json
 from locant.errors import InputError
 from locant.files import NewFile, flush, new_folder, require_new
@@ -60,7 +60,7 @@ class Header:
     tensors: tuple[TensorEntry, ...]
 
 
-def headers_of(folder: Path) -> dict[str, Header]:
+def read_headers(folder: Path) -> dict[str, Header]:
     """Return the header of each safetensors file, by the name of the file.
 
     Raise `InputError` if the index does not match the headers.
@@ -110,10 +110,10 @@ class TensorFolder:
 
     def __init__(self, folder: Path | str) -> None:
         if not isinstance(folder, (str, Path)) or not str(folder):
-            raise InputError(f"got {shown(folder)}, expected the folder of a model", "use '.' for the current one")
+            raise InputError(f"got {short_repr(folder)}, expected the folder of a model", "use '.' for the current one")
         self.folder = Path(folder)
         if not os.path.isdir(folder):  # noqa: PTH112  # pathlib raises if a name is too long
-            got = f"got {shown(str(folder))}, which is not a folder: nothing is downloaded"
+            got = f"got {short_repr(str(folder))}, which is not a folder: nothing is downloaded"
             raise InputError(got, "pass the path of the folder that the model was saved or downloaded to")
         files = _weight_files(self.folder)
         self.files: dict[str, str] = (
@@ -177,7 +177,7 @@ def companions(folder: Path, weights: Mapping[str, object]) -> tuple[tuple[str, 
 
 
 @contextmanager
-def rewritten(
+def rewrite_folder(
     folder: Path,
     output: Path,
     headers: Mapping[str, Header],
@@ -194,7 +194,7 @@ def rewritten(
         for name, header in headers.items():
             with NewFile(new / name) as target:
                 write(name, header, target)
-                target.settle()
+                target.fsync()
                 target.publish()
         for name in copied:
             shutil.copyfile(folder / name, new / name)
@@ -235,7 +235,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
         )
     for file in set(weights.values()):
         if Path(file).name != file or not file.endswith(".safetensors") or len(file) > LONGEST_NAME:
-            got = f"got {shown(file)} in {folder / INDEX}, expected the name of a safetensors file in the same folder"
+            got = f"got {short_repr(file)} in {folder / INDEX}, expected a safetensors file in the same folder"
             raise InputError(got, "use the index of this checkpoint")
     if not isinstance(index.get("metadata", {}), dict):
         raise InputError(

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.checkpoints.mistral_params import PARAMS, config_of_params, is_params
 from locant.errors import InputError
 from locant.extras import is_installed, require
@@ -39,7 +39,7 @@ def find_source(source: str) -> Source:
     """
     if Path(source).exists() or source in presets():
         return Source(read_source(source))
-    transformers = require("transformers", f"reading {shown(source)}, which is not a file, folder or preset,")
+    transformers = require("transformers", f"reading {short_repr(source)}, which is not a file, folder or preset,")
     config = default_config(source)
     if config is None:
         return Source(_preset(source))  # which raises an error with the known names
@@ -68,7 +68,7 @@ def default_config(name: str) -> object | None:
     try:
         return config_class()
     except Exception as error:  # a configuration can make transformers fail in any way
-        got = f"got {name}, whose class {config_class.__name__} has no default configuration: {shown(str(error))}"
+        got = f"got {name}, whose class {config_class.__name__} has no default configuration: {short_repr(str(error))}"
         raise InputError(got, f"pass the path of a {CONFIG}") from error
 
 
@@ -127,7 +127,7 @@ def require_no_code(source: object, config: Mapping[str, Any]) -> None:
             names = part.get(key)
             for name in names.values() if isinstance(names, Mapping) else (names,):
                 if isinstance(name, str) and "/" in name:
-                    got = f"got {source}, whose attention is code of its own: {key} is {shown(name)}"
+                    got = f"got {source}, whose attention is code of its own: {key} is {short_repr(name)}"
                     raise InputError(got, f"remove {key} from {CONFIG}")
 
 

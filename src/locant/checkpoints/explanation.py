@@ -12,7 +12,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from locant.checkpoints.mistral_params import ORIGIN, PARAMS
-from locant.checkpoints.pretrained import told_layers
+from locant.checkpoints.pretrained import describe_layers
 from locant.checkpoints.rotary_settings import RotarySettings, rotary_settings
 from locant.checkpoints.score_scale import scale_warnings
 from locant.checkpoints.windows import FULL, SLIDING, Place, reach_by_layer
@@ -31,7 +31,7 @@ from locant.models.config_values import (
 )
 from locant.models.encodings import encoding_from_config, layer_types, read_measurable
 from locant.models.lab_decoder import is_lab_decoder
-from locant.models.mixed_layers import LISTED
+from locant.models.mixed_layers import ROTATION_KINDS
 from locant.models.registry import with_defaults
 from locant.models.rope_parameters import stated_trained_length
 from locant.models.rotary_config import named_layout
@@ -71,7 +71,7 @@ class Layers:
     name: str | None
     kind: str
     encoding: str
-    doors: tuple[str, ...]
+    methods: tuple[str, ...]
     num_parameters: int
     rotary: RotarySettings | None
     warnings: tuple[str, ...]
@@ -109,7 +109,7 @@ def explain(config: Mapping[str, Any] | object) -> Explanation:
     Missing values are the defaults of the architecture in `transformers`, see `with_defaults`.
 
     >>> explained = explain({"model_type": "gpt2", "n_positions": 1024, "n_embd": 768, "vocab_size": 50257})
-    >>> explained.layers[0].doors, explained.tables[1]
+    >>> explained.layers[0].methods, explained.tables[1]
     (('embed',), TableSize(name='positions', shape=(1024, 768)))
     """
     stated, architecture = read_measurable(config)
@@ -117,7 +117,7 @@ def explain(config: Mapping[str, Any] | object) -> Explanation:
     longest = _longest(full)
     named = {name: _on_meta(full, name) for name in layer_types(full) or (None,)}
     rotaries = [encoding for encoding in named.values() if isinstance(encoding, Rotary)]
-    swapped = told_layers(stated)
+    swapped = describe_layers(stated)
     return Explanation(
         model_type=full["model_type"],
         longest=longest,
@@ -150,7 +150,7 @@ def _layers(
         name=name,
         kind="none" if nope else type(encoding).__name__,
         encoding="no position encoding (NoPE)" if nope else repr(encoding),
-        doors=tuple(door for door in encoding.doors() if door != "unrotate"),  # a warning covers that
+        methods=tuple(method for method in encoding.methods() if method != "unrotate"),  # a warning covers that
         num_parameters=sum(size.num_parameters for size in table_sizes(encoding)),
         rotary=rotary,
         warnings=tuple(_warnings(config, architecture, encoding, rotary, longest)),
@@ -297,7 +297,7 @@ def _serving(config: Config, architecture: Architecture, rotaries: Sequence[Rota
     if config.get("position_embedding_type", "absolute") != "absolute":
         return Serving(answer="no", reasons=("its BERT has only absolute positions",))
     if config.get(ORIGIN) == PARAMS:  # vLLM reorders these weights when it loads them
-        rotaries = [rotary.alike(layout=architecture.rotary_keys.layout) for rotary in rotaries]
+        rotaries = [rotary.replace(layout=architecture.rotary_keys.layout) for rotary in rotaries]
     reasons = tuple(dict.fromkeys(reason for rotary in rotaries for reason in _reasons(rotary, architecture)))
     return Serving(answer="differently" if reasons else "yes", reasons=reasons)
 
@@ -371,7 +371,9 @@ def layer_strip(config: Mapping[str, Any] | object) -> tuple[Layer, ...]:
     if kinds == ("encoder", "decoder"):
         decoder = min(integer_at(full, "num_decoder_layers") or count, MOST)
         return tuple(Layer(kind=kind, window=None) for kind in [kinds[0]] * count + [kinds[1]] * decoder)
-    named = _rotary_by_layer(full, count) if kinds and set(kinds) <= set(LISTED) else layer_types_in(full)[:MOST]
+    named = (
+        _rotary_by_layer(full, count) if kinds and set(kinds) <= set(ROTATION_KINDS) else layer_types_in(full)[:MOST]
+    )
     named = named or tuple(FULL if reach.window is None else SLIDING for reach in reaches)
     if kinds and (len(named) != count or not {*named} <= {*kinds}):
         return ()
@@ -387,4 +389,4 @@ def _rotary_by_layer(config: Config, count: int) -> tuple[str, ...]:
     if not has:
         every = integer("no_rope_layer_interval", config.get("no_rope_layer_interval", 4))
         has = [(number + 1) % every for number in range(count)]
-    return tuple(LISTED[not each] for each in has)
+    return tuple(ROTATION_KINDS[not each] for each in has)

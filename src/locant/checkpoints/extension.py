@@ -154,7 +154,7 @@ def write_extension(
     extension = extend(read_source(source), to=to, method=method, factors=factors)
     with NewFile(path) as file:
         file.write(as_json(extension.config).encode())
-        file.settle()
+        file.fsync()
         beside(extension)
         file.publish()
     return extension, path

@@ -26,7 +26,7 @@ from locant.arguments import one_of
 from locant.errors import InputError, Remedy, ShapeError
 from locant.kernels.rotary import Layout
 from locant.models.architecture import Architecture
-from locant.models.config_values import HEADS, Config, integer, integer_at, layer_types_in, of_single_layers, required
+from locant.models.config_values import HEADS, Config, integer, integer_at, layer_types_in, per_layer_configs, required
 from locant.models.lab_decoder import is_lab_decoder
 from locant.models.registry import read
 from locant.models.rope_parameters import is_per_layer, rope_dictionary
@@ -243,7 +243,7 @@ def _keys(config: Config, architecture: Architecture, layer: int | None, queries
     architecture_keys = None if architecture.key_heads is None else architecture.key_heads(config, queries)
     if architecture_keys is not None:
         return architecture_keys
-    layer_keys = None if layer is None else of_single_layers(config).get(layer, {}).get(KEY_HEADS[0])
+    layer_keys = None if layer is None else per_layer_configs(config).get(layer, {}).get(KEY_HEADS[0])
     stated = integer_at(config, *KEY_HEADS) if layer_keys is None else integer(KEY_HEADS[0], layer_keys)
     keys = stated or queries
     if queries % keys:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from locant.checkpoints.checkpoint_folder import Header, TensorEntry, companions, headers_of, rewritten
+from locant.checkpoints.checkpoint_folder import Header, TensorEntry, companions, read_headers, rewrite_folder
 from locant.checkpoints.config_source import CONFIG, as_json, read_json
 from locant.checkpoints.layout import LayoutChange, row_order
 from locant.errors import InputError
@@ -75,7 +75,7 @@ def convert_folder(
     _require_two(folder, output)
     facts = read_json(folder / CONFIG if config is None else Path(config))
     change = LayoutChange(facts, to=to, source=source)
-    headers = headers_of(folder)
+    headers = read_headers(folder)
     moves = change.moves({tensor.name: tensor.shape for header in headers.values() for tensor in header.tensors})
     copied, left_out = companions(folder, headers)
     total = sum(tensor.num_bytes for header in headers.values() for tensor in header.tensors)
@@ -90,7 +90,7 @@ def convert_folder(
                 done += num_bytes
                 progress(done, total)
 
-    with rewritten(folder, output, headers, write, copied) as new:
+    with rewrite_folder(folder, output, headers, write, copied) as new:
         if (folder / CONFIG).exists():
             write_whole(new / CONFIG, as_json(_with_layout(facts, change)))
     return Conversion(

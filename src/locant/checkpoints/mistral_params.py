@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from itertools import cycle, islice
 from typing import Any
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import InputError
 from locant.models.config_values import flag, integer, number
 
@@ -79,14 +79,14 @@ def _windows(window: object, num_layers: int) -> dict[str, Any]:
         return {"sliding_window": window}
     widths = {integer("sliding_window", width) for width in window if width is not None}
     if len(widths) > 1:
-        raise InputError(f"got sliding_window={shown(window)}, expected one width", OTHER_FILE)
+        raise InputError(f"got sliding_window={short_repr(window)}, expected one width", OTHER_FILE)
     types = ["full_attention" if width is None else "sliding_attention" for width in window]
     return {"sliding_window": next(iter(widths), None), "layer_types": [*islice(cycle(types), num_layers)]}
 
 
 def _yarn(yarn: object) -> dict[str, Any]:
     if not isinstance(yarn, Mapping) or not {"factor", TRAINED} <= {*yarn}:
-        raise InputError(f"got yarn={shown(yarn)}, expected a factor and {TRAINED}", f"copy {PARAMS} again")
+        raise InputError(f"got yarn={short_repr(yarn)}, expected a factor and {TRAINED}", f"copy {PARAMS} again")
     rope: dict[str, Any] = {"rope_type": "yarn", TRAINED: integer(TRAINED, yarn[TRAINED])}
     rope |= {ours: number(theirs, yarn[theirs]) for theirs, ours in YARN.items() if yarn.get(theirs) is not None}
     if not flag("apply_scale", yarn.get("apply_scale", True)):
@@ -98,7 +98,7 @@ def _with_temperature(config: Mapping[str, Any], scaling: object) -> dict[str, A
     """Return the keys of Ministral 3, whose queries grow with their position, in steps of the trained length."""
     rope = config.get("rope_parameters", {})
     if not isinstance(scaling, Mapping) or "beta" not in scaling or scaling.get(TRAINED, 0) != rope.get(TRAINED):
-        got = f"got llama_4_scaling={shown(scaling)}, expected beta and the {TRAINED} of yarn"
+        got = f"got llama_4_scaling={short_repr(scaling)}, expected beta and the {TRAINED} of yarn"
         raise InputError(got, OTHER_FILE)
     beta = number("beta", scaling["beta"])
     return {"model_type": "ministral3", "rope_parameters": {**rope, "llama_4_scaling_beta": beta}}

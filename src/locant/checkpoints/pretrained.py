@@ -15,8 +15,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from locant.arguments import one_of, shown, whole
-from locant.checkpoints.checkpoint_folder import DTYPES, TensorFolder, headers_of
+from locant.arguments import one_of, short_repr, whole
+from locant.checkpoints.checkpoint_folder import DTYPES, TensorFolder, read_headers
 from locant.checkpoints.config_source import CONFIG, read_json, read_source, require_no_code
 from locant.errors import InputError
 from locant.extras import require
@@ -27,10 +27,10 @@ from locant.models.lab_decoder import is_lab_decoder
 from locant.models.registry import read, read_known
 from locant.models.weights import InputTables, RowScale
 from locant.positions.base import PositionEncoding
-from locant.positions.description import built
+from locant.positions.description import from_config
 from locant.positions.registry import encodings
 from locant.spelling import dtype_name
-from locant.swapping.plan import FUNCTION_KEYS, KEY, LOADER
+from locant.swapping.plan import CONFIG_KEY, FUNCTION_KEYS, LOADER
 from locant.swapping.swap import swap
 from locant.tensors import as_dtype
 
@@ -55,7 +55,7 @@ class _Source:
         self.folder = self.tensors.folder
         facts = read_json(self.folder / CONFIG)
         if facts.get("auto_map") and read(facts)[1].rotary is UNKNOWN:
-            kind = shown(facts.get("model_type"))
+            kind = short_repr(facts.get("model_type"))
             got = f"got {self.folder}, a model_type {kind} with code of its own, which is not run"
             raise InputError(got, "call locant.register_architecture for it, as in docs/extending.md")
         self.config, self.row = read_known(facts)
@@ -99,7 +99,7 @@ def read_pretrained_input(folder: Path | str, dtype: torch.dtype | str | None = 
     if inputs.positions is not None:
         with torch.device("meta"):
             encoding = encoding_from_config(config)
-        if "embed" in encoding.doors():
+        if "embed" in encoding.methods():
             options["encoding"] = encoding
             tensors |= {f"encoding.{name}": each for name, each in _state(source, encoding).items()}
     if inputs.segments is not None and (
@@ -186,7 +186,7 @@ def _stated_dtype(facts: Config) -> torch.dtype | None:
         return None
     dtypes = {dtype_name(dtype): dtype for dtype in DTYPES.values()}
     if not isinstance(name, str) or dtype_name(name) not in dtypes:
-        got = f"got dtype={shown(name)} in {CONFIG}, expected one of {', '.join(dtypes)}"
+        got = f"got dtype={short_repr(name)} in {CONFIG}, expected one of {', '.join(dtypes)}"
         raise InputError(got, "set 'dtype': null")
     return dtypes[dtype_name(name)]
 
@@ -220,29 +220,29 @@ def load_swapped(
 
     path = Path(folder)
     facts = read_json(path / CONFIG)
-    if KEY not in facts and any(LOADER in str(facts.get(key)) for key in FUNCTION_KEYS):
+    if CONFIG_KEY not in facts and any(LOADER in str(facts.get(key)) for key in FUNCTION_KEYS):
         raise _damaged(path, "it is missing")
-    if KEY not in facts:
+    if CONFIG_KEY not in facts:
         got = f"got {path}, whose model is not swapped, or has its own encoding in every layer"
         raise InputError(got, f"from_pretrained({str(folder)!r}), then locant.swap")
     require_no_code(path, facts)
-    headers_of(path)
+    read_headers(path)
     is_described = encoding is None and layers is None
     # with an argument, the saved encodings are not built: their package may not be installed
-    build = lambda each: built(each) if is_described and each is not None else NOT_SERIALIZED  # noqa: E731
-    plan = _map_layers(path, facts[KEY], build)
+    build = lambda each: from_config(each) if is_described and each is not None else NOT_SERIALIZED  # noqa: E731
+    plan = _map_layers(path, facts[CONFIG_KEY], build)
     if is_described:
         if NOT_SERIALIZED in plan:
             got = f"got {path}, with {NOT_SERIALIZED}"
             raise InputError(got, "load_swapped(folder, encoding=...) with the same encoding")
         layers = lambda layer, _: plan[layer] if layer < len(plan) else None  # noqa: E731
     config: Any = AutoConfig.from_pretrained(path)
-    delattr(config, KEY)
+    delattr(config, CONFIG_KEY)
     config._attn_implementation = None
     options = {"local_files_only": True, "use_safetensors": True, **options}
     usual = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
     model = (cls or usual).from_pretrained(path, config=config, **options)
-    swapped = swap(model, encoding, layers=layers, angles=facts[KEY].get("angles", "exact"))
+    swapped = swap(model, encoding, layers=layers, angles=facts[CONFIG_KEY].get("angles", "exact"))
     if len(swapped.sentences) != len(plan):
         raise _damaged(path, f"{len(plan)} layers for {len(swapped.sentences)}")
     _read_parameters(path, model)
@@ -263,38 +263,41 @@ def _map_layers(folder: Path, entry: Any, convert: Callable[[Any], Any]) -> list
 
 def _read_parameters(folder: Path, model: Any) -> None:
     parameters = {name: each for name, each in model.state_dict().items() if HOLDER in f".{name}"}
-    files = {tensor.name: folder / file for file, header in headers_of(folder).items() for tensor in header.tensors}
+    files = {tensor.name: folder / file for file, header in read_headers(folder).items() for tensor in header.tensors}
     for name, parameter in parameters.items():
         if name not in files:
             raise InputError(f"got {folder} without {name}, a parameter of its encoding", SAVED)
         with safe_open(files[name], framework="pt") as file:
             saved = file.get_tensor(name)
         if saved.shape != parameter.shape:
-            got = f"got {name} of shape {shown(tuple(saved.shape))}, expected {tuple(parameter.shape)}"
+            got = f"got {name} of shape {short_repr(tuple(saved.shape))}, expected {tuple(parameter.shape)}"
             raise InputError(got, SAVED)
         with torch.no_grad():
             parameter.copy_(saved)
 
 
-def told_layers(config: Mapping[str, Any]) -> tuple[str | None, ...]:
+def describe_layers(config: Mapping[str, Any]) -> tuple[str | None, ...]:
     """Describe the encoding of every layer, as `record` wrote it. ``None`` means the model's own encoding.
 
     The result is empty if the model is not swapped.
 
-    >>> told_layers({"locant": {"encodings": [{"name": "alibi", "options": {"num_heads": 4}}], "layers": [0, None]}})
+    >>> alibi = {"name": "alibi", "options": {"num_heads": 4}}
+    >>> describe_layers({"locant": {"encodings": [alibi], "layers": [0, None]}})
     ('alibi(num_heads=4)', None)
     """
-    if config.get(KEY) is None:
+    if config.get(CONFIG_KEY) is None:
         return ()
-    return tuple(_map_layers(Path(), config[KEY], lambda each: NOT_SERIALIZED if each is None else _describe(each)))
+    return tuple(
+        _map_layers(Path(), config[CONFIG_KEY], lambda each: NOT_SERIALIZED if each is None else _describe(each))
+    )
 
 
 def _describe(description: Mapping[str, Any]) -> str:
-    options = ", ".join(f"{name}={shown(value)}" for name, value in description["options"].items())
+    options = ", ".join(f"{name}={short_repr(value)}" for name, value in description["options"].items())
     return f"{one_of('encoding', description['name'], encodings())}({options})"
 
 
 def _damaged(folder: Path, why: str) -> InputError:
     """Return the error for an entry that was changed by hand."""
-    got = f"got {folder / CONFIG}, whose entry {KEY!r} does not describe the encoding of each layer ({why})"
+    got = f"got {folder / CONFIG}, whose entry {CONFIG_KEY!r} does not describe the encoding of each layer ({why})"
     return InputError(got, SAVED)

@@ -140,7 +140,7 @@ def rotary_settings(rotary: Rotary, length: int, trained: int) -> RotarySettings
         head_dim=rotary.head_dim,
         rotary_dim=rotary.rotary_dim,
         layout=rotary.pairs.layout,
-        table=None if rotary.is_short else repr(rotary.pairs).strip("<>"),
+        table=None if rotary.has_named_layout else repr(rotary.pairs).strip("<>"),
         base=float(rotary.base),
         sections=rotary.sections,
         scaling=type(rotary.scaling).__name__,

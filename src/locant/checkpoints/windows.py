@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain, cycle, islice
 from typing import Literal, NamedTuple
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import InputError
 from locant.models.architecture import Architecture
 from locant.models.config_values import Config, flag_at, integer, integer_at, layer_types_in
@@ -111,7 +111,9 @@ def _gpt_neo_types(config: Config) -> Iterator[str]:
         try:
             listed = [*chain.from_iterable([*kinds] * count for kinds, count in groups)]
         except (TypeError, ValueError):
-            got = f"got attention_types={shown(groups)}, expected lists of types, each with its number of repetitions"
+            got = (
+                f"got attention_types={short_repr(groups)}, expected lists of types, each with a number of repetitions"
+            )
             raise InputError(got, "set 'attention_types': [[['global', 'local'], 12]]") from None
     return cycle(_names("attention_layers", listed))
 
@@ -136,7 +138,9 @@ def _llama_4_types(config: Config) -> Iterator[str]:
 
 def _names(key: str, names: object) -> list[str]:
     if not isinstance(names, (list, tuple)) or not names or not all(isinstance(one, str) for one in names):
-        raise InputError(f"got {key}={shown(names)}, expected a list of names", f"set {key!r}: ['global', 'local']")
+        raise InputError(
+            f"got {key}={short_repr(names)}, expected a list of names", f"set {key!r}: ['global', 'local']"
+        )
     return [*names]
 
 

@@ -9,7 +9,16 @@ from typing import Any
 import click
 
 from locant.cli.answers import Answer, answers
-from locant.cli.options import SEED, count, files, output, require_taken, text_of, tokenizer_options, typed
+from locant.cli.options import (
+    SEED,
+    count,
+    files,
+    flags_on_command_line,
+    output,
+    require_taken,
+    text_of,
+    tokenizer_options,
+)
 from locant.errors import InputError
 
 SHORT, USUAL = 64, 4
@@ -56,26 +65,26 @@ def embed(
     In the output file, the target of a text's last token is -100. In padding, targets are -100, positions -1 and ids 0.
     """
     from locant.embedding.flow import Plan, embed, require_vectors_place, save_vectors
-    from locant.report.console import counted, talk
+    from locant.report.console import log_line, pluralize
     from locant.report.embedding import print_flow
     from locant.text.corpus import read_corpus
 
     if model is None:
         require_taken(options["encoding"], {}, "embed")
-    elif names := ", ".join(typed(*OF_THE_MODEL)):
+    elif names := ", ".join(flags_on_command_line(*OF_THE_MODEL)):
         raise InputError(f"got {names} with --model, which decides it", f"use --model without {names}")
     text = text_of(options)
     text["tokenizer"] = text["tokenizer"] or model
     if output is not None:
         require_vectors_place(output, model)
-    corpus = read_corpus(files, usual_vocab_size=VOCAB_SIZE, **text)
+    corpus = read_corpus(files, default_vocab_size=VOCAB_SIZE, **text)
     if options["context"] is None:
         longest = max(end - begin for begin, end in pairwise(corpus.documents))
         options["context"] = longest if longest <= SHORT else USUAL
     embedded = embed(corpus, Plan(batch=None if everything else batch, model=model, **options))
     if output is not None:
         save_vectors(embedded, output)
-        windows = counted(embedded.flow.embedded_windows, "window")
-        talk(f"wrote {output}: ids, targets, positions and embeddings of {windows}")
+        windows = pluralize(embedded.flow.embedded_windows, "window")
+        log_line(f"wrote {output}: ids, targets, positions and embeddings of {windows}")
     facts = {**embedded.flow.to_dict(), "file": None if output is None else str(output)}
     return Answer(facts, lambda: print_flow(embedded.flow))

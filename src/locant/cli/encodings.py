@@ -22,7 +22,7 @@ def list_(name: str | None, **options: Any) -> Answer:
     With a NAME, the list shows its options, and its slopes or inverse frequencies for a small model or for the sizes
     that you pass.
     """
-    from locant.report.console import talk
+    from locant.report.console import log_line
     from locant.report.listing import encoding_facts, facts_of_all, print_all, print_encoding
 
     given = only_given(options)
@@ -34,7 +34,7 @@ def list_(name: str | None, **options: Any) -> Answer:
         raise click.UsageError(f"got {flag_of(next(iter(given)))} without the name of an encoding")
     facts_of_encodings, failures = facts_of_all()
     for failure in failures:
-        talk(f"left out: {failure}")
+        log_line(f"left out: {failure}")
     return Answer(facts_of_encodings, lambda: print_all(facts_of_encodings))
 
 

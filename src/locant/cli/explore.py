@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from locant.cli.answers import as_json
-from locant.cli.options import Place, Whole, files
+from locant.cli.options import PathOption, Whole, files
 
 
 @click.command("explore")
@@ -21,7 +21,7 @@ from locant.cli.options import Place, Whole, files
     "--show", "address", default="compare", show_default=True, metavar="SCREEN[?NAME=VALUE&...]",
     help="The first screen and its settings: the part of an address after its #.",
 )  # fmt: skip
-@click.option("--export", "page", type=Place(), help="Write the screen to one HTML file instead of serving it.")
+@click.option("--export", "page", type=PathOption(), help="Write the screen to one HTML file instead of serving it.")
 @as_json
 def explore(
     files: tuple[str, ...], configs: tuple[str, ...], port: int, opens: bool, address: str, page: Path | None,

@@ -48,7 +48,7 @@ class OneOf(_Choice):
 SEED = Whole(min=0, max=2**63 - 1)
 
 
-class Place(click.Path):
+class PathOption(click.Path):
     """A file or folder. An empty name is an error: it comes from an unset shell variable and would mean ``.``."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Place(click.Path):
         return super().convert(value, param, ctx)
 
 
-class Picture(Place):
+class Picture(PathOption):
     """The file of a picture. Its suffix sets the format."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -83,7 +83,7 @@ dtype = click.option(
 files = click.argument("files", nargs=-1, type=str, metavar="[FILE]...")
 
 
-def output(help_text: str, kind: Place = Place(), **more: Any) -> Callable[[F], F]:  # noqa: B008  # it holds nothing
+def output(help_text: str, kind: PathOption = PathOption(), **more: Any) -> Callable[[F], F]:  # noqa: B008  # it holds nothing
     """Return the option ``-o``, the file or folder to write."""
     return click.option("-o", "--output", type=kind, help=help_text, **more)
 
@@ -161,7 +161,7 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def typed(*options: str) -> list[str]:
+def flags_on_command_line(*options: str) -> list[str]:
     """Return the flags of these options that are on the command line."""
     source = click.get_current_context().get_parameter_source
     return [flag_of(option) for option in options if source(option) is ParameterSource.COMMANDLINE]

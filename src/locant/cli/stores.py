@@ -13,7 +13,16 @@ import click
 
 from locant.cli.answers import Answer, answers
 from locant.cli.errors import as_typed
-from locant.cli.options import OneOf, Place, Whole, count, only_given, output, tokenizer_options, typed
+from locant.cli.options import (
+    OneOf,
+    PathOption,
+    Whole,
+    count,
+    flags_on_command_line,
+    only_given,
+    output,
+    tokenizer_options,
+)
 from locant.errors import InputError, Remedy
 from locant.spelling import dtype_name
 from locant.text import Tokenizer
@@ -102,7 +111,7 @@ def prepare(paths: tuple[str, ...], output: Path | None, **options: Any) -> Answ
         raise InputError("got no folder for the store", "-o FOLDER")
     if only_join:
         others = (name for name in click.get_current_context().params if name not in ("only_join", "output", "as_json"))
-        if flags := typed(*others):  # the tasks decided them
+        if flags := flags_on_command_line(*others):  # the tasks decided them
             raise InputError(f"got {', '.join(flags)} with --finalize", "locant prepare --finalize -o STORE")
         return _describe_store(finalize(output))
     with warnings.catch_warnings(record=True) as caught, progress_bar() as progress:
@@ -128,7 +137,7 @@ def _with_warnings(answer: Answer, caught: list[warnings.WarningMessage]) -> Ans
 
 
 def _describe_store(store: TokenStore) -> Answer:
-    from locant.report.console import counted
+    from locant.report.console import pluralize
 
     tokens, documents, shards = len(store), len(store.documents) - 1, len(store.shards)
     size, dtype = tokens * store.dtype.itemsize, store.dtype.name
@@ -137,12 +146,12 @@ def _describe_store(store: TokenStore) -> Answer:
         "bytes": size, "vocab_size": store.vocab_size, "end_of_text": store.end_of_text,
         "fingerprint": store.fingerprint, **dataclasses.asdict(problems(store)),
     }  # fmt: skip
-    where = f"{counted(documents, 'document')}, {counted(shards, 'shard')}, {dtype}, {counted(size, 'byte')}"
-    return Answer(facts, f"{store.path}: {counted(tokens, 'token')} in {where}")
+    where = f"{pluralize(documents, 'document')}, {pluralize(shards, 'shard')}, {dtype}, {pluralize(size, 'byte')}"
+    return Answer(facts, f"{store.path}: {pluralize(tokens, 'token')} in {where}")
 
 
 @click.command("export")
-@click.argument("store", type=Place())
+@click.argument("store", type=PathOption())
 @click.option("--to", metavar="FORMAT", required=True, help="The format to write.")
 @output("A new or empty folder.", required=True)
 @click.option("--format", metavar="FORMAT", help="The format of STORE. Default: locant.")

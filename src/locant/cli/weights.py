@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from locant.cli.answers import Answer, answers, draw_into
-from locant.cli.options import OneOf, Picture, Place, count, device, dtype, only_given, output
+from locant.cli.options import OneOf, PathOption, Picture, count, device, dtype, only_given, output
 from locant.errors import InputError
 
 LAYOUT = OneOf(("half", "interleaved"))
@@ -44,11 +44,11 @@ def audit(model: str, files: tuple[str, ...], **options: Any) -> Answer:
 
 
 @click.command("convert")
-@click.argument("folder", type=Place())
+@click.argument("folder", type=PathOption())
 @click.option("--to", type=LAYOUT, required=True, help="The new layout of the weights.")
 @click.option("--from", "source", type=LAYOUT, help="Their present layout. Default: from the configuration.")
 @output("A new or empty folder.", required=True)
-@click.option("--config", type=Place(), help="A config.json of another folder, for adapters without one.")
+@click.option("--config", type=PathOption(), help="A config.json of another folder, for adapters without one.")
 @answers
 def convert(folder: Path, to: Any, source: Any, output: Path, config: Path | None) -> Answer:
     """Convert the weights of a checkpoint to the other rotary layout.
@@ -62,12 +62,12 @@ def convert(folder: Path, to: Any, source: Any, output: Path, config: Path | Non
     not changed.
     """  # noqa: D301
     from locant.checkpoints.layout_folder import convert_folder
-    from locant.report.console import progress_bar, talk
+    from locant.report.console import log_line, progress_bar
 
     with progress_bar() as progress:
         conversion = convert_folder(folder, output, to=to, source=source, config=config, progress=progress)
     if conversion.left_out:
-        talk(f"left out: {', '.join(conversion.left_out)}")
+        log_line(f"left out: {', '.join(conversion.left_out)}")
     return Answer(asdict(conversion), str(conversion))
 
 
@@ -113,7 +113,7 @@ def neighbours(
         draw_into(flat_map, lambda: draw_flat_map(words, table.flat_map(words, layout)))
     if positions:
         encoding = InputEmbedding.from_pretrained(model).encoding
-        if "embed" not in encoding.doors():
+        if "embed" not in encoding.methods():
             raise InputError(f"got {model}, which has no table of positions", f"locant explain {model}")
         draw_into(positions, lambda: draw(encoding, length=getattr(encoding, "max_seq_len", None)))
     figures = [path for path in (figure, flat_map, positions) if path]

@@ -101,7 +101,7 @@ class Flow:
     vocab_size: int
     fingerprint: str
     encoding: str
-    doors: tuple[str, ...]
+    methods: tuple[str, ...]
     windows: int
     embedded_windows: int
     context: int
@@ -175,7 +175,7 @@ def _embedding(plan: Plan, entries: int) -> tuple[InputEmbedding, PositionEncodi
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(plan.seed)
             encoding = find(plan.encoding).for_model(plan.shape)
-            added = encoding if "embed" in encoding.doors() else None
+            added = encoding if "embed" in encoding.methods() else None
             return InputEmbedding(entries, plan.d_model, encoding=added, scale=plan.scale).eval(), encoding.eval()
     embedding = InputEmbedding.from_pretrained(plan.model)
     if entries > (rows := embedding.token.vocab_size):
@@ -209,11 +209,11 @@ def _flow(
     vectors: Vectors, positions: Positions,
 ) -> Flow:  # fmt: skip
     ids, x, shape = vectors.ids, vectors.embeddings, plan.shape
-    doors = encoding.doors()
+    methods = encoding.methods()
     tables = embedding
     if encoding is not embedding.encoding:
         tables = nn.ModuleDict({"token": embedding.token, "encoding": encoding})
-    angles = getattr(encoding, "angles", None) if "rotate" in doors else None
+    angles = getattr(encoding, "angles", None) if "rotate" in methods else None
     k = torch.zeros(1, shape.num_heads, shape.max_seq_len, shape.head_dim)
     bias = encoding.bias(k[:, :, :1], k, Positions.arange(1), Positions.arange(shape.max_seq_len))  # of one query
     first: list[Token] = []
@@ -229,7 +229,7 @@ def _flow(
         vocab_size=corpus.tokenizer.vocab_size,
         fingerprint=corpus.tokenizer.fingerprint,
         encoding=name_of(plan.encoding) if plan.model is None else type(encoding).info.name,
-        doors=doors,
+        methods=methods,
         windows=len(windows),
         embedded_windows=len(ids),
         context=windows.length,
@@ -237,7 +237,7 @@ def _flow(
         padding=int((vectors.positions < 0).sum()),
         ids=tuple(ids.shape),
         token_vectors=(*ids.shape, embedding.token.d_model),
-        position_vectors=adds if "embed" in doors else None,
+        position_vectors=adds if "embed" in methods else None,
         embeddings=tuple(x.shape),
         cos_sin=(plan.context, len(angles.frequencies)) if isinstance(angles, Angles) else None,
         bias=None if bias is None else (shape.num_heads, shape.max_seq_len, bias.shape[3]),

@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from locant.arguments import MAX_WIDTH, one_of, real, shape_error, shown, whole
-from locant.embedding.table import DeferredErrorModule, Ids, ids_of
+from locant.arguments import MAX_WIDTH, one_of, real, shape_error, short_repr, whole
+from locant.embedding.table import DeferredErrorModule, Ids, ids_on_device
 from locant.embedding.token import Init, Scale, SegmentEmbedding, TokenEmbedding, factor_of, require_segments, to_scale
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
 from locant.positions.base import build, width_remedy
-from locant.positions.positions import Where, from_zero, require_positions
+from locant.positions.positions import OptionalPositions, default_positions, require_positions
 from locant.positions.registry import find
 from locant.tensors import require_tensor
 
@@ -86,7 +86,7 @@ class InputEmbedding(DeferredErrorModule):
         dropout = real("dropout", dropout, low=0, below=1, remedy="pass a probability such as dropout=0.1")
         num_segments = whole("num_segments", num_segments, 0, remedy="num_segments=2, or 0 for none")
         if not (norm is None or isinstance(norm, nn.Module) or (isinstance(norm, str) and norm == "layer_norm")):
-            got = f"got {shown(norm)} for norm, expected 'layer_norm', a module or None"
+            got = f"got {short_repr(norm)} for norm, expected 'layer_norm', a module or None"
             raise RangeError(got, "norm='layer_norm'")
         encoding = _encoding(encoding, d_model, max_seq_len)
         one_of("combine", combine, ("add", "concat"))
@@ -95,7 +95,7 @@ class InputEmbedding(DeferredErrorModule):
         self.token = TokenEmbedding(
             vocab_size, width, scale=scale, init=init, init_std=init_std, padding_idx=padding_idx
         )
-        added = getattr(encoding, "d_model", None) if combine == "add" and "embed" in encoding.doors() else None
+        added = getattr(encoding, "d_model", None) if combine == "add" and "embed" in encoding.methods() else None
         if isinstance(added, int) and added != self.token.d_model:
             got = f"got an encoding of d_model={added} for an embedding of d_model={self.token.d_model}"
             raise ShapeError(got, width_remedy(encoding, self.token.d_model))
@@ -126,7 +126,7 @@ class InputEmbedding(DeferredErrorModule):
     def forward(
         self,
         ids: Ids,
-        positions: Where = None,
+        positions: OptionalPositions = None,
         segments: Ids | None = None,
         *,
         token_type_ids: Ids | None = None,
@@ -141,10 +141,10 @@ class InputEmbedding(DeferredErrorModule):
             if segments is not None:
                 raise LocantError("got both segments and token_type_ids, which are the same", "pass one of them")
             segments = token_type_ids
-        ids = ids_of(ids, self)
+        ids = ids_on_device(ids, self)
         ids = ids[None] if ids.ndim == 1 else ids
         if segments is not None:
-            segments = ids_of(segments, self, "segments")
+            segments = ids_on_device(segments, self, "segments")
             segments = segments[None] if segments.ndim == 1 else segments
         if ids.ndim != 2:
             raise shape_error("ids", ids, "(batch, seq), or (seq,) for one row", "ids.flatten(1)")
@@ -153,7 +153,7 @@ class InputEmbedding(DeferredErrorModule):
     def combine(
         self,
         x: Float[Tensor, "batch seq token_width"],
-        positions: Where = None,
+        positions: OptionalPositions = None,
         segments: Integer[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
         """Do the same for vectors that are embedded already, such as image patches, without scaling them."""
@@ -191,7 +191,7 @@ def _encoding(encoding: Any, d_model: int, max_seq_len: int | None) -> PositionE
             raise RangeError(f"got encoding={encoding!r}, which requires {' and '.join(missing)}", f"pass {remedy}")
         return build(kind, {size: known_sizes[size] for size in kind.sizes()})
     if max_seq_len is not None:
-        cause = f"got {shown(max_seq_len)} for max_seq_len, expected it only with the name of an encoding"
+        cause = f"got {short_repr(max_seq_len)} for max_seq_len, expected it only with the name of an encoding"
         raise RangeError(cause, "pass encoding='learned'")
     if not (encoding is None or isinstance(encoding, PositionEncoding)):
         got = f"got an encoding of type {type(encoding).__name__}, expected a PositionEncoding"
@@ -203,7 +203,7 @@ def _encoding(encoding: Any, d_model: int, max_seq_len: int | None) -> PositionE
 
 def _require_adds(kind: type[PositionEncoding]) -> None:
     """Raise `RangeError` for an encoding that acts only in attention, because it would silently do nothing here."""
-    methods = kind.doors()
+    methods = kind.methods()
     acts = bool(methods) or kind.score_bias is not PositionEncoding.score_bias
     if acts and "embed" not in methods:
         got = f"got encoding={kind.__name__}, which adds nothing to embeddings, but acts in attention"
@@ -211,12 +211,12 @@ def _require_adds(kind: type[PositionEncoding]) -> None:
         raise RangeError(got, f"pass it to attend(q, k, v, encoding=encoding{rotate}) in each layer instead")
 
 
-def _resolve_positions(encoding: PositionEncoding, tokens: Tensor, positions: Where) -> Positions:
+def _resolve_positions(encoding: PositionEncoding, tokens: Tensor, positions: OptionalPositions) -> Positions:
     """Return the positions of ids or vectors, by default from 0. If no vectors are added, one token is enough."""
     batch, seq_len = tokens.shape[:2]
     if positions is None:
-        adds = "embed" in encoding.doors()
-        return from_zero(seq_len, tokens.device) if adds else Positions.arange(seq_len, device=tokens.device)
+        adds = "embed" in encoding.methods()
+        return default_positions(seq_len, tokens.device) if adds else Positions.arange(seq_len, device=tokens.device)
     require_positions(positions)
     positions.require_fits(batch, seq_len, tokens.device, "the input")
     return positions
@@ -235,7 +235,7 @@ def _token_width(d_model: int, encoding: PositionEncoding) -> int:
 
 def _position_width(encoding: PositionEncoding) -> int:
     width = getattr(encoding, "d_model", None)
-    if "embed" not in encoding.doors() or not isinstance(width, int):
+    if "embed" not in encoding.methods() or not isinstance(width, int):
         got = f"got combine='concat' with {type(encoding).__name__}, expected an encoding that adds vectors"
         raise RangeError(got, "encoding=Sinusoidal(64)")
     return width

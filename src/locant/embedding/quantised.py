@@ -15,7 +15,7 @@ from jaxtyping import Float, Integer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.arguments import one_of, shown
+from locant.arguments import one_of, short_repr
 from locant.embedding.table import require_ids
 from locant.embedding.token import TokenEmbedding
 from locant.errors import RangeError
@@ -58,7 +58,7 @@ class QuantisedEmbedding(nn.Module):
     def __init__(self, table: TokenEmbedding, code: Literal["int8", "fp8"] = "int8") -> None:
         super().__init__()
         if not isinstance(table, TokenEmbedding):
-            got = f"got {shown(table)} for table, expected a TokenEmbedding"
+            got = f"got {short_repr(table)} for table, expected a TokenEmbedding"
             raise RangeError(got, "QuantisedEmbedding(TokenEmbedding.from_pretrained(folder))")
         dtype, reach = CODES[one_of("code", code, CODES)]
         weight = table.weight.detach()

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from locant.errors import RangeError, ShapeError
 from locant.kernels.look_up import look_up
 from locant.kernels.transforms import is_exporting, is_transforming
-from locant.positions.checks import integers
+from locant.positions.checks import to_int64
 from locant.spelling import dtype_name
 from locant.tensors import has_values, require_tensor
 
@@ -59,13 +59,15 @@ class Table:
         """Return the product of every vector with every row."""
         return F.linear(x, weight)
 
-    def draw(self, weight: Float[Tensor, "vocab_size d_model"], fill: Fill, padding_idx: int | None) -> None:
+    def initialize(self, weight: Float[Tensor, "vocab_size d_model"], fill: Fill, padding_idx: int | None) -> None:
         """Fill every row by `fill`, and the padding row with zeros."""
         fill(weight)
         if padding_idx is not None:
             weight[padding_idx].zero_()
 
-    def longer(self, weight: Float[Tensor, "vocab_size d_model"], num_rows: int) -> Float[Tensor, "num_rows d_model"]:
+    def extended_copy(
+        self, weight: Float[Tensor, "vocab_size d_model"], num_rows: int
+    ) -> Float[Tensor, "num_rows d_model"]:
         """Return a copy with more rows. The new rows are not initialized."""
         return torch.cat([weight, weight.new_empty(num_rows - weight.shape[0], weight.shape[1])])
 
@@ -92,11 +94,11 @@ def rows_of(
     return read(ids.masked_fill(wrong, 0), weight, padding_idx).masked_fill(wrong[..., None], torch.nan)
 
 
-def ids_of(ids: Ids, module: nn.Module, name: str = "ids") -> Tensor:
+def ids_on_device(ids: Ids, module: nn.Module, name: str = "ids") -> Tensor:
     """Return a tensor unchanged, and a list or an array as a tensor on the module's device."""
     if isinstance(ids, Tensor):
         return ids
-    return integers(name, ids, next(itertools.chain(module.parameters(), module.buffers())).device)
+    return to_int64(name, ids, next(itertools.chain(module.parameters(), module.buffers())).device)
 
 
 def require_ids(

@@ -17,8 +17,8 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.arguments import MAX_WIDTH, entries, one_of, real, shape_error, shown, whole
-from locant.embedding.table import DeferredErrorModule, Ids, Table, ids_of, require_ids, rows_of
+from locant.arguments import MAX_WIDTH, entries, one_of, real, shape_error, short_repr, whole
+from locant.embedding.table import DeferredErrorModule, Ids, Table, ids_on_device, require_ids, rows_of
 from locant.errors import InputError, LocantError, RangeError, Remedy, ShapeError
 from locant.spelling import dtype_name
 from locant.tensors import require_tensor
@@ -114,7 +114,7 @@ class TokenEmbedding(DeferredErrorModule):
         from locant.checkpoints.pretrained import read_pretrained_token
 
         if hasattr(folder, "shape"):  # an argument of `torch.nn.Embedding.from_pretrained`, whose rows are not trained
-            got = f"got {shown(folder)}, expected the folder of a model"
+            got = f"got {short_repr(folder)}, expected the folder of a model"
             raise InputError(got, "TokenEmbedding(*table.shape).load_state_dict({'weight': table})")
         pretrained = read_pretrained_token(folder, dtype)
         with torch.device("meta"):
@@ -124,7 +124,7 @@ class TokenEmbedding(DeferredErrorModule):
 
     def reset_parameters(self) -> None:
         with torch.no_grad():
-            self.table.draw(self.weight, self._fill, self.padding_idx)
+            self.table.initialize(self.weight, self._fill, self.padding_idx)
 
     def _fill(self, rows: Tensor) -> Tensor:
         if self.init == "normal":
@@ -146,7 +146,7 @@ class TokenEmbedding(DeferredErrorModule):
         Ids may be a list or an array, as `Tokenizer.encode` returns. On a GPU the call does not wait for the check: an
         id without a row gives NaN, and a later call or `raise_deferred_errors` raises the error.
         """
-        rows = self.table.rows(self.weight, ids_of(ids, self), self.padding_idx, self._deferred_errors)
+        rows = self.table.rows(self.weight, ids_on_device(ids, self), self.padding_idx, self._deferred_errors)
         return rows if self.scale is None else rows * self.factor()
 
     def factor(self) -> float:
@@ -193,7 +193,7 @@ class TokenEmbedding(DeferredErrorModule):
         try:
             query = torch.as_tensor(ids_or_vector, device=self.weight.device)
         except (TypeError, ValueError, RuntimeError):
-            got = f"got {shown(ids_or_vector)} for ids_or_vector, expected ids or vectors"
+            got = f"got {short_repr(ids_or_vector)} for ids_or_vector, expected ids or vectors"
             raise ShapeError(got, "pass tokenizer.id_of(word), or use locant.embedding.Words for words") from None
         remedy, last = "exclude=[0]", self.vocab_size - 1
         ids = [whole("an id in exclude", x, 0, last, remedy=remedy) for x in entries("exclude", exclude, remedy)]
@@ -233,7 +233,7 @@ class TokenEmbedding(DeferredErrorModule):
             cause = f"{', '.join(others)} shares this weight, and keeps the old weight of {has} rows"
             warnings.warn(f"{cause}; try: give it the new weight after resize", stacklevel=2)
         with torch.no_grad():
-            weight = self.table.longer(self.weight, vocab_size)
+            weight = self.table.extended_copy(self.weight, vocab_size)
             self._fill(weight[has:])
             self.weight = nn.Parameter(weight, requires_grad=self.weight.requires_grad)
 

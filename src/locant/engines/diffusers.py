@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from locant.arguments import entries, real, shown, whole
+from locant.arguments import entries, real, short_repr, whole
 from locant.checkpoints.config_source import CONFIG, read_json
 from locant.engines.diffusers_rows import TRANSFORMERS, Picture, Transformer, head_dim_of
 from locant.errors import InputError, RangeError
@@ -56,7 +56,7 @@ def encoding_from_diffusers(
     chosen = scalings if scalings is not None else row.scalings(config) if row.scalings else [None] * len(dims)
     by_axis = [Unscaled() if each is None else each for each in entries("scalings", chosen, "pass one for each axis")]
     if len(by_axis) != len(dims) or not all(isinstance(each, Scaling) for each in by_axis):
-        got = f"got {shown(scalings)} for scalings, expected one of locant.scaling, or None, for each axis"
+        got = f"got {short_repr(scalings)} for scalings, expected one of locant.scaling, or None, for each axis"
         raise RangeError(got, f"scalings={(None,) * len(dims)}")
     head_dim, same = head_dim_of(config, sum(dims)), len({*by_axis}) == 1
     options: dict[str, Any] = {"pairs": _pairs(row.layout, dims, by_axis, base)}
@@ -138,7 +138,7 @@ def transformer_of(config: Config) -> Transformer:
     """Return the row of a configuration's class."""
     name = config.get("_class_name")
     if not isinstance(name, str) or name not in TRANSFORMERS:
-        got = f"got {shown(name)} for _class_name, no transformer of diffusers whose rotary positions are known"
+        got = f"got {short_repr(name)} for _class_name, no transformer of diffusers whose rotary positions are known"
         raise InputError(got, "use one of locant.engines.diffusers_rows.TRANSFORMERS")
     return TRANSFORMERS[name]
 
@@ -147,7 +147,7 @@ def _config(config_or_folder: Config | str | Path) -> Config:
     if isinstance(config_or_folder, Mapping):
         return config_or_folder
     if not isinstance(config_or_folder, (str, Path)):
-        got = f"got {shown(config_or_folder)}, expected a configuration of diffusers, or a path"
+        got = f"got {short_repr(config_or_folder)}, expected a configuration of diffusers, or a path"
         raise InputError(got, "transformer.config, or pass the folder of a pipeline")
     path = Path(config_or_folder)
     path = path / "transformer" if (path / "transformer").is_dir() else path

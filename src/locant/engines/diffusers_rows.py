@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
-from locant.arguments import entries, shown
+from locant.arguments import entries, short_repr
 from locant.errors import InputError, RangeError
 from locant.models.config_values import Config, integer, required
 from locant.positions.scaling import NTK, Linear, LongRoPE, Scaling
@@ -114,7 +114,9 @@ def _mrope(key: str) -> Callable[[Config], Sequence[int]]:
 def _omnigen(config: Config) -> list[Scaling]:
     rope, keys = config.get("rope_scaling"), ("original_max_position_embeddings", "max_position_embeddings")
     if not isinstance(rope, Mapping) or not {"short_factor", "long_factor"} <= rope.keys():
-        raise InputError(f"got rope_scaling={shown(rope)}", "'rope_scaling': {'short_factor': ..., 'long_factor': ...}")
+        raise InputError(
+            f"got rope_scaling={short_repr(rope)}", "'rope_scaling': {'short_factor': ..., 'long_factor': ...}"
+        )
     trained, most = (required(config, key) for key in keys)
     short, long = rope["short_factor"], rope["long_factor"]
     return [LongRoPE(short_factor=short, long_factor=long, original_max_seq_len=trained, factor=most / trained)]

@@ -123,7 +123,7 @@ def _same_encoding(table: object, config: Any) -> Rotary:
 
 
 def _error(rotary: Rotary, rows: Tensor, sample: Tensor) -> float:
-    expected = torch.cat(rotary.alike(angles="float32").cos_sin(Positions.of(rows[None])), dim=-1)[0]
+    expected = torch.cat(rotary.replace(angles="float32").cos_sin(Positions.of(rows[None])), dim=-1)[0]
     return float((expected - sample).abs().max()) if expected.shape == sample.shape else float("inf")
 
 
@@ -133,5 +133,5 @@ def _encodings(config: Config, length: int) -> Iterator[Rotary]:
     for kind in rotary_layer_types(full) or layer_types(full) or (None,):
         rotary = encoding_from_config(full, layer_type=kind)
         if isinstance(rotary, Rotary):
-            rotary = rotary if rotary.sections is None else rotary.alike(sections=None, axial=False)
-            yield rotary if rotary.scaling.length_that_matters is None else rotary.for_length(length)
+            rotary = rotary if rotary.sections is None else rotary.replace(sections=None, axial=False)
+            yield rotary if rotary.scaling.length_threshold is None else rotary.for_length(length)

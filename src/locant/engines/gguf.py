@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from locant.arguments import MAX_INT32, Real, shown, whole
+from locant.arguments import MAX_INT32, Real, short_repr, whole
 from locant.checkpoints.checkpoint_folder import TensorFolder
 from locant.errors import InputError, RangeError
 from locant.extras import require
@@ -166,7 +166,7 @@ class _Fields:
         try:
             yield
         except Exception as error:  # unexpected bytes can make the reader raise anything
-            got = f"got {self.path}, where {what} cannot be read: {type(error).__name__}, {shown(str(error))}"
+            got = f"got {self.path}, where {what} cannot be read: {type(error).__name__}, {short_repr(str(error))}"
             raise InputError(got, "download or convert the file again") from error
 
     def _value(self, key: str) -> Any:
@@ -185,7 +185,7 @@ class _Fields:
 
     def wrong(self, key: str, value: object, expected: str) -> InputError:
         """Return the error for a key without a value, or with a wrong one."""
-        got = f"got {self.path} without {key}" if value is None else f"got {self.path} with {key}={shown(value)}"
+        got = f"got {self.path} without {key}" if value is None else f"got {self.path} with {key}={short_repr(value)}"
         return InputError(f"{got}, expected {expected}", "convert the model again, or use a file that llama.cpp loads")
 
     def has(self, key: str) -> bool:
@@ -424,11 +424,11 @@ def _differences(in_file: Rotary, in_config: Rotary) -> Iterator[str]:
 
 def _cos_sin_error(in_file: Rotary, in_config: Rotary, n_ctx: int) -> float:
     """Return the largest error at positions spread over the context, for a text that fills it."""
-    if in_config.scaling.length_that_matters is not None:
+    if in_config.scaling.length_threshold is not None:
         in_config = in_config.for_length(n_ctx)
     positions = Positions.of(sorted({*np.linspace(0, n_ctx - 1, NUM_COMPARED).astype(int).tolist()}))
     if in_config.sections is not None:
-        in_config = in_config.alike(sections=None, axial=False)  # text has one index on all axes
+        in_config = in_config.replace(sections=None, axial=False)  # text has one index on all axes
     pairs = zip(in_file.cos_sin(positions), in_config.cos_sin(positions), strict=True)
     return max(float((a - b).abs().max()) for a, b in pairs)
 

@@ -67,15 +67,15 @@ def golden_vectors() -> tuple[dict[str, Tensor], dict[str, str]]:
         for base_name, base in BASES.items():
             name = f"{scaling_name}/{base_name}"
             rotary = Rotary(HEAD_DIM, base=base, scaling=scaling)
-            if scaling.length_that_matters is not None:
+            if scaling.length_threshold is not None:
                 rotary = rotary.for_length(LONGEST)
             encodings[name] = _describe(rotary)
             tensors[f"{name}/inv_freq"] = rotary.inv_freq
             for angles in ("exact", "float32"):
-                cos, sin = rotary.alike(angles=angles).cos_sin(positions)
+                cos, sin = rotary.replace(angles=angles).cos_sin(positions)
                 tensors[f"{name}/{angles}/cos"], tensors[f"{name}/{angles}/sin"] = cos[0], sin[0]
             for layout in ("half", "interleaved"):
-                rotated = rotary.alike(layout=layout).rotate_one(x[None, None], positions)
+                rotated = rotary.replace(layout=layout).rotate_one(x[None, None], positions)
                 tensors[f"{name}/{layout}"] = rotated[0, 0]
     header = {"locant": __version__, "head_dim": str(HEAD_DIM), "encodings": json.dumps(encodings, sort_keys=True)}
     return tensors, header

@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from locant.arguments import MAX_INT32, one_of, shown, whole
+from locant.arguments import MAX_INT32, one_of, short_repr, whole
 from locant.checkpoints.explanation import layer_strip
-from locant.checkpoints.pretrained import told_layers
+from locant.checkpoints.pretrained import describe_layers
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.kernels.rotary import Layout, rotate
 from locant.models.encodings import encoding_from_config
@@ -108,12 +108,12 @@ def _moves(
     if isinstance(cache, Tensor):
         rotary = _encoding_of_keys(encoding)
         if rotary is not None:
-            rotary = rotary if latent is None else rotary.alike(layout=latent)
+            rotary = rotary if latent is None else rotary.replace(layout=latent)
             yield _checked_move(cache, rotary, by, spans, positions)
         return
     layers = getattr(cache, "layers", None)
     if layers is None:
-        got = f"got {shown(cache)}, expected a cache of transformers, or keys"
+        got = f"got {short_repr(cache)}, expected a cache of transformers, or keys"
         raise LocantError(got, "call move_cache(keys, ...) for the keys of each layer")
     encodings, is_latent = _encodings_of_layers(encoding, layers), _has_latent_attention(encoding)
     for number, layer in enumerate(layers):
@@ -179,7 +179,7 @@ def _has_latent_attention(encoding: Any) -> bool:
 def _config_of(model: Any) -> Any:
     config = getattr(model, "config", model)
     if not isinstance(config, Mapping) and getattr(config, "model_type", None) is None:
-        got = f"got {shown(model)}, expected a Rotary, a model, or one encoding for each layer"
+        got = f"got {short_repr(model)}, expected a Rotary, a model, or one encoding for each layer"
         raise LocantError(got, "move_cache(cache, model, by=...)")
     return config
 
@@ -188,7 +188,7 @@ def _encodings_of_model(model: Any) -> list[PositionEncoding]:
     """Return the encoding of each layer of a model or a configuration."""
     config = _config_of(model)
     values, _ = read(config)
-    if any(told_layers(values)):
+    if any(describe_layers(values)):
         raise LocantError("got a model with other encodings swapped into its layers", PER_LAYER)
     kinds = [layer.kind for layer in layer_strip(config)]
     if not kinds:
@@ -210,7 +210,7 @@ def _rotary_of_layer(encodings: Any, number: int) -> Rotary | None:
     if one is None or type(one) in UNROTATED:
         return None
     if type(one) is not Rotary:
-        got = f"got {shown(one)}, expected a Rotary"
+        got = f"got {short_repr(one)}, expected a Rotary"
         raise LocantError(got, "call move_cache(cache, model, by=...) for a model that rotates its keys")
     return one
 
@@ -255,7 +255,7 @@ def _rotated_part(layer: Any, rotary: Rotary, latent: Layout | None, *, is_laten
         if not fits_values:
             got = f"got latent_layout for values of shape {tuple(values.shape)}, expected one head of {rotary.head_dim}"
             raise LocantError(got, "call move_cache without latent_layout if whole keys are cached")
-        return values, rotary.alike(layout=latent)
+        return values, rotary.replace(layout=latent)
     if fits_values and (is_latent or keys.shape[-1] != rotary.head_dim):
         got = "got a cache of multi-head latent attention, whose layout may differ from the configuration"
         raise LocantError(got, "latent_layout='half' for models like DeepSeek-V3, 'interleaved' for DeepSeek-V2")
@@ -279,7 +279,7 @@ def _spans_of(keys: Tensor, by: object, spans: Spans | None) -> list[tuple[int, 
     try:
         bounds = [(0, length)] if spans is None else [(index(start), index(stop)) for start, stop in spans]
     except (TypeError, ValueError):
-        raise RangeError(f"got {shown(spans)} for spans", "[(start, stop), ...], slots of the cache") from None
+        raise RangeError(f"got {short_repr(spans)} for spans", "[(start, stop), ...], slots of the cache") from None
     numbers = by.tolist() if isinstance(by, (Tensor, np.ndarray)) else by
     steps = [*numbers] if isinstance(numbers, (Sequence, range)) else [numbers] * len(bounds)
     if len(steps) != len(bounds):

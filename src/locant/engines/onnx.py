@@ -39,7 +39,7 @@ def rotary_model(
 
     one_of("domain", domain, OPSETS)
     whole("num_heads", num_heads, 1, MAX_INT32, remedy="pass the number of heads of x")
-    if not rotary.is_short or rotary.sections is not None or rotary.temperature is not None:
+    if not rotary.has_named_layout or rotary.sections is not None or rotary.temperature is not None:
         got = f"got {rotary}, which ONNX's RotaryEmbedding cannot express"
         raise LocantError(got, "use torch.onnx.export for a module that calls rotary.rotate")
     cos, sin = rotary.tables(max_seq_len)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from locant.figures.canvas import ONE_SIGN, SIGNED, Theme, range_of, spread
+from locant.figures.canvas import ONE_SIGN, SIGNED, Theme, evenly_spaced, range_of
 from locant.figures.scores import bias_map, with_random_tables
 from locant.positions import PositionEncoding, Positions
 
@@ -36,15 +36,15 @@ def draw_bias(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme
     bias = bias_map(encoding, length)
     if (bias != bias_map(encoding, length, seed=1)).any():
         title = f"{title}, for random tokens"
-    theme.entitle(part, title)
+    theme.set_title(part, title)
     left, right = part.subfigures(1, 2, squeeze=False, width_ratios=WIDTHS)[0]
     axes, linear, bucketed = left.subplots(), hasattr(encoding, "slopes"), has_buckets(encoding)
     style = "steps-mid" if bucketed else "default"
-    for number, head in enumerate(spread(len(bias), NUM_CURVES if linear else NUM_MAPS)):
+    for number, head in enumerate(evenly_spaced(len(bias), NUM_CURVES if linear else NUM_MAPS)):
         slope = f": slope {-bias[head, 1, 0]:.4g}" if linear else ""
         theme.curve(axes, bias[head, -1, ::-1], number, label=f"head {head}{slope}", drawstyle=style)
     axes.margins(x=0.01)
-    theme.dress(axes, title="By distance, from the last query back", x="distance (tokens)", y=ADDED, grid=True)
+    theme.style_axes(axes, title="By distance, from the last query back", x="distance (tokens)", y=ADDED, grid=True)
     theme.legend(axes, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=2 if linear else 4, columnspacing=1.2)
     if bucketed:
         _scale_as_buckets(axes, encoding, length, theme)
@@ -57,8 +57,8 @@ def draw_offsets(part: Figure | SubFigure, encoding: Any, length: int, theme: Th
     title = f"{type(encoding).__name__}: bias on the scores of one query on a grid of {height} x {width}"
     positions = Positions.grid(height, width)
     bias, other = (bias_map(encoding, positions.seq_len, seed, positions) for seed in (0, 1))
-    theme.entitle(part, title if (bias == other).all() else f"{title}, for random tokens")
-    heads, queries = spread(len(bias), NUM_MAPS), (height // 2 * width + width // 2, 0)
+    theme.set_title(part, title if (bias == other).all() else f"{title}, for random tokens")
+    heads, queries = evenly_spaced(len(bias), NUM_MAPS), (height // 2 * width + width // 2, 0)
     values = bias[np.ix_(heads, queries)]
     scale = range_of(float(values.min()), float(values.max()))
     grid = part.subplots(2, len(heads), sharex=True, sharey=True, squeeze=False)
@@ -75,11 +75,11 @@ def draw_offsets(part: Figure | SubFigure, encoding: Any, length: int, theme: Th
 def draw_nothing(part: Figure | SubFigure, encoding: PositionEncoding, length: int, theme: Theme) -> None:
     """Draw the causal mask, which alone shows the order of tokens if an encoding does nothing."""
     name = "NoPE" if type(encoding) is PositionEncoding else type(encoding).__name__
-    theme.entitle(part, f"{name} does not embed, rotate or bias")
+    theme.set_title(part, f"{name} does not embed, rotate or bias")
     axes = part.subplots()
     axes.imshow(Positions.arange(length).mask()[0, 0].numpy(), cmap=ONE_SIGN, interpolation="nearest")
     title = "Only the causal mask shows the order:\na query attends to itself and earlier keys (bright)"
-    theme.dress(axes, title=title, x="key position", y="query position")
+    theme.style_axes(axes, title=title, x="key position", y="query position")
 
 
 def has_buckets(encoding: PositionEncoding) -> bool:
@@ -109,7 +109,7 @@ def _scale_as_buckets(axes: Axes, encoding: Any, length: int, theme: Theme) -> N
 
 def _maps(part: SubFigure, bias: np.ndarray, theme: Theme, *, hide_later: bool) -> None:
     """Draw some heads as maps on one scale. Pairs that a causal mask hides stay blank."""
-    heads = spread(len(bias), NUM_MAPS)
+    heads = evenly_spaced(len(bias), NUM_MAPS)
     hidden = np.triu(np.ones(bias.shape[1:], dtype=bool), 1) & hide_later
     values = np.ma.masked_array(bias, np.broadcast_to(hidden, bias.shape))
     scale = range_of(min(float(values.min()), 0.0), max(float(values.max()), 0.0))

@@ -62,11 +62,11 @@ class Theme:
         figure._repr_png_ = functools.partial(_render, figure, "png", dpi=100)  # type: ignore[attr-defined]
         return figure
 
-    def entitle(self, part: Figure | SubFigure, title: str) -> None:
+    def set_title(self, part: Figure | SubFigure, title: str) -> None:
         """Set the title of a whole picture, over its whole width."""
         part.suptitle(title, x=0.012, ha="left", fontsize=11.5, color=self.ink)
 
-    def dress(self, axes: Axes, *, title: str, x: str, y: str, grid: bool = False) -> None:
+    def style_axes(self, axes: Axes, *, title: str, x: str, y: str, grid: bool = False) -> None:
         """Set title and axis labels, and apply the theme's colours."""
         axes.set_title(title, loc="left", fontsize=10.5, color=self.ink, pad=7)
         axes.set_xlabel(x, fontsize=9.5, color=self.muted)
@@ -108,7 +108,7 @@ class Theme:
             scale = self.color_bar(image, f"{bar}; logarithmic below −1" if logarithmic else bar, **place)
             if logarithmic:  # ticks at negative numbers, down to the darkest
                 scale.set_ticks([low, *(-(10.0**power) for power in range(9) if low < -2 * 10**power), 0.0])
-        self.dress(axes, title=title, x=x, y=y)
+        self.style_axes(axes, title=title, x=x, y=y)
         return image
 
     def color_bar(self, image: AxesImage, label: str, **place: Any) -> Colorbar:
@@ -178,7 +178,7 @@ def _write_numbers(axes: Axes, image: AxesImage, values: np.ndarray) -> None:
         axes.text(column, row, text, color=ink, ha="center", va="center", fontsize=min(8.0, cell / 3.7))
 
 
-def spread(count: int, most: int) -> list[int]:
+def evenly_spaced(count: int, most: int) -> list[int]:
     """Return at most `most` evenly spaced numbers from 0 to ``count - 1``."""
     return [round(step * (count - 1) / (most - 1)) for step in range(most)] if count > most else [*range(count)]
 

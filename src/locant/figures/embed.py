@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from locant.figures import SIZES
-from locant.figures.canvas import LIGHT, SIGNED, Theme, range_of, spread
+from locant.figures.canvas import LIGHT, SIGNED, Theme, evenly_spaced, range_of
 from locant.figures.rotate import wavelength_text
 from locant.positions import PositionEncoding, Positions
 from locant.positions.grids import Grid
@@ -28,14 +28,14 @@ def draw_sinusoidal(part: Figure | SubFigure, encoding: Any, length: int, theme:
     """Draw every dimension of every position, a few dimensions as curves, and the product of any two positions."""
     vectors = encoding.vectors(Positions.arange(length))[0]
     top, bottom = part.subfigures(2, 1, squeeze=False, height_ratios=(3, 3.4))[:, 0]
-    theme.entitle(part, f"Sinusoidal positions, d_model {encoding.d_model}, base {spell(encoding.base, 10)}")
+    theme.set_title(part, f"Sinusoidal positions, d_model {encoding.d_model}, base {spell(encoding.base, 10)}")
     _table(top.subplots(), vectors, theme, reach=encoding.scale)
     left, right = bottom.subplots(1, 2, width_ratios=(1.5, 1))
-    for number, pair in enumerate(spread((encoding.d_model + 1) // 4 + 1, 5)):
+    for number, pair in enumerate(evenly_spaced((encoding.d_model + 1) // 4 + 1, 5)):
         wave = wavelength_text(float(encoding.angles.frequencies[pair]))
         column = _sine_column(encoding, pair)
         theme.curve(left, vectors[:, column], number, label=f"{column}: {wave}")
-    theme.dress(left, title="A few sine dimensions", x=TOKENS, y="value", grid=True)
+    theme.style_axes(left, title="A few sine dimensions", x=TOKENS, y="value", grid=True)
     below = {"loc": "upper left", "bbox_to_anchor": (0, -0.16), "ncols": 3, "columnspacing": 1.2}
     theme.legend(left, title="dimension: wavelength in tokens", **below)
     product = (vectors @ vectors.T).numpy()
@@ -68,7 +68,7 @@ def draw_table(part: Figure | SubFigure, encoding: PositionEncoding, length: int
         axes.set_box_aspect(1)
     rows = getattr(encoding, "max_seq_len", None)
     name = type(encoding).__name__ if rows is None else f"Learned positions: {rows} rows"
-    theme.entitle(part, f"{name}, d_model {width}")
+    theme.set_title(part, f"{name}, d_model {width}")
 
 
 def draw_grid(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme) -> None:
@@ -87,8 +87,10 @@ def draw_grid(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme
             theme.heat_map(axes, similarity.view(height, width).numpy(), SIGNED, -1.0, 1.0, title, x, y)
             axes.set_aspect("equal")
         theme.color_bar(maps[0, 0].images[0], "cosine", ax=maps, fraction=0.05, pad=0.03)
-        theme.entitle(side, f"The table, {height}x{width}" if scale == 1 else f"{height}x{width}, {encoding.mode}")
-    theme.entitle(part, f"LearnedGrid, d_model {encoding.d_model}: similarity of all cells to the cell at row, column")
+        theme.set_title(side, f"The table, {height}x{width}" if scale == 1 else f"{height}x{width}, {encoding.mode}")
+    theme.set_title(
+        part, f"LearnedGrid, d_model {encoding.d_model}: similarity of all cells to the cell at row, column"
+    )
     return None
 
 
@@ -100,7 +102,7 @@ def draw_convolution(part: Figure | SubFigure, encoding: Any, length: int, theme
     with torch.no_grad():
         with_token, without = (encoding.embed(x, Positions.arange(x.shape[1], device=x.device)) - x).float()
     added = with_token - without
-    theme.entitle(part, f"Convolutional positions, d_model {encoding.d_model}, kernel of {encoding.kernel_size}")
+    theme.set_title(part, f"Convolutional positions, d_model {encoding.d_model}, kernel of {encoding.kernel_size}")
     left, right = part.subplots(1, 2)
     offsets = (-reach - 0.5, reach + 0.5)
     largest = max(float(added.abs().max()), 1e-12)
@@ -109,7 +111,7 @@ def draw_convolution(part: Figure | SubFigure, encoding: Any, length: int, theme
     image.set_extent((*offsets, encoding.d_model - 0.5, -0.5))
     right.plot(range(-reach, reach + 1), added.norm(dim=1).numpy(), color=theme.stroke(0)[0], linewidth=1.6)
     right.set_xlim(*offsets)
-    theme.dress(right, title="Lengths of these vectors", x="tokens after it", y="length of the vector", grid=True)
+    theme.style_axes(right, title="Lengths of these vectors", x="tokens after it", y="length of the vector", grid=True)
     for axes in (left, right):
         axes.set_box_aspect(1)
 
@@ -143,6 +145,6 @@ def draw_flat_map(words: Sequence[str], places: Float[Tensor, "words 2"], theme:
         axes.annotate(word, (x, y), xytext=offset, textcoords="offset points", ha=side, fontsize=9, color=theme.ink)
     axes.margins(0.12)
     axes.set_aspect("equal", adjustable="datalim")  # both directions have one scale
-    theme.dress(axes, title="Words in two dimensions: similar words are near", x="", y="", grid=True)
+    theme.style_axes(axes, title="Words in two dimensions: similar words are near", x="", y="", grid=True)
     axes.tick_params(length=0, labelbottom=False, labelleft=False)
     return figure

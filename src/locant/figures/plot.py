@@ -117,7 +117,7 @@ def draw(
     for part, (drawing, _) in zip(parts, drawings, strict=True):
         drawing(part, encoding, length, theme)
         if untrained and [*encoding.parameters()]:
-            theme.entitle(part, f"{part.get_suptitle()}, untrained")
+            theme.set_title(part, f"{part.get_suptitle()}, untrained")
     return figure
 
 
@@ -175,7 +175,7 @@ def _drawings(encoding: PositionEncoding, trained: int | None, causal: bool | No
     by_method: dict[str, tuple[Drawing, float]] = {}
     for method, attribute, drawing, height in DRAWINGS:
         is_ours = getattr(type(encoding), method).__module__.startswith("locant.")
-        if method not in encoding.doors() or (drawing is rotate.draw_rotated and not rotate.rotates(encoding)):
+        if method not in encoding.methods() or (drawing is rotate.draw_rotated and not rotate.rotates(encoding)):
             continue
         if not attribute or (is_ours and hasattr(encoding, attribute)):
             drawing = partial(drawing, causal=causal) if drawing is bias.draw_bias else drawing

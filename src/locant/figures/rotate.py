@@ -40,7 +40,7 @@ def draw_rotary(part: Figure | SubFigure, encoding: Any, length: int, theme: The
     size = f"head_dim {encoding.head_dim}"
     if encoding.rotary_dim < encoding.head_dim:
         size = f"{encoding.rotary_dim} of {encoding.head_dim} dimensions"
-    theme.entitle(part, f"Rotary positions (RoPE), {size}, base {spell(encoding.base, 10)}")
+    theme.set_title(part, f"Rotary positions (RoPE), {size}, base {spell(encoding.base, 10)}")
     theme.heat_map(middle, cos.T, SIGNED, -1.0, 1.0, "The cosine of the angle", "", "pair", "cosine", cax=middle_side)
     _pairs(bottom, key, cos.T, encoding, theme, "position, or distance of query and key (tokens)", "cosine")
 
@@ -53,7 +53,7 @@ def draw_xpos(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme
     product = np.cos(frequency * distance) * np.exp(fading * distance)
     (top, bottom), (side, key) = _rows_with_sides(part, (3.0, 2.6))
     sizes = f"head_dim {encoding.head_dim}, base {spell(encoding.base, 10)}, scale base {spell(encoding.scale_base)}"
-    theme.entitle(part, f"xPos, {sizes}")
+    theme.set_title(part, f"xPos, {sizes}")
     labels = "Each pair's product, relative to distance 0", "", "pair", "relative product"
     theme.heat_map(top, product, SIGNED, -1.0, 1.0, *labels, cax=side)
     _pairs(bottom, key, product, encoding, theme, "distance of query and key (tokens)", "relative product")
@@ -72,8 +72,10 @@ def draw_rotated(part: Figure | SubFigure, encoding: PositionEncoding, length: i
     labels = "A query of ones, rotated", "position (tokens)", "dimension", "value"
     theme.heat_map(left, q.numpy().T, SIGNED, -reach, reach, *labels)
     theme.curve(right, (k.flip(0) @ q[-1] / width).numpy(), 0)
-    theme.dress(right, title="Its product with a key of ones", x="distance (tokens)", y="q · k / head_dim", grid=True)
-    theme.entitle(part, f"{type(encoding).__name__}, head_dim {width}")
+    theme.style_axes(
+        right, title="Its product with a key of ones", x="distance (tokens)", y="q · k / head_dim", grid=True
+    )
+    theme.set_title(part, f"{type(encoding).__name__}, head_dim {width}")
 
 
 def _positions_with_features(encoding: PositionEncoding, length: int) -> Positions:
@@ -99,8 +101,8 @@ def draw_by_class(part: Figure | SubFigure, encoding: Any, length: int, theme: T
     labels = "Product of a query and a key of ones", "key", "query", "q · k / head_dim"
     theme.heat_map(left, product, SIGNED, -1.0, 1.0, *labels)
     theme.curve(right, product[-1, ::-1], 0)
-    theme.dress(right, title="For the last query", x="distance (tokens)", y="q · k / head_dim", grid=True)
-    theme.entitle(part, f"{type(encoding).__name__}, head_dim {encoding.head_dim}")
+    theme.style_axes(right, title="For the last query", x="distance (tokens)", y="q · k / head_dim", grid=True)
+    theme.set_title(part, f"{type(encoding).__name__}, head_dim {encoding.head_dim}")
 
 
 def _pairs(axes: Axes, key: Axes, by_pair: np.ndarray, encoding: Any, theme: Theme, x: str, y: str) -> None:
@@ -110,7 +112,7 @@ def _pairs(axes: Axes, key: Axes, by_pair: np.ndarray, encoding: Any, theme: The
         label = f"{pair}: {wavelength_text(float(encoding.angles.frequencies[pair]))}"
         theme.curve(axes, by_pair[pair], number, label=label)
     axes.plot(by_pair.mean(0), color=theme.ink, linewidth=2.6, label="all: mean")
-    theme.dress(axes, title="A few pairs, and the mean of all", x=x, y=y, grid=True)
+    theme.style_axes(axes, title="A few pairs, and the mean of all", x=x, y=y, grid=True)
     handles, labels = axes.get_legend_handles_labels()
     place = {"loc": "upper left", "borderaxespad": 0.0, "handles": handles, "labels": labels}
     theme.legend(key, title="pair: wavelength in tokens", **place)
@@ -158,15 +160,15 @@ def draw_scaled(part: Figure | SubFigure, encoding: Any, length: int, theme: The
     factor = getattr(scaling, "factor", None)
     trained = getattr(scaling, "original_max_seq_len", trained)
     longest = encoding.seq_len or round((trained or 0) * (1.0 if factor is None else factor))
-    plain = encoding.alike(scaling=None, seq_len=None)
-    scaled = encoding if scaling.length_that_matters is None else encoding.for_length(max(longest, 1))
+    plain = encoding.replace(scaling=None, seq_len=None)
+    scaled = encoding if scaling.length_threshold is None else encoding.for_length(max(longest, 1))
     before, after = (
         [2 * math.pi / float(each) if each else None for each in one.angles.frequencies] for one in (plain, scaled)
     )
     marks = {name: mark for name, mark in (("trained", trained), ("scaled to", longest)) if mark}
     row = Wavelengths("Wavelength of each pair of dimensions", before, after, marks)
     description = name if factor is None else f"{name}, factor {spell(factor)}"
-    theme.entitle(part, f"RoPE, head_dim {encoding.head_dim}, base {spell(encoding.base, 10)}: {description}")
+    theme.set_title(part, f"RoPE, head_dim {encoding.head_dim}, base {spell(encoding.base, 10)}: {description}")
     _draw_row(row, part.subplots(1, 2, width_ratios=(3, 2)), ("without scaling", name), theme)
 
 
@@ -177,7 +179,7 @@ def _draw_row(row: Wavelengths, axes: Sequence[Axes], names: Sequence[str], them
             name = f"{name}; {num_fixed} pairs are not rotated"
         theme.curve(left, [math.nan if wave is None else wave for wave in waves], number, label=name)
     left.set_yscale("log")
-    theme.dress(left, title=row.title, x="pair of dimensions", y="wavelength (positions)", grid=True)
+    theme.style_axes(left, title=row.title, x="pair of dimensions", y="wavelength (positions)", grid=True)
     for length, name in {length: name for name, length in row.marks.items()}.items():
         left.axhline(length, color=theme.muted, linewidth=1.0, linestyle=":")
         place = {"xytext": (2, 3), "textcoords": "offset points", "color": theme.muted, "fontsize": 8.5}
@@ -187,7 +189,7 @@ def _draw_row(row: Wavelengths, axes: Sequence[Axes], names: Sequence[str], them
     theme.curve(right, [after / before if before and after else math.nan for before, after in pairs], 1)
     right.set_ylim(bottom=0)
     right.set_xlim(left.get_xlim())
-    theme.dress(right, title="Stretched by", x="pair of dimensions", y="factor", grid=True)
+    theme.style_axes(right, title="Stretched by", x="pair of dimensions", y="factor", grid=True)
 
 
 def draw_report(report: Report, theme: Theme = LIGHT) -> Figure:
@@ -196,7 +198,7 @@ def draw_report(report: Report, theme: Theme = LIGHT) -> Figure:
         figure = theme.blank(6.0, 3.8)
         axes, (color, _, marker) = figure.subplots(), theme.stroke(0)
         axes.plot(range(len(report.slopes)), report.slopes, color=color, marker=marker)
-        theme.dress(axes, title="Slope of each head", x="head", y="bias per token of distance", grid=True)
+        theme.style_axes(axes, title="Slope of each head", x="head", y="bias per token of distance", grid=True)
     elif isinstance(report, RotationReport) and report.queries.blocks:
         figure = theme.blank(10.5, 4.2)
         left, right = figure.subplots(1, 2)
@@ -205,7 +207,7 @@ def draw_report(report: Report, theme: Theme = LIGHT) -> Figure:
     else:
         got = f"got a report on {report.subject}, which neither rotates pairs nor adds a linear bias"
         raise InputError(got, "print(report)")
-    theme.entitle(figure, f"{report.subject}: {report.encoding or 'no encoding of locant'}")
+    theme.set_title(figure, f"{report.subject}: {report.encoding or 'no encoding of locant'}")
     return figure
 
 
@@ -217,7 +219,7 @@ def _draw_frequencies(axes: Axes, report: RotationReport, theme: Theme) -> None:
             label = f"axis {axis}" if report.axes > 1 else "measured"
             axes.plot(*zip(*points, strict=True), color=color, marker=marker, linestyle="", markersize=4, label=label)
     axes.set_yscale("log")
-    theme.dress(axes, title="Frequency of each pair", x="pair of dimensions", y="radians per position", grid=True)
+    theme.style_axes(axes, title="Frequency of each pair", x="pair of dimensions", y="radians per position", grid=True)
     theme.legend(axes, loc="upper right")
 
 
@@ -232,5 +234,5 @@ def _draw_errors(axes: Axes, report: RotationReport, theme: Theme) -> None:
         axes.axhline(max(error, LEAST), color=color, linestyle=line, label=f"cast to {dtype}, up to 4,097")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    theme.dress(axes, title="Largest error of an angle", x="position", y="radians", grid=True)
+    theme.style_axes(axes, title="Largest error of an angle", x="position", y="radians", grid=True)
     theme.legend(axes, loc="lower right")

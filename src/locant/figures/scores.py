@@ -49,7 +49,7 @@ def with_random_tables(encoding: PositionEncoding) -> PositionEncoding:
     The copy of an encoding that only rotates has no changes.
     """
     encoding, generator = copy.deepcopy(encoding), torch.Generator().manual_seed(0)
-    if {*encoding.doors()} <= {"rotate", "unrotate"}:
+    if {*encoding.methods()} <= {"rotate", "unrotate"}:
         return encoding
     for parameter in encoding.parameters():
         if not parameter.any():

@@ -37,7 +37,7 @@ def in_forward_mode() -> bool:
     return not torch.compiler.is_compiling() and forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
 
 
-def is_watched() -> bool:
+def is_dispatch_mode_active() -> bool:
     """Return whether a dispatch mode intercepts every operator: `make_fx`, fake tensors, operator counters."""
     return torch._C._len_torch_dispatch_stack() > 0  # pyright: ignore[reportPrivateUsage]
 
@@ -46,7 +46,7 @@ def is_plain_eager() -> bool:
     """Return whether the caller needs only the result: no gradient, no graph, no transform, no dispatch mode."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
-    return not (is_watched() or is_transforming() or in_forward_mode())
+    return not (is_dispatch_mode_active() or is_transforming() or in_forward_mode())
 
 
 def is_exporting() -> bool:
@@ -105,7 +105,7 @@ def _layers(tensor: Tensor) -> Iterator[Tensor]:
     yield tensor
 
 
-def untransformed(tensor: Tensor) -> Tensor:
+def unwrap_transforms(tensor: Tensor) -> Tensor:
     """Return the tensor inside all wrappers of active transforms, which wrap the results of operators."""
     if is_transforming():
         *_, tensor = _layers(tensor)

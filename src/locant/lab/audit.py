@@ -56,7 +56,7 @@ from locant.positions.scaling import Scaling, Unscaled, scaling_by_name
 from locant.positions.scaling.base import Arithmetic
 from locant.spelling import dtype_name
 from locant.swapping import swap
-from locant.swapping.added_point import own_tables
+from locant.swapping.added_point import learned_tables
 from locant.swapping.rotary_point import rotary_points
 from locant.text.corpus import read_corpus
 
@@ -93,14 +93,14 @@ WORDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class Hypothesis:
     """A hypothesis about the positions of some weights; ``None`` stands for the value of the configuration.
 
     In the reversed direction every pair is rotated by the negative angle, as if its two dimensions were exchanged. A
     scaling is written as ``"yarn:4"``, up to the length that the model states, or as ``"none"``. The names of slopes
     are the keys of `TURNED`.
 
-    >>> Reading(layout="interleaved", base=500_000.0).name
+    >>> Hypothesis(layout="interleaved", base=500_000.0).name
     'interleaved layout, base 500,000'
     """
 
@@ -117,7 +117,7 @@ class Reading:
         return ", ".join(parts) or "the configuration"
 
 
-OWN = Reading()
+OWN = Hypothesis()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +134,8 @@ class _Reversed(Scaling):
         return self.of.effective_attention_factor
 
     @property
-    def length_that_matters(self) -> int | None:
-        return self.of.length_that_matters
+    def length_threshold(self) -> int | None:
+        return self.of.length_threshold
 
 
 class _AnySubject(ABC):
@@ -153,10 +153,10 @@ class _AnySubject(ABC):
         self.aspects = {"slopes": tuple(TURNED)} if has_slopes else ROTARY if own else {}
 
     @abstractmethod
-    def read_as(self, reading: Reading) -> AbstractContextManager[object]:
+    def read_as(self, reading: Hypothesis) -> AbstractContextManager[object]:
         """Apply this reading to the model until the block ends."""
 
-    def rotary(self, own: Rotary, reading: Reading) -> Rotary:
+    def rotary(self, own: Rotary, reading: Hypothesis) -> Rotary:
         """Return the encoding that replaces one of the model's own under a reading, except for its layout."""
         options: dict[str, Any] = {"base": reading.base or own.base}
         if reading.share is not None:
@@ -169,9 +169,9 @@ class _AnySubject(ABC):
             options["scaling"] = scaling_by_name(reading.scaling, trained, dim, options["base"])
         if reading.direction == "reversed":
             options["scaling"] = _Reversed(of=options.get("scaling", own.scaling))
-        return own.alike(**options)
+        return own.replace(**options)
 
-    def computed(self, reading: Reading) -> Sequence[object]:
+    def computed(self, reading: Hypothesis) -> Sequence[object]:
         """Return a key that is equal for two readings if both compute the same positions."""
         rotaries = (repr(self.rotary(own, reading)) for own in self.own.values())
         return reading.layout or self.layout, reading.slopes, *rotaries
@@ -191,7 +191,7 @@ class _Subject(_AnySubject):
         super().__init__(own, bool(self.biased), lambda: stated_length(self.config))
 
     @contextmanager
-    def read_as(self, reading: Reading) -> Generator[None]:
+    def read_as(self, reading: Hypothesis) -> Generator[None]:
         with ExitStack() as undo:
             if reading.slopes is not None:
                 self._change_bias(TURNED[reading.slopes], undo)
@@ -242,14 +242,14 @@ class _LabSubject(_AnySubject):
             raise InputError(got, "add 'train_length': 64 to it, with the tokens per window in its training")
         return self.model.train_length
 
-    def read_as(self, reading: Reading) -> AbstractContextManager[object]:
+    def read_as(self, reading: Hypothesis) -> AbstractContextManager[object]:
         encoding = self.model.encoding
         if reading.slopes is not None and isinstance(encoding, ALiBi):
             slopes = torch.as_tensor(encoding.slopes).detach()
             turned = TURNED[reading.slopes](slopes, len(slopes)).tolist()
             encoding = ALiBi(len(slopes), slopes=turned).to(slopes.device)
         elif self.own:
-            encoding = self.rotary(self.own[None], reading).alike(layout=reading.layout or self.layout)
+            encoding = self.rotary(self.own[None], reading).replace(layout=reading.layout or self.layout)
         return self.model.reading_with(encoding)
 
 
@@ -300,12 +300,12 @@ def audit(
     else:
         plain = without_weights(load_config(folder).to_dict())
         if not _Subject(plain).aspects:
-            return _nothing_to_find(f"{type(plain).__name__} has {TABLE if own_tables(plain) else NOTHING_ELSE}")
+            return _nothing_to_find(f"{type(plain).__name__} has {TABLE if learned_tables(plain) else NOTHING_ELSE}")
         model = read_language_model(folder, device=place, dtype=dtype)
         subject = _Subject(model.module)
         usual = 512 if subject.biased else stated_length(subject.config)
     length = min(512, usual) if length is None else length
-    corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
+    corpus = read_corpus(files, tokenizer=folder, default_vocab_size=VOCAB_SIZE)
     most = num_windows(
         model.vocab_size, corpus, whole("length", length, 2, remedy=Remedy(length=512)), windows, argument="length"
     )
@@ -314,7 +314,7 @@ def audit(
         raise InputError(f"got {most} windows of {length:,} tokens, expected {ENOUGH_WINDOWS} or more", remedy)
     decoder, ids = model.decoder(corpus.tokenizer), corpus.ids
 
-    def losses_of(reading: Reading) -> Generator[list[float]]:
+    def losses_of(reading: Hypothesis) -> Generator[list[float]]:
         with subject.read_as(reading):
             for first in range(0, most * length, length):
                 yield losses_in_windows(decoder, ids[first : first + length + 1], length).by_position
@@ -329,11 +329,11 @@ def _nothing_to_find(why: str) -> dict[str, Any]:
 
 
 def _lab_positions(encoding: PositionEncoding) -> str:
-    if not encoding.doors():
+    if not encoding.methods():
         return NOTHING_ELSE
     return (
         TABLE
-        if "embed" in encoding.doors() and encoding.state_dict()
+        if "embed" in encoding.methods() and encoding.state_dict()
         else f"{encoding!r}, for which locant tries no other readings"
     )
 
@@ -348,13 +348,13 @@ class _Search:
     """
 
     subject: _AnySubject
-    losses_of: Callable[[Reading], Generator[list[float]]]
+    losses_of: Callable[[Hypothesis], Generator[list[float]]]
     most: int
     unigram: float
     on_step: Callable[[int, int, str], object]
-    losses: dict[Reading, np.ndarray] = field(default_factory=dict[Reading, np.ndarray])
+    losses: dict[Hypothesis, np.ndarray] = field(default_factory=dict[Hypothesis, np.ndarray])
     """The losses ``windows tokens`` of readings that were measured in full."""
-    dropped: dict[Reading, tuple[int, float]] = field(default_factory=dict[Reading, tuple[int, float]])
+    dropped: dict[Hypothesis, tuple[int, float]] = field(default_factory=dict[Hypothesis, tuple[int, float]])
     """The number of measured windows of each dropped reading, and an estimate of its mean loss."""
     left_out: dict[str, str] = field(default_factory=dict[str, str])
     done: int = 0
@@ -363,7 +363,7 @@ class _Search:
         seen = {repr(self.subject.computed(OWN))}
         self._measure([OWN])
         best = origin = OWN
-        origins, near = list[Reading](), list[Reading]()
+        origins, near = list[Hypothesis](), list[Hypothesis]()
         while origin is not None:
             origins.append(origin)
             self._measure(self._around(origin, seen))
@@ -389,9 +389,9 @@ class _Search:
             "left_out": self.left_out,
         }
 
-    def _around(self, origin: Reading, seen: set[str]) -> list[Reading]:
+    def _around(self, origin: Hypothesis, seen: set[str]) -> list[Hypothesis]:
         """Return the readings that differ from `origin` in one thing, each computation once."""
-        new = list[Reading]()
+        new = list[Hypothesis]()
         for reading in (replace(origin, **{name: each}) for name, of in self.subject.aspects.items() for each in of):
             try:
                 computed = repr(self.subject.computed(reading))
@@ -403,7 +403,7 @@ class _Search:
                 new.append(reading)
         return new
 
-    def _measure(self, readings: Sequence[Reading]) -> None:
+    def _measure(self, readings: Sequence[Hypothesis]) -> None:
         for waiting, reading in zip(reversed(range(len(readings))), readings, strict=True):
             try:
                 self._read(reading, waiting, looks=len(readings) * (self.most - FEWEST))
@@ -412,7 +412,7 @@ class _Search:
                     raise
                 self.left_out[reading.name] = error.cause
 
-    def _read(self, reading: Reading, waiting: int, looks: int) -> None:
+    def _read(self, reading: Hypothesis, waiting: int, looks: int) -> None:
         """Measure a reading, until it is clearly worse than the best so far.
 
         Args:
@@ -437,7 +437,7 @@ class _Search:
                     return
         self.losses[reading] = np.array(windows)
 
-    def _verdict(self, best: Reading, near: Sequence[Reading]) -> tuple[str, str]:
+    def _verdict(self, best: Hypothesis, near: Sequence[Hypothesis]) -> tuple[str, str]:
         if self._loss(best) >= self.unigram and (best != OWN or not near):
             reason = f"its loss of {self._loss(best):.3f} nats per token is not below that of counting words"
             return "not explained", f"no reading explains the weights: {best.name} is the best, and {reason}"
@@ -448,10 +448,10 @@ class _Search:
             return "cannot tell", "no reading fits better than the configuration"
         return "fits", "the weights fit the configuration, and no other reading fits as well"
 
-    def _loss(self, reading: Reading) -> float:
+    def _loss(self, reading: Hypothesis) -> float:
         return float(np.mean(self.losses[reading]))
 
-    def _is_clear(self, one: Reading, other: Reading) -> bool:
+    def _is_clear(self, one: Hypothesis, other: Hypothesis) -> bool:
         comparisons = max(1, len(self.losses) + len(self.dropped) - 1)
         return _is_clear(self.losses[one].mean(1), self.losses[other].mean(1), comparisons)
 

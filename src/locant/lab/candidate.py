@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from locant.arguments import one_of, shown
+from locant.arguments import one_of, short_repr
 from locant.errors import InputError, RangeError, Remedy
 from locant.lab.tasks import Task
 from locant.positions import PositionEncoding, Positions
@@ -91,11 +91,11 @@ class Candidate:
             remedy = f"{encoding}{plus}{scaling}@randomized"
             scheme = one_of("positions", scheme.strip().lower(), POSITION_SCHEMES, remedy)
         if scaled := scaling_name(encoding):
-            raise RangeError(f"got {shown(name)}, which is a scaling of rotary", f"rotary+{scaled}")
+            raise RangeError(f"got {short_repr(name)}, which is a scaling of rotary", f"rotary+{scaled}")
         kind = kind_of(encoding)
         encoding = name_of_class(kind) or (os.path.normpath(encoding) if ".py:" in encoding else encoding)
         if plus and "scaling" not in inspect.signature(kind).parameters:
-            cause = f"got {shown(name)}, but {encoding} has no frequencies to scale"
+            cause = f"got {short_repr(name)}, but {encoding} has no frequencies to scale"
             raise RangeError(cause, f"use {encoding} or rotary+yarn")
         if plus:
             remedy = " or ".join(f"{encoding}+{extension}" for extension in EXTENSIONS)
@@ -190,7 +190,7 @@ def process_settings() -> dict[str, Any]:
 
 
 @contextmanager
-def torch_settings_kept(what: str, of_process: Mapping[str, Any] | None = None) -> Generator[None]:
+def preserve_torch_settings(what: str, of_process: Mapping[str, Any] | None = None) -> Generator[None]:
     """Restore torch's settings at the end of the block, and raise if the code in it changed one.
 
     Args:
@@ -248,7 +248,7 @@ def _run(path: Path) -> tuple[ModuleType, str]:
         if str(path.parent) not in sys.path:  # stays there, for imports inside of functions
             sys.path.append(str(path.parent))
         module = sys.modules[name] = module_from_spec(spec)  # type: ignore[arg-type]  # a loader makes a spec
-        with torch_settings_kept(str(path)):
+        with preserve_torch_settings(str(path)):
             loader.exec_module(module)
     except InputError:
         raise

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import InputError, LocantError, Remedy
-from locant.lab.candidate import Candidate, torch_settings_kept
+from locant.lab.candidate import Candidate, preserve_torch_settings
 from locant.lab.language_model import device_of
 from locant.lab.pool import FAILURES, Pool, why
 from locant.lab.results import (
@@ -112,7 +112,7 @@ def compare(
     with torch.random.fork_rng(devices=()):  # an encoding that cannot be built is refused before the first training
         for name in chosen.encodings:
             try:
-                with torch_settings_kept(name):
+                with preserve_torch_settings(name):
                     _try_once(Candidate.of(name), chosen)
             except LocantError:
                 raise
@@ -289,7 +289,7 @@ def compare_files(
     if settings.suite and (files or any(text.values())):
         got = f"got a text or a tokenizer for the suite {settings.suite}, which fixes it"
         raise InputError(got, "use the suite alone, or no suite")
-    corpus = read_corpus(files, usual_vocab_size=VOCAB_SIZE, **text) if TEXT in settings.tasks else None
+    corpus = read_corpus(files, default_vocab_size=VOCAB_SIZE, **text) if TEXT in settings.tasks else None
     if corpus is None and (files or any(text.values())):
         raise InputError("got a text, or a tokenizer, that no task reads", Remedy(tasks=(TEXT, *settings.tasks)))
     facts = {} if corpus is None else corpus.facts()
@@ -342,7 +342,7 @@ def _require_fit(settings: Settings, text: Mapping[str, Any], records: Sequence[
     """Raise a ValueError if a record does not fit these settings, or if two records are of one training."""
     seen = set[Training]()
     for each in records:
-        name = f"a record of {shown(each.encoding)}"
+        name = f"a record of {short_repr(each.encoding)}"
         if isinstance(each, Record):
             length, lengths = settings.train_length, {*each.loss_by_length} == {*settings.lengths}
             tokens = text.get("held_out_tokens", 0) - 1

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from locant.arguments import one_of, shown, whole
+from locant.arguments import one_of, short_repr, whole
 from locant.checkpoints.config_source import CONFIG, read_json
 from locant.checkpoints.extension import Extension
 from locant.errors import InputError, LocantError, Remedy
@@ -52,7 +52,7 @@ from locant.lab.results import (
     read_record,
     unchanged,
 )  # fmt: skip
-from locant.lab.resume_state import random_numbers_kept
+from locant.lab.resume_state import preserve_random_state
 from locant.lab.settings import VOCAB_SIZE, Settings, check_settings
 from locant.lab.text_learning import OVERLAP, in_context, losses_in_windows
 from locant.models.config_values import integer_at
@@ -175,9 +175,9 @@ def evaluate_model(
     if settings.far and near == longest:
         got = f"got one length, {longest:,}, for the near and for the far context"
         raise InputError(got, Remedy(lengths=(max(2, longest // 4), longest)))
-    with random_numbers_kept(torch.device(settings.device)):
+    with preserve_random_state(torch.device(settings.device)):
         encodings = {way: _build(way, model, longest) for way in settings.ways}
-    corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
+    corpus = read_corpus(files, tokenizer=folder, default_vocab_size=VOCAB_SIZE)
     count = num_windows(model.vocab_size, corpus, longest, settings.windows, argument="lengths")
     for way, encoding in encodings.items():  # a failure is reported now: the encodings before it may take hours
         with _read_with(model, way, encoding):
@@ -229,7 +229,7 @@ def _finished_records(path: Path, records: Sequence[Any]) -> dict[str, dict[str,
             read_record({name: value for name, value in record.items() if name not in EXTRA_FIELDS})
             wrong = [name for name, hint in EXTRA_FIELDS.items() if not has_type(record.get(name), hint)]
             if wrong or record["interval_by_length"].keys() != record["loss_by_length"].keys():
-                raise ValueError(f"got {shown(record.get(next(iter(wrong), 'interval_by_length')))} in a record")
+                raise ValueError(f"got {short_repr(record.get(next(iter(wrong), 'interval_by_length')))} in a record")
         except (AttributeError, TypeError, ValueError) as error:
             raise damaged(path, error) from None
     return {record["encoding"]: record for record in records}

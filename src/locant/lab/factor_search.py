@@ -65,7 +65,7 @@ def search_factors(
     windows = whole("windows", windows, 1, remedy=Remedy(windows=4))
     chosen_device, length = device_of(device), extension.to
     model = load_model(folder, device=chosen_device)
-    corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
+    corpus = read_corpus(files, tokenizer=folder, default_vocab_size=VOCAB_SIZE)
     count = num_windows(model.config.get_text_config().vocab_size, corpus, length, windows, argument="to")
     identity = {
         "model_sha256": fingerprint(folder), "tokenizer_fingerprint": corpus.tokenizer.fingerprint,
@@ -125,7 +125,7 @@ class _Losses:
         if factors not in self.losses:
             kind, own = self.extension.layer_type, self.extension.rotary[1]
             scaling: Any = own.scaling  # LongRoPE, because the extension uses it
-            rotary = own.alike(scaling=replace(scaling, long_factor=factors))
+            rotary = own.replace(scaling=replace(scaling, long_factor=factors))
             model = self.decoder.model
             with swap(model, layers=lambda index, layer_type: rotary if kind in (None, layer_type) else None):
                 loss = finite(losses_in_windows(self.decoder, self.ids, self.extension.to).mean)

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as as_bytes
 
-from locant.arguments import Real, shown
-from locant.checkpoints.checkpoint_folder import headers_of, require_output
+from locant.arguments import Real, short_repr
+from locant.checkpoints.checkpoint_folder import read_headers, require_output
 from locant.checkpoints.config_source import CONFIG, read_json
 from locant.errors import InputError, LocantError, RangeError, Remedy, ShapeError
 from locant.files import json_text, new_folder, write_whole
@@ -33,7 +33,7 @@ from locant.lab.language_model import (
 )
 from locant.lab.position_overrides import PositionOverride
 from locant.lab.results import environment
-from locant.lab.resume_state import random_numbers_kept
+from locant.lab.resume_state import preserve_random_state
 from locant.lab.sampling import cached_or_whole, generate
 from locant.lab.settings import VOCAB_SIZE, Settings, require_one_duration
 from locant.lab.text_learning import shape
@@ -41,7 +41,7 @@ from locant.lab.training import train
 from locant.models.config_values import flag, integer_at, required
 from locant.models.lab_decoder import AGAIN, MODEL_TYPE, SIZES, TRAIN_LENGTH, encoding_of, is_lab_decoder
 from locant.positions import PositionEncoding
-from locant.positions.description import described
+from locant.positions.description import to_config
 from locant.swapping import swap
 from locant.text import Tokenizer
 from locant.text.corpus import read_corpus
@@ -85,7 +85,7 @@ def save(model: Decoder, tokenizer: Tokenizer, folder: str | Path, *, force: boo
 
 def describe_encoding(encoding: PositionEncoding) -> dict[str, Any]:
     """Return an encoding's name and options, as `save` writes them. Raise `InputError` if they do not describe it."""
-    if (description := described(encoding)) is None:
+    if (description := to_config(encoding)) is None:
         got = f"got {type(encoding).__name__}, which cannot be saved: its name and its options do not describe it"
         raise InputError(got, Remedy(encoding="rotary"))
     return description
@@ -110,7 +110,7 @@ def train_files(
     require_one_duration(options)
     require_output(folder, force=force)
     describe_encoding(unscaled(encoding).build(shape(Settings(), 1)))  # fails before the training
-    corpus, losses = read_corpus(files, usual_vocab_size=VOCAB_SIZE, **text), list[float]()
+    corpus, losses = read_corpus(files, default_vocab_size=VOCAB_SIZE, **text), list[float]()
 
     def step(done: int, loss: float) -> None:
         losses.append(loss)
@@ -129,16 +129,16 @@ def load(folder: str | Path) -> tuple[Decoder, Tokenizer]:
     path = Path(folder)
     config = read_json(path / CONFIG)
     if not is_lab_decoder(config):
-        got = f"got {path} of model_type {shown(config.get('model_type'))}, which is not a model of locant train"
+        got = f"got {path} of model_type {short_repr(config.get('model_type'))}, which is not a model of locant train"
         raise InputError(got, "load it with transformers.AutoModelForCausalLM.from_pretrained")
     if isinstance(config.get("sizes"), dict):  # the form of an earlier release
         config = {**config["sizes"], **config}
     require_likely(config)
     sizes = {name: required(config, name) for name in SIZES[:-1]}
     [shared] = (flag(name, config.get(name, False)) for name in SIZES[-1:])
-    headers = headers_of(path)
+    headers = read_headers(path)
     try:
-        with random_numbers_kept(torch.device("cpu")):
+        with preserve_random_state(torch.device("cpu")):
             encoding = encoding_of(config)
             model = Decoder(encoding=encoding, keys_are_values=shared, **sizes)
     except (ShapeError, RangeError, RuntimeError) as error:  # torch raises RuntimeError if memory is too small
@@ -187,13 +187,13 @@ def continue_text(
     rows, total = torch.tensor([before], device=place), len(before) + num_tokens
     if is_ours:
         model = model.to(place)
-        with random_numbers_kept(place), model.reading_with(chosen.for_decoder(model, total) or model.encoding):
+        with preserve_random_state(place), model.reading_with(chosen.for_decoder(model, total) or model.encoding):
             rows = generate(model, rows, num_tokens, temperature=temperature, top_k=top_k, seed=seed)
     else:
         require_rows(model.config.get_text_config().vocab_size, np.asarray(before))
         require_positions(model, total)
         sampling = {"do_sample": temperature > 0, "temperature": temperature or None, "top_k": top_k or 0}
-        with random_numbers_kept(place), ExitStack() as swapped, quiet():
+        with preserve_random_state(place), ExitStack() as swapped, quiet():
             if chosen.name != "own":
                 swapped.enter_context(swap(model, chosen.encoding(model, trained_length(model.config), total)))
 

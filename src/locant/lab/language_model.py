@@ -22,20 +22,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.checkpoints import load_swapped
-from locant.checkpoints.checkpoint_folder import headers_of
+from locant.checkpoints.checkpoint_folder import read_headers
 from locant.checkpoints.config_source import CONFIG, read_json, require_no_code
 from locant.errors import InputError, RangeError, Remedy
 from locant.extras import require
-from locant.lab.resume_state import random_numbers_kept
+from locant.lab.resume_state import preserve_random_state
 from locant.models.config_values import HEADS, NUM_LAYERS, WIDTHS, integer
 from locant.models.lab_decoder import is_lab_decoder
 from locant.models.registry import with_defaults
 from locant.models.rope_parameters import stated_trained_length
 from locant.positions.description import Weightless
 from locant.spelling import dtype_name
-from locant.swapping.added_point import own_tables
+from locant.swapping.added_point import learned_tables
 from locant.text.corpus import Corpus
 from locant.text.tokenizer import Tokenizer
 
@@ -76,7 +76,7 @@ def device_of(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if "cuda" in names else "cpu"
     if name not in names:
-        got = f"got {shown(name)} for device, expected one that torch finds on this machine: {', '.join(names)}"
+        got = f"got {short_repr(name)} for device, expected one that torch finds on this machine: {', '.join(names)}"
         raise RangeError(got, Remedy(device="cpu"))
     return torch.device(name if count > 1 else name.partition(":")[0])
 
@@ -98,7 +98,7 @@ def load_config(folder: str | Path) -> Any:
     if (path / ADAPTER).exists():
         got = f"got {path}, an adapter, which changes a model in another folder"
         raise InputError(got, "merge the adapter: model.merge_and_unload().save_pretrained(folder)")
-    headers_of(path)
+    read_headers(path)
     with _one_line(path) as transformers:
         return transformers.AutoConfig.from_pretrained(path, local_files_only=True)
 
@@ -109,7 +109,7 @@ def require_likely(config: Mapping[str, Any]) -> None:
     for what, (keys, most) in MOST.items():
         for value in (part.get(key) for part in parts for key in keys):
             if isinstance(value, int) and not 0 <= value <= most:
-                got = f"got {shown(value) if abs(value) > 2**63 else f'{value:,}'} for the {what} of a model"
+                got = f"got {short_repr(value) if abs(value) > 2**63 else f'{value:,}'} for the {what} of a model"
                 raise InputError(f"{got}, expected from 0 to {most:,}", f"correct its {CONFIG}")
 
 
@@ -155,19 +155,19 @@ def without_weights(config: Mapping[str, Any]) -> Any:
         InputError: a configuration with custom code, or one from which `transformers` builds no language model.
     """
     kind = config.get("model_type")
-    require_no_code(f"a configuration of {shown(kind)}", config)
+    require_no_code(f"a configuration of {short_repr(kind)}", config)
     if "locant" in config:
         got = "got the configuration of a model that is swapped already"
         raise InputError(got, "use the configuration of the original model")
     require_likely(with_defaults(config))
     with _one_line(
-        f"a configuration of {shown(kind)}", "use a config.json as save_pretrained writes it"
+        f"a configuration of {short_repr(kind)}", "use a config.json as save_pretrained writes it"
     ) as transformers:
         plain = transformers.AutoConfig.for_model(**config)
         if (auto := auto_class(plain)) is not None:
             with Weightless():
                 return getattr(transformers, auto).from_config(plain).eval()
-    got = f"got a configuration of {shown(kind)}, from which transformers builds no language model"
+    got = f"got a configuration of {short_repr(kind)}, from which transformers builds no language model"
     raise InputError(got, "use the configuration of a causal or masked language model")
 
 
@@ -182,7 +182,7 @@ def auto_class(config: Any) -> str | None:
 def _that_runs(path: Path, model: Any, device: torch.device) -> Any:
     """Return the model after it has read one token: some values of a configuration fail only then, or in dropout."""
     model.to(device)
-    with _one_line(path), random_numbers_kept(device):
+    with _one_line(path), preserve_random_state(device):
         model.train()(torch.zeros(1, 1, dtype=torch.long, device=device), use_cache=False)
     return model.eval()
 
@@ -203,7 +203,7 @@ def _require_its_size(path: Path, config: Any) -> None:
         from transformers import AutoModelForCausalLM
 
         expected = sum(each.numel() for each in AutoModelForCausalLM.from_config(plain).parameters())
-    stored = sum(math.prod(each.shape) for header in headers_of(path).values() for each in header.tensors)
+    stored = sum(math.prod(each.shape) for header in read_headers(path).values() for each in header.tensors)
     if expected > 2 * stored + MARGIN:
         got = f"got {path} with {stored:,} numbers in its files, but its {CONFIG} describes {expected:,}"
         raise InputError(got, "use the configuration and the weights of one model")
@@ -266,7 +266,7 @@ def fingerprint(folder: str | Path) -> str:
     Costs one reading of the files, a second for each gigabyte or two, several files at once.
     """
     path = Path(folder)
-    names = [CONFIG, *headers_of(path)]
+    names = [CONFIG, *read_headers(path)]
     with ThreadPoolExecutor() as pool:
         digests = [*pool.map(_sha256, (path / name for name in names))]
     return hashlib.sha256(repr([*zip(names, digests, strict=True)]).encode()).hexdigest()
@@ -305,7 +305,7 @@ def require_rows(vocab_size: int, ids: Int[np.ndarray, " tokens"], beginning: Se
 
 def require_positions(model: Any, longest: int) -> None:
     """Raise if a model has a table with fewer positions than a window has tokens."""
-    rows = [table.num_embeddings - _first_row(table) for _, table in own_tables(model.base_model)]
+    rows = [table.num_embeddings - _first_row(table) for _, table in learned_tables(model.base_model)]
     if rows and longest > min(rows):
         got = f"got windows of {longest:,} tokens for {type(model).__name__}, whose table has {min(rows):,} positions"
         raise InputError(got, f"use windows of at most {min(rows):,} tokens, or a model without such a table")

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from locant.cluster import LOCAL, connected
-from locant.lab.candidate import process_settings, torch_settings_kept
+from locant.lab.candidate import preserve_torch_settings, process_settings
 from locant.lab.results import AnyRecord, Failure
 from locant.lab.settings import Settings
 from locant.lab.training import Text, Training, candidates, run
@@ -93,10 +93,10 @@ def outcome(
     """Return the records or the failure of a training. A failure does not end the other trainings.
 
     A training that changes torch's settings fails, and so does each one that ran at the same time with the changed
-    settings: see `torch_settings_kept`.
+    settings: see `preserve_torch_settings`.
     """
     try:
-        with torch_settings_kept(training.encoding, of_process):
+        with preserve_torch_settings(training.encoding, of_process):
             return run(training, settings, text, on_step)
     except CancelledError:
         raise

@@ -129,7 +129,7 @@ class PositionOverride:
             got = f"got {self.name} for a model whose config.json does not state the length of its training"
             raise InputError(got, "add 'train_length': 64 to it, with the tokens per window in its training")
         if self.name == "exact":
-            return rotary().alike(angles="exact")
+            return rotary().replace(angles="exact")
         shape = ModelShape(d_model=model.embedding.token.d_model, num_heads=model.num_heads, max_seq_len=longest)
         return self._build(rotary, lambda: shape, model.train_length or longest)
 
@@ -144,7 +144,7 @@ class PositionOverride:
         if self.factor is not None:
             rotary = own()
             scaling = SCALINGS[self.name].by_factor(self.factor, trained, rotary.rotary_dim, rotary.base)
-            return rotary.alike(scaling=scaling, seq_len=None)
+            return rotary.replace(scaling=scaling, seq_len=None)
         return find(self.name).for_model(shape())
 
     def _own(self, model: Any, layer_type: str | None) -> Rotary:

@@ -22,7 +22,7 @@ import tokenizers
 import torch
 
 from locant._version import __version__
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import InputError, Remedy
 from locant.files import FaultError, json_text, lock, strict_json, write_whole
 from locant.lab.candidate import Candidate
@@ -38,7 +38,7 @@ ROUNDED = 1e-6
 RECORD = "tuning.json"
 """The file that `tune` writes into the folder of the model."""
 
-PAGE, BY_LENGTH, BY_POSITION, BY_TASK = DRAWN = (
+PAGE, BY_LENGTH, BY_POSITION, BY_TASK = PICTURES = (
     "report.html", "loss_by_length.png", "loss_by_position.png", "accuracy_by_length.png",
 )  # fmt: skip
 
@@ -147,23 +147,23 @@ def read_record(facts: Mapping[str, Any]) -> AnyRecord:
         ValueError: not a record, or numbers that do not agree. The message names the damage.
     """
     if not isinstance(facts, Mapping):
-        raise ValueError(f"got {shown(facts)} for a record")
+        raise ValueError(f"got {short_repr(facts)} for a record")
     kind = TaskRecord if "accuracy_by_length" in facts else Record
     hints, values = get_type_hints(kind), dict[str, Any]()
     for name, value in facts.items():
         if name not in hints:
-            raise ValueError(f"got {shown(name)}, which no record has")
+            raise ValueError(f"got {short_repr(name)}, which no record has")
         is_by_length = isinstance(value, dict) and all(key.isdecimal() for key in value)
         values[name] = {int(key): each for key, each in value.items()} if is_by_length else value
         if not has_type(values[name], hints[name]):
-            raise ValueError(f"got {shown(value)} for {name}")
+            raise ValueError(f"got {short_repr(value)} for {name}")
     if missing := [
         each.name for each in fields(kind) if each.default is each.default_factory and each.name not in facts
     ]:
         raise ValueError(f"got a record without {missing[0]}")
     record = kind(**values)
     if min(record.train_length, record.num_parameters) < 1:
-        raise ValueError(f"got a record of {shown(record.encoding)} with a size below 1")
+        raise ValueError(f"got a record of {short_repr(record.encoding)} with a size below 1")
     _require_agreement(record)
     return record
 
@@ -292,7 +292,7 @@ class ResultsFolder:
     def __init__(self, path: Path | str, *, force: bool = False) -> None:
         self.path = Path(path)
         self.holds_earlier = {"settings", "environment", "records"} <= earlier(self.path / RESULTS).keys()
-        self._stale = DRAWN if self.holds_earlier else ()
+        self._stale = PICTURES if self.holds_earlier else ()
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"got {self.path}, which is a file, as the folder of the report", "use another folder")
         others = self.path.is_dir() and any(file.name != LOCK for file in self.path.iterdir())
@@ -376,7 +376,7 @@ def unchanged(path: Path, settings: Mapping[str, Any], free: Collection[str]) ->
     except (LookupError, TypeError, AttributeError):
         return {}
     if is_same and not isinstance(records, list):
-        raise damaged(path, f"got {shown(records)} for records")
+        raise damaged(path, f"got {short_repr(records)} for records")
     return report if is_same else {}
 
 

@@ -27,7 +27,7 @@ WEIGHT, RANDOM, DEVICE_RANDOM = "weight", "random", "random_there"
 
 
 @contextmanager
-def random_numbers_kept(device: torch.device) -> Generator[None]:
+def preserve_random_state(device: torch.device) -> Generator[None]:
     """Restore the states of torch's random generators at the end of the block."""
     before = _random_numbers(device)
     try:
@@ -56,7 +56,7 @@ def _device_argument(device: torch.device) -> tuple[torch.device, ...]:
 
 
 @contextmanager
-def refusing_to_lose(path: Path) -> Generator[None]:
+def wrap_write_errors(path: Path) -> Generator[None]:
     """Turn an error of the system in writing into an `InputError` of one line. The saved state of the run stays."""
     try:
         yield
@@ -77,7 +77,7 @@ class StateFolder:
         self.file = self.path / "state.safetensors"
 
     def __enter__(self) -> StateFolder:
-        with refusing_to_lose(self.path):
+        with wrap_write_errors(self.path):
             self.path.mkdir(exist_ok=True)
             self._lock = (self.path / "lock").open("wb")
         if lock(self._lock) is False:
@@ -112,7 +112,7 @@ class StateFolder:
         for name, parameter in parameters.items():
             tensors |= {f"{moment}.{name}": each for moment, each in optimizer.state.get(parameter, {}).items()}
         tensors |= _random_numbers(self.device)
-        with refusing_to_lose(self.file), replacing(self.file) as temporary:
+        with wrap_write_errors(self.file), replacing(self.file) as temporary:
             whole = {name: each.cpu().contiguous() for name, each in tensors.items()}
             save_file(whole, temporary, {"locant": json.dumps(facts)})
 

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int, Integer
 from numpy import ndarray
 from torch import Tensor, nn
 
-from locant.arguments import Real, real, shape_error, shown, whole
+from locant.arguments import Real, real, shape_error, short_repr, whole
 from locant.attention import KVCache
 from locant.errors import LocantError, RangeError, Remedy, ShapeError
 from locant.lab.decoder import Decoder
@@ -67,7 +67,7 @@ def generate(
     num_tokens = whole("num_tokens", num_tokens, 1, remedy=Remedy(num_tokens=100))
     temperature = real("temperature", temperature, low=0, remedy=Remedy(temperature=1.0))
     if not callable(model):
-        got = f"got {shown(model)} for model, expected a module or a function from ids to logits"
+        got = f"got {short_repr(model)} for model, expected a module or a function from ids to logits"
         raise RangeError(got, "pass locant.lab.load(folder)[0]")
     if max_seq_len is not None:
         max_seq_len = whole("max_seq_len", max_seq_len, 1, remedy=Remedy(max_seq_len=1024))
@@ -76,7 +76,7 @@ def generate(
     elif top_k is not None:
         top_k = whole("top_k", top_k, 1, remedy=Remedy(top_k=50))
     if isinstance(ids, (str, bytes)):
-        raise ShapeError(f"got {shown(ids)} for ids, expected integers", "tokenizer.encode('a prompt')")
+        raise ShapeError(f"got {short_repr(ids)} for ids, expected integers", "tokenizer.encode('a prompt')")
     parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     prompt = torch.as_tensor(ids, device=None if parameter is None else parameter.device)
     if prompt.numel() and (prompt.is_floating_point() or prompt.is_complex() or prompt.dtype == torch.bool):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
-from locant.arguments import entries, flag, one_of, real, shown, whole
+from locant.arguments import entries, flag, one_of, real, short_repr, whole
 from locant.errors import InputError, RangeError, Remedy
 
 VOCAB_SIZE = 512
@@ -197,7 +197,7 @@ def check_settings(
         different = tuple(dict.fromkeys(found))
         if (default and not found) or (len(different) < len(found) and not drop_repeats):
             once = "" if drop_repeats else ", each once"
-            raise RangeError(f"got {shown(tuple(found))} for {name}, expected one or more{once}", remedy)
+            raise RangeError(f"got {short_repr(tuple(found))} for {name}, expected one or more{once}", remedy)
         object.__setattr__(settings, name, different)
 
 
@@ -210,7 +210,7 @@ def fixed_by(suite: str, given: Mapping[str, Any]) -> dict[str, Any]:
     fixed = {field.name: own.get(field.name, field.default) for field in fields(Settings) if field.name not in free}
     for name, value in given.items():
         if name in fixed and value != fixed[name]:
-            cause = f"got {shown(value)} for what the suite {suite} fixes"
+            cause = f"got {short_repr(value)} for what the suite {suite} fixes"
             raise RangeError(cause, Remedy("use {}, or no suite", **{name: fixed[name]}))
     return fixed
 

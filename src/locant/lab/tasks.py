@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar, NamedTuple
 
-from locant.arguments import shown, whole
+from locant.arguments import short_repr, whole
 from locant.errors import RangeError, Remedy
 from locant.registry import Registry
 
@@ -324,7 +324,9 @@ OWN: dict[str, Task] = {
 
 def _check(name: str, value: Task) -> None:
     if not isinstance(value, Task):
-        raise RangeError(f"got {shown(value)} for the task {name}, expected a Task", "pass an object, such as Copy()")
+        raise RangeError(
+            f"got {short_repr(value)} for the task {name}, expected a Task", "pass an object, such as Copy()"
+        )
     prompt, answer, counts = value.row(Random(0), 1)
     counted = [True] * len(answer) if counts is None else counts
     if not prompt or not any(counted) or len(counted) != len(answer):

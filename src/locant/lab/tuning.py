@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from locant.arguments import one_of, whole
-from locant.checkpoints.checkpoint_folder import INDEX, companions, headers_of, require_output
+from locant.checkpoints.checkpoint_folder import INDEX, companions, read_headers, require_output
 from locant.checkpoints.config_source import read_json, read_source
 from locant.checkpoints.extension import extend
 from locant.errors import InputError, RangeError, Remedy
@@ -60,7 +60,7 @@ from locant.lab.results import (
     earlier,
     environment,
 )
-from locant.lab.resume_state import StateFolder, random_numbers_kept, refusing_to_lose
+from locant.lab.resume_state import StateFolder, preserve_random_state, wrap_write_errors
 from locant.lab.settings import VOCAB_SIZE, check_settings, require_one_duration
 from locant.lab.text_learning import losses_in_windows, optimizer_of, schedule, split_off, update
 from locant.swapping import swap
@@ -193,7 +193,7 @@ def tune(
     config = load_config(source)
     trained = trained_length(config)
     length = settings.length or (way.stretched(trained) if way.stretches else stated_length(config))
-    corpus = read_corpus(files, tokenizer=str(folder), usual_vocab_size=VOCAB_SIZE)
+    corpus = read_corpus(files, tokenizer=str(folder), default_vocab_size=VOCAB_SIZE)
     wanted = _run_settings(source, settings, length, corpus)
     _tokenizer_config(source)  # if it cannot be read, fail before the training
     state = StateFolder(output, settings.device)
@@ -215,7 +215,7 @@ def tune(
     model = load_model(source, config, device=settings.device)
     require_rows(model.config.get_text_config().vocab_size, corpus.ids, corpus.tokenizer.beginning)
     require_positions(model, length)
-    with state if rank() == 0 else nullcontext(), random_numbers_kept(state.device):
+    with state if rank() == 0 else nullcontext(), preserve_random_state(state.device):
         so_far = _unfinished_run(state, wanted, force=force)
         wait_for_all()  # the first process must not write a state before the others have looked for one
         prepared = AsDecoder(_prepare(model, way, settings, length), corpus.tokenizer)
@@ -404,7 +404,7 @@ class _Run:
         """Return how many steps fit into this time. The timed steps leave no trace."""
         batch = next(iter(self.loader))
         self.loader.set_epoch(0)
-        with random_numbers_kept(torch.device(self.settings.device)):
+        with preserve_random_state(torch.device(self.settings.device)):
             self._accumulate_gradients(batch)
             began = time.perf_counter()
             self._accumulate_gradients(batch)
@@ -423,11 +423,11 @@ def _by_length(losses: Losses) -> dict[str, float]:
 
 def _write(model: Any, source: Path, output: Path, record: Mapping[str, Any], *, force: bool) -> None:
     """Write the folder of the tuned model, with files of the old one, such as its tokenizer."""
-    with refusing_to_lose(output), new_folder(output, force=force) as new, quiet():
+    with wrap_write_errors(output), new_folder(output, force=force) as new, quiet():
         model.save_pretrained(new)
         if record["settings"]["adapter"]:
             model.get_base_model().config.save_pretrained(new)
-        belong, _ = companions(source, headers_of(source))
+        belong, _ = companions(source, read_headers(source))
         for name in belong:
             if name not in (INDEX, RECORD) and not (new / name).exists():
                 shutil.copyfile(source / name, new / name)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import InputError
 from locant.models.architecture import Architecture, rotary_row, warn_if
 from locant.models.config_values import (
@@ -53,7 +53,7 @@ def _projection_reason(config: Config) -> str | None:
     width = value_at(config, "word_embed_proj_dim")
     if width is None or width == value_at(config, *WIDTHS):
         return None
-    return f"token rows of word_embed_proj_dim={shown(width)} go through a matrix before positions are added"
+    return f"token rows of word_embed_proj_dim={short_repr(width)} go through a matrix before positions are added"
 
 
 KEY_TERMS: Mapping[str, bool] = {"relative_key": False, "relative_key_query": True}
@@ -129,7 +129,7 @@ def _names(config: Config, key: str) -> list[str]:
     value = config.get(key, "")
     names = value.split("|") if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-        raise InputError(f"got {key}={shown(value)}, expected names", "'p2c|c2p', or a list of them")
+        raise InputError(f"got {key}={short_repr(value)}, expected names", "'p2c|c2p', or a list of them")
     return [name.strip().lower() for name in names if name.strip()]
 
 
@@ -141,7 +141,7 @@ def _mpt(config: Config, layer_type: str | None) -> PositionEncoding:
     """
     attention = config.get("attn_config", {})
     if not isinstance(attention, Mapping):
-        raise InputError(f"got attn_config={shown(attention)}, expected a dictionary", "{'alibi': True, ...}")
+        raise InputError(f"got attn_config={short_repr(attention)}, expected a dictionary", "{'alibi': True, ...}")
     missing = [key for key in ("alibi", "alibi_bias_max") if attention.get(key) is None]
     if missing or not flag("alibi", attention["alibi"]):
         got = f"without {' and '.join(missing)}" if missing else "with alibi=false, which transformers does not know"

@@ -12,7 +12,7 @@ from functools import cache
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from locant.arguments import Real, shown
+from locant.arguments import Real, short_repr
 from locant.errors import InputError, RangeError
 from locant.kernels.rotary import Layout
 from locant.models.config_values import Config, missing_key_error
@@ -233,7 +233,7 @@ def _require_types(row: Any) -> None:
         classes = tuple(get_origin(kind) or kind for kind in kinds if get_origin(kind) is not Literal)
         if value not in choices and not isinstance(value, classes):
             expected = " or ".join(map(repr, choices)) or each.type
-            got = f"got {shown(value)} for {each.name} of {type(row).__name__}, expected {expected}"
+            got = f"got {short_repr(value)} for {each.name} of {type(row).__name__}, expected {expected}"
             raise RangeError(got, f"help(locant.models.{type(row).__name__})")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from locant import arguments
-from locant.arguments import Real, shown
+from locant.arguments import Real, short_repr
 from locant.errors import InputError, LocantError
 from locant.models.parts import PART_WITHOUT_TEXT, PARTS, TYPE_OF_PART
 
@@ -94,7 +94,7 @@ def common_value(values: Mapping[str, Any]) -> Any:
     """Return the one value that all of these keys have, or ``None`` if there are no keys."""
     first = next(iter(values.values()), None)
     if any(value is not first and value != first for value in values.values()):  # NaN differs from itself
-        got = " and ".join(f"{key}={shown(value)}" for key, value in values.items())
+        got = " and ".join(f"{key}={short_repr(value)}" for key, value in values.items())
         raise InputError(f"got {got}, expected one value", f"remove {next(iter(values))} from the configuration")
     return first
 
@@ -129,7 +129,7 @@ def required_name(config: Config, key: str, names: Sequence[str], default: str |
     name = config.get(key, default)
     if not isinstance(name, str) or name not in names:
         expected = " or ".join(map(repr, names))
-        got = f"got {key}={shown(name)} for {config.get('model_type')}, expected {expected}"
+        got = f"got {key}={short_repr(name)} for {config.get('model_type')}, expected {expected}"
         raise InputError(got, remedy or f"{key!r}: {names[0]!r}")
     return name
 
@@ -158,7 +158,7 @@ def patches(config: Config) -> tuple[int, int]:
     sizes = {"image_size": (height, width), "patch_size": (patch_height, patch_width)}
     for key, (down, across) in sizes.items():
         if down is None or across is None:
-            raise InputError(f"got {key}={shown(config.get(key))}, expected a size in pixels", f"{key!r}: 224")
+            raise InputError(f"got {key}={short_repr(config.get(key))}, expected a size in pixels", f"{key!r}: 224")
     return (
         integer("image_size", height) // integer("patch_size", patch_height),
         integer("image_size", width) // integer("patch_size", patch_width),
@@ -169,7 +169,7 @@ def sections_in(rope: Config, default: Sequence[int] = (16, 24, 24), axes: int |
     """Return the number of pairs of each axis in ``mrope_section``, or the default of the modeling code."""
     sections = rope.get("mrope_section", default)
     if not isinstance(sections, (list, tuple)) or axes not in (None, len(sections)):
-        got = f"got mrope_section={shown(sections)}, expected a list of pairs for each of time, height, width"
+        got = f"got mrope_section={short_repr(sections)}, expected a list of pairs for each of time, height, width"
         raise InputError(got, f"{list(default)}")
     return tuple(integer("mrope_section", section, 0) for section in sections)
 
@@ -199,18 +199,18 @@ def layer_types_in(config: Config) -> tuple[str, ...]:
     """Return the type of each layer, or nothing if a configuration does not list them."""
     types = config.get("layer_types", ())
     if not isinstance(types, (list, tuple)) or not all(isinstance(one, str) for one in types):
-        raise InputError(f"got layer_types={shown(types)}, expected a list of names", "['full_attention', ...]")
+        raise InputError(f"got layer_types={short_repr(types)}, expected a list of names", "['full_attention', ...]")
     return tuple(types)
 
 
-def of_single_layers(config: Config) -> dict[int, Config]:
+def per_layer_configs(config: Config) -> dict[int, Config]:
     """Return the entries of ``per_layer_config`` by the number of their layer."""
     layers = config.get("per_layer_config", {})
     if not isinstance(layers, Mapping) or not all(isinstance(layer, Mapping) for layer in layers.values()):
-        raise InputError(f"got per_layer_config={shown(layers)}, expected a dictionary per layer", "{'5': {...}}")
+        raise InputError(f"got per_layer_config={short_repr(layers)}, expected a dictionary per layer", "{'5': {...}}")
     numbers = [str(place) for place in layers]
     if not all(place.isdecimal() and len(place) < 10 for place in numbers):
-        raise InputError(f"got per_layer_config of layers {shown(numbers)}, expected numbers", "{'5': {...}}")
+        raise InputError(f"got per_layer_config of layers {short_repr(numbers)}, expected numbers", "{'5': {...}}")
     return {int(place): layer for place, layer in zip(numbers, layers.values(), strict=True)}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import InputError
 from locant.models.architecture import SHARE, Architecture, RotaryKeys, rotary_row, warn_if
 from locant.models.config_values import TRAINED, Config, layer_types_in, required
@@ -71,7 +71,7 @@ MISTRAL_YARN = {
 
 GROWING_QUERIES = warn_if(
     lambda config, encoding: getattr(encoding, "temperature", None) is not None,
-    "the temperature multiplies whole queries: call encoding.temperature.grown(q, positions) for dimensions that are "
+    "the temperature multiplies whole queries: call encoding.temperature.scaled(q, positions) for dimensions that are "
     "not rotated",
 )
 
@@ -112,7 +112,7 @@ def _kinds_of_v4(config: Config) -> tuple[str, ...]:
     types = layer_types_in(config)
     if not types and (ratios := config.get("compress_ratios")) is not None:
         if not isinstance(ratios, (list, tuple)) or not all(ratio in V4_LAYERS for ratio in ratios):
-            got = f"got compress_ratios={shown(ratios)}, expected 0, 4 or 128 for each layer"
+            got = f"got compress_ratios={short_repr(ratios)}, expected 0, 4 or 128 for each layer"
             raise InputError(got, "[0, 0, 4, 128, ...]")
         types = tuple(V4_LAYERS[ratio] for ratio in ratios)
     count = required(config, "num_hidden_layers")
@@ -122,7 +122,7 @@ def _kinds_of_v4(config: Config) -> tuple[str, ...]:
 def _one_base_for_a_scaling(config: Config) -> Config:
     """Raise `InputError` for Dots 3 with ``rope_scaling``, which changes the base of sliding layers."""
     if not config.get("rope_parameters") and rope_dictionary(config):
-        got = f"got rope_scaling={shown(config['rope_scaling'])}, for which its code uses one base in all layers"
+        got = f"got rope_scaling={short_repr(config['rope_scaling'])}, for which its code uses one base in all layers"
         raise InputError(got, "'rope_parameters' with a dictionary per layer type")
     return config
 

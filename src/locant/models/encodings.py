@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from locant.arguments import flag, shown
+from locant.arguments import flag, short_repr
 from locant.errors import InputError, LocantError, Remedy
 from locant.kernels.rotary import Layout
 from locant.models.architecture import UNKNOWN, Architecture
@@ -86,7 +86,7 @@ def _encoding(
         chosen = _kind_of_type(values, architecture, chosen) if kinds else chosen
     shared = () if kinds else (None, *layer_types_in(values))
     if chosen not in (*kinds, *shared):
-        got = f"got layer_type={shown(layer_type)} for {values['model_type']}, expected "
+        got = f"got layer_type={short_repr(layer_type)} for {values['model_type']}, expected "
         if not kinds:
             raise InputError(f"{got}none: its layers share one encoding", "leave layer_type out")
         raise InputError(f"{got}one of {', '.join(kinds)}: their encodings differ", Remedy(layer_type=kinds[0]))
@@ -96,7 +96,7 @@ def _encoding(
     if architecture.rotary is UNKNOWN and layout is None:
         from locant.probing.probe import measured_rotary
 
-        return measured_rotary(config, layer_type).alike(angles=angles)
+        return measured_rotary(config, layer_type).replace(angles=angles)
     rope_type = (
         chosen if architecture.layer_types is None else None
     )  # other kinds share one dictionary of rope parameters
@@ -206,14 +206,14 @@ def rotary_from_config(
     def make(stated: Config | object) -> Rotary:
         values, architecture = read(stated)
         if architecture.rotary is UNKNOWN and layout is None and is_measurable(stated):
-            return measured_rotary(stated, layer_type).alike(angles=angles)
+            return measured_rotary(stated, layer_type).replace(angles=angles)
         rope_type = layer_type
         if layer_type is not None and architecture.layer_types is not None:
             kinds = architecture.layer_types(values)
             rotated = [kind for kind in kinds if _non_rotary_encoding(values, architecture, kind) is None]
             if layer_type in kinds and layer_type not in rotated and rotated:
                 remedy = Remedy("{}, or use PositionEncoding() for these layers", layer_type=rotated[0])
-                raise InputError(f"got layer_type={shown(layer_type)}, which has no rotary positions", remedy)
+                raise InputError(f"got layer_type={short_repr(layer_type)}, which has no rotary positions", remedy)
             rope_type = None if layer_type in kinds else layer_type
         reading = read_rotary(values, architecture, layer_type=rope_type, layout=layout)
         _warn(reading, depth=6)
@@ -269,7 +269,7 @@ def _make_with_defaults(config: Config | object, make: Callable[[Config | object
         missing = missing if _find_error(make, {**stated, **fewer}) else fewer
     warnings.warn(
         f"got a {full['model_type']} configuration without {', '.join(missing)}: using the defaults of its class in "
-        f"transformers, {shown(missing)}. Add what the model was trained with to the configuration, if it differs",
+        f"transformers, {short_repr(missing)}. Add what the model was trained with to the configuration, if it differs",
         stacklevel=depth,
     )
     return make({**stated, **missing})

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import InputError
 from locant.models.architecture import Architecture
 from locant.models.config_values import HEADS, WIDTHS, Config, flag_at, integer, patches, required, required_value
@@ -77,7 +77,7 @@ def _vivit(config: Config, layer_type: str | None) -> PositionEncoding:
 def _heads_by_stage(config: Config) -> list[int]:
     heads = required_value(config, HEADS[0], f"{HEADS[0]!r}: [4, 8, 16, 32], a number for each stage")
     if not isinstance(heads, (list, tuple)) or not heads:
-        got = f"got {HEADS[0]}={shown(heads)}, expected a list with a number of heads for each stage"
+        got = f"got {HEADS[0]}={short_repr(heads)}, expected a list with a number of heads for each stage"
         raise InputError(got, "[4, 8, 16, 32]")
     return [integer(HEADS[0], each) for each in heads]
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import InputError, LocantError, RangeError
 from locant.models.architecture import Architecture
 from locant.models.config_values import Config, missing_key_error
 from locant.models.weights import InputTables
 from locant.positions.base import PositionEncoding
-from locant.positions.description import built
+from locant.positions.description import from_config
 from locant.positions.registry import find
 
 MODEL_TYPE = "locant_decoder"
@@ -39,15 +39,15 @@ def encoding_of(config: Config, layer_type: str | None = None) -> PositionEncodi
         raise missing_key_error(config, "encoding", AGAIN)
     name = description.get("name") if isinstance(description, dict) else None
     if not isinstance(name, str):
-        got = f"got a model of locant train with the encoding {shown(description)}, expected a name and options"
+        got = f"got a model of locant train with the encoding {short_repr(description)}, expected a name and options"
         raise InputError(got, AGAIN)
     try:
         find(name)
     except RangeError as error:
-        got = f"got a model of locant train with the encoding {shown(name)}, which no installed package registers"
-        raise InputError(got, f"install the package that registers {shown(name)}, or import it first") from error
+        got = f"got a model of locant train with the encoding {short_repr(name)}, which no installed package registers"
+        raise InputError(got, f"install the package that registers {short_repr(name)}, or import it first") from error
     try:
-        return built(description)
+        return from_config(description)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         why = error.cause if isinstance(error, LocantError) else f"{type(error).__name__}: {error}"
         raise InputError(f"got a model of locant train whose encoding cannot be built: {why}", AGAIN) from error

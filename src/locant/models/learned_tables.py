@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import InputError
 from locant.models.architecture import Architecture, warn_if
 from locant.models.config_values import LENGTHS, WIDTHS, Config, flag_at, integer, required, required_value
@@ -89,7 +89,7 @@ def _reformer(config: Config, layer_type: str | None) -> PositionEncoding:
         return Learned(size(config, LENGTH, LENGTHS), size(config, WIDTHS[0], WIDTHS))
     sides = config.get("axial_pos_shape")
     if not isinstance(sides, (list, tuple)) or len(sides) != 2:
-        raise InputError(f"got axial_pos_shape={shown(sides)}, expected two numbers of rows", "[64, 64]")
+        raise InputError(f"got axial_pos_shape={short_repr(sides)}, expected two numbers of rows", "[64, 64]")
     return Learned(math.prod(integer("axial_pos_shape", side) for side in sides), required(config, WIDTHS[0]))
 
 

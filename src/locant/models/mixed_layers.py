@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import InputError
 from locant.models.architecture import SHARE, Architecture, LayerKind, RotaryKeys, rotary_row, warn_if
 from locant.models.config_values import (
@@ -31,7 +31,7 @@ from locant.models.weights import RMS_NORMED, InputTables, one_after_another
 from locant.positions.base import PositionEncoding
 
 WINDOWED = ("sliding_attention", "full_attention")
-LISTED = ("with", "without")
+ROTATION_KINDS = ("with", "without")
 LISTED_KEYS = ("no_rope_layers", "no_rope_layer_interval")
 OFF = "'use_mem_rope': false, unless the model was trained with it"
 DENSE_PATTERN = "prefix_dense_sliding_window_pattern"
@@ -90,7 +90,9 @@ def _kinds_by_base(config: Config) -> tuple[str, ...]:
     if bases is None:
         return ()
     if not isinstance(bases, (list, tuple)) or not bases:
-        raise InputError(f"got layer_rope_theta={shown(bases)}, expected a base for each layer", "[10000.0, 0, ...]")
+        raise InputError(
+            f"got layer_rope_theta={short_repr(bases)}, expected a base for each layer", "[10000.0, 0, ...]"
+        )
     distinct = {number("layer_rope_theta", base, low=0) for base in bases}
     if len(distinct - {0.0}) > 1:
         got = f"got layer_rope_theta with {len(distinct - {0.0})} bases, expected one base for all layers"
@@ -107,16 +109,16 @@ def _base_kinds_by_layer(last: bool) -> KindsByLayer:
     def layers(config: Config) -> tuple[str, ...]:
         if config.get("layer_rope_theta") is not None:
             _kinds_by_base(config)
-            return tuple(LISTED[base == 0] for base in config["layer_rope_theta"])
+            return tuple(ROTATION_KINDS[base == 0] for base in config["layer_rope_theta"])
         count = required(config, "num_hidden_layers")
-        return tuple(LISTED[(count - 1 - layer if last else layer + 1) % 4 == 0] for layer in range(count))
+        return tuple(ROTATION_KINDS[(count - 1 - layer if last else layer + 1) % 4 == 0] for layer in range(count))
 
     return layers
 
 
 def listed_kinds_by_layer(*, default_interval: int | None = None) -> KindsByLayer:
     """Return the kind of each layer, by the keys of `listed_kinds`."""
-    return lambda config: tuple(LISTED[not has] for has in _rotary_layers(config, default_interval))
+    return lambda config: tuple(ROTATION_KINDS[not has] for has in _rotary_layers(config, default_interval))
 
 
 def full_every(step: int, *keys: str, first: bool = False) -> KindsByLayer:
@@ -151,7 +153,7 @@ def listed_kinds(*, default_interval: int | None = None) -> Callable[[Config], t
 
 def _kinds(rotary: Collection[bool]) -> tuple[str, ...]:
     """Return the kinds of layers that occur, or nothing if all have rotary positions."""
-    kinds = tuple(kind for kind, has in zip(LISTED, (True, False), strict=True) if has in rotary)
+    kinds = tuple(kind for kind, has in zip(ROTATION_KINDS, (True, False), strict=True) if has in rotary)
     return () if kinds == ("with",) else kinds
 
 
@@ -172,7 +174,7 @@ def _read_no_rope_layers(config: Config) -> tuple[bool, ...]:
     is_valid = isinstance(listed, (list, tuple)) and all(isinstance(one, int) and one in (0, 1) for one in listed)
     if not is_valid or not listed or count not in (None, len(listed)):
         expected = "ones and zeros" if count is None else f"{count} ones and zeros"
-        raise InputError(f"got no_rope_layers={shown(listed)}, expected a list of {expected}", remedy)
+        raise InputError(f"got no_rope_layers={short_repr(listed)}, expected a list of {expected}", remedy)
     return tuple(bool(one) for one in listed)
 
 
@@ -287,7 +289,7 @@ def _step_ropes(config: Config) -> Config:
     }
     short = [name for name, value in values.items() if len(value) < len(types)]
     if short:
-        got = f"got {shown(config)} of {len(values[short[0]])} layers for {short[0]}, and layer_types of {len(types)}"
+        got = f"got {short[0]} of {len(values[short[0]])} layers, and layer_types of {len(types)}"
         raise InputError(got, "write one number for each layer")
     ropes_by_type: dict[str, dict[str, Any]] = {}
     for kind in kinds:
@@ -334,7 +336,7 @@ def drop_outer_base(config: Config) -> Config:
 def _reject_rope_scaling(config: Config) -> Config:
     """Raise `InputError` if a Cohere 2 MoE configuration has ``rope_scaling``, which its code does not read."""
     if not config.get("rope_parameters") and rope_dictionary(config):
-        got = f"got rope_scaling={shown(config['rope_scaling'])}, which cohere2_moe does not read"
+        got = f"got rope_scaling={short_repr(config['rope_scaling'])}, which cohere2_moe does not read"
         raise InputError(got, "rename it to 'rope_parameters', if the model was trained with it")
     return drop_outer_base(config)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import InputError
 from locant.kernels.rotary import Layout
 from locant.models.architecture import SHARE, Architecture, PairsFactory, RotaryKeys, rotary_row
@@ -57,7 +57,7 @@ def _by_sections_of_dimensions(member: int) -> PairsFactory:
     def pairs(config: Config, rope: Config, head_dim: int) -> Pairs:
         sections = rope.get("mrope_section")
         if not isinstance(sections, (list, tuple)):
-            got = f"got mrope_section={shown(sections)}, expected a list of half the number of dimensions of each axis"
+            got = f"got mrope_section={short_repr(sections)}, expected half the number of dimensions of each axis"
             raise InputError(got, "[16, 16, 16, 16]")
         counts = [2 * integer("mrope_section", section, 0) for section in sections]
         axes = [axis for axis, count in enumerate(counts) for _ in range(count)]

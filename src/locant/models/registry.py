@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import InputError, RangeError
 from locant.models import (
     additive_positions,
@@ -28,7 +28,7 @@ from locant.models import (
 )
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.class_sizes import CLASS_SIZES
-from locant.models.config_values import HEADS, LENGTHS, WIDTHS, Config, config_dict, of_single_layers, part_key
+from locant.models.config_values import HEADS, LENGTHS, WIDTHS, Config, config_dict, part_key, per_layer_configs
 from locant.models.parts import TYPE_OF_PART
 from locant.registry import Registry
 
@@ -50,7 +50,7 @@ FAMILIES = (
 
 def _require_architecture(name: str, architecture: Architecture) -> None:
     if not isinstance(architecture, Architecture):
-        got = f"got {shown(architecture)} for {name}, expected a locant.models.Architecture"
+        got = f"got {short_repr(architecture)} for {name}, expected a locant.models.Architecture"
         raise RangeError(got, "Architecture(rotary=RotaryKeys(...))")
     if architecture.rotary is not None and architecture.rotary.layout is None:
         raise RangeError(f"got layout=None for {name}", "layout='half' or 'interleaved'")
@@ -97,7 +97,7 @@ def read(config: Config | object) -> tuple[dict[str, Any], Architecture]:
     values = config_dict(config)
     name = values.get("model_type") or ("" if isinstance(config, Mapping) else type(config).__name__)
     if not isinstance(name, str):
-        raise InputError(f"got model_type={shown(name)}, expected a name", "'model_type': 'llama'")
+        raise InputError(f"got model_type={short_repr(name)}, expected a name", "'model_type': 'llama'")
     architecture = _row(name)
     if architecture.rotary is UNKNOWN and (part := flat_part(values)) is not None:
         values, architecture = {**values, "model_type": part}, _row(part)
@@ -133,7 +133,7 @@ def read_known(config: Config | object) -> tuple[dict[str, Any], Architecture]:
     if architecture.rotary is UNKNOWN:
         name, names = str(values.get("model_type", "")), sorted(each for each, _ in ARCHITECTURES.items())
         near = ", ".join(difflib.get_close_matches(name, names, n=3, cutoff=0.5)) or "llama, qwen3, gemma3_text"
-        got = f"got model_type={shown(name)}" if name else "got a configuration without model_type"
+        got = f"got model_type={short_repr(name)}" if name else "got a configuration without model_type"
         raise InputError(
             f"{got}, expected one of {len(names)} known architectures, such as {near}",
             "call locant.register_architecture (see docs/extending.md), or Rotary.from_config(config, layout=...) if "
@@ -175,7 +175,7 @@ def _is_stated(key: str, config: Config, architecture: Architecture) -> bool:
     if key in keys.base_keys:
         return key in config or "rope_theta" in names
     if key == keys.full_head_dim_key:
-        widths = (layer.get("head_dim") for layer in of_single_layers(config).values())
+        widths = (layer.get("head_dim") for layer in per_layer_configs(config).values())
         return key in config or any(width is not None for width in widths)
     if key in keys.share_keys:
         return any(name in config for name in keys.share_keys) or "partial_rotary_factor" in names

@@ -14,7 +14,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from math import isclose, log
 from typing import Any
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import InputError, Remedy
 from locant.models.architecture import Architecture, LayerKind, RotaryKeys
 from locant.models.config_values import (
@@ -83,7 +83,9 @@ def rope_type_of(rope: Mapping[str, Any], aliases: Mapping[str, str], *, weighte
     names = [rope[key] for key in ("rope_type", "type") if rope.get(key) is not None]
     resolved = {aliases.get(name, name) for name in names if isinstance(name, str)}
     if len(resolved) > 1 or not all(isinstance(name, str) for name in names):
-        raise InputError(f"got the types {shown(names)} in rope parameters, expected one name", "keep rope_type alone")
+        raise InputError(
+            f"got the types {short_repr(names)} in rope parameters, expected one name", "keep rope_type alone"
+        )
     name = resolved.pop() if resolved else "default"
     if name not in ROPE_TYPES:
         got = f"got rope_type {name!r}, expected one of {', '.join(ROPE_TYPES)}"
@@ -145,7 +147,7 @@ def write_scaling(scaling: Scaling) -> dict[str, Any]:
 def _factors(key: str, value: object) -> tuple[float, ...]:
     if not isinstance(value, (list, tuple)) or not value:
         raise InputError(
-            f"got {key}={shown(value)}, expected a list of numbers", "write one number per pair of dimensions"
+            f"got {key}={short_repr(value)}, expected a list of numbers", "write one number per pair of dimensions"
         )
     return tuple(number(f"{key}[{place}]", one) for place, one in enumerate(value))
 
@@ -176,7 +178,7 @@ def _set_trained_length(entries: dict[str, Any], rope_type: RopeType, longest: i
     outside = longest if dynamic else trained
     if TRAINED in rope_type.keys and outside is not None and entries.setdefault(TRAINED, outside) != outside:
         where = "max_position_embeddings" if dynamic else f"{TRAINED} outside the rope parameters"
-        got = f"got {TRAINED}={shown(entries[TRAINED])} and {where}={outside}"
+        got = f"got {TRAINED}={short_repr(entries[TRAINED])} and {where}={outside}"
         raise InputError(f"{got}, expected one value", f"{TRAINED}={outside}")
 
 
@@ -243,7 +245,7 @@ def rope_of_layers(config: Config, architecture: Architecture, layer_type: str |
     nested = dict.fromkeys(keys.layer_kinds) if unnamed else ropes_by_layer(config, keys)
     if nested is None:
         if layer_type is not None and layer_type not in layer_types_in(config):
-            got = f"got layer_type={shown(layer_type)} for a configuration whose layers share one encoding"
+            got = f"got layer_type={short_repr(layer_type)} for a configuration whose layers share one encoding"
             raise InputError(got, "leave layer_type out")
         rope = rope_dictionary(config)
         if not rope and architecture.scaling_required:
@@ -253,7 +255,7 @@ def rope_of_layers(config: Config, architecture: Architecture, layer_type: str |
             )
         return rope
     if layer_type not in [*nested]:
-        got = f"got layer_type={shown(layer_type)}, expected one of {', '.join(nested)}: their rotary positions differ"
+        got = f"got layer_type={short_repr(layer_type)}, expected one of {', '.join(nested)}, which differ"
         raise InputError(got, Remedy(layer_type=next(iter(nested))))
     rope = nested[layer_type]
     if rope is None:
@@ -299,7 +301,7 @@ def rope_dictionary(config: Config) -> Config:
     entries = {key: config[key] for key in DICTIONARIES if config.get(key) not in (None, {})}
     rope = value_at(entries, *DICTIONARIES)
     if rope is not None and not isinstance(rope, Mapping):
-        raise InputError(f"got rope parameters {shown(rope)}, expected a dictionary", "{'rope_theta': ...}")
+        raise InputError(f"got rope parameters {short_repr(rope)}, expected a dictionary", "{'rope_theta': ...}")
     return rope or {}
 
 
@@ -361,7 +363,7 @@ def _rope_from_base_key(config: Config, rope: Config, name: str, kind: LayerKind
 def _require_base_counts(base: object, name: str, kind: LayerKind) -> None:
     if base is not None and kind.only_base not in (None, base):
         raise InputError(
-            f"got {kind.base_key}={shown(base)}, but transformers rotates {name} layers with {spell(kind.only_base)}, "
-            "unless they have a dictionary with another base",
+            f"got {kind.base_key}={short_repr(base)}, but transformers rotates {name} layers with "
+            f"{spell(kind.only_base)}, unless they have a dictionary with another base",
             "'rope_parameters' with a dictionary per layer type, and rope_theta in each",
         )

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import InputError
 from locant.kernels.rotary import Layout
 from locant.models.architecture import Architecture, RotaryKeys
@@ -27,7 +27,7 @@ from locant.models.config_values import (
     integer_at,
     layer_types_in,
     number,
-    of_single_layers,
+    per_layer_configs,
     required,
     sections_in,
     value_at,
@@ -123,8 +123,8 @@ def _complete_nested_rope(config: Config, rope: Config, architecture: Architectu
     if rope_type == "yarn":
         read, inside = outside.get("truncate", True), rope.get("truncate")
         if inside not in (None, read):
-            got = f"got truncate={shown(inside)} in the rope parameters of one layer type"
-            notes.append(f"{got}, which {model_type} does not read: using {shown(read)}")
+            got = f"got truncate={short_repr(inside)} in the rope parameters of one layer type"
+            notes.append(f"{got}, which {model_type} does not read: using {short_repr(read)}")
         rope = {**rope, "truncate": read}
     trained = integer_at(config, TRAINED) or integer_at(outside, TRAINED)
     if rope_type in TRAINED_ELSEWHERE and rope.get(TRAINED) is None and trained is not None:
@@ -149,9 +149,7 @@ def _override_trained_length(
     trained = architecture.rotary_keys.trained_beside
     if trained is None or TRAINED in config or rope.get(TRAINED) in (None, trained):
         return rope, ()
-    got = (
-        f"got {TRAINED}={shown(rope[TRAINED])} in rope parameters alone, where {config['model_type']} does not read it"
-    )
+    got = f"got {TRAINED}={short_repr(rope[TRAINED])} in rope parameters, where {config['model_type']} does not read it"
     return {**rope, TRAINED: trained}, (f"{got}: using {trained}, which its class has outside them",)
 
 
@@ -196,7 +194,7 @@ def second_members(rotary: Rotary, config: Config, architecture: Architecture) -
     if keys.second_pairs is None:
         return None
     rope = rope_of_layers(config, architecture, None)
-    return UnequalAngles(rotary, rotary.alike(pairs=keys.second_pairs(config, rope, rotary.head_dim)))
+    return UnequalAngles(rotary, rotary.replace(pairs=keys.second_pairs(config, rope, rotary.head_dim)))
 
 
 def _pairs(pairs: Pairs, config: Config, layout: Layout | None) -> Pairs:
@@ -285,7 +283,7 @@ def rotary_dim_of(config: Config, rope: Config, architecture: Architecture, head
     if share is not None:
         whole = integer("head_dim", config.get("head_dim", head_dim)) if keys.latent else head_dim
         exact = whole * number(next(iter(shares)), share, above=0, high=1)
-        dims[f"int({whole} x {shown(share)})"] = int(exact)
+        dims[f"int({whole} x {short_repr(share)})"] = int(exact)
         dims |= {keys.head_dim_key: head_dim} if keys.latent and keys.share_keys else {}
     if "rotary_dim" in config and "rotary_dim" in keys.share_keys:
         dims["rotary_dim"] = integer("rotary_dim", config["rotary_dim"])
@@ -294,8 +292,8 @@ def rotary_dim_of(config: Config, rope: Config, architecture: Architecture, head
     rotated = common_value(dims) if dims else head_dim
     if rotated != head_dim and not keys.share_keys:
         raise InputError(
-            f"got partial_rotary_factor={shown(share)} for {config['model_type']}, whose code in transformers rotates "
-            "the whole head, or stops, but other programs rotate a part",
+            f"got partial_rotary_factor={short_repr(share)} for {config['model_type']}, whose code in transformers "
+            "rotates the whole head, or stops, but other programs rotate a part",
             "remove it from the configuration, if the model was trained with whole heads",
         )
     return rotated
@@ -332,7 +330,7 @@ def _choose_layout(config: Config, keys: RotaryKeys, layout: Layout | None) -> L
     chosen = named or keys.layout
     if chosen is None:
         raise InputError(
-            f"got model_type={shown(config.get('model_type'))}, whose layout is not known",
+            f"got model_type={short_repr(config.get('model_type'))}, whose layout is not known",
             "layout='half' or 'interleaved', as its weights were trained with, or locant.register_architecture (see "
             "docs/extending.md)",
         )
@@ -351,7 +349,7 @@ def _head_dim_of_layers(config: Config, architecture: Architecture, layer_type: 
     key = architecture.rotary_keys.full_head_dim_key
     if key is None:
         return None
-    types, layers = layer_types_in(config), of_single_layers(config)
+    types, layers = layer_types_in(config), per_layer_configs(config)
     if any(place >= len(types) for place in layers):
         got = f"got per_layer_config of layer {max(layers)}, and layer_types of {len(types)} layers"
         raise InputError(got, "write layer_types with the type of each layer")

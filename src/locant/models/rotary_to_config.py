@@ -40,7 +40,7 @@ def rotary_to_config(
     raises an error. The arguments are the same as in `Rotary.to_config`.
     """
     sections = list(rotary.sections) if rotary.sections is not None else None
-    if not rotary.is_short and (sections := _interleaved_sections(rotary.pairs)) is None:
+    if not rotary.has_named_layout and (sections := _interleaved_sections(rotary.pairs)) is None:
         got = f"got a table of {rotary.pairs}, which the keys of a configuration cannot express in general"
         raise InputError(got, "use the model_type that it was read from, with its keys")
     if rotary.axial:
@@ -62,7 +62,7 @@ def rotary_to_config(
             del rope["factor"]
     if sections is not None:
         rope["mrope_section"] = sections
-        rope |= {} if rotary.is_short else {"mrope_interleaved": True}
+        rope |= {} if rotary.has_named_layout else {"mrope_interleaved": True}
     share = {} if rotary.rotary_dim == rotary.head_dim else {"partial_rotary_factor": _written_share(rotary)}
     sizes: dict[str, Any] = {"head_dim": rotary.head_dim, "rope_interleave": rotary.layout == "interleaved"}
     sizes |= lengths
@@ -71,7 +71,7 @@ def rotary_to_config(
     return {"rope_scaling": None if rope == {"rope_type": "default"} else rope, "rope_theta": base, **share, **sizes}
 
 
-def warn_of_servers(rotary: Rotary) -> None:
+def warn_if_servers_differ(rotary: Rotary) -> None:
     """Warn the caller's caller of a scaling that `transformers` and servers compute differently from these keys."""
     scaling = rotary.scaling
     if isinstance(scaling, LongRoPE) and scaling.short_factor != scaling.long_factor:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from locant.arguments import FINITE, shown
+from locant.arguments import FINITE, short_repr
 from locant.errors import InputError
 from locant.models.config_values import Config
 
@@ -88,10 +88,10 @@ def check_unread_keys(config: Config, keys: Collection[str], facts: RotaryFacts,
             continue
         claim = next((claim for name, claim in CLAIMS.items() if re.fullmatch(name, key)), None)
         if claim is None and value is not False:
-            unknown.append(f"{key}={shown(value)}")
+            unknown.append(f"{key}={short_repr(value)}")
         elif claim is not None and not claim(value, facts):
             raise InputError(
-                f"got {key!r}: {shown(value)}, which {model_type} does not read, {CONTRADICTION}",
+                f"got {key!r}: {short_repr(value)}, which {model_type} does not read, {CONTRADICTION}",
                 f"remove {key!r} from the configuration, if the model was trained without it",
             )
     return unknown

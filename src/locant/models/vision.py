@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import InputError
 from locant.models.architecture import Architecture, PairsFactory, RotaryKeys, rotary_row, warn_if
 from locant.models.config_values import (
@@ -152,7 +152,9 @@ def _stages(config: Config) -> tuple[str, ...]:
 def _by_stage(config: Config, key: str) -> tuple[Any, ...]:
     values = required_value(config, key, f"{key!r}: a number for each stage")
     if not isinstance(values, (list, tuple)) or not values:
-        raise InputError(f"got {key}={shown(values)}, expected a number for each stage", f"{key!r}: [3, 6, 12, 24]")
+        raise InputError(
+            f"got {key}={short_repr(values)}, expected a number for each stage", f"{key!r}: [3, 6, 12, 24]"
+        )
     return tuple(values)
 
 

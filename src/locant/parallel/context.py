@@ -29,7 +29,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from locant.arguments import Real, one_of, shown, whole
+from locant.arguments import Real, one_of, short_repr, whole
 from locant.attention.attend import attend as attend_here
 from locant.attention.choice import BackendName
 from locant.attention.inputs import check_sinks
@@ -37,7 +37,7 @@ from locant.attention.merge import merge
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.parallel.ring import Ring, ring_attention
 from locant.positions import PositionEncoding, Positions
-from locant.positions.base import bias_of, has_bias
+from locant.positions.base import effective_score_bias, has_bias
 from locant.positions.documents import PADDING
 from locant.positions.heads import Heads
 from locant.positions.positions import require_positions
@@ -182,7 +182,9 @@ def _mesh(group: Group, device: torch.device) -> DeviceMesh:
         return group
     group = dist.group.WORLD if group is None and dist.is_initialized() else group
     if not isinstance(group, ProcessGroup):
-        got = f"got {shown(group)} for group, expected an initialised process group of torch.distributed, or a mesh"
+        got = (
+            f"got {short_repr(group)} for group, expected an initialised process group of torch.distributed, or a mesh"
+        )
         raise LocantError(got, "use torchrun and call torch.distributed.init_process_group()")
     return DeviceMesh.from_group(group, device.type)
 
@@ -302,7 +304,7 @@ class SelectedHeads(PositionEncoding):
     def score_bias(
         self, q: Tensor, k: Tensor, queries: Positions, keys: Positions, heads: slice | None = None
     ) -> ScoreBias | None:
-        return bias_of(self.encoding, q, k, queries, keys, self.part)
+        return effective_score_bias(self.encoding, q, k, queries, keys, self.part)
 
 
 def _select_heads(encoding: PositionEncoding | None, num_heads: int, part: slice) -> PositionEncoding | None:

@@ -89,7 +89,7 @@ class SplitTable(Table):
         logits = cast(DTensor, F.linear(replicated, split))
         return logits.redistribute(placements=[Replicate()]).to_local()
 
-    def draw(self, weight: Tensor, fill: Fill, padding_idx: int | None) -> None:
+    def initialize(self, weight: Tensor, fill: Fill, padding_idx: int | None) -> None:
         """Draw the parts of all ranks in order and keep only this rank's part.
 
         Ranks with the same seed get slices of one table, and their generators stay equal. A draw of only its own part
@@ -103,7 +103,7 @@ class SplitTable(Table):
         if (index := part.local_index(padding_idx)) is not None:
             part.rows[index].zero_()
 
-    def longer(self, weight: Tensor, num_rows: int) -> Float[Tensor, "num_rows d_model"]:
+    def extended_copy(self, weight: Tensor, num_rows: int) -> Float[Tensor, "num_rows d_model"]:
         got = f"got {num_rows} rows for a table that is split, whose rows would move to another rank"
         raise LocantError(got, "call resize() before parallelize_module")
 

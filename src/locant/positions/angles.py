@@ -28,7 +28,7 @@ from torch import Tensor
 
 from locant.arguments import one_of
 from locant.kernels.rotary.reference import Tables, cos_sin, two_floats
-from locant.kernels.transforms import is_watched
+from locant.kernels.transforms import is_dispatch_mode_active
 from locant.positions.constant import Constant
 from locant.positions.frequencies import PRECISION, TWO_PI
 from locant.tensors import has_float64
@@ -114,7 +114,7 @@ _TABLES: WeakValueDictionary[tuple[Decimal, ...], Constant] = WeakValueDictionar
 
 def _exact_table(frequencies: tuple[Decimal, ...]) -> Constant:
     """Return the tables of these frequencies. Layers share them, except under modes that intercept tensors."""
-    if is_watched():
+    if is_dispatch_mode_active():
         return Constant(_byte_tables(frequencies))
     table = _TABLES.get(frequencies)
     if table is None:

@@ -16,11 +16,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from locant.arguments import shape_error, shown, whole
+from locant.arguments import shape_error, short_repr, whole
 from locant.errors import LocantError, ShapeError
 from locant.positions.construction import constructor_options, require_arguments, require_sizes, required_options
 from locant.positions.distances import ScoreMod
-from locant.positions.positions import Positions, Where, from_zero, require_positions
+from locant.positions.positions import OptionalPositions, Positions, default_positions, require_positions
 from locant.positions.score_bias import ScoreBias, Written
 from locant.spelling import dtype_name
 from locant.tensors import require_arithmetic
@@ -111,7 +111,7 @@ class PositionEncoding(nn.Module):
         Attention in NumPy, with a causal mask and without.
 
     >>> import locant
-    >>> locant.encoding("nope").doors()
+    >>> locant.encoding("nope").methods()
     ()
     """
 
@@ -191,7 +191,7 @@ class PositionEncoding(nn.Module):
         return None
 
     @classmethod
-    def doors(cls) -> tuple[str, ...]:
+    def methods(cls) -> tuple[str, ...]:
         """Return the names of the methods that this class overrides: ``embed``, ``rotate``, ``bias``, ``unrotate``."""
         return tuple(
             method
@@ -212,7 +212,7 @@ class PositionEncoding(nn.Module):
         Override it if the constructor requires anything that is not a size in `ModelShape`.
         """
         sizes: dict[str, Any] = {size: getattr(shape, size) for size in cls.sizes() if hasattr(shape, size)}
-        if "num_heads" in sizes and "bias" not in cls.doors():  # a rotation counts the heads of the keys
+        if "num_heads" in sizes and "bias" not in cls.methods():  # a rotation counts the heads of the keys
             sizes["num_heads"] = shape.num_kv_heads or shape.num_heads
         sizes |= options
         if unknown := [size for size in cls.sizes() if size not in sizes]:
@@ -220,14 +220,14 @@ class PositionEncoding(nn.Module):
             raise LocantError(got, "give it a default, or write a classmethod for_model(cls, shape, **options)")
         return build(cls, sizes)
 
-    def forward(self, x: Embeddings, positions: Where = None) -> Embeddings:
+    def forward(self, x: Embeddings, positions: OptionalPositions = None) -> Embeddings:
         """Return `embed` at these positions (default: 0, 1, 2, ...), for encodings that override only `embed`.
 
         >>> from locant import Sinusoidal
         >>> Sinusoidal(4)(torch.zeros(1, 2, 4))[0, 1]
         tensor([0.8415, 0.5403, 0.0100, 0.9999])
         """
-        for method in self.doors():
+        for method in self.methods():
             if method != "embed":
                 got = f"got {type(self).__name__} called like a function, expected a call of its method {method}"
                 raise LocantError(got, _matrix_call(self, x) or self._example_call(method))
@@ -235,14 +235,20 @@ class PositionEncoding(nn.Module):
             got = f"got a tensor of {dtype_name(x.dtype)}, expected token embeddings, of shape (batch, seq, d_model)"
             raise ShapeError(got, "use TokenEmbedding for ids; x=torch.zeros(1, n, d_model) gives position vectors")
         require_arithmetic("x", x)
-        return self.embed(x, from_zero(x.shape[1], x.device) if positions is None else positions)
+        return self.embed(x, default_positions(x.shape[1], x.device) if positions is None else positions)
 
-    def embed(self, x: Embeddings, positions: Where = None) -> Embeddings:
+    def embed(self, x: Embeddings, positions: OptionalPositions = None) -> Embeddings:
         """Return the token embeddings with position added."""
         return x
 
     def rotate(
-        self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None, *, inplace: bool = False
+        self,
+        q: Queries,
+        k: Keys,
+        positions: OptionalPositions = None,
+        k_positions: OptionalPositions = None,
+        *,
+        inplace: bool = False,
     ) -> tuple[Queries, Keys]:
         """Rotate queries and keys by their positions. Pass `k_positions` if the keys have other positions.
 
@@ -251,7 +257,11 @@ class PositionEncoding(nn.Module):
         return q, k
 
     def bias(
-        self, q: Queries, k: Keys | None = None, positions: Where = None, k_positions: Where = None
+        self,
+        q: Queries,
+        k: Keys | None = None,
+        positions: OptionalPositions = None,
+        k_positions: OptionalPositions = None,
     ) -> Bias | None:
         """Return the matrix that attention adds to the scaled scores, or ``None``. It follows from `score_bias`.
 
@@ -262,7 +272,7 @@ class PositionEncoding(nn.Module):
         value = self._bias_value("bias", q, k, positions, k_positions)
         return None if value is None else value.dense()
 
-    def unrotate(self, y: Output, positions: Where = None) -> Output:
+    def unrotate(self, y: Output, positions: OptionalPositions = None) -> Output:
         """Rotate the output of attention over rotated values back, by the positions of its queries.
 
         Rotated values are the rotated keys themselves (DeepSeek-V4), or values with the same rotation as the keys (GTA,
@@ -297,7 +307,11 @@ class PositionEncoding(nn.Module):
         return queries, keys
 
     def score_mod(
-        self, q: Queries, k: Keys | None = None, positions: Where = None, k_positions: Where = None
+        self,
+        q: Queries,
+        k: Keys | None = None,
+        positions: OptionalPositions = None,
+        k_positions: OptionalPositions = None,
     ) -> ScoreMod | None:
         """Return the bias as a function for FlexAttention, or ``None`` if that function would need the matrix.
 
@@ -307,15 +321,15 @@ class PositionEncoding(nn.Module):
         return None if value is None else value.score_mod()
 
     def _bias_value(
-        self, caller: str, q: Queries, k: Keys | None, positions: Where, k_positions: Where
+        self, caller: str, q: Queries, k: Keys | None, positions: OptionalPositions, k_positions: OptionalPositions
     ) -> ScoreBias | None:
         """Return the value of the `score_bias` that an author wrote, or ``None`` if there is none."""
         if k is None:
             remedy = _matrix_call(self, q) or f"encoding.{caller}(q, k, positions)"
-            raise LocantError(f"got {caller}({shown(q)}) without keys, expected queries and keys", remedy)
+            raise LocantError(f"got {caller}({short_repr(q)}) without keys, expected queries and keys", remedy)
         if self._score_bias is None:
             return None
-        return self._score_bias(q, k, *standing(self, q, k, positions, k_positions))
+        return self._score_bias(q, k, *resolve_positions(self, q, k, positions, k_positions))
 
     def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
         """Return the matrix that `bias` adds to the scores, for encodings whose bias does not depend on the tokens.
@@ -330,7 +344,7 @@ class PositionEncoding(nn.Module):
         got = f"got matrix() of {type(self).__name__}"
         if has_bias(self):
             raise LocantError(f"{got}, whose bias depends on the tokens", "encoding.bias(q, k, positions)")
-        method = next(iter(self.doors()), "embed")
+        method = next(iter(self.methods()), "embed")
         raise LocantError(f"{got}, which adds nothing to attention scores", self._example_call(method))
 
     def _example_call(self, method: str) -> str:
@@ -345,7 +359,7 @@ def _matrix_call(encoding: PositionEncoding, size: object) -> str | None:
 
 def has_bias(encoding: PositionEncoding | None) -> bool:
     """Return whether the encoding adds to attention scores."""
-    return encoding is not None and "bias" in encoding.doors()
+    return encoding is not None and "bias" in encoding.methods()
 
 
 def reads_hidden_states(encoding: PositionEncoding) -> bool:
@@ -353,7 +367,7 @@ def reads_hidden_states(encoding: PositionEncoding) -> bool:
     return type(encoding).read is not PositionEncoding.read
 
 
-def bias_of(
+def effective_score_bias(
     encoding: PositionEncoding, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
 ) -> ScoreBias | None:
     """Return `PositionEncoding.score_bias`, which wraps a `bias` that was put on the class or on this object later.
@@ -390,17 +404,17 @@ def class_overrides_score_mod(kind: type[PositionEncoding]) -> bool:
 class_overrides_score_mod._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in `locant.kernels.transforms`
 
 
-def standing(
-    owner: PositionEncoding | None, q: Tensor, k: Tensor, positions: Where, k_positions: Where
+def resolve_positions(
+    owner: PositionEncoding | None, q: Tensor, k: Tensor, positions: OptionalPositions, k_positions: OptionalPositions
 ) -> tuple[Positions, Positions]:
-    """Return the positions of queries and keys: by default `from_zero`, and the same for keys as for queries."""
+    """Return the positions of queries and keys. The default is `default_positions`, and for keys those of queries."""
     if positions is None:
         if k_positions is not None:
             got = "got k_positions without positions, so the positions of the queries are unknown"
             raise LocantError(got, "positions=Positions.after(cache_len, n)")
         for name, x in (("q", q), ("k", k)):
             _require_shape(name, x)
-        positions = from_zero(q.shape[2], q.device, k.shape[2], 1 if owner is None else owner.num_axes)
+        positions = default_positions(q.shape[2], q.device, k.shape[2], 1 if owner is None else owner.num_axes)
     return positions, positions if k_positions is None else k_positions
 
 
@@ -414,7 +428,7 @@ def require_tokens(
 
 
 def require_embeddings(
-    owner: PositionEncoding, x: Tensor, positions: Where, d_model: int, *, single_axis: bool = True
+    owner: PositionEncoding, x: Tensor, positions: OptionalPositions, d_model: int, *, single_axis: bool = True
 ) -> Positions:
     """Return the positions of embeddings. Raise unless the shapes match and the width is `d_model`."""
     if positions is not None:
@@ -423,7 +437,7 @@ def require_embeddings(
     if x.ndim != 3 or x.shape[-1] != d_model:
         remedy = "x.view(1, *x.shape)" if x.ndim == 2 else width_remedy(owner, x.shape[-1] if x.ndim else 1)
         raise shape_error("x", x, f"(batch, seq, d_model={d_model})", remedy)
-    positions = from_zero(x.shape[1], x.device) if positions is None else positions
+    positions = default_positions(x.shape[1], x.device) if positions is None else positions
     positions.require_fits(x.shape[0], x.shape[1], x.device, "x")
     if single_axis:
         positions.require_single_axis(type(owner).__name__)
@@ -437,10 +451,12 @@ def width_remedy(owner: PositionEncoding, d_model: int) -> str:
     return f"{type(owner).__name__}(max_seq_len={getattr(owner, 'd_model', '...')}, d_model={d_model}), in this order"
 
 
-def require_heads(name: str, x: Any, positions: Where, head_dim: int | None = None, axes: int = 1) -> Positions:
+def require_heads(
+    name: str, x: Any, positions: OptionalPositions, head_dim: int | None = None, axes: int = 1
+) -> Positions:
     """Return the positions of queries or keys. Raise unless the shapes match and, if given, the width of a head."""
     _require_shape(name, x, head_dim)
-    positions = from_zero(x.shape[2], x.device, None, axes) if positions is None else positions
+    positions = default_positions(x.shape[2], x.device, None, axes) if positions is None else positions
     require_positions(positions)
     positions.require_fits(x.shape[0], x.shape[2], x.device, name)
     return positions

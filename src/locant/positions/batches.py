@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import LocantError, ShapeError
-from locant.positions.checks import integers, padding_mask
+from locant.positions.checks import padding_mask, to_int64
 from locant.positions.documents import PADDING, cu_seqlens
 
 BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k")
@@ -42,7 +42,7 @@ def make_batch(
         batch: dict[str, Any] = {
             "position_ids": torch.cat([_offsets_in_documents(document)[None], ids]) if packed else ids
         }
-    elif packed and not torch.equal(documents_of_ids(index), counted(document)):
+    elif packed and not torch.equal(documents_of_ids(index), document_positions(document)):
         got = "got documents whose ids do not grow by one from token to token, in which a model finds other documents"
         raise LocantError(got, "Positions.packed(lengths), which counts each document from 0")
     else:
@@ -61,20 +61,22 @@ def make_batch(
 def fields_from_batch(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return index, document and order for `Positions.from_batch`. Raise if two keys contradict each other."""
     if not isinstance(batch, Mapping):
-        raise LocantError(f"got {shown(batch)} for batch, expected a dictionary", "pass a model's keyword arguments")
+        raise LocantError(
+            f"got {short_repr(batch)} for batch, expected a dictionary", "pass a model's keyword arguments"
+        )
     ids, mask = batch.get("position_ids"), batch.get("attention_mask")
     boundaries, *others = [batch[name] for name in BOUNDARIES if batch.get(name) is not None] or [None]
     if ids is None and mask is None and boundaries is None:
         got = f"got a batch with {', '.join(map(str, batch)) or 'nothing'}, which has no positions"
         raise LocantError(got, "add position_ids, attention_mask or cu_seq_lens_q")
     document = None if mask is None else _documents_from_mask(mask)
-    text, index = (None, None) if ids is None else ids_of(ids)
+    text, index = (None, None) if ids is None else split_position_ids(ids)
     if boundaries is not None:
         length = text.shape[1] if text is not None else None if document is None else document.shape[1]
         row_documents = documents_of_boundaries(boundaries, length)
         if any(not torch.equal(documents_of_boundaries(other, length), row_documents) for other in others):
             raise _disagreement(*BOUNDARIES)
-        if document is not None and not torch.equal(counted(document), row_documents):
+        if document is not None and not torch.equal(document_positions(document), row_documents):
             raise _disagreement("cu_seq_lens_q", "attention_mask")
         document = row_documents
     if index is None or text is None:
@@ -96,9 +98,9 @@ def has_restarts(text: Int[Tensor, "batch seq"], document: Int[Tensor, "batch se
     return bool(((text.diff(dim=1) <= 0) & within).any())
 
 
-def ids_of(ids: Any) -> tuple[Int[Tensor, "batch seq"], Tensor]:
+def split_position_ids(ids: Any) -> tuple[Int[Tensor, "batch seq"], Tensor]:
     """Return the ids of text, which show the documents, and the index of every axis, from ``position_ids``."""
-    ids = integers("position_ids", ids)
+    ids = to_int64("position_ids", ids)
     ids = ids[None] if ids.ndim == 1 else ids
     if ids.ndim == 3 and len(ids) in (3, 4):
         slots = torch.arange(ids.shape[2], device=ids.device).expand(ids.shape[1:])
@@ -116,7 +118,7 @@ def documents_of_ids(ids: Int[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
 
 def documents_of_boundaries(boundaries: Any, length: int | None) -> Int[Tensor, "1 seq"]:
     """Return the documents of one row from cumulative lengths."""
-    ends = integers("cu_seq_lens_q", boundaries)
+    ends = to_int64("cu_seq_lens_q", boundaries)
     if ends.ndim != 1 or len(ends) < 2 or int(ends[0]) != 0 or bool((ends.diff() < 0).any()):
         got = f"got cu_seq_lens_q={ends.tolist()}, expected 0 and the end of every document"
         raise ShapeError(got, "positions.cu_seqlens()")
@@ -135,7 +137,7 @@ def _documents_from_mask(mask: Any) -> Int[Tensor, "batch seq"]:
     return torch.where(padding_mask(mask), 0, PADDING)
 
 
-def counted(document: Int[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
+def document_positions(document: Int[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
     """Renumber documents from 0 in every row. A stretch of padding counts as a document."""
     return _count_begins(document.diff(dim=1) != 0)
 

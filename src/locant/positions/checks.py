@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from locant.arguments import MAX_INT32, entries, shape_error, shown, whole
+from locant.arguments import MAX_INT32, entries, shape_error, short_repr, whole
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.spelling import dtype_name
 from locant.tensors import has_values, readable
@@ -36,7 +36,7 @@ def to_device(value: Any) -> torch.device | None:
     try:
         return torch.device(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise RangeError(f"got {shown(value)} for device, expected a device of torch", "device='cpu'") from error
+        raise RangeError(f"got {short_repr(value)} for device, expected a device of torch", "device='cpu'") from error
 
 
 def to_tensors(device: Any, *arrays: np.ndarray) -> tuple[Tensor, ...]:
@@ -59,7 +59,7 @@ def require_index(index: object) -> None:
             raise shape_error("index", index, AXES, "Positions.of(index)")
     elif type(index) in (int, float, str, list, tuple, range, np.ndarray):
         remedy = f"Positions.arange({index})" if type(index) is int else "Positions.of(index)"
-        raise LocantError(f"got {shown(index)} for the index of Positions, expected a tensor", remedy)
+        raise LocantError(f"got {short_repr(index)} for the index of Positions, expected a tensor", remedy)
 
 
 def to_rows(name: str, lengths: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
@@ -68,12 +68,12 @@ def to_rows(name: str, lengths: Sequence[int] | Sequence[Sequence[int]]) -> list
     nested = [[*row] for row in rows if isinstance(row, Sequence)]
     flat = [number for number in rows if not isinstance(number, Sequence)]
     if nested and flat:
-        got = f"got {name} {shown(lengths)}, expected numbers or a list per row"
+        got = f"got {name} {short_repr(lengths)}, expected numbers or a list per row"
         raise ShapeError(got, "[[5, 3], [8]]")
     return [[token_count(f"an entry of {name}", number) for number in row] for row in nested or [flat]]
 
 
-def integers(name: str, value: object, device: torch.device | str | None = None) -> Int[Tensor, "*shape"]:
+def to_int64(name: str, value: object, device: torch.device | str | None = None) -> Int[Tensor, "*shape"]:
     """Convert `value` to int64. Raise an error for floats and booleans instead of rounding them."""
     tensor = _as_tensor(name, value, device)
     if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool):
@@ -85,7 +85,7 @@ def integers(name: str, value: object, device: torch.device | str | None = None)
 
 def to_index(value: object) -> Int[Tensor, "batch seq"] | Int[Tensor, "batch seq axes"]:
     """Return an index in new memory, because the caller may later write into its tensor. A single axis is dropped."""
-    index = integers("index", value).clone()
+    index = to_int64("index", value).clone()
     index = index[None] if index.ndim == 1 else index
     if index.ndim not in (2, 3):
         raise shape_error("index", index, AXES, "Positions.of([[0, 1, 2]])")
@@ -94,7 +94,7 @@ def to_index(value: object) -> Int[Tensor, "batch seq"] | Int[Tensor, "batch seq
 
 def to_lengths(name: str, value: object, device: torch.device | None) -> Int[Tensor, " batch"]:
     """Convert `value` to one length per row."""
-    lengths = integers(name, value, device)
+    lengths = to_int64(name, value, device)
     if lengths.ndim != 1:
         raise shape_error(name, lengths, "(batch,), one number per row", f"{name}[:, 0]")
     return lengths
@@ -104,7 +104,7 @@ def to_row(name: str, value: object, index: Tensor) -> Int[Tensor, "batch seq"] 
     """Return an integer for every token of `index`, in new memory, or ``None``."""
     if value is None:
         return None
-    row = torch.atleast_2d(integers(name, value, index.device)).clone()
+    row = torch.atleast_2d(to_int64(name, value, index.device)).clone()
     if row.shape != index.shape[:2]:
         raise shape_error(name, row, f"{tuple(index.shape[:2])}, as the index has", f"pass one {name} for every token")
     return row
@@ -129,7 +129,7 @@ def _as_tensor(name: str, value: Any, device: torch.device | str | None = None) 
             value = value.copy()  # torch warns of read-only arrays, as of a mapped file, and rejects reversed ones
         return torch.as_tensor(value, device=device)
     except (TypeError, ValueError, RuntimeError) as error:  # strings, rows of different lengths, more than 64 bits
-        got = f"got {shown(value)} for {name}, expected integers in rows of one length"
+        got = f"got {short_repr(value)} for {name}, expected integers in rows of one length"
         raise ShapeError(got, _remedy(value)) from error
 
 
@@ -139,6 +139,6 @@ def _remedy(value: Any) -> str:
     if any(isinstance(entry, str) for entry in entries):
         return "Tokenizer.encode(text)"
     if all(isinstance(entry, (list, tuple, np.ndarray, Tensor)) and np.ndim(entry) for entry in entries) and entries:
-        lengths = shown([[len(row)] for row in entries])
+        lengths = short_repr([[len(row)] for row in entries])
         return f"torch.nn.utils.rnn.pad_sequence, with positions=Positions.packed({lengths})"
     return "pass a tensor of integers"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from locant.kernels.transforms import is_watched, untransformed
+from locant.kernels.transforms import is_dispatch_mode_active, unwrap_transforms
 from locant.tensors import has_float64
 
 CONSTANTS: WeakSet[Constant] = WeakSet()
@@ -28,7 +28,7 @@ class Constant:
     """
 
     def __init__(self, value: Tensor) -> None:
-        self._value = untransformed(value.detach())
+        self._value = unwrap_transforms(value.detach())
         self._copies: dict[torch.device, Tensor] = {}
         CONSTANTS.add(self)
 
@@ -48,7 +48,7 @@ class Constant:
         if torch.compiler.is_compiling():
             if not is_here:
                 copy_all(device)
-        elif is_watched() and isinstance(fake := torch.empty(0, device=device), FakeTensor):
+        elif is_dispatch_mode_active() and isinstance(fake := torch.empty(0, device=device), FakeTensor):
             return fake.fake_mode.from_tensor(self._value).to(device)  # fake tensors have shapes only
         elif not is_here:
             self._copy(device)
@@ -60,7 +60,7 @@ class Constant:
         if device == self._value.device or device in self._copies:
             return
         with torch.inference_mode(mode=False):  # training cannot use an inference tensor later
-            copy = untransformed(self._value.to(device))
+            copy = unwrap_transforms(self._value.to(device))
         if not isinstance(copy, FakeTensor):  # `torch.export` makes fake ones, and its graph stores the values
             self._copies[device] = copy
 

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import RangeError
 
 LENGTHS = (
@@ -51,11 +51,11 @@ def require_arguments(kind: type, arguments: Sequence[Any], options: Mapping[str
     names = [parameter.name for parameter in parameters]
     in_order = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
     if surplus := arguments[len(in_order) :]:
-        got = f"got {', '.join(map(shown, surplus))} without a name for {kind.__name__}"
+        got = f"got {', '.join(map(short_repr, surplus))} without a name for {kind.__name__}"
         expected = f"expected {', '.join(in_order) or 'nothing'} and then options by name"
         raise RangeError(f"{got}, {expected}", _call_with_name(kind, names, arguments, len(in_order)))
     if unknown := [name for name in options if name not in names]:
-        got = " and ".join(f"{name}={shown(options[name])}" for name in unknown)
+        got = " and ".join(f"{name}={short_repr(options[name])}" for name in unknown)
         remedies = [_replacement_for(name, options, kind, names) for name in unknown]
         is_call = any(remedy.startswith(kind.__name__) for remedy in remedies)
         remedy = remedies[0] if is_call else ", ".join(remedies)
@@ -78,7 +78,7 @@ def require_sizes(kind: type, given: Collection[str], name: str = "") -> None:
 
 def _call_with_name(kind: type, names: Sequence[str], arguments: Sequence[Any], count: int) -> str:
     """Return the call without the first surplus argument, and the call that passes it by name."""
-    *accepted, surplus = [shown(value) for value in arguments[: count + 1]]
+    *accepted, surplus = [short_repr(value) for value in arguments[: count + 1]]
     shorter = f"{kind.__name__}({', '.join(accepted)}){_length_note(kind)}"
     if len(names) == count:
         return shorter
@@ -90,7 +90,7 @@ def _replacement_for(name: str, options: Mapping[str, Any], kind: type, names: S
     """Return the remedy for an option that an encoding does not take."""
     option = next((key for key, synonyms in SYNONYMS.items() if key in names and name in synonyms), None)
     if option is not None and option not in options:
-        return f"{option}={shown(options[name])}"
+        return f"{option}={short_repr(options[name])}"
     width_note = " with d_model // num_heads, the width of one head" if name in MODEL_WIDTHS else ""
     length_note = _length_note(kind) if name in LENGTHS else ""
     return f"{kind.__name__}({_placeholders(kind)}){width_note if 'head_dim' in names else ''}{length_note}"

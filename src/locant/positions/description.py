@@ -19,7 +19,7 @@ OURS = "locant."
 HEADS = "head_slice"
 
 
-def described(encoding: PositionEncoding) -> dict[str, Any] | None:
+def to_config(encoding: PositionEncoding) -> dict[str, Any] | None:
     """Return the name and the options of an encoding, ``None`` if they are not enough to rebuild it."""
     cls = type(encoding)
     name = name_of_class(cls)
@@ -37,14 +37,14 @@ def described(encoding: PositionEncoding) -> dict[str, Any] | None:
     is_weightless = any(each.is_meta for each in encoding.parameters())
     try:
         with Weightless() if is_weightless else nullcontext():
-            rebuilt = built({"name": name, "options": options})
+            rebuilt = from_config({"name": name, "options": options})
     except ValueError:
         return None
     is_same = repr(rebuilt) == repr(encoding) and _shapes(rebuilt) == _shapes(encoding)
     return {"name": name, "options": options} if is_same else None
 
 
-def built(description: Mapping[str, Any]) -> PositionEncoding:
+def from_config(description: Mapping[str, Any]) -> PositionEncoding:
     """Return an untrained encoding from its description."""
     options = dict(description["options"])
     if isinstance(options.get("scaling"), Mapping):

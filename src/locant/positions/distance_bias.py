@@ -43,7 +43,7 @@ class DistanceBias(PositionEncoding):
 
     is_arithmetic: ClassVar[bool] = False
     """Whether `of_distance` costs less than a table look-up: a multiplication or two."""
-    is_for_pairs: ClassVar[bool] = True
+    is_traceable_per_pair: ClassVar[bool] = True
     """Whether `of_distance` uses only operations that a score function of FlexAttention supports for one pair."""
 
     def __init__(self, num_heads: int, *, head_slice: slice | None = None) -> None:
@@ -86,7 +86,7 @@ class DistanceBias(PositionEncoding):
             of_distance=self.of_distance, operands=self.operands,
             numbers=numbers_on if heads is None else lambda device: numbers_on(device)[heads],
             along=getattr(self, "along", None) if heads is None else None,  # faster on one thread, for all heads
-            is_arithmetic=self.is_arithmetic, is_for_pairs=self.is_for_pairs,
+            is_arithmetic=self.is_arithmetic, is_traceable_per_pair=self.is_traceable_per_pair,
         )  # fmt: skip
 
     def distance_table(self, q: Queries, first: int, last: int) -> Float[Tensor, "heads distances"]:

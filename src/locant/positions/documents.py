@@ -39,7 +39,7 @@ def is_allowed(
     return allowed
 
 
-def window_of(window: Any) -> int | None:
+def check_window(window: Any) -> int | None:
     """Return the checked width of a sliding window, or ``None``."""
     return None if window is None else whole("window", window, 1, remedy="use window=None for no limit")
 

@@ -21,14 +21,14 @@ LEAVES = ("index", "document_or_none", "order_or_none", "of_query", "of_key", "p
 """The names of the tensors, in the order in which an exported program receives them."""
 
 
-class Read(NamedTuple):
+class TokenFeatures(NamedTuple):
     """The features that an encoding read from every token's hidden states: as a query, and as a key, or ``None``."""
 
     of_query: Float[Tensor, "batch query heads *features"] | None = None
     of_key: Float[Tensor, "batch key heads *features"] | None = None
 
 
-NOT_READ = Read()
+NO_FEATURES = TokenFeatures()
 
 
 class HostFields(NamedTuple):
@@ -52,7 +52,7 @@ def unflatten(leaves: Iterable[Any], host_fields: HostFields) -> dict[str, Any]:
     """Return the fields of positions from tensors and host fields: the inverse of `flatten`."""
     index, document, order, of_query, of_key, place = leaves
     tensors = {"index": index, "document_or_none": document, "order_or_none": order, "place_or_none": place}
-    return {**tensors, "read": Read(of_query, of_key), **host_fields._asdict()}
+    return {**tensors, "read": TokenFeatures(of_query, of_key), **host_fields._asdict()}
 
 
 def equal(a: Positions, b: Positions) -> bool:
@@ -122,7 +122,7 @@ def join_fields(parts: Sequence[Positions]) -> dict[str, Any]:
         "max_index": None if None in highs else max(highs) if highs else 0,
         "start": rows[0].start if is_counting else None,
         "denominator": denominators.pop(),
-        "read": Read(None, torch.cat(key_features, dim=1)) if len(key_features) == len(rows) else NOT_READ,
+        "read": TokenFeatures(None, torch.cat(key_features, dim=1)) if len(key_features) == len(rows) else NO_FEATURES,
         "place_or_none": place,
         "grids": grids,
     }

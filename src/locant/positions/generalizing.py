@@ -11,7 +11,7 @@ from torch import Tensor
 
 from locant.arguments import flag, shape_error, whole
 from locant.errors import RangeError
-from locant.positions.checks import integers, to_device, to_rows
+from locant.positions.checks import to_device, to_int64, to_rows
 from locant.positions.documents import PADDING, document_or_none
 from locant.positions.positions import Device, Numbers, Positions, require_positions
 
@@ -45,7 +45,7 @@ def randomized(
             tokens = documents == number
             if number != PADDING:
                 index[row, tokens] = _draw_sorted(int(tokens.sum()), max_seq_len, [seed, row, number])
-    positions = Positions.checked(index, document_or_none(packed.document), packed.index, 0, max_seq_len - 1)
+    positions = Positions.from_fields(index, document_or_none(packed.document), packed.index, 0, max_seq_len - 1)
     return positions.to(to_device(device) or "cpu")
 
 
@@ -64,7 +64,7 @@ def abacus(ids: Numbers, digits: Numbers, *, offset: int = 0, positions: Positio
     >>> abacus([7, 8, 0, 9], digits=range(5, 10)).index
     tensor([[1, 2, 0, 1]])
     """
-    tokens, digit_ids = integers("ids", ids), integers("digits", digits)
+    tokens, digit_ids = to_int64("ids", ids), to_int64("digits", digits)
     tokens = tokens[None] if tokens.ndim == 1 else tokens
     if tokens.ndim != 2:
         raise shape_error("ids", tokens, "(batch, seq)", "pass the ids of the tokenizer")
@@ -75,7 +75,7 @@ def abacus(ids: Numbers, digits: Numbers, *, offset: int = 0, positions: Positio
     rows.require_fits(batch, seq_len, tokens.device, "ids")
     rows = rows.expand(batch)
     index = _places_in_numbers(torch.isin(tokens, digit_ids.to(tokens.device)), rows.document, offset)
-    return Positions.checked(index, rows.document_or_none, rows.order, 0, offset + seq_len)
+    return Positions.from_fields(index, rows.document_or_none, rows.order, 0, offset + seq_len)
 
 
 def coupled(
@@ -107,7 +107,7 @@ def coupled(
     for place, row in enumerate(rows):
         index[place, : len(row)] = torch.tensor(row, dtype=torch.int64)
     largest = max((max(row) for row in rows if row), default=0)
-    positions = Positions.checked(index, document_or_none(packed.document), packed.index, 0, largest)
+    positions = Positions.from_fields(index, document_or_none(packed.document), packed.index, 0, largest)
     return positions.to(to_device(device) or "cpu")
 
 

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from locant.arguments import MAX_INT32, entries, shown, whole
+from locant.arguments import MAX_INT32, entries, short_repr, whole
 from locant.errors import RangeError, ShapeError
 from locant.positions.checks import token_count
 from locant.positions.documents import pack
@@ -62,7 +62,9 @@ def to_rows_of_grids(grids: Any, prefix: Any) -> list[list[Grid]]:
     nested = [row for row in rows if isinstance(row, list) and not (row and all(isinstance(each, int) for each in row))]
     rows = rows if nested else [rows]
     if not any(rows) or (nested and len(nested) < len(rows)):
-        raise ShapeError(f"got {shown(grids)} for grids, expected (height, width) of each, or a list per row", remedy)
+        raise ShapeError(
+            f"got {short_repr(grids)} for grids, expected (height, width) of each, or a list per row", remedy
+        )
     checked = [[to_grid(entries("one of grids", sizes, remedy), prefix) for sizes in row] for row in rows]
     if len(numbers := {len(grid.sizes) for grid in itertools.chain(*checked)}) > 1:
         raise ShapeError(f"got grids of {sorted(numbers)} axes, expected the same number", remedy)
@@ -84,7 +86,7 @@ def _indices(grids: Sequence[Grid], centred: bool, device: Device) -> tuple[Int[
         return torch.cat([_coordinates(grid, device) for grid in grids]), 1
     sides = {max(size, 1) for grid in grids for size in grid.sizes}
     if (over := math.lcm(*sides)) > MAX_INT32:
-        got = f"got centred grids of sides {shown(sorted(sides))}, whose least common multiple is past {MAX_INT32}"
+        got = f"got centred grids of sides {short_repr(sorted(sides))}, whose least common multiple is past {MAX_INT32}"
         raise RangeError(got, "use Positions.grid(height, width, centred=True) for one image at a time")
     return torch.cat([_coordinates(grid, device, over) for grid in grids]), over
 

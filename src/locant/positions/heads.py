@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from locant.arguments import shape_error, shown, whole
+from locant.arguments import shape_error, short_repr, whole
 from locant.errors import RangeError
 
 MAX_HEADS = 2**20  # slopes and slices are computed head by head
@@ -36,7 +36,7 @@ class Heads:
         num_heads = check_num_heads(num_heads)
         mine = range(num_heads) if head_slice is None else _slice_heads(num_heads, head_slice)
         if not mine:
-            got = f"got {shown(head_slice)} for head_slice, expected a slice of some of {num_heads} heads"
+            got = f"got {short_repr(head_slice)} for head_slice, expected a slice of some of {num_heads} heads"
             raise RangeError(got, f"slice(rank * n, (rank + 1) * n) with n = {num_heads} // number of ranks")
         return cls(num_heads, mine)
 

@@ -20,7 +20,7 @@ from locant.kernels.transforms import is_transforming
 from locant.positions.base import Embeddings, Keys, PositionEncoding, Queries, require_embeddings, require_tokens
 from locant.positions.distances import bias_dtype, exact_dot
 from locant.positions.documents import PADDING
-from locant.positions.fields import Read
+from locant.positions.fields import TokenFeatures
 from locant.positions.heads import Heads
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Pairwise, ScoreBias
@@ -90,7 +90,7 @@ class HiddenBias(PositionEncoding):
         return None, None
 
     far: int | None = None
-    is_for_pairs: ClassVar[bool] = True
+    is_traceable_per_pair: ClassVar[bool] = True
 
     def read(self, x: Embeddings, positions: Positions, past: Positions | None = None) -> Positions:
         """Return the positions of `x` with its features."""
@@ -99,7 +99,7 @@ class HiddenBias(PositionEncoding):
         if rows.document_or_none is not None:
             x = x.masked_fill((rows.document_or_none == PADDING)[..., None], 0.0)
         read = self.of_hidden(x, rows, past if past is not None and past.seq_len else None)
-        return dataclasses.replace(rows, read=Read(*read))
+        return dataclasses.replace(rows, read=TokenFeatures(*read))
 
     def score_bias(
         self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
@@ -109,7 +109,7 @@ class HiddenBias(PositionEncoding):
         return Pairwise(
             q=q, queries=queries, keys=keys, sources=(of_query, of_key), of_query=of_query, of_key=of_key,
             of_pair=self.of_pair, heads=range(len(self.heads))[heads or slice(None)], far=self.far,
-            separate=self.of_far, is_for_pairs=self.is_for_pairs,
+            separate=self.of_far, is_traceable_per_pair=self.is_traceable_per_pair,
         )  # fmt: skip
 
     def features_of_heads(

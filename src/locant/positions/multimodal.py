@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from locant.arguments import MAX_INT32, Real, one_of, real, shown, whole
+from locant.arguments import MAX_INT32, Real, one_of, real, short_repr, whole
 from locant.errors import RangeError, ShapeError
 from locant.positions.checks import to_tensors, token_count
 from locant.positions.documents import PADDING, document_or_none, row_width
@@ -32,13 +32,13 @@ class Counting:
 
     merge: int
     merge_frames: int
-    goes_on: str
+    continue_from: str
     denominator: int
 
     def __post_init__(self) -> None:
         for name in ("merge", "merge_frames", "denominator"):
             object.__setattr__(self, name, whole(name, getattr(self, name), 1, remedy=f"{name}=1"))
-        one_of("goes_on", self.goes_on, ("largest", "sides"))
+        one_of("continue_from", self.continue_from, ("largest", "sides"))
 
     def document(self, parts: Sequence[Any]) -> Int[np.ndarray, "tokens 3"]:
         """Return the index of every token of one document."""
@@ -58,7 +58,7 @@ class Counting:
             sides = max(rows, columns) * self.denominator
             times = int(type(tick)(frames - 1) * tick) + self.denominator
             tokens, end = tokens + frames * rows * columns, max(end, start + max(sides, times))
-            start += sides if self.goes_on == "sides" else max(sides, times)
+            start += sides if self.continue_from == "sides" else max(sides, times)
         for got, number in ((f"that reach position {end}", end), (f"of {tokens} tokens", tokens)):
             if number > MAX_INT32:
                 raise RangeError(f"got parts {got}, expected 2**31 - 1 at most", "pass fewer parts")
@@ -69,7 +69,7 @@ class Counting:
         if not isinstance(part, tuple):
             return token_count("a number of tokens in parts", part, EXAMPLE)
         if len(part) not in (3, 4):
-            got = f"got {shown(part)} in parts, expected (frames, rows, columns) or (frames, rows, columns, step)"
+            got = f"got {short_repr(part)} in parts, expected (frames, rows, columns) or (frames, rows, columns, step)"
             raise ShapeError(got, EXAMPLE)
         frames, rows, columns = (token_count("a grid's size in parts", size, EXAMPLE) for size in part[:3])
         frames = frames // self.merge_frames if frames > 1 else frames
@@ -91,7 +91,7 @@ class Counting:
 
     def _merge_side(self, size: int, part: tuple[Any, ...]) -> int:
         if size % self.merge:
-            got = f"got a grid {shown(part)} in parts for blocks of {self.merge} x {self.merge} patches"
+            got = f"got a grid {short_repr(part)} in parts for blocks of {self.merge} x {self.merge} patches"
             raise RangeError(got, f"use rows and columns in multiples of {self.merge}, or another merge")
         return size // self.merge
 
@@ -138,7 +138,7 @@ def _to_rows(parts: Any) -> Iterator[list[Any]]:
     if depth is None:
         depth, parts = 1, []
     if depth not in (1, 2, 3):
-        raise ShapeError(f"got {shown(parts)} for parts, expected lists of rows, of documents, of parts", EXAMPLE)
+        raise ShapeError(f"got {short_repr(parts)} for parts, expected lists of rows, of documents, of parts", EXAMPLE)
     yield from [[parts]] if depth == 1 else [parts] if depth == 2 else parts
 
 
@@ -148,6 +148,6 @@ def _list_depth(parts: Any) -> int | None:
         return 0
     depths = {depth for part in parts if (depth := _list_depth(part)) is not None}
     if len(depths) > 1:
-        got = f"got {shown(parts)} for parts, which mixes lists with numbers or grids"
+        got = f"got {short_repr(parts)} for parts, which mixes lists with numbers or grids"
         raise ShapeError(got, "use lists for documents and rows, tuples for grids: " + EXAMPLE)
     return 1 + depths.pop() if depths else None

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.arguments import Real, entries, flag, one_of, real, shown, whole
+from locant.arguments import Real, entries, flag, one_of, real, short_repr, whole
 from locant.errors import RangeError
 from locant.kernels.rotary import Layout
 from locant.positions.constant import Constant
@@ -67,7 +67,9 @@ class Pairs:
         count = len(self.dims)
         flat = [dim for pair in self.dims for dim in pair]
         if not flat or len({*flat}) != len(flat):
-            raise RangeError(f"got dims {shown(self.dims)}, expected dimensions in one pair each", "[(0, 1), (2, 3)]")
+            raise RangeError(
+                f"got dims {short_repr(self.dims)}, expected dimensions in one pair each", "[(0, 1), (2, 3)]"
+            )
         axes = [0] * count if self.axes is None else entries("axes", self.axes, "pass an axis for each pair")
         remedy = "use 0 for the first axis"
         set_field("axes", tuple(whole("an entry of axes", axis, 0, MAX_AXES - 1, remedy=remedy) for axis in axes))
@@ -219,7 +221,7 @@ def check_sections(sections: Any, pairs: int) -> tuple[int, ...]:
     values = entries("sections", sections, remedy)
     counts = tuple(whole("an entry of sections", count, 0, remedy=remedy) for count in values)
     if sum(counts) != pairs:
-        raise RangeError(f"got {shown(counts)} for sections, expected them to add up to {pairs} pairs", remedy)
+        raise RangeError(f"got {short_repr(counts)} for sections, expected them to add up to {pairs} pairs", remedy)
     return counts
 
 
@@ -227,7 +229,7 @@ def _check_pair(name: str, pair: Any, high: int = MAX_DIM - 1) -> tuple[int, int
     remedy = "use two numbers each, such as (0, 1)"
     values = entries(name, pair, remedy)
     if len(values) != 2:
-        raise RangeError(f"got {shown(pair)} in {name}", remedy)
+        raise RangeError(f"got {short_repr(pair)} in {name}", remedy)
     first, second = (whole(f"an entry of {name}", each, 0, high, remedy=remedy) for each in values)
     return first, second
 

@@ -20,8 +20,8 @@ from locant.arguments import entries, flag, whole
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import checks, distances, documents
 from locant.positions.batches import fields_from_batch, make_batch
-from locant.positions.documents import PADDING, MaskMod, is_allowed, window_of
-from locant.positions.fields import NOT_READ, Read, equal, flatten, join_fields, register_pytree, unflatten
+from locant.positions.documents import PADDING, MaskMod, check_window, is_allowed
+from locant.positions.fields import NO_FEATURES, TokenFeatures, equal, flatten, join_fields, register_pytree, unflatten
 from locant.positions.grids import Grid, fields_from_grids, pack_grids, to_grid, to_rows_of_grids
 from locant.positions.multimodal import Counting, Parts, fields_from_parts
 from locant.tensors import bounds, has_values, readable
@@ -58,7 +58,7 @@ class Positions:
     max_index: int | None = None
     start: int | None = None
     denominator: int = 1
-    read: Read = NOT_READ
+    read: TokenFeatures = NO_FEATURES
     place_or_none: Int[Tensor, "batch seq"] | None = None
     grids: tuple[Grid, ...] = ()
 
@@ -90,7 +90,7 @@ class Positions:
         low, high = bounds(index) if max_index is None else (0, max_index)
         if low is not None and low < 0:
             raise RangeError(f"got cache_len with {low}, expected 0 or more", "use cache_len=0 for an empty cache")
-        return cls.checked(index, None, None, low, high)
+        return cls.from_fields(index, None, None, low, high)
 
     @classmethod
     def from_mask(cls, attention_mask: Tensor) -> Positions:
@@ -123,7 +123,7 @@ class Positions:
         """
         rows = checks.to_rows("lengths", lengths)
         index, document = checks.to_tensors(device, *documents.pack(rows, length))
-        return cls.checked(index, document, None, 0, max([1, *itertools.chain.from_iterable(rows)]) - 1)
+        return cls.from_fields(index, document, None, 0, max([1, *itertools.chain.from_iterable(rows)]) - 1)
 
     @classmethod
     def grid(cls, *sizes: int, centred: bool = False, prefix: int = 0, device: Device = None) -> Positions:
@@ -142,7 +142,7 @@ class Positions:
         """
         grid, device = to_grid(sizes, prefix), checks.to_device(device)
         place, order = (torch.arange(grid.num_tokens, device=device)[None] for _ in range(2))
-        return cls.checked(**fields_from_grids((grid,), flag("centred", centred), place, order, None))
+        return cls.from_fields(**fields_from_grids((grid,), flag("centred", centred), place, order, None))
 
     @classmethod
     def packed_grids(
@@ -164,7 +164,9 @@ class Positions:
         """
         rows = to_rows_of_grids(grids, prefix)
         different, *slots = pack_grids(rows, length)
-        return cls.checked(**fields_from_grids(different, flag("centred", centred), *checks.to_tensors(device, *slots)))
+        return cls.from_fields(
+            **fields_from_grids(different, flag("centred", centred), *checks.to_tensors(device, *slots))
+        )
 
     @classmethod
     def multimodal(
@@ -173,7 +175,7 @@ class Positions:
         *,
         merge: int = 1,
         merge_frames: int = 1,
-        goes_on: str = "largest",
+        continue_from: str = "largest",
         denominator: int = 1,
         length: int | None = None,
         padding: str = "right",
@@ -187,8 +189,8 @@ class Positions:
                 frame). Or a list of documents that are packed in one row, or a list of such rows.
             merge: the side of a block of patches that becomes one token.
             merge_frames: the number of video frames that become one (ERNIE-4.5-VL). A single frame stays one.
-            goes_on: where text after a grid begins: after the grid's ``"largest"`` index, frames included (as these
-                models were published), or after its ``"sides"``, rows and columns (`transformers` 5).
+            continue_from: where text after a grid begins: after the grid's ``"largest"`` index, frames included (as
+                these models were published), or after its ``"sides"``, rows and columns (`transformers` 5).
             denominator: the parts in a position, for fractional steps (Qwen3-Omni). With 1, the time of a frame is
                 truncated to a whole number.
             length: the length of every row. Default: the longest.
@@ -197,8 +199,10 @@ class Positions:
         >>> Positions.multimodal([2, (1, 2, 4), 1], merge=2).index[0].tolist()
         [[0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 2, 3], [4, 4, 4]]
         """
-        counting = Counting(merge=merge, merge_frames=merge_frames, goes_on=goes_on, denominator=denominator)
-        return cls.checked(**fields_from_parts(parts, counting, length, padding, device))
+        counting = Counting(
+            merge=merge, merge_frames=merge_frames, continue_from=continue_from, denominator=denominator
+        )
+        return cls.from_fields(**fields_from_parts(parts, counting, length, padding, device))
 
     @classmethod
     def of(
@@ -229,7 +233,7 @@ class Positions:
         if (index.ndim == 3 or denominator > 1) and orders is None:
             orders = torch.arange(index.shape[1], device=index.device).expand(index.shape[:2])
         low, high = bounds(index) if max_index is None else (None, max_index)
-        return cls.checked(index, document_ids, orders, low, high, None, denominator)
+        return cls.from_fields(index, document_ids, orders, low, high, None, denominator)
 
     @classmethod
     def cat(cls, parts: Sequence[Positions]) -> Positions:
@@ -261,10 +265,10 @@ class Positions:
     def _counting(cls, start: int, n: int, batch: int, device: Device) -> Positions:
         batch = checks.token_count("batch", batch, "a number of rows")
         index = torch.arange(start, start + n, device=checks.to_device(device)).expand(batch, n)
-        return cls.checked(index, None, None, start, max(start + n - 1, start), start)
+        return cls.from_fields(index, None, None, start, max(start + n - 1, start), start)
 
     @classmethod
-    def checked(cls, *fields: Any, **named: Any) -> Positions:
+    def from_fields(cls, *fields: Any, **named: Any) -> Positions:
         """Return positions with these fields. Raise `RangeError` unless their bounds fit 32 bits."""
         positions = cls(*fields, **named)
         checks.require_bounds(positions.min_index, positions.max_index)
@@ -366,13 +370,13 @@ class Positions:
         queries, keys = self.paired(k_positions)
         same = (queries.document[:, :, None], keys.document[:, None])
         orders = (queries.order[:, :, None], keys.order[:, None])
-        return is_allowed(*same, *orders, causal, window_of(window))[:, None]
+        return is_allowed(*same, *orders, causal, check_window(window))[:, None]
 
     def mask_mod(
         self, k_positions: Positions | None = None, *, causal: bool = True, window: int | None = None
     ) -> MaskMod:
         """Return `mask` as a function of (batch, head, query, key) slots, for FlexAttention."""
-        return distances.mask_mod(*self.paired(k_positions), causal, window_of(window))
+        return distances.mask_mod(*self.paired(k_positions), causal, check_window(window))
 
     def block_mask(
         self, k_positions: Positions | None = None, *, causal: bool = True, window: int | None = None
@@ -462,7 +466,7 @@ def require_positions(positions: object) -> None:
         raise LocantError(got, "Positions.of(position_ids), or Positions.from_mask(attention_mask)")
 
 
-def from_zero(num_tokens: int, device: torch.device, num_keys: int | None = None, axes: int = 1) -> Positions:
+def default_positions(num_tokens: int, device: torch.device, num_keys: int | None = None, axes: int = 1) -> Positions:
     """Return 0, 1, 2, ... for tokens without positions, if no other positions are plausible.
 
     Raise `LocantError` if the tokens may be anywhere: for a single token, and for unequal numbers of queries and keys.
@@ -488,8 +492,8 @@ def positions_or_length(positions: Positions | int) -> Positions:
     return positions
 
 
-Where = Positions | None
-"""The positions of tokens, or ``None`` for `from_zero`."""
+OptionalPositions = Positions | None
+"""The positions of tokens, or ``None`` for `default_positions`."""
 
 register_pytree(Positions)
 torch.serialization.add_safe_globals([Positions, Grid])  # a saved program holds its example inputs

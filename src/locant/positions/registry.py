@@ -12,7 +12,7 @@ import pkgutil
 from collections.abc import Iterable
 from typing import Any
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import LocantError, RangeError
 from locant.positions import encodings as package
 from locant.positions.base import PositionEncoding, build
@@ -85,10 +85,10 @@ def name_of_class(kind: Kind) -> str | None:
     return next((known for known, each in encodings().items() if each is kind), None)
 
 
-def class_named(name: str) -> Kind | type[Scaling] | None:
+def find_class(name: str) -> Kind | type[Scaling] | None:
     """Return the class of the encoding or scaling of this name or phrase, or ``None`` if there is none.
 
-    >>> class_named("RoPE").__name__, class_named("YaRN").__name__, class_named("Nothing")
+    >>> find_class("RoPE").__name__, find_class("YaRN").__name__, find_class("Nothing")
     ('Rotary', 'YaRN', None)
     """
     try:
@@ -115,7 +115,7 @@ def encoding(name: str, *unnamed: Any, **options: Any) -> PositionEncoding:
     kind = find(name)
     if unnamed:
         sizes = ", ".join(f"{size}=..." for size in kind.sizes())
-        got = f"got {', '.join(map(shown, unnamed))} without a name for {name!r}, expected options by name"
+        got = f"got {', '.join(map(short_repr, unnamed))} without a name for {name!r}, expected options by name"
         raise RangeError(got, f"locant.encoding({name_of(name)!r}, {sizes})")
     return build(kind, options)
 
@@ -143,7 +143,7 @@ def register_encoding(name: str, cls: Kind, aliases: Iterable[str] = ()) -> None
 def require_encoding(name: str, value: Any) -> None:
     """Raise `RangeError` unless a registered value is an encoding class, under a name that no scaling has."""
     if not (isinstance(value, type) and issubclass(value, PositionEncoding)):
-        got = f"got {shown(value)} as encoding {name!r}, expected a class"
+        got = f"got {short_repr(value)} as encoding {name!r}, expected a class"
         raise RangeError(got, "register a subclass of locant.PositionEncoding")
     if name in SCALINGS:
         raise RangeError(f"got {name!r} as the name of an encoding, which is the name of a scaling", f"'my_{name}'")

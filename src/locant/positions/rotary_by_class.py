@@ -21,13 +21,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import LocantError, RangeError, ShapeError
-from locant.positions.base import Keys, PositionEncoding, Queries, require_heads, standing
+from locant.positions.base import Keys, PositionEncoding, Queries, require_heads, resolve_positions
 from locant.positions.distances import bias_dtype
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.heads import for_query_heads
-from locant.positions.positions import Positions, Where
+from locant.positions.positions import OptionalPositions, Positions
 
 
 class PairClass(NamedTuple):
@@ -67,11 +67,11 @@ class RotaryByClass(PositionEncoding):
     def __init__(self, rotary: Rotary) -> None:
         super().__init__()
         if not isinstance(rotary, Rotary):
-            got = f"got {shown(rotary)} for rotary, expected a rotary encoding"
+            got = f"got {short_repr(rotary)} for rotary, expected a rotary encoding"
             raise RangeError(got, f"{type(self).__name__}(locant.Rotary(head_dim=64))")
         self.rotary = rotary
         self.head_dim, self.num_axes = rotary.head_dim, rotary.num_axes
-        self._rotary_without_temperature = rotary.alike(temperature=None)
+        self._rotary_without_temperature = rotary.replace(temperature=None)
 
     def classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass]:
         """Return the classes of pairs. Together they hold every pair that a causal mask allows, each exactly once."""
@@ -87,14 +87,20 @@ class RotaryByClass(PositionEncoding):
         return [each._replace(rotary=self._rotary_without_temperature) for each in self.classes(positions, k_positions)]
 
     def rotate(
-        self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None, *, inplace: bool = False
+        self,
+        q: Queries,
+        k: Keys,
+        positions: OptionalPositions = None,
+        k_positions: OptionalPositions = None,
+        *,
+        inplace: bool = False,
     ) -> tuple[Queries, Keys]:
         """Return queries and keys unchanged, except for a temperature of queries: `attend` rotates each class."""
-        positions, keys = standing(self, q, k, positions, k_positions)
+        positions, keys = resolve_positions(self, q, k, positions, k_positions)
         require_heads("q", q, positions, self.head_dim)
         require_heads("k", k, keys, self.head_dim)
         temperature = self.rotary.temperature
-        return (q if temperature is None else temperature.grown(q, positions, inplace=inplace)), k
+        return (q if temperature is None else temperature.scaled(q, positions, inplace=inplace)), k
 
     def extra_repr(self) -> str:
         return f"{self.rotary}"

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from locant.arguments import MAX_INT32, Real, real, whole
-from locant.positions.base import Keys, PositionEncoding, Queries, require_heads, standing
-from locant.positions.positions import Positions, Where
+from locant.positions.base import Keys, PositionEncoding, Queries, require_heads, resolve_positions
+from locant.positions.positions import OptionalPositions, Positions
 from locant.spelling import literal
 
 
@@ -48,7 +48,7 @@ class Temperature:
         steps = (positions.index.clamp(min=0) + self.shift) // self.step
         return torch.log1p(steps.to(dtype)) * self.weight + 1.0
 
-    def grown(self, q: Queries, positions: Positions, *, inplace: bool = False) -> Queries:
+    def scaled(self, q: Queries, positions: Positions, *, inplace: bool = False) -> Queries:
         """Scale the queries and keep their dtype. The factor and the product are float32 or wider."""
         factor = self.of(positions, torch.promote_types(q.dtype, torch.float32))
         scaled = (q * factor[:, None, :, None]).to(q.dtype)
@@ -71,12 +71,18 @@ class Tempered(PositionEncoding):
         self.temperature = Temperature(step=step, weight=weight, shift=1)
 
     def rotate(
-        self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None, *, inplace: bool = False
+        self,
+        q: Queries,
+        k: Keys,
+        positions: OptionalPositions = None,
+        k_positions: OptionalPositions = None,
+        *,
+        inplace: bool = False,
     ) -> tuple[Queries, Keys]:
         """Scale the queries in their dtype, and return the keys unchanged."""
-        positions, _ = standing(self, q, k, positions, k_positions)
+        positions, _ = resolve_positions(self, q, k, positions, k_positions)
         require_heads("q", q, positions)
-        return self.temperature.grown(q, positions, inplace=inplace), k
+        return self.temperature.scaled(q, positions, inplace=inplace), k
 
     def extra_repr(self) -> str:
         return f"step={self.temperature.step}, weight={literal(self.temperature.weight)}"

@@ -331,7 +331,7 @@ def _sinusoidal(rows: Tensor) -> Sinusoidal | None:
 
 def _differences(rows: Tensor | None, expected: PositionEncoding) -> Iterator[str]:
     """Yield differences of the vectors from an encoding."""
-    if "embed" not in expected.doors():
+    if "embed" not in expected.methods():
         yield "it adds vectors to tokens, and the encoding does not"
         return
     width = getattr(expected, "d_model", None)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import InputError, RangeError
 from locant.probing.subject import Subject
 from locant.probing.token_calls import HEADS, Convention
@@ -143,7 +143,7 @@ def weights_of(norm: Any, width: int | None, plus_one: bool) -> tuple[Tensor, Te
     is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(each, Tensor) for each in pair)
     if not is_pair or any(each.ndim != 1 or (width or len(each)) != len(each) for each in pair):
         expected = f"the weights [{'head_dim' if width is None else width}] of queries and of keys"
-        raise RangeError(f"got {shown(norm)} for norm, expected {expected}", "norm=(q_norm.weight, k_norm.weight)")
+        raise RangeError(f"got {short_repr(norm)} for norm, expected {expected}", "norm=(q_norm.weight, k_norm.weight)")
     q, k = (each.detach().cpu().double() + plus_one for each in pair)
     if not all(bool((each != 0).all()) for each in (q, k)):
         got = "got weights of 0 for norm, after which nothing can be measured"
@@ -292,8 +292,8 @@ def _describe(norm: Norm) -> str:
 def _wrong(norm: Norm | None, right: Norm, off: float) -> Iterator[str]:
     if norm is None:
         if not math.isfinite(off) or off > EXPLAINED:
-            told = f"at position 0 it is up to {spell(off, 2)} of the largest number off"
-            yield f"{told}, and no known mistake explains that"
+            phrase = f"at position 0 it is up to {spell(off, 2)} of the largest number off"
+            yield f"{phrase}, and no known mistake explains that"
     else:
         if norm.kind == "none" and not norm.weight.ndim:
             yield "there is none"
@@ -301,8 +301,8 @@ def _wrong(norm: Norm | None, right: Norm, off: float) -> Iterator[str]:
             yield from (each for each in (norm.weights, KINDS[norm.kind]) if each)
         if norm.outside and norm.kind in ("rms", "all heads"):
             other = "" if norm.eps == right.eps else f", and it is {spell(norm.eps)}, not {spell(right.eps)}"
-            told = f"eps is added to the root of the mean square, not to the mean square{other}"
-            yield f"{told}, up to {spell(off, 2)} off"
+            phrase = f"eps is added to the root of the mean square, not to the mean square{other}"
+            yield f"{phrase}, up to {spell(off, 2)} off"
         elif norm.eps != right.eps and norm.kind in ("rms", "all heads"):
             mistake = f"eps is {spell(norm.eps)}, not {spell(right.eps)}" if norm.eps else "there is no eps"
             yield f"{mistake}, so that heads of small numbers are up to {spell(off, 2)} off"

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from locant.arguments import shown, whole
+from locant.arguments import short_repr, whole
 from locant.errors import InputError, LocantError, RangeError
 from locant.extras import is_installed, require
 from locant.models import lab_decoder
@@ -119,12 +119,12 @@ def probe(
         if value is not None:
             whole(name, value, 1, remedy="use an integer from 1, or None")
     if not (isinstance(eps, (int, float)) and 0 <= eps < 1):
-        raise RangeError(f"got eps={shown(eps)}, expected a number from 0 and below 1", "eps=1e-6")
+        raise RangeError(f"got eps={short_repr(eps)}, expected a number from 0 and below 1", "eps=1e-6")
     if qkv is not None and (len(qkv) != 3 or not all(isinstance(each, int) and each > 0 for each in qkv)):
-        got = f"got qkv={shown(qkv)}, expected the numbers of heads of queries, of keys and of values"
+        got = f"got qkv={short_repr(qkv)}, expected the numbers of heads of queries, of keys and of values"
         raise RangeError(got, "qkv=(32, 8, 8)")
     if expected is not None and not isinstance(expected, PositionEncoding):
-        raise RangeError(f"got {shown(expected)} for expected, expected an encoding", "expected=locant.Rotary(64)")
+        raise RangeError(f"got {short_repr(expected)} for expected, expected an encoding", "expected=locant.Rotary(64)")
     if config is not None and inspect.isclass(target):
         target = config
     if isinstance(target, (str, Path)):
@@ -142,7 +142,7 @@ def probe(
     failures: Failures = {}
     with torch.no_grad():
         if isinstance(target, PositionEncoding):
-            if "rotate" in target.doors():
+            if "rotate" in target.methods():
                 report = _probe_rotation(_subject_of(target), expected)
             else:
                 report = bias_report(target, expected, failures) or addition_report(
@@ -188,7 +188,7 @@ def probe(
 
 def _probe_lab_model(model: str, encoding: PositionEncoding, expected: PositionEncoding | None) -> Report:
     """Measure the encoding of a model of `locant train`."""
-    if not encoding.doors():
+    if not encoding.methods():
         raise InputError(f"got {model}, which has no positions (NoPE)", "train one with locant train --encoding rotary")
     try:
         return probe(encoding, expected=expected)
@@ -225,8 +225,8 @@ def _probe_rotation(
     candidates: list[PositionEncoding] = []
     is_norm_known = norm is None or None not in norm.found  # lengths after an unknown norm fit no encoding
     if is_norm_known and (angles := names[0]) is not None:  # with these angles and this rounding. Lengths decide
-        candidates.append(angles.alike(angles=mode))
-        if q.change > 1e-3 and angles.is_short:
+        candidates.append(angles.replace(angles=mode))
+        if q.change > 1e-3 and angles.has_named_layout:
             candidates.append(XPos(angles.head_dim, base=angles.base, layout=angles.layout, angles=mode))
     compared = ((each, _largest_difference(subject, (q, k), each)) for each in candidates)
     encoding, agrees = next(((each, apart) for each, apart in compared if apart <= SAME * q.factor), (None, None))
@@ -401,7 +401,10 @@ def _probe_modules(
 def _refusal(config: object, built: object, failures: Failures) -> InputError:
     """Return the error that states why nothing of this configuration could be measured."""
     stated = config.get("model_type") if isinstance(config, Mapping) else getattr(config, "model_type", config)
-    name, remedy = shown(stated), "locant.probe(lambda x, positions: ..., head_dim=64), with a function of that model"
+    name, remedy = (
+        short_repr(stated),
+        "locant.probe(lambda x, positions: ..., head_dim=64), with a function of that model",
+    )
     if built is None:
         got = f"got a configuration of {name}, which the installed transformers does not know"
         return InputError(got, f"install a newer transformers, or use {remedy}")

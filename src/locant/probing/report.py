@@ -209,13 +209,13 @@ class RotationReport(Report):
         of = "" if self.worse is None else f" of {self.worse}"
         if self.errors:
             places = [place for place in self.errors if place > 1] or [*self.errors]
-            told = ", ".join(f"{spell(self.errors[place], 2)} at {place:,}" for place in places)
+            phrase = ", ".join(f"{spell(self.errors[place], 2)} at {place:,}" for place in places)
             why = self.rounding or "nothing that is known"
-            yield f"Angles{of} are off by {told} (radians); what explains it: {why}."
+            yield f"Angles{of} are off by {phrase} (radians); what explains it: {why}."
         elif self.rounding is not None:
-            told = "go on evenly" if self.rounding == EXACT else f"are those of {self.rounding}"
+            phrase = "go on evenly" if self.rounding == EXACT else f"are those of {self.rounding}"
             known = "Frequencies are known as far as they were measured, so errors of angles are not"
-            yield f"{known}: up to position {self.last:,} angles{of} {told}."
+            yield f"{known}: up to position {self.last:,} angles{of} {phrase}."
         if self.ended is not None:
             yield f"Its positions end at {self.last:,}: a later one raises {self.ended}."
         if self.note is not None:
@@ -226,10 +226,10 @@ class RotationReport(Report):
     def _warnings(self) -> Iterator[Finding]:
         q, k, of_which = self.queries, self.keys, self.arrangement.of
         if not self.moves:
-            told = "It does nothing that depends on positions."
+            phrase = "It does nothing that depends on positions."
             if not (q.is_multiple and k.is_multiple):
-                told += " It changes tokens in the same way at every position, as a projection does."
-            yield Finding(told)
+                phrase += " It changes tokens in the same way at every position, as a projection does."
+            yield Finding(phrase)
         yield from () if self.norm is None else map(Finding, self.norm.warnings())
         for side, of in ((q, ""),) if q is k or self.reciprocal else ((q, "Of queries: "), (k, "Of keys: ")):
             yield from (Finding(of + warning) for warning in self._no_rotation(side))
@@ -239,42 +239,46 @@ class RotationReport(Report):
                 yield Finding(f"Scores depend on more than distances: {change}.")
                 break
         if q is not k:
-            yield from (Finding(f"Queries and keys are not {parted}.") for parted in _parted(q, k, self.reciprocal))
+            yield from (
+                Finding(f"Queries and keys are not {parted}.") for parted in _first_difference(q, k, self.reciprocal)
+            )
         if not (q.same_heads and k.same_heads):
             yield Finding("Heads are rotated differently; what is said here holds for the first one.")
         begin = q.begin if q.bent <= EVEN else 0
         if begin != 0 and (q is k or begin == k.begin):
-            told = "by angles of no position" if begin is None else f"as far as position {spell(begin)} should be"
+            phrase = "by angles of no position" if begin is None else f"as far as position {spell(begin)} should be"
             seen = "for queries and keys alike, which attention does not see unless other code rotates one of them"
-            told = f"Position 0 is rotated already, {told}: counting begins elsewhere, {seen}."
-            yield Finding(told, harms=False)
+            phrase = f"Position 0 is rotated already, {phrase}: counting begins elsewhere, {seen}."
+            yield Finding(phrase, harms=False)
         sound = self.is_rotation and max(q.bent, k.bent) <= EVEN
         sound = sound and (self.reciprocal or max(q.change, k.change) <= FACTOR)
         if sound and self.axes == 1 and (times := self._times_counted()) > 1 + FACTOR:
-            told = f"Frequencies begin at {spell(times)} radians per position, not at 1: positions are"
+            phrase = f"Frequencies begin at {spell(times)} radians per position, not at 1: positions are"
             if math.isclose(times, round(times), rel_tol=FACTOR):
                 often = "twice" if round(times) == 2 else f"{times:.0f} times"
-                yield Finding(f"{told} counted {often}, as if tokens were rotated {often}.")
+                yield Finding(f"{phrase} counted {often}, as if tokens were rotated {often}.")
             else:
-                yield Finding(f"{told} multiplied by {spell(times)}.")
+                yield Finding(f"{phrase} multiplied by {spell(times)}.")
         if self.reversed and sound:
-            told = "a positive position rotates the second dimension of a pair towards the first"
-            told = f"The direction is reversed: {told}. Weights trained with the usual direction are wrong with it."
-            yield Finding(told)
+            phrase = "a positive position rotates the second dimension of a pair towards the first"
+            phrase = f"The direction is reversed: {phrase}. Weights trained with the usual direction are wrong with it."
+            yield Finding(phrase)
         if self.axes > 1 and q.blocks and (unused := self._unused_axes()):
             one = len(unused) == 1
-            told = f"{'Axis' if one else 'Axes'} {' and '.join(map(str, unused))} {'has' if one else 'have'} no effect"
-            told = f"{told}: no pair of dimensions follows {'it' if one else 'them'}, as where a kernel reads one"
-            yield Finding(f"{told} position for each token and drops the others.")
+            phrase = (
+                f"{'Axis' if one else 'Axes'} {' and '.join(map(str, unused))} {'has' if one else 'have'} no effect"
+            )
+            phrase = f"{phrase}: no pair of dimensions follows {'it' if one else 'them'}, as where a kernel reads one"
+            yield Finding(f"{phrase} position for each token and drops the others.")
         if sound:
             yield from self._imprecise()
         if self.moves and not self.given and "positions" in self.called.split(":")[0]:
-            told = "it counts tokens from 0, so left padding, packed documents and a cache are rotated wrongly"
-            yield Finding(f"The positions it is given have no effect: {told}.")
-        for name, told in ARRANGED.items():
+            phrase = "it counts tokens from 0, so left padding, packed documents and a cache are rotated wrongly"
+            yield Finding(f"The positions it is given have no effect: {phrase}.")
+        for name, phrase in ARRANGED.items():
             if part := getattr(self.arrangement, name):
-                told = ("" if of_which is None else f"Of {of_which} alone: ") + told.format(part)
-                yield Finding(told, harms=name != "writes")
+                phrase = ("" if of_which is None else f"Of {of_which} alone: ") + phrase.format(part)
+                yield Finding(phrase, harms=name != "writes")
 
     def _times_counted(self) -> float:
         """Return the angle of the fastest pair at position 1, usually 1, or 1 if the rotation was expected."""
@@ -295,13 +299,13 @@ class RotationReport(Report):
             place, error = self.uneven
             off = f"off by {spell(error, 2)} radians at position {place:,}"
             explained = f", as with {why}" if why else ""
-            told = f"Angles{of} do not go on evenly{explained}: frequencies that explain smaller positions are {off}."
-            yield Finding(told, cost)
+            phrase = f"Angles{of} do not go on evenly{explained}: frequencies that explain smaller positions are {off}."
+            yield Finding(phrase, cost)
         if self.errors and self.rounding not in UNHARMED:
             place, error = next(((p, e) for p, e in self.errors.items() if e > NEGLIGIBLE), [*self.errors.items()][-1])
             explained = f"as with {why}" if why else "which rounding of float32 products does not explain"
-            told = f"Angles{of} are wrong, {explained}: off by {spell(error, 2)} radians at position {place:,}."
-            yield Finding(told, cost)
+            phrase = f"Angles{of} are wrong, {explained}: off by {spell(error, 2)} radians at position {place:,}."
+            yield Finding(phrase, cost)
         harmed = {dtype: each for dtype, each in self.casts.items() if each[0] > NEGLIGIBLE}
         if self.rounding not in (*UNHARMED, None):
             return
@@ -311,8 +315,8 @@ class RotationReport(Report):
             off = " and ".join(spell(error, 2) for error, _ in casts.values())
             why = " and ".join(why or "no rounding that is known" for _, why in casts.values())
             off = f"{'at least' if self.sampled else 'up to'} {off} radians, as with {why}"
-            told = f"Casting its module to {' or '.join(casts)} casts its table: angles up to position"
-            yield Finding(f"{told} {min(CAST_UP_TO, self.last):,} are then off by {off}.", cost)
+            phrase = f"Casting its module to {' or '.join(casts)} casts its table: angles up to position"
+            yield Finding(f"{phrase} {min(CAST_UP_TO, self.last):,} are then off by {off}.", cost)
         if self.narrow is not None and self.narrow not in UNHARMED and self.rounding in UNHARMED:
             cost = OF_ROUNDINGS.get(self.narrow)
             yield Finding(f"With bfloat16 tokens angles are computed in bfloat16: {self.narrow}.", cost)
@@ -321,22 +325,26 @@ class RotationReport(Report):
         if not side.moves:
             return
         if not side.blocks:
-            told = f"groups of {side.mixed} dimensions depend on each other"
-            told = told if side.mixed > 1 else "each dimension is multiplied by a number that depends on the position"
-            yield f"It is no rotation of pairs: {told}."
+            phrase = f"groups of {side.mixed} dimensions depend on each other"
+            phrase = (
+                phrase if side.mixed > 1 else "each dimension is multiplied by a number that depends on the position"
+            )
+            yield f"It is no rotation of pairs: {phrase}."
         torn = [block for block in side.blocks if block.cosine_axes]
         if torn:
             of_sine = [axis for axis in torn[0].axes if axis not in torn[0].cosine_axes]
             cosine, sine = (" and ".join(map(str, axes)) for axes in (torn[0].cosine_axes, of_sine))
             more = f", and so in {len(torn) - 1} more" if len(torn) > 1 else ""
-            told = f"the cosine of pair {torn[0].dims} follows axis {cosine} and its sine axis {sine or 'none'}{more}"
-            yield f"It is no rotation: {told}."
+            phrase = f"the cosine of pair {torn[0].dims} follows axis {cosine} and its sine axis {sine or 'none'}{more}"
+            yield f"It is no rotation: {phrase}."
         odd = [block for block in side.blocks if not block.is_rotation and not block.cosine_axes]
         if odd:
             speeds = f"{_per_axis(odd[0].frequencies)} and the second {_per_axis(odd[0].of_second)}"
-            told = f"the two members of {len(odd)} pairs get different angles, the first of pair {odd[0].dims} {speeds}"
-            told = f"{told} radians per position"
-            yield f"It is no rotation: {told}."
+            phrase = (
+                f"the two members of {len(odd)} pairs get different angles, the first of pair {odd[0].dims} {speeds}"
+            )
+            phrase = f"{phrase} radians per position"
+            yield f"It is no rotation: {phrase}."
         if side.change > FACTOR and not self.reciprocal:
             change = f"{side.change:.1%}" if side.change > 1e-3 else f"{spell(side.change, 1)} of itself"
             yield f"Lengths are not kept: up to position {NEAR[-1]} that of a pair changes by up to {change}."
@@ -347,8 +355,8 @@ class RotationReport(Report):
 
 def some(values: Iterable[Any]) -> str:
     """Return the first three values and the last one, in words."""
-    told = [spell(each, 4) if isinstance(each, float) else str(each) for each in values]
-    return ", ".join(told if len(told) <= 4 else [*told[:3], "...", told[-1]])
+    phrase = [spell(each, 4) if isinstance(each, float) else str(each) for each in values]
+    return ", ".join(phrase if len(phrase) <= 4 else [*phrase[:3], "...", phrase[-1]])
 
 
 Dims = Sequence[tuple[int, int]]
@@ -370,7 +378,7 @@ def _per_axis(frequencies: tuple[float, ...]) -> str:
     return " and ".join(f"{spell(each, 4)}{axis}" for axis, each in zip(axes, frequencies, strict=True) if each) or "0"
 
 
-def _parted(q: Rotation, k: Rotation, reciprocal: bool) -> Iterator[str]:
+def _first_difference(q: Rotation, k: Rotation, reciprocal: bool) -> Iterator[str]:
     """Yield the differences of keys from queries that affect scores."""
     if not k.blocks or not q.blocks:
         if q.mixed == 1 or k.mixed == 1:

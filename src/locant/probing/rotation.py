@@ -465,9 +465,9 @@ def _with_factor(encoding: Rotary, factor: float) -> Rotary:
     if math.isclose(usual, factor, rel_tol=SAME) or math.isclose(usual, _round(factor), rel_tol=SAME):
         return encoding
     if isinstance(scaling, YaRN):
-        return encoding.alike(scaling=replace(scaling, attention_factor=_round(factor)))
+        return encoding.replace(scaling=replace(scaling, attention_factor=_round(factor)))
     alone = YaRN(factor=1.0, original_max_seq_len=4096, attention_factor=_round(factor))  # keeps the frequencies
     if isinstance(scaling, Unscaled):
-        return encoding.alike(scaling=alone)
+        return encoding.replace(scaling=alone)
     pairs = replace(encoding.pairs, rungs=None, inv_freq=encoding.inv_freq.tolist())
     return Rotary(encoding.head_dim, scaling=alone, pairs=pairs)

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from locant.arguments import MAX_INT32, shown
+from locant.arguments import MAX_INT32, short_repr
 from locant.errors import InputError
 from locant.positions.base import PositionEncoding
 from locant.probing.table_calls import APPLY_REMEDY, WIDTHS, Apply, Trial, is_axial, rotating_functions, table_calls
@@ -230,7 +230,7 @@ def refuse(target: Any, failures: Failures) -> NoReturn:
         outcome = error.cause if isinstance(error, UnusableError) else f"raised {type(error).__name__}: {error}"
         calls.setdefault(" ".join(outcome.split()), []).append(notation)
     reasons = "; ".join(f"{' and '.join(notations)} {outcome}" for outcome, notations in calls.items())
-    got = f"got {shown(target)}, which neither rotates tokens nor returns a bias with any known calling convention"
+    got = f"got {short_repr(target)}, which neither rotates tokens nor returns a bias with any known calling convention"
     errors = [error for error in failures.values() if isinstance(error, UnusableError)]
     first = next(iter(failures.values()), None)
     tables = next((error.remedy for error in errors if error.remedy == APPLY_REMEDY), None)

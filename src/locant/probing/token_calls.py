@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import InputError
 from locant.positions.positions import Positions
 
@@ -67,7 +67,7 @@ def unpack_sides(values: Any, shape: Sequence[int], count: int) -> tuple[Tensor,
     for side in sides:
         if not isinstance(side, Tensor):
             remedy = f"return the rotated tokens, as in {ROTATION_REMEDY}"
-            raise UnusableError(f"returned {shown(side)}, which is not a tensor", remedy)
+            raise UnusableError(f"returned {short_repr(side)}, which is not a tensor", remedy)
         if side.shape != tuple(shape):
             raise UnusableError(f"returned shape {[*side.shape]} for tokens of shape {[*shape]}", ROTATION_REMEDY)
         if side.is_complex():
@@ -367,7 +367,7 @@ def _read_heads(qkv: Any, x: Tensor, heads: tuple[int, int, int], last: bool) ->
         qkv = torch.cat([part.flatten(1) for part in qkv], -1)
     width, count = x.shape[-1], x.shape[0] * x.shape[2]
     if not isinstance(qkv, Tensor):
-        raise UnusableError(f"returned {shown(qkv)}, which is not a tensor", "return qkv, or write into it")
+        raise UnusableError(f"returned {short_repr(qkv)}, which is not a tensor", "return qkv, or write into it")
     if qkv.shape != (count, sum(heads) * width):
         expected = f"[{count}, {sum(heads) * width}] of {count} tokens with {sum(heads)} heads of {width}"
         raise UnusableError(f"returned shape {[*qkv.shape]}, not {expected}", f"qkv={heads}, head_dim={width}")

@@ -19,7 +19,7 @@ from locant.lab.text_learning import split_off
 from locant.lab.training import Training
 from locant.report import console, tasks
 from locant.report.commands import command
-from locant.report.console import MISSING, counted, out, show, talk
+from locant.report.console import MISSING, log_line, out, pluralize, show
 from locant.report.page import Picture, curves, picture, render, write_page, write_picture
 from locant.report.sentences import sentences
 from locant.report.tables import Cell, Table
@@ -41,14 +41,16 @@ class Screen(Watcher):
 
     def begin(self, corpus: Corpus | None, settings: Settings, folder: ResultsFolder, finished: int) -> None:
         if finished:
-            talk(f"{folder.path} holds {counted(finished, 'record')} of this comparison, which are not measured again")
+            log_line(
+                f"{folder.path} holds {pluralize(finished, 'record')} of this comparison, which are not measured again"
+            )
         elif folder.holds_earlier:
-            talk(f"{folder.path} holds an earlier report, which is overwritten when the first result is ready")
+            log_line(f"{folder.path} holds an earlier report, which is overwritten when the first result is ready")
         tasks = [task for task in settings.tasks if task != TEXT]
         if tasks:
-            seeds = counted(len(settings.seeds), "seed")
-            talk(f"training {counted(len(settings.encodings), 'encoding')} with {seeds} on {', '.join(tasks)}")
-            talk(f"rows of 1 to {settings.task_length} items, measured up to {settings.task_lengths[-1]}")
+            seeds = pluralize(len(settings.seeds), "seed")
+            log_line(f"training {pluralize(len(settings.encodings), 'encoding')} with {seeds} on {', '.join(tasks)}")
+            log_line(f"rows of 1 to {settings.task_length} items, measured up to {settings.task_lengths[-1]}")
         if corpus is not None:
             self._log_text(corpus, settings)
 
@@ -59,21 +61,23 @@ class Screen(Watcher):
         epochs = steps * settings.batch_for(TEXT) * settings.train_length / training
         each = f"{steps:,} steps each, {epochs:.1f} epochs"
         amount = f"{settings.minutes:g} minutes in all" if settings.minutes else each
-        models = f"{counted(len(settings.encodings), 'encoding')} with {counted(len(settings.seeds), 'seed')}"
+        models = f"{pluralize(len(settings.encodings), 'encoding')} with {pluralize(len(settings.seeds), 'seed')}"
         tokens = f"{len(corpus.ids):,} tokens of a vocabulary of {corpus.tokenizer.vocab_size:,}"
-        talk(f"{corpus.name}: {corpus.characters:,} characters, {tokens}")
-        talk(f"training {models} on {training:,} tokens, in windows of {settings.train_length:,} ({amount})")
-        talk(f"measuring on the last {held_out:,} tokens, in windows: {windows}")
+        log_line(f"{corpus.name}: {corpus.characters:,} characters, {tokens}")
+        log_line(f"training {models} on {training:,} tokens, in windows of {settings.train_length:,} ({amount})")
+        log_line(f"measuring on the last {held_out:,} tokens, in windows: {windows}")
 
     def plan(self, results: Results, seconds: float) -> None:
         if "unigram_loss" in results.text:
             unigram, bigram = results.text["unigram_loss"], results.text["bigram_loss"]
-            talk(f"a unigram count (how often each token is in the training text) has a loss of {unigram:.3f} there")
-            talk(f"a bigram count (how often each token follows the one before it) has a loss of {bigram:.3f}")
+            log_line(
+                f"a unigram count (how often each token is in the training text) has a loss of {unigram:.3f} there"
+            )
+            log_line(f"a bigram count (how often each token follows the one before it) has a loss of {bigram:.3f}")
         self._results = results
         self._trained = {name: Candidate.of(name).trained.name for name in results.settings.encodings}
         limit = "at most " if {*results.settings.tasks} != {TEXT} else ""
-        talk(f"this takes {limit}about {_duration(seconds)}")
+        log_line(f"this takes {limit}about {_duration(seconds)}")
 
     def advance(self, progress: Progress) -> None:
         self._bar.total = progress.total
@@ -102,7 +106,7 @@ class Screen(Watcher):
                     trained = self._trained.get(record["encoding"], "")  # recorded results may have other names
                     if line := self._lines.pop(Training(key[0], trained, *key[2:]), None):
                         line.close()
-                    talk(record_line(record) if "loss_by_length" in record else tasks.record_line(record))
+                    log_line(record_line(record) if "loss_by_length" in record else tasks.record_line(record))
 
     def end(self, results: Mapping[str, Any], folder: ResultsFolder, *, complete: bool) -> None:
         for line in (*self._lines.values(), self._bar):
@@ -110,7 +114,7 @@ class Screen(Watcher):
         if results:
             page = write_report(results, folder.path)
             if not complete:
-                talk(f"report of the finished part: {page}")
+                log_line(f"report of the finished part: {page}")
 
 
 def record_line(record: Mapping[str, Any]) -> str:
@@ -240,7 +244,7 @@ def write_report(results: Mapping[str, Any], folder: Path) -> Path:
 def page(results: Mapping[str, Any]) -> str:
     """Return the whole page, from `Results.to_dict()` or a `results.json`."""
     settings, title, facts, sections = results["settings"], list[str](), list[str](), dict[str, Any]()
-    counts = f"{counted(len(settings['encodings']), 'encoding')}, {counted(len(settings['seeds']), 'seed')} each"
+    counts = f"{pluralize(len(settings['encodings']), 'encoding')}, {pluralize(len(settings['seeds']), 'seed')} each"
     if _has(results, "accuracy_by_length"):
         caption = "Share of correct rows by number of items. The dotted line is the trained length."
         sections["tasks"] = {
@@ -249,7 +253,7 @@ def page(results: Mapping[str, Any]) -> str:
             "picture": picture(functools.partial(tasks.draw_tasks, results), caption),
         }
         title.append(f"Trained to {settings['task_length']:,} items, read at more")
-        facts.append(counted(len({*settings["tasks"]} - {TEXT}), "task"))
+        facts.append(pluralize(len({*settings["tasks"]} - {TEXT}), "task"))
     if _has(results, "loss_by_length"):
         summary, text = summarise(results), settings["text"]
         sections["text"] = {

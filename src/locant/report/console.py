@@ -107,10 +107,10 @@ def show(*parts: Table | str) -> None:
     console.file.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
 
 
-def counted(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """Format a count with its noun, in the singular or plural.
 
-    >>> counted(1, "shard"), counted(1200, "shard")
+    >>> pluralize(1, "shard"), pluralize(1200, "shard")
     ('1 shard', '1,200 shards')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
@@ -137,7 +137,7 @@ def size(num_bytes: int) -> str:
     )
 
 
-def talk(line: str) -> None:
+def log_line(line: str) -> None:
     """Write a line to stderr."""
     sys.stderr.write(line + "\n")
 
@@ -168,12 +168,12 @@ def progress_bar(unit: str = "B") -> Generator[Callable[..., None]]:
                     bar.n = done
                     if (now := time.monotonic()) - last >= PATIENCE:
                         last = now
-                        talk(_progress_line(done, total, before, now - began, unit, said))
+                        log_line(_progress_line(done, total, before, now - began, unit, said))
 
             yield progress
     except KeyboardInterrupt as interrupt:
         for note in getattr(interrupt, "__notes__", ()):
-            talk(note)
+            log_line(note)
         raise
 
 

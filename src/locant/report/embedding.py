@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from locant.embedding.flow import Flow
 from locant.embedding.words import Term, Words
-from locant.report.console import NamedRows, counted, fits, named_rows, shape, show, size, table
+from locant.report.console import NamedRows, fits, named_rows, pluralize, shape, show, size, table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,8 +32,8 @@ def _text(flow: Flow) -> NamedRows:
     yield "characters", f"{flow.characters:,}"
     each = f"{flow.characters / flow.tokens:.2f} characters per token"
     yield "tokens", f"{flow.tokens:,}: {each}, of a vocabulary of {flow.vocab_size:,}"
-    padding = f", with {counted(flow.padding, 'place')} of padding" if flow.padding else ""
-    cut = f"{flow.windows:,} of {counted(flow.context, 'token')}, stride {flow.stride}"
+    padding = f", with {pluralize(flow.padding, 'place')} of padding" if flow.padding else ""
+    cut = f"{flow.windows:,} of {pluralize(flow.context, 'token')}, stride {flow.stride}"
     yield "windows", f"{cut}; embedded here: {flow.embedded_windows:,}{padding}"
     adds = flow.position_vectors is not None
     stages = "ids → token rows" + (f" + {flow.encoding} positions → embeddings" if adds else "")

@@ -12,7 +12,7 @@ from locant.checkpoints.config_comparison import ConfigComparison
 from locant.checkpoints.explanation import Explanation, Layers
 from locant.checkpoints.extension import Extension
 from locant.checkpoints.rotary_settings import VISIBLE, RotarySettings
-from locant.figures.canvas import spread
+from locant.figures.canvas import evenly_spaced
 from locant.models.lab_decoder import MODEL_TYPE as LAB_DECODER
 from locant.report.console import NamedRows, named_rows, shape, show, size, table
 from locant.report.listing import HEADINGS
@@ -124,7 +124,7 @@ def layers_rows(layers: Layers) -> NamedRows:
     """Yield the facts about layers that share an encoding, in the same form."""
     if layers.name is not None:
         yield "layers", [layers.name]
-    yield HEADINGS["doors"], ["; ".join(f"{method}: {METHODS[method]}" for method in layers.doors) or "none"]
+    yield HEADINGS["methods"], ["; ".join(f"{method}: {METHODS[method]}" for method in layers.methods) or "none"]
     if layers.rotary is None:
         yield "encoding", [layers.encoding]
     else:
@@ -180,7 +180,7 @@ def _count(pairs: Sequence[int]) -> str:
 
 def _pairs(rotary: RotarySettings) -> Table:
     rows = table("pair", "wavelength", f"rotations in {rotary.trained:,}, unscaled", "stretched by")
-    for number in spread(len(rotary.pairs), NUM_PAIRS):
+    for number in evenly_spaced(len(rotary.pairs), NUM_PAIRS):
         pair = rotary.pairs[number]
         rotations = rotary.trained * (pair.stretch or 1) / pair.wavelength if pair.wavelength else 0
         rows.add_row(str(number), _tokens(pair.wavelength), spell(rotations, 3), _format_factor(pair.stretch))
@@ -234,7 +234,7 @@ def print_extension(extension: Extension, source: str) -> None:
         "note": extension.notes,
     }
     pairs = table("pair", "wavelength", "after", "stretched by")
-    for number in spread(len(stretches), NUM_PAIRS):
+    for number in evenly_spaced(len(stretches), NUM_PAIRS):
         old, new = (_tokens(each[number]) for each in extension.wavelengths)
         pairs.add_row(str(number), old, new, _format_factor(stretches[number]))
     show(named_rows(rows.items()), pairs)

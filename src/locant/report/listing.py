@@ -20,11 +20,11 @@ WIDE = 120
 Facts = dict[str, Any]
 
 HEADINGS = {
-    "aliases": "also called", "kind": "kind", "doors": "method", "parameters": "parameters",
+    "aliases": "also called", "kind": "kind", "methods": "method", "parameters": "parameters",
     "cost_of_tokens": "per token", "cost_of_pairs": "per pair", "extrapolation": "beyond", "used_by": "used by",
     "paper": "paper", "options": "options",
 }  # fmt: skip
-SHORT = ("kind", "doors", "parameters", "cost_of_tokens", "cost_of_pairs")
+SHORT = ("kind", "methods", "parameters", "cost_of_tokens", "cost_of_pairs")
 LONG = ("extrapolation", "used_by", "paper", "aliases")
 
 
@@ -88,7 +88,7 @@ def _facts(name: str, kind: type[PositionEncoding]) -> Facts:
         "name": name,
         "aliases": list(ENCODINGS.aliases(name)),
         "kind": kind.info.kind,
-        "doors": list(kind.doors()),
+        "methods": list(kind.methods()),
         "sizes": list(kind.sizes()),
         **{each: getattr(kind.info, each) for each in names},
     }
@@ -98,7 +98,7 @@ def _table(facts: Sequence[Facts], columns: Sequence[str]) -> Table:
     rows = table()
     rows.add_column("name", style="bold", no_wrap=True)
     for column in columns:
-        narrow = column in ("kind", "doors", "paper")
+        narrow = column in ("kind", "methods", "paper")
         width = max(len(word) for one in facts for word in [*_text(one[column]).split(), HEADINGS[column]])
         rows.add_column(HEADINGS[column], no_wrap=narrow, ratio=None if narrow else 1, min_width=width, overflow="fold")
     for one in facts:
@@ -111,7 +111,7 @@ def _paragraph(facts: Facts) -> Table:
     rows.add_column(style="bold", no_wrap=True)
     rows.add_column(style=QUIET, no_wrap=True)
     rows.add_column(ratio=1, overflow="fold")
-    for line, column in enumerate(column for column in HEADINGS if facts.get(column) or column == "doors"):
+    for line, column in enumerate(column for column in HEADINGS if facts.get(column) or column == "methods"):
         rows.add_row("" if line else facts["name"], HEADINGS[column], _text(facts[column]))
     return rows
 

@@ -153,7 +153,7 @@ def draw_loss_by_position(summary: Summary, theme: Theme = LIGHT) -> Figure:
 def _axes(title: str, x: str, theme: Theme) -> tuple[Figure, Axes]:
     figure = theme.blank(8.6, 4.6)
     axes = figure.subplots()
-    theme.dress(axes, title=title, x=x, y="loss (nats per token)", grid=True)
+    theme.style_axes(axes, title=title, x=x, y="loss (nats per token)", grid=True)
     return figure, axes
 
 

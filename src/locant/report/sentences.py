@@ -6,7 +6,7 @@ import math
 
 from locant.lab.summary import ENOUGH_WINDOWS, Summary
 from locant.lab.text_learning import HELD_OUT
-from locant.report.console import counted
+from locant.report.console import pluralize
 from locant.spelling import spell
 
 LEVEL = 0.02
@@ -42,8 +42,9 @@ def _little_learned(summary: Summary, *, more_steps: bool) -> str:
     if not little:
         return ""
     return (
-        f"Little was learned, so the losses are weak evidence about the encoding. At {base:,} tokens {spoken(little)} "
-        f"{'is' if len(little) == 1 else 'are'} not {LITTLE:.0%} below the loss of a unigram count ({unigram:.3f}), "
+        f"Little was learned, so the losses are weak evidence about the encoding. At {base:,} tokens "
+        f"{join_and(little)} {'is' if len(little) == 1 else 'are'} "
+        f"not {LITTLE:.0%} below the loss of a unigram count ({unigram:.3f}), "
         "which uses only how often each token is in the training text."
         f"{' More steps may help.' if more_steps else ''}"
     )
@@ -53,10 +54,10 @@ def _too_little_text(summary: Summary) -> str:
     few = [length for length in summary.lengths if not summary.has_enough(length)]
     if not few:
         return ""
-    windows = spoken([f"{counted(summary.num_windows(length), 'window')} of {length:,}" for length in few])
+    windows = join_and([f"{pluralize(summary.num_windows(length), 'window')} of {length:,}" for length in few])
     needed = math.ceil(ENOUGH_WINDOWS * few[-1] / HELD_OUT)
     return (
-        f"There is not enough text for {spoken([f'{length:,}' for length in few])} tokens: {windows} are held out, "
+        f"There is not enough text for {join_and([f'{length:,}' for length in few])} tokens: {windows} are held out, "
         f"expected {ENOUGH_WINDOWS} of each. A text of {needed:,} tokens would be enough."
     )
 
@@ -78,7 +79,7 @@ def _winner(summary: Summary, length: int) -> str:
         return f"{where}, {best.encoding} has a held-out loss of {loss}."
     leaders = summary.leaders(length)
     ties = [row.encoding for row in leaders or measured if row is not best]
-    tied = f"{spoken(ties)} {'is' if len(ties) == 1 else 'are'} within {_spread(summary)}" if ties else ""
+    tied = f"{join_and(ties)} {'is' if len(ties) == 1 else 'are'} within {_spread(summary)}" if ties else ""
     if not leaders:
         return f"{where}, no encoding is clearly better: {best.encoding} has {loss}, and {tied}."
     lowest = "the lowest held-out loss" + (" of one seed" if summary.num_seeds == 1 else "")
@@ -106,7 +107,7 @@ def _trends(summary: Summary) -> list[str]:
             words = gains if ratio < 1 else somewhat if ratio <= 1 + CLEAR else much
         groups[words].append(f"{row.encoding} (×{ratio:.2f})")
     span = f"From {base:,} to {longest:,} tokens"
-    return [f"{span}, the loss {words} for {spoken(names)}." for words, names in groups.items() if names]
+    return [f"{span}, the loss {words} for {join_and(names)}." for words, names in groups.items() if names]
 
 
 def _rises(summary: Summary) -> str:
@@ -114,7 +115,7 @@ def _rises(summary: Summary) -> str:
     places = ((row.encoding, row.rises_from(summary.train_length, CLEAR)) for row in summary.rows)
     found = [f"{name} from about position {place:,}" for name, place in places if place is not None]
     level = f"more than {CLEAR:.0%} above its level within the training length"
-    return f"By position, the loss rises {level} and stays there: {spoken(found)}." if found else ""
+    return f"By position, the loss rises {level} and stays there: {join_and(found)}." if found else ""
 
 
 def context_sentences(summary: Summary) -> list[str]:
@@ -124,7 +125,7 @@ def context_sentences(summary: Summary) -> list[str]:
         return []
     contexts = rows[0].by_stretch
     fewest, most = min(contexts), max(contexts)
-    losses = spoken([f"{row.encoding} {row.in_context(most):.3f}" for row in rows])
+    losses = join_and([f"{row.encoding} {row.in_context(most):.3f}" for row in rows])
     found = [f"With {most:,} tokens before every token, in overlapping windows, the losses are {losses}."]
     groups: dict[str, list[str]] = {"help": [], "have no clear effect on": [], "hurt": []}
     used, unclear, harmful = groups.values()
@@ -133,7 +134,7 @@ def context_sentences(summary: Summary) -> list[str]:
             group = unclear if not row.far_is_clear else used if row.far.mean < 0 else harmful
             group.append(f"{row.encoding} ({row.far.mean:+.3f})")
     if len(contexts[most]) >= ENOUGH_WINDOWS:
-        effects = "; they ".join(f"{verb} {spoken(names)}" for verb, names in groups.items() if names)
+        effects = "; they ".join(f"{verb} {join_and(names)}" for verb, names in groups.items() if names)
         found.append(f"Tokens more than {fewest:,} back (up to {most:,}) {effects}.")
     return found
 
@@ -144,7 +145,7 @@ def _bigram(summary: Summary) -> str:
         return ""
     losses = {row.encoding: cell.mean for row in summary.measured(base) if (cell := row.by_length[base])}
     above = [name for name, loss in losses.items() if loss >= bigram]
-    who = f"{spoken(above)} {'is' if len(above) == 1 else 'are'} not below it" if above else "all are below it"
+    who = f"{join_and(above)} {'is' if len(above) == 1 else 'are'} not below it" if above else "all are below it"
     return f"A bigram count, which uses only the previous token, has a loss of {bigram:.3f}. At {base:,} tokens {who}."
 
 
@@ -157,20 +158,22 @@ def _overfitted(summary: Summary) -> str:
         and held_out.mean > OVERFITTED * row.train_loss.mean
     ]
     advice = "More text or fewer steps would help."
-    return f"Overfitted, so the losses are weak evidence about the encoding: {spoken(pairs)}. {advice}" if pairs else ""
+    return (
+        f"Overfitted, so the losses are weak evidence about the encoding: {join_and(pairs)}. {advice}" if pairs else ""
+    )
 
 
 def _missing(summary: Summary) -> str:
     names = [row.encoding for row in summary.rows if any(row.by_length[length] is None for length in summary.lengths)]
-    return f"A dash means that a loss was not finite or not measured: {spoken(names)}." if names else ""
+    return f"A dash means that a loss was not finite or not measured: {join_and(names)}." if names else ""
 
 
 def _caution(summary: Summary) -> str:
     if summary.num_seeds == 1:
         return "One seed was trained, so the difference between seeds is unknown. Small differences may be chance."
-    return f"The spread is over {counted(summary.num_seeds, 'seed')} of a small model. Larger models may differ."
+    return f"The spread is over {pluralize(summary.num_seeds, 'seed')} of a small model. Larger models may differ."
 
 
-def spoken(words: list[str]) -> str:
+def join_and(words: list[str]) -> str:
     """Join words as in a sentence: a, b and c."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -13,7 +13,7 @@ from locant.lab.task_learning import LEARNED
 from locant.lab.task_summary import RIGHT, Score, reciprocal_ranks, scores
 from locant.report import console
 from locant.report.console import MISSING, show
-from locant.report.sentences import spoken
+from locant.report.sentences import join_and
 from locant.report.tables import Cell, Row, Table
 from locant.spelling import spell
 
@@ -57,7 +57,7 @@ def task_sentences(found: Sequence[Score]) -> list[str]:
 
 def _sentence(task: str, found: Sequence[Score]) -> str:
     learned = sorted((score for score in found if score.has_learned), key=lambda score: -fmean(score.beyond))
-    others = spoken([score.encoding for score in found if not score.has_learned])
+    others = join_and([score.encoding for score in found if not score.has_learned])
     did_not = f" {others} did not learn it." if others else ""
     if not learned:
         return f"{task}: no encoding learned it, so it allows no comparison."
@@ -65,7 +65,7 @@ def _sentence(task: str, found: Sequence[Score]) -> str:
     far = f"{spell(items)} items, {spell(items / best.train_length)} times the trained length"
     if len(learned) == 1:
         return f"{task}: {best.encoding} is right up to {far}.{did_not}"
-    ties = spoken([score.encoding for score in learned[1:] if not best.is_clear(score, learned)])
+    ties = join_and([score.encoding for score in learned[1:] if not best.is_clear(score, learned)])
     tied = f", not clearly further than {ties}" if ties else ""
     return f"{task}: {best.encoding} goes furthest, up to {far}{tied}.{did_not}"
 
@@ -79,7 +79,7 @@ def draw_tasks(results: Mapping[str, Any], theme: Theme = LIGHT) -> Figure:
     figure = theme.blank(WIDTH * columns + 1.8, HEIGHT * lines)
     for number, task in enumerate(tasks, 1):
         axes = figure.add_subplot(lines, columns, number)
-        theme.dress(axes, title=task, x="items", y="rows right" if number % columns == 1 else "", grid=True)
+        theme.style_axes(axes, title=task, x="items", y="rows right" if number % columns == 1 else "", grid=True)
         learned = [score for score in found if score.task == task and score.has_learned]
         for score in learned:
             color, linestyle, marker = theme.stroke(encodings.index(score.encoding))

@@ -32,7 +32,7 @@ ROTATING_MODEL = "RoFormer"
 """A model whose table of such a name holds sines and cosines for rotation: zeros would leave no queries and keys."""
 
 
-def own_tables(owner: nn.Module) -> list[tuple[str, nn.Embedding]]:
+def learned_tables(owner: nn.Module) -> list[tuple[str, nn.Embedding]]:
     """Return the path and the module of each table of learned positions in a model."""
     return [
         (path, module)

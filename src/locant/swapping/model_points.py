@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import nn
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import InputError
 from locant.extras import require
 from locant.positions.angles import AngleMode
 from locant.positions.encodings.rotary import Rotary
-from locant.swapping.added_point import BiasPoint, bias_points, layer_types, own_tables, self_attention
+from locant.swapping.added_point import BiasPoint, bias_points, layer_types, learned_tables, self_attention
 from locant.swapping.attention_point import attention_modules, has_learned_bias
 from locant.swapping.forward_arguments import ForwardArguments
 from locant.swapping.rotary_point import RotaryPoint, owner_around, receives_angles, rotary_points
@@ -129,7 +129,7 @@ def find_points(model: Any, angles: AngleMode) -> ModelPoints:
     inner = _require_model(model)
     rotary = rotary_points(inner, angles=angles)
     biases = [] if rotary else bias_points(inner)
-    tables = [] if rotary or biases else [path for path, _ in own_tables(inner)]
+    tables = [] if rotary or biases else [path for path, _ in learned_tables(inner)]
     # Take the innermost model, which has the layers: OPT's classes do not call the model around it.
     owner: Any = rotary[0].owner if rotary else inner.base_model
     if len(tables) == 1:
@@ -137,7 +137,7 @@ def find_points(model: Any, angles: AngleMode) -> ModelPoints:
     if any(point.owner is not owner for point in rotary):
         got = f"got {type(model).__name__} with rotary modules of {len({id(point.owner) for point in rotary})} models"
         raise InputError(got, "swap the inner model that you mean, such as model.model.decoder")
-    tables = [path for path, _ in own_tables(owner)] if tables else []  # from the owner
+    tables = [path for path, _ in learned_tables(owner)] if tables else []  # from the owner
     return ModelPoints(model, owner, rotary, biases, tables, angles)
 
 
@@ -148,7 +148,8 @@ def _require_model(model: Any) -> Any:
 
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     if not isinstance(inner, PreTrainedModel):
-        got = f"got {shown(model) if len(repr(model)) < 80 else type(model).__name__}, expected a model of transformers"
+        name = short_repr(model) if len(repr(model)) < 80 else type(model).__name__
+        got = f"got {name}, expected a model of transformers"
         raise InputError(got, "transformers.AutoModelForCausalLM.from_pretrained(folder)")
     if not any(cls.__module__.startswith("transformers.models.") for cls in type(inner).__mro__):
         got = f"got {type(inner).__name__}, whose code is not part of transformers ({type(inner).__module__})"

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from locant.positions.base import PositionEncoding
-from locant.positions.description import described
+from locant.positions.description import to_config
 from locant.swapping.rotary_point import ForLongestRow
 
 HOLDER = "locant"
@@ -39,7 +39,7 @@ class NewEncoding:
     @cached_property
     def description(self) -> dict[str, Any] | None:
         """The name and the options of the encoding, ``None`` if they are not enough to rebuild it."""
-        return described(self.encoding)
+        return to_config(self.encoding)
 
 
 def hold_encodings(owner: Any, encodings: Sequence[NewEncoding], undo: ExitStack) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from locant.arguments import shown, whole
+from locant.arguments import short_repr, whole
 from locant.errors import InputError, RangeError
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
@@ -43,13 +43,13 @@ def _assign_encodings(
     count = len(types)
     if isinstance(layers, Mapping):
         if set(layers) != {"every", "encoding"}:
-            raise RangeError(f"got {shown(dict(layers))} for layers, expected the keys every and encoding", REMEDY)
+            raise RangeError(f"got {short_repr(dict(layers))} for layers, expected the keys every and encoding", REMEDY)
         every = whole("every", layers["every"], 1, count, remedy=f"use 1 to {count}, the number of layers")
         other = _require_encoding("layers['encoding']", layers["encoding"])
         default = _require_encoding("encoding", encoding)
         return [other if (index + 1) % every == 0 else default for index in range(count)]
     if not callable(layers):
-        raise RangeError(f"got {shown(layers)} for layers", REMEDY)
+        raise RangeError(f"got {short_repr(layers)} for layers", REMEDY)
     if encoding is not None:
         got = "got both encoding and a function for layers, which returns the encoding of every layer"
         raise InputError(got, "swap(model, layers=function)")
@@ -58,13 +58,15 @@ def _assign_encodings(
 
 def _require_encoding(name: str, encoding: Any) -> PositionEncoding | None:
     if encoding is not None and not isinstance(encoding, PositionEncoding):
-        raise RangeError(f"got {shown(encoding)} for {name}, expected an encoding", 'locant.encoding("alibi", ...)')
+        raise RangeError(
+            f"got {short_repr(encoding)} for {name}, expected an encoding", 'locant.encoding("alibi", ...)'
+        )
     return encoding
 
 
 # ---------------------------------------------------------------------- the entry in the configuration
 
-KEY = "locant"
+CONFIG_KEY = "locant"
 """The entry in the configuration."""
 FUNCTION_KEYS = ("attn_implementation", "_attn_implementation")
 """The entries that name the attention function. `transformers` before 5.4 reads only the second one from a file, and
@@ -96,6 +98,6 @@ def record(
     indices = [None if each is None else each.index for each in layers]
     entry = {"encodings": [each.description for each in encodings], "layers": indices, "angles": angles}
     # Write past the property of the private key, so that the model itself keeps its attention function.
-    for key, value in {KEY: entry, **dict.fromkeys(FUNCTION_KEYS, LOADER)}.items():
+    for key, value in {CONFIG_KEY: entry, **dict.fromkeys(FUNCTION_KEYS, LOADER)}.items():
         vars(config)[key] = value
         undo.callback(vars(config).pop, key)

@@ -137,13 +137,13 @@ class ForLongestRow:
 
     def __call__(self, encoding: Rotary, index: Tensor) -> Rotary:
         """Return the encoding for the largest position in `index`. One for a longer row is returned unchanged."""
-        if encoding.scaling.length_that_matters is None:
+        if encoding.scaling.length_threshold is None:
             return encoding
         return self.outside_of_graphs(self, encoding, index)
 
     def _rescale(self, encoding: Rotary, index: Tensor) -> Rotary:
         length = int(index.max()) + 1
-        if length <= max(encoding.scaling.length_that_matters or 0, encoding.seq_len or 0):
+        if length <= max(encoding.scaling.length_threshold or 0, encoding.seq_len or 0):
             return encoding
         if self.last is None or self.last[0] is not encoding or self.last[1] != length:
             self.last = encoding, length, encoding.for_length(length)
@@ -285,7 +285,7 @@ def _rotary_point(path: str, module: nn.Module, owner: Any, angles: AngleMode) -
         path,
         module,
         owner,
-        own={layer_type: each.rotary.alike(angles=angles) for layer_type, each in measurements.items()},
+        own={layer_type: each.rotary.replace(angles=angles) for layer_type, each in measurements.items()},
         form=known_forms.pop() if all(each.form.name for each in measurements.values()) else Form(None, orders.pop()),
         rounding_error=max(each.rounding_error for each in measurements.values()),
         differs_at={kind: each.differs_at for kind, each in measurements.items() if each.differs_at is not None},
@@ -354,7 +354,7 @@ def _measure(module: nn.Module, rotary: Rotary, layer_type: str | None, lengths:
     measurement = _compare(module, rotary, layer_type, lengths)
     if measurement.differs_at is None or not isinstance(rotary.scaling, LongRoPE):
         return measurement
-    short = rotary.alike(scaling=replace(rotary.scaling, long_factor=rotary.scaling.short_factor))
+    short = rotary.replace(scaling=replace(rotary.scaling, long_factor=rotary.scaling.short_factor))
     short_measurement = _compare(module, short, layer_type, lengths)
     return short_measurement if short_measurement.differs_at is None else measurement
 
@@ -367,7 +367,7 @@ def _compare(module: nn.Module, rotary: Rotary, layer_type: str | None, lengths:
         if length == lengths[0]:
             sines_first = _returns_sines_first(angles)
         angles = angles[::-1] if sines_first else angles
-        trained = rotary.scaling.length_that_matters
+        trained = rotary.scaling.length_threshold
         for_length = rotary if trained is None or length <= trained else rotary.for_length(length)
         cos, sin = for_length.cos_sin(Positions.of(index))
         distances = {form: _distance(FORMS[form](cos, sin), angles) for form in forms}

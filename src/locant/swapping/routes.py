@@ -217,7 +217,7 @@ def choose_route(points: ModelPoints, layer: int, new_encoding: NewEncoding | No
     if reads_hidden_states(encoding):
         got = f"got {encoding}, which reads the hidden states of each layer: the attention function receives none"
         raise InputError(got, "use an encoding that reads none, such as locant.ALiBi(num_heads=...)")
-    if "embed" in encoding.doors():
+    if "embed" in encoding.methods():
         return AddToEmbeddings(points, layer, new_encoding)
     _require_fixed_length(encoding)
     if type(encoding) is Rotary and _fits_angles(encoding, points):
@@ -251,7 +251,7 @@ def _require_fixed_length(encoding: PositionEncoding) -> None:
     for each in encoding.modules():
         if type(encoding) is Rotary or not isinstance(each, Rotary) or each.seq_len is not None:
             continue
-        if each.scaling.length_that_matters is not None:
+        if each.scaling.length_threshold is not None:
             got = f"got {encoding}, whose scaling depends on the length, and which is not rebuilt for every length"
             raise InputError(got, "build it with rotary.for_length(seq_len), for the longest sequence")
 
@@ -271,7 +271,7 @@ def _require_sizes(encoding: Any, layer: int, owner: Any) -> None:
     if not has_bias(encoding):  # a rotation of queries and keys counts the heads of keys
         heads = config_value("num_key_value_heads") or heads
     sizes = {"num_heads": (heads,), "head_dim": (width, latent)}
-    if "embed" in encoding.doors():
+    if "embed" in encoding.methods():
         sizes["d_model"] = (owner.get_input_embeddings().weight.shape[-1],)
     for name, allowed in sizes.items():
         size = getattr(encoding, name, None)

@@ -54,19 +54,19 @@ def read_corpus(
     *,
     tokenizer: str | None = None,
     vocab_size: int | None = None,
-    usual_vocab_size: int,
+    default_vocab_size: int,
     download: bool = False,
 ) -> Corpus:
     """Read the files (``-`` is standard input), or the sample text if there are no files, and encode them.
 
     `tokenizer` is ``"bytes"`` or an argument of `Tokenizer.load`, with its option `download`. Without a tokenizer, a
-    byte-level BPE of `vocab_size` (default: `usual_vocab_size`) is trained on this text.
+    byte-level BPE of `vocab_size` (default: `default_vocab_size`) is trained on this text.
     """
     if tokenizer is not None and vocab_size is not None:
         cause = "got both a tokenizer and a vocabulary size, which is only for a tokenizer that is trained here"
         raise InputError(cause, "pass one of the two")
     texts = read_texts(files) if files else [sample_text()]
-    vocab_size = usual_vocab_size if vocab_size is None else vocab_size
+    vocab_size = default_vocab_size if vocab_size is None else vocab_size
     if tokenizer is None:
         chosen = Tokenizer.train(texts, vocab_size)
     else:

@@ -48,7 +48,7 @@ def around(length: int) -> Tensor:
 
 def assert_same_bits(config: Any, index: Tensor, layer_type: str | None = None) -> None:
     rotary = Rotary.from_config(config, layer_type=layer_type, angles="float32")
-    if rotary.scaling.length_that_matters is not None:
+    if rotary.scaling.length_threshold is not None:
         rotary = rotary.for_length(int(index.max()) + 1)
     cos, sin = rotary.cos_sin(Positions.of(index))
     their_cos, their_sin = their_angles(config, index, rotary, layer_type)

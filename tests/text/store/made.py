@@ -67,7 +67,7 @@ def make_large(folder: Path) -> Path:
         writer = IndexWriter(file, np.dtype("<u2"))
         writer.append(np.array(LENGTHS), continues=False)
         writer.finish()
-        file.settle()
+        file.fsync()
         file.publish()
     for suffix in ("bin", "idx"):
         (folder / f"shard-00001.{suffix}").hardlink_to(folder / f"shard-00000.{suffix}")

@@ -141,7 +141,7 @@ def test_small_writes_are_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         file.overwrite(b"X", at=1)
         assert file.read(4, at=0) == b"aXab"
         file.write(b"end")
-        file.settle()
+        file.fsync()
         file.publish()
     assert faults.calls.count("write") == 4
     assert (tmp_path / "a").read_bytes() == b"aX" + b"ab" * 999 + b"c" * (1 << 20) + b"end"

@@ -147,7 +147,7 @@ def test_a_document_longer_than_the_format_can_say(tmp_path: Path) -> None:
                 writer.append(np.array(lengths), continues=continues)
         writer.append(np.array([0, 7]), continues=True)
         writer.finish()
-        file.settle()
+        file.fsync()
         file.publish()
     assert read_index(tmp_path / "a.idx").sequences.tolist() == [longest, 7]
 

@@ -33,7 +33,7 @@ from locant.kernels.distance_gradient import Biases, Pairs, with_gradients
 from locant.positions import Positions
 from locant.positions.distances import ScoreMod, distance_mod
 from locant.positions.documents import PADDING
-from locant.positions.fields import NOT_READ, Read
+from locant.positions.fields import NO_FEATURES, TokenFeatures
 from locant.positions.score_bias import ByDistance, Lookup
 from locant.positions.score_bias.by_distance import look_up
 from locant.positions.score_bias.lookup import sum_of
@@ -122,7 +122,7 @@ def _find_learned(inputs: AttentionInputs) -> _LearnedBias | None:
     bias, distance = inputs.bias, distance_mod(inputs.q, inputs.mask.queries, inputs.mask.keys)
     if not inputs.needs_gradient:
         return None
-    if isinstance(bias, ByDistance) and (listed := bias.listed()) is not None and listed[0].requires_grad:
+    if isinstance(bias, ByDistance) and (listed := bias.table_or_none()) is not None and listed[0].requires_grad:
         table, first = listed
         return _LearnedBias(Biases(table), first, look_up(table.detach(), first, distance))
     if isinstance(bias, Lookup) and (table := bias.tables[0]).ends is not None:
@@ -185,9 +185,9 @@ def _pad(x: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
     place = None if positions.place_or_none is None else slots  # at the beginning of each axis and its grid
     padding = Positions(index, torch.full_like(slots, PADDING), slots, 0, 0, place_or_none=place, grids=positions.grids)
     padding = dataclasses.replace(padding, denominator=positions.denominator)
-    padded = Positions.cat([dataclasses.replace(positions, read=NOT_READ), padding])
+    padded = Positions.cat([dataclasses.replace(positions, read=NO_FEATURES), padding])
     read = (x if x is None else F.pad(x, (0, 0) * (x.ndim - 2) + (0, length)) for x in positions.read)
-    return F.pad(x, (0, 0, 0, length)), dataclasses.replace(padded, read=Read(*read))
+    return F.pad(x, (0, 0, 0, length)), dataclasses.replace(padded, read=TokenFeatures(*read))
 
 
 def _run(*tensors: Tensor, **options: Any) -> Any:

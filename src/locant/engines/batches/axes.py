@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from locant.engines.batches.documents import documents_of
+from locant.engines.batches.documents import documents_from_batch
 from locant.engines.batches.finding import Batch, Finding, at
-from locant.positions.batches import AXES, counted
+from locant.positions.batches import AXES, document_positions
 
 Ids = Sequence[tuple[int, ...]]
 
@@ -22,8 +22,8 @@ def form_findings(batch: Batch) -> Iterator[Finding]:
     index = batch.index
     if index is None or index.ndim != 3 or index.shape[2] != AXES:
         return
-    document = documents_of(batch)
-    numbers = torch.zeros(batch.shape, dtype=torch.int64) if document is None else counted(document)
+    document = documents_from_batch(batch)
+    numbers = torch.zeros(batch.shape, dtype=torch.int64) if document is None else document_positions(document)
     for row in range(batch.shape[0]):
         for number in numbers[row].unique_consecutive().tolist():
             slots = ((numbers[row] == number) & batch.real[row]).nonzero()[:, 0]

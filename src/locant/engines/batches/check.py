@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from locant.arguments import shown, whole
+from locant.arguments import short_repr, whole
 from locant.engines.batches.documents import (
     boundary_findings,
-    documents_of,
+    documents_from_batch,
     label_findings,
     mixing_findings,
     only_flash_separates,
@@ -30,7 +30,7 @@ from locant.engines.batches.masks import (
 )
 from locant.engines.batches.model import ModelFacts, Source, facts_of
 from locant.errors import LocantError, Remedy
-from locant.positions.batches import AXES, BOUNDARIES, ids_of
+from locant.positions.batches import AXES, BOUNDARIES, split_position_ids
 
 ROWS = ("input_ids", "labels", "position_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "seq_idx")
 PER_TOKEN = ("labels", "token_type_ids", "mm_token_type_ids", "seq_idx")
@@ -105,7 +105,7 @@ class _MisshapenError(Exception):
 def _read(batch: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the tensors about positions and documents, with a row for each row of the batch."""
     if not isinstance(batch, Mapping):
-        got = f"got {shown(batch)} for batch, expected a dictionary"
+        got = f"got {short_repr(batch)} for batch, expected a dictionary"
         raise LocantError(got, "pass the keyword arguments of a model's call")
     tensors = dict[str, Tensor]()
     for name in (*ROWS, *BOUNDARIES, *SINGLE, *GRIDS, "second_per_grid_ts"):
@@ -124,11 +124,11 @@ def _tensor(name: str, value: Any) -> Tensor:
     try:
         tensor = torch.as_tensor(value).detach().cpu()
     except (TypeError, ValueError, RuntimeError):
-        got = f"got {shown(value)} for {name}, expected numbers"
+        got = f"got {short_repr(value)} for {name}, expected numbers"
         raise LocantError(got, "pass a tensor with one row for each row of the batch") from None
     if (tensor.ndim == 0 and name in ROWS) or (tensor.numel() != 1 and name in SINGLE):
         one = "one number" if name in SINGLE else "a number for each token"
-        raise LocantError(f"got {shown(value)} for {name}, expected {one}", "see locant check-batch --help")
+        raise LocantError(f"got {short_repr(value)} for {name}, expected {one}", "see locant check-batch --help")
     if name in GRIDS and (tensor.ndim != 2 or tensor.shape[1] != AXES or tensor.is_floating_point()):
         got = f"got {name} of shape {tuple(tensor.shape)}, expected frames, rows and columns of each"
         raise LocantError(got, f"pass {name} as the processor makes it")
@@ -183,7 +183,7 @@ def _fits(mask: Tensor, shape: torch.Size) -> bool:
 def _ids(ids: Tensor, shape: torch.Size | None, axes: int | None) -> tuple[Tensor | None, Tensor, torch.Size]:
     """Return the ids of text and the ids of all axes, for each row of the batch."""
     try:
-        text, index = ids_of(ids)
+        text, index = split_position_ids(ids)
     except LocantError as error:
         raise _MisshapenError(
             Finding("shape", error.cause, "give (batch, seq), or (3 or 4, batch, seq) for images")
@@ -240,7 +240,7 @@ def _unchecked(batch: Batch, axes: int | None) -> Iterator[str]:
     if facts.absolute is None and counts_padding(batch):
         why = f"{facts.name} may be one ({facts.doubt})" if facts.doubt else "give the model"
         yield f"padding before tokens, which models with absolute positions count (GPT-2): {why}"
-    document = documents_of(batch)
+    document = documents_from_batch(batch)
     if document is not None and facts.attention is None and only_flash_separates(document, batch):
         yield "documents in cu_seq_lens_q, which only FlashAttention reads: give the model"
     several = document is not None and bool((document.diff(dim=1) != 0).any())

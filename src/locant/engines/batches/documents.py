@@ -11,7 +11,7 @@ from torch import Tensor
 
 from locant.engines.batches.finding import NO_TARGET, Batch, Finding, at, place_of
 from locant.errors import LocantError
-from locant.positions.batches import BOUNDARIES, counted, documents_of_boundaries, documents_of_ids
+from locant.positions.batches import BOUNDARIES, document_positions, documents_of_boundaries, documents_of_ids
 
 
 def boundary_findings(batch: Batch) -> Iterator[Finding]:
@@ -96,7 +96,7 @@ def only_flash_separates(document: Int[Tensor, "rows tokens"], batch: Batch) -> 
     return batch.has_boundaries and several and not by_ids and batch.visible is None
 
 
-def documents_of(batch: Batch) -> Int[Tensor, "rows tokens"] | None:
+def documents_from_batch(batch: Batch) -> Int[Tensor, "rows tokens"] | None:
     """Return the documents of a batch, from its lengths, its mask or its ids, or ``None`` if none of them has any."""
     if batch.has_boundaries:
         return _documents_from_lengths(batch)
@@ -119,7 +119,7 @@ def is_first_id(text: Int[Tensor, "rows tokens"]) -> Bool[Tensor, "rows rest"]:
 
 def second_document(batch: Batch) -> tuple[int, int] | None:
     """Return the row and the number of the first token that begins a second document in a row, or ``None``."""
-    document = documents_of(batch)
+    document = documents_from_batch(batch)
     begins = None if document is None else (document.diff(dim=1) != 0) & batch.real[:, 1:] & batch.real[:, :-1]
     if begins is None or (place := place_of(begins)) is None:
         return None
@@ -161,10 +161,14 @@ def label_findings(batch: Batch) -> Iterator[Finding]:
         row, token = place
         wrong = f"labels have targets at padding, the first {at(row, token)}"
         yield Finding("labels", wrong, f"set them to {NO_TARGET}", row, token)
-    document = documents_of(batch)
+    document = documents_from_batch(batch)
     if document is None:
         return
-    leaking = torch.nn.functional.pad(counted(document).diff(dim=1) != 0, (1, 0)) & (labels != NO_TARGET) & batch.real
+    leaking = (
+        torch.nn.functional.pad(document_positions(document).diff(dim=1) != 0, (1, 0))
+        & (labels != NO_TARGET)
+        & batch.real
+    )
     if (place := place_of(leaking)) is not None:
         row, token = place
         wrong = (
@@ -184,9 +188,9 @@ def other_findings(batch: Batch) -> Iterator[Finding]:
             wrong = f"token_type_ids are {int(types[row, token])} {at(row, token)}"
             wrong += "" if most is None else f", and {batch.facts.name} has {most} types"
             yield Finding("types", wrong, "count types from 0", row, token)
-    numbers, document = batch.tensors.get("seq_idx"), documents_of(batch)
+    numbers, document = batch.tensors.get("seq_idx"), documents_from_batch(batch)
     if numbers is not None and document is not None:
-        differ = (counted(numbers) != counted(document)) & batch.real
+        differ = (document_positions(numbers) != document_positions(document)) & batch.real
         if (place := place_of(differ)) is not None:
             row, token = place
             wrong = f"seq_idx and position_ids have different documents from token {token} of row {row} on"

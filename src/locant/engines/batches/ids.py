@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from locant.engines.batches.documents import documents_of, is_first_id
+from locant.engines.batches.documents import documents_from_batch, is_first_id
 from locant.engines.batches.finding import NO_TARGET, Batch, Finding, at, place_of
-from locant.positions.batches import counted
+from locant.positions.batches import document_positions
 
 EXACT_IDS = 2**24
 """The limit of exact integers in float32. Models compute angles from float32 ids."""
@@ -200,10 +200,10 @@ def padding_findings(batch: Batch) -> Iterator[Finding]:
         wrong = f"{whose} count the padding: the first token of row {row}, token {token}, has the id"
         remedy = "give Positions.from_mask(attention_mask).index for position_ids"
         yield Finding("padding", f"{wrong} {int(text[row, token]):,}", remedy, row, token)
-    document = documents_of(batch)
+    document = documents_from_batch(batch)
     if document is None:
         return
-    begins = torch.nn.functional.pad(counted(document).diff(dim=1) != 0, (1, 0)) & batch.real
+    begins = torch.nn.functional.pad(document_positions(document).diff(dim=1) != 0, (1, 0)) & batch.real
     begins &= torch.nn.functional.pad(batch.real[:, :-1], (1, 0))
     if (place := place_of(begins & (text != facts.first_id))) is not None:
         row, token = place

@@ -18,11 +18,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from locant.engines.batches.axes import form_findings
-from locant.engines.batches.documents import documents_of
+from locant.engines.batches.documents import documents_from_batch
 from locant.engines.batches.finding import Batch, Finding, at, place_of
 from locant.engines.batches.grid_rules import BY_FRAME, OTHER_RULES, GridRule
 from locant.errors import LocantError
-from locant.positions.batches import AXES, counted
+from locant.positions.batches import AXES, document_positions
 from locant.positions.multimodal import Counting
 
 GRIDS = ("image_grid_thw", "video_grid_thw")
@@ -157,7 +157,11 @@ def image_findings(batch: Batch, axes: int | None) -> Iterator[Finding]:
     if types is None or batch.index.ndim != 3:  # `check` reports ids of one axis
         return
     documents = _documents(batch, types)
-    tries = [_compare(batch, documents, rule, goes_on) for rule in rules_for(batch) for goes_on in ("sides", "largest")]
+    tries = [
+        _compare(batch, documents, rule, continue_from)
+        for rule in rules_for(batch)
+        for continue_from in ("sides", "largest")
+    ]
     yield from min(tries, key=lambda tried: tried[0])[1]
 
 
@@ -173,8 +177,8 @@ def _misfits(batch: Batch, types: Tensor) -> Iterator[Finding]:
 
 
 def _documents(batch: Batch, types: Tensor) -> list[_Document]:
-    document = documents_of(batch)
-    numbers = torch.zeros(batch.shape, dtype=torch.int64) if document is None else counted(document)
+    document = documents_from_batch(batch)
+    numbers = torch.zeros(batch.shape, dtype=torch.int64) if document is None else document_positions(document)
     documents = list[_Document]()
     for row in range(batch.shape[0]):
         for number in numbers[row].unique_consecutive().tolist():
@@ -195,11 +199,11 @@ def _parts(document: _Document, grids: _Grids) -> list[int | tuple[Any, ...]]:
 
 
 def _compare(
-    batch: Batch, documents: Sequence[_Document], rule: GridRule, goes_on: str
+    batch: Batch, documents: Sequence[_Document], rule: GridRule, continue_from: str
 ) -> tuple[int | float, list[Finding]]:
     """Return how many tokens have other ids than the rule, and the finding about the first one."""
     assert batch.index is not None  # noqa: S101  # the caller has checked it
-    counting = Counting(merge=rule.merge, merge_frames=rule.merge_frames, goes_on=goes_on, denominator=1)
+    counting = Counting(merge=rule.merge, merge_frames=rule.merge_frames, continue_from=continue_from, denominator=1)
     grids, wrong, first = _Grids(batch, rule), 0, list[Finding]()
     try:
         for document in documents:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.checkpoints.config_source import read_source
 from locant.engines.batches.grid_rules import GridRule, rule_of
 from locant.errors import LocantError
@@ -161,7 +161,7 @@ def facts_of(model: Source | None) -> ModelFacts:
     first = encoding.offset if isinstance(encoding, Learned) and counting == "tokens" else 0
     return ModelFacts(
         name=name,
-        absolute=None if encoding is None else "embed" in encoding.doors(),
+        absolute=None if encoding is None else "embed" in encoding.methods(),
         first_id=first,
         longest=_longest(encoding, text, first),
         has_table=isinstance(encoding, Learned),
@@ -189,7 +189,7 @@ def _whole_config(model: Source) -> Mapping[str, Any]:
     to_dict = getattr(config, "to_dict", None)
     values = to_dict() if callable(to_dict) else config
     if not isinstance(values, Mapping) or not values:
-        got = f"got {shown(model)} for model, expected a model of transformers or its configuration"
+        got = f"got {short_repr(model)} for model, expected a model of transformers or its configuration"
         raise LocantError(got, "model='config.json', the folder of the model, or model.config")
     return values
 

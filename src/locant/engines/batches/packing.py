@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.engines.batches.finding import NO_TARGET
 from locant.errors import LocantError, ShapeError
 from locant.positions import Positions
 from locant.positions.batches import BOUNDARIES
-from locant.positions.checks import integers
+from locant.positions.checks import to_int64
 
 
 def pack_documents(examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -47,10 +47,10 @@ def pack_documents(examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _document(example: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """Return the ids and the targets of one document, without its padding."""
     if not isinstance(example, Mapping) or example.get("input_ids") is None:
-        got = f"got {shown(example)} for a document, expected a dictionary with input_ids"
+        got = f"got {short_repr(example)} for a document, expected a dictionary with input_ids"
         raise LocantError(got, '{"input_ids": [5, 6, 7]}')
-    ids = integers("input_ids", example["input_ids"])
-    labels = ids if example.get("labels") is None else integers("labels", example["labels"])
+    ids = to_int64("input_ids", example["input_ids"])
+    labels = ids if example.get("labels") is None else to_int64("labels", example["labels"])
     mask = example.get("attention_mask")
     real = torch.ones_like(ids) if mask is None else torch.as_tensor(mask)
     if ids.ndim != 1 or not ids.shape == labels.shape == real.shape:

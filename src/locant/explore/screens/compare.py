@@ -54,8 +54,8 @@ class Choice:
     @property
     def draws(self) -> int:
         """The number of pairs of contents to draw it for."""
-        by_content = "bias" in self.kind.doors() and not hasattr(self.kind, "of_distance")
-        by_head = "rotate" in self.kind.doors() and "num_heads" in inspect.signature(self.kind).parameters
+        by_content = "bias" in self.kind.methods() and not hasattr(self.kind, "of_distance")
+        by_head = "rotate" in self.kind.methods() and "num_heads" in inspect.signature(self.kind).parameters
         return COSTLY_DRAWS if by_content or by_head else DRAWS
 
     def built(self, length: int) -> Any:
@@ -77,7 +77,7 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     at = state.whole("at", 0, 0, MAX_LENGTH)
     chosen = [choice for slot in SLOTS if (choice := _read_choice(state, slot, head)) is not None]
     shown: list[dict[str, Any]] = [
-        {"slot": int(choice.slot), "name": choice.name, "label": choice.label, "doors": list(choice.kind.doors()),
+        {"slot": int(choice.slot), "name": choice.name, "label": choice.label, "methods": list(choice.kind.methods()),
          **_draw(choice, length, alike, head)}
         for choice in chosen
     ]  # fmt: skip
@@ -131,7 +131,7 @@ def _read_choice(state: State, slot: str, head: int) -> Choice | None:
 def _build(name: str, options: tuple[tuple[str, Any], ...], length: int) -> Any:
     encoding: Any = with_random_tables(encoding_to_draw(name, length=length, **dict(options)))
     scaling = getattr(encoding, "scaling", None)
-    return encoding if getattr(scaling, "length_that_matters", None) is None else encoding.for_length(length)
+    return encoding if getattr(scaling, "length_threshold", None) is None else encoding.for_length(length)
 
 
 def _draw(choice: Choice, length: int, alike: float, head: int) -> Mapping[str, Any]:

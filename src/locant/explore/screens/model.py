@@ -26,13 +26,13 @@ from locant.lab.language_model import CAUSAL, auto_class, stated_length, trained
 from locant.lab.position_overrides import NUMBERED, USUAL_FACTOR, PositionOverride
 from locant.models.registry import presets
 from locant.positions.base import PositionEncoding
-from locant.positions.description import Weightless, described
+from locant.positions.description import Weightless, to_config
 from locant.report.explain import layers_rows, spans, summary_rows, swapped_layers
 from locant.swapping import swap
 from locant.swapping.added_point import bias_points, layer_types
 from locant.swapping.rotary_point import rotary_points
 
-NO_KIND = {"name": None, "doors": [], "base": None, "warnings": [],
+NO_KIND = {"name": None, "methods": [], "base": None, "warnings": [],
            "facts": [["swapped", ["replaces the encoding of the model"]]]}  # fmt: skip
 """The facts about layers whose own encoding was swapped for another one."""
 STRETCH = 4
@@ -99,7 +99,7 @@ def _kind(layers: Any) -> Mapping[str, Any]:
     return {
         "name": layers.name,
         "kind": "NoPE" if layers.kind == "none" else layers.kind,
-        "doors": list(layers.doors),
+        "methods": list(layers.methods),
         "base": None if rotary is None else rotary.base,
         "facts": _rows(row for row in layers_rows(layers) if row[0] != "beware"),
         "warnings": list(layers.warnings),
@@ -259,7 +259,7 @@ def _pairs(state: State, model: Any, encoding: Any, of_type: str | None, trained
     if not own or not hasattr(encoding, "pairs"):
         return {}
     before, after = (
-        rotary if rotary.scaling.length_that_matters is None else rotary.for_length(length)
+        rotary if rotary.scaling.length_threshold is None else rotary.for_length(length)
         for rotary, length in ((own.get(of_type) or next(iter(own.values())), trained), (encoding, to))
     )
     return {
@@ -279,7 +279,7 @@ def _code_of_encoding(
     """Return the Python code that makes the encoding."""
     if encoding is None:
         return ""
-    if (description := described(encoding)) is None:
+    if (description := to_config(encoding)) is None:
         lengths = ", ".join(repr(each) for each in sizes if each is not None)
         return f"locant.lab.position_overrides.PositionOverride.of({_word(way)!r}).encoding(model, {lengths})"
     options = [f", {name}={_option(value)}" for name, value in description["options"].items()]

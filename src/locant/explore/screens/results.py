@@ -53,7 +53,7 @@ TRAINING = """from locant.lab import Settings, compare
 from locant.lab.settings import VOCAB_SIZE
 from locant.text.corpus import read_corpus
 
-corpus = read_corpus({files!r}, usual_vocab_size=VOCAB_SIZE)
+corpus = read_corpus({files!r}, default_vocab_size=VOCAB_SIZE)
 training = {{}}
 
 

@@ -79,7 +79,7 @@ def _rotary(method: str, length: int, dim: int, base: float, factor: float, trai
     """Return the encoding, for this length if the frequencies depend on it."""
     scaling = None if method == NONE else scaling_by_name(f"{method}:{factor!r}", trained, dim, base)
     rotary = Rotary(dim, base=base, scaling=scaling)
-    return rotary if rotary.scaling.length_that_matters is None else rotary.for_length(length)
+    return rotary if rotary.scaling.length_threshold is None else rotary.for_length(length)
 
 
 def side_by_side(*sizes: Any) -> Mapping[str, Any]:
@@ -95,7 +95,7 @@ def side_by_side(*sizes: Any) -> Mapping[str, Any]:
     for method in EXTENDING:
         now = _rotary(method, round(trained * factor), *sizes)
         stretch.append([each.stretch or np.nan for each in pair_settings(now)])
-        if now.scaling.length_that_matters is not None:
+        if now.scaling.length_threshold is not None:
             then = _rotary(method, trained, *sizes)
             (cos_then, sin_then), (cos_now, sin_now) = (each.cos_sin(at, torch.float64) for each in (then, now))
             size = now.scaling.effective_attention_factor**2
@@ -150,14 +150,14 @@ def images(state: State, session: Session) -> Mapping[str, Any]:
     )
     before, after = state.whole("before", 5, 0, MOST), state.whole("after", 4, 0, MOST)
     step = state.whole("step", 1, 1, 25)
-    goes_on = state.one_of("goes_on", "largest", ["largest", "sides"])
+    continue_from = state.one_of("continue_from", "largest", ["largest", "sides"])
     pairs = state.whole("pairs", 64, 3, 128)
     scheme = state.one_of("scheme", "axial", SCHEMES)
     base = state.real("base", 10_000.0, 2, 1e9, log=True)
     axes, options = _axes(state, pairs, scheme)
     rotary = Rotary(2 * pairs, base=base, **options)
     parts = [before, (frames, rows, columns, step), after]
-    positions, behind = (Positions.multimodal([*parts[:2], text], goes_on=goes_on) for text in (after, 1))
+    positions, behind = (Positions.multimodal([*parts[:2], text], continue_from=continue_from) for text in (after, 1))
     at = state.whole("at", before + rows * columns // 2 + columns // 2, 0, positions.seq_len - 1, follows=True)
     cos, sin = (each[0] for each in rotary.cos_sin(positions, torch.float64))
     return {
@@ -170,7 +170,9 @@ def images(state: State, session: Session) -> Mapping[str, Any]:
         "alike": (cos * cos[at] + sin * sin[at]).mean(-1).numpy(),
         "axis_of_pair": np.array(axes),
         "wavelengths": [pair.wavelength for pair in pair_settings(rotary)],
-        "python": _codes_of_images(rotary, axes, f"{parts}, goes_on={goes_on!r}", at, before, (frames, rows, columns)),
+        "python": _codes_of_images(
+            rotary, axes, f"{parts}, continue_from={continue_from!r}", at, before, (frames, rows, columns)
+        ),
     }
 
 
@@ -203,7 +205,7 @@ def _codes_of_images(
     positions = f"from locant import Positions, Rotary\n\npositions = Positions.multimodal({parts})\n"
     made = f"sections={rotary.sections}{', axial=True' if rotary.axial else ''}"
     pairs = f"axes = {axes}  # frame, row, column\n"
-    if not rotary.is_short:
+    if not rotary.has_named_layout:
         dims = f"dims = [(pair, pair + {len(axes)}) for pair in range({len(axes)})]\n"
         pairs = f"from locant.positions import Pairs\n\n{pairs}{dims}"
         made = "pairs=Pairs(dims=dims, axes=axes, num_axes=3)"

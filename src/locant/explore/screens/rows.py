@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from locant.arguments import MAX_INT32, shown, whole
+from locant.arguments import MAX_INT32, short_repr, whole
 from locant.attention.choice import choose_backend
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask
@@ -20,7 +20,7 @@ from locant.explore.session import Session, State
 from locant.figures import SIZES
 from locant.figures.plot import encoding_to_draw
 from locant.positions import PositionEncoding, Positions, generalizing
-from locant.positions.fields import Read
+from locant.positions.fields import TokenFeatures
 from locant.positions.registry import encodings
 
 MOST = 192
@@ -137,7 +137,7 @@ def _read_sum(state: State, indices: str) -> RowSettings:
     text = state.text("sum", SUM, longest=MOST)
     numbers = [len(digits) for digits in re.findall(r"[0-9]+", text)]
     if indices == "coupled" and not re.fullmatch(r"[0-9]+([^0-9][0-9]+)+", text):
-        raise RangeError(f"got {shown(text)} for sum, expected numbers with one sign between two", f"sum={SUM}")
+        raise RangeError(f"got {short_repr(text)} for sum, expected numbers with one sign between two", f"sum={SUM}")
     if indices == "coupled":
         row = Row.of(generalizing.coupled, numbers)
     elif numbers:
@@ -145,7 +145,7 @@ def _read_sum(state: State, indices: str) -> RowSettings:
         python = f"ids, digits = [*map(ord, {text!r})], [*map(ord, '0123456789')]\n"
         row = Row(positions, None, f"{python}positions = generalizing.abacus(ids, digits)\n")
     else:
-        raise RangeError(f"got {shown(text)} for sum, expected a text with numbers", f"sum={SUM}")
+        raise RangeError(f"got {short_repr(text)} for sum, expected a text with numbers", f"sum={SUM}")
     return RowSettings(lambda _: row, characters=text)
 
 
@@ -155,7 +155,7 @@ def _lengths(text: str) -> list[int]:
     lengths = [whole("documents", int(word) if word.isdecimal() and len(word) < 9 else word, 1, MOST, remedy=remedy)
                for word in words]  # fmt: skip
     if not 1 <= sum(lengths) <= MOST:
-        got = f"got documents of {sum(lengths)} tokens in all" if lengths else f"got {shown(text)} for documents"
+        got = f"got documents of {sum(lengths)} tokens in all" if lengths else f"got {short_repr(text)} for documents"
         raise RangeError(f"{got}, expected 1 to {MOST}", remedy)
     return lengths
 
@@ -211,10 +211,10 @@ def _backend(row: Row, name: str, causal: bool, window: int | None) -> dict[str,
     return {"name": backend, "reason": reason, **sizes}
 
 
-def _with_read(positions: Positions, read: Read) -> Positions:
+def _with_read(positions: Positions, read: TokenFeatures) -> Positions:
     """Give every token the features of one token, without using memory."""
     expanded = (None if x is None else x.expand(1, positions.seq_len, *x.shape[2:]) for x in read)
-    return replace(positions, read=Read(*expanded))
+    return replace(positions, read=TokenFeatures(*expanded))
 
 
 ABOUT = "Documents, padding, a cache, a window and ranks: the position of each token, and the tokens it attends to."

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from locant.arguments import entries, flag, real, shown
+from locant.arguments import entries, flag, real, short_repr
 from locant.errors import ShapeError
 from locant.positions.base import EncodingInfo
 from locant.positions.constant import Constant
@@ -103,7 +103,7 @@ class ALiBi(DistanceBias):
         return -slopes[self.heads.here(head)] * distance.abs()
 
     def extra_repr(self) -> str:
-        custom = "" if self._custom_slopes is None else f", slopes={shown(self._custom_slopes)}"
+        custom = "" if self._custom_slopes is None else f", slopes={short_repr(self._custom_slopes)}"
         return str(self.heads) + (", learned=True" if self.learned else "") + custom
 
 

@@ -14,7 +14,7 @@ from locant.arguments import MAX_WIDTH, flag, one_of, whole
 from locant.errors import LocantError, RangeError
 from locant.positions.base import Embeddings, EncodingInfo, PositionEncoding, require_embeddings
 from locant.positions.documents import PADDING
-from locant.positions.positions import Positions, Where
+from locant.positions.positions import OptionalPositions, Positions
 from locant.tensors import has_values
 
 Norm = Literal["weight", "layer"]
@@ -107,7 +107,7 @@ class Convolutional(PositionEncoding):
         """The distance of a token's farthest earlier neighbour."""
         return self.kernel_size - 1 if self.causal else self.kernel_size // 2
 
-    def embed(self, x: Embeddings, positions: Where = None) -> Embeddings:
+    def embed(self, x: Embeddings, positions: OptionalPositions = None) -> Embeddings:
         """Add the convolution over its neighbours to each token of `x`. Padding does not change."""
         positions = require_embeddings(self, x, positions, self.d_model)
         if positions.document_or_none is None and positions.start == 0:

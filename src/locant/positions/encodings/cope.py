@@ -7,10 +7,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, scale_of, whole
-from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, require_tokens, standing
+from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, require_tokens, resolve_positions
 from locant.positions.distances import bias_dtype, exact_dot
 from locant.positions.heads import for_query_heads
-from locant.positions.positions import Positions, Where
+from locant.positions.positions import OptionalPositions, Positions
 from locant.spelling import literal
 
 GRID = 2.0**-30
@@ -76,10 +76,10 @@ class Cope(PositionEncoding):
         nn.init.zeros_(self.weight)
 
     def counts(
-        self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None
+        self, q: Queries, k: Keys, positions: OptionalPositions = None, k_positions: OptionalPositions = None
     ) -> Float[Tensor, "batch heads query key"]:
         """Return the contextual position of every key relative to every query, in float64."""
-        positions, keys = standing(self, q, k, positions, k_positions)
+        positions, keys = resolve_positions(self, q, k, positions, k_positions)
         require_tokens(self, q, k, positions, keys, self.head_dim)
         dtype = bias_dtype(q)
         product = exact_dot(q, for_query_heads(k, q.shape[1]), dtype) * self.scale
@@ -89,7 +89,7 @@ class Cope(PositionEncoding):
         return _sums_from_key(gates.masked_fill(~positions.mask(k_positions), 0.0), keys)
 
     def bias(  # pyright: ignore[reportIncompatibleMethodOverride]  # the default without keys only raises an error
-        self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None
+        self, q: Queries, k: Keys, positions: OptionalPositions = None, k_positions: OptionalPositions = None
     ) -> Bias:
         """Return the query's product with the interpolated embedding of every count, in float32 or wider."""
         count = self.counts(q, k, positions, k_positions).clamp(max=self.max_positions - 1)

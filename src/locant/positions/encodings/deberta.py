@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.arguments import MAX_WIDTH, entries, flag, scale_of, shown, whole
+from locant.arguments import MAX_WIDTH, entries, flag, scale_of, short_repr, whole
 from locant.errors import RangeError
 from locant.positions.base import EncodingInfo, Keys, Queries
 from locant.positions.constant import Constant
@@ -165,7 +165,7 @@ def _check_terms(terms: Any) -> tuple[DebertaTerm, ...]:
     remedy = "terms=('c2p', 'p2c')"
     checked = entries("terms", terms, remedy)
     if checked not in (("c2p",), ("p2c",), ("c2p", "p2c"), ("p2c", "c2p")):
-        raise RangeError(f"got {shown(checked)} for terms, expected 'c2p', 'p2c' or both", remedy)
+        raise RangeError(f"got {short_repr(checked)} for terms, expected 'c2p', 'p2c' or both", remedy)
     return checked
 
 

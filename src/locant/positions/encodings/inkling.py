@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, Real, real, whole
-from locant.positions.base import EncodingInfo, Keys, Queries, require_heads, standing
+from locant.positions.base import EncodingInfo, Keys, Queries, require_heads, resolve_positions
 from locant.positions.distances import bias_dtype
 from locant.positions.encodings import INIT_STD
 from locant.positions.hidden_bias import HiddenBias, QueryAndKeyFeatures, project
-from locant.positions.positions import Positions, Where
+from locant.positions.positions import OptionalPositions, Positions
 from locant.positions.score_bias import Entries, Lookup
 from locant.spelling import literal
 
@@ -97,10 +97,16 @@ class Inkling(HiddenBias):
         return 1.0 + self.alpha * ((positions.index + 1).to(dtype) / self.floor).clamp(min=1.0).log()
 
     def rotate(
-        self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None, *, inplace: bool = False
+        self,
+        q: Queries,
+        k: Keys,
+        positions: OptionalPositions = None,
+        k_positions: OptionalPositions = None,
+        *,
+        inplace: bool = False,
     ) -> tuple[Queries, Keys]:
         """Multiply queries by their temperature, in their own dtype, and return the keys unchanged."""
-        positions, _ = standing(self, q, k, positions, k_positions)
+        positions, _ = resolve_positions(self, q, k, positions, k_positions)
         require_heads("q", q, positions)
         positions.require_single_axis("Inkling")
         if self.floor is None:

@@ -16,7 +16,7 @@ from locant.kernels.look_up import look_up
 from locant.positions.base import Embeddings, EncodingInfo, ModelShape, PositionEncoding, build, require_embeddings
 from locant.positions.encodings import INIT_STD
 from locant.positions.grids import Grid
-from locant.positions.positions import Positions, Where
+from locant.positions.positions import OptionalPositions, Positions
 
 Interpolation = Literal["bicubic", "bilinear"]
 ResizeMethod = Literal["extend", "interpolate"]
@@ -72,7 +72,7 @@ class Learned(PositionEncoding):
     def d_model(self) -> int:
         return self.weight.shape[1]
 
-    def embed(self, x: Embeddings, positions: Where = None) -> Embeddings:
+    def embed(self, x: Embeddings, positions: OptionalPositions = None) -> Embeddings:
         """Add each token's row to `x`. Raise a `RangeError` that names the first position without a row."""
         positions = require_embeddings(self, x, positions, self.d_model)
         self.require_rows(positions)
@@ -229,7 +229,7 @@ class LearnedGrid(PositionEncoding):
     def d_model(self) -> int:
         return self.weight.shape[1]
 
-    def embed(self, x: Embeddings, positions: Where = None) -> Embeddings:
+    def embed(self, x: Embeddings, positions: OptionalPositions = None) -> Embeddings:
         """Add the vector of each token's cell to `x`."""
         positions = require_embeddings(self, x, positions, self.d_model, single_axis=False)
         if positions.place_or_none is None:

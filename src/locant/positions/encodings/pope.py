@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from locant.arguments import MAX_WIDTH, shape_error, whole
 from locant.errors import LocantError, Remedy
 from locant.positions.angles import AngleMode, Angles
-from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads, standing
+from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads, resolve_positions
 from locant.positions.frequencies import check_base, check_width, inverse_frequencies
-from locant.positions.positions import Positions, Where
+from locant.positions.positions import OptionalPositions, Positions
 from locant.spelling import literal
 
 
@@ -71,13 +71,19 @@ class PoPE(PositionEncoding):
         nn.init.zeros_(self.shift)
 
     def rotate(
-        self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None, *, inplace: bool = False
+        self,
+        q: Queries,
+        k: Keys,
+        positions: OptionalPositions = None,
+        k_positions: OptionalPositions = None,
+        *,
+        inplace: bool = False,
     ) -> tuple[Float[Tensor, "batch heads query twice"], Float[Tensor, "batch kv_heads key twice"]]:
         """Return queries and keys of twice the width in their own dtype, with arithmetic in float32 or wider."""
         if inplace:
             got = "got inplace=True for PoPE, whose queries and keys have twice the width"
             raise LocantError(got, "rotate(q, k, positions)")
-        positions, keys = standing(self, q, k, positions, k_positions)
+        positions, keys = resolve_positions(self, q, k, positions, k_positions)
         polar_q = self._polar("q", q, positions, None) * math.sqrt(2)
         return polar_q.to(q.dtype), self._polar("k", k, keys, self.shift).to(k.dtype)
 

@@ -13,10 +13,10 @@ from locant.errors import LocantError
 from locant.positions.base import Embeddings, EncodingInfo, Output, require_embeddings
 from locant.positions.constant import Constant
 from locant.positions.encodings.rotary_by_head import PerHeadRotation
-from locant.positions.fields import Read
+from locant.positions.fields import TokenFeatures
 from locant.positions.frequencies import inverse_frequencies
 from locant.positions.hidden_bias import REMEDY, project
-from locant.positions.positions import Positions, Where
+from locant.positions.positions import OptionalPositions, Positions
 from locant.spelling import literal
 
 
@@ -88,9 +88,9 @@ class RePo(PerHeadRotation):
         require_embeddings(self, x, positions, self.d_model)
         gate, content = (project(x, weight, torch.float64) for weight in (self.gate, self.content))
         places = project(F.silu(gate) * content, self.weight, torch.float64)
-        return dataclasses.replace(positions.expand(x.shape[0]), read=Read(of_query=places))
+        return dataclasses.replace(positions.expand(x.shape[0]), read=TokenFeatures(of_query=places))
 
-    def unrotate(self, y: Output, positions: Where = None) -> Output:
+    def unrotate(self, y: Output, positions: OptionalPositions = None) -> Output:
         """Undo the rotation, for values with the same rotation as the keys."""
         return self._rotate_tensor("y", y, positions, inverse=True)
 

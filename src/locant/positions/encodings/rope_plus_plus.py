@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import LocantError, RangeError
 from locant.positions.base import EncodingInfo, Keys, ModelShape, Output, PositionEncoding, Queries, build
 from locant.positions.constant import Constant
 from locant.positions.encodings.rotary import Rotary
-from locant.positions.positions import Where
+from locant.positions.positions import OptionalPositions
 
 
 class RoPEPlusPlus(PositionEncoding):
@@ -56,7 +56,7 @@ class RoPEPlusPlus(PositionEncoding):
     def __init__(self, rotary: Rotary) -> None:
         super().__init__()
         if not isinstance(rotary, Rotary):
-            got = f"got {shown(rotary)} for rotary, expected a rotary encoding"
+            got = f"got {short_repr(rotary)} for rotary, expected a rotary encoding"
             raise RangeError(got, "RoPEPlusPlus(locant.Rotary(head_dim=64))")
         self.rotary = rotary
         self.head_dim = rotary.head_dim
@@ -71,7 +71,13 @@ class RoPEPlusPlus(PositionEncoding):
         return build(cls, {"rotary": Rotary(shape.head_dim)} | options)
 
     def rotate(
-        self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None, *, inplace: bool = False
+        self,
+        q: Queries,
+        k: Keys,
+        positions: OptionalPositions = None,
+        k_positions: OptionalPositions = None,
+        *,
+        inplace: bool = False,
     ) -> tuple[Float[Tensor, "batch twice query head_dim"], Keys]:
         """Return twice the number of query heads, and the keys, in their own dtype."""
         if inplace:
@@ -81,6 +87,6 @@ class RoPEPlusPlus(PositionEncoding):
         turned = rotated.index_select(-1, self._other.on(q.device)) * self._sign.on(q.device).to(q.dtype)
         return torch.stack([rotated, turned], dim=2).flatten(1, 2), keys
 
-    def unrotate(self, y: Output, positions: Where = None) -> Output:
+    def unrotate(self, y: Output, positions: OptionalPositions = None) -> Output:
         """Return `unrotate` of its rotary encoding, for values that are the rotated keys."""
         return self.rotary.unrotate(y, positions)

@@ -12,16 +12,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.arguments import MAX_INT32, flag, one_of, shown, whole
+from locant.arguments import MAX_INT32, flag, one_of, short_repr, whole
 from locant.errors import LocantError, RangeError, Remedy, ShapeError
 from locant.kernels.rotary import Layout, Tables, is_transformed, require_writable, rotate, rotate_pairs
 from locant.kernels.rotary.reference import cos_sin
 from locant.positions.angles import AngleMode, Angles
-from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads, standing
+from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads, resolve_positions
 from locant.positions.constant import Constant
 from locant.positions.frequencies import PRECISION, check_base, check_width
 from locant.positions.pair_table import Channels, Pairs, check_sections
-from locant.positions.positions import Positions, Where, positions_or_length
+from locant.positions.positions import OptionalPositions, Positions, positions_or_length
 from locant.positions.scaling import TRAINED, Scaling, Unscaled, scaling_by_name
 from locant.positions.temperature import Temperature
 from locant.spelling import literal
@@ -41,19 +41,25 @@ RotatedKeys = Float[Tensor, "batch *kv_heads key head_dim"]
 class SameRotationForQueriesAndKeys(PositionEncoding):
     """The base of encodings with one rotation for queries and for keys. A subclass writes `_rotate_tensor`."""
 
-    def rotate_one(self, x: Queries, positions: Where = None) -> Queries:
+    def rotate_one(self, x: Queries, positions: OptionalPositions = None) -> Queries:
         """Rotate one tensor, queries or keys."""
         return self._rotate_tensor("x", x, positions)
 
     def rotate(
-        self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None, *, inplace: bool = False
+        self,
+        q: Queries,
+        k: Keys,
+        positions: OptionalPositions = None,
+        k_positions: OptionalPositions = None,
+        *,
+        inplace: bool = False,
     ) -> tuple[Queries, Keys]:
         """Rotate both in their own dtype, with arithmetic in float32 or wider."""
-        positions, keys = standing(self, q, k, positions, k_positions)
+        positions, keys = resolve_positions(self, q, k, positions, k_positions)
         rotated = self._rotate_tensor("q", q, positions), self._rotate_tensor("k", k, keys)
         return (q.copy_(rotated[0]), k.copy_(rotated[1])) if inplace else rotated
 
-    def _rotate_tensor(self, name: str, x: Tensor, positions: Where) -> Tensor:
+    def _rotate_tensor(self, name: str, x: Tensor, positions: OptionalPositions) -> Tensor:
         """Rotate one tensor. Errors call it `name`."""
         raise NotImplementedError
 
@@ -148,7 +154,7 @@ class Rotary(PositionEncoding):
                 remedy = f"'{text.rstrip(':')}:4', for four times the trained length"
                 raise RangeError(f"got {text!r} for scaling, expected a factor after the name", remedy)
         if scaling is not None and not isinstance(scaling, Scaling):
-            got = f"got {shown(scaling)} for scaling, expected a scaling of locant.scaling"
+            got = f"got {short_repr(scaling)} for scaling, expected a scaling of locant.scaling"
             remedy = "Rotary.from_config(config), with the whole configuration" if isinstance(scaling, dict) else ""
             raise RangeError(got, remedy or "'linear:4', or Linear(factor=4.0)")
         self.scaling = Unscaled() if scaling is None else scaling
@@ -166,14 +172,14 @@ class Rotary(PositionEncoding):
         self.angles = Angles(frequencies, angles, rounded=rounded, attention_factor=factor)
         self._angles_by_denominator: dict[int, Angles] = {1: self.angles}
         if temperature is not None and not isinstance(temperature, Temperature):
-            got = f"got {shown(temperature)} for temperature, expected a Temperature"
+            got = f"got {short_repr(temperature)} for temperature, expected a Temperature"
             raise RangeError(got, "locant.positions.Temperature(step=8192)")
         self.temperature = temperature
         self._reordered: tuple[Channels, Rotary] | None = None
         if self.pairs.runs_as is None:
             channels = Channels(self.pairs, self.head_dim)
             dims = Pairs.of(self.rotary_dim, layout=channels.layout).dims
-            ordered = self.alike(pairs=replace(self.pairs, dims=dims, num_heads=None), temperature=None)
+            ordered = self.replace(pairs=replace(self.pairs, dims=dims, num_heads=None), temperature=None)
             self._reordered = channels, ordered
 
     @classmethod
@@ -212,9 +218,9 @@ class Rotary(PositionEncoding):
             max_seq_len: the longest sequence, if the scaling does not imply it.
             form: ``"rope_parameters"``, or ``"rope_scaling"`` for earlier releases of both programs.
         """
-        from locant.models.rotary_to_config import rotary_to_config, warn_of_servers
+        from locant.models.rotary_to_config import rotary_to_config, warn_if_servers_differ
 
-        warn_of_servers(self)
+        warn_if_servers_differ(self)
         return rotary_to_config(self, max_seq_len=max_seq_len, form=form)
 
     def for_length(self, seq_len: int) -> Rotary:
@@ -227,20 +233,20 @@ class Rotary(PositionEncoding):
         >>> from locant.positions.scaling import DynamicNTK
         >>> rotary = Rotary(64, scaling=DynamicNTK(factor=4.0, original_max_seq_len=2048)).for_length(8192)
         """
-        return self.alike(seq_len=seq_len)
+        return self.replace(seq_len=seq_len)
 
     @property
-    def is_short(self) -> bool:
+    def has_named_layout(self) -> bool:
         """Whether its table of pairs comes from ``layout``, ``rotary_dim``, ``sections`` and ``axial``."""
         return self._custom_pairs is None
 
-    def alike(self, **options: Any) -> Rotary:
+    def replace(self, **options: Any) -> Rotary:
         """Return this encoding with other options of the constructor.
 
-        >>> Rotary(64, layout="interleaved").alike(angles="float32")
+        >>> Rotary(64, layout="interleaved").replace(angles="float32")
         Rotary(head_dim=64, base=10000, layout='interleaved', angles='float32')
         """
-        table = ("layout", "rotary_dim", "sections", "axial") if self.is_short else ("pairs",)
+        table = ("layout", "rotary_dim", "sections", "axial") if self.has_named_layout else ("pairs",)
         names = ("base", "scaling", "seq_len", "temperature", *table)
         same: dict[str, Any] = {name: getattr(self, name) for name in names} | {"angles": self.angles.mode}
         rotary = Rotary(self.head_dim, **same | options)
@@ -356,7 +362,7 @@ class Rotary(PositionEncoding):
         cos, sin = ((table.numpy() if like == "numpy" else table) for table in tables)
         return cos, sin
 
-    def rotate_one(self, x: Rotated, positions: Where = None) -> Rotated:
+    def rotate_one(self, x: Rotated, positions: OptionalPositions = None) -> Rotated:
         """Rotate one tensor, queries or keys, as `rotate` does, but without a temperature of queries.
 
         >>> Rotary(2).rotate_one(torch.tensor([[[[1.0, 0.0]]]]), Positions.after(1, 1))
@@ -371,7 +377,13 @@ class Rotary(PositionEncoding):
         return rotate(x, None, *self._index_and_tables(positions), self.layout)[0]
 
     def rotate(
-        self, q: Rotated, k: RotatedKeys, positions: Where = None, k_positions: Where = None, *, inplace: bool = False
+        self,
+        q: Rotated,
+        k: RotatedKeys,
+        positions: OptionalPositions = None,
+        k_positions: OptionalPositions = None,
+        *,
+        inplace: bool = False,
     ) -> tuple[Rotated, RotatedKeys]:
         """Rotate queries and keys in their own dtype, with arithmetic in float32 or wider.
 
@@ -387,14 +399,14 @@ class Rotary(PositionEncoding):
             if x is None:
                 raise ShapeError(f"got None for {name}, expected a tensor", "encoding.rotate_one(x, positions)")
         if positions is None:
-            positions, _ = standing(self, q, k, positions, k_positions)
+            positions, _ = resolve_positions(self, q, k, positions, k_positions)
         keys = positions if k_positions is None else k_positions
         if self.temperature is None:
             return self._rotate(q, k, positions, keys, inplace)
         if inplace and isinstance(q, Tensor) and isinstance(k, Tensor) and require_writable(q, k):
             raise ShapeError("got one tensor as q and k, but only queries have a temperature", "k.clone()")
         rotated_q, rotated_k = self._rotate(q, k, positions, keys, inplace)
-        return self.temperature.grown(rotated_q, positions, inplace=inplace), rotated_k
+        return self.temperature.scaled(rotated_q, positions, inplace=inplace), rotated_k
 
     def _rotate(
         self, q: Tensor, k: Tensor, positions: Positions, keys: Positions, inplace: bool
@@ -413,7 +425,7 @@ class Rotary(PositionEncoding):
         index, tables = self._index_and_tables(positions)
         return rotate(q, k, index, tables, self.layout, inplace=inplace)
 
-    def unrotate(self, y: Rotated, positions: Where = None) -> Rotated:
+    def unrotate(self, y: Rotated, positions: OptionalPositions = None) -> Rotated:
         """Undo `rotate_one`: rotate by the negative angles, and divide by the attention factor.
 
         >>> y, positions = torch.randn(1, 2, 5, 8), Positions.arange(5)
@@ -451,7 +463,7 @@ class Rotary(PositionEncoding):
 
     def _index_and_tables(self, positions: Positions) -> tuple[Int[Tensor, "batch seq *axes"], Tables]:
         """Return the index and the tables that kernels need for these positions."""
-        longest, parts = self.scaling.length_that_matters, positions.denominator
+        longest, parts = self.scaling.length_threshold, positions.denominator
         if longest is not None:
             limit = max(self.seq_len or 0, longest)
             name = f"{type(self.scaling).__name__} for {limit} tokens"
@@ -498,7 +510,7 @@ class Rotary(PositionEncoding):
 
     def extra_repr(self) -> str:
         partial = f", rotary_dim={self.rotary_dim}" if self.rotary_dim != self.head_dim else ""
-        partial += "" if self.is_short else f", pairs={self.pairs}"
+        partial += "" if self.has_named_layout else f", pairs={self.pairs}"
         scaling = "" if isinstance(self.scaling, Unscaled) else f", scaling={self.scaling}"
         sections = "" if self.sections is None else f", sections={self.sections}, axial={self.axial}"
         length = "" if self.seq_len is None else f", seq_len={self.seq_len}"
@@ -513,7 +525,9 @@ def _has_no_heads(x: Any) -> bool:
 
 def _require_no_shorthand(pairs: Any, **short: Any) -> None:
     if not isinstance(pairs, Pairs):
-        raise RangeError(f"got {shown(pairs)} for pairs, expected a Pairs table", "locant.positions.Pairs(dims=...)")
+        raise RangeError(
+            f"got {short_repr(pairs)} for pairs, expected a Pairs table", "locant.positions.Pairs(dims=...)"
+        )
     plain = {"layout": "half", "rotary_dim": None, "sections": None, "axial": False}
     shorthand = [name for name, value in short.items() if np.ndim(value) or value != plain[name]]
     if shorthand:

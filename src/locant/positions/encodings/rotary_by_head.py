@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from locant.arguments import MAX_INT32, MAX_WIDTH, Real, entries, real, shape_error, shown, whole
+from locant.arguments import MAX_INT32, MAX_WIDTH, Real, entries, real, shape_error, short_repr, whole
 from locant.errors import RangeError, Remedy, ShapeError
 from locant.kernels.rotary import rotate_pairs
 from locant.positions.angles import AngleMode, Angles
@@ -18,7 +18,7 @@ from locant.positions.constant import Constant
 from locant.positions.encodings.rotary import Rotary, SameRotationForQueriesAndKeys
 from locant.positions.frequencies import TWO_PI, check_base, check_width, inverse_frequencies
 from locant.positions.pair_table import Pairs
-from locant.positions.positions import Positions, Where
+from locant.positions.positions import OptionalPositions, Positions
 from locant.spelling import literal
 
 
@@ -43,7 +43,7 @@ class PerHeadRotation(SameRotationForQueriesAndKeys):
         """Return the cosine and sine of each pair of each head, ``#batch heads seq pairs``. Subclasses implement it."""
         raise NotImplementedError
 
-    def _rotate_tensor(self, name: str, x: Tensor, positions: Where, *, inverse: bool = False) -> Tensor:
+    def _rotate_tensor(self, name: str, x: Tensor, positions: OptionalPositions, *, inverse: bool = False) -> Tensor:
         positions = require_heads(name, x, positions, self.head_dim, self.num_axes)
         cos, sin = self.cos_sin_per_head(positions, torch.promote_types(x.dtype, torch.float32))
         if x.shape[1] % self.num_heads:
@@ -106,7 +106,7 @@ class MixedRotary(PerHeadRotation):
             mixed = size * direction / direction.norm(dim=0, keepdim=True).clamp(min=1e-6)
             self.frequencies.copy_(mixed if self.num_axes > 1 else size.expand_as(mixed))
 
-    def unrotate(self, y: Output, positions: Where = None) -> Output:
+    def unrotate(self, y: Output, positions: OptionalPositions = None) -> Output:
         """Undo `rotate_one`."""
         return self._rotate_tensor("y", y, positions, inverse=True)
 
@@ -259,7 +259,7 @@ class RotaryByHead(SameRotationForQueriesAndKeys):
         groups = entries("groups", groups, "[Rotary(64, ...), Rotary(64, ...)]")
         invalid = [group for group in groups if not isinstance(group, Rotary)]
         if invalid or not groups or len({group.head_dim for group in groups}) > 1:
-            got = f"got {shown(invalid[0] if invalid else groups)} in groups, expected rotary encodings of one head_dim"
+            got = f"got {short_repr(invalid[0] if invalid else groups)} in groups, expected rotaries of one head_dim"
             raise RangeError(got, "[Rotary(64, pairs=...), Rotary(64, pairs=...)]")
         self.groups = nn.ModuleList(groups)
         self.head_dim, self.num_axes = groups[0].head_dim, max(group.num_axes for group in groups)
@@ -273,18 +273,18 @@ class RotaryByHead(SameRotationForQueriesAndKeys):
         by_axis = [Pairs(dims=dims, axes=[axis] * len(dims), num_axes=count) for axis in range(count)]
         return build(cls, {"groups": [Rotary(width, pairs=pairs) for pairs in by_axis]} | options)
 
-    def _rotate_tensor(self, name: str, x: Tensor, positions: Where) -> Tensor:
+    def _rotate_tensor(self, name: str, x: Tensor, positions: OptionalPositions) -> Tensor:
         parts = self._parts(name, x, positions)
         results = [group.rotate_one(part, positions) for group, part in zip(self.groups, parts, strict=True)]  # type: ignore[operator]
         return torch.cat(results, dim=1)
 
-    def unrotate(self, y: Output, positions: Where = None) -> Output:
+    def unrotate(self, y: Output, positions: OptionalPositions = None) -> Output:
         """Undo `rotate_one`."""
         parts = self._parts("y", y, positions)
         results = [group.unrotate(part, positions) for group, part in zip(self.groups, parts, strict=True)]  # type: ignore[operator]
         return torch.cat(results, dim=1)
 
-    def _parts(self, name: str, x: Tensor, positions: Where) -> tuple[Tensor, ...]:
+    def _parts(self, name: str, x: Tensor, positions: OptionalPositions) -> tuple[Tensor, ...]:
         require_heads(name, x, positions, self.head_dim)
         if x.shape[1] % len(self.groups):
             got = f"got {name} with {x.shape[1]} heads for {len(self.groups)} groups of heads"
@@ -315,14 +315,14 @@ class UnequalAngles(SameRotationForQueriesAndKeys):
         super().__init__()
         if first.pairs.dims != second.pairs.dims or first.head_dim != second.head_dim:
             got = "got first and second with pairs of different dimensions"
-            raise RangeError(got, "use second=first.alike(pairs=...) with the same dims")
+            raise RangeError(got, "use second=first.replace(pairs=...) with the same dims")
         self.first, self.second = first, second
         self.head_dim, self.num_axes = first.head_dim, max(first.num_axes, second.num_axes)
         is_second = torch.zeros(self.head_dim, dtype=torch.bool, device="cpu")
         is_second[[b for _, b in first.pairs.dims]] = True
         self._is_second = Constant(is_second)
 
-    def _rotate_tensor(self, name: str, x: Tensor, positions: Where) -> Tensor:
+    def _rotate_tensor(self, name: str, x: Tensor, positions: OptionalPositions) -> Tensor:
         first, second = self.first.rotate_one(x, positions), self.second.rotate_one(x, positions)
         return torch.where(self._is_second.on(x.device), second, first)
 

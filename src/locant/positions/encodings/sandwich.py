@@ -55,7 +55,7 @@ class Sandwich(DistanceBias):
         paper="Chi 2023, arXiv 2212.10356",
     )
 
-    is_for_pairs = False
+    is_traceable_per_pair = False
 
     def __init__(
         self, num_heads: int, *, dim: int = 128, base: float = 10_000.0, head_slice: slice | None = None

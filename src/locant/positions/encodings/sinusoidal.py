@@ -13,7 +13,7 @@ from locant.kernels.rotary import Layout
 from locant.positions.angles import Angles
 from locant.positions.base import Embeddings, EncodingInfo, PositionEncoding, require_embeddings
 from locant.positions.frequencies import check_base, check_width, inverse_frequencies
-from locant.positions.positions import Positions, Where, positions_or_length
+from locant.positions.positions import OptionalPositions, Positions, positions_or_length
 from locant.spelling import literal
 from locant.tensors import as_dtype
 
@@ -114,7 +114,7 @@ class Sinusoidal(PositionEncoding):
         """
         return self.angles.inv_freq
 
-    def embed(self, x: Embeddings, positions: Where = None) -> Embeddings:
+    def embed(self, x: Embeddings, positions: OptionalPositions = None) -> Embeddings:
         """Add the position vectors in float32 and round once to the dtype of `x`."""
         positions = require_embeddings(self, x, positions, self.d_model)
         dtype = torch.promote_types(x.dtype, torch.float32)

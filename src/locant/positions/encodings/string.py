@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from locant.kernels.rotary import Layout
 from locant.positions.base import EncodingInfo, Output, require_heads
 from locant.positions.encodings.rotary import Rotary, SameRotationForQueriesAndKeys
-from locant.positions.positions import Where
+from locant.positions.positions import OptionalPositions
 from locant.spelling import literal
 
 
@@ -70,11 +70,11 @@ class StringRotary(SameRotationForQueriesAndKeys):
         skew, eye = weight - weight.mT, torch.eye(self.head_dim, dtype=weight.dtype, device=weight.device)
         return torch.linalg.solve(eye + skew, eye - skew)
 
-    def _rotate_tensor(self, name: str, x: Tensor, positions: Where) -> Tensor:
+    def _rotate_tensor(self, name: str, x: Tensor, positions: OptionalPositions) -> Tensor:
         positions = require_heads(name, x, positions, self.head_dim, self.num_axes)
         return self.rotary.rotate_one(self._multiply(x, self.matrix_of_planes()), positions).to(x.dtype)
 
-    def unrotate(self, y: Output, positions: Where = None) -> Output:
+    def unrotate(self, y: Output, positions: OptionalPositions = None) -> Output:
         """Undo `rotate_one`."""
         positions = require_heads("y", y, positions, self.head_dim, self.num_axes)
         wide = y.to(torch.promote_types(y.dtype, torch.float32))

@@ -12,10 +12,18 @@ from locant.arguments import MAX_INT32, one_of, real, whole
 from locant.errors import LocantError, Remedy, ShapeError
 from locant.kernels.rotary import Layout, require_writable, rotate_pairs
 from locant.positions.angles import AngleMode, Angles
-from locant.positions.base import EncodingInfo, Keys, Output, PositionEncoding, Queries, require_heads, standing
+from locant.positions.base import (
+    EncodingInfo,
+    Keys,
+    Output,
+    PositionEncoding,
+    Queries,
+    require_heads,
+    resolve_positions,
+)
 from locant.positions.constant import Constant
 from locant.positions.frequencies import check_base, check_width, inverse_frequencies
-from locant.positions.positions import Where
+from locant.positions.positions import OptionalPositions
 from locant.spelling import dtype_name, literal
 
 EXPONENT_RANGE = {torch.float64: 900, torch.float32: 100, torch.bfloat16: 100, torch.float16: 8}
@@ -95,16 +103,22 @@ class XPos(PositionEncoding):
         fastest = math.log1p(1 / self.gamma) / self.scale_base
         return int(EXPONENT_RANGE.get(dtype, EXPONENT_RANGE[torch.float16]) * math.log(2) / fastest)
 
-    def rotate_one(self, x: Queries, positions: Where = None) -> Queries:
+    def rotate_one(self, x: Queries, positions: OptionalPositions = None) -> Queries:
         """Raise `LocantError`, because queries and keys are scaled in opposite ways."""
         got = "got one tensor for XPos, which scales queries and keys in opposite ways"
         raise LocantError(got, "rotate(q, k, positions)")
 
     def rotate(
-        self, q: Queries, k: Keys, positions: Where = None, k_positions: Where = None, *, inplace: bool = False
+        self,
+        q: Queries,
+        k: Keys,
+        positions: OptionalPositions = None,
+        k_positions: OptionalPositions = None,
+        *,
+        inplace: bool = False,
     ) -> tuple[Queries, Keys]:
         """Rotate and scale queries and keys in their own dtype, with arithmetic in float32 or wider."""
-        positions, keys = standing(self, q, k, positions, k_positions)
+        positions, keys = resolve_positions(self, q, k, positions, k_positions)
         rotated_q = rotate_pairs(q, *self._scaled_cos_sin(q, positions, "q", 1), self.layout)
         rotated_k = rotate_pairs(k, *self._scaled_cos_sin(k, keys, "k", -1), self.layout)
         if not inplace:
@@ -113,12 +127,14 @@ class XPos(PositionEncoding):
             raise ShapeError("got one tensor as q and k, which xPos scales in opposite ways, in place", "k.clone()")
         return q.copy_(rotated_q), k.copy_(rotated_k)
 
-    def unrotate(self, y: Output, positions: Where = None) -> Output:
+    def unrotate(self, y: Output, positions: OptionalPositions = None) -> Output:
         """Undo `rotate` of keys. Values that are rotated keys then fade with the distance, too."""
         cos, sin = self._scaled_cos_sin(y, positions, "y", 1)
         return rotate_pairs(y, cos, -sin, self.layout)
 
-    def _scaled_cos_sin(self, x: Tensor, positions: Where, name: str, direction: int) -> tuple[Tensor, Tensor]:
+    def _scaled_cos_sin(
+        self, x: Tensor, positions: OptionalPositions, name: str, direction: int
+    ) -> tuple[Tensor, Tensor]:
         """Return the cosine and sine of every token and pair, times its scale."""
         positions = require_heads(name, x, positions, self.head_dim)
         positions.require_single_axis("XPos")

@@ -134,7 +134,7 @@ class Scaling:
         return 1.0
 
     @property
-    def length_that_matters(self) -> int | None:
+    def length_threshold(self) -> int | None:
         """The length above which the frequencies depend on the sequence length, or ``None`` if they never do."""
         return None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, ClassVar
 
-from locant.arguments import Real, entries, real, shown
+from locant.arguments import Real, entries, real, short_repr
 from locant.errors import RangeError, ShapeError
 from locant.positions.frequencies import PRECISION, TWO_PI, inverse_frequencies
 from locant.positions.scaling.base import Arithmetic, Scaling, ScalingInfo, Unscaled
@@ -131,7 +131,7 @@ class LongRoPE(Scaling):
         self._check_length(2)
 
     @property
-    def length_that_matters(self) -> int:
+    def length_threshold(self) -> int:
         return self.original_max_seq_len
 
     @property
@@ -185,7 +185,7 @@ class Resonance(Scaling):
 
     def __post_init__(self) -> None:
         if not isinstance(self.scaling, Scaling) or isinstance(self.scaling, Resonance):
-            got = f"got {shown(self.scaling)} for Resonance's scaling, expected another scaling of locant.scaling"
+            got = f"got {short_repr(self.scaling)} for Resonance's scaling, expected another scaling of locant.scaling"
             raise RangeError(got, "Resonance(scaling=YaRN(...))")
 
     @property
@@ -193,8 +193,8 @@ class Resonance(Scaling):
         return self.scaling.effective_attention_factor
 
     @property
-    def length_that_matters(self) -> int | None:
-        return self.scaling.length_that_matters
+    def length_threshold(self) -> int | None:
+        return self.scaling.length_threshold
 
     def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
         exact = self.scaling.frequencies(dim, base, seq_len)  # float32 cannot decide which wavelength is nearest

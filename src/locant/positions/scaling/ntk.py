@@ -66,7 +66,7 @@ class DynamicNTK(Scaling):
     Tested against:
         mpmath at 50 digits, on the shapes of published models, and `transformers`' own function, bit for bit.
 
-    >>> DynamicNTK(factor=2.0, original_max_seq_len=4096).length_that_matters
+    >>> DynamicNTK(factor=2.0, original_max_seq_len=4096).length_threshold
     4096
     """
 
@@ -85,7 +85,7 @@ class DynamicNTK(Scaling):
         self._check_length()
 
     @property
-    def length_that_matters(self) -> int:
+    def length_threshold(self) -> int:
         return self.original_max_seq_len
 
     def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:

@@ -32,7 +32,7 @@ class ByDistance(ScoreBias):
         numbers: a function that returns their indices as a tensor on a device.
         along: a function ``(q, distances)`` that returns the bias of all heads, faster than `of_distance` on a thread.
         is_arithmetic: whether `of_distance` costs less than a table look-up.
-        is_for_pairs: whether `of_distance` uses only operations that a score function supports for one pair.
+        is_traceable_per_pair: whether `of_distance` uses only operations that a score function supports for one pair.
     """
 
     of_distance: Callable[..., Tensor]
@@ -41,7 +41,7 @@ class ByDistance(ScoreBias):
     numbers: Callable[[torch.device], Int[Tensor, " heads"]]
     along: Callable[[Tensor, Tensor], Tensor] | None = None
     is_arithmetic: bool = False
-    is_for_pairs: bool = True
+    is_traceable_per_pair: bool = True
 
     def dense(self) -> Float[Tensor, "#batch heads query key"]:
         return self._evaluate(distances(self.queries, self.keys)[:, None], largest_distance(self.queries, self.keys))
@@ -59,7 +59,7 @@ class ByDistance(ScoreBias):
         parts = distance.split(max(SINGLE_THREAD_ELEMENTS // len(self.heads) // 64 * 64, 64))
         return torch.cat([along(part, largest).flip(-1) for part in reversed(parts)], -1)
 
-    def listed(self) -> tuple[Float[Tensor, "heads distances"], int] | None:
+    def table_or_none(self) -> tuple[Float[Tensor, "heads distances"], int] | None:
         """Return the table of `score_mod` and the distance of its first entry, or ``None`` if it uses no table."""
         bounds = _bounds(self.queries, self.keys)
         learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in self.sources)
@@ -69,13 +69,13 @@ class ByDistance(ScoreBias):
 
     @property
     def has_score_mod(self) -> bool:
-        return self.is_for_pairs or _bounds(self.queries, self.keys) is not None
+        return self.is_traceable_per_pair or _bounds(self.queries, self.keys) is not None
 
     def score_mod(self) -> ScoreMod | None:
-        distance, listed = distance_mod(self.q, self.queries, self.keys), self.listed()
+        distance, listed = distance_mod(self.q, self.queries, self.keys), self.table_or_none()
         if listed is not None:
             return look_up(*listed, distance)
-        if not self.is_for_pairs:
+        if not self.is_traceable_per_pair:
             return None
         operands, dtype = self.operands(self.q, largest_distance(self.queries, self.keys)), bias_dtype(self.q)
 

@@ -93,7 +93,7 @@ class Pairwise(ScoreBias):
             of one pair in a score function.
         operands: returns the keyword arguments of `of_pair`. It is called only when a bias is computed.
         heads: the heads of the operands that `q` has.
-        is_for_pairs: whether `of_pair` uses only operations that a score function supports for one pair. Features then
+        is_traceable_per_pair: whether `of_pair` uses only operations that a score function supports for one pair. Features then
             have to be numbers: with vectors, compiled code reads the wrong ones.
         far, separate: from the distance `far` on the bias is the sum of a number of the query and a number of the key,
             which ``separate(of_query, of_key)`` returns. ``None`` if there is no such distance.
@@ -107,7 +107,7 @@ class Pairwise(ScoreBias):
     of_pair: Callable[..., Tensor]
     operands: Callable[[], dict[str, Tensor]] = dict
     heads: range
-    is_for_pairs: bool = True
+    is_traceable_per_pair: bool = True
     far: int | None = None
     separate: Callable[..., tuple[Tensor | None, Tensor | None]] | None = None
     shared: Callable[..., Tensor] | None = None
@@ -164,7 +164,7 @@ class Pairwise(ScoreBias):
 
     @property
     def has_score_mod(self) -> bool:
-        return self.is_for_pairs and all(x is None or x.ndim == 3 for x in (self.of_query, self.of_key))
+        return self.is_traceable_per_pair and all(x is None or x.ndim == 3 for x in (self.of_query, self.of_key))
 
     def score_mod(self) -> ScoreMod | None:
         if not self.has_score_mod:

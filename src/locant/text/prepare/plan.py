@@ -41,7 +41,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypedDict
 
-from locant.arguments import flag, shown, whole
+from locant.arguments import flag, short_repr, whole
 from locant.errors import InputError, RangeError, Remedy
 from locant.files import flush, lock, write_whole
 from locant.text.prepare.byte_ranges import ByteRange, Source, cut
@@ -133,7 +133,9 @@ class Request:
         flag("skip_bad", skip_bad)
         for name, value in {"separator": separator, "field": field, "encoding": encoding}.items():
             if value is not None and not (isinstance(value, str) and value and value == well_formed(value)):
-                raise RangeError(f"got {shown(value)} for {name}, expected a text", f"pass {name}=None for the default")
+                raise RangeError(
+                    f"got {short_repr(value)} for {name}, expected a text", f"pass {name}=None for the default"
+                )
         if append_end_of_text is not None:
             append_end_of_text = flag("append_end_of_text", append_end_of_text)
         if tokenizer is not None and vocab_size is not None:
@@ -142,7 +144,7 @@ class Request:
         if isinstance(tokenizer, (str, Path)):
             tokenizer = Tokenizer.bytes() if tokenizer == "bytes" else Tokenizer.load(tokenizer)
         if not (tokenizer is None or isinstance(tokenizer, Tokenizer)):
-            cause = f"got {shown(tokenizer)} for tokenizer, expected a Tokenizer, a path or a name"
+            cause = f"got {short_repr(tokenizer)} for tokenizer, expected a Tokenizer, a path or a name"
             raise RangeError(cause, Remedy(tokenizer="bytes"))
         token_ids = {
             name: _token_id(tokenizer, name, token)
@@ -231,7 +233,9 @@ def _token_id(tokenizer: Tokenizer | None, option: str, token: object) -> int:
     number = tokenizer.id_of(token) if isinstance(token, str) else None
     if number is None:
         names = ", ".join(map(repr, [*tokenizer.special_tokens][:12])) or "none"
-        cause = f"got {shown(token)} for {option}, which the tokenizer does not have; its special tokens are {names}"
+        cause = (
+            f"got {short_repr(token)} for {option}, which the tokenizer does not have; its special tokens are {names}"
+        )
         raise RangeError(cause, "use one of its tokens")
     return number
 
@@ -249,7 +253,7 @@ def _state(source: Source) -> str:
 def store_folder(out: object) -> Path:
     """Return the path of the store. Raise `InputError` if it cannot name a folder (empty means the current folder)."""
     if not isinstance(out, (str, Path)) or not str(out) or "\0" in str(out):
-        raise InputError(f"got {shown(out)} as the folder of a store, expected a path", "out='store'")
+        raise InputError(f"got {short_repr(out)} as the folder of a store, expected a path", "out='store'")
     return Path(out)
 
 

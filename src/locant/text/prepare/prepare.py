@@ -26,7 +26,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Unpack, get_args, overload
 
-from locant.arguments import flag, one_of, shown, whole
+from locant.arguments import flag, one_of, short_repr, whole
 from locant.errors import InputError, RangeError, Remedy
 from locant.text.prepare.byte_ranges import Source
 from locant.text.prepare.parts import COUNTED, Advance, join, make_part, missing_parts, sweep_parts, tidy
@@ -267,10 +267,12 @@ def _require_sense(
         whole("workers", workers, 1, 4096, remedy=Remedy(workers=1))
     if ray is not None and not (isinstance(ray, str) and ray):
         raise RangeError(
-            f"got {shown(ray)} for ray, expected the address of a cluster", Remedy("pass {}, or None", ray=LOCAL)
+            f"got {short_repr(ray)} for ray, expected the address of a cluster", Remedy("pass {}, or None", ray=LOCAL)
         )
     if progress is not None and not callable(progress):
-        raise RangeError(f"got {shown(progress)} for progress, expected a function of two numbers", "progress=None")
+        raise RangeError(
+            f"got {short_repr(progress)} for progress, expected a function of two numbers", "progress=None"
+        )
     if task is None and num_tasks is None:
         return
     if task is None or num_tasks is None:

@@ -24,7 +24,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import InputError, Remedy
 from locant.files import NewFile
 from locant.text.prepare.byte_ranges import Compression, Kind, Source, Tally, blocks, opened
@@ -82,7 +82,9 @@ def find_sources(
     """
     entries: list[Any] = [*paths] if isinstance(paths, Iterable) and not isinstance(paths, (str, bytes)) else [paths]
     if odd := [path for path in entries if not isinstance(path, (str, Path))]:
-        raise InputError(f"got {shown(odd[0])} as a path, expected str or Path", "pass the path of a file or folder")
+        raise InputError(
+            f"got {short_repr(odd[0])} as a path, expected str or Path", "pass the path of a file or folder"
+        )
     encoding = None if encoding is None else known_encoding(encoding)
     left_out = Counter() if left_out is None else left_out
     names = [name for path in entries for name in _expand(str(path), left_out)]
@@ -283,7 +285,7 @@ def read_stdin(source: Source, place: Path | None) -> tuple[Source, str]:
         source = dataclasses.replace(source, size=size, copy=None if place is None else str(place))
         source = with_marked_encoding(source, first)
         if copy is not None:
-            copy.settle()
+            copy.fsync()
             copy.publish()
             require_its_kind(source, misread)
             warn_of_misread(misread, source.encoding)

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import InputError, Remedy
 from locant.text.prepare.byte_ranges import Source
 from locant.text.reading import require_text
@@ -72,7 +72,7 @@ def known_encoding(name: str) -> str | None:
         # Not one of domain names (idna, punycode), which cannot replace bytes. UTF-16 and UTF-32 need the mark.
         codecs.getincrementaldecoder(codec.name)("replace").decode(codecs.BOM_UTF32_LE, True)
     except (LookupError, ValueError, TypeError):
-        cause = f"got {shown(name)}, which Python does not know as an encoding of text files"
+        cause = f"got {short_repr(name)}, which Python does not know as an encoding of text files"
         raise InputError(cause, "use one such as cp1252, gbk or utf-16-le") from None
     return None if codec.name == "utf-8" else codec.name
 

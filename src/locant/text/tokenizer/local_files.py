@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import InputError, Remedy
 from locant.extras import is_installed
 from locant.files import FaultError, strict_json
@@ -174,7 +174,7 @@ _FIRST_OWNERS = ("openai-community", "google-bert", "FacebookAI", "google-t5", "
 def find(path_or_name: str | Path, *, download: bool) -> tuple[str, str]:
     """Return the text of a `tokenizer.json`, and the place where it was found."""
     if not isinstance(path_or_name, (str, Path)):
-        raise InputError(f"got {shown(path_or_name)} as a tokenizer, expected a path or a name", REMEDY)
+        raise InputError(f"got {short_repr(path_or_name)} as a tokenizer, expected a path or a name", REMEDY)
     path = Path(path_or_name)
     if str(path_or_name) and os.path.exists(path):  # noqa: PTH110  # it accepts names that cannot be paths
         if path.is_dir() and not (path / FILE).is_file():

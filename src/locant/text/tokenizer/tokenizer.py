@@ -28,7 +28,7 @@ import numpy as np
 import tokenizers
 from jaxtyping import Int, Integer
 
-from locant.arguments import entries, shown, whole
+from locant.arguments import entries, short_repr, whole
 from locant.errors import InputError, RangeError, ShapeError
 from locant.files import write_whole
 from locant.text.reading import read_texts, well_formed
@@ -361,7 +361,7 @@ class Tokenizer:
         pairs = entries("pairs", pairs, "[(question, answer)]")
         for pair in pairs:
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-                raise RangeError(f"got {shown(pair)} among the pairs, expected two texts", "[(question, answer)]")
+                raise RangeError(f"got {short_repr(pair)} among the pairs, expected two texts", "[(question, answer)]")
             if pair[0] is None:
                 raise RangeError("got a pair whose first text is None", "(text, None) for a text alone")
         if not pairs:

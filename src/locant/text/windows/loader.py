@@ -34,7 +34,7 @@ from jaxtyping import Int, UInt64
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from locant.arguments import flag, one_of, real, shown, whole
+from locant.arguments import flag, one_of, real, short_repr, whole
 from locant.errors import InputError
 from locant.text.windows.layouts import collate
 
@@ -87,7 +87,9 @@ class BatchSampler:
         drop_last: bool = False,
     ) -> None:
         if not isinstance(windows, Sized):
-            raise InputError(f"got {shown(windows)} to draw from, which has no length", "pass the Windows, or range(n)")
+            raise InputError(
+                f"got {short_repr(windows)} to draw from, which has no length", "pass the Windows, or range(n)"
+            )
         self.num_windows = len(windows)
         self.batch_size = whole("batch_size", batch_size, 1, remedy="pass a number of windows")
         self.shuffle, self.drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
@@ -265,7 +267,9 @@ class Loader:
         if missing:
             raise InputError(f"got a state without {', '.join(missing)}", "pass a result of Loader.state_dict()")
         if other := [name for name in identity if not _is(state[name], identity[name])]:
-            got, expected = (", ".join(f"{name} {shown(facts[name])}" for name in other) for facts in (state, identity))
+            got, expected = (
+                ", ".join(f"{name} {short_repr(facts[name])}" for name in other) for facts in (state, identity)
+            )
             remedy = "use the text, options and seed of the resumed run, or call set_epoch to start an epoch again"
             raise InputError(f"got a state of {got} for a loader of {expected}", remedy)
         self._go_to(state["epoch"], state["windows_seen"])
@@ -317,11 +321,11 @@ def _checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
         if name not in names:
             close = difflib.get_close_matches(name, [*inspect.signature(BatchSampler).parameters, *names], n=1)
             remedy = f"pass {close[0]}=" if close else f"use one of {', '.join(names)}"
-            raise InputError(f"got {name}={shown(options[name])}, which is not an option of a data loader", remedy)
+            raise InputError(f"got {name}={short_repr(options[name])}, which is not an option of a data loader", remedy)
     checked = {name: _check_option(name, value) for name, value in options.items()}
     for name, default in WORKER_DEFAULTS.items():
         if not checked.get("num_workers") and checked.get(name, default) != default:
-            cause = f"got {name}={shown(options[name])} without workers"
+            cause = f"got {name}={short_repr(options[name])} without workers"
             raise InputError(cause, f"pass num_workers=2, or {name}={default}")
     return checked
 
@@ -339,7 +343,9 @@ def _check_option(name: str, value: Any) -> Any:
     if name == "prefetch_factor" and value is not None:
         return whole(name, value, 1, remedy="pass prefetch_factor=2, the batches for each worker")
     if name == "worker_init_fn" and value is not None and not callable(value):
-        raise InputError(f"got {name}={shown(value)}, expected a function of a worker's number", f"pass {name}=None")
+        raise InputError(
+            f"got {name}={short_repr(value)}, expected a function of a worker's number", f"pass {name}=None"
+        )
     if name == "multiprocessing_context" and value is not None and not isinstance(value, BaseContext):
         return one_of(name, value, multiprocessing.get_all_start_methods())
     return value

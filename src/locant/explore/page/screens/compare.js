@@ -72,11 +72,11 @@ export function open(place, page) {
       picture.figure.remove();
       mapOf.delete(slot);
     }
-    for (const { slot, label, map, doors, name } of drawn(encodings)) {
+    for (const { slot, label, map, methods, name } of drawn(encodings)) {
       if (!mapOf.has(slot)) mapOf.set(slot, new Picture(maps, page, { name: `map-${slot}`, height: 330, square: true }));
       showMap(mapOf.get(slot), {
         title: label, python, corner: "query \\ key", columns: positions, rows: positions, values: map,
-        note: doors.filter((door) => door in DOORS).map((door) => DOORS[door]).join(", ") || "does nothing: every key alike",
+        note: methods.filter((method) => method in METHODS).map((method) => METHODS[method]).join(", ") || "does nothing: every key alike",
         x: { label: "key", values: positions }, y: { label: "query", values: positions }, color: { map: "one", low, high, label: "score" },
         words: (value, query, key) => `${number(value)} at query ${number(positions[query])}, key ${number(positions[key])}`,
         hover: (query, key) => (query === undefined ? rest() : point(nearest(distances, Math.abs(positions[query] - positions[key])), query, key)),
@@ -101,7 +101,7 @@ export function open(place, page) {
   return { show, keys };
 }
 
-const DOORS = { embed: "added to the embeddings", rotate: "rotates queries and keys", bias: "added to the scores" };
+const METHODS = { embed: "added to the embeddings", rotate: "rotates queries and keys", bias: "added to the scores" };
 
 function drawn(encodings) {
   return encodings.filter((one) => one.mean);

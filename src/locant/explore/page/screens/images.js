@@ -18,7 +18,7 @@ export function open(place, page) {
   const { side, pictures } = split(place);
   const controls = [
     { frames: { label: "Frames" }, step: { label: "From frame to frame", unit: "indices" }, rows: { label: "Rows" }, columns: { label: "Columns" } },
-    { before: { label: "Text before", unit: "tokens" }, after: { label: "Text after", unit: "tokens" }, goes_on: { label: "It goes on", titles: AFTER }, at: { label: "Token" } },
+    { before: { label: "Text before", unit: "tokens" }, after: { label: "Text after", unit: "tokens" }, continue_from: { label: "It goes on", titles: AFTER }, at: { label: "Token" } },
     {
       scheme: { label: "Frequencies", titles: SCHEMES }, pairs: { label: "Pairs", also: { frame_pairs: null, row_pairs: null } },
       group: { label: "Heads for the" }, frame_pairs: { label: "Pairs for frames" }, row_pairs: { label: "Pairs for rows" }, base: { label: "Base" },

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import InputError, RangeError, Remedy
 from locant.files import write_whole
 from locant.registry import Registry
@@ -205,7 +205,7 @@ def register_format(name: str, format: type[StoreFormat]) -> None:  # noqa: A002
 def _check(name: str, value: Any) -> None:
     if not (isinstance(value, type) and issubclass(value, StoreFormat)):
         raise RangeError(
-            f"got {shown(value)} for store format {name!r}, expected a class", "pass a subclass of StoreFormat"
+            f"got {short_repr(value)} for store format {name!r}, expected a class", "pass a subclass of StoreFormat"
         )
 
 

@@ -233,7 +233,7 @@ class ExportSource:
         with NewFile(path) as file:
             for ids in self.blocks() if shard is None else self.shard_blocks(shard):
                 file.write(ids.astype(self.dtype).data.cast("B"))
-            file.settle()
+            file.fsync()
             file.publish()
 
 

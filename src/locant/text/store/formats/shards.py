@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, Integer
 
-from locant.arguments import shown
+from locant.arguments import short_repr
 from locant.errors import InputError, RangeError, ShapeError
 from locant.files import FaultError, NewFile
 from locant.text.store.formats.base import (
@@ -226,7 +226,9 @@ class ShardWriter:
         """
         for name, array in (("ids", ids), ("lengths", lengths)):
             if not isinstance(array, np.ndarray) or array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-                raise ShapeError(f"got {shown(array)} for {name}, expected one axis of integers", "use a NumPy array")
+                raise ShapeError(
+                    f"got {short_repr(array)} for {name}, expected one axis of integers", "use a NumPy array"
+                )
         # Lengths that are too large are rejected first, so that the sum cannot overflow.
         fits = not len(lengths) or (int(lengths.min()) >= 0 and int(lengths.max()) <= len(ids))
         if not fits or int(lengths.sum(dtype=np.int64)) != len(ids):
@@ -245,8 +247,8 @@ class ShardWriter:
     def close(self) -> ShardRecord:
         """Flush both files to disk and rename them, tokens first, so that no index exists without its tokens."""
         digest = self._index.finish()
-        self._bin.settle()
-        self._idx.settle()
+        self._bin.fsync()
+        self._idx.fsync()
         self._bin.publish(flush_folder=False)
         self._idx.publish()
         return ShardRecord(
