@@ -16,6 +16,7 @@ from locant.checkpoints.pretrained import describe_layers
 from locant.checkpoints.rotary_settings import RotarySettings, rotary_settings
 from locant.checkpoints.score_scale import scale_warnings
 from locant.checkpoints.windows import FULL, SLIDING, Place, reach_by_layer
+from locant.deprecation import Renamed
 from locant.embedding.table import TableSize, table_sizes
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import (
@@ -75,6 +76,8 @@ class Layers:
     num_parameters: int
     rotary: RotarySettings | None
     warnings: tuple[str, ...]
+
+    doors = Renamed("methods")
 
 
 @dataclass(frozen=True, kw_only=True)

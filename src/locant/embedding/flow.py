@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from locant.deprecation import Renamed
 from locant.embedding.input import InputEmbedding
 from locant.embedding.table import TableSize, table_sizes
 from locant.embedding.token import Scale
@@ -117,6 +118,8 @@ class Flow:
     first: tuple[Token, ...]
     seed: int
     model: str | None
+
+    doors = Renamed("methods")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts for JSON, with ``None`` instead of NaN, which JSON does not have."""

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from locant.arguments import shape_error, short_repr, whole
+from locant.deprecation import Renamed
 from locant.errors import LocantError, ShapeError
 from locant.positions.construction import constructor_options, require_arguments, require_sizes, required_options
 from locant.positions.distances import ScoreMod
@@ -199,6 +200,8 @@ class PositionEncoding(nn.Module):
             if getattr(cls, method) is not getattr(PositionEncoding, method)
             or (method == "bias" and cls._score_bias is not None)
         )
+
+    doors = Renamed("methods")
 
     @classmethod
     def sizes(cls) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ position bugs are two of them disagreeing. Here they come from one object. It co
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -180,6 +181,7 @@ class Positions:
         length: int | None = None,
         padding: str = "right",
         device: Device = None,
+        goes_on: str | None = None,
     ) -> Positions:
         """Return ``(time, row, column)`` for text with images and videos, as vision-language models count.
 
@@ -195,10 +197,15 @@ class Positions:
                 truncated to a whole number.
             length: the length of every row. Default: the longest.
             padding: the padded side of a row, ``"right"`` or ``"left"``.
+            goes_on: the old name of `continue_from`, for one release.
 
         >>> Positions.multimodal([2, (1, 2, 4), 1], merge=2).index[0].tolist()
         [[0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 2, 3], [4, 4, 4]]
         """
+        if goes_on is not None:
+            message = "locant: Positions.multimodal(goes_on=...) is now continue_from=..., and the old name goes"
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            continue_from = goes_on
         counting = Counting(
             merge=merge, merge_frames=merge_frames, continue_from=continue_from, denominator=denominator
         )

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.arguments import MAX_INT32, flag, one_of, short_repr, whole
+from locant.deprecation import Renamed
 from locant.errors import LocantError, RangeError, Remedy, ShapeError
 from locant.kernels.rotary import Layout, Tables, is_transformed, require_writable, rotate, rotate_pairs
 from locant.kernels.rotary.reference import cos_sin
@@ -252,6 +253,8 @@ class Rotary(PositionEncoding):
         rotary = Rotary(self.head_dim, **same | options)
         rotary.layer_types = self.layer_types
         return rotary
+
+    alike = Renamed("replace")
 
     def rerotate(
         self, k: Float[Tensor, "batch kv_heads key head_dim"], positions: Positions, from_len: int, to_len: int

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from locant.arguments import Real, real, whole
+from locant.deprecation import Renamed
 from locant.positions.frequencies import PRECISION, TWO_PI, inverse_frequencies
 
 Frequencies = tuple[Decimal, ...]
@@ -137,6 +138,8 @@ class Scaling:
     def length_threshold(self) -> int | None:
         """The length above which the frequencies depend on the sequence length, or ``None`` if they never do."""
         return None
+
+    length_that_matters = Renamed("length_threshold")
 
     @classmethod
     def by_factor(cls, factor: float, trained: int, dim: int, base: float) -> Scaling:

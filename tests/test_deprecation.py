@@ -1,0 +1,42 @@
+"""Old public names warn, by a message that begins with `locant`, and give what the new names give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import locant
+from locant import Positions, Rotary
+from locant.checkpoints.explanation import explain
+from locant.scaling import DynamicNTK
+
+SCALING = DynamicNTK(factor=2.0, original_max_seq_len=64)
+LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
+PARTS = [2, (4, 2, 4), 3]  # more frames than rows and columns, so that both rules differ
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "call_old", "call_new"),
+    [
+        ("Rotary.doors", "methods", lambda: Rotary.doors(), lambda: Rotary.methods()),
+        ("ALiBi.doors", "methods", lambda: locant.ALiBi(4).doors(), lambda: locant.ALiBi(4).methods()),
+        ("Rotary.alike", "replace", lambda: repr(Rotary(8).alike(base=5)), lambda: repr(Rotary(8).replace(base=5))),
+        ("DynamicNTK.length_that_matters", "length_threshold", lambda: SCALING.length_that_matters, lambda: 64),
+        ("Layers.doors", "methods", lambda: explain(LLAMA).layers[0].doors, lambda: explain(LLAMA).layers[0].methods),
+        (
+            "Positions.multimodal(goes_on=...)",
+            "continue_from",
+            lambda: Positions.multimodal(PARTS, goes_on="sides").index.tolist(),
+            lambda: Positions.multimodal(PARTS, continue_from="sides").index.tolist(),
+        ),
+    ],
+)
+def test_an_old_name_warns_and_gives_the_same(
+    old: str, new: str, call_old: Callable[[], Any], call_new: Callable[[], Any]
+) -> None:
+    with pytest.warns(DeprecationWarning, match="^locant: ") as caught:
+        value = call_old()
+    assert value == call_new()
+    assert f"{old} is now {new}" in str(caught[0].message)
