@@ -24,6 +24,9 @@ class Renamed:
         self.old = name
 
     def __get__(self, instance: object, owner: type) -> Any:
-        message = f"locant: {owner.__name__}.{self.old} is now {self.new}; the old name goes with the next release"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            f"locant: {owner.__name__}.{self.old} is now {self.new}; the old name goes with the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
         return getattr(owner if instance is None else instance, self.new)

@@ -79,7 +79,9 @@ def parts_of(name: str) -> list[list[Any]]:
 @pytest.mark.parametrize("name", MODELS)
 def test_positions_are_those_of_published_models(name: str, padding: str) -> None:
     rows, options = parts_of(name), MODELS[name][4]
-    positions = Positions.multimodal([[row] for row in rows], merge=2, goes_on="sides", padding=padding, **options)
+    positions = Positions.multimodal(
+        [[row] for row in rows], merge=2, continue_from="sides", padding=padding, **options
+    )
     assert name == "ERNIE-4.5-VL" or (positions.document < 0).any()
     expected, ahead = theirs(name, MODELS[name][3], positions)
     real = positions.document >= 0

@@ -203,8 +203,11 @@ class Positions:
         [[0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 2, 3], [4, 4, 4]]
         """
         if goes_on is not None:
-            message = "locant: Positions.multimodal(goes_on=...) is now continue_from=..., and the old name goes"
-            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            warnings.warn(
+                "locant: Positions.multimodal(goes_on=...) is now continue_from; the old name goes with the next release",
+                DeprecationWarning,
+                stacklevel=2,
+            )
             continue_from = goes_on
         counting = Counting(
             merge=merge, merge_frames=merge_frames, continue_from=continue_from, denominator=denominator
