@@ -201,7 +201,7 @@ values = torch.stack([plain.inv_freq / rotary.for_length(${Math.round(trained * 
     };
     const resting = `${once} of ${plain.length} pairs turn less than once within ${number(trained)} tokens.`;
     methods.show({
-      title: "By how much each scaling slows each pair", note: resting, table, python,
+      title: "How much each scaling slows each pair", note: resting, table, python,
       draw: (plot) => heatMap(plot, {
         values: map, x: { label: "pair of dimensions, the fastest first" }, y: { label: "", format: (row) => names[row], every: true, wide: 74 },
         color: { map: "one", low: 1, high: Math.max(1.001, ...map), label: "times", log: true }, hover: (row, column) => point(column ?? null, row),

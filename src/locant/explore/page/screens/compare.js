@@ -76,7 +76,7 @@ export function open(place, page) {
       if (!mapOf.has(slot)) mapOf.set(slot, new Picture(maps, page, { name: `map-${slot}`, height: 330, square: true }));
       showMap(mapOf.get(slot), {
         title: label, python, corner: "query \\ key", columns: positions, rows: positions, values: map,
-        note: methods.filter((method) => method in METHODS).map((method) => METHODS[method]).join(", ") || "does nothing: every key alike",
+        note: methods.filter((method) => method in METHODS).map((method) => METHODS[method]).join(", ") || "does nothing: every key has the same score",
         x: { label: "key", values: positions }, y: { label: "query", values: positions }, color: { map: "one", low, high, label: "score" },
         words: (value, query, key) => `${number(value)} at query ${number(positions[query])}, key ${number(positions[key])}`,
         hover: (query, key) => (query === undefined ? rest() : point(nearest(distances, Math.abs(positions[query] - positions[key])), query, key)),

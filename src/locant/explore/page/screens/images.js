@@ -8,7 +8,7 @@ import { counted, Picture } from "../picture.js";
 
 const SCHEMES = {
   contiguous: "in sections (Qwen2-VL)", stride: "every third pair (Qwen3-VL)",
-  turns: "rows, columns in turns (ERNIE)", axial: "a ladder each (vision encoders)", heads: "heads in groups (MHRoPE)",
+  turns: "rows and columns alternate (ERNIE)", axial: "own frequencies for each axis (vision encoders)", heads: "heads in groups (MHRoPE)",
 };
 const AFTER = { largest: "after the largest index", sides: "after rows and columns" };
 const SLOTS = [2, 1, 3]; // of the axes
@@ -18,7 +18,7 @@ export function open(place, page) {
   const { side, pictures } = split(place);
   const controls = [
     { frames: { label: "Frames" }, step: { label: "From frame to frame", unit: "indices" }, rows: { label: "Rows" }, columns: { label: "Columns" } },
-    { before: { label: "Text before", unit: "tokens" }, after: { label: "Text after", unit: "tokens" }, continue_from: { label: "It goes on", titles: AFTER }, at: { label: "Token" } },
+    { before: { label: "Text before", unit: "tokens" }, after: { label: "Text after", unit: "tokens" }, continue_from: { label: "Text continues", titles: AFTER }, at: { label: "Token" } },
     {
       scheme: { label: "Frequencies", titles: SCHEMES }, pairs: { label: "Pairs", also: { frame_pairs: null, row_pairs: null } },
       group: { label: "Heads for the" }, frame_pairs: { label: "Pairs for frames" }, row_pairs: { label: "Pairs for rows" }, base: { label: "Base" },
@@ -26,7 +26,7 @@ export function open(place, page) {
   ].map((named) => controlGroup(side, page, named)[1]);
   const told = html("p", { class: "note" });
   const frames = html("div", { class: "grid" });
-  pictures.append(html("section", { class: "titled" }, html("h2", {}, "How alike every place is to the chosen token"), told, frames));
+  pictures.append(html("section", { class: "titled" }, html("h2", {}, "Similarity of every position to the chosen token"), told, frames));
   const shown = [];
   const index = new Picture(pictures, page, { name: "index", height: 260 });
   const pairs = new Picture(pictures, page, { name: "pairs", height: 70 });
@@ -75,13 +75,13 @@ export function open(place, page) {
   function showPairs({ axes, axis_of_pair: owner, wavelengths, python }) {
     const table = () => ({ columns: ["pair", "axis", "wavelength"], rows: wavelengths.map((wavelength, pair) => [pair, axes[owner[pair]], wavelength]) });
     showStrip(pairs, {
-      title: "Which axis each pair turns with", note: "From the first pair to the last.", table, python,
+      title: "The axis of each pair", note: "From the first pair to the last.", table, python,
       legend: axes.map((name, axis) => ({ name, slot: SLOTS[axis], box: true, more: `${owner.filter((each) => each === axis).length} pairs` })),
       boxes: wavelengths.map((wavelength, pair) => ({ slot: SLOTS[owner[pair]], words: `Pair ${pair} turns with the ${axes[owner[pair]]}, wavelength ${number(wavelength, 3)}.` })),
     });
     showCurves(waves, {
       title: "Wavelengths, by axis", python,
-      note: "How many places until a pair stands as before. An axis without fast pairs cannot tell neighbours apart well.",
+      note: "The number of positions in one full turn of a pair. An axis without fast pairs cannot tell neighbours apart well.",
       x: { values: counted(wavelengths.length), label: "pair of dimensions" }, y: { label: "wavelength (places)", log: true },
       series: axes.map((name, axis) => ({ name, slot: SLOTS[axis], dots: true, values: wavelengths.map((wavelength, pair) => (owner[pair] === axis ? wavelength : null)) })),
       words: (wavelength) => (wavelength === null ? "" : `${number(wavelength, 3)} places`),
@@ -100,7 +100,7 @@ export function open(place, page) {
       picture.point(...(isThere ? [Math.floor(within / columns) % rows, within % columns] : []));
     });
     const place = axes.map((name, axis) => `${name} ${values[3 * token + axis]}`).join(", ");
-    told.textContent = `Token ${token}${inside ? "" : " (text)"} at ${place}: ${number(likeness[token], 3)}, where 1 is the place of token ${at} itself. A mean over pairs of cosines.`;
+    told.textContent = `Token ${token}${inside ? "" : " (text)"} at ${place}: ${number(likeness[token], 3)}. Token ${at} itself has 1. This is the mean cosine over all pairs.`;
   }
 
   const keys = {
@@ -110,6 +110,6 @@ export function open(place, page) {
 }
 
 function noteOf({ image: [begin, end], index, next }) {
-  const after = index.shape[0] > end ? `, and text goes on at ${next}` : "";
+  const after = index.shape[0] > end ? `, and text continues at ${next}` : "";
   return `The ${number(end - begin)} tokens of the image take up ${next - begin} indices, from ${begin} on${after}.`;
 }

@@ -22,7 +22,7 @@ export function open(place, page) {
   const maps = Object.keys(SIDES).map((name) => new Picture(places, page, { name: `map-${name}`, height: 330, square: true }));
   const heading = html("h2");
   const list = html("ol", { class: "bugs" });
-  pictures.append(html("section", { "aria-label": "All known bugs" }, heading, html("p", { class: "note" }, "What must hold, and what went wrong where it did not. Each has a test, which the mistake itself fails."), list));
+  pictures.append(html("section", { "aria-label": "All known bugs" }, heading, html("p", { class: "note" }, "Each entry states what must hold and what went wrong. Its test fails on code that has the bug."), list));
   let last = null;
 
   function show(answer) {
@@ -49,7 +49,7 @@ export function open(place, page) {
     const [rows, columns] = numbers[name].shape;
     const high = Math.max(...[numbers.right, numbers.wrong].map((each) => each.reduce((most, value) => (value > most ? value : most), 0)));
     showMap(picture, {
-      title: SIDES[name].name, note: "A row for each query; empty where it does not attend.", python: numbers.python,
+      title: SIDES[name].name, note: "A row for each query. A cell is empty if the query does not attend to that key.", python: numbers.python,
       corner: "query \\ key", columns: counted(columns), rows: counted(rows),
       values: numbers[name], x: { label: numbers.axes[0] }, y: { label: numbers.axes[1] }, color: { map: "one", low: 0, high, label: "distance" },
       hover: (query, key) => maps.forEach((each) => each.tell(query, key)),

@@ -119,7 +119,7 @@ function asItIs(wavelengths, refused) {
   }).map((one, at) => ({ ...one, slot: at + 1 }));
   const [{ trained, longest }] = wavelengths;
   const levels = [{ at: trained, label: `trained: ${number(trained)}` }, ...(longest === trained ? [] : [{ at: longest, label: `longest: ${number(longest)}` }])];
-  return { title: "Wavelength of each pair", note: `Shown as it is: ${refused}.`, series, levels };
+  return { title: "Wavelength of each pair", note: `Shown without an extension: ${refused}.`, series, levels };
 }
 
 function titleOf({ name, kind }) {

@@ -8,7 +8,7 @@ import { dials, largeDial } from "../drawing/dials.js";
 import { counted, Picture } from "../picture.js";
 
 const BANDS = {
-  kept: { name: "turns as without the scaling", slot: 3 },
+  kept: { name: "unchanged by the scaling", slot: 3 },
   between: { name: "in between", slot: 5 },
   stretched: { name: "slowed by the most", slot: 2 },
   still: { name: "not rotated", slot: 8 },
@@ -106,7 +106,7 @@ export function open(place, page) {
     const { titles } = last.controls.scaling;
     showCurves(waves, {
       title: "Wavelength of each pair", python,
-      note: "How many tokens until a pair stands as before. Above the trained length a pair did not complete a turn in training: at farther positions it has angles that the model has not seen.",
+      note: "The number of tokens in one full turn of a pair. A pair above the trained length did not complete a turn in training: at farther positions it has angles that the model has not seen.",
       x: { values: counted(plain.length), label: "pair of dimensions" }, y: { label: "wavelength (tokens)", log: true },
       series: [{ name: "without a scaling", values: plain, slot: 1 }, ...(scaled ? [{ name: titles[scaling] ?? scaling, values: wavelengths, slot: 2 }] : [])],
       levels: [{ at: trained, label: `trained: ${number(trained)}` }, ...(scaled ? [{ at: length, label: `scaled to: ${number(length)}` }] : [])],
@@ -116,7 +116,7 @@ export function open(place, page) {
 
   function showMethods({ methods: { names, stretch, most }, python }) {
     showMap(methods, {
-      title: "By how much each scaling slows each pair", note: " ", python,
+      title: "How much each scaling slows each pair", note: " ", python,
       corner: "scaling", columns: counted(stretch.shape[1]).map((at) => `pair ${at}`), rows: names,
       values: stretch, x: { label: "pair of dimensions" }, y: { label: "", format: (row) => names[row], every: true, wide: 74 },
       color: { map: "one", low: 1, high: most, label: "times", log: true },
@@ -128,7 +128,7 @@ export function open(place, page) {
     const { titles } = last.controls.scaling;
     showCurves(cache, {
       title: "Keys cached before the sequence grew", python,
-      note: `Cached at ${number(trained)} tokens, read at ${number(length)}. 1: the key is as if rotated for the new length; 0: it tells nothing. ${kept.join(", ")} leave cached keys right; for the others, Rotary.rerotate corrects them.`,
+      note: `Cached at ${number(trained)} tokens, read at ${number(length)}. 1: the key equals one that is rotated for the new length. 0: it carries no position. ${kept.join(", ")} keep cached keys correct. Rotary.rerotate corrects them for the others.`,
       x: { values: positions, label: "position of the key (tokens)" }, y: { label: "fit of the key", high: 1.05 },
       series: Object.entries(curves).map(([name, values], at) => ({ name: titles[name] ?? name, values, slot: at + 1 })),
     });
@@ -142,7 +142,7 @@ export function open(place, page) {
       precision.read(names.map((name) => number(at === null ? Math.max(...pairs[name]) : curves[name][at], 3)));
     };
     showCurves(precision, {
-      title: `What rounded angles miss${python.precision ? "" : ", as saved"}`, note: " ", python,
+      title: `Error of rounded angles${python.precision ? "" : ", as saved"}`, note: " ", python,
       x: { values: positions, label: "position", log: true }, y: { label: "error of a cosine", log: true, low: 1e-8, high: 2.5 },
       series: names.map((name, at) => ({ name, values: curves[name], slot: at + 1 })),
       marks: position > 0 ? [{ at: position, label: "" }] : [],

@@ -86,7 +86,7 @@ export function open(place, page) {
     const lowest = pairs.reduce((least, each) => (Number.isNaN(each) ? least : Math.min(least, each)), 0);
     showMap(mask, {
       title: "Who attends to whom", python,
-      note: "A row for each query, a column for each key; empty where a query does not attend to a key.",
+      note: "A row for each query, a column for each key. A cell is empty if the query does not attend to the key.",
       corner: "query \\ key", columns: counted(pairs.shape[1]), rows: counted(pairs.shape[0]).map((query) => query + cached),
       values: pairs, x: { label: "slot of the key" }, y: { label: "slot of the query", format: (at) => String(at + cached) },
       color: { map: "one", low: lowest, high: highest, label: "distance" },

@@ -118,10 +118,10 @@ export function open(place, page) {
     if (keys) tokenMap("keys", `Keys of ${which}`, rotated ? "As the layer projects them." : `As the layer projects them, and as attention gets them: ${encoding} does not rotate.`, keys, signed, dimension);
     if (rotated) tokenMap("rotated", "The same, rotated", "Pairs of dimensions turned by angles that grow with the position.", rotated, signed, dimension);
     if (added) tokenMap("added", `What ${encoding} adds to the scores`, "Before the softmax.", added, { map: "signed", ...around(added), label: "score" });
-    tokenMap("weights", `Attention of ${which}`, "A row for each token: how much of each other token it takes in. Every row adds up to 1.", weights, { map: "one", low: 0.001, high: 1, label: "weight", log: true });
+    tokenMap("weights", `Attention of ${which}`, "A row for each token: the weight of each token that it attends to. Every row sums to 1.", weights, { map: "one", low: 0.001, high: 1, label: "weight", log: true });
     attended.show({ title: "What each token attends to", note: " ", python, draw: boxes, table: () => ({ columns: ["token", "weight"], rows: pieces.map((piece, at) => [piece, weights[last.numbers.at * pieces.length + at]]) }) });
     showMap(maps.far, {
-      title: "How far back every head looks", note: "The distance to the tokens that it attends to, on average. Press one to see it.",
+      title: "How far back every head looks", note: "The mean distance to the tokens that a head attends to. Press a head to see its weights.",
       python, corner: "layer", columns: counted(far.shape[1]), rows: counted(far.shape[0]),
       values: far, x: { label: "head" }, y: { label: "layer" }, color: { map: "one", low: 0, high: far.reduce((most, each) => Math.max(most, each), 1), label: "tokens" },
       words: (value, row, column) => `${number(value, 3)} tokens: layer ${row}, head ${column}`,
