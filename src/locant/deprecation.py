@@ -14,7 +14,7 @@ class Renamed:
     ...     doors = Renamed("methods")
     >>> with warnings.catch_warnings(record=True, action="always") as caught:
     ...     Encoding().doors, str(caught[0].message)
-    (('embed',), 'locant: Encoding.doors is now methods; the old name goes with the next release')
+    (('embed',), 'locant: Encoding.doors is now methods; the old name goes in the next release')
     """
 
     def __init__(self, new: str) -> None:
@@ -25,7 +25,7 @@ class Renamed:
 
     def __get__(self, instance: object, owner: type) -> Any:
         warnings.warn(
-            f"locant: {owner.__name__}.{self.old} is now {self.new}; the old name goes with the next release",
+            f"locant: {owner.__name__}.{self.old} is now {self.new}; the old name goes in the next release",
             DeprecationWarning,
             stacklevel=2,
         )

@@ -129,7 +129,7 @@ def test_flags_of_llama_cpp_scale_its_angles(kind: str, scaling: str, tmp_path: 
         options[name] = number
     with LlamaCpp(write(model, tmp_path / "a.gguf"), n_ctx, **options) as llama:
         theirs = llama.logits(IDS[0].tolist())
-    with torch.no_grad(), locant.swap(model, served.extension.rotary[1].alike(angles="float32")):
+    with torch.no_grad(), locant.swap(model, served.extension.rotary[1].replace(angles="float32")):
         ours = model(IDS).logits[0].numpy()
         assert np.abs(theirs - ours).max() < LLAMA_CPP
     with torch.no_grad():

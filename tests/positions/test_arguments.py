@@ -130,7 +130,8 @@ ACCEPTED: dict[str, Collection[str]] = {
 OTHERS = {
     "norm", "axial", "scaling", "device",
     "layout", "angles", "kind", "form", "terms", "sections", "slopes", "short_factor", "long_factor",
-    "lengths", "length", "parts", "ids", "digits", "positions", "numbers", "goes_on", "continue_from", "padding", "grids",
+    "lengths", "length", "parts", "ids", "digits", "positions", "numbers", "goes_on", "continue_from", "padding",
+    "grids",
     "attention_mask", "index", "document", "order", "cache_len", "pairs", "temperature",
     "rotary", "groups", "Positions.from_batch.batch",
 }  # fmt: skip

@@ -32,10 +32,10 @@ from locant.attention.mask import AttentionMask
 from locant.attention.merge import shares
 from locant.errors import LocantError
 from locant.kernels.transforms import is_transforming
-from locant.positions import PositionEncoding, Positions
+from locant.positions import PositionEncoding
 from locant.positions.base import resolve_positions
 from locant.positions.documents import check_window
-from locant.positions.positions import OptionalPositions, require_positions
+from locant.positions.positions import OptionalPositions, positions_or_default, require_positions
 from locant.positions.rotary_by_class import PairClass
 
 Output = Float[Tensor, "batch heads query value_dim"]
@@ -153,7 +153,7 @@ def attend(
     require_tensors(q, k, v)
     require_encoding(encoding)
     if encoding is positions is k_positions is window is None and not causal:  # nothing depends on the positions
-        positions, k_positions = (Positions.arange(x.shape[2], device=x.device) for x in (q, k))
+        positions, k_positions = (positions_or_default(None, x.shape[2], x.device, matter=False) for x in (q, k))
     positions, keys = resolve_positions(encoding, q, k, positions, k_positions)
     require_positions(positions)
     require_positions(keys)

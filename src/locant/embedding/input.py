@@ -16,7 +16,7 @@ from locant.embedding.token import Init, Scale, SegmentEmbedding, TokenEmbedding
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
 from locant.positions.base import build, width_remedy
-from locant.positions.positions import OptionalPositions, default_positions, require_positions
+from locant.positions.positions import OptionalPositions, positions_or_default, require_positions
 from locant.positions.registry import find
 from locant.tensors import require_tensor
 
@@ -214,9 +214,8 @@ def _require_adds(kind: type[PositionEncoding]) -> None:
 def _resolve_positions(encoding: PositionEncoding, tokens: Tensor, positions: OptionalPositions) -> Positions:
     """Return the positions of ids or vectors, by default from 0. If no vectors are added, one token is enough."""
     batch, seq_len = tokens.shape[:2]
-    if positions is None:
-        adds = "embed" in encoding.methods()
-        return default_positions(seq_len, tokens.device) if adds else Positions.arange(seq_len, device=tokens.device)
+    matter = positions is None and "embed" in encoding.methods()
+    positions = positions_or_default(positions, seq_len, tokens.device, matter=matter)
     require_positions(positions)
     positions.require_fits(batch, seq_len, tokens.device, "the input")
     return positions

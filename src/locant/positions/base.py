@@ -21,7 +21,7 @@ from locant.deprecation import Renamed
 from locant.errors import LocantError, ShapeError
 from locant.positions.construction import constructor_options, require_arguments, require_sizes, required_options
 from locant.positions.distances import ScoreMod
-from locant.positions.positions import OptionalPositions, Positions, default_positions, require_positions
+from locant.positions.positions import OptionalPositions, Positions, positions_or_default, require_positions
 from locant.positions.score_bias import ScoreBias, Written
 from locant.spelling import dtype_name
 from locant.tensors import require_arithmetic
@@ -238,7 +238,7 @@ class PositionEncoding(nn.Module):
             got = f"got a tensor of {dtype_name(x.dtype)}, expected token embeddings, of shape (batch, seq, d_model)"
             raise ShapeError(got, "use TokenEmbedding for ids; x=torch.zeros(1, n, d_model) gives position vectors")
         require_arithmetic("x", x)
-        return self.embed(x, default_positions(x.shape[1], x.device) if positions is None else positions)
+        return self.embed(x, positions_or_default(positions, x.shape[1], x.device))
 
     def embed(self, x: Embeddings, positions: OptionalPositions = None) -> Embeddings:
         """Return the token embeddings with position added."""
@@ -410,14 +410,15 @@ class_overrides_score_mod._dynamo_marked_constant = True  # type: ignore[attr-de
 def resolve_positions(
     owner: PositionEncoding | None, q: Tensor, k: Tensor, positions: OptionalPositions, k_positions: OptionalPositions
 ) -> tuple[Positions, Positions]:
-    """Return the positions of queries and keys. The default is `default_positions`, and for keys those of queries."""
+    """Return the positions of queries and keys. Keys have those of queries by default."""
     if positions is None:
         if k_positions is not None:
             got = "got k_positions without positions, so the positions of the queries are unknown"
             raise LocantError(got, "positions=Positions.after(cache_len, n)")
         for name, x in (("q", q), ("k", k)):
             _require_shape(name, x)
-        positions = default_positions(q.shape[2], q.device, k.shape[2], 1 if owner is None else owner.num_axes)
+        axes = 1 if owner is None else owner.num_axes
+        positions = positions_or_default(None, q.shape[2], q.device, num_keys=k.shape[2], axes=axes)
     return positions, positions if k_positions is None else k_positions
 
 
@@ -440,7 +441,7 @@ def require_embeddings(
     if x.ndim != 3 or x.shape[-1] != d_model:
         remedy = "x.view(1, *x.shape)" if x.ndim == 2 else width_remedy(owner, x.shape[-1] if x.ndim else 1)
         raise shape_error("x", x, f"(batch, seq, d_model={d_model})", remedy)
-    positions = default_positions(x.shape[1], x.device) if positions is None else positions
+    positions = positions_or_default(positions, x.shape[1], x.device)
     positions.require_fits(x.shape[0], x.shape[1], x.device, "x")
     if single_axis:
         positions.require_single_axis(type(owner).__name__)
@@ -459,7 +460,7 @@ def require_heads(
 ) -> Positions:
     """Return the positions of queries or keys. Raise unless the shapes match and, if given, the width of a head."""
     _require_shape(name, x, head_dim)
-    positions = default_positions(x.shape[2], x.device, None, axes) if positions is None else positions
+    positions = positions_or_default(positions, x.shape[2], x.device, axes=axes)
     require_positions(positions)
     positions.require_fits(x.shape[0], x.shape[2], x.device, name)
     return positions

@@ -204,7 +204,7 @@ class Positions:
         """
         if goes_on is not None:
             warnings.warn(
-                "locant: Positions.multimodal(goes_on=...) is now continue_from; the old name goes with the next release",
+                "locant: Positions.multimodal(goes_on=...) is now continue_from; the old name goes in the next release",
                 DeprecationWarning,
                 stacklevel=2,
             )
@@ -476,12 +476,20 @@ def require_positions(positions: object) -> None:
         raise LocantError(got, "Positions.of(position_ids), or Positions.from_mask(attention_mask)")
 
 
-def default_positions(num_tokens: int, device: torch.device, num_keys: int | None = None, axes: int = 1) -> Positions:
-    """Return 0, 1, 2, ... for tokens without positions, if no other positions are plausible.
+def positions_or_default(
+    positions: OptionalPositions, num_tokens: int, device: torch.device,
+    *, num_keys: int | None = None, axes: int = 1, matter: bool = True,
+) -> Positions:  # fmt: skip
+    """Return the positions, or 0, 1, 2, ... for tokens without any. Only this function decides what that means.
 
     Raise `LocantError` if the tokens may be anywhere: for a single token, and for unequal numbers of queries and keys.
     Both occur in decoding, where a wrong guess would be silent. Raise it also for an encoding with several `axes`.
+    `matter` is false if no result depends on the positions.
     """
+    if positions is not None:
+        return positions
+    if not matter:
+        return Positions.arange(num_tokens, device=device)
     if axes > 1:
         got = f"got no positions, expected them for an encoding of {axes} axes, such as rows and columns"
         raise LocantError(got, f"Positions.grid(height, width), or Positions.arange({num_tokens}) for text")
@@ -503,7 +511,7 @@ def positions_or_length(positions: Positions | int) -> Positions:
 
 
 OptionalPositions = Positions | None
-"""The positions of tokens, or ``None`` for `default_positions`."""
+"""The positions of tokens, or ``None`` for `positions_or_default`."""
 
 register_pytree(Positions)
 torch.serialization.add_safe_globals([Positions, Grid])  # a saved program holds its example inputs

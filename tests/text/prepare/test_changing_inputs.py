@@ -81,7 +81,7 @@ def later(path: Path) -> None:
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns + 10**9))
 
 
-def scaled(path: Path) -> None:
+def grown(path: Path) -> None:
     with path.open("ab") as file:
         file.write(path.read_bytes()[:5_000])
     later(path)

@@ -119,7 +119,7 @@ class Fire(PositionEncoding):
             q=q, queries=queries, keys=keys, of_query=queries.index.unsqueeze(1), of_key=keys.index.unsqueeze(1),
             shared=_ratio, of_pair=_bias_of_pairs, of_one_pair=_bias_of_one_pair, operands=operands,
             heads=range(len(self.heads))[heads or slice(None)], sources=tuple(self.parameters()),
-            is_traceable_per_pair=q.device.type != "cuda",  # it compiles for minutes, and every pair adds to c's gradient
+            is_traceable_per_pair=q.device.type != "cuda",  # compiles for minutes, and every pair adds to c's gradient
         )  # fmt: skip
 
     def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:

@@ -93,8 +93,8 @@ class Pairwise(ScoreBias):
             of one pair in a score function.
         operands: returns the keyword arguments of `of_pair`. It is called only when a bias is computed.
         heads: the heads of the operands that `q` has.
-        is_traceable_per_pair: whether `of_pair` uses only operations that a score function supports for one pair. Features then
-            have to be numbers: with vectors, compiled code reads the wrong ones.
+        is_traceable_per_pair: whether `of_pair` uses only operations that a score function supports for one pair.
+            Features then have to be numbers: with vectors, compiled code reads the wrong ones.
         far, separate: from the distance `far` on the bias is the sum of a number of the query and a number of the key,
             which ``separate(of_query, of_key)`` returns. ``None`` if there is no such distance.
         shared: a function ``(of_query, of_key, **operands)`` that returns the part common to all heads, which `of_pair`
