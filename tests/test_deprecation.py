@@ -22,7 +22,7 @@ PARTS = [2, (4, 2, 4), 3]  # more frames than rows and columns, so that both rul
     [
         ("Rotary.doors", "methods", lambda: Rotary.doors(), lambda: Rotary.methods()),
         ("ALiBi.doors", "methods", lambda: locant.ALiBi(4).doors(), lambda: locant.ALiBi(4).methods()),
-        ("Rotary.alike", "replace", lambda: repr(Rotary(8).alike(base=5)), lambda: repr(Rotary(8).replace(base=5))),
+        ("Rotary.alike", "replace", lambda: repr(Rotary(8).alike(base=5.0)), lambda: repr(Rotary(8).replace(base=5.0))),
         ("DynamicNTK.length_that_matters", "length_threshold", lambda: SCALING.length_that_matters, lambda: 64),
         ("Layers.doors", "methods", lambda: explain(LLAMA).layers[0].doors, lambda: explain(LLAMA).layers[0].methods),
         (

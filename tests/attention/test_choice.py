@@ -54,7 +54,7 @@ def chosen(**options: object) -> str:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_auto_on_every_device(device: str) -> None:
-    assert large().scores == SMALL
+    assert large().num_scores == SMALL
     assert chosen(device=device, return_weights=True) == "eager"
     assert chosen(device=device, encoding=None) == "sdpa"
     assert chosen(device=device, length=LENGTH - 1) == "sdpa"

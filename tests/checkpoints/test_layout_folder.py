@@ -348,7 +348,7 @@ def broken_index(sharded: Path, change: Callable[[dict[str, Any]], None]) -> Non
         ),
         (
             lambda index: index["weight_map"].update(x="model.bin"),
-            ("model.bin", "expected the name of a safetensors file"),
+            ("model.bin", "expected a safetensors file"),
         ),
         (lambda index: index["weight_map"].update(x="gone.safetensors"), ("gone.safetensors",)),
         (lambda index: index["weight_map"].update(x=3), ("without a weight_map",)),

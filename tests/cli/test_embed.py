@@ -118,7 +118,7 @@ test_an_option_that_cannot_be_used_is_one_line = refused(
     "embed text.txt",
     ("--encoding rotery", "'rotary'"),
     ("--context 0", "0 is not in the range x>=1"),
-    ("--batch many", "'many' is not a whole number such as 8192, 8_192 or 1e6"),
+    ("--batch many", "'many' is not a whole number such as 8192, 8,192 or 1e6"),
     ("--encoding rotary --d-model 10", "got d_model=10 for 4 heads, expected a multiple; try: use a d_model of 8"),
     ("--encoding rotary --d-model 12", "expected an even number"),
     ("--scale big", "got 'big' for scale, expected 'sqrt_d_model' or 'sqrt_d_model_rounded'; try: --scale"),

@@ -184,7 +184,7 @@ def test_the_mistake_of_a_plug_in_is_told_by_its_name(complains: Complains, run:
         assert f"encoding {name!r} of broken-plug-in {said}" in complaint
         assert "; try: pip install -U broken-plug-in" in complaint
     listed = run("list")
-    assert listed.exit_code == 0
+    assert listed.exit_code == 0, listed.output
     assert "encoding 'unimportable' of broken-plug-in cannot be loaded" in listed.stderr
 
 

@@ -91,13 +91,13 @@ def test_alibi_of_transformers_is_told_up_to_a_constant_per_row() -> None:
 
 
 def test_settings_that_share_values_out_alike_are_all_said() -> None:
-    def replace(max_distance: int) -> bool:
+    def has_the_same_buckets(max_distance: int) -> bool:
         distance = torch.arange(4096)
         tables = [T5Bias(1, num_buckets=10, max_distance=far).buckets(distance) for far in (40, max_distance)]
         return torch.equal(*tables)
 
     found = probed(bucketed(t5_bucket(5, 10, 40), lambda each: 0))
-    same = [far for far in range(6, 100) if alike(far)]
+    same = [far for far in range(6, 100) if has_the_same_buckets(far)]
     assert len(same) > 1
     said = f"num_buckets=10, max_distance={same[0]} to {same[-1]}, bidirectional=False"
     assert found.alike == (said,)

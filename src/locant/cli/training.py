@@ -47,8 +47,9 @@ def list_option(*names: str, kind: Callable[[str], int | float | str] = str, **m
         try:
             return tuple(map(kind, parts))
         except ValueError as error:
-            is_whole = kind is whole_number
-            raise click.BadParameter(str(error) if is_whole else f"{text!r} is not a list of numbers") from None
+            is_ambiguous = "may mean two numbers" in str(error)
+            message = str(error) if is_ambiguous else f"{text!r} is not a list of numbers such as 0,1,2"
+            raise click.BadParameter(message) from None
 
     return click.option(*names, type=read, metavar="NAMES,..." if kind is str else "NUMBERS,...", **more)
 
