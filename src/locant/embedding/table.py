@@ -157,7 +157,7 @@ class _Note:
 
 
 def _version(ids: Tensor) -> int | None:
-    """Return a number that grows with each write, or ``None`` for tensors of inference mode, which have none."""
+    """Return a number that grows with each write, or ``None`` for tensors of inference mode."""
     return None if ids.is_inference() else ids._version
 
 

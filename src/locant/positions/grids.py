@@ -45,7 +45,7 @@ class Grid(NamedTuple):
 
 
 def to_grid(sizes: Sequence[Any], prefix: Any) -> Grid:
-    """Return a grid of these sizes, checked."""
+    """Check the sizes of a grid, and return the grid."""
     if not sizes:
         raise ShapeError("got a grid without sizes, expected one per axis", "Positions.grid(height, width)")
     counts = tuple(token_count("a grid's size", size) for size in sizes)

@@ -62,7 +62,7 @@ class Form:
     """The form in which a rotary module returns the angles of each pair.
 
     Args:
-        name: a key of `FORMS`, ``None`` if the form is not known.
+        name: a key of `FORMS`, or ``None`` if the form is not known.
         sines_first: whether the module returns the sines before the cosines, as GPT-J's does.
     """
 
