@@ -50,7 +50,7 @@ class Table:
         padding_idx: int | None,
         deferred: DeferredErrors,
     ) -> Float[Tensor, "*batch d_model"]:
-        """Return the row of every id. Ids are checked now or by `deferred`. The padding row gets no gradient."""
+        """Return the row of every id. Ids are checked now or by `deferred`. The padding row does not get a gradient."""
         return rows_of(ids, weight, "TokenEmbedding", "vocab_size", deferred, padding_idx)
 
     def logits(

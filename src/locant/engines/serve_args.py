@@ -55,7 +55,7 @@ class ServeArguments:
 
     Args:
         arguments: the words of its command line, unquoted. Empty for `transformers`.
-        override: the keys that change in the configuration. Empty for llama.cpp, which reads no configuration.
+        override: the keys that change in the configuration. Empty for llama.cpp, which has no configuration.
         ignored: keys of this scaling that the engine ignores or reads differently from `transformers`, and how.
         extension: the same extension as a configuration.
     """

@@ -224,7 +224,7 @@ def _module_of(encoding: str) -> tuple[ModuleType, str]:
 
 
 class _Loader(SourceFileLoader):
-    """Compiles this source of a file, and keeps no bytecode beside it.
+    """Compiles this source of a file, and does not store bytecode.
 
     Bytecode counts as current if the file has the same size and was written in the same second.
     """

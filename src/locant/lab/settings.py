@@ -16,7 +16,7 @@ VOCAB_SIZE = 512
 
 MAX_STEPS = 300
 MAX_EPOCHS = 16
-"""Beyond about 16 epochs, repeated text teaches nothing new: Muennighoff et al. 2023, arXiv 2305.16264."""
+"""Beyond about 16 epochs, more repetitions hardly help: Muennighoff et al. 2023, arXiv 2305.16264."""
 
 TEXT_BATCH, TEXT_LAYERS = 32, 2
 

@@ -1,8 +1,8 @@
-"""Train a trained model a little more, with other positions than its own, so that it adapts to them.
+"""Fine-tune a model briefly with positions other than its own, so that it adapts to them.
 
-YaRN's recipe (Peng et al. 2023, arXiv 2309.00071) is a stretched rotary encoding and some hundred steps at the new
-length. DroPE's recipe (Gelberg et al. 2025, arXiv 2512.12167) is no positions at all and a short training at the old
-length.
+YaRN's recipe (Peng et al. 2023, arXiv 2309.00071) stretches the rotary encoding and trains for some hundred steps at
+the new length. DroPE's recipe (Gelberg et al. 2025, arXiv 2512.12167) removes the positions and trains for a short
+time at the old length.
 
 A run can be killed at any moment, and the same call continues it. The final weights equal those of an uninterrupted run
 to the bit on the same machine with the same number of threads. On devices other than the CPU, this holds if torch's

@@ -55,7 +55,7 @@ def to_grid(sizes: Sequence[Any], prefix: Any) -> Grid:
 def to_rows_of_grids(grids: Any, prefix: Any) -> list[list[Grid]]:
     """Return the grids of every row, from a list per row or from the list of a single row.
 
-    A tuple holds the sizes of a grid, and so does a list of integers, as processors of `transformers` return them.
+    A tuple or a list of integers holds the sizes of a grid, as processors of `transformers` return them.
     """
     remedy = "[(16, 24), (8, 8)], or [[(16, 24), (8, 8)], [(20, 20)]]"
     rows = entries("grids", grids, remedy)

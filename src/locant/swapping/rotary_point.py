@@ -78,7 +78,7 @@ class Form:
         return angles[::-1] if self.sines_first else angles
 
     def zero_angles(self, like: Angles) -> Angles:
-        """Return angles that rotate nothing, in the shape of `like`."""
+        """Return zero angles, which do not rotate, in the shape of `like`."""
         if isinstance(like, Tensor):
             return torch.ones_like(like)
         cos, sin = self.reorder(like)

@@ -3,7 +3,7 @@
 | class | what happens |
 |---|---|
 | `KeepOwn` | the layer keeps the model's own encoding |
-| `RemovePositions` | the layer gets no positions |
+| `RemovePositions` | the layer loses its positions |
 | `ReplaceAngles` | the model's own code rotates by other angles |
 | `AddToScores` | our attention function rotates and biases |
 | `AddToEmbeddings` | the encoding is added to the token embeddings |
@@ -141,7 +141,7 @@ class KeepOwn(Route):
 
 
 class RemovePositions(Route):
-    """The layer gets no positions."""
+    """The layer loses its positions and does not get others."""
 
     def _describe_encoding(self) -> str:
         return f"no positions, {self.points.old_positions} removed"
@@ -159,7 +159,7 @@ class ReplaceAngles(Route):
 
 
 class AddToScores(Route):
-    """Our attention function rotates queries and keys and adds a bias, and the model's own code rotates nothing."""
+    """Our attention function rotates queries and keys and adds a bias, and the model's own code does not rotate."""
 
     @property
     def in_attention(self) -> NewEncoding | None:
