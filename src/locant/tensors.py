@@ -36,7 +36,7 @@ def has_float64(device: torch.device) -> bool:
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Return whether the tensor has values. Tensors in a graph, under `vmap`, fake and meta tensors have none."""
+    """Return whether the tensor has values. Tensors in a graph, under `vmap`, fake and meta tensors do not."""
     shape_only = tensor.device.type == "meta" or isinstance(tensor, FakeTensor)
     return not (torch.compiler.is_compiling() or shape_only or is_batched(tensor))
 
@@ -63,7 +63,7 @@ def require_tensor(name: str, x: Any) -> None:
 
 
 def as_dtype(dtype: Any, allowed: Iterable[torch.dtype] = FLOATING) -> torch.dtype:
-    """Return the dtype of torch of this name; a `RangeError` if it is not among those that are allowed.
+    """Return torch's dtype of this name. Raise `RangeError` if it is not allowed.
 
     >>> as_dtype("fp32"), as_dtype("torch.bfloat16"), as_dtype(torch.float16)
     (torch.float32, torch.bfloat16, torch.float16)

@@ -45,7 +45,7 @@ DENSE = {
     "masked": "x.to_tensor(0.0), and Positions.from_mask(...) for the hidden entries",
     "nested": "torch.nested.to_padded_tensor(x, 0.0), and Positions.from_mask(...) for the padding",
 }
-"""How to convert masked and nested tensors to dense tensors."""
+"""The remedy for masked and nested tensors: how to make them dense."""
 
 
 class Attended(NamedTuple):

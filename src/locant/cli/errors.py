@@ -1,4 +1,4 @@
-"""The group of verbs: loads a verb when it is called, and turns each error into one line and an exit code."""
+"""The click group of all verbs. It imports a verb when it is called, and prints each error as one line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,12 @@ QUIET = {"TRANSFORMERS_VERBOSITY": "critical", "HF_HUB_VERBOSITY": "critical", "
 
 
 class VerbGroup(click.Group):
-    """``locant VERB``; `verbs` maps each verb to its place in ``locant.cli``, and `gone` maps old verbs to remedies."""
+    """The command ``locant VERB``.
+
+    Args:
+        verbs: the ``module.function`` in ``locant.cli`` for each verb.
+        gone: the remedy for each verb that locant no longer has.
+    """
 
     def __init__(self, *, verbs: dict[str, str], gone: dict[str, str], **options: Any) -> None:
         super().__init__(**options)
@@ -43,7 +48,7 @@ class VerbGroup(click.Group):
         return list(self.verbs)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
-        """Return the command of a verb. Raise `InputError` with the nearest verb if there is none of this name."""
+        """Return the command of a verb. Raise `InputError` with the nearest verb if no verb has this name."""
         if cmd_name in self.verbs:
             module, _, name = self.verbs[cmd_name].partition(".")
             return getattr(import_module(f"locant.cli.{module}"), name)
@@ -60,7 +65,7 @@ class VerbGroup(click.Group):
             formatter.write_dl([(name, text.partition("\n")[0]) for name, text in helps.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the verb. If the reader of stdout went away, exit with `READER_GONE`, where click would exit with 1."""
+        """Run the verb. If the reader of stdout went away, exit with `READER_GONE`, not with click's 1."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
@@ -150,7 +155,7 @@ def as_typed(remedy: str, verb: click.Command) -> str:
 
 
 def _usage(error: click.ClickException) -> tuple[str, str]:
-    """Return the cause and the remedy of an error of click. The remedy is click's suggestion or the verb's help."""
+    """Return the cause and the remedy of a click error. The remedy is click's suggestion or the verb's help."""
     message = " ".join(error.format_message().split()).rstrip(".")  # click lists choices line by line
     context = error.ctx if isinstance(error, click.UsageError) else None
     remedy = f"{context.command_path if context else 'locant'} --help"
@@ -175,10 +180,11 @@ def _unexpected(error: Exception) -> tuple[str, str, int]:
 
 
 def _plug_in(error: Exception) -> PlugIn | None:
-    """Return the plug-in that an error belongs to, ``None`` if it belongs to none.
+    """Return the plug-in that caused an error, or ``None`` if no plug-in did.
 
-    That is the one whose object is used where the error was raised, in its code or in ours: a method may fail, or take
-    or return something else than it should. If there is no object, it is one of the package that the code is from.
+    The frames are searched from the innermost one for a local variable that is an object of a plug-in, because a method
+    of a plug-in may fail, or may accept or return the wrong thing. If no frame has such a variable, the frames are
+    searched for code of a plug-in's package.
     """
     if not (by_module := plug_ins_by_module()):
         return None

@@ -50,7 +50,7 @@ class Table:
         padding_idx: int | None,
         deferred: DeferredErrors,
     ) -> Float[Tensor, "*batch d_model"]:
-        """Return the row of every id. Ids are checked now or by `deferred`. The padding row gets no gradient."""
+        """Return the row of every id. Ids are checked now or by `deferred`. The padding row does not get a gradient."""
         return rows_of(ids, weight, "TokenEmbedding", "vocab_size", deferred, padding_idx)
 
     def logits(
@@ -157,7 +157,7 @@ class _Note:
 
 
 def _version(ids: Tensor) -> int | None:
-    """Return a number that grows with each write, or ``None`` for tensors of inference mode, which have none."""
+    """Return a number that grows with each write, or ``None`` for tensors of inference mode."""
     return None if ids.is_inference() else ids._version
 
 

@@ -102,7 +102,7 @@ class TokenEmbedding(DeferredErrorModule):
 
         Args:
             folder: a folder with ``config.json`` and the weights in safetensors, whole or in shards.
-            dtype: dtype of the table, which is then converted and held in memory; default: the dtype in the file.
+            dtype: dtype of the table, which is then converted and held in memory. Default: the dtype in the file.
 
         Raises:
             InputError: there is no such model, the weights are not safetensors, the tensors do not match the

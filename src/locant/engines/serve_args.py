@@ -31,7 +31,7 @@ WITH_AXES = ("yarn", "ntk")
 """The scalings that vLLM and SGLang support with several axes."""
 
 FLAT_CONFIGS = ("qwen2_vl", "qwen2_5_vl")
-"""Models with flat configurations in files, which their class in `transformers` moves into a text part."""
+"""Models whose configuration files are flat. Their classes in `transformers` move the values into a text part."""
 
 IGNORED: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("vllm", "longrope"): {"short_factor": "all texts get the long factors, unless --max-model-len is {trained}"},
@@ -55,7 +55,7 @@ class ServeArguments:
 
     Args:
         arguments: the words of its command line, unquoted. Empty for `transformers`.
-        override: the keys that change in the configuration. Empty for llama.cpp, which reads no configuration.
+        override: the keys that change in the configuration. Empty for llama.cpp, which has no configuration.
         ignored: keys of this scaling that the engine ignores or reads differently from `transformers`, and how.
         extension: the same extension as a configuration.
     """
@@ -123,14 +123,14 @@ def _flags(engine: str, override: Mapping[str, Any], to: int) -> tuple[str, ...]
 
 
 def _override(extension: Extension, engine: str) -> Mapping[str, Any]:
-    """Return the changed keys, in the text part of the model. A server needs all rope parameters, which it replaces."""
+    """Return the changed keys, nested as in the configuration. Servers replace all rope parameters, so they get all."""
     override = {key: new for key, (_, new) in extension.changed.items()}
     rotary = extension.rotary[1]
     if engine != "transformers":
         values, architecture = read_known(extension.config)
         lengths = {key: value for key, value in override.items() if key in (*LENGTHS, TRAINED)}
         if _multiplies_length(extension, engine, values["model_type"]):
-            lengths = {}  # and the size of their tables with it
+            lengths = {}  # the server multiplies the length itself
         rope: Any = override.get("rope_parameters")
         if rope is None and (layers := ropes_by_layer(values, architecture.rotary_keys)) is not None:
             rope = {name: {"rope_type": "default", **(each or {})} for name, each in layers.items()}

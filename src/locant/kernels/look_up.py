@@ -18,7 +18,7 @@ from locant.kernels.transforms import in_forward_mode, is_exporting, is_graph_tr
 def look_up(
     ids: Int[Tensor, "*batch"], table: Float[Tensor, "num_rows width"], padding_idx: int | None = None
 ) -> Float[Tensor, "*batch width"]:
-    """Return the row of every id. The padding row gets no gradient.
+    """Return the row of every id. The padding row does not get a gradient.
 
     >>> ones = torch.ones(1, 2, dtype=torch.bfloat16, requires_grad=True)
     >>> torch.autograd.grad(look_up(torch.zeros(1_000, dtype=torch.long), ones).sum(), ones)[0]

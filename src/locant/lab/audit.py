@@ -94,7 +94,7 @@ WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """A hypothesis about the positions of some weights; ``None`` stands for the value of the configuration.
+    """A hypothesis about the positions of some weights. ``None`` means the value of the configuration.
 
     In the reversed direction every pair is rotated by the negative angle, as if its two dimensions were exchanged. A
     scaling is written as ``"yarn:4"``, up to the length that the model states, or as ``"none"``. The names of slopes
@@ -142,7 +142,7 @@ class _AnySubject(ABC):
     """A model, its own positions, and a way to read it with others.
 
     Args:
-        own: its rotary encodings by the type of layers. The key ``None`` stands for all layers.
+        own: its rotary encodings by the type of layers. The key ``None`` means all layers.
         has_slopes: whether its positions are ALiBi's.
         trained: returns the length that the model states.
     """
@@ -281,9 +281,9 @@ def audit(
     Args:
         folder: a local folder with safetensors and a tokenizer.json.
         files: a text of the kind that the model was trained on; without one, the documentation inside Python.
-        length: tokens per window; default: 512, or the length that the model states if it is smaller.
+        length: tokens per window. Default: 512, or the length that the model states if it is smaller.
         windows: the largest number of windows, 10 or more: fewer do not allow a conclusion.
-        dtype: the dtype to load the model in, ``float32``, ``bfloat16`` or ``float16``; ``auto``: the saved dtype.
+        dtype: the dtype to load the model in, ``float32``, ``bfloat16`` or ``float16``. ``auto`` is the saved dtype.
         on_step: called with the number of finished windows, an estimate of their total, and the name of the reading.
 
     Raises:

@@ -142,7 +142,7 @@ class Candidate:
             longest: tokens in the longest row that will be read.
             seed: for random positions in training, a different one for each batch. Without it the same rows have the
                 same positions, and digits are counted from 1.
-            task: the task of the rows, with `length` items each; default: a text.
+            task: the task of the rows, with `length` items each. Default: a text.
 
         Raises:
             InputError: positions that count the digits of numbers, for rows without numbers.
@@ -195,7 +195,7 @@ def preserve_torch_settings(what: str, of_process: Mapping[str, Any] | None = No
 
     Args:
         what: the name of the code.
-        of_process: the right settings of the process; default: the settings at the beginning of the block, which other
+        of_process: the right settings of the process. Default: the settings at the beginning of the block, which other
             threads may have changed already.
 
     Raises:
@@ -224,7 +224,7 @@ def _module_of(encoding: str) -> tuple[ModuleType, str]:
 
 
 class _Loader(SourceFileLoader):
-    """Compiles this source of a file, and keeps no bytecode beside it.
+    """Compiles this source of a file, and does not store bytecode.
 
     Bytecode counts as current if the file has the same size and was written in the same second.
     """

@@ -102,8 +102,8 @@ class EvaluationSettings:
         far: whether tokens are also read with the full context of the longest length, and the same tokens with a
             context of the trained length, or of the shortest length if none is longer than the trained one. Costs some
             16 times as much.
-        device: such as ``cuda:1``; ``auto``: cuda if torch finds it, else the CPU.
-        dtype: the dtype to load the model in, ``float32``, ``bfloat16`` or ``float16``; ``auto``: the saved dtype.
+        device: such as ``cuda:1``. ``auto`` is cuda if torch finds it, else the CPU.
+        dtype: the dtype to load the model in, ``float32``, ``bfloat16`` or ``float16``. ``auto`` is the saved dtype.
     """
 
     lengths: tuple[int, ...] = (1024, 2048, 4096)

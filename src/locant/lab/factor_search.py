@@ -57,7 +57,7 @@ def search_factors(
         extension: its configuration, extended by ``longrope``. The search begins there.
         record: the file of measurements, which is rewritten after each. The file of another search is refused.
         windows: the largest number of windows, from the beginning of the text.
-        device: such as ``cuda:1``; ``auto``: cuda if torch finds it, else the CPU.
+        device: such as ``cuda:1``. ``auto`` is cuda if torch finds it, else the CPU.
 
     Costs one forward pass over these windows for each of some ``3 + 12 * generations`` sets of factors.
     """

@@ -57,7 +57,7 @@ def save(model: Decoder, tokenizer: Tokenizer, folder: str | Path, *, force: boo
         facts: more entries for its `config.json`.
 
     Raises:
-        InputError: an encoding that its name and options do not describe; an existing or unwritable folder.
+        InputError: the encoding's name and options do not describe it, or the folder exists or is not writable.
 
     >>> import locant, tempfile
     >>> model, tokenizer = locant.lab.train("to be, or not to be. " * 40, vocab_size=300, num_steps=2, d_model=32)
@@ -101,7 +101,7 @@ def train_files(
     on_step: Callable[[int, int | None, str], object] = lambda done, total, report: None,
     **text: Any,
 ) -> dict[str, Any]:
-    """Train a decoder on texts and `save` it. Return the facts of the training in its `config.json`.
+    """Train a decoder on texts, `save` it, and return the facts about the training that `config.json` records.
 
     Args:
         options: arguments of `lab.train`.
@@ -167,12 +167,12 @@ def continue_text(
 
     Args:
         folder: a decoder that `save` wrote, or a causal language model of `transformers` in safetensors, with its
-            tokenizer. The prompt of the latter follows the tokens that its tokenizer puts before a text, such as
-            ``<s>``. The model may end its text early. Its `generation_config.json` holds for everything that is not an
-            argument here.
+            tokenizer. A model of `transformers` reads the tokens that its tokenizer puts before a text, such as
+            ``<s>``, and then the prompt. It may end its text early. Its `generation_config.json` sets everything that
+            is not an argument here.
         num_tokens, temperature, top_k, seed: as for `generate`.
-        way: the positions of the model, as `PositionOverride` reads it.
-        device: such as ``cuda:1``; ``auto``: cuda if torch finds it, else the CPU.
+        way: the positions that the model uses, in the notation of `PositionOverride`.
+        device: for example ``cuda:1``. ``auto`` means CUDA if torch finds it, and the CPU otherwise.
 
     Returns:
         The prompt, its continuation, and the ids of both.

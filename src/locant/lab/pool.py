@@ -20,7 +20,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 Outcome = Sequence[AnyRecord | Failure]
 RETRIES = 3
-"""How often a training is repeated after its worker was lost."""
+"""The number of times that a training is repeated after its worker was lost."""
 
 FAILURES = (Exception, SystemExit)
 """The errors that a user's encoding or task may raise in a training."""
@@ -31,7 +31,7 @@ class Pool:
 
     Args:
         most: the number of trainings.
-        ray: the address of a cluster, or ``"local"`` for one on this machine; default: threads of this process.
+        ray: the address of a cluster, or ``"local"`` for one on this machine. Default: threads of this process.
     """
 
     def __init__(self, most: int, ray: str | None = None) -> None:

@@ -1,7 +1,7 @@
 """The values of `--with`: positions that replace those of a trained model.
 
-``own`` keeps the model's positions, and ``exact`` computes them in exact angles. ``nope`` is no positions; ``drope`` is
-the same, by the name of its recipe. ``yarn:4`` and other scalings stretch the own encoding by a factor.
+``own`` keeps the model's positions, and ``exact`` computes them in exact angles. ``nope`` removes positions. ``drope``
+does the same, under the name of its recipe. ``yarn:4`` and other scalings stretch the model's encoding by a factor.
 ``self-extend:8``, with the size of a group, ``rerope`` and ``dual-chunk`` treat far tokens differently from near ones.
 Any other name is one of `locant list`.
 """

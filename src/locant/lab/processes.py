@@ -1,7 +1,8 @@
-"""Several processes that train one model together. Each reads its own part of every batch.
+"""Train one model in several processes. Each process reads its own part of every batch.
 
-`torchrun` or `accelerate launch` starts them, and describes them in the environment. Each process holds the whole model
-and its optimizer. They add their gradients before every step, so their weights stay equal.
+`torchrun` or `accelerate launch` starts the processes and sets the environment variables that describe them. Each
+process holds the whole model and its optimizer. The processes add their gradients before every step, so their weights
+stay equal.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from locant.lab.language_model import device_of
 
 @contextmanager
 def joined(device: str = "auto") -> Generator[str]:
-    """Join the other processes of the launcher until the block ends, and yield the device of this process.
+    """Join the process group of the launcher until the block ends, and yield the device of this process.
 
-    Only the first process prints. A process that was started without a launcher joins nothing.
+    Only the first process prints. Without a launcher there is no group, and `device` is yielded unchanged.
 
     Args:
-        device: the kind of device, such as ``cuda``. Each process gets one of its own.
+        device: the kind of device, such as ``cuda``. Each process gets a different device.
 
     Raises:
-        InputError: a device with a number, which the processes cannot share.
+        InputError: `device` has a number, but the processes cannot share one device.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield device
@@ -53,12 +54,12 @@ def joined(device: str = "auto") -> Generator[str]:
 
 
 def rank() -> int:
-    """Return the number of this process. Without a process group it is 0."""
+    """Return the rank of this process, which is 0 without a process group."""
     return dist.get_rank() if _has_group() else 0
 
 
 def world_size() -> int:
-    """Return the number of processes. Without a process group it is 1."""
+    """Return the number of processes, which is 1 without a process group."""
     return dist.get_world_size() if _has_group() else 1
 
 
@@ -67,13 +68,13 @@ def _has_group() -> bool:
 
 
 def wait_for_all() -> None:
-    """Wait until every process has come here."""
+    """Wait until every process has made this call."""
     if world_size() > 1:
         dist.barrier()
 
 
 def smallest(number: int, device: torch.device | str) -> int:
-    """Return the smallest of the numbers that the processes have."""
+    """Return the smallest `number` of all processes."""
     if world_size() == 1:
         return number
     shared = torch.tensor(number, device=device)
@@ -84,7 +85,7 @@ def smallest(number: int, device: torch.device | str) -> int:
 def add_gradients(parameters: Collection[nn.Parameter], loss: float, device: torch.device | str) -> float:
     """Replace the gradients by their sums over all processes, and return the sum of the losses.
 
-    A parameter without a gradient in any process, such as an expert that no token chose, stays without one.
+    A parameter that has no gradient in any process, such as an expert that no token chose, does not get one.
     """
     if world_size() == 1:
         return loss
@@ -104,6 +105,6 @@ def _gradient_or_zeros(parameter: nn.Parameter) -> Tensor:
 
 
 def seed_step(seed: int, step: int) -> None:
-    """Give each process other random numbers for dropout, which depend on the step, so that a run can be continued."""
+    """Give each process different random numbers for dropout. They depend on the step, so a run can be continued."""
     if world_size() > 1:
         torch.manual_seed((seed * 2**20 + step) * world_size() + rank() & 2**63 - 1)

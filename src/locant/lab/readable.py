@@ -50,7 +50,7 @@ class Readable(ABC):
 
     @abstractmethod
     def encoding(self, way: PositionOverride, longest: int) -> PositionEncoding | None:
-        """Return the encoding that replaces its own in texts of this length; ``None`` if it keeps its own."""
+        """Return the encoding that replaces its own in texts of this length, or ``None`` if it keeps its own."""
 
     @abstractmethod
     def reading_with(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
@@ -113,7 +113,7 @@ def read_language_model(
     """Read a language model of this machine: a decoder of `locant train`, or a causal one of `transformers`.
 
     Args:
-        dtype: the dtype to load it in, ``float32``, ``bfloat16`` or ``float16``; ``auto``: the saved dtype.
+        dtype: the dtype to load it in, ``float32``, ``bfloat16`` or ``float16``. ``auto`` is the saved dtype.
 
     Raises:
         InputError: a folder without such a model, or with a damaged one.

@@ -241,7 +241,7 @@ RECORDED = (Path(__file__).parent / "recorded", Path(__file__).parents[3] / "doc
 
 
 def recorded(name: str) -> dict[str, Any] | None:
-    """Return the recorded results of a comparison, which ``benchmarks/suite.py`` made; ``None`` if there are none.
+    """Return the recorded results of a comparison, which ``benchmarks/suite.py`` made, or ``None`` if there are none.
 
     They contain the tasks that every encoding finished with every seed; ``late`` names the others.
     """

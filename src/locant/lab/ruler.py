@@ -178,7 +178,7 @@ def prompt(name: str, tokenizer: Tokenizer, length: int, seed: int, depth: float
     """Return the largest row that fits into `length` tokens with its answer, or ``None`` if the smallest does not fit.
 
     Args:
-        depth: the place of the needle, from 0 to 1 at the end; default: anywhere, as in RULER.
+        depth: the place of the needle, from 0 to 1 at the end. Default: anywhere, as in RULER.
 
     Raises:
         InputError: the tokens do not spell the row.

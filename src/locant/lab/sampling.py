@@ -204,7 +204,7 @@ def _describe(returned: Any) -> str:
 
 
 def _stated_length(model: Any) -> int | None:
-    """Return the largest number of tokens that a model states; ``None`` if it states none."""
+    """Return the largest number of tokens that a model states, or ``None`` if it states none."""
     for holder in (model, *(getattr(model, name, None) for name in ("config", "cfg"))):
         for name in LENGTHS:
             value = holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)

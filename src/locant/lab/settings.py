@@ -16,7 +16,7 @@ VOCAB_SIZE = 512
 
 MAX_STEPS = 300
 MAX_EPOCHS = 16
-"""Beyond about 16 epochs, repeated text teaches nothing new: Muennighoff et al. 2023, arXiv 2305.16264."""
+"""Beyond about 16 epochs, more repetitions hardly help: Muennighoff et al. 2023, arXiv 2305.16264."""
 
 TEXT_BATCH, TEXT_LAYERS = 32, 2
 
@@ -73,7 +73,7 @@ class Settings:
         num_steps: default: for a text `MAX_STEPS` or the steps of `MAX_EPOCHS` epochs, whichever are fewer; for a task
             up to `TASK_STEPS`, until it is learned.
         minutes: choose `num_steps` so that all trainings together take this time.
-        batch_size: windows of a text, or rows of a task, per step; default: `TEXT_BATCH` and `TASK_BATCH`.
+        batch_size: windows of a text, or rows of a task, per step. Default: `TEXT_BATCH` and `TASK_BATCH`.
         learning_rate: the peak rate for a text. The rates for tasks are in `locant.lab.task_learning`.
         rates: factors of the learning rates. If there are several, the best is found for each encoding, on the text and
             on the first of the other tasks, with a seed that no measured training has.

@@ -76,12 +76,12 @@ class Row:
         return loss.mean / base.mean if loss and base and base.mean > 0 else None
 
     def margin(self, length: int) -> float | None:
-        """Return half of the 95 % interval of the mean loss over the windows of this length; ``None`` with too few."""
+        """Return half of the 95 % interval of the mean loss over the windows of a length, or ``None`` with too few."""
         losses = self._segments(length, length)
         return _margin(losses) if losses is not None and len(losses) >= ENOUGH_WINDOWS else None
 
     def rises_from(self, train_length: int, share: float) -> int | None:
-        """Return the position from which the loss stays above its trained level by a `share`; ``None`` if it does not.
+        """Return the position from which the loss stays a `share` above its trained level, or ``None`` if it does not.
 
         From there on, every stretch of ``train_length / 4`` tokens is above. A rise that is shorter than a training
         length does not count, because a few hard tokens can cause it.
@@ -126,7 +126,7 @@ class Row:
         return not spread.freedom or abs(cell.mean - other_cell.mean) > spread.margin(*pair)
 
     def _segments(self, length: int, longer: int) -> np.ndarray | None:
-        """Return mean losses in segments of `longer` tokens, from windows of `length`; ``None`` if any is missing."""
+        """Return mean losses in segments of `longer` tokens of windows of `length`, or ``None`` if any is missing."""
         losses = _means(self.by_window.get(length, ()))
         if losses is None:
             return None
@@ -153,7 +153,7 @@ class Summary:
     rows: tuple[Row, ...]
     unigram_loss: float | None
     bigram_loss: float | None
-    """The losses of `locant.lab.text_learning.count`; ``None`` if they were not computed."""
+    """The losses of `locant.lab.text_learning.count`, or ``None`` if they were not computed."""
 
     @property
     def num_seeds(self) -> int:

@@ -54,7 +54,7 @@ class Score:
 
     @property
     def effective_length(self) -> float | None:
-        """The median over the seeds that learned the task; ``None`` if not `has_learned`."""
+        """The median over the seeds that learned the task, or ``None`` if not `has_learned`."""
         return float(statistics.median(self.effective_lengths)) if self.has_learned else None
 
     @property

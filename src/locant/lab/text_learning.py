@@ -28,7 +28,7 @@ CLIP_NORM = 1.0
 WEIGHT_DECAY = 0.1
 EVAL_TOKENS = 8_192  # tokens per batch of windows; a longer window is read alone
 OVERLAP = 8
-"""How often each token is read if windows overlap."""
+"""The number of times that each token is read if windows overlap."""
 
 STRETCHES = 16
 """The largest number of stretches that are read with full context: enough to find a difference in any text."""
@@ -146,7 +146,7 @@ def losses_in_windows(
     Args:
         model: a module with a method `losses` like `Decoder`. The losses may be on another device.
         stride: tokens from one window to the next. The last `stride` targets of each window count. Default: `length`.
-        positions: returns the positions of a batch of ids; default: 0, 1, 2, ... in each window.
+        positions: returns the positions of a batch of ids. Default: 0, 1, 2, ... in each window.
     """
     model.eval()
     windows, counting = Windows(ids, length, stride=stride), stride or length

@@ -1,8 +1,8 @@
-"""Train a trained model a little more, with other positions than its own, so that it adapts to them.
+"""Fine-tune a model briefly with positions other than its own, so that it adapts to them.
 
-YaRN's recipe (Peng et al. 2023, arXiv 2309.00071) is a stretched rotary encoding and some hundred steps at the new
-length. DroPE's recipe (Gelberg et al. 2025, arXiv 2512.12167) is no positions at all and a short training at the old
-length.
+YaRN's recipe (Peng et al. 2023, arXiv 2309.00071) stretches the rotary encoding and trains for some hundred steps at
+the new length. DroPE's recipe (Gelberg et al. 2025, arXiv 2512.12167) removes the positions and trains for a short
+time at the old length.
 
 A run can be killed at any moment, and the same call continues it. The final weights equal those of an uninterrupted run
 to the bit on the same machine with the same number of threads. On devices other than the CPU, this holds if torch's
@@ -100,16 +100,16 @@ class TuneSettings:
         way: the new positions, as `PositionOverride` reads them, such as ``yarn:8``, ``drope`` or ``alibi``.
         train: what is trained: ``"all"`` weights, the weights of the new encoding (``"new"``), or these and low-rank
             adapters of all linear layers (``"lora"``, with `peft`).
-        length: tokens per window; default: the length that the model states, or with a scaling, the trained length
+        length: tokens per window. Default: the length that the model states, or with a scaling, the trained length
             times the factor.
         num_steps: default: 400, as for YaRN, if there are no `minutes` either.
         minutes: limit the time. The number of steps is chosen before the first by timing.
         batch_size: windows per step. They are read in parts if they do not fit into memory, with the same gradient.
-        learning_rate: the peak rate of AdamW, after a warm-up; default: depends on `train`.
+        learning_rate: the peak rate of AdamW, after a warm-up. Default: depends on `train`.
         rank: the rank of the adapters.
         adapter: write the adapters alone, instead of merging them into the weights.
         seed: for the order of the windows, new weights and dropout.
-        device: such as ``cuda:1``; ``auto``: cuda if torch finds it, else the CPU.
+        device: such as ``cuda:1``. ``auto`` is cuda if torch finds it, else the CPU.
 
     Raises:
         InputError: both steps and minutes, or `adapter` without ``train="lora"``.
@@ -175,8 +175,8 @@ def tune(
         The contents of `tuning.json` in the output: settings, losses in training, and held-out losses before and after.
 
     Raises:
-        InputError: a folder, text or output that cannot be used; an unfinished run with other settings.
-        RangeError: an encoding whose sizes are not those of the model; a batch that the processes cannot share.
+        InputError: a folder, text or output cannot be used, or an unfinished run has other settings.
+        RangeError: the sizes of the encoding are not those of the model, or the processes cannot share a batch.
 
     Costs: weights, gradients and two moments in float32, 16 bytes for each trained weight and 4 for each other one.
 

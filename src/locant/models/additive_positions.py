@@ -109,7 +109,7 @@ def _deberta(config: Config, layer_type: str | None) -> PositionEncoding:
     is_relative, is_biased = (_required_flag(config, key) for key in ("relative_attention", "position_biased_input"))
     if layer_type == "input" or not is_relative:
         return _table(config) if is_biased else PositionEncoding()
-    first = config.get("model_type") == "deberta"  # which reads no buckets and no norm
+    first = config.get("model_type") == "deberta"  # which does not read buckets or a norm
     buckets, longest = (  # -1 means none
         integer(key, config.get(key, -1), -1) if config.get(key, -1) not in (-1, 0) else None
         for key in ("position_buckets", "max_relative_positions")

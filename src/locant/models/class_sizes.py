@@ -1,4 +1,4 @@
-"""The default sizes of the class of an architecture in `transformers`, for configurations without sizes.
+"""The default sizes of each architecture in `transformers`, for configurations that do not state any.
 
 The text part of a published multimodal model often states nothing but its ``model_type``.
 """

@@ -1,4 +1,4 @@
-"""The row of this package's own small decoder, as `locant train` writes it; no published model has it.
+"""The row of this package's own small decoder, as `locant train` writes it. No published model has it.
 
 Its configuration holds the sizes of the decoder and the name and the options of its encoding.
 """

@@ -26,13 +26,13 @@ SMALL = {
     **dict.fromkeys(WIDTHS, 64), **dict.fromkeys(HEADS, 4), **dict.fromkeys(LENGTHS, 512), NUM_LAYERS[0]: 4,
     "relative_attention": True,  # as in all published DeBERTas, although it is not the default
 }  # fmt: skip
-"""A configuration for architectures without a preset."""
+"""Sizes of a small configuration, for architectures without a preset."""
 
 
 def model_type_in(name: str) -> str | None:
-    """Return the ``model_type`` of the model that a name begins with, or ``None`` if it is unknown.
+    """Return the ``model_type`` of the model with this name, or ``None`` if it is unknown.
 
-    The name may be one of a repository, of a class or of a family. It may follow an owner or another word.
+    The name may be that of a repository, a class or a family. Other words may precede and follow it.
 
     >>> model_type_in("bert-base-uncased"), model_type_in("openai/whisper-tiny"), model_type_in("CLIP")
     ('bert', 'whisper', 'clip_text_model')
@@ -52,7 +52,7 @@ def model_type_in(name: str) -> str | None:
 
 
 def position_classes(model_type: str) -> list[type[PositionEncoding]]:
-    """Return the class of each kind of positions in a model, or no class if it depends on the configuration.
+    """Return the class of each position encoding in a model, or an empty list if the configuration decides.
 
     >>> [kind.__name__ for kind in position_classes("whisper")], position_classes("falcon")
     (['Sinusoidal', 'Learned'], [])
@@ -60,7 +60,7 @@ def position_classes(model_type: str) -> list[type[PositionEncoding]]:
     architecture = ARCHITECTURES.find(model_type)
     if architecture.encoding is None:
         return [Rotary]
-    if architecture.rotary is not None and architecture.layer_types is None:  # rotary or another, as a key says
+    if architecture.rotary is not None and architecture.layer_types is None:  # a key decides whether it is rotary
         return []
     config = with_defaults({**next(iter(architecture.presets.values()), SMALL), "model_type": model_type})
     try:

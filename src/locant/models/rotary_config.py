@@ -218,7 +218,7 @@ def _require_rotary(config: Config, keys: RotaryKeys, allow_no_rotation: bool) -
 
 
 def _larger_base(rope: Config, keys: RotaryKeys) -> NTK | None:
-    """Return the larger base that HunYuan derives from ``dynamic`` with ``alpha``. It then reads no other key."""
+    """Return the larger base that HunYuan derives from ``dynamic`` with ``alpha``. It then ignores all other keys."""
     if not keys.ntk_alpha or rope.get("rope_type", rope.get("type")) != "dynamic" or not rope.get("alpha"):
         return None
     return NTK(factor=number("alpha", rope["alpha"]), form="aware")
@@ -312,7 +312,7 @@ def _sections(rope: Config, keys: RotaryKeys) -> tuple[int, ...] | None:
 
 
 def _has_one_axis(keys: RotaryKeys) -> bool:
-    """Return whether the architecture is known and has one axis for all pairs, so that it reads no sections."""
+    """Return whether the architecture is known and has one axis for all pairs, so it does not read sections."""
     return keys.layout is not None and keys.default_sections is None and keys.pairs is None
 
 

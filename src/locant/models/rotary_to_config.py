@@ -1,4 +1,4 @@
-"""A rotary encoding as the keys of a Hugging Face configuration, which transformers and vLLM read."""
+"""Write a rotary encoding as keys of a Hugging Face configuration, which `transformers` and vLLM read."""
 
 from __future__ import annotations
 
@@ -31,13 +31,16 @@ def rotary_to_config(
 ) -> dict[str, Any]:
     """Return the keys with which `transformers` and vLLM rotate as this encoding does.
 
-    An encoding that is read from these keys rotates in the same way. It is equal, with two exceptions. `NTK` is written
-    as a larger base, which is its effect. Fields without an effect are left out: one ``mscale`` of `YaRN` alone, or
-    both with an ``attention_factor``, and the ``factor`` of `LongRoPE` with an ``attention_factor`` if `max_seq_len`
-    does not agree with it. The length of `for_length` and `angles` are not written.
+    An encoding that is read from these keys rotates in the same way. It also equals this encoding, with two exceptions:
 
-    ``rope_interleave`` and ``partial_rotary_factor`` are written so that an architecture with another layout or share
-    raises an error. The arguments are the same as in `Rotary.to_config`.
+    - `NTK` is written as a larger base, which has the same effect.
+    - Fields without an effect are left out. `YaRN` needs ``mscale`` and ``mscale_all_dim`` only if it has both and no
+      ``attention_factor``. `LongRoPE` with an ``attention_factor`` does not need a ``factor`` that does not agree with
+      `max_seq_len`.
+
+    The length of `for_length` and `angles` are not written. ``rope_interleave`` and ``partial_rotary_factor`` are, so
+    that an architecture with another layout or another rotary dimension raises an error. `Rotary.to_config` describes
+    the arguments.
     """
     sections = list(rotary.sections) if rotary.sections is not None else None
     if not rotary.has_named_layout and (sections := _interleaved_sections(rotary.pairs)) is None:
@@ -72,7 +75,7 @@ def rotary_to_config(
 
 
 def warn_if_servers_differ(rotary: Rotary) -> None:
-    """Warn the caller's caller of a scaling that `transformers` and servers compute differently from these keys."""
+    """Warn if `transformers` and servers compute different scalings from the keys of this encoding."""
     scaling = rotary.scaling
     if isinstance(scaling, LongRoPE) and scaling.short_factor != scaling.long_factor:
         trained = scaling.original_max_seq_len
@@ -85,7 +88,7 @@ def warn_if_servers_differ(rotary: Rotary) -> None:
 
 
 def _interleaved_sections(pairs: Pairs) -> list[int] | None:
-    """Return the ``mrope_section`` of a table whose pairs take the three axes in turns (Qwen3-VL), or ``None``."""
+    """Return the ``mrope_section`` of a table whose pairs alternate between the three axes (Qwen3-VL), or ``None``."""
     sections = [pairs.axes.count(axis) if pairs.axes else 0 for axis in range(3)]
     plain = Pairs.of(2 * len(pairs))
     return sections if pairs == replace(plain, axes=axes_in_turns(len(pairs), *sections[1:]), num_axes=3) else None
@@ -100,7 +103,7 @@ def with_base(scaling: Scaling, rotary: Rotary) -> tuple[Scaling, float]:
 
 
 def _written_temperature(rotary: Rotary) -> dict[str, Any]:
-    """Return the key of the temperature in Ministral 3 and Mistral 4, whose step is the trained length."""
+    """Return the key for the temperature of Ministral 3 and Mistral 4. Its step must be the trained length."""
     if rotary.temperature is None:
         return {}
     trained = getattr(rotary.scaling, "original_max_seq_len", None)

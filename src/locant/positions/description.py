@@ -20,7 +20,7 @@ HEADS = "head_slice"
 
 
 def to_config(encoding: PositionEncoding) -> dict[str, Any] | None:
-    """Return the name and the options of an encoding, ``None`` if they are not enough to rebuild it."""
+    """Return the name and the options of an encoding, or ``None`` if they are not enough to rebuild it."""
     cls = type(encoding)
     name = name_of_class(cls)
     if name is None:
@@ -54,7 +54,7 @@ def from_config(description: Mapping[str, Any]) -> PositionEncoding:
 
 
 def _to_json(value: Any) -> Any:
-    """Return a value that JSON can hold, ``None`` if there is none."""
+    """Return a value that JSON can hold, or ``None`` if there is none."""
     mode = getattr(value, "mode", None)
     if isinstance(mode, str):  # angles
         return mode

@@ -18,12 +18,12 @@ TWO_PI = Decimal("6.28318530717958647692528676655900576839433879875021164195")
 
 
 def check_base(base: Any) -> Real:
-    """Return the base of frequencies that a constructor received, checked."""
+    """Check the base of frequencies that a constructor received, and return it."""
     return real("base", base, above=0, remedy=Remedy("{}, the usual one", base=10_000.0))
 
 
 def check_width(name: str, dim: Any, low: int = 2, *, even: bool = True, remedy: str) -> int:
-    """Return the number of rotated dimensions that a constructor received, checked."""
+    """Check the number of rotated dimensions that a constructor received, and return it."""
     return whole(name, dim, low, MAX_DIM, even=even, remedy=remedy)
 
 

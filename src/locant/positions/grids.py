@@ -45,7 +45,7 @@ class Grid(NamedTuple):
 
 
 def to_grid(sizes: Sequence[Any], prefix: Any) -> Grid:
-    """Return a grid of these sizes, checked."""
+    """Check the sizes of a grid, and return the grid."""
     if not sizes:
         raise ShapeError("got a grid without sizes, expected one per axis", "Positions.grid(height, width)")
     counts = tuple(token_count("a grid's size", size) for size in sizes)
@@ -55,7 +55,7 @@ def to_grid(sizes: Sequence[Any], prefix: Any) -> Grid:
 def to_rows_of_grids(grids: Any, prefix: Any) -> list[list[Grid]]:
     """Return the grids of every row, from a list per row or from the list of a single row.
 
-    A tuple holds the sizes of a grid, and so does a list of integers, as processors of `transformers` return them.
+    A tuple or a list of integers holds the sizes of a grid, as processors of `transformers` return them.
     """
     remedy = "[(16, 24), (8, 8)], or [[(16, 24), (8, 8)], [(20, 20)]]"
     rows = entries("grids", grids, remedy)

@@ -1,6 +1,7 @@
 """The heads that a module holds: all of them, or the share of one rank under tensor parallelism.
 
-Parameters are drawn for all heads, and the module keeps its own. So ranks with the same seed hold slices of one model.
+Random parameters are drawn for all heads, and each rank keeps those of its heads. So ranks with the same seed hold
+slices of one model.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ MAX_HEADS = 2**20  # slopes and slices are computed head by head
 
 
 def check_num_heads(num_heads: Any) -> int:
-    """Return the number of query heads that a constructor received, checked."""
+    """Check the number of query heads that a constructor received, and return it."""
     return whole("num_heads", num_heads, 1, MAX_HEADS, remedy="pass the number of query heads")
 
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of a model, and the part of them that this module holds."""
+    """The number of heads of a model, and which of them this module holds."""
 
     num_heads: int
     mine: range
@@ -48,11 +49,11 @@ class Heads:
         return self if heads is None else Heads(self.num_heads, self.mine[heads])
 
     def number(self, held: Any) -> Any:
-        """Return the index in the model for a held head's index, which counts from 0. Tensors work, too."""
+        """Convert the index of a head among the held heads to its index in the model. It may be a tensor."""
         return held if self._are_all() else held * self.mine.step + self.mine.start
 
     def here(self, number: Any) -> Any:
-        """Return the index among the held heads for a head's index in the model: the inverse of `number`."""
+        """Convert the index of a head in the model to its index among the held heads, as the inverse of `number`."""
         return number if self._are_all() else (number - self.mine.start) // self.mine.step
 
     def select(self, full: Tensor, dim: int = 0) -> Tensor:
@@ -60,7 +61,7 @@ class Heads:
         return full.index_select(dim, torch.tensor(list(self.mine), device=full.device))
 
     def fill(self, parameter: Tensor, full: Tensor, dim: int = 0) -> None:
-        """Set a parameter of the held heads from its values for all heads. The parameter may merge dimensions."""
+        """Set a parameter of the held heads from values for all heads. Its dimensions may be merged."""
         with torch.no_grad():
             parameter.copy_(self.select(full, dim).reshape(parameter.shape))
 
@@ -83,7 +84,7 @@ class Heads:
 
 
 def _slice_heads(num_heads: int, part: Any) -> range:
-    """Return the heads in a slice, or no heads if it is not a slice or exceeds the last head, which Python allows."""
+    """Return the heads in a slice, or no heads if `part` is not a slice or ends after the last head."""
     try:
         mine = range(num_heads)[part]
         return mine if max(part.start or 0, part.stop or 0) <= num_heads else range(0)

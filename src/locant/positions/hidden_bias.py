@@ -35,7 +35,7 @@ REMEDY = "positions = encoding.read(x, positions), and cache.append(k, v, positi
 
 
 class HiddenBias(PositionEncoding):
-    """A bias that depends on token content, by features that a subclass computes from the hidden states.
+    """A bias that depends on token content, through features that a subclass computes from the hidden states.
 
     A model calls `read` in every layer, with the hidden states from which queries and keys are projected, and uses the
     returned positions::
@@ -86,7 +86,7 @@ class HiddenBias(PositionEncoding):
         raise LocantError(f"{type(self).__name__} does not define of_pair", "def of_pair(self, queries, keys, head)")
 
     def of_far(self, queries: Tensor | None, keys: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Return a number per query and one per key, ``#batch heads token``, whose sum is the bias from `far` on."""
+        """Return a number per query and per key, ``#batch heads token``. Their sum is the bias if distance >= far."""
         return None, None
 
     far: int | None = None

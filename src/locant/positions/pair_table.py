@@ -216,7 +216,7 @@ def _make_table(rotary_dim: int, layout: Layout, sections: tuple[int, ...] | Non
 
 
 def check_sections(sections: Any, pairs: int) -> tuple[int, ...]:
-    """Return the number of pairs of each axis that a constructor received, checked."""
+    """Check the number of pairs of each axis that a constructor received, and return it."""
     remedy = "use rotary_dim / 2 pairs in all"
     values = entries("sections", sections, remedy)
     counts = tuple(whole("an entry of sections", count, 0, remedy=remedy) for count in values)

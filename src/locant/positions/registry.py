@@ -81,7 +81,7 @@ def name_of(encoding: str) -> str:
 
 
 def name_of_class(kind: Kind) -> str | None:
-    """Return the name under which a class is registered; ``None`` if it is not."""
+    """Return the name under which a class is registered, or ``None`` if it is not."""
     return next((known for known, each in encodings().items() if each is kind), None)
 
 

@@ -19,7 +19,7 @@ from locant.spelling import literal
 
 @dataclass(frozen=True, kw_only=True)
 class Temperature:
-    """A query at position n is multiplied by ``1 + weight * log(1 + floor((n + shift) / step))``.
+    """The factor ``1 + weight * log(1 + floor((n + shift) / step))`` of the query at position n.
 
     Args:
         step: the number of tokens before queries begin to grow.

@@ -3,11 +3,11 @@
 The letters of a title are cut into known words: names of encodings and of scalings, `SYNONYMS`, and words that do not
 change the meaning (`FILLER`). Then these rules are tried in this order:
 
-1. A title of rotary positions with several axes (`SEVERAL_AXES`) has no name. The error has the call.
-2. A title with a scaling, and no encoding but rotary, means this scaling.
-3. If all words are known, the title means the one encoding in it, or `SEVERAL` encodings if it names none.
+1. A title for rotary positions with several axes (`SEVERAL_AXES`) is not a name. The error contains the call.
+2. A title that contains a scaling, and no encoding other than rotary, means this scaling.
+3. If all words are known, the title means the one encoding in it. Without an encoding it may mean one of `SEVERAL`.
 4. A title that begins with the name of a model means this model.
-5. Otherwise an unknown word may change the one encoding in the title.
+5. If a title has one encoding and unknown words, the words may mean a variant of the encoding.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ SYNONYMS = {
     "attentionisallyouneed": "sinusoidal", "no": "nope", "roformer": "rotary", "extrapolatable": "xpos",
     "linearbiases": "alibi", "kernelized": "kerple", "selfattentionwith": "shaw", "functionalinterpolationfor": "fire",
 }  # fmt: skip
-"""Words that mean an encoding and are not among its names."""
+"""Words that mean an encoding but are not among its names."""
 
 SEVERAL = {
     "relative": ("t5", "shaw", "transformer_xl"),
     "encoding": ("sinusoidal", "learned"),
     "pos": ("sinusoidal", "learned"),
 }
-"""What a title without a name of an encoding contains, and the encodings that it may mean."""
+"""Parts of titles that do not name an encoding, and the encodings that such titles may mean."""
 
 _GRID = "locant.encoding('rotary', head_dim=64, sections=(16, 16), axial=True)"
 SEVERAL_AXES = {
     "mrope": "locant.encoding('rotary', head_dim=128, sections=(16, 24, 24))",
     "2drope": _GRID, "2drotary": _GRID, "axialrope": _GRID, "axialrotary": _GRID,
 }  # fmt: skip
-"""What titles of rotary encodings for images and videos contain, and the calls that make them."""
+"""Parts of titles of rotary encodings for images and videos, and the calls that build these encodings."""
 
 FILLER = frozenset((
     "apply", "build", "compute", "create", "get", "make", "precompute", "embedding", "embeddings", "encoding",
@@ -51,21 +51,21 @@ FILLER = frozenset((
 """Words that do not change the meaning of a title. Any other word may change it."""
 
 ONLY_FILLER = re.compile(f"(?:{'|'.join(map(re.escape, sorted(FILLER)))})+")
-"""Names that are looked for as whole titles only, such as ``position_embedding``."""
+"""Names that consist of filler, such as ``position_embedding``. Such a name counts only if it is the whole title."""
 
 ORDINARY = frozenset(("linear", "dynamic", "contextual", "polar", "llama3"))
-"""Names that titles of other encodings and of models contain as ordinary words."""
+"""Names that are also ordinary words, which titles of other encodings and of models contain."""
 
 _ENDS = ("", "scaling", "scaled", "scale")
 SCALING_BY_WORD = {
     re.sub("[^a-z0-9]", "", name) + end: kind
     for kind in SCALINGS.values() for name in (kind.info.name, *kind.info.aliases) for end in _ENDS
 }  # fmt: skip
-"""Scalings by their names without punctuation, which a word may follow."""
+"""Scalings by their names without punctuation, alone and before each of `_ENDS`."""
 
 
 class Title(NamedTuple):
-    """What a title names, and the letters in it that are unknown."""
+    """The encodings and the scaling that a title names, and its unknown letters."""
 
     encodings: set[str]
     scaling: type[Scaling] | None
@@ -80,8 +80,8 @@ def encoding_in_title(title: str, names: Mapping[str, str]) -> str | None:
         names: the name of each encoding, by each of its names.
 
     Raises:
-        RangeError: the title means several encodings, a scaling, a model, or an encoding that an unknown word may
-            change. The remedy has the possible calls.
+        RangeError: the title may mean several encodings, or means a scaling, a model, or perhaps a variant of an
+            encoding. The remedy contains the possible calls.
     """
     if (call := next((call for part, call in SEVERAL_AXES.items() if part in _letters(title)), None)) is not None:
         raise RangeError(f"got encoding {title!r}, which is rotary with several position axes", call)
@@ -94,7 +94,7 @@ def encoding_in_title(title: str, names: Mapping[str, str]) -> str | None:
         meant = " or ".join(f"locant.encoding({name!r}, ...)" for name in several)
         raise RangeError(f"got encoding {title!r}, which is a name of several", meant)
     _refuse_model(title)
-    if len(encodings) == 1 and len(unknown) > 2:  # else it is a slip of the fingers
+    if len(encodings) == 1 and len(unknown) > 2:  # otherwise it is a typing error
         got = f"got encoding {title!r}, which is {(plain := encodings.pop())} with {unknown!r}"
         remedy = f"locant.encoding({plain!r}, ...) if the plain form is meant"
         raise RangeError(f"{got}, expected a name of locant list", remedy)
@@ -102,7 +102,7 @@ def encoding_in_title(title: str, names: Mapping[str, str]) -> str | None:
 
 
 def meanings_of_title(title: str, names: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the encodings that a title may mean if it names none but is about positions.
+    """Return the names of the encodings that a title about positions may mean if it does not name one.
 
     >>> meanings_of_title("PositionalEncoding", {}), meanings_of_title("Embedding", {})
     (('sinusoidal', 'learned'), ())
@@ -114,12 +114,12 @@ def meanings_of_title(title: str, names: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def scaling_in_title(title: str) -> type[Scaling] | None:
-    """Return the scaling of this name, which a word such as ``Scaling`` may follow, or ``None``."""
+    """Return the scaling that has this name, or ``None``. A word such as ``Scaling`` may follow the name."""
     return SCALING_BY_WORD.get(_letters(title))
 
 
 def scaling_error(title: str, kind: type[Scaling]) -> RangeError:
-    """Return the error for a scaling instead of an encoding, with the call of a rotary encoding that has it."""
+    """Return the error for a scaling that is given as an encoding. The remedy is a rotary encoding with it."""
     example = kind.by_factor(4.0, trained=4096, dim=64, base=10_000.0)
     required = [field.name for field in fields(example) if field.default is MISSING]  # type: ignore[arg-type]  # all are dataclasses
     values = [(name, getattr(example, name)) for name in required]
@@ -131,7 +131,7 @@ def scaling_error(title: str, kind: type[Scaling]) -> RangeError:
 
 
 def _read(title: str, names: Mapping[str, str]) -> Title:
-    """Cut a title into known words. If some are unknown, short and ordinary words are not looked for between them."""
+    """Cut a title into known words. If some letters are unknown, ignore known words that are short or ordinary."""
     letters, encoding_by_word = _letters(title), {_letters(each): name for each, name in names.items()} | SYNONYMS
     if letters in encoding_by_word:
         return Title({encoding_by_word[letters]}, None, "")
@@ -147,12 +147,12 @@ def _read(title: str, names: Mapping[str, str]) -> Title:
 
 
 def _cut(letters: str, words: Collection[str]) -> tuple[list[str], str]:
-    """Cut letters into words so that the fewest letters remain, and of such cuts into the fewest words.
+    """Cut letters into words so that the fewest letters remain. Of such cuts, use one with the fewest words.
 
     >>> _cut("nopositionalencodingz", {"no", "noposition", "position", "positional", "encoding"})
     (['no', 'positional', 'encoding'], 'z')
     """
-    cuts = {len(letters): (list[str](), "")}  # by the place from which on the letters are cut
+    cuts = {len(letters): (list[str](), "")}  # by the place at which the cut letters begin
     for begin in reversed(range(len(letters))):
         after, unknown = cuts[begin + 1]
         options = [(after, letters[begin] + unknown)]
@@ -165,12 +165,12 @@ def _cut(letters: str, words: Collection[str]) -> tuple[list[str], str]:
 
 
 def _letters(title: str) -> str:
-    """Return the letters, digits and ``+`` of a title, without the suffix of a file and what is in parentheses."""
+    """Return the letters, digits and ``+`` of a title. Leave out the suffix ``.py`` and text in parentheses."""
     return re.sub(r"[(].*?[)]|[^a-z0-9+]", "", title.lower().removesuffix(".py"))
 
 
 def _refuse_model(title: str) -> None:
-    """Raise `RangeError` if a title begins with the name of a published model. The remedy has its encoding."""
+    """Raise `RangeError` if a title begins with the name of a published model. The remedy builds its encoding."""
     from locant.models.model_names import model_type_in, position_classes
 
     if (model_type := model_type_in(title)) is None:

@@ -32,7 +32,7 @@ SAME = 1e-4
 """The largest difference of equal vectors, relative to the largest number."""
 
 WRONG = 1e-2
-"""The error of sinusoidal vectors from which on there is a warning."""
+"""The smallest error of sinusoidal vectors that causes a warning."""
 
 FAR = 4096
 """The last position whose vectors are compared with a formula."""
@@ -57,8 +57,8 @@ class AdditionReport(Report):
         along: the axes of positions, usually one.
         given: whether it takes positions. Otherwise it counts tokens from 0.
         factor: the factor of tokens before the vector is added.
-        last: the last position that has a vector, ``None`` if there are several axes of positions.
-        ended: the error that a later position raises, ``None`` if no error was found.
+        last: the last position that has a vector, or ``None`` if there are several axes of positions.
+        ended: the error that a later position raises, or ``None`` if no error was found.
         far: the last position whose vectors were compared with a formula.
     """
 
@@ -151,7 +151,7 @@ def is_addition(subject: Subject) -> bool:
 
 
 def _factor(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> float | None:
-    """Return the factor of tokens before a vector is added, ``None`` if the results are no such sums."""
+    """Return the factor of tokens before a vector is added, or ``None`` if the results are no such sums."""
     moved, change = results[0] - results[1], (inputs[0] - inputs[1]).expand_as(results[0])
     factor = float((moved * change).sum() / change.square().sum())
     least = SAME * max(float(each.abs().max()) for each in (*results, *inputs))
@@ -163,7 +163,7 @@ def _factor(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> float | None
 def addition_report(
     target: Any, expected: PositionEncoding | None, head_dim: int | None, failures: Failures
 ) -> AdditionReport | None:
-    """Return a report on the added vectors, ``None`` if they do not depend on positions alone."""
+    """Return a report on the added vectors, or ``None`` if they do not depend on positions alone."""
     measured: set[str] = set()
     for call in _calls(target, head_dim):
         if call.called in measured:  # with another width
@@ -292,7 +292,7 @@ def _vectors(encoding: PositionEncoding, count: int) -> Tensor:
 
 
 def _sinusoidal(rows: Tensor) -> Sinusoidal | None:
-    """Return the encoding with these vectors, ``None`` if there is none. Their sines and cosines are read as angles."""
+    """Return the encoding with these vectors, or ``None`` for others. Their sines and cosines are read as angles."""
     width, steps = rows.shape[1], [step for step in NEAR if step < len(rows)]
     if width % 2 or len(steps) < 2:
         return None

@@ -53,7 +53,7 @@ class BiasReport(Report):
         farthest: the largest distance at which buckets were measured.
         alike: all settings of the encoding that give the same buckets up to there, empty if there is only one.
         of_all: whether the encoding agrees at all keys that are not hidden, not only at earlier keys.
-        cached: whether the newest query alone gets the last row of the matrix, ``None`` if it cannot be requested.
+        cached: whether the newest query alone gets the last row of the matrix, or ``None`` if it cannot be requested.
         rounded: the dtype that rounds the bias to steps, so that neighbouring distances share a value.
     """
 
@@ -138,7 +138,7 @@ def _find_alibi(slopes: Sequence[float]) -> tuple[int, int] | None:
 
 
 def bias_report(target: Any, expected: PositionEncoding | None, failures: Failures) -> BiasReport | None:
-    """Return a report on a bias, ``None`` if it cannot be called with two lengths. `failures` then holds the errors."""
+    """Return a report on a bias, or ``None`` if it cannot be called with two lengths, for reasons in `failures`."""
     for called, call in _calls(target).items():
         bias_of = partial(_bias, call)
         try:
@@ -315,7 +315,7 @@ def _bucketed(earlier: Tensor, after: Tensor | None) -> tuple[PositionEncoding |
 
 
 def _starts(side: Tensor) -> list[int]:
-    """Return the distances from 1 on whose values differ from the distance before, in some head."""
+    """Return the distances of 1 or more whose value differs from that of the distance before, in some head."""
     return ((side[:, 1:] != side[:, :-1]).any(0).nonzero()[:, 0] + 1).tolist()
 
 

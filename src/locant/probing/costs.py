@@ -15,7 +15,7 @@ SMALL = 1e-3
 
 
 class Cost(NamedTuple):
-    """The nats by which a mistake raised the loss in windows of two lengths, ``None`` if not measured."""
+    """The nats by which a mistake raised the loss in windows of two lengths, or ``None`` if not measured."""
 
     mistake: str
     at_2048: float

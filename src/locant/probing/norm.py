@@ -101,10 +101,10 @@ class NormReport:
 
     Args:
         eps: the expected eps.
-        found: the norm that explains each side, ``None`` if no known norm does.
+        found: the norm that explains each side, or ``None`` if no known norm does.
         off: the largest difference of each side from the expected norm at position 0, relative to the largest entry.
         wrong: the mistakes of each side, in words.
-        after: for each side, whether the norm comes after the rotation, ``None`` if equal weights hide the order.
+        after: for each side, whether the norm comes after the rotation, or ``None`` if equal weights hide the order.
         should_follow: whether the norm should come after the rotation.
     """
 
@@ -198,7 +198,7 @@ def _apart(one: Tensor, other: Tensor) -> float:
 
 
 def _explained(side: Tensor, x: Tensor, expected: Sequence[Norm], number: int, plus_one: bool) -> Norm | None:
-    """Return the norm with the fewest mistakes that gives these heads, ``None`` if no known norm does."""
+    """Return the norm with the fewest mistakes that gives these heads, or ``None`` if no known norm does."""
     right, other = expected[number], expected[1 - number]
     weights = {"": right.weight, "the weights are those of the other side": other.weight}
     weights["the weights are left out"] = torch.ones((), dtype=torch.float64)
@@ -270,7 +270,7 @@ def _without_norms(convention: Convention, norms: Sequence[Norm], after: Sequenc
 
 
 def _comes_after(subject: Subject, norm: Norm, side: int) -> bool | None:
-    """Return whether lengths stay the same only if the norm is undone after the rotation, ``None`` if not known."""
+    """Return whether lengths stay the same only if the norm is undone after the rotation, or ``None`` if not known."""
     if bool((norm.weight == norm.weight.flatten()[:1]).all()):
         return None
     generator = torch.Generator().manual_seed(1)

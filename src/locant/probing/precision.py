@@ -137,7 +137,7 @@ def _errors(
 ) -> tuple[Tensor, Tensor, dict[int, float], str | None]:
     """Return positions, the angles of tokens there ``[positions, pairs]``, the largest error at each, and an end.
 
-    The end is the name of the error that the position after the last one raises, ``None`` if no position raises one.
+    The end is the name of the error that the position after the last one raises, or ``None`` if no position raises one.
     """
     measure, ended = _angle_reader(rotation, encoding, subject, dtype), None
     errors: dict[int, float] = {}
@@ -180,7 +180,7 @@ def _last_place(subject: Subject, works: int, fails: int) -> int:
 
 
 def _largest_error(subject: Subject, rotation: Rotation, encoding: Rotary) -> float | None:
-    """Return the largest error of an angle at any position, ``None`` if the target cannot take all at once."""
+    """Return the largest error of an angle at any position, or ``None`` if the target cannot take all at once."""
     if subject.convention.one_by_one:
         return None
     try:
@@ -301,7 +301,7 @@ class Arrangement:
         writes: the target overwrites its arguments, and also returns a result.
         crowds: some of thousands of tokens are rotated differently than among a few tokens.
         strided: a view into a larger tensor is rotated differently, or the rest of that tensor changes.
-        of: the only side that is affected, ``"queries"`` or ``"keys"``, ``None`` if both are, or in different ways.
+        of: the only side that is affected, ``"queries"`` or ``"keys"``, or ``None`` if both are, or in different ways.
     """
 
     neighbours: bool = False
@@ -425,7 +425,7 @@ def shifts_of(subject: Subject, factor: float, limit: int) -> dict[int, float]:
 
 
 def _grows_at(subject: Subject) -> int | None:
-    """Return the smallest last position that changes the rotation at small positions, ``None`` if none does."""
+    """Return the smallest last position that changes the rotation at small positions, or ``None`` if none does."""
     x = _random(subject, SHORT)
     rotated_alone, longer = _rotated(subject, x, range(SHORT)), torch.cat([x, x[:, :, :1]], 2)
 

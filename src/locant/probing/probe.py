@@ -280,7 +280,7 @@ def _largest_difference(subject: Subject, sides: tuple[Rotation, Rotation], enco
 
 
 Difference = tuple[str, str | None]
-"""A difference in words, and its cost: a key of `COSTS`, ``None`` if not measured."""
+"""A difference in words, and its cost: a key of `COSTS`, or ``None`` if not measured."""
 
 
 def _differences(sides: tuple[Rotation, Rotation], expected: PositionEncoding) -> list[Difference]:
@@ -352,7 +352,7 @@ def measured_rotary(config: object, layer_type: str | None) -> Rotary:
     """Return the measured encoding of an unknown architecture, with a warning.
 
     Raises:
-        InputError: the measured rotation is no encoding of this package.
+        InputError: the measured rotation is not an encoding of this package.
     """
     report = _probe_config(config, layer_type, None)
     name = config.get("model_type") if isinstance(config, Mapping) else getattr(config, "model_type", "")

@@ -50,7 +50,7 @@ class Report:
         subject: the name of the target.
         called: the calling convention that worked.
         encoding: the encoding of this package that does the same, if there is one.
-        agrees: the largest difference from it on random tokens at positions up to 61, or of biases, ``None`` if not
+        agrees: the largest difference from it on random tokens at positions up to 61, or of biases, or ``None`` if not
             compared.
         expected: the encoding that the target was compared with.
         differences: the differences from it.
@@ -113,14 +113,14 @@ class RotationReport(Report):
         errors: the largest error of an angle at each position, in radians, empty if the true angles are not known. This
             field and the next ones on angles describe the side with the larger errors.
         last: the last position whose angles were measured.
-        rounding: the arithmetic that explains the angles, ``None`` if no known one does.
+        rounding: the arithmetic that explains the angles, or ``None`` if no known one does.
         uneven: if neither the true angles nor an exact rounding are known, the first position whose angles do not grow
             evenly, and their error.
         worse: the side with the larger errors, if another rounding explains the angles of the other side.
         casts: for each narrower dtype, the largest error up to position 4,097 after a cast of the module, and the
             rounding that explains it.
         sampled: whether the errors after casts were measured only at a few positions.
-        narrow: the rounding that explains the angles of bfloat16 tokens, ``None`` if there is none, or no such tokens.
+        narrow: the rounding that explains the angles of bfloat16 tokens, or ``None`` if none does.
         arrangement: the things other than its position that change a token's rotation.
         ended: the error that a position after `last` raises, if the positions end there.
         norm: the report on a norm before the rotation, if one was expected.
@@ -160,7 +160,7 @@ class RotationReport(Report):
 
     @property
     def layout(self) -> str | None:
-        """Return ``"half"``, ``"interleaved"`` or ``"of its own"``, ``None`` if there are no pairs."""
+        """Return ``"half"``, ``"interleaved"`` or ``"of its own"``, or ``None`` if there are no pairs."""
         dims = [block.dims for block in self.queries.blocks]
         count = len(dims)
         if dims == [(i, i + count) for i in range(count)]:

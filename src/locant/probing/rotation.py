@@ -54,7 +54,7 @@ class Block:
         frequencies: the first member's frequency on each axis, in radians per position. Usually only one is not 0.
         of_second: the second member's frequencies, which are the same in a rotation.
         offset: the angle at position 0.
-        cosine_axes: axes that change the cosine but leave the sine 0. A rotation has none.
+        cosine_axes: axes that change the cosine but leave the sine 0. A rotation does not have such axes.
     """
 
     dims: tuple[int, int]
@@ -84,7 +84,7 @@ class Rotation:
         factor: the factor of lengths at position 0.
         change: the largest other relative change of a pair's length, at positions up to 61.
         bent: the largest difference of an angle from frequency x position, in radians.
-        order: the input dimension of each output dimension, ``None`` if the order does not change.
+        order: the input dimension of each output dimension, or ``None`` if the order does not change.
         num_heads: the number of heads that are rotated, from the first on, ``None`` for all.
         same_heads: whether all of these heads are rotated equally.
         moves: whether the result depends on the position.
@@ -104,7 +104,7 @@ class Rotation:
 
     @property
     def begin(self) -> float | None:
-        """Return the position whose angles position 0 has, ``None`` if there is no such position.
+        """Return the position whose angles position 0 has, or ``None`` if there is no such position.
 
         The offset of each pair is begin x frequency, up to full turns. The slowest pair has not made a full turn, so it
         gives `begin` roughly. Each faster pair corrects it, as later positions do in `fit_frequencies`.
@@ -174,7 +174,7 @@ def _analyse(heads: Tensor, steps: Sequence[int], axes: int) -> Rotation:
 
 
 def _count_rotated_heads(heads: Tensor) -> int | None:
-    """Return the number of heads before the first one that is the same at all positions, ``None`` if all are rotated.
+    """Return the number of heads before the first that is the same at all positions, or ``None`` if all are rotated.
 
     Also return ``None`` if head 0 is the same at all positions.
     """
@@ -267,7 +267,7 @@ LENGTHS = tuple(2**power for power in range(8, 21))
 
 
 def encoding_of(rotation: Rotation, width: int, axes: int) -> Rotary | None:
-    """Return the rotary encoding with these pairs and frequencies, ``None`` if there is none."""
+    """Return the rotary encoding with these pairs and frequencies, or ``None`` if there is none."""
     blocks = rotation.blocks
     if not blocks or rotation.bent > EVEN or not all(block.is_rotation and len(block.axes) == 1 for block in blocks):
         return None
@@ -284,7 +284,7 @@ def encoding_of(rotation: Rotation, width: int, axes: int) -> Rotary | None:
 
 
 def _fit_formula(pairs: Pairs, frequencies: Tensor, width: int) -> Rotary | None:
-    """Return the encoding whose base and scaling give these frequencies, ``None`` if no formula does.
+    """Return the encoding whose base and scaling give these frequencies, or ``None`` if no formula does.
 
     Each formula has fewer parameters than there are pairs. `_ladders` computes the parameters from as many pairs as
     there are parameters, and the other pairs decide whether the formula holds.
@@ -400,7 +400,7 @@ def _scaled_by_frequency(frequencies: Tensor, rungs: Tensor, ladder: int) -> Ite
 
 
 def _llama3(plain: Tensor, unscaled_share: Tensor, factor: float) -> Llama3 | None:
-    """Return the scaling of Llama 3 between whose limits the shares are a straight line, ``None`` if there is none.
+    """Return the scaling of Llama 3 between whose limits the shares are a straight line, or ``None`` if there is none.
 
     The unscaled share of a frequency is 0 below one limit and 1 above the other. Between them Llama 3 has
     ``(length / wavelength - low) / (high - low)``, a straight line of the frequency. A least-squares line over the

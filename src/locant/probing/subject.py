@@ -53,7 +53,7 @@ class Subject:
 
     Args:
         limit: the last position that may be tried.
-        original: a copy of the unused module, ``None`` if the target is not a module or cannot be copied.
+        original: a copy of the unused module, or ``None`` if the target is not a module or cannot be copied.
     """
 
     target: Any

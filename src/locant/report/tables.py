@@ -1,4 +1,4 @@
-"""A table of a report as a value. `locant.report.console` prints it in a terminal, and `locant.report.page` as HTML."""
+"""The data of a table in a report. `locant.report.console` prints it, and `locant.report.page` writes it as HTML."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One entry with more than its text."""
+    """An entry of a table that has more than a text."""
 
     text: str
     spread: str = ""
-    """The uncertainty of a number, after it or on a line of its own."""
+    """The uncertainty of a number, which is shown after it or on a separate line."""
     small: str = ""
-    """Small print below, on a page. In a terminal, only headings have it."""
+    """Small print below the text. A terminal shows it only in headings."""
     look: Literal["", "best", "quiet"] = ""
     shade: float | None = None
-    """How deep the background is on a page, from 0 to 1."""
+    """The depth of the background color on a page, from 0 to 1."""
     hint: str = ""
     """The text that a page shows when the mouse is over the cell."""
 
@@ -28,13 +28,13 @@ Row = Sequence[str | Cell]
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows whose first entry is their name."""
+    """A table. The first entry of each row is the name of the row."""
 
     head: Row
     rows: Sequence[Row]
     below: Sequence[Row] = ()
     """Rows about the columns, such as the number of windows."""
     title: str = ""
-    """The title in a terminal. On a page the section has a heading."""
+    """The title in a terminal. A page shows the heading of the section instead."""
     note: str = ""
-    """The explanation below, on a page."""
+    """The explanation below the table, on a page."""

@@ -152,7 +152,7 @@ class T5BiasWithoutTable(T5Bias):
         del self.weight
 
     def with_table(self, table: Table) -> T5BiasWithoutTable:
-        """Return a copy with this table, for attention that needs no matrix."""
+        """Return a copy with this table, for attention without a matrix."""
         bias = copy.copy(self)
         object.__setattr__(bias, "weight", table[0, :, 0].T)
         return bias

@@ -1,8 +1,8 @@
 """The attention function and the mask function of a swapped model, which `transformers` calls by name.
 
-The attention function applies the layer's encoding, and calls the function that the layer had before for the rest. The
-mask function returns the distance in slots of each query and key, or a number far below zero if the query may not see
-the key. A slot is the index of a token in the row that the cache has processed. A window keeps only the last slots.
+The attention function applies the layer's encoding, and then calls the attention function that the layer had before.
+The mask function returns the distance of each query and key in slots, or a number far below zero if the query may not
+see the key. A slot is the index of a token in the row that the cache has processed. A window keeps only the last slots.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ ATTENTION_POINT = "_locant_point"
 EAGER = "eager_attention_forward"
 
 HIDDEN = 2**30
-"""The number that is subtracted from the distance of a query and a key that it may not see."""
+"""The number that is subtracted from the distance of a query and a key if the query may not see the key."""
 
 
 @dataclass
 class AttentionPoint:
-    """What an attention module of a swapped model has for our attention function.
+    """The data of an attention module that our attention function needs.
 
     Args:
-        new_encoding: the encoding to apply, ``None`` if the layer's own attention is left as it is.
+        new_encoding: the encoding to apply, or ``None`` if the layer keeps its own attention.
         previous: the name of the attention function that the module had before.
-        own_bias: the bias that the model's own code passes to the layer. It arrives as its table if the layer keeps its
-            own attention, and is left out for another encoding. ``None`` if it is added unchanged.
+        own_bias: the bias of T5 that we take from the model's own code. A layer that keeps its bias receives its table
+            and not its matrix. Another encoding replaces it. ``None`` if the model's own code adds the bias.
     """
 
     new_encoding: NewEncoding | None
@@ -53,7 +53,7 @@ class AttentionPoint:
     own_bias: T5BiasWithoutTable | None = None
 
     def attach(self, module: nn.Module, undo: ExitStack) -> None:
-        """Let our attention function find this."""
+        """Store this in an attention module, where our attention function finds it."""
         setattr(module, ATTENTION_POINT, self)
         undo.callback(delattr, module, ATTENTION_POINT)
 
@@ -79,7 +79,7 @@ def distance_mask(
 ) -> Tensor | None:
     """Return the distances in slots of queries and keys, ``batch 1 query key``, minus `HIDDEN` for hidden keys.
 
-    Return ``None`` if only later keys are hidden, and the queries are the last keys.
+    Return ``None`` if only later keys are hidden and the last keys belong to the queries.
     """
     from transformers.masking_utils import sdpa_mask
 
@@ -119,7 +119,8 @@ def attention(
         raise LocantError(got, "new_model.set_attn_implementation('sdpa'), or give it another configuration")
     encoding = None if point.new_encoding is None else point.new_encoding.current
     own_bias, ids = others.pop("position_bias", None), others.get("position_ids")
-    layer_places = None if ids is None or ids.ndim != 2 else Places(ids)  # for models that pass nothing on
+    # Some models pass position ids to their attention, but no unknown arguments.
+    layer_places = None if ids is None or ids.ndim != 2 else Places(ids)
     places = others.pop(PLACES, layer_places)
     if own_bias is not None and encoding is not None and point.own_bias is None:
         raise LocantError(f"got {type(module).__name__}, which computes its own bias", "use a model without one")
@@ -158,7 +159,7 @@ def attention(
         bias = products(classes, query, key) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
         if (softcap := others.get("softcap")) is not None:
             bias = (bias / softcap).tanh() * softcap
-        query = query * 0.0  # so that the scores are only these
+        query = query * 0.0  # so that the scores are only these products
     if bias is not None:  # use float32, whatever the model's dtype: 16 bits cannot distinguish long distances
         query, key, value = (x.to(bias.dtype) for x in (query, key, value))
     mask = _additive_mask(mask, query.dtype, bias)
@@ -170,7 +171,7 @@ def attention(
 def _matrix_free_bias(
     point: AttentionPoint, query: Tensor, key: Tensor, table: Tensor | None
 ) -> T5BiasWithoutTable | None:
-    """Return the model's own bias if its matrix would cost more than adding it without a matrix, else ``None``."""
+    """Return the model's own bias if it costs less without a matrix, or ``None``."""
     if point.own_bias is None or table is None or query.shape[:3].numel() * key.shape[2] < SMALL:
         return None
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and table.requires_grad):
@@ -181,7 +182,7 @@ def _matrix_free_bias(
 def _own_mask_and_bias(
     point: AttentionPoint, query: Tensor, key: Tensor, mask: Tensor | None, bias: Tensor | None, *, causal: bool
 ) -> tuple[Tensor | None, dict[str, Tensor]]:
-    """Return the mask of numbers and the bias that the model's own code would pass to the previous function."""
+    """Return the additive mask and the bias that the model's own code would pass to the previous function."""
     if mask is None and causal and point.previous == "eager" and query.shape[2] > 1:
         mask = _slot_distances(query, key, causal)  # sdpa hides later keys itself
     if bias is not None and point.own_bias is not None:
@@ -205,9 +206,9 @@ def _slot_distances(query: Tensor, key: Tensor, causal: bool) -> Tensor:
 
 
 def _positions(query: Tensor, key: Tensor, mask: Tensor | None, places: Places | None) -> tuple[Positions, Positions]:
-    """Return the positions of queries and keys, from their places or else their slots, in the order of the slots.
+    """Return the positions of queries and keys: their places if they are known, and their slots otherwise.
 
-    A key that no query sees is padding: encodings that count the keys in between do not count it.
+    A key that no query sees is padding. Encodings that count the keys between two tokens do not count it.
     """
     length, keys, device = query.shape[2], key.shape[2], query.device
     places = places or Places()
@@ -241,14 +242,14 @@ def _positions(query: Tensor, key: Tensor, mask: Tensor | None, places: Places |
 
 
 def _visible(mask: Tensor) -> Tensor:
-    """Return which keys each query may see."""
+    """Return whether each query may see each key."""
     if mask.is_floating_point():  # the caller's mask
         return mask > torch.finfo(mask.dtype).min / 2
     return mask if mask.dtype == torch.bool else mask > -HIDDEN // 2
 
 
 def _additive_mask(mask: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
-    """Return the numbers to add to the scores: the bias, or the smallest number for a hidden key."""
+    """Return the numbers to add to the scores: the bias (or 0), and the smallest number for a hidden key."""
     if mask.is_floating_point():  # the caller's mask
         return mask.to(dtype) if bias is None else mask.to(dtype) + bias
     visible = _visible(mask)

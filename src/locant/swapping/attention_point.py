@@ -1,7 +1,7 @@
 """The attention modules of a `transformers` model, and our attention function in them.
 
 `transformers` calls the attention function that the configuration names, and a mask function of the same name. So a
-swapped model calls the functions of `attention_function.py`, and `token_places.py` passes on where its tokens stand.
+swapped model calls the functions of `attention_function.py`. The hooks of `token_places.py` pass on its positions.
 """
 
 from __future__ import annotations

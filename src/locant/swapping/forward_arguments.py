@@ -54,18 +54,18 @@ class ForwardArguments:
         return arguments
 
     def cache_of(self, arguments: Mapping[str, Any]) -> Any:
-        """Return the cache among arguments from `read`, ``None`` if there is none."""
+        """Return the cache among arguments from `read`, or ``None`` if there is none."""
         return None if self.cache is None else arguments.get(self.cache)
 
 
 def cache_argument(model: Any) -> str | None:
-    """Return the name of a model's argument for the cache, ``None`` if it has no such argument with a known name."""
+    """Return the name of a model's argument for the cache, or ``None`` if it has no such argument with a known name."""
     parameters = inspect.signature(model.forward).parameters
     return next((name for name in CACHE if name in parameters), None)
 
 
 def cache_in(result: Any) -> Any:
-    """Return the cache in the result of a model, ``None`` if there is none."""
+    """Return the cache in the result of a model, or ``None`` if there is none."""
     values = [*result.values()] if isinstance(result, Mapping) else result
     return next((each for each in values if hasattr(each, "get_seq_length")), None)
 

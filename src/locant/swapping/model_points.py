@@ -1,4 +1,4 @@
-"""The points of a model at which positions enter it, and the model's own positions there."""
+"""The points at which positions enter a model, and the model's own positions."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class ModelPoints:
         model: the model that was passed to `swap`, which may be a PEFT model.
         owner: the innermost model in it that has the layers. It holds new encodings, as `locant`.
         rotary: the rotary modules.
-        biases: the stacks whose layers add T5's bias, if there is no rotary module.
-        tables: the paths of tables of learned positions, if there is neither.
-        angles: how the model's own encoding is computed while it is swapped.
+        biases: the stacks whose layers add T5's bias. Empty if there is a rotary module.
+        tables: the paths of tables of learned positions. Empty if there is a rotary module or T5's bias.
+        angles: how the angles of the model's own encoding are computed while it is swapped.
     """
 
     model: Any
@@ -67,12 +67,12 @@ class ModelPoints:
 
     @cached_property
     def layers(self) -> Mapping[int, Sequence[nn.Module]]:
-        """The attention modules of every layer. Only for T5 is it certain that every layer has some."""
+        """The attention modules of every layer. In models other than T5 some layers may be missing."""
         return self_attention(self.biases) or attention_modules(self.owner)
 
     @cached_property
     def bias_by_layer(self) -> Sequence[BiasPoint]:
-        """The stack of every layer, empty without T5's bias."""
+        """The stack of every layer. Empty without T5's bias."""
         return [point for point in self.biases for _ in point.layers]
 
     @property
@@ -106,7 +106,7 @@ class ModelPoints:
         _ = self.forward_arguments
 
     def require_own_positions(self) -> None:
-        """Raise `InputError` if the model has no positions of its own that can be computed otherwise."""
+        """Raise `InputError` if the model has no positions of its own that can be computed in another way."""
         if not self.rotary and not self.biases:
             got = f"got {self.name}, which has no rotary positions to compute exactly"
             one_table = len(self.tables) == 1
@@ -124,7 +124,7 @@ def find_points(model: Any, angles: AngleMode) -> ModelPoints:
     """Return the points of a model.
 
     Raises:
-        InputError: it is no model of `transformers`, it is swapped, or its positions are not known.
+        InputError: it is not a model of `transformers`, it is already swapped, or its positions are unknown.
     """
     inner = _require_model(model)
     rotary = rotary_points(inner, angles=angles)
@@ -142,7 +142,7 @@ def find_points(model: Any, angles: AngleMode) -> ModelPoints:
 
 
 def _require_model(model: Any) -> Any:
-    """Return the model, or the model inside a PEFT model, if it is a model of `transformers` that is not swapped."""
+    """Return the model, or the one inside a PEFT model. Raise if it is swapped or is not a `transformers` model."""
     require("transformers", "swapping encodings")
     from transformers import PreTrainedModel
 

@@ -1,4 +1,4 @@
-"""The new encodings of a model, which holds them, so that their parameters are trained and saved with it."""
+"""The new encodings of a swapped model. The model holds them, so it trains and saves their parameters."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class NewEncoding:
 
     @cached_property
     def description(self) -> dict[str, Any] | None:
-        """The name and the options of the encoding, ``None`` if they are not enough to rebuild it."""
+        """The name and the options of the encoding, or ``None`` if they are not enough to rebuild it."""
         return to_config(self.encoding)
 
 
 def hold_encodings(owner: Any, encodings: Sequence[NewEncoding], undo: ExitStack) -> None:
-    """Let a model hold encodings, on its device and in its dtype, where they stay when this is undone."""
+    """Move encodings to a model's device and dtype, and register them in it. Undoing this does not move them back."""
     parameters = [*owner.parameters()]
     first = next((each for each in parameters if not each.is_meta), None)  # offloaded parameters hold no numbers
     holder = nn.Module()  # not a list: PEFT does not train lists that modules_to_save names

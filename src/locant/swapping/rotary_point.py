@@ -62,7 +62,7 @@ class Form:
     """The form in which a rotary module returns the angles of each pair.
 
     Args:
-        name: a key of `FORMS`, ``None`` if the form is not known.
+        name: a key of `FORMS`, or ``None`` if the form is not known.
         sines_first: whether the module returns the sines before the cosines, as GPT-J's does.
     """
 
@@ -78,7 +78,7 @@ class Form:
         return angles[::-1] if self.sines_first else angles
 
     def zero_angles(self, like: Angles) -> Angles:
-        """Return angles that rotate nothing, in the shape of `like`."""
+        """Return zero angles, which do not rotate, in the shape of `like`."""
         if isinstance(like, Tensor):
             return torch.ones_like(like)
         cos, sin = self.reorder(like)

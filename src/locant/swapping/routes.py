@@ -1,15 +1,15 @@
-"""How a layer gets its encoding: one class for each way, and one object for each layer.
+"""The ways in which a layer can get its encoding. Each way is a class, and each layer has an object of one of them.
 
 | class | what happens |
 |---|---|
 | `KeepOwn` | the layer keeps the model's own encoding |
-| `RemovePositions` | the layer gets no positions |
+| `RemovePositions` | the layer loses its positions |
 | `ReplaceAngles` | the model's own code rotates by other angles |
 | `AddToScores` | our attention function rotates and biases |
 | `AddToEmbeddings` | the encoding is added to the token embeddings |
 
-`choose_route` chooses one of them. Its `attach_` methods attach it to the points of the model that it needs, and put
-what undoes this on a stack.
+`choose_route` returns one of them. Its `attach_` methods change the model where this is necessary, and add callbacks to
+a stack that undo the changes.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from locant.swapping.rotary_point import NEAR, LayerHook, RotaryPoint
 
 
 class Route:
-    """How one layer gets a new encoding, in place of the model's own positions.
+    """The way in which one layer gets its encoding. This is the base class.
 
     Args:
         points: the points of the model.
         layer: the index of the layer.
-        new_encoding: its encoding, ``None`` if the layer keeps its own.
+        new_encoding: its encoding, or ``None`` if the layer keeps its own.
     """
 
     def __init__(self, points: ModelPoints, layer: int, new_encoding: NewEncoding | None) -> None:
@@ -51,17 +51,17 @@ class Route:
 
     @property
     def rotation(self) -> PositionEncoding:
-        """The encoding by which the model's own code rotates this layer. The base class rotates nothing."""
+        """The encoding by which the model's own code rotates this layer. By default it does not rotate."""
         return PositionEncoding()
 
     @property
     def in_attention(self) -> NewEncoding | None:
-        """The encoding that our attention function applies, in T5 in place of its own bias."""
+        """The encoding that our attention function applies. In T5 it replaces the model's bias."""
         return self.new_encoding if self.points.biases else None
 
     @property
     def own_bias(self) -> T5BiasWithoutTable | None:
-        """T5's own bias, if our attention function leaves it out or adds it from its table."""
+        """T5's own bias, if our attention function replaces it or computes it from its table."""
         return self.points.bias_by_layer[self.layer].own if self.points.biases else None
 
     @property
@@ -75,10 +75,10 @@ class Route:
         return self.needs_function and not self.points.biases
 
     def require(self, *, is_mixed: bool) -> None:
-        """Raise `InputError` if the model cannot get the encoding in this way, or only in all of its layers."""
+        """Raise `InputError` if the model does not support this way, or supports it only for all layers at once."""
 
     def attach_to_model(self, undo: ExitStack) -> None:
-        """Attach to the points that all layers share, if they all have this encoding."""
+        """Change the parts of the model that all layers share. This is called if all layers have this encoding."""
         for point in self.points.rotary:
             point.attach(self._rotations(point), undo)
 
@@ -91,7 +91,7 @@ class Route:
             LayerHook(self.rotation, form, module, for_longest).attach(module, undo)
 
     def attach_to_attention(self, undo: ExitStack, previous: str) -> None:
-        """Let our attention function find the layer's encoding, and the function that it had before."""
+        """Store the layer's encoding and its previous attention function where our attention function finds them."""
         for module in self.points.layers.get(self.layer, ()):
             AttentionPoint(self.in_attention, previous, self.own_bias).attach(module, undo)
 
@@ -111,11 +111,11 @@ class Route:
 
 
 class KeepOwn(Route):
-    """The layer keeps the model's own encoding, perhaps in exact angles, or without a matrix of its bias."""
+    """The layer keeps the model's own encoding. Its angles may become exact, and its bias may do without a matrix."""
 
     @property
     def own_bias(self) -> T5BiasWithoutTable | None:
-        return super().own_bias if self.points.angles == "exact" else None  # in float32 its own code adds it
+        return super().own_bias if self.points.angles == "exact" else None  # else the model's own code adds it
 
     def require(self, *, is_mixed: bool) -> None:
         for point in self.points.rotary:
@@ -141,7 +141,7 @@ class KeepOwn(Route):
 
 
 class RemovePositions(Route):
-    """The layer gets no positions."""
+    """The layer loses its positions and does not get others."""
 
     def _describe_encoding(self) -> str:
         return f"no positions, {self.points.old_positions} removed"
@@ -159,7 +159,7 @@ class ReplaceAngles(Route):
 
 
 class AddToScores(Route):
-    """Our attention function rotates queries and keys and adds a bias, and the model's own code rotates nothing."""
+    """Our attention function rotates queries and keys and adds a bias, and the model's own code does not rotate."""
 
     @property
     def in_attention(self) -> NewEncoding | None:
@@ -205,8 +205,8 @@ def choose_route(points: ModelPoints, layer: int, new_encoding: NewEncoding | No
     """Return how a layer gets its encoding.
 
     Raises:
-        InputError: the encoding needs something that the model does not pass on.
-        RangeError: the encoding has other sizes or another layout than the model.
+        InputError: the encoding needs something that the model does not pass to its attention.
+        RangeError: the sizes or the layout of the encoding are not those of the model.
     """
     if new_encoding is None:
         return KeepOwn(points, layer, None)
@@ -237,7 +237,7 @@ def _fits_angles(encoding: Rotary, points: ModelPoints) -> bool:
 
 
 def _require_layout(encoding: Any, points: ModelPoints) -> None:
-    """Raise `RangeError` if an encoding rotates other pairs than those for which the weights were trained."""
+    """Raise `RangeError` if an encoding rotates pairs for which the weights were not trained."""
     rotary = encoding.rotary if rotates_by_class(encoding) else encoding
     if type(rotary) is Rotary and points.own_rotations:
         layout = points.own_rotations[0].pairs.layout
@@ -247,7 +247,7 @@ def _require_layout(encoding: Any, points: ModelPoints) -> None:
 
 
 def _require_fixed_length(encoding: PositionEncoding) -> None:
-    """Raise if a scaling depends on the length, but its encoding cannot be rebuilt for every length."""
+    """Raise `InputError` if a scaling depends on the length, but its encoding cannot be rebuilt for every length."""
     for each in encoding.modules():
         if type(encoding) is Rotary or not isinstance(each, Rotary) or each.seq_len is not None:
             continue
@@ -257,7 +257,7 @@ def _require_fixed_length(encoding: PositionEncoding) -> None:
 
 
 def _require_sizes(encoding: Any, layer: int, owner: Any) -> None:
-    """Raise `RangeError` unless the encoding has the layer's number and width of heads, or the width of embeddings."""
+    """Raise `RangeError` unless the encoding fits the layer's heads, or the width of the embeddings."""
     if isinstance(encoding, RoPEPlusPlus):
         got = "got RoPEPlusPlus, which makes twice as many heads as the projection after the model's attention takes"
         raise RangeError(got, "use locant.lab.Decoder, which has a wider projection, or locant.Rotary")
@@ -268,7 +268,7 @@ def _require_sizes(encoding: Any, layer: int, owner: Any) -> None:
         got = f"got {type(owner).__name__}, whose configuration has no {missing}"
         raise InputError(got, "use a model with attention, whose configuration states its heads")
     width, latent = width or hidden // heads, config_value("qk_rope_head_dim")
-    if not has_bias(encoding):  # a rotation of queries and keys counts the heads of keys
+    if not has_bias(encoding):  # `num_heads` of an encoding without a bias counts the heads of keys
         heads = config_value("num_key_value_heads") or heads
     sizes = {"num_heads": (heads,), "head_dim": (width, latent)}
     if "embed" in encoding.methods():

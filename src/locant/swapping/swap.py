@@ -1,4 +1,4 @@
-"""`swap` gives a `transformers` model another position encoding, and takes it out again."""
+"""`swap` gives a `transformers` model another position encoding, and can restore the model."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def swap(
     every layer keeps its own encoding, nothing is written, and a saved folder is a folder of the original model.
 
     The layers of T5 are numbered consecutively, the encoder's first, and their type is ``"encoder"`` or ``"decoder"``.
-    Cross-attention has no positions and gets none. T5's own bias gives the same bits as before. From 2^20 scores on
-    (over all heads), rows without padding use no matrix of the bias and agree up to rounding, unless the model is
-    trained or compiled. With ``angles="float32"`` the model's own code computes the whole bias.
+    Cross-attention has no positions and does not get any. T5's own bias gives the same bits as before. With 2^20
+    scores or more (over all heads), rows without padding do not need the matrix of the bias. They agree up to rounding,
+    unless the model is trained or compiled. With ``angles="float32"`` the model's own code computes the whole bias.
 
     Args:
         model: any model of `transformers` whose extension points are known. You may compile it, shard it or give it
             adapters afterwards. A copy of a swapped model stays swapped: `undo` restores only the model passed here.
-        encoding: the encoding of every layer, ``None`` for the model's own. It is not copied. It is moved to the
+        encoding: the encoding of every layer, or ``None`` for the model's own. It is not copied. It is moved to the
             model's device and dtype and trained there, and `undo` leaves it there.
         layers: a plan, if layers differ. ``{"every": 4, "encoding": other}`` gives every fourth layer the other
             encoding. A function of a layer's index and type (from ``config.layer_types``) returns the encoding of each
-            layer, ``None`` for its own.
+            layer, or ``None`` for its own.
         angles: for the model's own encoding: ``"exact"``, or ``"float32"`` for the same bits as before. Other encodings
             are built with their own angles.
 
@@ -63,13 +63,13 @@ def swap(
         InputError: the model cannot be swapped, and the error names the reason: it has no rotary positions although its
             own encoding is requested, its class is not part of `transformers`, or its attention is fused. Nothing has
             changed then.
-        RangeError: the encoding has other sizes than the model, or the plan fits no layer.
+        RangeError: the sizes of the encoding are not those of the model, or the plan does not match any layer.
 
     Costs: the model still computes its own angles. A bias is added as a matrix if rows are padded, packed or in a
     window. If a scaling depends on the length, every call reads the length from the device, outside of graphs.
 
     The caller's position ids are used with or without a mask, and kept with the keys of a cache. A static cache
-    (``"static"``) keeps none: its keys are assumed to count up to the last query without a gap.
+    (``"static"``) does not keep them: its keys are assumed to count up to the last query without a gap.
 
     >>> import locant
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -87,7 +87,7 @@ def swap(
     if angles != "exact" and None not in plan:
         got = f"got angles={angles!r} and encodings for all layers, but it applies only to the model's own encoding"
         raise InputError(got, f"build the encoding with it, such as locant.Rotary(..., angles={angles!r})")
-    encodings = {id(each): each for each in plan if each is not None}.values()  # each of them once
+    encodings = {id(each): each for each in plan if each is not None}.values()  # without repetitions
     new = {id(each): NewEncoding(points.owner, index, each) for index, each in enumerate(encodings)}
     routes = [choose_route(points, layer, new.get(id(each))) for layer, each in enumerate(plan)]
     _require(points, routes)
@@ -95,10 +95,10 @@ def swap(
 
 
 class Swap:
-    """A handle of a swapped model, which can restore the model.
+    """A handle that can restore a swapped model.
 
     Args:
-        undo: what undoes every step.
+        undo: a stack of callbacks that undo every step.
         sentences: a description of each layer's encoding.
     """
 

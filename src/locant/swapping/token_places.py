@@ -1,4 +1,4 @@
-"""Where the tokens of a call stand: two hooks around the model that pass it on to every layer.
+"""The positions of the tokens in a call. Two hooks around the model pass them to every layer.
 
 A token's *slot* is its index in the row that the cache has processed. Its *place* is its position id, or its slot if it
 has no position id. The hook before the model passes the slot of its first token to every layer. If the caller gives
@@ -33,10 +33,11 @@ class Places(NamedTuple):
     """The places of the tokens of a call.
 
     Args:
-        queries: the position ids of the queries, ``batch|1 seq``, ``None`` if they are the slots.
-        keys: the position ids of the first slots, up to the last query unless a graph continues in a static cache. The
-            ids of later slots count up to the queries' ids without a gap. ``None`` if all do so.
-        first: the slot of the first query, ``None`` if it is not known and the cache holds all earlier keys.
+        queries: the position ids of the queries, ``batch|1 seq``, or ``None`` if they are the slots.
+        keys: the position ids of the keys, by slot. They may end before the last query if a graph continues in a static
+            cache. The ids of the remaining slots count up to the queries' ids without a gap. ``None`` if this is so
+            for all slots.
+        first: the slot of the first query, or ``None`` if it is unknown. The cache then holds all earlier keys.
     """
 
     queries: Tensor | None = None
@@ -75,7 +76,7 @@ class KeyPlaces:
     """The places of the keys in a cache.
 
     Args:
-        ids: the position ids of the keys, ``batch|1 keys``, ``None`` if they are the slots.
+        ids: the position ids of the keys, ``batch|1 keys``, or ``None`` if they are the slots.
         tensor: the keys of a layer when the ids were stored. If the cache now holds another tensor, its rows were
             changed in a way that we do not follow. A copy of the cache has a copy of both.
     """
@@ -84,7 +85,7 @@ class KeyPlaces:
     tensor: Tensor | None
 
     def change(self, method: str, *args: Any, **kwargs: Any) -> None:
-        """Change the position ids as this method of a layer changes its keys."""
+        """Change the position ids in the same way as this method of a cache layer changes its keys."""
         from transformers.cache_utils import DynamicLayer
 
         if self.ids is None or (len(self.ids) == 1 and method != "crop"):  # all rows share these ids
@@ -103,7 +104,7 @@ def _first_keys(cache: Any) -> Tensor | None:
 
 
 def _wrap_row_methods(cache: Any) -> None:
-    """Let the methods of this cache that change its rows also change the places of its keys."""
+    """Make the methods that change the rows of this cache also change the places of its keys."""
     for name, wrapper in WRAPPERS.items():
         method = getattr(type(cache), name, None)
         if method is not None and getattr(getattr(cache, name), "__func__", None) is method:
@@ -127,7 +128,7 @@ WRAPPERS = {name: _wrapper(name) for name in ROW_METHODS}
 
 
 def _places(arguments: dict[str, Any], cache: Any) -> Places | None:
-    """Return places from the model's position ids, else from slots, ``None`` if the model gets no tokens."""
+    """Return places from the position ids or else from the slots, or ``None`` if the call has no tokens."""
     ids = arguments.get("position_ids")
     tokens = arguments.get("input_ids") if arguments.get("inputs_embeds") is None else arguments["inputs_embeds"]
     if tokens is None:
@@ -165,12 +166,12 @@ def _fits(ids: Tensor | None, rows: int, keys: int) -> bool:
 
 
 def _past_places(mask: Any, ids: Tensor | None, slots: Tensor, seen: int) -> Tensor | None:
-    """Return the places of keys in a cache that other code filled or changed, ``None`` if they are the slots.
+    """Return the places of keys in a cache that other code filled or changed, or ``None`` if they are the slots.
 
     The position of a row's first new token must be its slot, or the number of earlier tokens that the mask shows.
 
     Raises:
-        LocantError: it is neither, so that there is a gap somewhere.
+        LocantError: it is neither, so some keys have unknown positions.
     """
     past = torch.arange(seen, device=slots.device)[None]
     if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[1] < seen + slots.shape[1]:

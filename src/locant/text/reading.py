@@ -1,4 +1,4 @@
-"""Read texts from files, or a sample text that needs no file.
+"""Read texts from files, or a sample text, which does not need a file.
 
 A file is one document in UTF-8, which is read as a whole. A byte order mark is dropped, and all other bytes are kept.
 """

@@ -1,6 +1,6 @@
-"""Checks of attention masks: their numbers, and the tokens and pairs that they mean.
+"""Check attention masks: their values, and which tokens and pairs of tokens they show.
 
-`transformers` reads a mask of two axes as true and false. It adds a mask of four axes to the scores, unless it is bool.
+`transformers` reads a 2-D mask as true and false. It adds a 4-D mask to the scores, unless the mask is boolean.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from locant.engines.batches.model import ModelFacts
 from locant.spelling import dtype_name
 
 HIDES = -100.0
-"""The largest number of an additive mask that hides a token: its weight is below 1e-43."""
+"""The largest value of an additive mask that hides a token. The token's attention weight is then below 1e-43."""
 
 
 def read_mask(mask: Tensor) -> tuple[Bool[Tensor, "rows tokens"], Bool[Tensor, "rows queries keys"] | None]:
-    """Return whether each token is real, and whether each query sees each key if the mask has four axes."""
+    """Return whether each token is real, and whether each query sees each key if the mask is 4-D."""
     if mask.ndim == 2:
         return ((mask == 0) if _is_additive(mask) else (mask > 0)), None
     visible = (mask == 0) if _is_additive(mask) else (mask > 0)
@@ -29,15 +29,15 @@ def read_mask(mask: Tensor) -> tuple[Bool[Tensor, "rows tokens"], Bool[Tensor, "
 
 
 def _is_additive(mask: Tensor) -> bool:
-    """Return whether 0 shows a token and a large negative number hides it."""
+    """Return whether 0 in the mask shows a token and a large negative number hides it."""
     return mask.is_floating_point() and bool((mask <= HIDES).any())
 
 
 def _real_of(visible: Bool[Tensor, "rows tokens tokens"]) -> Bool[Tensor, "rows tokens"]:
     """Return whether each token is real.
 
-    Padding either does not see itself, or sees everything and is seen only by padding, because some kernels require
-    that each row sees a key.
+    A padding token does not see itself, or it sees all tokens and only padding sees it. Masks have the second form
+    because some kernels require that each query sees a key.
     """
     tokens = visible.shape[-1]
     sees_itself = visible.diagonal(dim1=1, dim2=2)
@@ -49,7 +49,7 @@ def _real_of(visible: Bool[Tensor, "rows tokens tokens"]) -> Bool[Tensor, "rows 
 
 
 def mask_findings(mask: Tensor, facts: ModelFacts) -> Iterator[Finding]:
-    """Find numbers of a mask that a model reads differently from their meaning."""
+    """Find values of a mask that a model does not interpret as the caller means them."""
     if (place := place_of(mask.isnan())) is not None:
         row, token = place[0], place[-1]
         wrong = f"attention_mask is NaN {at(row, token)}, which a model reads as a visible token"
@@ -100,7 +100,7 @@ def _check_attention_mask(mask: Tensor, facts: ModelFacts) -> Iterator[Finding]:
 
 
 def inverted_findings(batch: Batch) -> Iterator[Finding]:
-    """Find a token that a mask of four axes hides from itself but shows to others: the mask is inverted."""
+    """Find a token that a 4-D mask hides from itself but shows to others. Such a mask is inverted."""
     if batch.visible is None:
         return
     sees_itself, sees_all = batch.visible.diagonal(dim1=1, dim2=2), batch.visible.all(2)
@@ -113,7 +113,7 @@ def inverted_findings(batch: Batch) -> Iterator[Finding]:
 
 
 def future_findings(batch: Batch) -> Iterator[Finding]:
-    """Find tokens that see later ones in a causal model, or the tokens that they have to predict."""
+    """Find tokens that see a later token although the model is causal, or although they have to predict it."""
     facts = batch.facts
     causal = facts.is_causal or (facts.is_causal is None and _predicts_next(batch))
     if causal and (place := _future_key(batch)) is not None:
@@ -124,7 +124,7 @@ def future_findings(batch: Batch) -> Iterator[Finding]:
 
 
 def future_unchecked(batch: Batch) -> str | None:
-    """Return what could not be checked about tokens that see later ones, or ``None``."""
+    """Return which check of later tokens was not possible, or ``None`` if all were."""
     if batch.facts.is_causal is not None or _predicts_next(batch) or (place := _future_key(batch)) is None:
         return None
     row, query, key = place
@@ -133,7 +133,7 @@ def future_unchecked(batch: Batch) -> str | None:
 
 
 def _predicts_next(batch: Batch) -> bool:
-    """Return whether the targets are equal to the tokens, as in a causal model, which shifts them itself."""
+    """Return whether the targets equal the tokens, as for a causal model, which shifts the targets itself."""
     labels, ids = batch.tensors.get("labels"), batch.tensors.get("input_ids")
     if labels is None or ids is None:
         return False

@@ -35,7 +35,7 @@ COUNT_TOKENS = (
     "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet",
     "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
 )  # fmt: skip
-"""Models that count the tokens except ``pad_token_id`` if there are no ``position_ids``, from the row after it."""
+"""Models that count all tokens but padding if there are no ``position_ids``, beginning with ``pad_token_id + 1``."""
 
 ENCODER_DECODERS = (
     "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "fsmt", "led", "longt5", "m2m_100", "marian", "mbart",
@@ -56,16 +56,16 @@ ENCODERS = (
     "nystromformer", "rembert", "roc_bert", "roformer", "splinter", "squeezebert", "tapas", "visual_bert", "xlm",
     "yoso",
 )  # fmt: skip
-"""Models whose tokens see later ones unless ``is_decoder`` is set, and which look for no documents in ids."""
+"""Models whose tokens see later ones unless ``is_decoder`` is set. They do not look for documents in position ids."""
 
 FIND_NO_DOCUMENTS = (
     *COUNT_THE_MASK, *ENCODERS, *TAKE_NO_IDS, "bert-generation", "biogpt", "granitemoehybrid", "imagegpt",
     "openai-gpt", "xglm",
 )  # fmt: skip
-"""Models that make their mask without ``position_ids``, so that no id begins a document."""
+"""Models that make their mask without ``position_ids``, so ids that restart do not separate documents."""
 
 MAKE_THEIR_OWN_MASK = ("deberta", "deberta-v2")
-"""Models that do not support a mask of four axes that separates documents."""
+"""Models that do not support a 4-D mask that separates documents."""
 
 CARRY_STATE = (
     "falcon_mamba", "jamba", "mamba", "minimax", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zaya",
@@ -83,7 +83,7 @@ OTHER_MASKS = ("dream", "llada", "llada_moe", "xlnet")
 """Language models that do not generate from left to right."""
 
 PREFIX_MODELS = ("colpali", "gemma3", "gemma3n", "gemma4", "git", "paligemma", "pi0", "shieldgemma2")
-"""Models where tokens of a prompt or of an image see later ones."""
+"""Models in which tokens of a prompt or of an image see later ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,19 +92,19 @@ class ModelFacts:
 
     Args:
         name: its ``model_type``.
-        absolute: whether the same tokens with larger ids have other outputs.
-        first_id: the id of the first token of a text.
-        longest: the number of ids, from 0 on.
+        absolute: whether its outputs change if all position ids grow by the same number.
+        first_id: the position id of the first token of a text.
+        longest: the number of position ids, counted from 0.
         has_table: whether larger ids and negative ids cause an error.
-        counting: the tokens that it counts if a batch has no ids.
-        axes: the number of ids of a token.
-        finds_documents: whether it looks for documents in ids.
+        counting: the tokens that it counts if a batch has no position ids.
+        axes: the number of position ids of a token.
+        finds_documents: whether it looks for documents in position ids.
         takes_ids: whether its ``forward`` has ``position_ids``.
-        takes_blocks: whether a mask of four axes separates documents.
+        takes_blocks: whether a 4-D mask separates documents.
         reads_seq_idx: ``True`` if its layers carry a state from token to token unless there are ``seq_idx``, ``False``
-            if they always do, ``None`` if they carry no state.
+            if they always do, or ``None`` if they carry no state.
         is_causal: whether tokens do not see later ones.
-        sees_prefix: whether tokens of a prompt or of an image are an exception.
+        sees_prefix: whether tokens of a prompt or of an image see later ones although it is causal.
         makes_cache: whether it makes a cache by default.
         attention: its attention implementation, such as ``"sdpa"``.
         rule: the rule by which it numbers images.
@@ -133,7 +133,7 @@ class ModelFacts:
 
     @property
     def separation(self) -> str:
-        """Return the remedy if the model mixes documents of a row."""
+        """The remedy if the model mixes the documents of a row."""
         if self.reads_seq_idx:
             return "give seq_idx and cu_seq_lens_q of the documents, or put each document into its own row"
         if self.reads_seq_idx is False or self.takes_blocks is False:
@@ -142,12 +142,12 @@ class ModelFacts:
 
     @property
     def is_known(self) -> bool:
-        """Return whether there is a model."""
+        """Whether these facts are about a model. If not, all have their defaults."""
         return bool(self.config)
 
 
 def facts_of(model: Source | None) -> ModelFacts:
-    """Read the facts about a model. There are none about ``None``."""
+    """Return the facts about a model, or the defaults for ``None``."""
     if model is None:
         return ModelFacts()
     config = _whole_config(model)
@@ -195,7 +195,7 @@ def _whole_config(model: Source) -> Mapping[str, Any]:
 
 
 def _encoding_or_doubt(config: Mapping[str, Any]) -> tuple[PositionEncoding | None, str | None]:
-    """Return the encoding of a model (of its first kind of layers, if they differ), or why there is none."""
+    """Return the encoding of a model (of its first kind of layers if they differ), or why it is unknown."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they concern base and layout, which do not matter for a batch
         try:
@@ -238,7 +238,7 @@ def _reads_seq_idx(kind: str) -> bool | None:
 
 
 def _is_attention_alone(text: Mapping[str, Any]) -> bool:
-    """Return whether the configuration lists attention for all layers, as for some hybrid models."""
+    """Return whether the configuration lists attention for all layers, as that of some hybrid models does."""
     kinds = text.get("layer_types") or text.get("layers_block_type") or ()
     return bool(kinds) and {*map(str, kinds)} <= {"attention", "full_attention", "sliding_attention"}
 

@@ -29,7 +29,7 @@ AXES = ("frame", "row", "column")
 FRAME, ROW, COLUMN = range(3)
 SCHEMES = ("contiguous", "stride", "turns", "axial", "heads")
 """The axis of each pair. The first three use one series of frequencies: in sections (Qwen2-VL), every third pair
-(Qwen3-VL), or rows and columns in turns and then frames (ERNIE 4.5 VL). The others use a series for each axis, as in
+(Qwen3-VL), or rows and columns alternately and then frames (ERNIE 4.5 VL). The others use a series for each axis, as in
 vision encoders, or an axis for each group of heads (MHRoPE)."""
 MOST = 32
 """The largest number of frames, of rows, of columns, and of text tokens on either side."""

@@ -52,7 +52,7 @@ EXTENDING = tuple(name for name, kind in SCALINGS.items() if kind.info.extends)
 
 
 def scaling_name(name: str) -> str | None:
-    """Return the name of the scaling that has this name or alias, in any case; ``None`` if there is none.
+    """Return the name of the scaling that has this name or alias, in any case, or ``None`` if there is none.
 
     >>> scaling_name("YaRN"), scaling_name("Llama-3"), scaling_name("alibi")
     ('yarn', 'llama3', None)

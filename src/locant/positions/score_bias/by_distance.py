@@ -60,7 +60,7 @@ class ByDistance(ScoreBias):
         return torch.cat([along(part, largest).flip(-1) for part in reversed(parts)], -1)
 
     def table_or_none(self) -> tuple[Float[Tensor, "heads distances"], int] | None:
-        """Return the table of `score_mod` and the distance of its first entry, or ``None`` if it uses no table."""
+        """Return the table of `score_mod` and the distance of its first entry, or ``None`` without a table."""
         bounds = _bounds(self.queries, self.keys)
         learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in self.sources)
         if bounds is None or (self.is_arithmetic and not learns):

@@ -1,4 +1,7 @@
-"""`ScoreBias`, the base of all four kinds, with `Written`, a matrix, and `Pairwise`, a function of two tokens."""
+"""`ScoreBias`, the base class of all four kinds, and two of them: `Written` and `Pairwise`.
+
+`Written` is a matrix. `Pairwise` is a function of two tokens.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class ScoreBias:
     def for_vectors(self, q: Tensor, k: Tensor) -> ScoreBias | None:
         """Return the same bias for other vectors of the same tokens, such as zeros at padding.
 
-        Return ``None`` if it holds tensors made from the vectors, so that the encoding has to be asked again.
+        Return ``None`` if it holds tensors made from the vectors, so that the encoding must compute the bias again.
         """
         return None
 
@@ -89,14 +92,14 @@ class Pairwise(ScoreBias):
 
     Args:
         of_query, of_key: the features, ``#batch #heads token`` and any further dimensions.
-        of_pair: a function ``(of_query, of_key, head, **operands)`` that returns the bias of pairs that broadcast, or
-            of one pair in a score function.
-        operands: returns the keyword arguments of `of_pair`. It is called only when a bias is computed.
-        heads: the heads of the operands that `q` has.
+        of_pair: a function ``(of_query, of_key, head, **operands)`` that returns the bias. Its arguments broadcast, or
+            belong to one pair in a score function.
+        operands: a function that returns the keyword arguments of `of_pair`. It is called only to compute a bias.
+        heads: the indices of the heads of `q` among the heads of the operands.
         is_traceable_per_pair: whether `of_pair` uses only operations that a score function supports for one pair.
             Features then have to be numbers: with vectors, compiled code reads the wrong ones.
-        far, separate: from the distance `far` on the bias is the sum of a number of the query and a number of the key,
-            which ``separate(of_query, of_key)`` returns. ``None`` if there is no such distance.
+        far, separate: at distances of `far` or more, the bias is the sum of a number of the query and a number of the
+            key. ``separate(of_query, of_key)`` returns both. They are ``None`` if there is no such distance.
         shared: a function ``(of_query, of_key, **operands)`` that returns the part common to all heads, which `of_pair`
             receives instead of the two.
         of_one_pair: a different `of_pair` for score functions, if they need one.
@@ -116,7 +119,7 @@ class Pairwise(ScoreBias):
 
     @property
     def heads_differ(self) -> bool:
-        """Whether the cost is proportional to the number of heads. If not, compute all heads at once."""
+        """Whether the cost grows with the number of heads. Otherwise it is cheaper to compute all heads at once."""
         return self.shared is None
 
     @property
@@ -181,7 +184,7 @@ class Pairwise(ScoreBias):
         return add
 
     def of_far(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return the two summands of the bias from the distance `far` on, ``#batch heads token``."""
+        """Return the two summands of the bias at distances of `far` or more, ``#batch heads token``."""
         return (None, None) if self.separate is None else self.separate(self.of_query, self.of_key)
 
 

@@ -184,7 +184,7 @@ class Lookup(ScoreBias):
         return None if ends is None or len(self.tables) > 1 else ends[1]
 
     def of_far(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return the two summands of the bias from the distance `far` on, ``batch heads token``."""
+        """Return the two summands of the bias at distances of `far` or more, ``batch heads token``."""
         (table,), dtype = self.tables, bias_dtype(self.q)
         entry = table.between_ends(self.q.device)[-1:]
         query, key = (

@@ -1,6 +1,6 @@
-"""Source files, ranges of their bytes, and counts of what is read from a range.
+"""Source files, ranges of their bytes, and counts of the bytes and documents in a range.
 
-A document belongs to the range in which it begins, so the ranges of a file can be read independently and in any order,
+A document belongs to the range in which it begins. So the ranges of a file can be read independently and in any order,
 and together they yield every document once.
 """
 
@@ -22,12 +22,12 @@ Kind = Literal["text", "jsonl", "parquet"]
 Compression = Literal["gz", "zst", "bz2", "xz"]
 
 BLOCK = 2**20
-"""Bytes that are read, split and encoded at a time. Ctrl-C must wait until an engine has encoded them."""
+"""Bytes that are read, split and encoded at a time. Ctrl-C takes effect after an engine has encoded a block."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A file to read, in its state when it was found. ``-`` is standard input."""
+    """A file to read, with its size and time of change when it was found. The path ``-`` is standard input."""
 
     path: str
     size: int | None
@@ -42,7 +42,7 @@ class Source:
     encoding: str | None = None
     """The encoding of a text or of JSON lines. ``None`` means UTF-8."""
     copy: str | None = dataclasses.field(default=None, compare=False)
-    """The file with a copy of standard input."""
+    """The path of a file with a copy of standard input."""
 
     @property
     def name(self) -> str:
@@ -50,7 +50,7 @@ class Source:
 
     @property
     def file(self) -> str:
-        """The path of the file that holds its bytes."""
+        """The path of the file from which the bytes are read."""
         return self.copy or self.path
 
     @property
@@ -59,11 +59,11 @@ class Source:
 
     @property
     def can_be_cut(self) -> bool:
-        """Whether documents can be found from the middle: in text with a separator, JSON lines and Parquet."""
+        """Whether reading can begin in the middle of the file: text with a separator, JSON lines and Parquet."""
         return self.compression is None and self.encoding is None and not self.is_one_document
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields that plans and manifests record: all but `copy`, and `encoding` only if it is not UTF-8."""
+        """Return the fields that plans and manifests record. Leave out `copy`, and `encoding` for UTF-8."""
         fields = {name: value for name, value in vars(self).items() if name != "copy"}
         return {name: value for name, value in fields.items() if name != "encoding" or value is not None}
 
@@ -87,15 +87,15 @@ def cut(source: Source, size: int) -> list[ByteRange]:
 
 
 class Tally:
-    """Counts for a byte range, and a hash, which covers the whole range when all its documents have been read."""
+    """The counts of a byte range and the hash of its bytes. Both are complete after all its documents are read."""
 
     def __init__(self) -> None:
         self.bytes = 0  # on disk, without decompression
         self.documents = 0
         self.skipped = 0
-        """Bad records that were left out: lines, documents that are too long, whole files."""
+        """The number of bad records that were left out: lines, documents that are too long, or whole files."""
         self.not_utf8 = 0
-        """Documents with bytes that their encoding does not define."""
+        """The number of documents with bytes that their encoding does not define."""
         self._hash = hashlib.sha256()
 
     def add(self, data: bytes | memoryview) -> None:
@@ -110,9 +110,9 @@ class Tally:
 
 @contextmanager
 def opened(source: Source) -> Generator[IO[bytes]]:
-    """Open the file of a source for reading from any place."""
+    """Open the file of a source. It can be read from any place."""
     try:
-        file = Path(source.file).open("rb")  # noqa: SIM115  # closed below; errors of its readers are not those of opening
+        file = Path(source.file).open("rb")  # noqa: SIM115  # closed below; only errors of opening become InputError
     except OSError as error:
         raise InputError(
             f"cannot read {source.name}: {error.strerror or error}", "use a file that you may read"
@@ -140,7 +140,7 @@ def range_blocks(file: IO[bytes], byte_range: ByteRange, tally: Tally, begin: in
 
 
 def changed(byte_range: ByteRange) -> InputError:
-    """Return the error for a file that has become shorter, or longer if all of it was to be read."""
+    """Return the error for a file that changed its size after it was found."""
     source, _, stop = byte_range
     return InputError(
         f"{source.name} has changed: it had {stop} bytes or more", "run the same again when nothing writes to the file"

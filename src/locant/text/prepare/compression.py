@@ -1,9 +1,9 @@
 """Decompress source files (.gz, .zst, .bz2, .xz), and recode them to UTF-8.
 
-Memory does not grow with the size of a compressed file. Only as much compressed input is read as a block of output
-needs, so a file of some kilobytes that expands to terabytes costs time, not memory. Concatenated members and frames are
-read to the end of the last one. A truncated stream is an error, even if only its checksum is incomplete. Any other
-bytes after the last member are an error, too.
+Memory does not grow with the size of a compressed file. A read takes only the compressed input that one block of output
+needs. So a file of a few kilobytes that expands to terabytes costs time but not memory. If a file consists of several
+members or frames, all are read. A truncated stream is an error, even if only its checksum is incomplete. Bytes after
+the last member that are not another member are also an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TOOLS = {"gz": ("gzip", "gzip"), "zst": ("Zstandard", "zstd"), "bz2": ("bzip2", 
 """The name of each compression, and the program that tests and unpacks its files."""
 
 MOST_DAMAGED = 2**26
-"""The unpacked bytes in which damage is sought if a compressed file seems to be binary."""
+"""Unpacked bytes that are checked for damage if a compressed file seems to be binary."""
 
 
 def require_undamaged(source: Source) -> None:
@@ -57,9 +57,9 @@ class _Tallied(io.RawIOBase):
 
 
 class _Unpacked:
-    """The content of all members of a compressed file, by the decompressors of Python's library.
+    """The content of all members of a compressed file, read with the decompressors of Python's library.
 
-    The library's own readers ignore any bytes after the last member.
+    The library's own readers are not used, because they ignore bytes after the last member.
     """
 
     def __init__(self, file: Readable, start: Callable[[], Any], pad: bytes) -> None:
@@ -67,7 +67,7 @@ class _Unpacked:
         self._member, self._rest = start(), b""
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return at most `size` bytes, and no bytes at the end of the last member."""
+        """Return at most `size` bytes, or no bytes at the end of the last member."""
         while True:
             if self._member.eof:
                 self._rest = (self._member.unused_data or self._file.read(BLOCK)).lstrip(self._pad)
@@ -86,13 +86,13 @@ class _Unpacked:
 
 
 class _Recoded:
-    """A stream in another encoding, converted to UTF-8. Bytes that the encoding does not define become U+FFFD."""
+    """A stream that is converted to UTF-8. Bytes that its encoding does not define become U+FFFD."""
 
     def __init__(self, stream: Readable, encoding: str) -> None:
         self._stream, self._decoder, self._rest = stream, codecs.getincrementaldecoder(encoding)("replace"), b""
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return at most `size` bytes, and no bytes at the end."""
+        """Return at most `size` bytes, or no bytes at the end."""
         while not self._rest:
             data = self._stream.read(size)
             self._rest = self._decoder.decode(data, final=not data).encode(errors="replace")

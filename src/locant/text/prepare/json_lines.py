@@ -1,9 +1,9 @@
 """Read the texts of JSON lines.
 
-The field is a key. A dot leads into a nested record (``meta.text``), unless a key has this name. Null is an empty
-document. Bytes that are not UTF-8 are read as U+FFFD, and so are lone surrogates, which only an escape can make. A line
-that is not a record, or lacks the field, ends the run. With `skip_bad` it is skipped and counted instead. Blank lines
-are ignored.
+The field is a key. A dot separates the keys of nested records (``meta.text``), unless a key contains the dot. Null is
+an empty document. Bytes that are not UTF-8 become U+FFFD, and lone surrogates, which only an escape can make, do too. A
+line that is not a record or lacks the field raises an error. With `skip_bad` it is skipped and counted instead. Blank
+lines are ignored.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from locant.text.prepare.text_encodings import is_clean
 from locant.text.reading import STDIN, well_formed
 
 LONGEST_LINE = 2**26
-"""The most bytes of a line, which is parsed as a whole."""
+"""The largest size of a line in bytes. A line is parsed as a whole."""
 
 ARRAY = re.compile(rb"\s*\[\s*(\{|$)")
-"""The beginning of a JSON array of records, in one line or in several lines."""
+"""The beginning of a JSON array of records, on one line or on several."""
 
 
 def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally, skip_bad: bool = False) -> Iterator[bytes]:
-    """Yield the text of each line that begins in a byte range. Bad lines are an error, or are skipped and counted."""
+    """Yield the text of each line that begins in a byte range. Bad lines raise an error or are skipped and counted."""
     first, seen, field, goes_on = None, 0, byte_range.source.field, False
     for lines, unfinished, begin in split_texts(file, byte_range, tally, b"\n", LONGEST_LINE):
         first = begin if first is None else first
@@ -77,7 +77,7 @@ def _decoded(line: bytes, source: Source, tally: Tally) -> str:
 
 
 def _to_lines(source: Source) -> str:
-    """Return a remedy for a JSON array: the command that writes a line for each of its elements."""
+    """Return the remedy for a JSON array, a command that writes each element on a line."""
     if source.path == STDIN:
         return "pipe it through jq -c '.[]' first"
     file = shlex.quote(source.path)
@@ -100,7 +100,7 @@ def _lookup(record: Any, field: str) -> Any:  # any JSON
 
 
 def _lines_before(byte_range: ByteRange, place: int) -> int:
-    """Return the number of lines before `place`, or 0 if the range begins the file, as in compressed files."""
+    """Return the number of lines before `place`, or 0 if the range begins the file, as for compressed files."""
     if not byte_range.start:
         return 0
     with opened(byte_range.source) as file:

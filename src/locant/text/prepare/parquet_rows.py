@@ -1,7 +1,8 @@
-"""Read the texts of Parquet files, row group by row group, and some rows of a group at a time.
+"""Read the texts of Parquet files: one row group after the other, and some rows of a group at a time.
 
-The field is the name of a column. A dot leads into a nested record (``meta.text``). Null is an empty document. A value
-that occurs in many rows is held once. A group that claims to hold more than `LARGEST` bytes is an error.
+The field is the name of a column. A dot separates the names of nested records (``meta.text``). Null is an empty
+document. A value that occurs in many rows is stored once in memory. If the metadata of a group state more than
+`LARGEST` bytes of text, this is an error.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from locant.text.prepare.byte_ranges import BLOCK, ByteRange, Source, Tally, blo
 from locant.text.prepare.compression import require_arrow, unpacked
 
 LARGEST = 2**30
-"""The most bytes that the text of one row group may hold, dictionaries counted once."""
+"""The most bytes of text in a row group. A dictionary counts once."""
 
 ROWS = 4096
 """The most rows that are read at a time."""
@@ -27,7 +28,7 @@ ANOTHER = Remedy("{} of another column", field="NAME")
 def parquet_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally) -> Iterator[bytes]:
     """Yield the text of each row of the row groups that begin in a byte range."""
     source, start, stop = byte_range
-    if source.compression is None:  # counted and hashed separately, because rows are not read in the order of bytes
+    if source.compression is None:  # read twice: the hash needs the bytes in order
         for _ in range_blocks(file, byte_range, tally, start):
             pass
         yield from _texts(file, source, start, stop, file.seek(0, os.SEEK_END))
@@ -54,7 +55,7 @@ def _texts(file: IO[bytes], source: Source, start: int, stop: int, size: int) ->
         if leaf.physical_type != "BYTE_ARRAY" or leaf.max_repetition_level:
             cause = f"{source.name} has {leaf.physical_type} in {source.field!r}, expected one text in each row"
             raise InputError(cause, ANOTHER)
-        # Read as dictionaries, so that a value that occurs in many rows is held once.
+        # Read as dictionaries, so that memory holds a value only once, even if it occurs in many rows.
         table = parquet.ParquetFile(file, metadata=whole.metadata, read_dictionary=[source.field], pre_buffer=False)
         for number in range(table.num_row_groups):
             group = table.metadata.row_group(number)
@@ -77,7 +78,7 @@ def _texts(file: IO[bytes], source: Source, start: int, stop: int, size: int) ->
 
 
 def _values(array: Any, arrow: Any) -> Iterator[bytes]:
-    """Yield the values of a column of bytes or text, which may be nested in records. Null is empty."""
+    """Yield the values of a column of bytes or text, which may be nested in records. Null becomes an empty value."""
     while arrow.types.is_struct(array.type):
         array = arrow.compute.struct_field(array, [0])  # null if the record is null
     if arrow.types.is_dictionary(array.type):

@@ -118,32 +118,32 @@ def prepare(
             .zst, .bz2 or .xz), folders, globs, and ``-`` for standard input. A warning counts the files of folders and
             globs that are left out because of their endings.
         out: the folder of the store.
-        tokenizer: a tokenizer, or an argument of `Tokenizer.load`, or ``"bytes"``; default: a byte-level BPE trained
+        tokenizer: a tokenizer, or an argument of `Tokenizer.load`, or ``"bytes"``. Default: a byte-level BPE trained
             on a sample of the input.
-        workers: number of processes; default: one for each 128 MiB of input, at most one for each core. With one
+        workers: number of processes. Default: one for each 128 MiB of input, at most one for each core. With one
             worker, and for a task, this process does the work, with all cores.
         resume: continue unfinished work in `out`.
         shard_size: a shard is closed after the document that brings it to this number of tokens, or earlier: a large
             input is cut into at least 64 parts with separate shards.
-        vocab_size: size of the vocabulary of a trained tokenizer; default: 32 768.
-        separator: the text between the documents of a text file; default: a file is one document.
-        field: the key (.jsonl) or column (.parquet) of the text; default: text. With a field, standard input is JSON
+        vocab_size: size of the vocabulary of a trained tokenizer. Default: 32 768.
+        separator: the text between the documents of a text file. Default: a file is one document.
+        field: the key (.jsonl) or column (.parquet) of the text. Default: text. With a field, standard input is JSON
             lines.
-        append_end_of_text: put the tokenizer's end-of-text id after every document; default: if it has one.
+        append_end_of_text: put the tokenizer's end-of-text id after every document. Default: if it has one.
         engine: the library that encodes. All give the same ids. ``"auto"`` uses the fast one if it is installed and
             its ids are equal on a sample of the input.
         task, num_tasks: do only this share of the work, and return ``None``. Tasks may run at the same time, on
             machines that share the folder, and `finalize` joins their results.
         ray: do the work on a Ray cluster with this address, or ``"local"`` for one on this machine.
         progress: a function that is called with the number of finished bytes of the input, and their total number.
-        encoding: the encoding of text and JSON lines, such as ``"cp1252"``; default: UTF-8. A byte order mark decides
+        encoding: the encoding of text and JSON lines, such as ``"cp1252"``. Default: UTF-8. A byte order mark decides
             the encoding of its file. A file that is likely in another encoding gives a warning.
         skip_bad: skip bad input, and warn with the number of skipped records (`problems`): lines that are not JSON, or
             have no such field or no text in it; documents that are too long for the tokenizer; broken files. All input
             is then read twice.
-        end_of_text: the token to put after every document, such as ``"<|im_end|>"``; default: found by its usual
+        end_of_text: the token to put after every document, such as ``"<|im_end|>"``. Default: found by its usual
             spellings.
-        begin_of_text: the token to put before every document, such as ``"<s>"``; default: none.
+        begin_of_text: the token to put before every document, such as ``"<s>"``. Default: none.
 
     Raises:
         InputError: an input cannot be read or changes during the call, `out` has a store or unfinished work of another

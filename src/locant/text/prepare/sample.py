@@ -19,7 +19,7 @@ CHECKED_BYTES = 2**19
 """Bytes of text on which an engine is checked."""
 
 STRETCH = 2**15
-"""Bytes of a sample from each place: enough for a few documents, and few enough for many places."""
+"""Bytes that a sample takes from each place: enough for a few documents, and few enough for many places."""
 
 MOST = 2**26
 """Bytes of text that are unpacked to estimate how much files are compressed."""
@@ -35,8 +35,9 @@ class Sample:
     """Bytes of the input that were read for the texts. `unpacked` is larger if the input is compressed."""
     unpacked: int = 0
     documents: int = 0
-    """The number of documents in files with several documents. `of_many` bytes of these files were read."""
+    """The number of documents that were read from files with several documents."""
     of_many: int = 0
+    """Bytes that were read from files with several documents."""
     is_all: bool = False
     """Whether this is the whole input, so that counts are exact."""
 
@@ -55,7 +56,7 @@ class Sample:
 
 
 def take_sample(sources: Sequence[Source], size: int, *, skip_bad: bool = False) -> Sample:
-    """Return about `size` bytes of text from all parts of the sources, or all text if there is not more.
+    """Return about `size` bytes of text from all parts of the sources, or the whole text if it is shorter.
 
     With `skip_bad`, unreadable input is left out.
     """
@@ -71,7 +72,7 @@ def take_sample(sources: Sequence[Source], size: int, *, skip_bad: bool = False)
 
 
 def _spaced_ranges(sources: Sequence[Source], ends: Sequence[int], size: int) -> Iterator[ByteRange]:
-    """Yield the byte ranges that begin at evenly spaced places, each range once."""
+    """Yield the byte ranges that begin at evenly spaced places, without repetitions."""
     places, total = max(size // STRETCH, 1), ends[-1]
     seen: set[tuple[str, int]] = set()
     for i in range(places):
@@ -98,7 +99,7 @@ def _add(sample: Sample, byte_range: ByteRange, limit: int | None, skip_bad: boo
         goes_on = batch.unfinished
         sample.unpacked += sum(map(len, batch.texts))
         enough = room is not None and room <= 0
-        # A compressed file is read ahead, so less of it would not show how much it is compressed.
+        # A reader of a compressed file reads ahead, so a short piece would not show how much the file is compressed.
         if enough and (source.compression is None or sample.unpacked > MOST):
             break
     if not source.is_one_document:
@@ -109,7 +110,7 @@ def _add(sample: Sample, byte_range: ByteRange, limit: int | None, skip_bad: boo
 
 
 def _beginning(text: bytes, size: int | None) -> bytes:
-    """Return at most `size` bytes of the beginning, without a part of a character."""
+    """Return at most `size` bytes of the beginning of a text, and do not split a character."""
     if size is None or len(text) <= size:
         return text
     while size and text[size] & 0xC0 == 0x80:

@@ -1,9 +1,9 @@
 """Split the texts of a file at separators, from any place of the file and in constant memory.
 
-Documents are the parts that `bytes.split` returns: separators are found from left to right and do not overlap. A
-separator such as two newlines can overlap with itself, so which of three newlines belong to it depends on all text
-before them. So a range that begins in the middle of a file is read from an earlier place that no separator can cover
-(`clean_start`). A byte order mark at the beginning of a file is dropped. All other bytes are kept, including carriage
+Documents are the parts that `bytes.split` returns. It finds separators from left to right, and they do not overlap. If
+a separator is two newlines, the text before three newlines decides which two of them are the separator. So a range that
+begins in the middle of a file is read from an earlier place that cannot be inside a separator (`clean_start`). A byte
+order mark at the beginning of a file is dropped. All other bytes are kept, including carriage
 returns and bytes that are not UTF-8.
 """
 
@@ -21,7 +21,7 @@ BOM = codecs.BOM_UTF8
 
 
 class SplitTexts(NamedTuple):
-    """A `Batch` with the place in the file where its first text, or part of a text, begins."""
+    """A `Batch`, with the place in the file at which its first text or part of a text begins."""
 
     texts: list[bytes]
     unfinished: bool
@@ -86,7 +86,7 @@ def _split_stream(
 
 
 def clean_start(read: Callable[[int, int], bytes], origin: int, position: int, separator: bytes) -> int:
-    """Return the largest place from `origin` to `position` that certainly is not inside a separator."""
+    """Return the last place between `origin` and `position` that cannot be inside a separator."""
     size = len(separator)
     while position > origin:
         low = max(position - size + 1, origin)
@@ -102,15 +102,15 @@ def _split(
 ) -> Iterator[SplitTexts]:
     """Yield the texts that begin in `within`, except texts that begin before `first`.
 
-    The bytes of `within` begin at `begin`, a clean start. The bytes of `more` follow them, and are read only up to the
-    end of the last text.
+    The bytes of `within` begin at `begin`, a clean start. The bytes of `more` follow them. Only those up to the end of
+    the last text are read.
     """
-    # The unfinished document: its bytes from `begin` on, whether a part of it was yielded, and whether it is dropped.
+    # The unfinished document: its bytes, which begin at `begin`, whether a part was yielded, and whether to drop it.
     rest, goes_on, dropping = b"", False, begin < first
     keep = len(separator) - 1  # bytes that may be the beginning of a separator
 
     def blocks_after() -> Iterator[tuple[bytes, int]]:
-        if not dropping and (rest or goes_on):  # else the next document begins at this place
+        if not dropping and (rest or goes_on):  # otherwise the next document begins here
             yield from ((block, 1) for block in more)
 
     for block, most in chain(((block, -1) for block in within), blocks_after()):

@@ -1,10 +1,10 @@
-"""Recognise the encoding of a text by its first bytes, and warn or refuse if another encoding was named.
+"""Detect the encoding of a text from its first bytes, and warn or raise an error if it is not the named one.
 
-Text is UTF-8, or in the encoding that the user names. A byte order mark at the beginning of a file decides the encoding
-of this file (`MARKS`). A file that is likely in another encoding gives a warning (`likely_other_encoding`). If an
-encoding is named, files that are likely UTF-8 (`is_misread_as`) give a warning, too, and are refused if it is UTF-16 or
-UTF-32. A NUL within the first `SNIFFED` bytes means a binary file. A later NUL, which a few of a million web pages
-have, is text.
+Text is read as UTF-8, or in the encoding that the user names. A byte order mark at the beginning of a file decides the
+encoding of this file (`MARKS`). A file that is likely in another encoding causes a warning (`likely_other_encoding`). A
+file that is likely UTF-8 although the user named another encoding (`is_misread_as`) causes a warning, or an error if
+the named encoding is UTF-16 or UTF-32. A file with a NUL in its first `SNIFFED` bytes is binary. A later NUL is text: a
+few of a million web pages have one.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ SNIFFED = 8192
 """Bytes at the beginning of a file that are checked for text."""
 
 REPLACED_SHARE = 0.005
-"""If a larger share of the characters of a text is not UTF-8, the text is likely in another encoding."""
+"""A text in which a larger share of the characters is not UTF-8 is likely in another encoding."""
 
 FEWEST = 4
-"""The least number of such characters for a warning. A few stray bytes prove nothing."""
+"""The least number of such characters for a warning. Fewer may be stray bytes."""
 
 CONTROL_SHARE = 0.1
-"""The same limit for control characters other than white space, which UTF-16 of other scripts contains."""
+"""The limit for control characters other than white space. UTF-16 text in other scripts contains many of them."""
 
 NUL_SHARE = 0.3
-"""If a larger share of the even or the odd bytes is NUL, the text is likely UTF-16."""
+"""A text in which a larger share of the even or of the odd bytes is NUL is likely UTF-16."""
 
 FOREIGN_SHARE = 0.5
-"""If a larger share of the characters is not UTF-8, the text is hardly in a Western encoding."""
+"""A text in which a larger share of the characters is not UTF-8 is probably not in a Western encoding."""
 
 NAMED = 10
-"""The number of files that a warning lists. Further ones are counted."""
+"""The largest number of files that a warning lists. It counts the others."""
 
-MARKS: dict[bytes, tuple[str | None, str]] = {  # UTF-32 first: the mark of UTF-16 begins its mark
+MARKS: dict[bytes, tuple[str | None, str]] = {  # UTF-32 first, because its mark begins with the mark of UTF-16
     codecs.BOM_UTF32_LE: ("utf-32", "utf-32-le"),
     codecs.BOM_UTF32_BE: ("utf-32", "utf-32-be"),
     codecs.BOM_UTF16_LE: ("utf-16", "utf-16-le"),
     codecs.BOM_UTF16_BE: ("utf-16", "utf-16-be"),
     codecs.BOM_UTF8: (None, "utf-8-sig"),
 }
-"""For each byte order mark the encoding of a file that begins with it, and its other name. ``None`` means UTF-8."""
+"""The encoding of a file that begins with each byte order mark, in two spellings. ``None`` means UTF-8."""
 
 WIDE = ("utf-16", "utf-32")
-"""The beginnings of the names of encodings in which Latin letters have NUL bytes."""
+"""Encodings in which Latin letters have NUL bytes, by the beginnings of their names."""
 
 REPLACEMENT = "\ufffd".encode()
 """The replacement for characters that their encoding does not define."""
@@ -61,15 +61,16 @@ _CONTROL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 
 
 def known_encoding(name: str) -> str | None:
-    """Return the usual name of an encoding of text, or ``None`` for UTF-8.
+    """Return Python's name of a text encoding, or ``None`` for UTF-8.
 
     >>> known_encoding("Latin1"), known_encoding("utf8")
     ('iso8859-1', None)
     """
     try:
         codec = codecs.lookup(name)
-        "a".encode(codec.name)  # not one from bytes to bytes, such as hex
-        # Not one of domain names (idna, punycode), which cannot replace bytes. UTF-16 and UTF-32 need the mark.
+        "a".encode(codec.name)  # fails for encodings from bytes to bytes, such as hex
+        # Fails for encodings of domain names (idna, punycode), which cannot replace bytes.
+        # UTF-16 and UTF-32 need the mark.
         codecs.getincrementaldecoder(codec.name)("replace").decode(codecs.BOM_UTF32_LE, True)
     except (LookupError, ValueError, TypeError):
         cause = f"got {short_repr(name)}, which Python does not know as an encoding of text files"
@@ -78,7 +79,7 @@ def known_encoding(name: str) -> str | None:
 
 
 def with_marked_encoding(source: Source, data: bytes) -> Source:
-    """Return the source in the encoding of the byte order mark of its data, if they begin with one."""
+    """Return the source with the encoding of the byte order mark in its data, or unchanged if there is no mark."""
     names = _names(data)
     return source if not names or source.encoding in names else dataclasses.replace(source, encoding=names[0])
 
@@ -108,7 +109,7 @@ def require_encoded_text(source: Source, data: bytes) -> None:
 
 
 def is_misread_as(encoding: str, data: bytes) -> bool:
-    """Return True if the beginning of a text is likely UTF-8, and is another text in this `encoding`.
+    """Return whether the beginning of a text is likely UTF-8, and reading it in `encoding` gives another text.
 
     >>> is_misread_as("cp1252", "déjà vu".encode()), is_misread_as("cp1252", "déjà vu".encode("cp1252"))
     (True, False)
@@ -134,7 +135,7 @@ def _decoded(data: bytes, encoding: str) -> str:
 
 
 def warn_of_misread(names: Sequence[str], encoding: str | None) -> None:
-    """Warn of files that are likely UTF-8, but are read in another encoding."""
+    """Warn about files that are likely UTF-8 but are read in another encoding."""
     if not names:
         return
     if len(names) == 1:
@@ -152,11 +153,11 @@ def warn_of_misread(names: Sequence[str], encoding: str | None) -> None:
 
 
 def likely_other_encoding(data: bytes) -> tuple[str, Remedy] | None:
-    """Return why the beginning of a text is likely not UTF-8, with a remedy, or ``None`` if it may be UTF-8.
+    """Return why the beginning of a text is likely not UTF-8, and a remedy. Return ``None`` if it may be UTF-8.
 
     >>> likely_other_encoding("déjà vu, à l'été".encode("cp1252"))
     ('4 of its first 15 characters are not UTF-8', "pass encoding='cp1252', or its actual encoding")
-    >>> likely_other_encoding("déjà vu, à l'été".encode()[:-1]) is None  # which ends within a letter
+    >>> likely_other_encoding("déjà vu, à l'été".encode()[:-1]) is None  # it ends within a letter
     True
     """
     text = codecs.getincrementaldecoder("utf-8")(errors="replace").decode(data)
@@ -175,7 +176,7 @@ def likely_other_encoding(data: bytes) -> tuple[str, Remedy] | None:
 
 
 def is_clean(texts: list[bytes], recoded: bool, decoder: Any = None, last: bool = True) -> bool:
-    """Return True if texts are UTF-8, or were valid in the encoding from which they were recoded."""
+    """Return whether texts are valid UTF-8, or were valid in the encoding from which they were recoded."""
     data = b"\n".join(texts)
     if recoded:
         return REPLACEMENT not in data

@@ -115,7 +115,7 @@ def _start() -> _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **ONE_THREAD, "PYTHONPATH": paths},
-            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # gets no Ctrl-C on Windows
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # does not receive Ctrl-C on Windows
         )
 
 

@@ -398,7 +398,7 @@ def last_cut(text: bytes, begin: int = 0, end: int | None = None) -> int:
 
 
 def first_cut(text: bytes, begin: int) -> int:
-    """Return the first place from `begin` on where a text may be cut, or its end, if the tokenizer allows cuts."""
+    """Return the first place at or after `begin` where a text may be cut, or its end, if the tokenizer allows cuts."""
     matches = _BEFORE_SPACE.finditer(text, begin)
     return next((match.end() for match in matches if is_letter(match[0])), len(text))
 

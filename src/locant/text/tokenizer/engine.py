@@ -217,7 +217,7 @@ class EngineOnDemand:
         self._engine: Engine | None = None
 
     def encode(self, texts: Sequence[str | bytes], size: int) -> list[Int32[np.ndarray, " _"]] | None:
-        """Return the ids of each text, or ``None`` if `tokenizers` must encode them; `size` is the total length."""
+        """Return the ids of each text, or ``None`` if `tokenizers` must encode them. `size` is the total length."""
         if self.is_forked or not self._lock.acquire(blocking=False):  # an engine is for one thread at a time
             return None
         try:

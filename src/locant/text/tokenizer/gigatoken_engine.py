@@ -1,18 +1,18 @@
-"""Encode by `gigatoken`: 60 MB/s for new words, and 500 MB/s for known ones, on one core.
+"""Encode with `gigatoken`. On one core it reads 60 MB/s with new words, and 500 MB/s with known words.
 
-Six facts about gigatoken (version 0.10) decide how it is used here:
+These facts about gigatoken (version 0.10) decide how it is used here:
 
 * It always recognises special tokens in the text. So it is built from a definition without special tokens.
 * It expects UTF-8, and any other byte may end the whole process. So such bytes are encoded here, one by one.
-* It composes letters and accents (NFC) by a newer version of Unicode than `tokenizers`. So it never normalizes. It
-  gets text only if every version of Unicode leaves the text unchanged.
-* It finds all added tokens in one pass, as they are spelled. So it is not used if their flags make `tokenizers` find
-  them otherwise, see `_why_not_added`.
-* It knows some 4 700 code points as letters, marks or digits that `tokenizers` does not know. So the text around a
-  character newer than Unicode 3.2 (2002), except emoji and the like, goes to `tokenizers`, up to the nearest cuts.
-* It caches every word it has seen: its memory grows by up to twelve times the text. So it is discarded and built again
-  (a twentieth of a second) when it has grown by `GROWTH`. If the system does not report memory, this happens after
-  `UNSEEN` bytes of text.
+* It composes letters and accents (NFC) with a newer version of Unicode than `tokenizers`. So it is built without its
+  normalizer, and receives a text only if no version of Unicode changes it.
+* It finds all added tokens in one pass, in their exact spelling. So it is not used if the flags of these tokens make
+  `tokenizers` find them in another way (`_why_not_added`).
+* It knows about 4 700 letters, marks and digits that `tokenizers` does not know. So `tokenizers` encodes text around a
+  character that is newer than Unicode 3.2 (2002), except emoji and similar signs, between the nearest cuts.
+* It caches every word that it has seen, so its memory grows by up to twelve times the text. It is discarded and built
+  again, which takes a twentieth of a second, when it has grown by `GROWTH`. If the system does not report memory, this
+  happens after `UNSEEN` bytes of text.
 """
 
 from __future__ import annotations
@@ -52,26 +52,27 @@ GROWTH = 192 * 2**20
 """Bytes by which the memory of gigatoken may grow before it is built again."""
 
 UNSEEN = 16 * 2**20
-"""Bytes of text after which gigatoken is built again if its growth is not known, which is at most twelve times this."""
+"""Bytes of text after which gigatoken is built again if its growth is unknown. It is at most twelve times this."""
 
 SPAN = 2**10
-"""The fewest bytes that go to `tokenizers` for a character that gigatoken may read otherwise."""
+"""The fewest bytes that `tokenizers` encodes around a character that gigatoken may read differently."""
 
 SCANNED = 2**18
 """Bytes that are searched for such characters at a time."""
 
 LEAST = 4 * 2**20
-"""Bytes of text before gigatoken is built again, even if other memory of the same process grows meanwhile."""
+"""The fewest bytes of text before gigatoken is built again, because other memory of the process may also grow."""
 
-# Between these characters nothing is composed, decomposed or put in another order, in any version of Unicode: letters,
-# punctuation, currencies, arrows to dingbats but for one, Chinese, emoji; not accents, which could compose with them.
+# NFC of any version of Unicode does not compose, decompose or reorder text of the characters that this class excludes:
+# letters, punctuation, currencies, arrows to dingbats except one, Chinese, emoji. Accents are not among them, because
+# they could compose with letters.
 _CHANGED_BY_NFC = re.compile(
     "[^\u0000-\u02ff\u0391-\u03a1\u03a3-\u03ce\u0400-\u0482\u048a-\u052f\u05d0-\u05ea\u0621-\u063a\u0641-\u064a"
     "\u2010-\u2027\u2030-\u205e\u20a0-\u20bf\u2190-\u22ff\u2500-\u27bf\u3001-\u3029\u3030-\u303f\u3041-\u3096"
     "\u30a1-\u30fe\u4e00-\u9fa5\uac00-\ud7a3\uff01-\uff5e\U0001f300-\U0001f6ff\U0001f900-\U0001f9ff]"
 )
 
-# The pattern of cl100k_base, as `tokenizers` needs it and as gigatoken does.
+# The pattern of cl100k_base in the spelling for `tokenizers`, and in the spelling for gigatoken.
 _SPELLED = {
     ENCODINGS["cl100k_base"].pattern: (
         r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
@@ -81,7 +82,7 @@ _SPELLED = {
 
 
 def why_not_gigatoken(tokenizer: Tokenizer) -> str | None:
-    """Return why `gigatoken` cannot be used, as far as the definition shows it, or ``None`` if it may be tried."""
+    """Return why the definition rules out `gigatoken`, or ``None`` if it may be tried."""
     if tokenizer.only_bytes:
         return "every byte is an id, so there is nothing to look up"
     if not tokenizer.byte_level:
@@ -97,11 +98,11 @@ def why_not_gigatoken(tokenizer: Tokenizer) -> str | None:
 
 
 def _why_not_added(tokens: Sequence[Definition], composes: bool) -> str | None:
-    """Return why `tokenizers` may find these ordinary added tokens at other places than `gigatoken`, or ``None``.
+    """Return why `tokenizers` and `gigatoken` may find these ordinary added tokens at different places, or ``None``.
 
-    `tokenizers` first looks in the raw text for the tokens that are not normalized. Then it looks for the others in the
-    text between them, and normalizes their names too. If a token strips white space, no other token can begin with that
-    white space. `composes` means that the normalizer is NFC.
+    `tokenizers` first finds the tokens that are not normalized, in the raw text. Then it normalizes the text between
+    them and the names of the other tokens, and finds these. If a token strips white space, another token cannot begin
+    with this white space. `composes` means that the normalizer is NFC.
     """
     if alone := [token for token in tokens if token["single_word"]]:
         return f"its token {alone[0]['content']!r} is only found as a whole word (single_word)"
@@ -129,7 +130,7 @@ def split_rows(ids: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
 
 
 class GigatokenEngine:
-    """Encode by `gigatoken`. `resident` returns the memory of this process in bytes, or ``None`` if it is not known."""
+    """Encode with `gigatoken`. `resident` returns the memory of this process in bytes, or ``None`` if it is unknown."""
 
     def __init__(
         self, tokenizer: Tokenizer, parallel: bool | None, resident: Callable[[], int | None] | None = None
@@ -164,7 +165,7 @@ class GigatokenEngine:
         return split_rows(*self._run_utf8(spelled, b"\n".join(spelled)))
 
     def _run_utf8(self, texts: list[bytes], joined: bytes) -> Rows:
-        """Encode texts that are UTF-8; `joined` has one byte between two texts."""
+        """Encode texts that are UTF-8. `joined` holds all of them, with one byte between two texts."""
         places = self._strange_places(joined)
         if not len(places):
             return self._run(texts)
@@ -176,7 +177,7 @@ class GigatokenEngine:
         )
 
     def _strange_places(self, text: bytes) -> Int64[np.ndarray, " places"]:
-        """Return where characters begin on which versions of Unicode differ, as offsets in UTF-8."""
+        """Return the offsets in UTF-8 of the characters on which versions of Unicode differ."""
         units = np.frombuffer(b"" if text.isascii() else text, dtype=np.uint8)
         strange = [np.empty(0, dtype=np.int64)]
         for begin in range(0, len(units), SCANNED):
@@ -185,7 +186,7 @@ class GigatokenEngine:
         return np.concatenate(strange)
 
     def _apart(self, text: bytes, places: Int64[np.ndarray, " places"]) -> list[bytes]:
-        """Split a text into pieces with the same ids. The second, fourth, ... piece is for `tokenizers`."""
+        """Split a text into pieces whose ids are the ids of the text. Every second piece is for `tokenizers`."""
         if not len(places):
             return [text]
         if not self._may_be_cut:
@@ -230,7 +231,7 @@ class GigatokenEngine:
         return self._library
 
     def _account(self, before: int | None, result: int, seen: int) -> None:
-        """Count the memory that this call added, without its result, and discard the library if it is too much."""
+        """Count the memory that a call added besides its result, and discard the library if it has grown too much."""
         after = self._resident()
         self._seen += seen
         if before is None or after is None:
@@ -253,9 +254,9 @@ def _refusals() -> AbstractContextManager[None]:
 def _code_points(
     units: UInt8[np.ndarray, " bytes"], places: Int64[np.ndarray, " places"]
 ) -> Int64[np.ndarray, " places"]:
-    """Return the code points of the characters of two or more bytes that begin at these places."""
+    """Return the code points of the characters at these places. Each has two or more bytes."""
     lead = units[places].astype(np.int64)
-    # Bytes that are read beyond the end of a shorter character are not used.
+    # Three bytes are read for every character, and those after the end of a shorter one are not used.
     one, two, three = (units[np.minimum(places + i, len(units) - 1)].astype(np.int64) & 0x3F for i in (1, 2, 3))
     of_three = (lead & 0xF) << 12 | one << 6 | two
     of_four = (lead & 0x7) << 18 | one << 12 | two << 6 | three
@@ -264,18 +265,18 @@ def _code_points(
 
 @functools.cache
 def _long_known() -> Bool[np.ndarray, " code_points"]:
-    """Return a mask of the code points on whose category all versions of Unicode from 3.2 on agree."""
+    """Return a mask of the code points whose category is the same in Unicode 3.2 and in all later versions."""
     is_known = np.zeros(sys.maxunicode + 1, dtype=bool)
     category = unicodedata.ucd_3_2_0.category
     is_known[:0x30000] = [category(chr(code)) != "Cn" for code in range(0x30000)]
-    # Below U+0800, from U+2000 to U+2FFF, and from U+1F000 on both libraries know the same letters.
+    # Below U+0800, from U+2000 to U+2FFF and from U+1F000 to U+1FFFF, both libraries know the same letters.
     is_known[:0x800] = is_known[0x2000:0x3000] = is_known[0x1F000:0x20000] = True
     return is_known
 
 
 @functools.cache
 def _stable() -> Bool[np.ndarray, " code_points"]:
-    """Return a mask of the code points of `_long_known` that NFC never changes, whatever their neighbours."""
+    """Return a mask of the code points of `_long_known` that NFC does not change next to any other character."""
     stable = _long_known().copy()
     stable[[match.start() for match in _CHANGED_BY_NFC.finditer("".join(map(chr, range(sys.maxunicode + 1))))]] = False
     return stable

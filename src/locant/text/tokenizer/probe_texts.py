@@ -22,7 +22,7 @@ _TEXTS = [
     *("?!" * 50 + "\n\n x", "\t\n" * 99 + "x", " ".join("ab" * i for i in range(40)), "x" * 63 + " " + "y" * 64 + " z"),
 ]
 
-# Not UTF-8: a stray byte, an incomplete character, a surrogate, one beyond Unicode, an overlong one.
+# Not UTF-8: a stray byte, an incomplete character, a surrogate, a character beyond Unicode, and an overlong one.
 _BYTES = [
     *(b"\xff", b"\xc3", b"a\x80b\xfe\xff c", b"\xe6\x97", b"\xf0\x9f\x99 \xed\xa0\x80", b"\xf4\x90\x80\x80x\xc0\xaf")
 ]

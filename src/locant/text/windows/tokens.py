@@ -112,7 +112,7 @@ class ArrayTokens:
         return memory_of(self.ids, np.array([0, len(self.ids)]), np.array([0]))
 
     def rows(self, starts: Places, width: int) -> Rows:
-        """Return `width` ids from each start on. All of them must exist."""
+        """Return the `width` ids that begin at each start. All of them must exist."""
         return np.lib.stride_tricks.sliding_window_view(self.ids, width)[starts]
 
     def slices(self, starts: Places, sizes: Places) -> Ids:

@@ -39,13 +39,13 @@ class Windows(Dataset[Any]):
         store_or_ids: a `TokenStore`, NumPy array, memory-mapped array, tensor or list of integers. Only a list is
             copied.
         length: number of inputs per window.
-        stride: tokens between the starts of consecutive windows; default: `length`. A smaller stride makes windows
+        stride: tokens between the starts of consecutive windows. Default: `length`. A smaller stride makes windows
             overlap, and a larger stride skips the targets between them. Packed rows have no stride.
         mode: ``"flat"`` reads the whole text as one document. ``"document"`` lets no window reach beyond its document.
             ``"packed"`` puts as many documents, or last pieces of documents, into one row as fit. No target crosses
             documents, and no target occurs twice. A document longer than `length` is cut as in document mode.
-        documents: the start of each document, and the end: n + 1 offsets for n documents, from 0 to the number of ids;
-            default: the documents of the store. A document of fewer than two tokens has no target, and no window.
+        documents: the start of each document, and the end: n + 1 offsets for n documents, from 0 to the number of ids.
+            Default: the documents of the store. A document of fewer than two tokens has no target, and no window.
         drop_last: drop the windows that would have to be padded: the last window of the text, or of each document. Not
             for packed rows, which hardly ever are completely full.
         pad_id: the input id of padding. No token attends to it, but the embedding looks it up.
@@ -196,7 +196,7 @@ class Windows(Dataset[Any]):
             batch_size: number of windows per batch and rank.
             shuffle: shuffle the windows in each epoch; if False, they come in the order of the text.
             seed: seed of the orders.
-            rank, world_size: the part of every step for this process; default: the values of `torch.distributed` if it
+            rank, world_size: the part of every step for this process. Default: the values of `torch.distributed` if it
                 is initialised, else everything.
             drop_last: drop the last step if it is incomplete, so that all ranks have the same number of equal batches.
             options: options of `torch.utils.data.DataLoader`: ``num_workers``, ``pin_memory``, ``prefetch_factor`` ...

@@ -36,11 +36,11 @@ __all__ = ["FORMATS", "ExportSource", "StoreFormat", "StoreOptions", "register_f
 LLM_C = {20240520: "<u2", 20240801: "<u4"}
 """The first int32 in files of llm.c and modded-nanogpt, and the dtype of the tokens after the header.
 
-The first is for GPT-2, the second for Llama 3.
+The first number is for GPT-2, and the second for Llama 3.
 """
 LLM_C_EVALUATION = 20240522
 LLM_C_HEADER = 1024
-"""The bytes of a header of 256 int32. The third is the number of tokens."""
+"""The size of a header in bytes. It has 256 int32 numbers, and the third is the number of tokens."""
 
 SPLIT = re.compile(r"(?<![a-z])(train|val|valid|validation|dev|test)(?![a-z])")
 
@@ -48,7 +48,7 @@ SPLIT = re.compile(r"(?<![a-z])(train|val|valid|validation|dev|test)(?![a-z])")
 class MegatronFormat(StoreFormat):
     """Two files, ``PREFIX.bin`` and ``PREFIX.idx``, as Megatron-LM's ``preprocess_data.py`` writes them.
 
-    The shards of a locant store are such pairs of files already. Exporting joins all shards to one pair.
+    The shards of a locant store already are such pairs of files. An export joins all shards into one pair.
     """
 
     def __init__(self, path: Path, options: StoreOptions) -> None:
@@ -140,10 +140,10 @@ class NanogptFormat(StoreFormat):
 
 
 class DatatroveFormat(StoreFormat):
-    """A file ``.ds`` with its ``.ds.index``, or a folder of such files. Loss masks (``.ds.loss``) are not read.
+    """A ``.ds`` file with its ``.ds.index``, or a folder of such files. Loss masks (``.ds.loss``) are not read.
 
     The index holds the end of each document, as uint64. ``.ds.metadata``, which may be missing, begins with
-    ``TOKENIZER|BYTES``, in which ``BYTES`` is the number of bytes of a token.
+    ``TOKENIZER|BYTES``. ``BYTES`` is the number of bytes of a token.
     """
 
     def __init__(self, path: Path, options: StoreOptions) -> None:

@@ -71,7 +71,7 @@ class StoreFormat:
         dtype: the dtype of the tokens in the files.
         options: the arguments of the caller.
         header: bytes before the tokens in each file, a multiple of the bytes of a token.
-        tokens: the number of tokens of each file; default: computed from its size.
+        tokens: the number of tokens of each file. Default: computed from its size.
 
     An example is in `locant.formats`.
     """
@@ -316,7 +316,7 @@ def head_of(path: str | Path) -> bytes:
 
 
 def _fill(view: memoryview, path: str, at: int) -> None:
-    """Fill `view` with the bytes of a file from `at` on."""
+    """Fill `view` with the bytes of a file that begin at `at`."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         try:
