@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import locant
 from locant import Positions, Rotary
 from locant.checkpoints.explanation import explain
-from locant.scaling import DynamicNTK
+from locant.scaling import DynamicNTK, Scaling
 
 SCALING = DynamicNTK(factor=2.0, original_max_seq_len=64)
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
@@ -40,3 +41,18 @@ def test_an_old_name_warns_and_gives_the_same(
         value = call_old()
     assert value == call_new()
     assert f"{old} is now {new}" in str(caught[0].message)
+
+
+def test_what_overrides_an_old_name_is_used_and_warns() -> None:
+    with pytest.warns(DeprecationWarning, match="^locant: Own.length_that_matters is now length_threshold"):
+
+        @dataclass(frozen=True)
+        class Own(Scaling):
+            @property
+            def length_that_matters(self) -> int:
+                return 8
+
+    assert Own().length_threshold == 8
+    with pytest.warns(DeprecationWarning, match="^locant: Silent.doors is now methods"):
+        silent = type("Silent", (locant.ALiBi,), {"doors": classmethod(lambda cls: ())})
+    assert silent.methods() == ()

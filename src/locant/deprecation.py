@@ -23,10 +23,23 @@ class Renamed:
     def __set_name__(self, owner: type, name: str) -> None:
         self.old = name
 
-    def __get__(self, instance: object, owner: type) -> Any:
+    def warn(self, owner: type, stacklevel: int) -> None:
+        """Warn that a class has a new name for this one."""
         warnings.warn(
             f"locant: {owner.__name__}.{self.old} is now {self.new}; the old name goes in the next release",
             DeprecationWarning,
-            stacklevel=2,
+            stacklevel=stacklevel + 1,
         )
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        self.warn(owner, stacklevel=2)
         return getattr(owner if instance is None else instance, self.new)
+
+
+def adopt_old_names(cls: type) -> None:
+    """Give what a subclass overrides under an old name the new name, and warn."""
+    for base in cls.__mro__[1:]:
+        for old, renamed in vars(base).items():
+            if isinstance(renamed, Renamed) and old in vars(cls):
+                renamed.warn(cls, stacklevel=3)
+                setattr(cls, renamed.new, vars(cls)[old])

@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from importlib.metadata import EntryPoint, entry_points, packages_distributions
+from importlib.metadata import entry_points, packages_distributions
 from typing import Generic, TypeVar
 
 from locant.arguments import entries, short_repr
@@ -24,7 +24,7 @@ class PlugIn:
     """A value of an installed package, with its entry point and the kind of the value, such as ``"encoding"``."""
 
     kind: str
-    entry: EntryPoint
+    entry: Any  # an `EntryPoint` of the standard library, or of its backport, which other packages may put in its place
     value: object = None
 
     def __str__(self) -> str:
@@ -95,7 +95,7 @@ class Registry(Generic[T]):
         self._register_own: Callable[[Registry[T]], None] | None = own
         self._values: dict[str, T] = {}
         self._aliases: dict[str, str] = {}
-        self._offers: dict[str, EntryPoint] | None = None
+        self._offers: dict[str, Any] | None = None
         self.broken: dict[str, str] = {}
         """The errors of the entry points that could not be loaded, by name."""
 
@@ -161,7 +161,7 @@ class Registry(Generic[T]):
             register_own, self._register_own = self._register_own, None
             register_own(self)
 
-    def _offered(self) -> dict[str, EntryPoint]:
+    def _offered(self) -> dict[str, Any]:
         if self._offers is None:
             self._offers = {}
             for entry in entry_points(group=self.group):

@@ -134,6 +134,12 @@ def test_what_is_inherited_when_a_method_is_overridden() -> None:
     assert said(both) == (True, False)
 
 
+def test_the_function_of_an_overridden_bias_is_not_the_one_above() -> None:
+    q, k, _ = drawn()
+    functions = [each.score_mod(q, k, Positions.arange(LENGTH)) for each in (Tilted(HEADS), on_the_object())]
+    assert functions == [None, None]
+
+
 @pytest.mark.unchecked
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

@@ -88,7 +88,15 @@ class ByAuthor(PositionEncoding):
 
     def score_bias(self, q: Tensor, k: Tensor, queries: Positions, keys: Positions, heads: object = None) -> Written:
         write = lambda q, k, *_: (q * 0.1) @ k.mT  # noqa: E731
-        return Written(q=q, k=k, queries=queries, keys=keys, write=write)
+        return Written(q=q, k=k, queries=queries, keys=keys, write=write, reads_only_arguments=True)
+
+
+class Computed(PositionEncoding):
+    """Answers with a matrix that is computed already, from the vectors of all tokens."""
+
+    def score_bias(self, q: Tensor, k: Tensor, queries: Positions, keys: Positions, heads: object = None) -> Written:
+        matrix = (q @ k.mT).sum(-1, keepdim=True) * k.sum(-1)[:, :, None]
+        return Written(q=q, k=k, queries=queries, keys=keys, write=lambda *_: matrix)
 
 
 LEFT_PADDED = Positions.from_mask(torch.tensor([[0, 0] + [1] * 38, [1] * 40]))
@@ -127,3 +135,12 @@ def test_a_bias_that_holds_vectors_is_asked_for_again_with_zeros_at_padding(monk
     q[0, :, :2] = torch.nan
     attend(q, k, v, encoding=shaw, positions=LEFT_PADDED)
     assert not asked_with[-1][0, :, :2].any()
+
+
+@pytest.mark.parametrize("backend", ["auto", "eager", "sdpa", "tiled"])
+def test_a_matrix_that_is_computed_already_holds_zeros_at_padding_too(backend: str) -> None:
+    q, k, v = torch.randn(3, 2, HEADS, 40, HEAD_DIM)
+    for x in (q, k, v):
+        x[0, :, :2] = torch.nan
+    y = attend(q, k, v, encoding=Computed(), positions=LEFT_PADDED, backend=backend)
+    assert not y[0, :, 2:].isnan().any()

@@ -28,6 +28,8 @@ from tests.tolerances import LOGITS, assert_close
 
 pytestmark = needs_gloo
 
+LAUNCHED = {"RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
@@ -135,8 +137,8 @@ def test_each_process_gets_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(dist, "init_process_group", calls.append)
     monkeypatch.setattr(dist, "destroy_process_group", lambda: calls.append("left"))
     monkeypatch.setattr("locant.lab.processes.rank", lambda: 1)
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {**LAUNCHED, "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
     with joined("cuda") as device:
         print("of the second process")  # noqa: T201
     assert (device, calls, capsys.readouterr().out) == ("cuda:1", [1, "nccl", "left"], "")
@@ -145,3 +147,15 @@ def test_each_process_gets_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("WORLD_SIZE", "1")
     with joined("cuda:1") as device:
         assert device == "cuda:1"
+
+
+@pytest.mark.parametrize("missing", LAUNCHED)
+@pytest.mark.parametrize("size", ["2", "", "x"])
+def test_variables_of_a_scheduler_alone_start_one_process(
+    monkeypatch: pytest.MonkeyPatch, size: str, missing: str
+) -> None:
+    for name, value in {**LAUNCHED, "WORLD_SIZE": size}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(missing)
+    with joined("cpu") as device:
+        assert device == "cpu"

@@ -336,3 +336,10 @@ def test_a_broken_plug_in_is_reported_by_name_and_the_others_work(monkeypatch: p
 def test_a_size_without_its_name_is_answered_with_the_name() -> None:
     with refuses(RangeError, "got 64 without a name for 'RoPE'", "locant.encoding('rotary', head_dim=...)"):
         encoding("RoPE", 64)
+
+
+@pytest.mark.parametrize("letters", ["x", "position", "(", "llama"])
+def test_a_long_text_is_not_read_as_a_title(letters: str) -> None:
+    with pytest.raises(RangeError) as caught:
+        encoding(letters * 20_000)
+    assert len(str(caught.value)) < 1000

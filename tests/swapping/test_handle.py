@@ -205,6 +205,28 @@ def test_a_swap_that_fails_on_its_way_leaves_nothing(monkeypatch: pytest.MonkeyP
     assert len(locant.swap(model).sentences) == 4
 
 
+class Unnamed(locant.ALiBi):
+    def extra_repr(self) -> str:
+        raise RuntimeError("no name")
+
+
+def test_a_swap_that_cannot_be_described_leaves_nothing() -> None:
+    model = tiny(LLAMA)
+    before = state(model)
+    with pytest.raises(RuntimeError, match="no name"):
+        locant.swap(model, Unnamed(4))
+    assert state(model) == before
+
+
+def test_undo_works_if_a_user_removed_the_entry() -> None:
+    model = tiny(LLAMA)
+    before = model(ids()).logits
+    swapped = locant.swap(model, locant.ALiBi(4))
+    del model.config.locant
+    swapped.undo()
+    assert torch.equal(model(ids()).logits, before)
+
+
 @pytest.mark.parametrize("named", ["eager", "sdpa"])
 def test_another_attention_does_not_lose_the_encoding_in_silence(named: str) -> None:
     model = tiny(LLAMA)

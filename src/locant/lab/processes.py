@@ -32,7 +32,7 @@ def joined(device: str = "auto") -> Generator[str]:
     Raises:
         InputError: `device` has a number, but the processes cannot share one device.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    if _num_launched() < 2:
         yield device
         return
     own = device_of(device)
@@ -51,6 +51,12 @@ def joined(device: str = "auto") -> Generator[str]:
                 yield str(own)
     finally:
         dist.destroy_process_group()
+
+
+def _num_launched() -> int:
+    """Return the number of processes that a launcher started. A scheduler may set some of the variables without one."""
+    variables = [os.environ.get(name, "") for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT")]
+    return int(variables[0]) if all(variables) and variables[0].isdecimal() else 1
 
 
 def rank() -> int:

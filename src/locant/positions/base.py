@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from locant.arguments import shape_error, short_repr, whole
-from locant.deprecation import Renamed
+from locant.deprecation import Renamed, adopt_old_names
 from locant.errors import LocantError, ShapeError
 from locant.positions.construction import constructor_options, require_arguments, require_sizes, required_options
 from locant.positions.distances import ScoreMod
@@ -153,6 +153,7 @@ class PositionEncoding(nn.Module):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        adopt_old_names(cls)
         written = vars(cls).keys() & {"info", "score_bias", "bias", "score_mod"}
         if "info" not in written:
             cls.info = EncodingInfo()
@@ -185,7 +186,9 @@ class PositionEncoding(nn.Module):
             got = f"got some of the heads for {type(self).__name__}, whose method bias returns all heads"
             raise LocantError(got, "use method='gather', or override score_bias(q, k, queries, keys, heads) instead")
         sources, mod = (*self.parameters(), *self.buffers()), self.score_mod if _overrides_score_mod(self) else None
-        return Written(q=q, k=k, queries=queries, keys=keys, write=self.bias, mod=mod, sources=sources)
+        return Written(
+            q=q, k=k, queries=queries, keys=keys, write=self.bias, mod=mod, sources=sources, reads_only_arguments=True
+        )
 
     def pair_classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass] | None:
         """Return the classes of pairs that share a rotation, or ``None`` if `rotate` applies the only rotation."""
@@ -320,6 +323,8 @@ class PositionEncoding(nn.Module):
 
         It follows from `score_bias`. Beside a `bias` of its own, a class may override it.
         """
+        if _overrides_bias(self) and not _overrides_score_mod(self):
+            return None
         value = self._bias_value("score_mod", q, k, positions, k_positions)
         return None if value is None else value.score_mod()
 

@@ -64,6 +64,10 @@ SCALING_BY_WORD = {
 """Scalings by their names without punctuation, alone and before each of `_ENDS`."""
 
 
+LONGEST = 200
+"""The length of the longest text that is read as a title."""
+
+
 class Title(NamedTuple):
     """The encodings and the scaling that a title names, and its unknown letters."""
 
@@ -83,6 +87,8 @@ def encoding_in_title(title: str, names: Mapping[str, str]) -> str | None:
         RangeError: the title may mean several encodings, or means a scaling, a model, or perhaps a variant of an
             encoding. The remedy contains the possible calls.
     """
+    if len(title) > LONGEST:
+        return None
     if (call := next((call for part, call in SEVERAL_AXES.items() if part in _letters(title)), None)) is not None:
         raise RangeError(f"got encoding {title!r}, which is rotary with several position axes", call)
     encodings, scaling, unknown = _read(title, names)

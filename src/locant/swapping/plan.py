@@ -100,4 +100,4 @@ def record(
     # Write past the property of the private key, so that the model itself keeps its attention function.
     for key, value in {CONFIG_KEY: entry, **dict.fromkeys(FUNCTION_KEYS, LOADER)}.items():
         vars(config)[key] = value
-        undo.callback(vars(config).pop, key)
+        undo.callback(vars(config).pop, key, None)  # a user may have removed it

@@ -171,7 +171,8 @@ def _attach(points: ModelPoints, routes: Sequence[Route], encodings: Sequence[Ne
                 route.attach_to_layer(undo)
         else:
             routes[0].attach_to_model(undo)
-        return Swap(undo.pop_all(), [route.describe() for route in routes])
+        sentences = [route.describe() for route in routes]
+        return Swap(undo.pop_all(), sentences)
 
 
 def _attach_to_attention(points: ModelPoints, routes: Sequence[Route], undo: ExitStack) -> None:

@@ -109,8 +109,8 @@ class TransformerXL(PositionEncoding):
         """Return the scaled sum of the three terms for every pair of tokens, in float32 or wider."""
         self.heads.subset(heads).require(self, q)
         require_tokens(self, q, k, queries, keys, self.head_dim)
-        write = functools.partial(self._write, heads=heads or slice(None))
-        return Written(q=q, k=k, queries=queries, keys=keys, sources=tuple(self.parameters()), write=write)
+        write, sources = functools.partial(self._write, heads=heads or slice(None)), tuple(self.parameters())
+        return Written(q=q, k=k, queries=queries, keys=keys, sources=sources, write=write, reads_only_arguments=True)
 
     def _write(self, q: Queries, k: Keys, queries: Positions, keys: Positions, *, heads: slice) -> Bias:
         dtype, weight = bias_dtype(q), self.weight.unflatten(0, (len(self.heads), self.head_dim))

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from locant.arguments import Real, real, whole
-from locant.deprecation import Renamed
+from locant.deprecation import Renamed, adopt_old_names
 from locant.positions.frequencies import PRECISION, TWO_PI, inverse_frequencies
 
 Frequencies = tuple[Decimal, ...]
@@ -140,6 +140,10 @@ class Scaling:
         return None
 
     length_that_matters = Renamed("length_threshold")
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        adopt_old_names(cls)
 
     @classmethod
     def by_factor(cls, factor: float, trained: int, dim: int, base: float) -> Scaling:

@@ -62,11 +62,14 @@ class Written(ScoreBias):
     Args:
         write: a function ``(q, k, queries, keys)`` that returns the matrix, or ``None`` for no bias.
         mod: a function of the same arguments that returns a function for FlexAttention, or ``None``.
+        reads_only_arguments: whether `write` and `mod` read tokens only from their arguments. Attention then keeps this
+            value for copies of the queries and keys, and otherwise asks the encoding again.
     """
 
     k: Tensor
     write: Callable[[Tensor, Tensor, Positions, Positions], Tensor | None]
     mod: Callable[[Tensor, Tensor, Positions, Positions], ScoreMod | None] | None = None
+    reads_only_arguments: bool = False
 
     def dense(self) -> Float[Tensor, "#batch heads query key"] | None:
         bias = self.write(self.q, self.k, self.queries, self.keys)
@@ -75,8 +78,8 @@ class Written(ScoreBias):
             raise ShapeError(got, "return a bias for every head of the queries; over ranks use method='gather'")
         return bias
 
-    def for_vectors(self, q: Tensor, k: Tensor) -> Written:
-        return replace(self, q=q, k=k)
+    def for_vectors(self, q: Tensor, k: Tensor) -> Written | None:
+        return replace(self, q=q, k=k) if self.reads_only_arguments else None
 
     @property
     def has_score_mod(self) -> bool:
