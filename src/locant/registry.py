@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points, packages_distributions
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from locant.arguments import entries, short_repr
 from locant.errors import InputError, LocantError, RangeError

@@ -74,7 +74,7 @@ SCREENS = {
         pictures=("frame-0", "frame-2", "index", "pairs", "wavelengths"),
         setting="scheme",
         value="contiguous",
-        text="The 60 tokens of the image take up 5 indices, from 2 on, and text goes on at 7.",
+        text="The 60 tokens of the image take up 5 indices, from 2 on, and text continues at 7.",
     ),
     "rows": Visit(
         address="documents=4%2C+4&padding=0&cache=3&window=3&at=5",
