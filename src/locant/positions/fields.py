@@ -1,4 +1,4 @@
-"""The fields of `Positions`: flattened for torch's pytrees, compared, and joined along the sequence."""
+"""Flatten the fields of `Positions` for torch's pytrees, compare them, and join them along the sequence."""
 
 from __future__ import annotations
 
