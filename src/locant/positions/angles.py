@@ -10,8 +10,9 @@ float32 result (3e-8). The last byte is signed. Bytes known to be zero are skipp
 device has no float64, each number is the sum of two float32 numbers. One of four million results then had another last
 bit.
 
-Cost: 16 KiB of tables per pair, computed in a few milliseconds, once for all layers with the same frequencies. An angle
-below 65 536 takes two row look-ups and four products, above it up to twice as many. No cost grows with the sequence.
+Cost: 16 KiB of tables per pair, computed in a few milliseconds, once for all layers with the same frequencies. At a
+position below 65 536 an angle takes two row look-ups and four products. Elsewhere it takes up to four look-ups and
+twelve products. No cost grows with the sequence.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Angles:
     Args:
         frequencies: radians per position, one per pair.
         mode: ``"exact"``, or ``"float32"``, which rounds position and frequency to float32 and multiplies them. That
-            equals `transformers` bit for bit, except models that use `torch.polar` (DeepSeek-V2, Llama 4).
+            equals `transformers` bit for bit, except for models with `torch.polar` (DeepSeek-V2, Llama 4).
         rounded: the frequencies with the rounding of a reference implementation, for the float32 mode.
         attention_factor: a factor on every cosine and sine.
 

@@ -228,7 +228,7 @@ class PositionEncoding(nn.Module):
         return build(cls, sizes)
 
     def forward(self, x: Embeddings, positions: OptionalPositions = None) -> Embeddings:
-        """Return `embed` at these positions (default: 0, 1, 2, ...), for encodings that override only `embed`.
+        """Call `embed` with these positions (default: 0, 1, 2, ...). The encoding must not override other methods.
 
         >>> from locant import Sinusoidal
         >>> Sinusoidal(4)(torch.zeros(1, 2, 4))[0, 1]

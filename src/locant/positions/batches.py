@@ -112,7 +112,7 @@ def split_position_ids(ids: Any) -> tuple[Int[Tensor, "batch seq"], Tensor]:
 
 
 def documents_of_ids(ids: Int[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
-    """Return the documents that `transformers` finds in ids. A document ends if an id is not the previous id plus one."""
+    """Return the documents that `transformers` finds in ids. A document ends unless the next id is one more."""
     return _count_begins(ids.diff(dim=1) != 1)
 
 

@@ -101,7 +101,7 @@ def to_lengths(name: str, value: object, device: torch.device | None) -> Int[Ten
 
 
 def to_row(name: str, value: object, index: Tensor) -> Int[Tensor, "batch seq"] | None:
-    """Return an integer for every token of `index`, in new memory, or ``None``."""
+    """Convert `value` to one integer for every token of `index`, in new memory. Return ``None`` for ``None``."""
     if value is None:
         return None
     row = torch.atleast_2d(to_int64(name, value, index.device)).clone()

@@ -1,6 +1,6 @@
 """Base classes of encodings whose bias depends on the distance.
 
-`DistanceBias` adds a number for each head and distance. `RowBias` adds the product of a query or a key with a table row.
+`DistanceBias` adds a number for each head and distance. `RowBias` adds the product of a query or key with a table row.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class RowBias(PositionEncoding):
     """A bias made of products of tokens with the rows of a table. Every distance has a row.
 
     A subclass writes `row_of` and `vectors`. Its constructor sets the attributes below: the scale of the products,
-    whether queries and whether keys have products, and `ends`, the two distances whose rows all farther distances share.
+    whether queries and whether keys have products, and `ends`, the two distances whose rows farther distances share.
     """
 
     head_dim: int

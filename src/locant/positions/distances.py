@@ -1,4 +1,4 @@
-"""Distances between queries and keys, functions for FlexAttention, and dot products whose bits do not depend on shapes."""
+"""Distances of queries and keys, functions for FlexAttention, and dot products whose bits do not depend on shapes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's ``(score, batch, head, query, key) -> score``."""
 
 MAX_DISTANCE = 2**24
-"""The largest distance for encodings with a table of buckets by distance. The table takes 128 MiB, and seconds to compute."""
+"""The largest distance for encodings with a table of buckets by distance. It takes 128 MiB, and seconds to compute."""
 
 
 def bias_dtype(q: Tensor) -> torch.dtype:
@@ -40,7 +40,7 @@ def distance_mod(q: Tensor, positions: Positions, keys: Positions) -> Callable[[
 def exact_dot(
     a: Float[Tensor, "*#batch n dim"], b: Float[Tensor, "*#batch m dim"], dtype: torch.dtype
 ) -> Float[Tensor, "*batch n m"]:
-    """Return the product of every row of `a` and every row of `b`, in float64. Its bits depend only on these rows.
+    """Return the product of every row of `a` and every row of `b`, in float64. Its bits depend only on the two rows.
 
     A matrix product sums in an order that the library chooses by shape. So the products of a query differ in the last
     bits between a cache and a prompt. Here each vector is first rounded to a grid of its own. The grid is as fine as
@@ -58,7 +58,7 @@ def exact_dot(
 
 
 def _on_grid(x: Float[Tensor, "*batch n dim"], bits: int) -> Float[Tensor, "*batch n dim"]:
-    """Round each row to ``n * step``. Each row has one step, and the whole numbers n are at most ``2**bits``."""
+    """Round each row to ``n * step``, with one step per row and whole numbers n of at most ``2**bits`` in size."""
     exact = x.double()
     if not x.shape[-1]:
         return exact
