@@ -129,7 +129,7 @@ def near_and_far(
     far: Callable[[Any], Any],
     far_keys: Callable[[Any], Any],
 ) -> list[PairClass]:
-    """Return the near class (keys fewer than `window` tokens before the query, at their positions) and the far class.
+    """Return a near class (keys fewer than `window` tokens before the query, at their own positions) and a far class.
 
     Args:
         far, far_keys: non-decreasing functions from an index to its position in the far class, for queries and keys.
